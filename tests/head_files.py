@@ -1,5 +1,5 @@
-"""GGUF files of heads, which draft from hidden states of a target: real headers, no real weights, and models
-whose own head is right now and then."""
+"""GGUF files of heads, which draft from hidden states of a target: such as are right now and then, and such
+that have real headers and no real weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,31 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, GGUFWriter
 
+from tiny.sizes import Sizes
 from tiny_gguf import MERGES, WIDTH, vocabulary, write_tiny
+
+EVEN = tuple(range(0, 289, 2))
+"""half of the default vocabulary"""
+
+
+def write_eagle(path: Path, *, layers: Sequence[int] = (0, 1, 1), agrees: bool = True, **made: Any) -> Path:
+    """An EAGLE-3 head for a tiny target that repeats itself, of two layers and the same seed. Where it
+    `agrees` it says now and then what the target says next: its attention looks at a token by itself and
+    passes on its embedding, to which the target's states add something. `made` are fields of Tiny."""
+    sizes = Sizes(kv_heads=2)
+    usual: dict[str, Any] = {"sizes": sizes, "left_out": ("token_embd.weight",)}
+    read = {"target_layers": [*layers], "target_hidden_size": WIDTH} | made.pop("metadata", {})
+    write_tiny(path, arch="eagle3", metadata=read, **usual | made)
+    if not agrees:
+        return path
+    tensors = {tensor.name: tensor.data for tensor in GGUFReader(path, "r+").tensors}
+    first = np.eye(sizes.query, 2 * WIDTH, dtype=np.float32)
+    for name, scale in (("q", 4.0), ("k", 4.0), ("v", 1.0)):
+        tensors[f"blk.0.attn_{name}.weight"][:] = scale * first
+    tensors["blk.0.attn_output.weight"][:] = np.eye(WIDTH, dtype=np.float32)
+    tensors["blk.0.ffn_down.weight"][:] *= 0.05
+    tensors["fc.weight"][:] *= 0.15
+    return path
 
 
 def write_heads(
@@ -42,8 +66,8 @@ def write_heads(
 
 
 def with_good_head(path: Path, arch: str, **of_tiny: Any) -> Path:
-    """A model whose head says mostly what the model says next: its layers add little to the last token's
-    embedding, and the head passes that on."""
+    """A model, or a `part` of one, whose head says mostly what the model says next: its layers add little to
+    the last token's embedding, and the head passes that on."""
     write_tiny(path, arch=arch, mtp_layers=1, context_length=512, repeating=True, **of_tiny)
     reader = GGUFReader(path, "r+")
     [tensor] = [tensor for tensor in reader.tensors if tensor.name.endswith("nextn.eh_proj.weight")]

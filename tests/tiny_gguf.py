@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gguf import GGUFWriter, LlamaFileType, TokenType
 
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS
-from tiny.architectures import ARCHITECTURES, Architecture
+from tiny.architectures import ARCHITECTURES, HEADS, Architecture
 from tiny.metadata import Value
 from tiny.sizes import Sizes
 
@@ -58,14 +58,16 @@ class Reduced:
 class Tiny:
     """What a tiny model is made of.
 
-    `arch` is one of ARCHITECTURES. `seed` draws the weights; `noise` blurs them by that share of their
-    spread, so that a model with the same seed and some noise is a draft that agrees now and then. `layers` 0
-    means the architecture's number; `mtp_layers` come on top. `part`: which of these two the file holds.
+    `arch` is one of ARCHITECTURES or HEADS. `seed` draws the weights; `noise` blurs them by that share of
+    their spread, so that a model with the same seed and some noise is a draft that agrees now and then.
+    `layers` 0 means the architecture's number; `mtp_layers` come on top. `part`: which of these two the file
+    holds.
     `padding` adds unused tokens to the vocabulary and leaves the rest of the model as it is. `confidence`
     scales the logits: the higher, the peakier. `repeating`: layers add little to the last token's embedding,
     so that greedy texts repeat themselves, with changes now and then. `file_type` only labels the file: the
     weights are 32-bit floats. `reduced` keeps a part of the vocabulary and of its weights, and adds the map.
-    `metadata` is added to the architecture's own.
+    `metadata` is added to the architecture's own. `left_out`: tensors that the file does not hold.
+    `drafted`: the only tokens that an EAGLE-3 head gives, in the order of its output.
     """
 
     arch: str = "llama"
@@ -85,10 +87,12 @@ class Tiny:
     repeating: bool = False
     reduced: Reduced | None = None
     metadata: Mapping[str, Value] = field(default_factory=dict)
+    left_out: Sequence[str] = ()
+    drafted: Sequence[int] = ()
 
     @property
     def architecture(self) -> Architecture:
-        return ARCHITECTURES[self.arch]
+        return (ARCHITECTURES | HEADS)[self.arch]
 
     @property
     def num_layers(self) -> int:
@@ -110,6 +114,8 @@ def write_tiny(path: Path, *, shards: int = 1, **made: Any) -> Path:
     _write_vocabulary(writer, tiny)
     for tensor_name, values in tensors:
         writer.add_tensor(tensor_name, values)
+    if tiny.drafted:
+        writer.add_tensor("d2t", np.array(tiny.drafted, np.int64))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -199,7 +205,10 @@ def _weights(tiny: Tiny) -> Iterator[tuple[str, Weights]]:
             others = np.delete(values, kept, axis=0)
             mean = others.mean(axis=0) if len(others) else np.zeros(tiny.sizes.width)
             values = np.vstack([values[kept], mean])
-        yield name, values.astype(np.float32)
+        if name == "output.weight" and tiny.drafted:
+            values = values[[token % len(values) for token in tiny.drafted]]
+        if name not in tiny.left_out:
+            yield name, values.astype(np.float32)
 
 
 def _tensors(tiny: Tiny) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -11,6 +11,7 @@ from tiny.metadata import (
     no_heads,
     of_delta_nets,
     of_experts,
+    of_features,
     of_glm,
     of_heads,
     of_jamba,
@@ -31,7 +32,9 @@ from tiny.tensors import (
     balanced_experts,
     biases,
     delta_net,
+    eagle3,
     experts,
+    features,
     feed_forward,
     feed_forward_norm,
     gated_attention,
@@ -174,6 +177,9 @@ ARCHITECTURES = {
     ),
 }
 """The kinds of model that `write_tiny` can make."""
+
+HEADS = {"eagle3": Architecture((of_heads, of_features), (eagle3,), num_layers=1, whole=features)}
+"""The kinds of file that draft from another model's states."""
 
 WITH_HEADS = tuple(name for name, architecture in ARCHITECTURES.items() if architecture.head)
 """Those that may have MTP layers."""

@@ -115,3 +115,8 @@ def of_rwkv6(s: Sizes) -> Metadata:
 def of_rwkv7(s: Sizes) -> Metadata:
     ranks = ("decay", "iclr", "value_residual_mix", "gate")
     return of_rwkv(s) | {f"attention.{of}_lora_rank": s.wkv_rank for of in ranks}
+
+
+def of_features(s: Sizes) -> Metadata:
+    """An EAGLE-3 head's, for a target of four layers and the same width."""
+    return {"target_layers": [1, 2, 3], "target_hidden_size": s.width}

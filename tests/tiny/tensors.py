@@ -192,3 +192,14 @@ def next_token(s: Sizes) -> Tensors:
         "nextn.hnorm.weight": (s.width,),
         "nextn.shared_head_norm.weight": (s.width,),
     }
+
+
+def features(s: Sizes) -> Tensors:
+    """What an EAGLE-3 head makes one state of three of its target's with."""
+    return output(s) | {"fc.weight": (s.width, 3 * s.width)}
+
+
+def eagle3(s: Sizes) -> Tensors:
+    """Attention reads a token's embedding and a state, side by side."""
+    inputs = {f"attn_{of}.weight": (s.query if of == "q" else s.keys, 2 * s.width) for of in "qkv"}
+    return attention(s) | inputs | normed_feed_forward(s) | {"attn_norm_2.weight": (s.width,)}

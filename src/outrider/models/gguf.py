@@ -151,9 +151,8 @@ def _head(card: ModelCard, tensors: Sequence[TensorInfo], bytes_per_parameter: f
 def check_whole(card: ModelCard) -> None:
     """Raise ModelFileError for a file of heads, which cannot run by itself."""
     if card.kind != "model":
-        what = HEADS[card.kind]
-        reason = f"it holds {what} alone, and heads in a file of their own are not supported"
-        raise ModelFileError(str(card.path), reason, "Name a model of its own, or -md auto.")
+        why = f"it holds {HEADS[card.kind]} alone, which runs beside its model"
+        raise ModelFileError(str(card.path), why, "Name a whole model here, and this file as -md of a run.")
 
 
 def _check_parts(files: tuple[Path, ...], headers: list[Header]) -> None:

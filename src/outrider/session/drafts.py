@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from outrider.backends.gguf import LoadOptions, Weights
-from outrider.backends.tuning.scoring import machine_id
+from outrider.backends.gguf import LoadOptions, Weights, check_head
+from outrider.backends.gguf.head_model import HeadWeights
+from outrider.backends.gguf.heads import why_no_heads
+from outrider.backends.tuning.scoring import file_id, machine_id
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, VocabularyMismatch
 from outrider.costs.break_even import least_needed
 from outrider.costs.store import stored_curves
 from outrider.models.finding import AUTO_DRAFT, MAX_SHARE, Found, FoundDraft, find_drafts
 from outrider.models.gguf import HEADS, ModelCard, ModelKind, check_whole, read_card
-from outrider.models.hub import HubOptions
+from outrider.models.heads import read_head
+from outrider.models.hub import HubOptions, cache_dir
 from outrider.models.reference import resolve, resolve_pair
 from outrider.models.vocab import Alignment, align
 from outrider.session.learned import Measuring
@@ -43,10 +46,11 @@ def resolve_models(model: str | None, draft: str | None, hub: HubOptions) -> Nam
     """
     if draft != AUTO_DRAFT or model is None:
         target, own = resolve_pair(model, None if draft == AUTO_DRAFT else draft, hub)
-        cards = [read_card(path) for path in (target, own) if path is not None]
-        for card in cards:
-            check_whole(card)
-        return Named(cards[0], cards[1] if own is not None else None, None)
+        card, of_draft = read_card(target), None if own is None else read_card(own)
+        check_whole(card)
+        if of_draft is not None and of_draft.kind != "model":
+            read_head(of_draft, card)  # refused before anything is loaded
+        return Named(card, of_draft, None)
     card = read_card(resolve(model, hub=hub))
     check_whole(card)
     return Named(card, None, find_drafts(card, hub, model))
@@ -54,7 +58,7 @@ def resolve_models(model: str | None, draft: str | None, hub: HubOptions) -> Nam
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """A draft's weights, whose tokenizer lines up with the target's."""
+    """A draft's weights, or a head's, whose tokenizer lines up with the target's."""
 
     weights: Weights
     alignment: Alignment
@@ -63,6 +67,7 @@ class LoadedDraft:
 
 def load_named(
     target: Weights,
+    of_target: ModelCard,
     card: ModelCard,
     options: LoadOptions,
     notices: list[str],
@@ -72,9 +77,15 @@ def load_named(
 
     Raises VocabularyMismatch and what `load_weights` raises.
     """
-    weights = load_draft(target, card.path, card, options, notices, measuring=measuring)
+    if card.kind == "model":
+        weights = load_draft(target, card.path, card, options, notices, measuring=measuring)
+    else:
+        weights = _load_head(target, of_target, card, options)
     try:
         alignment = align(target.vocabulary, weights.vocabulary)
+        if isinstance(weights, HeadWeights) and not alignment.identical:
+            why = "a head reads the target's own tokens, and these have other numbers"
+            raise VocabularyMismatch(f"tokenizer of {card.path}", why, "Name the file made for this model.")
         useless = why_no_draft(target, weights)
     except BaseException:
         weights.close()
@@ -84,6 +95,31 @@ def load_named(
         weights.close()
         return None
     return LoadedDraft(weights, alignment, card)
+
+
+def for_heads(options: LoadOptions, draft: ModelCard, notices: list[str]) -> LoadOptions:
+    """A target's options beside a file of heads: in the library that can run them, unless another is asked
+    for."""
+    if options.backend != "auto" or options.library:
+        return options
+    notices.append(
+        f"{draft.path.stem} holds {HEADS[draft.kind]}, which llama.cpp alone runs: it is used for both"
+    )
+    return replace(options, backend="llama.cpp")
+
+
+def _load_head(target: Weights, of_target: ModelCard, card: ModelCard, options: LoadOptions) -> HeadWeights:
+    """The weights of a file of heads, in the target's library. Raises ModelFileError, OutOfMemory or
+    BackendCrash where they cannot be used."""
+    head, path = read_head(card, of_target), str(card.path)
+    if lacks := why_no_heads(target.library, of_layers=card.kind == "eagle3"):
+        why = f"it holds {HEADS[card.kind]}, and {target.library.title} cannot run it here: {lacks}"
+        raise ModelFileError(path, why, "Choose --backend llama.cpp, or another draft.")
+    same = target.options.backend, target.options.library
+    options = replace(options, backend=same[0], library=same[1], adapters=())
+    file = f"{file_id(target.path)} {file_id(card.path)}"
+    check_head(target, head, options, file=file, memory=cache_dir() / "builds.json")
+    return HeadWeights(head, options)
 
 
 def load_found(
@@ -99,9 +135,10 @@ def load_found(
     if target.rewind == "none":
         notices.append(f"-md auto: {target.name} cannot take rejected drafts back, so no draft is loaded")
         return None
-    files = {draft.card.path: of_draft(named.target, draft) for draft in found.drafts}
+    heads = [head for head in found.heads if not why_no_head(head.card, named.target)]
+    files = {draft.card.path: of_draft(named.target, draft) for draft in (*heads, *found.drafts)}
     taken, tried = None, 0
-    for draft in found.drafts:
+    for draft in (*heads, *found.drafts):
         file = files[draft.card.path]
         if taken is not None or tried == _MAX_TRIED:
             break
@@ -110,7 +147,7 @@ def load_found(
             continue
         tried += 1
         try:
-            taken = load_named(target, draft.card, options, notices, measuring)
+            taken = load_named(target, named.target, draft.card, options, notices, measuring)
         except (BackendCrash, ModelFileError, OutOfMemory, VocabularyMismatch) as error:
             notices.append(f"-md auto passes over {draft.card.path.name}: {error.why}")
     if taken is None:
@@ -118,7 +155,11 @@ def load_found(
     else:
         others = [file for path, file in files.items() if path != taken.card.path]
         notices.append(_taken(files[taken.card.path], others))
-    notices += [str(file) for file in listed(named.target, found) if file.place in _SAID]
+    said = {str(path) for path in files}
+    more = [
+        file for file in listed(named.target, found) if file.place in _SAID and file.reference not in said
+    ]
+    notices += map(str, more)
     notices += [f"-md auto passes over {Path(error.what).name}: {error.why}" for error in found.broken]
     if found.num_unread:
         notices.append(f"-md auto: {found.num_unread} more GGUF files were not looked at")
@@ -151,22 +192,21 @@ class FoundFile:
         return f"{words}: {self.note}" if self.note else words
 
 
-_UNSUPPORTED = "heads in a file of their own are not supported"
 _ON_HUB = "in its hub repository, not downloaded"
 _SAID = {"beside the target", "in its hub repository", _ON_HUB}
 
 
 def listed(target: ModelCard, found: Found) -> list[FoundFile]:
-    """All but the drafts that are here: heads, what the hub has, and where no draft is here a relative."""
+    """All but the draft models that are here: heads, what the hub has, and where none is here a relative."""
     files = []
     for head in found.heads:
-        why = f"it holds {HEADS[head.card.kind]}; {_UNSUPPORTED}"
-        path, size = str(head.card.path), head.card.file_bytes
-        files.append(FoundFile(path, head.card.kind, size, None, head.place, note=why))
+        what = f"it holds {HEADS[head.card.kind]}, which -md takes"
+        note, size = why_no_head(head.card, target) or what, head.card.file_bytes
+        files.append(FoundFile(str(head.card.path), head.card.kind, size, None, head.place, note=note))
     for file in found.on_hub:
         words = file.reference.rsplit("/", 1)[-1].lower().replace("dspark", "dflash")
         kind: ModelKind = next((kind for kind in HEADS if kind in words), "model")
-        why = f"by its name it holds {HEADS[kind]}; {_UNSUPPORTED}" if kind in HEADS else ""
+        why = f"by its name it holds {HEADS[kind]}" if kind in HEADS else ""
         files.append(FoundFile(file.reference, kind, file.file_bytes, None, _ON_HUB, note=why))
     relative = found.relative
     share = 1.0 if relative is None else relative.parameters / max(target.active_parameters, 1)
@@ -179,13 +219,23 @@ def listed(target: ModelCard, found: Found) -> list[FoundFile]:
 def of_draft(target: ModelCard, draft: FoundDraft) -> FoundFile:
     """A draft that is here, and whether it would pay by the costs that were measured earlier."""
     reference, size = str(draft.card.path), draft.card.file_bytes
-    known = _known_costs(target.path, draft.card.path)
+    known, kind = _known_costs(target.path, draft.card.path), draft.card.kind
     if known is None:
-        return FoundFile(reference, "model", size, draft.share, draft.place)
+        note = f"it holds {HEADS[kind]}" if kind in HEADS else ""
+        return FoundFile(reference, kind, size, draft.share, draft.place, note=note)
     step, needed = known
     note = f"a step costs {step:.2f} of the target's here, so it "
     note += "cannot pay" if needed is None else f"pays from {needed:.0%} acceptance"
-    return FoundFile(reference, "model", size, draft.share, draft.place, needed, needed is None, note)
+    return FoundFile(reference, kind, size, draft.share, draft.place, needed, needed is None, note)
+
+
+def why_no_head(head: ModelCard, target: ModelCard) -> str:
+    """Why a file of heads cannot run beside this target, by what both say; empty where it may."""
+    try:
+        read_head(head, target)
+    except ModelFileError as error:
+        return error.why
+    return ""
 
 
 def _known_costs(target: Path, draft: Path) -> tuple[float, float | None] | None:

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.backends.gguf import LoadOptions, Weights, candidates, refusals
-from outrider.backends.gguf.heads import can_run_heads
+from outrider.backends.gguf.heads import why_no_heads
 from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.memory import Contexts, check_memory, free_memory, needed
-from outrider.backends.gguf.sizes import read_sizes
+from outrider.backends.gguf.sizes import ModelSizes, read_sizes
 from outrider.backends.tuning.options import Progress, checked_options, choose_options
 from outrider.core.errors import BackendCrash, ModelFileError, OutriderError
 from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import ModelCard
+from outrider.models.heads import NUM_LAYERS
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.session.session import DEFAULT_CONTEXT_TOKENS
 
@@ -74,13 +75,33 @@ def _contexts(
     capacity = room.capacity_tokens or length * room.max_sequences
     count = room.max_sequences
     drafted = capacity + count * LONGEST_DRAFT
-    has_head = options.heads and sizes.num_heads > 0 and can_run_heads(library)
-    models = [Contexts(sizes, options, capacity, count, has_head, drafted)]
+    has_head = options.heads and sizes.num_heads > 0 and not why_no_heads(library)
+    own_values = sizes.width if has_head else 0
+    models = [Contexts(sizes, options, capacity, count, has_head, drafted, own_values)]
     if draft is not None:
-        small = read_sizes(draft.path)
-        length = room.draft_context_length or min(length, small.trained_context)
-        models.append(Contexts(small, draft_options, max(length, min(drafted, length * count)), count))
+        asked = room.draft_context_length
+        models.append(_of_draft(draft, sizes, draft_options, asked, length, drafted, count))
     return models
+
+
+def _of_draft(
+    draft: ModelCard,
+    target: ModelSizes,
+    options: LoadOptions,
+    asked: int,
+    length: int,
+    drafted: int,
+    count: int,
+) -> Contexts:
+    """The contexts of a draft, of `asked` tokens for each of `count` sequences, or where that is 0 of the
+    target's `length`; those of a file of heads, of `drafted` over all of them."""
+    sizes = read_sizes(draft.path)
+    if draft.kind == "mtp":
+        return Contexts(sizes, options, 0, count, True, drafted, target.width)
+    if draft.kind == "eagle3":
+        return Contexts(sizes, options, drafted, count, state_values=NUM_LAYERS * target.width)
+    length = asked or min(length, sizes.trained_context)
+    return Contexts(sizes, options, max(length, min(drafted, length * count)), count)
 
 
 def load_weights(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from outrider.backends.bitwise import Price
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
-from outrider.backends.gguf.head_model import HeadModel
+from outrider.backends.gguf.head_model import HeadModel, HeadWeights
 from outrider.backends.gguf.rewinding import MAX_SEQUENCES
 from outrider.backends.tuning.equality import open_target
 from outrider.backends.tuning.scoring import Loaded, native_of
@@ -18,11 +18,11 @@ from outrider.drafters.corpus import Progress
 from outrider.drafters.registry import DrafterSettings, build_drafters
 from outrider.engine import MAX_PAUSE_S
 from outrider.models.chat import ChatTemplate
-from outrider.models.gguf import ModelCard
+from outrider.models.gguf import HEADS, ModelCard
 from outrider.models.hub import HubOptions
 from outrider.models.vocab import Alignment, align
 from outrider.policy.auto import LONGEST_DRAFT
-from outrider.session.drafts import load_found, load_named, resolve_models
+from outrider.session.drafts import for_heads, load_found, load_named, resolve_models
 from outrider.session.keeping import Keeping, open_tiers
 from outrider.session.learned import AutoSettings, Learned, Measuring
 from outrider.session.loading import Room, check_fit, load_weights, template_of
@@ -70,6 +70,8 @@ class Pair:
         named = resolve_models(target_name, draft_name, hub or HubOptions())
         if draft is not None and named.found is None:  # one that is looked for does not take their place
             options = replace(options, heads=False)
+        if named.draft is not None and named.draft.kind != "model":
+            options = for_heads(options, named.draft, notices)
         if room is not None:
             check_fit(named.target, named.draft, options, draft_options or options, room)
         with ExitStack() as undo:
@@ -78,7 +80,7 @@ class Pair:
             chat = template_of(target, template or named.target.chat_template)
             loaded, of_draft = None, draft_options or options
             if named.draft is not None:
-                loaded = load_named(target, named.draft, of_draft, notices, measuring)
+                loaded = load_named(target, named.target, named.draft, of_draft, notices, measuring)
             elif named.found is not None and not (target.num_heads and named.target.mtp_layers):
                 loaded = load_found(target, named, of_draft, notices, measuring)
             undo.pop_all()
@@ -213,8 +215,9 @@ class Pair:
         )
 
     def _drafts_with_head(self, bitwise: bool | None) -> bool:
-        """Whether the target drafts with its own MTP head, under this setting of `open`."""
-        return self._has_head and self.target.num_heads > 0 and not bitwise
+        """Whether the target drafts with a head, its own or one of a file, under this setting of `open`."""
+        has_file = isinstance(self.draft, HeadWeights)
+        return (has_file or (self._has_head and self.target.num_heads > 0)) and not bitwise
 
     @property
     def _has_head(self) -> bool:
@@ -223,18 +226,31 @@ class Pair:
 
     def _about_head(self, bitwise: bool | None) -> list[str]:
         name, title = self.target.name, self.target.library.title
+        if isinstance(self.draft, HeadWeights):
+            what = f"{self.draft.name} ({HEADS[self.draft.head.kind]})"
+            used = f"{name} drafts with {what}"
+            return [f"{what} is not used: text is to be bit-equal" if bitwise else used]
         if not self._has_head:
             return []
         if self._drafts_with_head(bitwise):
             return [f"{name} drafts with its own MTP head"]
-        why = "text is to be bit-equal" if bitwise else f"{title} as it is here lacks the calls for it"
+        count, arch = self.target_card.mtp_layers, self.target_card.architecture
+        why = f"{title} as it is here lacks the calls for it"
+        if bitwise:
+            why = "text is to be bit-equal"
+        elif count > 1:
+            why = f"it is one of {count}, and {title} runs no more than one in a model of kind {arch}"
         return [f"{name} has an MTP head, which is not used: {why}"]
 
     def _open_draft(
         self, target: Loaded, context_length: int, capacity_tokens: int, bitwise: bool | None
     ) -> tuple[GgufModel, Alignment] | None:
-        """The draft's context beside the target's, or that of the target's own head, for as many sequences,
-        of up to `capacity_tokens` over all of them; None where there is neither."""
+        """The draft's context beside the target's, or that of a head, for as many sequences, of up to
+        `capacity_tokens` over all of them; None where there is neither."""
+        if isinstance(self.draft, HeadWeights):
+            assert self.alignment is not None, "a draft is lined up"
+            opened = None if bitwise else self.draft.open_beside(native_of(target), capacity_tokens)
+            return None if opened is None else (opened, self.alignment)
         if self._drafts_with_head(bitwise):
             vocabulary = target.vocabulary
             return HeadModel(native_of(target), capacity_tokens), align(vocabulary, vocabulary)

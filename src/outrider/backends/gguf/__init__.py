@@ -1,7 +1,7 @@
 """GGUF models through the C API of llama.cpp or ik_llama.cpp, whichever library is there."""
 
 from outrider.backends.gguf.context import show_log
-from outrider.backends.gguf.guard import check_build
+from outrider.backends.gguf.guard import check_build, check_head
 from outrider.backends.gguf.libraries import (
     build_id,
     candidates,
@@ -28,6 +28,7 @@ __all__ = [
     "build_id",
     "candidates",
     "check_build",
+    "check_head",
     "describe_gpus",
     "device_names",
     "has_gpu_code",

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.backends.gguf.heads import MTP_CONTEXT
 from outrider.backends.gguf.options import UNQUANTIZED, LoadOptions
 from outrider.backends.machine import available_bytes
 from outrider.core.data import Span
 from outrider.core.errors import BackendError, OutOfMemory, SettingError
 
 if TYPE_CHECKING:
-    from outrider.backends.gguf.model import Weights
+    from outrider.backends.gguf.model import GgufModel, Weights
 
 
 _NARROW_HEAD = 64
@@ -102,7 +103,7 @@ def check_room(
     max_sequences: int,
     capacity_tokens: int,
     *,
-    of_head: bool,
+    of_mtp: bool,
 ) -> None:
     """Raise OutOfMemory when the KV cache needs more than the machine has.
 
@@ -116,7 +117,7 @@ def check_room(
         raise OutOfMemory(what, f"llama.cpp cannot number more than {_MAX_CELLS} positions", SMALLER_CONTEXT)
     sizes, on_gpu = weights.sizes, weights.library.uses_gpu(options)
     num_layers = len(sizes.layers) - sizes.num_heads
-    layers = sizes.layers[num_layers:] if of_head else sizes.layers[:num_layers]
+    layers = sizes.layers[num_layers:] if of_mtp else sizes.layers[:num_layers]
     cell_bytes: float = _CELL_BYTES if any(layer.key_values for layer in layers) else 0
     for layer in layers:
         if not on_gpu and (options.full_window or not layer.has_window):
@@ -134,11 +135,11 @@ def open_context(
     max_sequences: int,
     capacity_tokens: int,
     snapshots: int,
-    *,
-    of_head: bool = False,
+    context_type: int,
+    beside: GgufModel | None,
 ) -> Any:
-    """The native context of the model or of its head: `capacity_tokens` over all sequences, each of up to
-    `context_length`.
+    """The native context of a model or of its MTP layers, `beside` another that lends it weights:
+    `capacity_tokens` over all sequences, each of up to `context_length`.
 
     Raises SettingError, OutOfMemory, or BackendError where the library refuses it for another reason.
     """
@@ -148,12 +149,19 @@ def open_context(
         why = f"{max_sequences} cannot be served at once"
         raise SettingError("sequences", why, f"Give 1 to {_MAX_SEQUENCES}.")
     check_cache_types(weights, options)
-    check_room(weights, options, context_length, max_sequences, capacity_tokens, of_head=of_head)
+    of_mtp = context_type == MTP_CONTEXT
+    check_room(weights, options, context_length, max_sequences, capacity_tokens, of_mtp=of_mtp)
     library = weights.library
     library.take_log()
     clear_log()
     context = library.open_context(
-        weights.handle, options, capacity_tokens, max_sequences, snapshots, of_head=of_head
+        weights.handle,
+        options,
+        capacity_tokens,
+        max_sequences,
+        snapshots,
+        context_type=context_type,
+        other=beside.native_context if beside else 0,
     )
     if context:
         return context

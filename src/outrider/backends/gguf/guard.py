@@ -16,18 +16,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from outrider.backends.gguf.head_model import HeadWeights
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.machine import cpu_id
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendCrash, OutOfMemory, OutriderError
 from outrider.costs.store import read_entry, write_entry
+from outrider.models.heads import HeadFile
 
 _TRIAL = "trial 2"
 """What is tried; outcomes of another trial count for nothing."""
+_HEAD_TRIAL = "trial of heads 1"
 _WORKS, _PLAIN, _SMALL = "works", "works without extra buffer types", "works in small batches"
 """What can come of it"""
 _SMALL_BATCH = 31
@@ -75,9 +79,7 @@ def check_build(
     outcomes = known or {}
     outcome, version = outcomes.get(key), build.rpartition(" ")[0] or build
     if outcome not in (_WORKS, _PLAIN, _SMALL):
-        size_bytes = path.stat().st_size if path.exists() else 0
-        child = partial(_run_child, limit_s=_LIMIT_S + size_bytes / _SLOW_DISK_BYTES_PER_S)
-        outcome = _try_out(path, options, version, run or child)
+        outcome = _try_out(path, options, version, run or _patient(path))
         if outcome is not None:
             write_entry(memory, outcomes | {key: outcome})  # where that fails, it is tried again next time
     if outcome == _PLAIN:
@@ -95,6 +97,62 @@ def check_build(
     return _without_fault(options, outcome), notice
 
 
+def check_head(
+    target: Weights,
+    head: HeadFile,
+    options: LoadOptions,
+    *,
+    file: str,
+    memory: Path,
+    run: RunChild | None = None,
+) -> None:
+    """Make a head's first calls beside its target, in a child process. `file` names the content of both,
+    `memory` and `run` are as in `check_build`.
+
+    Raises BackendCrash where the child dies, does not come back, or where calls over few and over many tokens
+    disagree, OutOfMemory when the system killed it.
+    """
+    build = target.library.build_id
+    key = f"{_HEAD_TRIAL} | {build} | {head.kind} {file} | gpu layers {options.gpu_layers} | cpu {cpu_id()}"
+    outcomes, _ = read_entry(memory, "")
+    if outcomes and outcomes.get(key) == _WORKS:
+        return
+    title, kind = build.rpartition(" ")[0] or build, target.metadata("general.architecture")
+
+    def child(tried: HeadFile | None) -> int:
+        parts = (
+            target.options,
+            options,
+            head.target_layers,
+            None if tried is None else [str(tried.path), tried.kind],
+        )
+        given = json.dumps([asdict(part) if isinstance(part, LoadOptions) else part for part in parts])
+        return _first_calls(target.path, given, run or _patient(target.path))
+
+    status = child(head)
+    if status < 0 and head.target_layers and child(None) < 0:
+        why = f"{title} does not give the inputs of layers of {kind} models, which the head reads"
+        raise BackendCrash(
+            str(head.path), why, "Take a draft model (-md), or another library (--llama-library)."
+        )
+    if status < 0 or status == WRONG:
+        fault = (
+            "computes it wrongly" if status == WRONG else f"dies at its first call ({_signal_name(-status)})"
+        )
+        way_out = (
+            "Is the file whole, and made for this model? If so, choose another library (--llama-library)."
+        )
+        raise BackendCrash(str(head.path), f"beside {target.name} {title} {fault}", way_out)
+    if status == 0:
+        write_entry(memory, (outcomes or {}) | {key: _WORKS})
+
+
+def _patient(path: Path) -> RunChild:
+    """Runs a child that reads this file, for as long as a slow disk takes."""
+    size_bytes = path.stat().st_size if path.exists() else 0
+    return partial(_run_child, limit_s=_LIMIT_S + size_bytes / _SLOW_DISK_BYTES_PER_S)
+
+
 def _without_fault(options: LoadOptions, outcome: str) -> LoadOptions:
     if outcome == _PLAIN:
         return replace(options, extra_buffer_types=False)
@@ -104,11 +162,15 @@ def _without_fault(options: LoadOptions, outcome: str) -> LoadOptions:
 def _try_out(path: Path, options: LoadOptions, version: str, run: RunChild) -> str | None:
     """What becomes of a child's first calls; None when it could not even load the model, which
     the real load will explain better."""
-    status = _first_calls(path, options, run)
+
+    def child(options: LoadOptions) -> int:
+        return _first_calls(path, json.dumps(asdict(options)), run)
+
+    status = child(options)
     if status == 0:
         return _WORKS
     if status == WRONG:
-        if _first_calls(path, _without_fault(options, _SMALL), run) == 0:
+        if child(_without_fault(options, _SMALL)) == 0:
             return _SMALL
         why = f"{version} computes it wrongly: calls over few and over many tokens disagree"
         raise BackendCrash(str(path), why, f"{_CHOOSE.capitalize()}.")
@@ -116,7 +178,7 @@ def _try_out(path: Path, options: LoadOptions, version: str, run: RunChild) -> s
         return None
     with_them = ""
     if options.extra_buffer_types:
-        if _first_calls(path, _without_fault(options, _PLAIN), run) == 0:
+        if child(_without_fault(options, _PLAIN)) == 0:
             return _PLAIN
         with_them = ", with its repacked kernels and without"
     why = f"{version} dies at its first call ({_signal_name(-status)}){with_them}"
@@ -124,12 +186,13 @@ def _try_out(path: Path, options: LoadOptions, version: str, run: RunChild) -> s
     raise BackendCrash(str(path), why, way_out)
 
 
-def _first_calls(path: Path, options: LoadOptions, run: RunChild) -> int:
-    """The child's exit status. One that was killed says nothing about the build: no crash looks so."""
+def _first_calls(path: Path, given: str, run: RunChild) -> int:
+    """The exit status of a child that is `given` this (`main`). One that was killed says nothing about the
+    build: no crash looks so."""
     # -P: whatever lies in the working folder is not part of the program.
     module = "outrider.backends.gguf.guard"
     try:
-        status = run([sys.executable, "-P", "-m", module, str(path), json.dumps(asdict(options))])
+        status = run([sys.executable, "-P", "-m", module, str(path), given])
     except subprocess.TimeoutExpired as error:
         why = f"its first calls did not end within {error.timeout:.0f} s"
         raise BackendCrash(str(path), why, f"Is the file whole? If it is, {_CHOOSE}.") from None
@@ -172,15 +235,24 @@ _MIN_CORRELATION = 0.9
 """between the logits of the two. Rounding leaves 0.998 and more, wrong kernels left 0.57 to 0.68."""
 
 
-def main(path: str, options: str) -> int:
-    """Load `path` under the options (JSON), read one text in small calls and in a large one, and compare."""
+def main(path: str, given: str) -> int:
+    """Load `path` under the options (JSON), read one text in small calls and in a large one, and compare.
+
+    For a head (`check_head`) they are a list: the target's options, the head's, the layers that it reads, and
+    its file with its kind, or nothing: then the target alone is called.
+    """
+    asked = json.loads(given)
+    of_target, *of_head = asked if isinstance(asked, list) else [asked]
     try:
-        model = Weights(Path(path), LoadOptions(**json.loads(options))).open(2 * max(_PARTS))
+        model = Weights(Path(path), LoadOptions(**of_target)).open(2 * max(_PARTS))
         size = model.vocabulary.size
         tokens = np.random.default_rng(1).integers(size // 8, size, max(_PARTS))
         text = tuple(int(token) for token in tokens)
-        model.decode([Span(0, text[:1], 0, 1)])
-        small, large = (_read(model, text, part) for part in _PARTS)
+        if of_head:
+            small, large = _read_beside(model, text, *of_head)
+        else:
+            model.decode([Span(0, text[:1], 0, 1)])
+            small, large = (_read(model, text, part) for part in _PARTS)
     except OutriderError:
         return 1
     if not (np.isfinite(small).all() and np.isfinite(large).all()):
@@ -194,6 +266,43 @@ def _read(model: GgufModel, text: tuple[int, ...], part: int) -> Logits:
     for start in range(0, len(text), part):
         [rows] = model.decode([Span(0, text[start : start + part], start, _COMPARED_ROWS)])
     return rows.copy()
+
+
+def _read_beside(
+    target: GgufModel,
+    text: tuple[int, ...],
+    options: dict[str, Any],
+    layers: list[int],
+    file: list[Any] | None,
+) -> tuple[Logits, Logits]:
+    """A head's last rows, where target and head read a text in small calls, and where they read most of it at
+    once. Rows that disagree where the states are not what was computed."""
+    if file is None:
+        target.keep_hidden_states(layers)
+        [rows] = target.decode([Span(0, text, 0, 1)])
+        return rows, rows
+    path, kind = file
+    weights = HeadWeights(HeadFile(Path(path), kind, tuple(layers)), LoadOptions(**options))
+    model, found = weights.open_beside(target, 2 * len(text)), []
+    for part, start in zip(_PARTS, (0, len(text) - _COMPARED_ROWS), strict=True):
+        model.truncate(0, 0)
+        _read(target, text, part)
+        if start:
+            model.decode([Span(0, text[:start], 0, 0)])
+        singles = [Span(0, text[i : i + 1], i, 1) for i in range(start, len(text))]
+        found.append(np.array([model.decode([span])[0][0] for span in singles][-_COMPARED_ROWS:]))
+        if not start and _are_stale(target, len(layers) or 1):
+            return np.eye(1, 2, dtype=np.float32), np.eye(1, 2, 1, dtype=np.float32)
+    known = np.isfinite(found[0]).all(axis=0)  # a head may give a part of the tokens alone
+    return found[0][:, known], found[1][:, known]
+
+
+def _are_stale(target: GgufModel, num_parts: int) -> bool:
+    """Whether a part of the states is the same after two calls: the library left what was there."""
+    assert target.hidden is not None, "a head keeps them"
+    calls = [[target.hidden.before(0, start + i + 1) for i in range(_PARTS[0])] for start in (0, _PARTS[0])]
+    first, second = np.array(calls).reshape(2, _PARTS[0], num_parts, -1)
+    return bool((first == second).all(axis=(0, 2)).any())
 
 
 if __name__ == "__main__":

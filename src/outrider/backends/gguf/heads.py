@@ -1,30 +1,43 @@
-"""A model's own heads (MTP): layers of its file that predict the tokens after the next one.
+"""Heads: layers that predict a target's tokens after the next one from its hidden states.
 
 A head reads a token together with the target's hidden state of the position before it, and gives logits and
-a hidden state of its own. So it drafts like a small model that shares the target's weights: what is committed
-it reads with the target's states, what it drafts with its own (DeepSeek-V3 technical report, 2024, section
-2.2; llama.cpp's contexts of type MTP).
+a hidden state of its own. So it drafts like a small model: what is committed it reads with the target's
+states, what it drafts with its own. MTP layers read the target's last state (DeepSeek-V3 technical report,
+2024, section 2.2; llama.cpp's contexts of type MTP). An EAGLE-3 head reads one that it makes of what goes
+into three of the target's layers (Li et al., EAGLE-3, 2025).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from outrider.backends.gguf.c_types import BOOL, ENUM, INT, POINTER, LibraryRefused, Signatures, functions
+from outrider.backends.gguf.c_types import (
+    BOOL,
+    ENUM,
+    INT,
+    POINTER,
+    UINT,
+    LibraryRefused,
+    Signatures,
+    functions,
+)
 from outrider.core.data import Span
+from outrider.core.errors import BackendError
 
 if TYPE_CHECKING:
     from outrider.backends.gguf.library import Library
 
 State = npt.NDArray[np.float32]
-"""The hidden state of one position, shape (width,)."""
+"""The hidden state of one position, or several of them side by side, shape (width,)."""
 
 
 class Embedding(ctypes.Structure):
@@ -37,6 +50,8 @@ HEAD_NAMES = {
     "llama_get_embeddings_nextn": "_Z26llama_get_embeddings_nextnP13llama_context",
     "llama_get_embeddings_nextn_ith": "_Z30llama_get_embeddings_nextn_ithP13llama_contexti",
     "llama_set_embeddings_nextn": "_Z26llama_set_embeddings_nextnP13llama_contextbb",
+    "llama_get_embeddings_layer_inp": "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
+    "llama_set_embeddings_layer_inp": "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
 }
 """What the pinned libraries export under their C++ names alone."""
 _SIGNATURES: Signatures = {
@@ -54,10 +69,17 @@ _SIGNATURES: Signatures = {
     **functions("llama_batch_ext_set_output_logits", BOOL, POINTER, INT, BOOL),
     **functions("llama_process", INT, POINTER, ENUM, POINTER),
 }
-HEAD_CONTEXT = 1
+_LAYER_SIGNATURES: Signatures = {
+    **functions("llama_set_embeddings_layer_inp", None, POINTER, UINT, BOOL),
+    **functions("llama_get_embeddings_layer_inp", POINTER, POINTER, UINT),
+    **functions("llama_batch_ext_add_embd", INT, POINTER, INT, Embedding),
+    **functions("llama_memory_seq_pos_max", INT, POINTER, INT),
+}
+"""What EAGLE-3 heads need besides."""
+MTP_CONTEXT = 1
 """LLAMA_CONTEXT_TYPE_MTP"""
-_DECODE = 1
-"""LLAMA_PROCESS_TYPE_DECODE"""
+_ENCODE, _DECODE = 0, 1
+"""llama_process_type"""
 MAX_STATES_BYTES = 256 << 20
 """of hidden states that are kept for a sequence: those of the oldest tokens go first"""
 
@@ -68,42 +90,66 @@ class _Known:
     states: list[State] = field(default_factory=list)
 
 
+CHAINED = ("hy_v3", "mimo2", "step35")
+"""Architectures of which llama.cpp runs one of several MTP layers: of others it ends the process."""
+
+
 def num_heads(library: Library, model: int) -> int:
-    """How many layers of a loaded model predict tokens after the next one; 0 too where the library lacks a
-    function for them."""
-    return int(library.functions.llama_model_n_layer_nextn(model)) if can_run_heads(library) else 0
+    """How many layers of a loaded model predict tokens after the next one; 0 too where the library cannot run
+    them."""
+    if why_no_heads(library):
+        return 0
+    count = int(library.functions.llama_model_n_layer_nextn(model))
+    return count if count < 2 or library.metadata(model, "general.architecture") in CHAINED else 0
 
 
-def can_run_heads(library: Library) -> bool:
-    """Whether a library has the functions for models' own heads."""
+def why_no_heads(library: Library, *, of_layers: bool = False) -> str:
+    """What a library lacks to run heads, or those that read inputs of layers; empty where it has all."""
     try:
-        library.declare(_SIGNATURES)
-    except LibraryRefused:
-        return False
-    return True
+        library.declare({**_SIGNATURES, **(_LAYER_SIGNATURES if of_layers else {})})
+    except LibraryRefused as refusal:
+        return str(refusal)
+    return ""
 
 
 class HiddenStates:
-    """The hidden states of the tokens that a context's sequences store, as far as they were kept."""
+    """The hidden states of the tokens that a context's sequences store, as far as they were kept: those of
+    the model's end, or what goes into each of `layers` (the number of all: what comes out of the last)."""
 
-    def __init__(self, library: Library, context: int, model: int) -> None:
-        self._native, self._context = library.functions, context
-        self._native.llama_set_embeddings_nextn(context, True, False)
-        self.width = width = int(self._native.llama_model_n_embd(model))
+    def __init__(self, library: Library, context: int, model: int, layers: Sequence[int] = ()) -> None:
+        if lacks := why_no_heads(library, of_layers=bool(layers)):
+            raise BackendError(library.title, f"it cannot run heads: {lacks}")
+        self._native = native = library.functions
+        self.layers = tuple(layers)
+        num_layers, end = (
+            native.llama_model_n_layer(model),
+            partial(native.llama_get_embeddings_nextn, context),
+        )
+        for layer in layers:
+            if layer < num_layers:
+                native.llama_set_embeddings_layer_inp(context, layer, True)
+        if not layers or max(layers) == num_layers:
+            native.llama_set_embeddings_nextn(context, True, False)
+        self._outputs = [
+            partial(native.llama_get_embeddings_layer_inp, context, layer) if layer < num_layers else end
+            for layer in layers
+        ] or [end]
+        self._part = int(native.llama_model_n_embd(model))
+        self.width = width = self._part * len(self._outputs)
         self.none: State = np.zeros(width, dtype=np.float32)
         self._known: dict[int, _Known] = {}
         self._most = max(MAX_STATES_BYTES // (4 * width), 2)
 
     def after_call(self, spans: Sequence[Span]) -> None:
         """A call was made over these spans."""
-        count = sum(len(span.tokens) for span in spans)
-        address = self._native.llama_get_embeddings_nextn(self._context)
-        rows, start = _floats(address, count * self.width).reshape(count, self.width), 0
+        count, start = sum(len(span.tokens) for span in spans), 0
+        found = [_floats(get(), count * self._part).reshape(count, self._part) for get in self._outputs]
+        rows = np.concatenate(found, axis=1)
         for span in spans:
             known = self._known.setdefault(span.sequence, _Known(span.start))
             if known.first + len(known.states) != span.start:  # what came before was not kept
                 known.first, known.states = span.start, []
-            known.states += list(rows[start : start + len(span.tokens)].copy())
+            known.states += list(rows[start : start + len(span.tokens)])
             start += len(span.tokens)
             if (excess := len(known.states) - self._most) > 0:
                 del known.states[:excess]
@@ -138,12 +184,13 @@ class HiddenStates:
 
 
 class HeadBatch:
-    """The native batch of a head's calls: tokens, each with the hidden state before it."""
+    """The native batch of a head's calls: tokens, each with the hidden state before it, of `width` values."""
 
     def __init__(self, library: Library, context: int, width: int) -> None:
         self._native = library.functions
         self._context, self._width = context, width
         self._batch = self._native.llama_batch_ext_init(context)
+        weakref.finalize(self, self._native.llama_batch_ext_free, self._batch).atexit = False
 
     def evaluate(self, spans: Sequence[Span], states: Sequence[Sequence[State]]) -> int:
         """Make a call over these spans; returns the library's status. `states` are each span's, one before
@@ -153,7 +200,7 @@ class HeadBatch:
         for span, before in zip(spans, states, strict=True):
             for i, (token, state) in enumerate(zip(span.tokens, before, strict=True)):
                 native.llama_batch_ext_add_token(batch, span.sequence, token)
-                embedding = Embedding(state.ctypes.data, 1, self._width)
+                embedding = _embedding(state)
                 # Since 2026-10 a state is set apart from a token's embedding; before, that call refuses.
                 if not native.llama_batch_ext_set_embd_state(batch, index, embedding):
                     native.llama_batch_ext_set_embd_token(batch, index, embedding)
@@ -162,18 +209,33 @@ class HeadBatch:
                 wanted = i >= len(span.tokens) - span.rows
                 native.llama_batch_ext_set_output_logits(batch, index, wanted)
                 index += 1
-        return int(native.llama_process(self._context, _DECODE, batch))
+        return int(native.llama_process(self._context, _DECODE, batch)) if index else 0
+
+    def encode(self, states: Sequence[State], memory: int) -> list[State]:
+        """The states that an EAGLE-3 head reads, of those of its target: fused, each for itself. Raises
+        LibraryRefused where the call fails; no more than the context has rows for."""
+        native, batch = self._native, self._batch
+        native.llama_batch_ext_clear(batch)
+        # It stores nothing, but its positions must be those that come next.
+        start = native.llama_memory_seq_pos_max(memory, 0) + 1
+        for i, state in enumerate(states):
+            native.llama_batch_ext_add_embd(batch, 0, _embedding(state))
+            native.llama_batch_ext_set_pos(batch, i, ctypes.byref(ctypes.c_int32(start + i)))
+            native.llama_batch_ext_set_output_logits(batch, i, True)
+        if status := native.llama_process(self._context, _ENCODE, batch):
+            raise LibraryRefused(f"it could not read the target's states (status {status})")
+        address = native.llama_get_embeddings_nextn(self._context)
+        return list(_floats(address, len(states) * self._width).reshape(len(states), self._width).copy())
 
     def state(self, index: int) -> State:
         """The head's own hidden state of the call's token of this index, which must have had a row."""
         address = self._native.llama_get_embeddings_nextn_ith(self._context, index)
         return _floats(address, self._width).copy()
 
-    def close(self) -> None:
-        """Free the batch. Closing twice is harmless."""
-        batch, self._batch = self._batch, None
-        if batch:
-            self._native.llama_batch_ext_free(batch)
+
+def _embedding(state: State) -> Embedding:
+    """Points at the state, which must outlive it."""
+    return Embedding(state.ctypes.data, 1, len(state))
 
 
 def _floats(address: int, count: int) -> State:
@@ -181,11 +243,18 @@ def _floats(address: int, count: int) -> State:
     return np.ctypeslib.as_array(values)
 
 
-class HeadStates:
-    """What a head reads its tokens with, and how much of what it stores it read with the target's states."""
+Project = Callable[[Sequence[State]], Sequence[State]]
+"""What a head reads, of its target's states."""
 
-    def __init__(self, target: HiddenStates) -> None:
+
+class HeadStates:
+    """What a head reads its tokens with, and how much of what it stores it read with the target's states.
+    `width` is that of its own states, `project` makes such states of the target's."""
+
+    def __init__(self, target: HiddenStates, width: int, project: Project = lambda states: states) -> None:
         self._target = target
+        self._project = project
+        self._none: State = np.zeros(width, dtype=np.float32)
         self._own: dict[int, tuple[int, State]] = {}
         """of each sequence's last token, and its position"""
         self._read: dict[int, int] = {}
@@ -200,12 +269,22 @@ class HeadStates:
             count = sum(takewhile(bool, known))
         return replace(span, tokens=span.tokens[:count], rows=0) if count else None
 
-    def before(self, span: Span) -> list[State]:
-        """The state before each token of such a part, or of a single one."""
-        states = [self._target.before(span.sequence, span.start + i) for i in range(len(span.tokens))]
-        at, own = self._own.get(span.sequence, (-1, self._target.none))
-        instead = own if at == span.start - 1 else self._target.none
-        return [instead if state is None else state for state in states]
+    def before(self, spans: Sequence[Span]) -> list[list[State]]:
+        """The state before each token of such parts, or of single ones."""
+        found = [[self._of_target(span, i) for i in range(len(span.tokens))] for span in spans]
+        projected = iter(self._project([state for states in found for state in states if state is not None]))
+        return [
+            [self._own_before(span) if state is None else next(projected) for state in states]
+            for span, states in zip(spans, found, strict=True)
+        ]
+
+    def _of_target(self, span: Span, index: int) -> State | None:
+        is_measured = not span.rows and not self._target.knows_any(span.sequence)
+        return self._target.none if is_measured else self._target.before(span.sequence, span.start + index)
+
+    def _own_before(self, span: Span) -> State:
+        at, own = self._own.get(span.sequence, (-1, self._none))
+        return own if at == span.start - 1 else self._none
 
     def after_call(self, span: Span, own: State | None) -> None:
         """The tokens of such a part were read; `own` is the head's state of the last."""

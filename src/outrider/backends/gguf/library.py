@@ -37,7 +37,6 @@ from outrider.backends.gguf.c_types import (
 )
 from outrider.backends.gguf.context import LOG_CALLBACK, log_callback, silenced
 from outrider.backends.gguf.devices import NO_DEVICE, list_devices, override_array, share_array
-from outrider.backends.gguf.heads import HEAD_CONTEXT
 from outrider.backends.gguf.options import (
     CONTEXT_TYPES,
     ROPE_NUMBERS,
@@ -294,11 +293,12 @@ class Library(ABC):
         max_sequences: int,
         snapshots: int = 0,
         *,
-        of_head: bool = False,
+        context_type: int = 0,
+        other: int = 0,
     ) -> int | None:
         """The native context for so many tokens over all sequences, with so many snapshots of a recurrent
-        state for each, of the whole model or of its head; None where there is no room for it (the log says
-        why)."""
+        state for each; None where there is no room for it (the log says why). `context_type` is the library's
+        own number, `other` a context whose model lends what this one lacks."""
         params = self._new_context_params()
         params.n_ctx, params.n_seq_max = capacity_tokens, max_sequences
         params.n_batch = max(options.batch_tokens, options.max_rows)
@@ -318,8 +318,10 @@ class Library(ABC):
         self._set_context_params(params, options, max_sequences)
         if snapshots:
             params.n_rs_seq = snapshots
-        if of_head:
-            params.ctx_type = HEAD_CONTEXT
+        if context_type:
+            params.ctx_type = context_type
+        if other:
+            params.ctx_other = other
         with silenced():
             context: int | None = self.functions.llama_init_from_model(model, params)
         return context

@@ -42,7 +42,8 @@ _GB = 10**9
 @dataclass(frozen=True, slots=True)
 class Contexts:
     """One model with its load options, and what is opened on it: KV cells over all of `max_sequences`.
-    `has_head`: its own head is loaded, and has a context of `head_tokens`."""
+    `has_head`: its MTP layers are loaded, and have a context of `head_tokens`. `state_values`: what a head
+    reads of each token of its target, which is kept."""
 
     sizes: ModelSizes
     options: LoadOptions
@@ -50,6 +51,7 @@ class Contexts:
     max_sequences: int = 1
     has_head: bool = False
     head_tokens: int = 0
+    state_values: int = 0
 
     @property
     def snapshots(self) -> int:
@@ -120,9 +122,9 @@ def _buffers(model: Contexts, places: Sequence[str], *, on_gpu: bool) -> Iterato
         for place in {*places[:-1]}:
             yield place, _compute_bytes(model, tokens, on_gpu=on_gpu, output=place == places[-2])
         yield HOST, _rows(model) * sizes.vocabulary * FLOAT_BYTES
-    if head:
-        hidden = model.capacity_tokens * sizes.width * FLOAT_BYTES
-        yield HOST, min(hidden, model.max_sequences * MAX_STATES_BYTES)
+    if row := model.state_values * FLOAT_BYTES:
+        yield HOST, min((head or model.capacity_tokens) * row, model.max_sequences * MAX_STATES_BYTES)
+        yield HOST, model.options.batch_tokens * row  # those of the last call, in the library
 
 
 def _rows(model: Contexts) -> int:
@@ -149,7 +151,10 @@ def _compute_bytes(model: Contexts, tokens: int, *, on_gpu: bool, output: bool) 
         * model.max_sequences
         * (2 + model.snapshots)
     )
-    logits = _rows(model) * sizes.vocabulary * FLOAT_BYTES + 3 * row * sizes.width
+    # An EAGLE-3 head computes the logits of all tokens, and spreads them over the target's vocabulary.
+    is_eagle = model.state_values and not model.has_head
+    rows = 2 * calls if is_eagle else _rows(model)
+    logits = rows * sizes.vocabulary * FLOAT_BYTES + 3 * row * sizes.width
     return _SMALL_BYTES + max(masks + attention, masks + layer + kept, logits if output else 0)
 
 
@@ -317,7 +322,7 @@ def _changes(models: Sequence[Contexts], *, has_gpus: bool) -> list[_Change]:
         one(
             "without its own head (--no-mtp)",
             target.has_head,
-            lambda: [replace(target, has_head=False), *others],
+            lambda: [replace(target, has_head=False, state_values=0), *others],
         ),
         one(
             "weights that are mapped (--mmap, without --mlock)",

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -142,13 +143,14 @@ class Weights:
 
 class GgufModel:
     """A context on some weights: KV state for `max_sequences` sequences of up to `context_length` tokens,
-    and of `capacity_tokens` together (0: as many as each of them may have).
+    and of `capacity_tokens` together (0: as many as each of them may have). `beside` lends what they lack.
 
     Raises OutOfMemory when the KV cache does not fit.
     """
 
     is_head: ClassVar[bool] = False
-    """whether it computes the model's own head rather than the model"""
+    """whether it computes a head rather than a model"""
+    context_type: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -158,11 +160,11 @@ class GgufModel:
         options: LoadOptions | None = None,
         capacity_tokens: int = 0,
         rewinding: Rewinding | None = None,
+        beside: GgufModel | None = None,
     ) -> None:
         self.weights = weights
         self.options = options or weights.options
-        self.name = weights.name
-        self.vocabulary = weights.vocabulary
+        self.name, self.vocabulary = weights.name, weights.vocabulary
         rewinding = rewinding or weights.rewinding
         self.rewind: RewindKind = rewinding.kind
         self.max_sequences = max_sequences
@@ -175,7 +177,7 @@ class GgufModel:
         micro_batch = min(chosen.micro_batch_tokens, max(chosen.batch_tokens, chosen.max_rows))
         snapshots = rewinding.snapshots(chosen.snapshots, max_sequences, micro_batch)
         context = open_context(
-            weights, chosen, context_length, max_sequences, capacity, snapshots, of_head=self.is_head
+            weights, chosen, context_length, max_sequences, capacity, snapshots, self.context_type, beside
         )
         native = self._library.functions
         self._native = Handle(self.name, context, native.llama_free, keeps=weights.native)
@@ -235,9 +237,10 @@ class GgufModel:
         """Make the call; returns the library's status."""
         return int(self._library.functions.llama_decode(context, self._batch.fill(spans)))
 
-    def keep_hidden_states(self) -> HiddenStates:
-        """Keep the hidden states of all tokens from now on, for a head. Only where the library has heads."""
-        self.hidden = HiddenStates(self._library, self._native.pointer, self.weights.handle)
+    def keep_hidden_states(self, layers: Sequence[int] = ()) -> HiddenStates:
+        """Keep the hidden states of all tokens from now on, for a head: `HiddenStates` of these layers. A
+        library that lacks heads raises, one that does not give these inputs ends the process."""
+        self.hidden = HiddenStates(self._library, self._native.pointer, self.weights.handle, layers)
         return self.hidden
 
     def _rows(self, context: Any, spans: Sequence[Span]) -> list[Logits]:
@@ -253,11 +256,8 @@ class GgufModel:
         else:
             self._library.functions.llama_synchronize(context)
             buffer = np.empty((0, size), dtype=np.float32)
-        rows, start = [], 0
-        for span in spans:
-            rows.append(buffer[start : start + span.rows])
-            start += span.rows
-        return rows
+        ends = accumulate(span.rows for span in spans)
+        return [buffer[end - span.rows : end] for span, end in zip(spans, ends, strict=True)]
 
     def _close_gaps(self, context: int) -> None:
         """A single sequence is only ever cut at its end; several leave free cells among each other's."""

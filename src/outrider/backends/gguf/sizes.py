@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, Keys
 
-from outrider.models.header import Header, TensorInfo, read_header
+from outrider.models.header import Array, Header, TensorInfo, read_header
 from outrider.models.reference import local_shards
 
 FLOAT_BYTES = 4
@@ -107,7 +107,7 @@ class _Reader:
             layers=[self._layer(i) if i < num_cached else Layer() for i in range(num_layers)],
             num_heads=self._number(Keys.LLM.NEXTN_PREDICT_LAYERS),
             window_tokens=self._window,
-            vocabulary=embedding.shape[-1] if embedding and embedding.shape else 0,
+            vocabulary=embedding.shape[-1] if embedding and embedding.shape else self._num_tokens(),
             trained_context=self._number(Keys.LLM.CONTEXT_LENGTH),
             width=width,
             widest=max((self._made(name, shape) for name, shape in shapes), default=0),
@@ -115,6 +115,10 @@ class _Reader:
             attention_heads=attention // head if head else 0,
             head_widths=(keys, head),
         )
+
+    def _num_tokens(self) -> int:
+        tokens = self._header.fields.get(Keys.Tokenizer.LIST)
+        return tokens.length if isinstance(tokens, Array) else 0
 
     def _made(self, name: str, shape: tuple[int, ...]) -> int:
         """How many values of a token a tensor makes: the experts that are used make theirs at once."""

@@ -1,0 +1,108 @@
+"""Files of heads: what they need of their target, and whether it has that. Headers are read, and the map of
+an EAGLE-3 head's tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from gguf.constants import GGUFValueType
+
+from outrider.core.errors import ModelFileError
+from outrider.models.gguf import HEADS, ModelCard, ModelKind
+from outrider.models.header import Array, Header, TensorInfo, read_header
+from outrider.models.reference import local_shards
+
+NUM_LAYERS = 3
+"""whose inputs an EAGLE-3 head reads: llama.cpp takes no other number"""
+_LAYERS, _WIDTH = "eagle3.target_layers", "eagle3.target_hidden_size"
+_OTHER = "Name the file that was made for this model, or -md auto."
+_AGAIN = "Download it again, or convert it anew."
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFile:
+    """A file of heads that fits its target. `target_layers`: those whose inputs it reads (the number of all:
+    what comes out of the last); MTP layers read the target's last state."""
+
+    path: Path
+    kind: ModelKind
+    target_layers: tuple[int, ...] = ()
+
+
+def read_head(head: ModelCard, target: ModelCard) -> HeadFile:
+    """A file of heads for this target. Raises ModelFileError for one of a kind that is not run, of another
+    model, or damaged."""
+    if head.kind not in ("mtp", "eagle3"):
+        why = f"it holds {HEADS[head.kind]}, which drafts a block of tokens at once: that is not supported"
+        raise ModelFileError(str(head.path), why, "Name another draft, or -md auto.")
+    header = read_header(local_shards(head.path)[0])
+    layers = _mtp_layers(head, target) if head.kind == "mtp" else _eagle_layers(head, target, header)
+    return HeadFile(head.path, head.kind, layers)
+
+
+def _mtp_layers(head: ModelCard, target: ModelCard) -> tuple[int, ...]:
+    made_for, needed = _trunk(head), _trunk(target)
+    if made_for != needed:
+        what, has = (f"{name} of {layers} layers, {width} wide" for name, layers, width in (made_for, needed))
+        raise ModelFileError(
+            str(head.path), f"it was made for a model of kind {what}, and the target is {has}", _OTHER
+        )
+    if head.mtp_layers > 1:
+        why = f"it holds {head.mtp_layers} MTP layers, and only one is supported"
+        raise ModelFileError(str(head.path), why, "Name another draft, or -md auto.")
+    return ()
+
+
+def _trunk(card: ModelCard) -> tuple[str, int, int]:
+    return card.architecture, (card.block_count or 0) - card.mtp_layers, card.embedding_length or 0
+
+
+def _eagle_layers(head: ModelCard, target: ModelCard, header: Header) -> tuple[int, ...]:
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    layers, width = _numbers(head.path, header, _LAYERS), header.number(_WIDTH)
+    if len(layers) != NUM_LAYERS or head.block_count != 1 or min(layers) < 0:
+        why = f"it reads {len(layers)} layers of its target with {head.block_count} of its own, not 3 with 1"
+        raise ModelFileError(str(head.path), why, _AGAIN)
+    if fault := _fault_of_tokens(head, header, tensors):
+        raise ModelFileError(str(head.path), fault, _AGAIN)
+    _, num_layers, target_width = _trunk(target)
+    why = ""
+    if width != target_width:
+        why = f"it reads states of {width} values, and those of {target.path.name} have {target_width}"
+    elif max(layers) > num_layers:
+        why = f"it reads layer {max(layers)}, and {target.path.name} has {num_layers}"
+    elif head.num_tokens != target.num_tokens:
+        why = f"it knows {head.num_tokens} tokens, and {target.path.name} {target.num_tokens}"
+    elif not {"token_embd.weight", "output.weight"} <= {*tensors} and head.embedding_length != width:
+        why = f"it takes embeddings or output from its target, which are not {head.embedding_length} wide"
+    if why:
+        raise ModelFileError(str(head.path), why, _OTHER)
+    return layers
+
+
+def _numbers(path: Path, header: Header, key: str) -> tuple[int, ...]:
+    array = header.fields.get(key)
+    kinds = (GGUFValueType.INT32, GGUFValueType.UINT32)
+    if not isinstance(array, Array) or array.kind not in kinds:
+        return ()
+    return tuple(np.fromfile(path, "<i4", array.length, offset=array.start_byte).tolist())
+
+
+def _fault_of_tokens(head: ModelCard, header: Header, tensors: dict[str, TensorInfo]) -> str:
+    """What is wrong with the tables of a head's tokens, at which the library would read or write past their
+    ends; empty where nothing is."""
+    num_tokens, size = head.num_tokens or 0, None
+    if (table := tensors.get("token_embd.weight")) and table.shape[-1] < num_tokens:
+        return f"it has embeddings for {table.shape[-1]} of its {num_tokens} tokens"
+    if found := tensors.get("d2t"):
+        size = found.num_parameters
+        if found.type_name != "I64" or len(found.shape) != 1:
+            return "the map of its tokens (d2t) is no list of 64-bit numbers"
+        ids = np.fromfile(head.path, "<i8", size, offset=header.data_byte + found.offset_bytes)
+        if not len(ids) or ids.min() < 0 or ids.max() >= num_tokens or len(np.unique(ids)) < size:
+            return f"the map of its tokens (d2t) names some twice, or some that are none of its {num_tokens}"
+    if (output := tensors.get("output.weight")) and size not in (None, output.shape[-1]):
+        return f"it has outputs for {output.shape[-1]} tokens, and its map (d2t) names {size}"
+    return ""
