@@ -454,7 +454,7 @@ def test_the_plan_says_what_to_change(monkeypatch: pytest.MonkeyPatch, capfdbina
     assert change.startswith("set num_speculative_tokens to 2 (now 5)") and "40 sequences" in change
 
 
-def test_a_server_that_should_not_draft_is_told_so(
+def test_drafting_that_does_not_pay_is_to_be_stopped(
     monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture, tmp_path: Path
 ) -> None:
     saved = tmp_path / "metrics.txt"

@@ -17,7 +17,7 @@ from outrider.cli.llama_options import llama_options
 from outrider.planning.acceptance import Acceptance
 from outrider.planning.calls import PlannedCurve, machine_of
 from outrider.planning.catalogue import catalogue
-from outrider.planning.exports import ENGINES, Export, export
+from outrider.planning.exports import ENGINES, Export
 from outrider.planning.plan import Asked, Model, make_plan, plan_batch
 from outrider.planning.shapes import HEADS, find_shape, head_of
 
@@ -73,7 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def exported(case: str, engine: str) -> Export:
     options = dict(CASES[case])
-    return export(planned(*options.pop("drafts"), **options), engine)
+    return ENGINES[engine](planned(*options.pop("drafts"), **options))
 
 
 def test_vllm_gets_the_draft_its_length_and_lengths_by_batch_size() -> None:
@@ -91,7 +91,7 @@ def test_vllm_gets_the_draft_its_length_and_lengths_by_batch_size() -> None:
 def test_lengths_by_batch_size_are_those_that_are_best(case: str) -> None:
     options = dict(CASES[case])
     made = planned(*options.pop("drafts"), **options)
-    config = export(made, "vllm").config
+    config = ENGINES["vllm"](made).config
     assert config is not None
     for start, end, length in config.get("num_speculative_tokens_per_batch_size", ()):
         assert 1 <= start <= end and 0 <= length <= config["num_speculative_tokens"]

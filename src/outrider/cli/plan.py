@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -14,16 +14,16 @@ from outrider.cli.plan_report import print_known, print_observed, print_plan
 from outrider.cli.plan_settings import PlanSettings
 from outrider.core.errors import SettingError
 from outrider.core.files import check_writable, write_whole
-from outrider.planning.acceptance import ALL, Acceptance, of_workload, read_acceptance, source
-from outrider.planning.calls import Machine, PlannedCurve, machine_of, memory_bytes
+from outrider.planning.acceptance import ALL, of_workload, read_acceptance, source
+from outrider.planning.calls import Curve, Machine, PlannedCurve, machine_of, memory_bytes
 from outrider.planning.catalogue import Catalogue, catalogue
 from outrider.planning.checked import model_error
-from outrider.planning.exports import ENGINES, export
+from outrider.planning.exports import ENGINES
 from outrider.planning.metrics import Observed, advice, read_metrics
-from outrider.planning.plan import Asked, Model, Plan, as_json, make_plan
+from outrider.planning.plan import MAX_BATCH, Asked, Model, make_plan
 from outrider.planning.shapes import HEADS, ModelShape, find_shape, head_of
 
-_MAX_BATCH = 4096
+_LIST = "--list shows what is known."
 
 
 def plan(settings: PlanSettings) -> int:
@@ -34,177 +34,121 @@ def plan(settings: PlanSettings) -> int:
         print_known(console, known)
         return 0
     if settings.export is not None and settings.export not in ENGINES:
-        raise SettingError(
-            "--export", f"{settings.export!r} is no engine", f"Choose one of {', '.join(ENGINES)}."
-        )
+        way_out = f"Choose one of {', '.join(ENGINES)}."
+        raise SettingError("--export", f"{settings.export!r} is no engine", way_out)
     if settings.html is not None:
         check_writable(settings.html, "page")
     observed = None if settings.metrics is None else read_metrics(settings.metrics)
     if observed is not None and settings.target is None and settings.costs is None:
-        way_out = "name --target, --draft and --on, and the plan says what it expected and what to change"
-        return _show_observed(settings, console, observed, [way_out])
+        advised = ["name --target, --draft and --on, and the plan says what it expected and what to change"]
+        if settings.print_json:
+            write_json({"observed": observed.as_json(advised)})
+        else:
+            print_observed(console, observed, advised)
+        return 0
+    _plan_and_show(settings, known, console, observed)
+    return 0
+
+
+def _plan_and_show(
+    settings: PlanSettings, known: Catalogue, console: Console, observed: Observed | None
+) -> None:
+    advised: list[str] = []
     asked, about, notices = _asked(settings, known)
     with _recordings(settings, asked) as asked:
-        made = replace(make_plan(asked), notices=notices)
-        found = None if observed is None else (observed, advice(observed, asked))
-    _show(settings, console, made, about, found)
-    return 0
-
-
-def _show_observed(
-    settings: PlanSettings, console: Console, observed: Observed, advised: Sequence[str]
-) -> int:
-    if settings.print_json:
-        write_json({"observed": {**observed.as_json(), "advice": list(advised)}})
-    else:
-        print_observed(console, observed, advised)
-    return 0
-
-
-def _show(
-    settings: PlanSettings,
-    console: Console,
-    made: Plan,
-    about: str,
-    found: tuple[Observed, Sequence[str]] | None,
-) -> None:
-    data = {**as_json(made), "acceptance": about, "model_error": model_error(), "notices": list(made.notices)}
-    if found is not None:
-        data["observed"] = {**found[0].as_json(), "advice": list(found[1])}
+        made = make_plan(asked)
+        data: dict[str, Any] = made.as_json() | {"acceptance": about, "model_error": model_error()}
+        if observed is not None:
+            advised = advice(observed, asked)
+            data["observed"] = observed.as_json(advised)
+    data["notices"] = notices
     if settings.html is not None:
         from outrider.planning.page import page  # loads slowly
 
         write_whole(settings.html, page(made, about, data), "page")
     if settings.export is not None:
-        started = export(made, settings.export)
-        if settings.print_json:
-            write_json(started.as_json())
-        else:
-            write(started.script)
+        started = ENGINES[settings.export](made)
+        write_json(started.as_json()) if settings.print_json else write(started.script)
     elif settings.print_json:
         write_json(data)
     else:
-        print_notes(Console(stderr=True, highlight=False), made.notices)
+        print_notes(Console(stderr=True, highlight=False), notices)
         print_plan(console, made, about)
-        if found is not None:
-            print_observed(console, *found)
+        if observed is not None:
+            print_observed(console, observed, advised)
 
 
 def _asked(settings: PlanSettings, known: Catalogue) -> tuple[Asked, str, list[str]]:
     """What is planned, what its acceptance rests on, and what to know of it."""
     machine = None if settings.on is None else machine_of(settings.on, known)
-    notices: list[str] = []
-    tables = _given(settings.acceptance)
-    bundled = {} if settings.acceptance else of_workload(settings.workload or ALL)
-    models, lines = _fitting(settings, known, machine)
-    notices += lines
+    if settings.costs is None and (machine is None or settings.target is None):
+        what, flag = ("hardware", "--on") if machine is None else ("a target", "--target")
+        raise SettingError("plan", f"it needs {what}", f"Name it with {flag}; {_LIST}")
+    batches = _batches(settings.batch)
+    shapes, notices = _fitting(settings, known, machine, batches[0])
+    curves: list[Curve | None] = [None, None]
     if settings.costs is not None:
-        models, lines = _measured(settings.costs, models)
-        notices += lines
-    names = [model.name for model in models]
-    if unused := [name for name in tables if name not in ("", "lookup", *names[1:])]:
+        from outrider.planning.measured import read_curves  # not needed without measured curves
+
+        curves = list(read_curves(settings.costs, notices))
+        shapes += [None] if len(shapes) == 1 and curves[1] is not None else []
+    tables = dict(read_acceptance(text) for text in settings.acceptance)
+    bundled = {} if tables else of_workload(settings.workload or ALL)
+    models = []
+    for i, shape in enumerate(shapes):
+        name = shape.name if shape is not None else ("draft" if i else "target")
+        curve = (curves[i] if i < len(curves) else None) or _planned(name, shape, machine, is_target=not i)
+        acceptance = tables.get(name) or tables.get("") or bundled.get("draft")
+        models.append(Model(name, curve, shape, acceptance if i else None))
+    names = [model.name for model in models[1:]]
+    if unused := [name for name in tables if name not in ("", "lookup", *names)]:
         raise SettingError(
             f"--acceptance {unused[0]}=", "there is no such draft", "Name one as --draft does."
         )
-    usual = tables.get("") or bundled.get("draft")
-    drafts = [replace(draft, acceptance=tables.get(draft.name) or usual) for draft in models[1:]]
-    lookup = tables.get("lookup") or bundled.get("lookup")
-    if not drafts and lookup is None:
-        lookup = tables.get("")  # of the only drafter that there is
-    asked = Asked(models[0], drafts, _batches(settings.batch), settings.context, machine, lookup)
-    if settings.acceptance:
-        return asked, "as given", notices
-    return asked, f"{settings.workload or ALL}: {source()}", notices
+    # A plain value is of the draft models; of lookup where that is the only drafter that there is.
+    lookup = tables.get("lookup") or bundled.get("lookup") or (None if names else tables.get(""))
+    about = "as given" if tables else f"{settings.workload or ALL}: {source()}"
+    return Asked(models[0], models[1:], batches, settings.context, machine, lookup), about, notices
+
+
+def _planned(name: str, shape: ModelShape | None, machine: Machine | None, *, is_target: bool) -> Curve:
+    if shape is None or machine is None:
+        raise SettingError(
+            name, "its calls were not measured, and no hardware is named", f"Add --on; {_LIST}"
+        )
+    if is_target or shape.is_head or machine.count == 1:
+        return PlannedCurve(shape, (machine,), is_target=is_target)
+    return PlannedCurve(shape, (machine, Machine(machine.device)))  # a small draft: where it is faster
 
 
 def _fitting(
-    settings: PlanSettings, known: Catalogue, machine: Machine | None
-) -> tuple[list[Model], list[str]]:
-    """Target and drafts; where they do not fit at the types that they come in, those of known names of which
-    no type is asked for at fewer bits, and a line about that."""
-    made = _models(settings, known, machine, "")
-    if machine is None:
-        return made, []
-    batch = _batches(settings.batch)[0]
+    settings: PlanSettings, known: Catalogue, machine: Machine | None, batch: int
+) -> tuple[list[ModelShape | None], list[str]]:
+    """The shapes of target and drafts; where they do not fit at the types that they come in, those of known
+    names of which no type is asked for at fewer bits, and a line about that."""
+    made = _shapes(settings, known, "")
     for kind in ("", "fp8", "int4"):
-        found = _models(settings, known, machine, kind) if kind else made
-        weights, kv = memory_bytes(_shapes(found), batch=batch, context=settings.context)
-        if weights + kv <= machine.usable_bytes:
-            line = (
-                f"planned with weights of type {kind}: as they come the models do not fit on {machine.name}"
-            )
+        found = _shapes(settings, known, kind) if kind else made
+        sizes = [shape for shape in found if shape is not None]
+        needed = sum(memory_bytes(sizes, batch=batch, context=settings.context))
+        if machine is None or needed <= machine.usable_bytes:
+            line = f"weights are planned at {kind}: as they come the models do not fit on {settings.on}"
             return found, [line] if kind else []
     return made, []
 
 
-def _models(settings: PlanSettings, known: Catalogue, machine: Machine | None, kind: str) -> list[Model]:
+def _shapes(settings: PlanSettings, known: Catalogue, kind: str) -> list[ModelShape | None]:
     def named(name: str) -> str:
         return f"{name}:{kind}" if kind and name.lower() in known.tables["models"] else name
 
-    target = settings.target and named(settings.target)
-    models = [_target(settings, target, known, machine)]
-    return models + [_draft(named(name), models[0], known, machine) for name in settings.drafts]
-
-
-def _shapes(models: Sequence[Model]) -> list[ModelShape]:
-    return [model.shape for model in models if model.shape is not None]
-
-
-def _given(texts: Sequence[str]) -> dict[str, Acceptance]:
-    return dict(read_acceptance(text) for text in texts)
-
-
-def _target(settings: PlanSettings, name: str | None, known: Catalogue, machine: Machine | None) -> Model:
-    if machine is None and settings.costs is None:
-        way_out = "Name some with --on (--list shows what is known), or measured curves with --costs."
-        raise SettingError("plan", "it needs hardware", way_out)
-    if name is None and settings.costs is None:
-        raise SettingError(
-            "plan", "it needs a target", "Name one with --target (--list shows what is known)."
-        )
-    if name is None:
-        return Model("target", _Unplanned())
-    shape = find_shape(name, known)
-    curve = PlannedCurve(shape, (machine,), is_target=True) if machine else _Unplanned()
-    return Model(shape.name, curve, shape)
-
-
-class _Unplanned:
-    """The curve of a model for which no hardware is named: a measured one takes its place."""
-
-    def call_s(self, num_tokens: int, *, batch: int = 1, context: int = 0) -> float:
-        """Refuse: nothing is known."""
-        del num_tokens, batch, context
-        raise SettingError(
-            "plan", "no curve of this draft was measured, and no hardware is named", "Add --on."
-        )
-
-
-def _draft(name: str, target: Model, known: Catalogue, machine: Machine | None) -> Model:
-    if name in HEADS and target.shape is None:
-        raise SettingError(name, "it is a head on the target, whose shape is not known", "Add --target.")
-    shape = head_of(target.shape, name) if name in HEADS and target.shape else find_shape(name, known)
-    if machine is None:
-        return Model(shape.name, _Unplanned(), shape)
-    # A small draft may be faster on one device than on all.
-    machines = {machine.count: machine, 1: Machine(machine.device)} if not shape.is_head else {0: machine}
-    return Model(shape.name, PlannedCurve(shape, tuple(machines.values())), shape)
-
-
-def _measured(path: Path, models: Sequence[Model]) -> tuple[list[Model], list[str]]:
-    """The models with the curves of a file: of the target, and of the first draft."""
-    from outrider.planning.measured import read_curves  # not needed without measured curves
-
-    target, draft = read_curves(path)
-    found = [replace(models[0], curve=target), *models[1:]]
-    if draft is not None:
-        found[1:2] = [replace(models[1] if len(models) > 1 else Model("draft", draft), curve=draft)]
-    notices = []
-    if not target.knows_sequences:
-        notices.append(
-            "calls over several sequences were not measured: they are guessed (outrider costs -np N)"
-        )
-    return found, notices
+    target = None if settings.target is None else find_shape(named(settings.target), known)
+    found = [target]
+    for name in settings.drafts:
+        if name in HEADS and target is None:
+            raise SettingError(name, "it is a head on the target, whose shape is not known", "Add --target.")
+        is_head = name in HEADS and target is not None
+        found.append(head_of(target, name) if is_head and target else find_shape(named(name), known))
+    return found
 
 
 def _batches(text: str) -> list[int]:
@@ -212,8 +156,8 @@ def _batches(text: str) -> list[int]:
         found = sorted({int(part) for part in text.split(",")})
     except ValueError:
         raise SettingError("--batch", f"{text!r} is no list of numbers", "Give 1,8,32.") from None
-    if not 1 <= found[0] <= found[-1] <= _MAX_BATCH:
-        raise SettingError("--batch", f"{text!r} is out of range", f"Give 1 to {_MAX_BATCH}.")
+    if not 1 <= found[0] <= found[-1] <= MAX_BATCH:
+        raise SettingError("--batch", f"{text!r} is out of range", f"Give 1 to {MAX_BATCH}.")
     return found
 
 
@@ -224,22 +168,20 @@ def _recordings(settings: PlanSettings, asked: Asked) -> Iterator[Asked]:
         yield asked
         return
     if settings.acceptance or settings.workload:
-        raise SettingError(
-            "--recordings", "acceptance is given too", "Leave out --acceptance and --workload."
-        )
+        way_out = "Leave out --acceptance and --workload."
+        raise SettingError("--recordings", "acceptance is given too", way_out)
     from outrider.lab.replay import read_recordings  # they load slowly
     from outrider.planning.recorded import Recorded
 
     found = [recording for path in settings.recordings for recording in read_recordings(path)]
     if not found:
-        raise SettingError(
-            str(settings.recordings[0]), "it holds no recorded answers", "Record some: outrider bench."
-        )
+        place = str(settings.recordings[0])
+        raise SettingError(place, "it holds no recorded answers", "Record some: outrider bench.")
     with bars(Console(stderr=True, highlight=False)) as report:
-        offers = list(found[0].offers)
-        names = {
-            draft.name: draft.name if draft.name in offers else next(iter(offers), draft.name)
-            for draft in asked.drafts
-        }
-        recorded = Recorded(found, names, report)
-        yield replace(asked, counted=recorded.counted)
+        names = _offers(asked.drafts, list(found[0].offers))
+        yield replace(asked, counted=Recorded(found, names, report).counted)
+
+
+def _offers(drafts: Sequence[Model], offers: Sequence[str]) -> dict[str, str]:
+    """By draft the name of its offers in recordings: its own, or the first."""
+    return {d.name: d.name if d.name in offers else next(iter(offers), d.name) for d in drafts}

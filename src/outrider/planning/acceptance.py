@@ -111,7 +111,7 @@ class Steps:
 PLAIN = Steps(1.0, {1: 1.0}, {})
 
 
-def expected_steps(drafting: Drafting, length: int, tables: Mapping[Drafting, Acceptance]) -> Steps | None:
+def expected_steps(drafting: Drafting, length: int, tables: Mapping[str, Acceptance | None]) -> Steps | None:
     """An expected step that drafts at most so many tokens; None where a table that it needs is missing.
 
     Where both draft, the model is asked when lookup has nothing; its acceptance there is taken to be that

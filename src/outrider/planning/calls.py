@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from outrider.core.errors import SettingError
 from outrider.planning.catalogue import Catalogue, Device
@@ -48,6 +48,11 @@ class Machine:
     def usable_bytes(self) -> float:
         """Of all devices, for weights and KV."""
         return self.device.memory_gb * 1e9 * self.count * (1 - _RESERVED_RATIO)
+
+    def as_json(self) -> dict[str, Any]:
+        """What it is, as plain data."""
+        known = {"name": self.name, "title": self.device.title, "count": self.count}
+        return known | {"usable_bytes": self.usable_bytes, "source": self.device.source}
 
     @property
     def watts(self) -> float | None:
@@ -128,7 +133,7 @@ class Curve(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PlannedCurve:
     """What the cost model says, on the best of `machines` for each call: a small draft may be faster on one
     device than on all. A target's calls also take what a step takes besides, once (`is_target`)."""

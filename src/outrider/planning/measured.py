@@ -13,7 +13,7 @@ from outrider.costs import CallCosts
 _WAY_OUT = "Measure them: outrider costs --costs FILE."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MeasuredCurve:
     """The curve of one model, measured where it will run."""
 
@@ -23,14 +23,10 @@ class MeasuredCurve:
         """As `outrider.planning.calls.Curve` says."""
         return self.costs.call_s(num_tokens * batch, context=context * batch, num_sequences=batch)
 
-    @property
-    def knows_sequences(self) -> bool:
-        """Whether calls over several sequences were measured, too."""
-        return any(point.num_sequences > 1 for point in self.costs.points)
 
-
-def read_curves(path: Path) -> tuple[MeasuredCurve, MeasuredCurve | None]:
-    """Those of target and draft, as `outrider costs` writes or prints them. Raises SettingError."""
+def read_curves(path: Path, notices: list[str]) -> tuple[MeasuredCurve, MeasuredCurve | None]:
+    """Those of target and draft, as `outrider costs` writes or prints them; what they lack is added to the
+    `notices`. Raises SettingError."""
     try:
         data: Any = parse_json(read_text(path, _WAY_OUT))
     except ValueError:
@@ -43,4 +39,6 @@ def read_curves(path: Path) -> tuple[MeasuredCurve, MeasuredCurve | None]:
     ]
     if found[0] is None:
         raise SettingError(str(path), "it holds no curve of a target", _WAY_OUT)
+    if not any(point.num_sequences > 1 for point in found[0].costs.points):
+        notices.append("calls over several sequences were not measured, but guessed (outrider costs -np N)")
     return found[0], found[1]

@@ -6,7 +6,7 @@ import re
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,13 @@ class Observed:
             low, high = (middle, high) if few else (low, middle)
         return Acceptance.of(high)
 
-    def as_json(self) -> dict[str, Any]:
-        """The same as plain data."""
+    @property
+    def shares(self) -> list[float]:
+        """The shares of the drafts by position, of as many as a draft has."""
+        return list(self.acceptance.accepted[: max(round(self.length), 1)])
+
+    def as_json(self, advised: Sequence[str]) -> dict[str, Any]:
+        """The same as plain data, with what is advised."""
         return {
             "program": self.program,
             "drafts": self.drafts,
@@ -72,8 +77,9 @@ class Observed:
             "accepted_tokens": self.accepted,
             "draft_length": self.length,
             "tokens_per_call": self.tokens_per_call,
-            "accepted_by_position": list(self.acceptance.accepted[: max(round(self.length), 1)]),
+            "accepted_by_position": self.shares,
             "running": self.running,
+            "advice": list(advised),
         }
 
 
