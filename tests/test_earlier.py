@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +17,7 @@ from outrider.core.contracts import DraftRequest
 from outrider.core.data import Draft
 from outrider.drafters.earlier import BLOCK_TOKENS, EarlierDrafter, Memory
 from outrider.drafters.suffix_array import ContextIndex, ContextReader
+from outrider.tiers import Folder, RememberedTexts
 
 texts = st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=8)
 
@@ -220,3 +224,45 @@ def test_a_text_too_short_to_repeat_does_no_harm() -> None:
     drafter = EarlierDrafter()
     say(drafter, [4])
     assert ask(drafter, [4]) == Draft()
+
+
+def remembering(path: Path) -> EarlierDrafter:
+    return EarlierDrafter(kept=RememberedTexts(Folder(path, "a tokenizer", "--cache-dir")))
+
+
+def test_texts_outlive_a_drafter_each_for_its_scope(tmp_path: Path) -> None:
+    first = remembering(tmp_path)
+    for scope, answer in (("one", [4, 5]), ("two", [6, 7])):
+        first.begin(0, asked([1, 2, 3], scope=scope))
+        first.observe(0, answer)
+        first.end(0)
+    first.keep()
+    second = remembering(tmp_path)
+    for scope, expected in (("two", (3, 6, 7)), ("one", (3, 4, 5)), ("three", ())):
+        second.begin(0, asked([9, 1, 2], scope=scope))
+        assert propose(second).tokens == expected
+        second.end(0)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
+
+
+def test_what_was_recalled_is_what_was_remembered() -> None:
+    memory, again = Memory(2000), Memory(2000)
+    for start in range(12):
+        memory.add(list(range(start, start + 3 * BLOCK_TOKENS)))
+    again.recall(memory.parts)
+    assert again.num_tokens == memory.num_tokens and again.parts == memory.parts
+    known = memory.parts[-1][0]
+    again.add(known[: len(known) // BLOCK_TOKENS * BLOCK_TOKENS])
+    assert again.num_tokens <= 2000
+
+
+@pytest.mark.parametrize("damage", [b"", b"no file of ours", b"outrider kv\n0001" + b"\xff" * 40])
+def test_damaged_texts_are_a_line(tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    drafter = remembering(tmp_path)
+    say(drafter, [1, 2, 3], [4, 5])
+    drafter.keep()
+    [file] = tmp_path.glob("*.texts")
+    file.write_bytes(damage)
+    with caplog.at_level(logging.WARNING):
+        assert ask(remembering(tmp_path), [9, 1, 2]).tokens == ()
+    assert len(caplog.messages) == 1 and str(file) in caplog.messages[0]

@@ -32,6 +32,7 @@ from outrider.engine import Engine
 from outrider.policy import FixedPolicy
 from outrider.server.metrics import Metrics
 from outrider.server.worker import WorkerState
+from outrider.tiers import TierCounts
 
 DOCS = Path(__file__).parents[1] / "docs"
 REQUEST = Request(PROMPT, GREEDY, max_tokens=12, ignore_end=True)
@@ -342,7 +343,9 @@ def test_registries_are_apart() -> None:
 
 def everything() -> Metrics:
     """A server on which all has happened that is counted."""
-    metrics = new_metrics(WorkerState(1, 1, 4, 5, 1024, True))
+    one_each = {"memory": 1, "disk": 1}
+    tiers = TierCounts(one_each, one_each, one_each, misses=1, kept=1, not_written=1, refused=1)
+    metrics = new_metrics(WorkerState(1, 1, 4, 5, 1024, True, tiers=tiers))
     run(metrics, engine(language_model(), model_drafter(LANGUAGE)), REQUEST, REQUEST)
     words = Pieces("a", "b")
     limited = engine(FakeModel(words, LANGUAGE_AB), constrain=lambda _grammar: OneOf(words, ["ab"]))

@@ -36,6 +36,7 @@ from outrider.lab.replay.recording import as_json as recording_json
 from outrider.policy import AutoPolicy
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Message, Pair, Session
 from outrider.session.explain import Explanation, explain
+from outrider.session.keeping import Keeping
 from outrider.session.loading import Room
 from outrider.session.readout import Readout
 from outrider.session.session import Generation
@@ -109,6 +110,7 @@ def open_session(
     kept_sequences: int = 0,
     capacity_tokens: int = 0,
     max_pause_s: float = MAX_PAUSE_S,
+    keeping: Keeping | None = None,
 ) -> Session:
     """Open contexts that hold `tokens`, unless their size was given, for `max_running` requests at once; the
     others as in `Pair.open`."""
@@ -129,6 +131,7 @@ def open_session(
             kept_sequences=kept_sequences,
             capacity_tokens=capacity_tokens,
             max_pause_s=max_pause_s,
+            keeping=keeping,
         )
 
 

@@ -94,6 +94,7 @@ def _open(settings: ServeSettings, plan: PairPlan, pair: Pair, errors: Console) 
         kept_sequences=settings.kept_sequences,
         capacity_tokens=settings.kv_tokens or 0,
         max_pause_s=settings.max_pause,
+        keeping=settings.keeping,
     )
 
 
@@ -214,9 +215,23 @@ def _overview(settings: ServeSettings, ring: KeyRing, address: str) -> dict[str,
         "address": f"{address}/v1" + (f", page at {address}/" if settings.page else ", no page"),
         "access": _access(settings, ring),
         "metrics": _metrics(settings, ring),
+        **_cache(settings),
         "limits": f"{settings.timeout:g} s, {settings.max_body} bytes a request; {settings.max_waiting} wait",
         "log": "requests, with their bodies" if settings.log_prompts else "requests, without their text",
     }
+
+
+def _cache(settings: ServeSettings) -> dict[str, str]:
+    """Where KV goes that leaves the models' caches; nothing where it is forgotten."""
+    places = [] if not settings.cache_ram else ["memory, without a limit"]
+    if settings.cache_ram > 0:
+        places = [f"{settings.cache_ram} MiB of memory"]
+    if settings.cache_dir is not None:
+        places.append(f"{settings.cache_dir}, up to {settings.cache_disk:g} GiB")
+    if not places:
+        return {}
+    also = "; earlier texts are remembered there" if settings.remember else ""
+    return {"KV": f"what leaves the cache goes to {' and to '.join(places)}{also}"}
 
 
 def _access(settings: ServeSettings, ring: KeyRing) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from typing import Protocol
 
 from outrider.core.data import Request
 from outrider.drafters.lookup import LookupDrafter, Match
@@ -19,6 +20,20 @@ MAX_SCOPES = 64
 
 BLOCK_TOKENS = 64
 """in steps of which a text is compared with the beginnings of those that are remembered"""
+
+
+Part = tuple[Sequence[int], Sequence[int]]
+"""A text, or what of it was not known before, and the keys of its blocks."""
+
+
+class KeptTexts(Protocol):
+    """Where memories outlive a process, by scope."""
+
+    def recall(self, scope: str) -> Sequence[Part]:
+        """The texts of a scope, the oldest first; none where there are none."""
+
+    def keep(self, scope: str, texts: Sequence[Part]) -> None:
+        """Keep these texts of a scope, and no others."""
 
 
 class Memory:
@@ -60,6 +75,18 @@ class Memory:
             self._old.shrink(self._max_old)
             self._recent = _Shelf()
 
+    @property
+    def parts(self) -> list[Part]:
+        """All texts, as `recall` takes them."""
+        return [*self._old.texts, *self._recent.texts]
+
+    def recall(self, parts: Sequence[Part]) -> None:
+        """Remember what another memory did, in place of what this one does."""
+        self._old, self._recent = _Shelf(), _Shelf()
+        for text, keys in parts:
+            self._old.append(text, keys)
+        self._old.shrink(self._max_old)
+
     def indexes(self) -> list[tuple[ContextIndex, int]]:
         """Every index, the newest first, and how many tokens were remembered after its end."""
         shelves = [(self._recent, 0), (self._old, self._recent.num_tokens)]
@@ -70,7 +97,7 @@ class _Shelf:
     """Some texts in their order, and their index."""
 
     def __init__(self) -> None:
-        self.texts: deque[tuple[Sequence[int], Sequence[int]]] = deque()
+        self.texts: deque[Part] = deque()
         """each with the keys of its blocks, the oldest first"""
         self.keys: set[int] = set()
         self._index: ContextIndex | None = None
@@ -109,24 +136,35 @@ class EarlierDrafter(LookupDrafter):
     """Drafts from the texts of earlier requests of the same scope: each scope has a `Memory`, to which
     every request that ends adds its own text. Texts that are still being generated are not looked up in
     by others. Of more than `max_scopes` the one that was used longest ago is forgotten. `memory` is that
-    of requests without a scope.
+    of requests without a scope. `kept`, if any, has the memories of earlier drafters, and gets these when
+    they are forgotten and at the end (`keep`).
     """
 
     name = "earlier"
 
     def __init__(
-        self, memory: Memory | None = None, *, min_match: int = 2, max_scopes: int = MAX_SCOPES
+        self,
+        memory: Memory | None = None,
+        *,
+        min_match: int = 2,
+        max_scopes: int = MAX_SCOPES,
+        kept: KeptTexts | None = None,
     ) -> None:
-        self._memories = OrderedDict({"": memory or Memory()})
+        self._memories = OrderedDict({} if memory is None else {"": memory})
+        self._kept = kept
         self._max_scopes = max_scopes
         self._min_match = min_match
         self._running: dict[int, tuple[list[int], Memory]] = {}
 
     def begin(self, sequence: int, request: Request) -> None:
-        memory = self._memories.setdefault(request.scope, Memory())
+        if request.scope not in self._memories:
+            self._memories[request.scope] = Memory()
+            if self._kept is not None:
+                self._memories[request.scope].recall(self._kept.recall(request.scope))
+        memory = self._memories[request.scope]
         self._memories.move_to_end(request.scope)
         if len(self._memories) > self._max_scopes:
-            self._memories.popitem(last=False)
+            self._keep(*self._memories.popitem(last=False))
         memory.indexes()  # now rather than in a step
         self._running[sequence] = list(request.prompt), memory
 
@@ -146,6 +184,15 @@ class EarlierDrafter(LookupDrafter):
         """Its text is remembered."""
         text, memory = self._running.pop(sequence)
         memory.add(text)
+
+    def keep(self) -> None:
+        """Let the texts outlive this drafter, where it was made so."""
+        for scope, memory in self._memories.items():
+            self._keep(scope, memory)
+
+    def _keep(self, scope: str, memory: Memory) -> None:
+        if self._kept is not None and memory.num_tokens:
+            self._kept.keep(scope, memory.parts)
 
     def reset(self) -> None:
         """Forget every sequence, and every text."""

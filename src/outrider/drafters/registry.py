@@ -8,7 +8,7 @@ from pathlib import Path
 
 from outrider.core.contracts import Drafter, Model, Vocabulary
 from outrider.drafters.corpus import CorpusDrafter, Progress, open_corpus
-from outrider.drafters.earlier import EarlierDrafter
+from outrider.drafters.earlier import EarlierDrafter, KeptTexts
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
@@ -20,7 +20,7 @@ class DrafterSettings:
     """What drafters are built from. `can_rewind`: the target can forget rejected tokens. `lookup` is about
     the text so far and the session's earlier ones; `corpus` are files and folders, which are indexed first
     (`progress` is called). `draft` is a draft model and how its vocabulary maps to the target's. Builders
-    add to `notices` what the user should know."""
+    add to `notices` what the user should know. `kept_texts`: where earlier texts outlive the process."""
 
     target_name: str
     vocabulary: Vocabulary
@@ -29,6 +29,7 @@ class DrafterSettings:
     corpus: Sequence[Path] = ()
     progress: Progress | None = None
     draft: tuple[Model, Alignment] | None = None
+    kept_texts: KeptTexts | None = None
     notices: list[str] = field(default_factory=list)
 
 
@@ -62,7 +63,9 @@ DRAFTERS = (
         "prediction", "prediction", "yellow", True, lambda s: PredictionDrafter() if s.can_rewind else None
     ),
     DrafterKind("lookup", "lookup", "cyan", True, lambda s: SuffixDrafter() if s.lookup else None),
-    DrafterKind("earlier", "earlier", "blue", True, lambda s: EarlierDrafter() if s.lookup else None),
+    DrafterKind(
+        "earlier", "earlier", "blue", True, lambda s: EarlierDrafter(kept=s.kept_texts) if s.lookup else None
+    ),
     DrafterKind("corpus", "corpus", "magenta", True, _corpus),
     DrafterKind(
         "draft", "draft model", "green", False, lambda s: ModelDrafter(*s.draft) if s.draft else None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from outrider.core.contracts import Model
 from outrider.core.data import Request
-from outrider.core.errors import RewindUnsupported
-from outrider.core.saved import FoundState, KvStore
+from outrider.core.errors import InputError, RewindUnsupported
+from outrider.core.saved import FoundState, KvStore, SavedState, SavingModel
 from outrider.core.sequences import common_prefix
 
 _MIN_KEPT_TOKENS = 2048
@@ -166,6 +167,46 @@ class Slots:
         """Forget what ended requests left, the oldest first, until so many more tokens can be stored."""
         while self._kept and self.used_tokens + num_tokens > self._target.capacity_tokens:
             self._forget(next(iter(self._kept)))
+
+    # What a caller asks for
+
+    def texts(self, scope: str) -> list[int]:
+        """The sequences that store texts of a scope, the last used first."""
+        sequences = [*reversed(self._running), *reversed(self._kept)]
+        return [slot for slot in sequences if self._held(slot).scope == scope and self._target.length(slot)]
+
+    def saved(self, slot: int) -> tuple[list[int], SavedState]:
+        """The tokens of a text that is stored, and a copy of what is. Raises BackendError."""
+        length = self._target.length(slot)
+        return list(self._held(slot).tokens[:length]), cast(SavingModel, self._target).save(slot)
+
+    def put(self, scope: str, tokens: Sequence[int], state: SavedState) -> None:
+        """Store a text that was saved, for requests of a scope. Raises InputError where there is no room now,
+        BackendError where the copy is of no use."""
+        running = sum(map(self._target.length, self._running))
+        is_full = len(self._running) == self._target.max_sequences
+        if is_full or running + state.extent.length > self._target.capacity_tokens:
+            raise InputError(
+                "slot", "running requests leave no room for it", "Ask again when they have ended."
+            )
+        slot = self._destination(-1, 0)
+        if slot in self._kept:
+            self._forget(slot)
+        self.make_room(state.extent.length)
+        self._target.truncate(slot, 0)
+        cast(SavingModel, self._target).restore(slot, state)
+        self._kept[slot] = _Held(tokens, scope)
+
+    def erase(self, slot: int) -> int:
+        """Forget a text for good, unless a request runs on it; returns how many tokens were stored."""
+        if slot in self._running:
+            raise InputError("slot", "a request runs on it", "Ask again when it has ended.")
+        length = self._target.length(slot)
+        self._forget(slot, put_away=False)
+        return length
+
+    def _held(self, slot: int) -> _Held:
+        return self._running[slot] if slot in self._running else self._kept[slot]
 
     def clear(self, *, put_away: bool = False) -> None:
         """Forget what ended requests left, what was used last first; `put_away`: the store gets it."""

@@ -73,7 +73,7 @@ class Engine:
         self._running: list[RunningRequest] = []
         self.equip(drafters, policy)
         self._kv_store = kv_store
-        self._slots = Slots(target, kv_store)
+        self.slots = Slots(target, kv_store)
         self._pace = Pace(max_pause_s)
         self._num_submitted = 0
         self._num_steps = 0
@@ -127,7 +127,7 @@ class Engine:
         if seed is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0])
         tokens = list(request.prompt)
-        slot = self._slots.take(request, tokens)
+        slot = self.slots.take(request, tokens)
         try:
             sequence = RunningRequest(
                 request=request,
@@ -146,7 +146,7 @@ class Engine:
                 drafter.begin(slot, request)
             self.policy.begin(slot, len(request.prompt), request.max_tokens)
         except BaseException:  # an interrupt as well: the slot must not stay taken
-            self._slots.give_back(slot)
+            self.slots.give_back(slot)
             raise
         self._num_submitted += 1
         self._running.append(sequence)
@@ -173,7 +173,7 @@ class Engine:
     @property
     def used_tokens(self) -> int:
         """Tokens whose KV is stored, for running requests and for reuse."""
-        return self._slots.used_tokens
+        return self.slots.used_tokens
 
     def _constraint_of(self, request: Request) -> PreferredConstraint | None:
         if request.grammar is None:
@@ -197,7 +197,7 @@ class Engine:
     def reset(self, *, texts: bool = True) -> None:
         """Forget the KV that finished requests left, so that the next one starts cold; with `texts` also what
         lookups know of them. Without, the KV store gets it."""
-        self._slots.clear(put_away=not texts)
+        self.slots.clear(put_away=not texts)
         drafters = [drafter for drafter in self.drafters if texts or not drafter.is_free]
         for drafter in drafters:
             drafter.reset()
@@ -207,7 +207,7 @@ class Engine:
 
     def _release(self, sequence: RunningRequest) -> None:
         self._running.remove(sequence)
-        self._slots.give_back(sequence.slot)
+        self.slots.give_back(sequence.slot)
         for drafter in self._drafters_of(sequence):
             drafter.end(sequence.slot)
 
@@ -265,7 +265,7 @@ class Engine:
         shared = Shared(perf_counter() - self._learning_s)
         try:
             plans = shared.plans = self._plan(running, shared)
-            self._slots.make_room(shared.batch_tokens)
+            self.slots.make_room(shared.batch_tokens)
             before = perf_counter()
             rows = self.target.decode([plan.span for plan in plans])
             shared.verify_s = perf_counter() - before

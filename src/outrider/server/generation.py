@@ -126,7 +126,7 @@ async def _answer(
     make: Callable[[Service, _Body, GenerationPlan], Answer],
 ) -> Response:
     caller = caller_of(request)
-    planned = await service.prepared(partial(plan, service, body, caller.name))
+    planned = await service.prepared(partial(plan, service, body, caller.namespace))
     result = make(service, body, planned)
     with ExitStack() as stack:
         running = Generations(service, caller, stack, planned.max_decode_s)

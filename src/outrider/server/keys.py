@@ -219,6 +219,7 @@ class RateLimiter:
 
     def __init__(self, key: ApiKey | None = None, clock: Clock = monotonic) -> None:
         self.name = key.name if key else ""
+        self.namespace = key.sha256 if key else ""
         self._concurrency = key.concurrency if key else None
         self._running = 0
         rates = (key.requests_per_minute, key.tokens_per_minute) if key else (None, None)
@@ -277,12 +278,13 @@ class TokenUsage:
 class Caller:
     """Who makes one request, and what it used: in `request.state.caller`, set by the guard.
 
-    `name` is the key's ("" where no key is demanded); KV and remembered texts are kept apart by it.
+    `name` is the key's ("" where no key is demanded). KV and remembered texts are kept apart by `namespace`,
+    the key's digest: they may outlive the server, and a name may be another's then.
     """
 
     def __init__(self, limiter: RateLimiter | None = None) -> None:
         self._limiter = limiter or RateLimiter()
-        self.name = self._limiter.name
+        self.name, self.namespace = self._limiter.name, self._limiter.namespace
         self.used = TokenUsage()
 
     @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric, ProcessCollector
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
 from outrider.core.data import Completion, StepRecord, Update
 from outrider.server.worker import WorkerState
@@ -101,6 +102,37 @@ _GAUGES = {
 """Help of each gauge, `outrider_NAME`, and the field of the worker's state that it shows."""
 
 
+_TIERS: dict[str, tuple[str, str, type[CounterMetricFamily | GaugeMetricFamily]]] = {
+    "kv_tier_hits": ("Prompts whose beginning was restored", "hits", CounterMetricFamily),
+    "kv_tier_restored_tokens": ("Tokens of these beginnings", "restored_tokens", CounterMetricFamily),
+    "kv_tier_bytes": ("Bytes that are kept", "num_bytes", GaugeMetricFamily),
+    "kv_tier_misses": ("Prompts of which nothing was restored", "misses", CounterMetricFamily),
+    "kv_tier_kept": ("Texts that left the cache and were kept", "kept", CounterMetricFamily),
+    "kv_tier_not_written": ("Texts that were not written to disk", "not_written", CounterMetricFamily),
+    "kv_tier_refused": ("Files and copies of no use", "refused", CounterMetricFamily),
+}
+"""Help of each metric of the tiers, `outrider_NAME`, the field of `TierCounts`, and its type."""
+
+
+class _Tiers:
+    """A collector of what became of KV that left the cache; nothing where there are no tiers."""
+
+    def __init__(self, state: Callable[[], WorkerState]) -> None:
+        self._state = state
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        counts = self._state().tiers
+        for name, (help_, field, kind) in _TIERS.items() if counts is not None else ():
+            value = getattr(counts, field)
+            family = kind(f"outrider_{name}", help_, labels=["tier"] if isinstance(value, dict) else [])
+            for labels, number in value.items() if isinstance(value, dict) else [((), value)]:
+                family.add_metric([labels] if labels else [], number)
+            yield family
+
+
 def _shown(state: Callable[[], WorkerState], name: str) -> float:
     return float(getattr(state(), name))
 
@@ -154,6 +186,7 @@ class Metrics:
         for name, found in (("model", model), ("build", build)):
             info = Info(f"outrider_{name}", f"The {name} that is served", registry=self.registry)
             info.info(dict(found))
+        self.registry.register(_Tiers(state))
         ProcessCollector(registry=self.registry)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:

@@ -27,6 +27,8 @@ from outrider.server.settings import ServeSettings
 from outrider.server.turns import Turns
 from outrider.server.worker import Worker
 from outrider.session import Session
+from outrider.session.keeping import identity_of
+from outrider.tiers import Folder
 
 _Result = TypeVar("_Result")
 
@@ -75,6 +77,11 @@ class Service:
         """what an answer depends on besides its request and seed: OpenAI's `system_fingerprint`"""
         self._notices = tuple(session.notices)
         self.started_unix_s = int(time.time())
+        self.slot_folder: Folder | None = None
+        """where clients save slots"""
+        if settings.slot_save_path is not None:
+            identity = identity_of(session.target)
+            self.slot_folder = Folder(settings.slot_save_path, identity, "--slot-save-path")
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
 
     def start(self) -> None:

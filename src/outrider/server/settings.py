@@ -7,6 +7,7 @@ says which source wins. Times are in seconds, sizes in bytes unless a name says 
 
 from __future__ import annotations
 
+import sys
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
@@ -34,6 +35,8 @@ from outrider.core.settings import (
     Verbose,
 )
 from outrider.engine import MAX_PAUSE_S
+from outrider.session.keeping import Keeping
+from outrider.tiers import Folder
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=1024)]
@@ -165,6 +168,43 @@ class Limits(Group):
     )
 
 
+class Cache(Group):
+    """Where KV and texts go that are to be used again later."""
+
+    panel = "Cache"
+    cache_ram: Annotated[int, Field(ge=-1)] = setting(
+        0,
+        "-cram",
+        "--cache-ram",
+        metavar="MIB",
+        help="Memory for KV that leaves the cache, in MiB; 0: none, -1: no limit.",
+    )
+    cache_dir: Path | None = setting(
+        None, metavar="DIR", help="A folder for KV that leaves the cache; it outlives the server."
+    )
+    cache_disk: Annotated[float, Field(gt=0)] = setting(
+        8.0, metavar="GIB", help="What the folder may take, in GiB."
+    )
+    remember: bool = setting(False, help="Keep earlier texts there, too, which drafts are looked up in.")
+    slot_save_path: Path | None = setting(
+        None, metavar="DIR", help="A folder for the files of /slots/0?action=save."
+    )
+
+    def check_folders(self) -> None:
+        """Raise SettingError for a folder that cannot be used, or is missing."""
+        if self.remember and self.cache_dir is None:
+            raise SettingError("remember", "there is no folder for the texts", "Give cache_dir.")
+        for name, folder in (("cache_dir", self.cache_dir), ("slot_save_path", self.slot_save_path)):
+            if folder is not None:
+                Folder(folder, "", f"--{name.replace('_', '-')}")
+
+    @property
+    def keeping(self) -> Keeping:
+        """What the session keeps."""
+        memory = self.cache_ram * 2**20 if self.cache_ram >= 0 else sys.maxsize
+        return Keeping(memory, self.cache_dir, int(self.cache_disk * 2**30), self.remember)
+
+
 class Logs(Verbose):
     """What is written to standard error."""
 
@@ -180,12 +220,13 @@ TABLES: dict[str, type[Group]] = {
     "server": Server,
     "access": Access,
     "limits": Limits,
+    "cache": Cache,
     "logs": Logs,
 }
 """The tables of the TOML file."""
 
 
-class ServeSettings(Sampling, Server, Access, Limits, Logs, Machine, Speculation, PairSettings):
+class ServeSettings(Sampling, Server, Access, Limits, Cache, Logs, Machine, Speculation, PairSettings):
     """All settings in force. `check` finds those that exclude each other."""
 
     def check(self) -> None:
@@ -207,6 +248,7 @@ class ServeSettings(Sampling, Server, Access, Limits, Logs, Machine, Speculation
                 raise SettingError(
                     f"cors_origin {origin}", "it is no origin", "Write https://HOST[:PORT], without a path."
                 )
+        self.check_folders()
         if self.kv_tokens and self.ctx_size and self.kv_tokens < self.ctx_size:
             why = f"one request may need {self.ctx_size} (ctx_size)"
             raise SettingError(f"kv_tokens {self.kv_tokens}", why, "Give as many at least.")

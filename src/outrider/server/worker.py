@@ -14,8 +14,10 @@ import queue
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Thread
 from time import perf_counter
+from typing import TypeVar
 
 from outrider.core.data import Completion, Request, Update
 from outrider.core.errors import BackendError, OutriderError
@@ -23,8 +25,11 @@ from outrider.costs.other_programs import OtherPrograms
 from outrider.server.errors import Problem
 from outrider.server.turns import Turns
 from outrider.session import Session
+from outrider.tiers import TierCounts
 
 _log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 _MIN_RETRY_S = 1.0
 _FIRST_REQUEST_S = 10.0
@@ -69,6 +74,8 @@ class WorkerState:
     draining: bool
     failed: bool = False
     """Nothing is served any more."""
+    tiers: TierCounts | None = None
+    """what became of KV that left the cache"""
 
 
 NOT_LOADED = WorkerState(
@@ -154,6 +161,28 @@ class Worker:
         if not job.is_over:
             self._commands.put(lambda: self._cancel(job))
 
+    async def call(self, function: Callable[[], _Result]) -> _Result:
+        """What a function returns that is called in the worker's thread, between two steps. Raises what it
+        raises, and Problem when the server ends."""
+        if self._is_draining or self._is_stopped or self._has_failed:
+            raise Problem(503, "the server is ending.", code="draining", retry_after_s=5)
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[_Result] = loop.create_future()
+
+        def give(settle: Callable[[], None]) -> None:
+            if not result.done():  # its client has left
+                settle()
+
+        def run() -> None:
+            try:
+                settle = partial(result.set_result, function())
+            except Exception as error:
+                settle = partial(result.set_exception, error)
+            loop.call_soon_threadsafe(give, settle)
+
+        self._commands.put(run)
+        return await result
+
     def state(self) -> WorkerState:
         """How busy it is: a snapshot."""
         running = len(self._running)
@@ -165,6 +194,7 @@ class Worker:
             kv_tokens_capacity=self._engine.target.capacity_tokens,
             draining=self._is_draining,
             failed=self._has_failed,
+            tiers=tiers.counts if (tiers := self._session.kv_tiers) else None,
         )
 
     async def drain(self, timeout_s: float) -> None:

@@ -8,10 +8,11 @@ from hashlib import sha256
 from pathlib import Path
 
 from outrider.backends.tuning.scoring import Loaded, native_of, subject_of
+from outrider.core.contracts import Model
 from outrider.core.errors import ModelFileError
 from outrider.core.files import reason_of
 from outrider.models.reference import local_shards
-from outrider.tiers import Disk, Folder, KvTiers
+from outrider.tiers import Disk, Folder, KvTiers, RememberedTexts
 
 SAVE_S = 20.0
 """what a session that ends may take to save what its target still holds"""
@@ -44,8 +45,17 @@ def open_tiers(model: Loaded, keeping: Keeping | None, notices: list[str]) -> Kv
     return tiers
 
 
-def identity_of(model: Loaded) -> str:
+def open_texts(path: Path, keeping: Keeping | None) -> RememberedTexts | None:
+    """Where the earlier texts of a model file are kept; None where they are not. Raises SettingError."""
+    if keeping is None or keeping.folder is None or not keeping.remember:
+        return None
+    return RememberedTexts(Folder(keeping.folder, content_of(path), "--cache-dir"))
+
+
+def identity_of(model: Model) -> str:
     """What KV belongs to: the model's content, the library's build, and the options that change KV."""
+    if not isinstance(model, Loaded):
+        return model.name
     subject = subject_of(model, "all")
     settings = {name: value for name, value in subject.settings.items() if name not in _OF_SPEED}
     content = content_of(native_of(model).weights.path)

@@ -23,7 +23,7 @@ from outrider.models.hub import HubOptions
 from outrider.models.vocab import Alignment, align
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.session.drafts import for_heads, load_found, load_named, resolve_models
-from outrider.session.keeping import Keeping, open_tiers
+from outrider.session.keeping import Keeping, open_texts, open_tiers
 from outrider.session.learned import AutoSettings, Learned, Measuring
 from outrider.session.loading import Room, check_fit, load_weights, template_of
 from outrider.session.session import DEFAULT_CONTEXT_TOKENS, Message, Session, encode
@@ -142,7 +142,7 @@ class Pair:
         notices = list(self.notices)
         context_length = self._context(context_length, notices)
         capacity_tokens = capacity_tokens or context_length * max_running
-        drafting = self._drafter_settings(lookup, corpus, progress, notices)
+        drafting = self._drafter_settings(lookup, corpus, progress, notices, keeping)
         drafters = build_drafters(drafting, is_free=True)
         target, price = self._open_target(
             context_length, max_running, kept_sequences, capacity_tokens, bitwise, measuring, notices
@@ -202,7 +202,12 @@ class Pair:
         return target, None if equal_calls is None else equal_calls.price
 
     def _drafter_settings(
-        self, lookup: bool, corpus: Sequence[str | Path], progress: Progress | None, notices: list[str]
+        self,
+        lookup: bool,
+        corpus: Sequence[str | Path],
+        progress: Progress | None,
+        notices: list[str],
+        keeping: Keeping | None,
     ) -> DrafterSettings:
         return DrafterSettings(
             self.target.name,
@@ -212,6 +217,7 @@ class Pair:
             corpus=[Path(path) for path in corpus],
             progress=progress,
             notices=notices,
+            kept_texts=open_texts(self.target.path, keeping),
         )
 
     def _drafts_with_head(self, bitwise: bool | None) -> bool:

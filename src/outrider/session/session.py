@@ -17,6 +17,7 @@ from outrider.core.errors import PromptError, SettingError
 from outrider.core.params import SamplingParams, Verification
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY
+from outrider.drafters.earlier import EarlierDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.engine import MAX_PAUSE_S, Engine
@@ -307,6 +308,8 @@ class Session:
             self._learned.keep()
             self._learned = None
         for drafter in self._drafters:  # the engine may have set some aside
+            if isinstance(drafter, EarlierDrafter):
+                drafter.keep()
             if isinstance(drafter, ModelDrafter):
                 close_model(drafter.model)
         close_model(self.target)

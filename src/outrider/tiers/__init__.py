@@ -3,5 +3,6 @@
 from outrider.tiers.disk import Disk, SavedText
 from outrider.tiers.folder import Folder, Unusable
 from outrider.tiers.store import KvTiers, TierCounts
+from outrider.tiers.texts import RememberedTexts
 
-__all__ = ["Disk", "Folder", "KvTiers", "SavedText", "TierCounts", "Unusable"]
+__all__ = ["Disk", "Folder", "KvTiers", "RememberedTexts", "SavedText", "TierCounts", "Unusable"]

@@ -283,6 +283,20 @@ class Slot(Answer):
     is_processing: bool
 
 
+class SlotAction(Answer):
+    """What became of a slot that was saved, restored or erased: its tokens, the bytes of its file, and how
+    long it took."""
+
+    id_slot: int
+    filename: str | None = None
+    n_saved: int | None = None
+    n_written: int | None = None
+    n_restored: int | None = None
+    n_read: int | None = None
+    n_erased: int | None = None
+    timings: dict[str, float] | None = None
+
+
 # Tokens, models and state
 
 

@@ -14,6 +14,13 @@ _TEXT_ALONE = "this server reads text alone. Leave it out"
 _Mixed = Annotated[Many[Token | Text], Field(min_length=1)]
 
 
+class SlotRequest(Shape):
+    """Which file of the server's folder a slot is saved to, or restored from."""
+
+    filename: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")] | None = None
+    model: str | None = None
+
+
 class LlamaFields(TextRequest):
     """What both endpoints for text have in common."""
 

@@ -1,0 +1,91 @@
+"""A server with the embedded model that is ended and started again: KV and texts outlive it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from cli_helpers import COMMAND, PATIENCE_S, environment
+from real_server import ARGUMENTS, KEY, KEYS, MODEL, NAME, ONE_AT_ONCE, REASON, RealServer, _address
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not MODEL.exists(), reason=REASON)]
+
+BEGINNING = "Once there was a small engine that drafted ahead of a large one, step by step. " * 12
+
+
+@contextmanager
+def started(folder: Path, *arguments: str, end: int = signal.SIGTERM) -> Iterator[RealServer]:
+    """A server, ended with this signal; `folder` is for its files and its cache."""
+    keys, log = folder / "keys.toml", folder / "log"
+    keys.write_text(KEYS)
+    line = [*COMMAND, "serve", "-m", str(MODEL), "--alias", NAME, "--port", "0", "--api-keys", str(keys)]
+    line += [*ARGUMENTS, "-c", "1024", "--cache-dir", str(folder / "kv"), *arguments]
+    with log.open("w") as said:
+        process = subprocess.Popen(line, stderr=said, env=environment())
+    try:
+        yield RealServer(_address(process, log))
+        process.send_signal(end)
+        assert process.wait(PATIENCE_S) == (0 if end == signal.SIGTERM else -end), log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert "Traceback" not in log.read_text(), log.read_text()
+
+
+def asked(server: RealServer, question: str, key: str = KEY, **fields: Any) -> tuple[str, int]:
+    """The answer, and how many tokens of the prompt were cached."""
+    body = {"prompt": BEGINNING + question, "max_tokens": 16, "temperature": 0, **fields}
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = Request(f"{server.base_url}/completions", json.dumps(body).encode(), headers)
+    with urlopen(request, timeout=PATIENCE_S) as answer:
+        found = json.load(answer)
+    return found["choices"][0]["text"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_after_sigterm_kv_is_found_by_its_key_alone(tmp_path: Path) -> None:
+    with started(tmp_path) as server:
+        expected, cached = asked(server, "What did it do?")
+        assert cached == 0
+    with started(tmp_path) as server:
+        assert asked(server, "What did it do?", ONE_AT_ONCE)[1] == 0
+        text, cached = asked(server, "What did it do?")
+        assert text == expected and cached > 200
+        assert asked(server, "And then?")[1] > 190
+        assert server.metric("outrider_kv_tier_hits_total", tier="disk") == 1
+        assert server.metric("outrider_kv_tier_restored_tokens_total", tier="disk") == cached
+        assert server.metric("outrider_prompt_tokens_cached_total") >= cached
+    files = list((tmp_path / "kv").iterdir())
+    assert files and all(file.stat().st_mode & 0o077 == 0 for file in files)
+
+
+def test_after_sigkill_it_starts_and_answers_as_before(tmp_path: Path) -> None:
+    with started(tmp_path, "--kept-sequences", "0", "-np", "1", end=signal.SIGKILL) as server:
+        expected = asked(server, "What did it do?")[0]
+        for number in range(3):  # what has to leave is written
+            body = {"prompt": f"{number} is a number that has nothing to do with engines. " * 9}
+            asked(server, "", **body)
+        assert server.becomes(3, "outrider_kv_tier_kept_total")
+    for file in (tmp_path / "kv").glob("*.kv"):
+        os.truncate(file, file.stat().st_size // 2)
+        break
+    with started(tmp_path) as server:
+        assert asked(server, "What did it do?")[0] == expected
+    assert "is not used: it was cut short" in (tmp_path / "log").read_text()
+
+
+def test_a_beginning_comes_back_from_memory(tmp_path: Path) -> None:
+    with started(tmp_path, "--cache-ram", "64", "--kept-sequences", "0", "-np", "1") as server:
+        expected = asked(server, "What did it do?")[0]
+        asked(server, "", prompt="Something else that is long enough to be kept, too. " * 9)
+        text, cached = asked(server, "What did it do?")
+        assert text == expected and cached > 200
+        assert server.metric("outrider_kv_tier_hits_total", tier="memory") == 1
