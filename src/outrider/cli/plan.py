@@ -55,7 +55,7 @@ def _plan_and_show(
 ) -> None:
     advised: list[str] = []
     asked, about, notices = _asked(settings, known)
-    with _recordings(settings, asked) as asked:
+    with _recordings(settings, asked, about) as (asked, about):
         made = make_plan(asked)
         data: dict[str, Any] = made.as_json() | {"acceptance": about, "model_error": model_error()}
         if observed is not None:
@@ -162,10 +162,10 @@ def _batches(text: str) -> list[int]:
 
 
 @contextmanager
-def _recordings(settings: PlanSettings, asked: Asked) -> Iterator[Asked]:
-    """What is asked, with recorded answers in the place of tables where some are named."""
+def _recordings(settings: PlanSettings, asked: Asked, about: str) -> Iterator[tuple[Asked, str]]:
+    """What is asked and what its acceptance rests on: recorded answers, where some are named."""
     if not settings.recordings:
-        yield asked
+        yield asked, about
         return
     if settings.acceptance or settings.workload:
         way_out = "Leave out --acceptance and --workload."
@@ -179,7 +179,7 @@ def _recordings(settings: PlanSettings, asked: Asked) -> Iterator[Asked]:
         raise SettingError(place, "it holds no recorded answers", "Record some: outrider bench.")
     with bars(Console(stderr=True, highlight=False)) as report:
         names = _offers(asked.drafts, list(found[0].offers))
-        yield replace(asked, counted=Recorded(found, names, report).counted)
+        yield replace(asked, counted=Recorded(found, names, report).counted), f"{len(found)} recorded answers"
 
 
 def _offers(drafts: Sequence[Model], offers: Sequence[str]) -> dict[str, str]:

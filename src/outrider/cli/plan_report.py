@@ -12,7 +12,7 @@ from outrider.lab import numbers
 from outrider.planning.catalogue import Catalogue
 from outrider.planning.checked import error_line
 from outrider.planning.metrics import Observed
-from outrider.planning.plan import LENGTHS, BatchPlan, Model, Plan, Way
+from outrider.planning.plan import LENGTHS, BatchPlan, Model, Plan
 
 _SHADES = ((0.95, "red"), (1.02, "dim"), (1.3, "green"))
 """How a speed-up below each is set."""
@@ -29,7 +29,7 @@ def print_plan(console: Console, plan: Plan, acceptance: str) -> None:
     rows += [("texts", f"{asked.context} tokens each"), ("acceptance", acceptance)]
     print_rows(console, rows)
     console.print()
-    head = ("batch", "plain", "best", "tokens/s", "speed-up", "pays from", "memory", "J/token")
+    head = ("batch", "plain", "best", "tokens/s", "speed-up", "95 %", "pays from", "memory")
     several = len(asked.drafts) > 1
     print_table(console, head, [_row(batch, several) for batch in plan.batches], left=("best",))
     console.print()
@@ -46,7 +46,7 @@ def _described(model: Model) -> str:
 
 
 def _row(batch: BatchPlan, several: bool) -> tuple[Cell, ...]:
-    best, joules = batch.best, batch.joules
+    best = batch.best
     needed = [found for found in batch.break_even.values() if found is not None]
     memory: Cell = numbers.NOTHING
     if batch.weights_bytes is not None and batch.kv_bytes is not None:
@@ -59,16 +59,11 @@ def _row(batch: BatchPlan, several: bool) -> tuple[Cell, ...]:
         numbers.digits(batch.plain_tokens_per_s),
         name if best is None else f"{name}, {best.length}",
         numbers.NOTHING if best is None else numbers.digits(best.tokens_per_s),
-        numbers.NOTHING if best is None else _speedup(best),
+        numbers.speedup(best.speedup if best else None),
+        numbers.bounds(best.speedup if best else None),
         f"{min(needed)[0]:.0%}" if needed else "never" if batch.break_even else numbers.NOTHING,
         memory,
-        " → ".join(map(numbers.digits, joules)) if joules else numbers.NOTHING,
     )
-
-
-def _speedup(way: Way) -> str:
-    found, ends = numbers.speedup(way.speedup), numbers.bounds(way.speedup)
-    return found if ends == numbers.NOTHING else f"{found} ({ends})"
 
 
 def _print_picture(console: Console, plan: Plan) -> None:
@@ -95,13 +90,16 @@ def _shaded(value: float, is_top: bool) -> Text:
 def _ends(plan: Plan) -> Iterator[tuple[str, Cell]]:
     """Where it ends to pay, and to fit; and how wrong all that may be."""
     if plan.pays_to is None:
-        yield "pays", f"up to every batch size that {'fits' if plan.fits_to else 'was looked at'}"
+        yield "pays", f"up to the largest batch that {'fits' if plan.fits_to else 'is looked at'}"
     elif plan.pays_to:
         yield "pays", f"up to {plan.pays_to} sequences at once; above that plain decoding is faster"
     else:
         yield "pays", "at no batch size"
     if plan.fits_to is not None:
         yield "fits", f"up to {plan.fits_to} sequences of {plan.asked.context} tokens"
+    if joules := plan.batches[0].joules:
+        plain, best = map(numbers.digits, joules)
+        yield "energy", f"{plain} J a token plainly, {best} by the best way, at the rated power"
     yield "the model", error_line()
 
 

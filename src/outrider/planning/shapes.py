@@ -119,7 +119,7 @@ def shape_of(fields: ModelFields, name: str, known: Catalogue, weights: str = ""
         operations=kind.operations,
         embedding_parameters=embedding,
         hub=fields.hub,
-        type=weights or fields.type,
+        type=weights or fields.expert_type or fields.type,
     )
 
 
