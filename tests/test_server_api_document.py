@@ -44,8 +44,14 @@ def document(running: Serving) -> Any:
     return schemathesis.openapi.from_asgi("/openapi.json", running.app)
 
 
-READS = ("/v1/models", "/v1/models/{model}", "/health", "/outrider/status")
-WRITES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize")
+READS = (
+    *("/v1/models", "/v1/models/{model}", "/health", "/outrider/status"),
+    *("/props", "/slots", "/api/tags", "/api/ps", "/api/version"),
+)
+WRITES = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"),
+    *("/completion", "/infill", "/apply-template", "/api/chat", "/api/generate", "/api/show"),
+)
 
 
 @pytest.mark.slow

@@ -67,7 +67,8 @@ class ChatFormat:
         self._syntax = syntax
         self._control = control
         self._markers = markers
-        self._reasons = reasons
+        self.reasons = reasons
+        """whether its template knows of reasoning"""
         self._support = support
 
     def conversation(
@@ -157,7 +158,7 @@ class ChatFormat:
         end = prompt.rstrip()
         if end.endswith(self._markers.opener):
             return "opened"
-        return "possible" if self._reasons and not end.endswith(self._markers.closer) else "over"
+        return "possible" if self.reasons and not end.endswith(self._markers.closer) else "over"
 
 
 def format_of(template: ChatTemplate | None, vocabulary: Vocabulary) -> ChatFormat:

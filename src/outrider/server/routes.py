@@ -16,6 +16,7 @@ from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.generation import answer
 from outrider.server.llama_routes import llama_info_router, llama_text_router
 from outrider.server.models import Models
+from outrider.server.ollama_routes import ollama_info_router, ollama_text_router
 from outrider.server.page import Page
 from outrider.server.prepare.anthropic import plan_message
 from outrider.server.prepare.chat import plan_chat, render, tokens_of
@@ -106,6 +107,7 @@ def text_router(models: Models) -> APIRouter:
             return JSONResponse({"input_tokens": len(plan.requests[0].prompt)})
 
     router.include_router(llama_text_router(models))
+    router.include_router(ollama_text_router(models))
     return router
 
 
@@ -214,6 +216,7 @@ def info_router(models: Models) -> APIRouter:
             return {"success": True}
 
     router.include_router(llama_info_router(models))
+    router.include_router(ollama_info_router(models))
     router.include_router(slots_router(models))
     return router
 
@@ -261,7 +264,7 @@ def open_router(models: Models, page: Page | None) -> APIRouter:
 
     if page is not None:
 
-        @router.get("/", include_in_schema=False)
+        @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
         async def show(request: Request) -> Response:
             """The page, or word that the browser has it already."""
             if page.is_current(request.headers.get("if-none-match")):

@@ -17,6 +17,7 @@ from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.formats import format_of
+from outrider.models.gguf import ModelCard, read_card
 from outrider.models.infill import Infill, find_infill
 from outrider.policy import AutoPolicy
 from outrider.server.errors import Problem, invalid_field, problem_of
@@ -119,6 +120,12 @@ class Service:
     def infill(self) -> Infill | None:
         """The tokens by which the model fills in a middle; None where it cannot."""
         return find_infill(self.vocabulary, self.metadata)
+
+    @cached_property
+    def card(self) -> ModelCard | None:
+        """What the target's file says of it; None for a model that is not from a file."""
+        weights = getattr(getattr(self.session.target, "inner", self.session.target), "weights", None)
+        return None if weights is None else read_card(weights.path)
 
     def metadata(self, key: str) -> str:
         """A value of the target's GGUF file as text; empty where it is absent."""

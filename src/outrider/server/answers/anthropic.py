@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
 from outrider.core.data import Completion, Update
 from outrider.formats import ContentDelta, Event, ReasoningDelta, ToolCallStart
-from outrider.server.answers.choice import Answer, Choice
+from outrider.server.answers.choice import Answer, Choice, parsed_arguments
 from outrider.server.errors import anthropic_error
 from outrider.server.prepare.plan import GenerationPlan
 from outrider.server.protocol.anthropic import MessagesRequest
@@ -118,22 +117,13 @@ class MessageAnswer(Answer):
             return
         self._is_open, block = False, self._content[-1]
         if block["type"] == "tool_use":
-            block["input"] = _arguments(self._arguments)
+            block["input"] = parsed_arguments(self._arguments)
         elif block["type"] == "thinking":
             yield self._event("content_block_delta", delta={"type": "signature_delta", "signature": ""})
         yield self._event("content_block_stop")
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         return {"type": kind, "index": len(self._content) - 1, **fields}
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call; of one that is cut off, none."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _usage(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -197,6 +198,15 @@ class Answer(ABC):
             **(each[0] if len(each) == 1 else _together(each)),
             "notices": list(self.plan.notices),
         }
+
+
+def parsed_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call; of one that is cut off, none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def spelling_of(token: int, vocabulary: Vocabulary) -> bytes:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from outrider.server.errors import Problem, invalid_field
-from outrider.server.prepare.chat import knows_reasoning, plan_chat
+from outrider.server.prepare.chat import fitting_effort, plan_chat
 from outrider.server.prepare.plan import GenerationPlan
 from outrider.server.protocol.anthropic import (
     Choice,
@@ -103,11 +103,8 @@ def _effort(service: Service, body: CountTokensRequest) -> tuple[Effort | None, 
         wanted = "none"
     elif thinking and thinking.type == "enabled":
         wanted = wanted or "medium"
-    if wanted is None or knows_reasoning(service):
-        return wanted, notices
-    if wanted != "none":
-        notices.append("thinking, output_config.effort: this model's template does not read them")
-    return None, notices
+    effort, more = fitting_effort(service, wanted, "thinking, output_config.effort")
+    return effort, [*notices, *more]
 
 
 def _system(body: CountTokensRequest) -> list[Message]:

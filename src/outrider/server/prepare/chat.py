@@ -134,10 +134,12 @@ def _variables(service: Service, body: ChatRequest) -> tuple[dict[str, Any], lis
     return variables, [f"chat_template_kwargs: this model's template does not read {name}" for name in unread]
 
 
-def knows_reasoning(service: Service) -> bool:
-    """Whether the model's template knows how much it is to think."""
+def fitting_effort(service: Service, wanted: Effort | None, field: str) -> tuple[Effort | None, list[str]]:
+    """How much the model is to think, where its template knows that; else a notice about the field."""
     source = service.template.source if service.template else ""
-    return "reasoning_effort" in source or "enable_thinking" in source
+    if wanted is None or "reasoning_effort" in source or "enable_thinking" in source:
+        return wanted, []
+    return None, [] if wanted == "none" else [f"{field}: this model's template does not read it"]
 
 
 def _effort(effort: Effort, source: str) -> dict[str, Any]:

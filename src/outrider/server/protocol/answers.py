@@ -297,6 +297,72 @@ class SlotAction(Answer):
     timings: dict[str, float] | None = None
 
 
+# Ollama's
+
+
+class _OllamaAnswer(BaseModel):
+    model: str
+    created_at: str
+    done: Literal[True]
+    done_reason: Literal["stop", "length", "load"]
+    total_duration: int = 0
+    prompt_eval_count: int = 0
+    prompt_eval_duration: int = 0
+    eval_count: int = 0
+    eval_duration: int = 0
+    outrider: Account | None = None
+
+
+class OllamaChat(_OllamaAnswer):
+    """The answer to POST /api/chat; durations in nanoseconds."""
+
+    message: dict[str, Any]
+
+
+class OllamaText(_OllamaAnswer):
+    """The answer to POST /api/generate; `context` are the tokens of prompt and answer."""
+
+    response: str
+    thinking: str | None = None
+    context: list[int] | None = None
+
+
+class OllamaVersion(Answer):
+    """The version of the API."""
+
+    version: str
+
+
+class OllamaModel(BaseModel):
+    """A name that the model is served under. `digest` tells models apart; it is not the file's hash."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: dict[str, Any]
+
+
+class OllamaModels(BaseModel):
+    """All names."""
+
+    models: list[OllamaModel]
+
+
+class OllamaShow(BaseModel):
+    """What is known of a model."""
+
+    model_config = ConfigDict(extra="allow")
+
+    template: str
+    details: dict[str, Any]
+    model_info: dict[str, Any]
+    capabilities: list[str]
+
+
 # Tokens, models and state
 
 
