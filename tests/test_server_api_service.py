@@ -177,6 +177,7 @@ def test_the_document_describes_what_is_there(served: Serving) -> None:
     document = served.client.get("/openapi.json").json()
     assert set(document["paths"]) == {
         "/v1/chat/completions",
+        "/v1/chat/completions/control",
         "/v1/completions",
         "/v1/messages",
         "/v1/messages/count_tokens",
@@ -195,6 +196,7 @@ def test_the_document_describes_what_is_there(served: Serving) -> None:
         "/apply-template",
         "/props",
         "/slots",
+        "/slots/{slot}",
         "/tokenize",
         "/detokenize",
         "/health",

@@ -269,7 +269,7 @@ class _Conversation:
         self._messages.append({"role": "user", "content": self._attached + message})
         try:
             prompt = self._session.encode(self._messages)
-            request = self._plan.request(prompt, self._session.target.vocabulary)
+            request = self._plan.request(prompt, self._session.target.vocabulary, self._session.template)
             generation = Generation(self._session.engine, request)
             self._last = show(generation, self._printer)
         except InputError as error:  # too long, or the template refuses it

@@ -37,6 +37,7 @@ from outrider.models.chat import ChatTemplate
 from outrider.models.hub import HubOptions
 from outrider.policy import FixedPolicy
 from outrider.session.learned import AutoSettings
+from outrider.session.reasoning import limited_thought
 
 POLICIES = ("auto", "lookup", "model", "fixed", "plain")
 UNLIMITED_TOKENS = 2048
@@ -87,8 +88,12 @@ class RunPlan:
         """Room for an answer, where the context is sized by itself."""
         return (self.max_tokens or UNLIMITED_TOKENS) + 1
 
-    def request(self, prompt: tuple[int, ...], vocabulary: Vocabulary) -> Request:
+    def request(
+        self, prompt: tuple[int, ...], vocabulary: Vocabulary, template: ChatTemplate | None
+    ) -> Request:
         """The request of a prompt. Raises SettingError for tokens that the vocabulary does not have."""
+        budget, message = self.settings.reasoning_budget, self.settings.reasoning_budget_message
+        limited = budget >= 0 and not self.settings.raw
         return Request(
             prompt=prompt,
             sampling=_with_tokens(self.sampling, self.settings.ban, vocabulary),
@@ -98,6 +103,7 @@ class RunPlan:
             verification=self.pair.verification,
             logprobs=self.settings.logprobs,
             grammar=self.grammar,
+            thought=limited_thought(template, vocabulary, prompt, budget, message or "") if limited else None,
         )
 
 

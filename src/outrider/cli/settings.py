@@ -29,6 +29,7 @@ from outrider.core.settings import (
     Lenience,
     Models,
     PairSettings,
+    Reasoning,
     Sampling,
     Structure,
     Verbose,
@@ -94,7 +95,16 @@ class Prediction(Group):
 
 
 class RunSettings(
-    PairSettings, Prompt, Sampling, Structure, DraftSources, Lenience, Prediction, Shown, JsonOutput
+    PairSettings,
+    Prompt,
+    Reasoning,
+    Sampling,
+    Structure,
+    DraftSources,
+    Lenience,
+    Prediction,
+    Shown,
+    JsonOutput,
 ):
     """Those of `run` and `chat`."""
 

@@ -217,6 +217,23 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True)
+class Thought:
+    """How an answer's reasoning is recognized, and how much of it there may be.
+
+    It is what comes between `opener` and `closer`, at the answer's start (after white space), or wherever
+    they are if it `reopens`; `opened`: the prompt ends in it. After `budget` tokens (None: no limit) the text
+    `closing`, which contains the closer, is forced; after `reopens` no opener may follow then.
+    """
+
+    opener: str
+    closer: str
+    closing: str
+    opened: bool = False
+    reopens: str = ""
+    budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One generation to be made.
 
@@ -225,7 +242,7 @@ class Request:
     every token and of so many of the most likely beside it; None: for none. `grammar` limits what the
     output may be. `drafting` is who drafts. `prediction` are tokens that the answer probably resembles.
     KV and text that a request leaves are reused by requests of the same `scope` (cache namespace) alone.
-    `visible` are control tokens whose spelling is a part of the text.
+    `visible` are control tokens whose spelling is a part of the text. `thought` is how the answer reasons.
     """
 
     prompt: tuple[int, ...]
@@ -241,6 +258,7 @@ class Request:
     prediction: tuple[int, ...] = ()
     scope: str = ""
     visible: tuple[int, ...] = ()
+    thought: Thought | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt:

@@ -79,6 +79,18 @@ class Template(Group):
     )
 
 
+class Reasoning(Group):
+    """How much a model thinks before it answers."""
+
+    panel = MODELS
+    reasoning_budget: Annotated[int, Field(ge=-1)] = setting(
+        -1, help="Tokens of a model's reasoning, after which its end is forced; -1: no limit, 0: none."
+    )
+    reasoning_budget_message: str | None = setting(
+        None, help="Text that is written before an end of the reasoning that is forced."
+    )
+
+
 # Sampling
 
 

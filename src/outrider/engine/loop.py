@@ -27,15 +27,16 @@ from outrider.core.data import (
     Span,
     Update,
 )
-from outrider.core.errors import ConstraintError, InputError, PromptError, SettingError
+from outrider.core.errors import ConstraintError, InputError, PromptError
 from outrider.core.saved import KvStore
 from outrider.engine.interrupts import deferred
 from outrider.engine.kv_slots import Slots, rewind
+from outrider.engine.limits import end_thought, limits_of
 from outrider.engine.prefill import MAX_PAUSE_S, Pace, chunks
 from outrider.engine.reread import checkpoint_at, decodes, max_draft, reread, unread, verification
 from outrider.engine.sequence import RunningRequest, Shared, StepPlan, Verified, complete
 from outrider.engine.text import TextStream
-from outrider.engine.tokenization import PreferredConstraint, PreferredTokenization
+from outrider.engine.tokenization import PreferredTokenization
 from outrider.engine.verification import commit, fail, record_of, verify
 from outrider.policy import FixedPolicy
 from outrider.sampling import RequestSampler
@@ -122,7 +123,7 @@ class Engine:
         if not self.has_room(request):
             why = f"{len(self._running)} are running, and there is no room for another"
             raise InputError("request", why, "Wait for one to end.")
-        constraint = self._constraint_of(request)
+        constraint, thought = limits_of(request, self.target, self.constrain, self.preferred)
         seed = request.sampling.seed
         if seed is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0])
@@ -137,6 +138,7 @@ class Engine:
                 reused_tokens=self.target.length(slot),
                 seed=seed,
                 constraint=constraint,
+                thought=thought,
                 sampler=RequestSampler(request.sampling, self.target.vocabulary, request.prompt, constraint),
                 verifier=self._verifier_of(request, seed),
                 text=TextStream(self.target.vocabulary, request.stop, request.visible),
@@ -175,13 +177,11 @@ class Engine:
         """Tokens whose KV is stored, for running requests and for reuse."""
         return self.slots.used_tokens
 
-    def _constraint_of(self, request: Request) -> PreferredConstraint | None:
-        if request.grammar is None:
-            return None
-        if self.constrain is None:
-            raise SettingError("grammar", "this engine was made without constraints", "Give it `constrain`.")
-        longest = min(self.target.max_batch_tokens, self.target.max_rows)
-        return PreferredConstraint(self.constrain(request.grammar), self.preferred, longest)
+    def end_thought(self, request_id: int) -> None:
+        """Let the reasoning of a running request end at its next token; nothing where it has ended."""
+        for sequence in self._running:
+            if sequence.id == request_id:
+                end_thought(sequence, self.target, self.preferred)
 
     def cancel(self, request_id: int) -> Completion | None:
         """Stop a running request after its last step; its KV stays for reuse. Returns what there is of it;
@@ -376,6 +376,8 @@ class Engine:
                 pieces += fail(sequence, error)
             rewind(self.target, sequence.slot, len(sequence.tokens) - 1)
             sequence.sampler.accept(sequence.tokens[position:])
+            if sequence.thought is not None and sequence.thought.is_over:
+                sequence.limit(None, None)
             for drafter in self._drafters_of(sequence):
                 drafter.observe(sequence.slot, sequence.tokens[position:])
             if sequence.finish_reason is not None:

@@ -18,6 +18,7 @@ from outrider.core.data import (
 )
 from outrider.core.errors import OutriderError
 from outrider.engine.text import TextStream
+from outrider.engine.thought import ThoughtLimit
 from outrider.engine.tokenization import PreferredConstraint
 from outrider.sampling import RequestSampler
 from outrider.verify import VerificationRule
@@ -40,11 +41,18 @@ class RunningRequest:
     text: TextStream
     started_s: float
     updates: list[Update] = field(default_factory=list)
+    thought: ThoughtLimit | None = None
+    """the part of the constraint that limits its reasoning"""
     unshown: str = ""
     """text that a cancelled request had not shown yet"""
     finish_reason: FinishReason | None = None
     error: OutriderError | None = None
     """why it could not go on"""
+
+    def limit(self, constraint: PreferredConstraint | None, thought: ThoughtLimit | None) -> None:
+        """From the next token on this is what the output may be."""
+        self.constraint, self.thought = constraint, thought
+        self.sampler.constrain(constraint)
 
     @property
     def num_generated(self) -> int:

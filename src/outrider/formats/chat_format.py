@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from outrider.core.contracts import Vocabulary
-from outrider.core.data import Grammar
+from outrider.core.data import Grammar, Thought
 from outrider.core.errors import InputError, SettingError
 from outrider.core.params import FastForward
 from outrider.formats.conversation import (
@@ -24,26 +25,38 @@ from outrider.formats.conversation import (
     tool_entry,
     with_argument_texts,
     with_guide,
+    with_reasoning_as,
     with_short_ids,
 )
 from outrider.formats.grammar import MAX_CALLS, Rules, answer_grammar
-from outrider.formats.harmony import CONTENT, HARMONY, ChannelReader, Harmony, harmony_grammar
+from outrider.formats.harmony import (
+    CONTENT,
+    HARMONY,
+    ChannelReader,
+    Harmony,
+    harmony_grammar,
+    harmony_thought,
+)
 from outrider.formats.reader import AnswerReader, Reader
 from outrider.formats.syntaxes import JSON, PROBE, CallSyntax, Mistral, syntax_of
 from outrider.models.chat import ChatTemplate
 
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+"""What templates call the reasoning of an earlier turn; the first that one reads is taken."""
 _REASONING = (ReasoningMarkers("<think>", "</think>"), ReasoningMarkers("[THINK]", "[/THINK]"))
 
 
 class ToolSupport(NamedTuple):
     """What a template puts into the prompt: lists of tools, calls of earlier turns, their results; and how it
-    takes calls: their arguments as objects (or as JSON text), several in one message (or one)."""
+    takes calls: their arguments as objects (or as JSON text), several in one message (or one). `reasoning` is
+    its name of what was thought in an earlier turn."""
 
     tools: bool = False
     calls: bool = False
     results: bool = False
     objects: bool = True
     several: bool = True
+    reasoning: str = "reasoning_content"
 
 
 class ChatFormat:
@@ -82,6 +95,8 @@ class ChatFormat:
         """Messages and tools for `ChatTemplate.render`. With the choice "none" the model is given no
         tools. Raises PromptError for calls and contents that cannot be put in."""
         plain, can = plain_messages(messages), self._support
+        if can.reasoning != _REASONING_KEYS[0]:
+            plain = with_reasoning_as(plain, can.reasoning)
         given = () if choice == "none" else tools
         if not can.calls:
             plain = calls_as_text(plain, self._syntax.written)
@@ -137,6 +152,17 @@ class ChatFormat:
             return CONTENT
         return self._markers.closer if self._state(prompt) == "opened" else None
 
+    def thought(self, prompt: str, message: str = "") -> Thought | None:
+        """How an answer to the prompt reasons, without a budget; None where it does not. `message` comes
+        before a closing that is forced."""
+        state = self._state(prompt)
+        if isinstance(self._syntax, Harmony):
+            return harmony_thought(message, opened=False)
+        if state == "over":
+            return None
+        opener, closer = self._markers
+        return Thought(opener, closer, message + closer, state == "opened")
+
     def notices(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
         """What of the tools' schemas is not enforced."""
         rules = Rules(self._control)
@@ -166,11 +192,15 @@ def format_of(template: ChatTemplate | None, vocabulary: Vocabulary) -> ChatForm
     known here, is given tools in a system message and answers in plain JSON."""
     source = "" if template is None else template.source
     syntax, support = (JSON, ToolSupport()) if template is None else _tried(template)
+    read = [key for key in _REASONING_KEYS if re.search(rf"\.{key}\b|\[.{key}.\]", source)]
+    support = support._replace(reasoning=read[0] if read else _REASONING_KEYS[0])
     mentioned = [m for m in _REASONING if m.opener in source or m.closer in source]
     reasoning = mentioned[-1] if mentioned else _REASONING[0]
     markers = (*syntax.markers, *reasoning)
     control = {marker: token for marker in markers if (token := _control(marker, vocabulary)) is not None}
-    return ChatFormat(syntax, control, reasoning, reasons=bool(mentioned), support=support)
+    return ChatFormat(
+        syntax, control, reasoning, reasons=bool(mentioned) or isinstance(syntax, Harmony), support=support
+    )
 
 
 def _control(marker: str, vocabulary: Vocabulary) -> int | None:

@@ -82,6 +82,14 @@ def with_argument_texts(messages: Sequence[Message]) -> list[Message]:
     return [_each_call(message, changed) for message in messages]
 
 
+def with_reasoning_as(messages: Sequence[Message], name: str) -> list[Message]:
+    """What was thought in earlier turns under another name."""
+    return [
+        {name if key == "reasoning_content" else key: value for key, value in message.items()}
+        for message in messages
+    ]
+
+
 def with_short_ids(messages: Sequence[Message]) -> list[Message]:
     """Calls and results with ids as Mistral's templates demand them: nine letters and digits."""
     shortened = []

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Literal
 
+from outrider.core.data import Thought
 from outrider.formats.conversation import (
     Call,
     ContentDelta,
@@ -68,6 +69,12 @@ class Harmony:
 
 
 HARMONY = Harmony()
+
+
+def harmony_thought(message: str, *, opened: bool) -> Thought:
+    """How an answer reasons on the channel for analysis; `message` comes before a closing that is forced."""
+    opener = f"{_CHANNEL}analysis{_MESSAGE}"
+    return Thought(opener, _END, f"{message}{_END}{_START}", opened, reopens=_CHANNEL)
 
 
 def harmony_grammar(rules: Rules, tools: Sequence[ToolSpec], content: str | None) -> str:

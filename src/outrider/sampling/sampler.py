@@ -46,6 +46,10 @@ class RequestSampler:
         """The settings of the request."""
         return self._params
 
+    def constrain(self, constraint: Constraint | None) -> None:
+        """From the next token on this is what the output may be."""
+        self._constraint = constraint
+
     def accept(self, tokens: Sequence[int]) -> None:
         """These tokens became final."""
         self._num_generated += len(tokens)

@@ -14,11 +14,14 @@ from outrider.core.params import Verification
 from outrider.server import errors, routes
 from outrider.server.guard import protect
 from outrider.server.keys import KeyRing
+from outrider.server.llama_routes import llama_router
 from outrider.server.metrics import Metrics
 from outrider.server.models import Models
+from outrider.server.ollama_routes import ollama_router, refusing_router
 from outrider.server.page import Page, page
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings
+from outrider.server.slots import slots_router
 from outrider.server.worker import WorkerState
 from outrider.session import Session
 
@@ -43,8 +46,9 @@ def create_app(served: Service | Models, *, page: Page | None = None, has_keys: 
     )
     errors.install(app, models.metrics.observe_error if models.metrics else None)
     guarded = [Depends(HTTPBearer(auto_error=False, description="An API key."))] if has_keys else []
-    app.include_router(routes.text_router(models), dependencies=guarded)
-    app.include_router(routes.info_router(models), dependencies=guarded)
+    for router in (routes.text_router, routes.info_router, llama_router, ollama_router, slots_router):
+        app.include_router(router(models), dependencies=guarded)
+    app.include_router(refusing_router(), dependencies=guarded)
     app.include_router(routes.open_router(models, page))
     return app
 

@@ -55,6 +55,11 @@ class Generations:
         choice.is_cut = True
         self._service.worker.cancel(self._jobs[choice.index])
 
+    def end_thought(self) -> None:
+        """Let the reasoning of all of them end."""
+        for job in self._jobs.values():
+            self._service.worker.end_thought(job)
+
     async def start(self, choice: Choice) -> None:
         """Hand a choice's request to the worker. Raises Problem, and what the engine refuses it with."""
         request = choice.request
@@ -130,6 +135,10 @@ async def _answer(
     result = make(service, body, planned)
     with ExitStack() as stack:
         running = Generations(service, caller, stack, planned.max_decode_s)
+        if planned.requests[0].thought is not None:
+            for name in filter(None, (result.id, getattr(request.state, "request_id", ""))):
+                service.thinking[caller.name, name] = running.end_thought
+                stack.callback(service.thinking.pop, (caller.name, name), None)
         for choice in result.choices:
             await running.start(choice)
         if body.stream:

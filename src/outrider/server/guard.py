@@ -23,6 +23,7 @@ _NOT_IN_HOST = frozenset("@/\\?#")
 _HEALTH, _PAGE, _METRICS = "/health", "/", "/metrics"
 _FOR_ADMINS = {_METRICS: ", or --metrics-open", "/models/load": "", "/models/unload": ""}
 """what only keys with admin = true may use, and another way to it"""
+_CONTROL = "/v1/chat/completions/control"
 _EXPOSED = ("x-request-id", "retry-after", "x-should-retry")
 
 
@@ -95,7 +96,8 @@ class Guard:
                 message = f"this key may not use it. Use one with admin = true{_FOR_ADMINS[scope['path']]}."
                 raise Problem(403, message, code="not_admin")
             # Only what may make the models work counts as a request.
-            with limiter.request() if limiter and scope["method"] == "POST" else nullcontext():
+            counts = scope["method"] == "POST" and scope["path"] != _CONTROL
+            with limiter.request() if limiter and counts else nullcontext():
                 body = await self._read(headers, receive)
                 if body is not None:
                     await self._run(scope, _replayed(body, receive), _with_limits(limiter, send))

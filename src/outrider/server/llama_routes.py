@@ -8,11 +8,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from outrider.server.answers.llama import LlamaAnswer
+from outrider.server.documented import ANSWER, ANSWER_OR_EVENTS, ERRORS
 from outrider.server.generation import answer
 from outrider.server.models import Models
 from outrider.server.prepare.chat import rendered
 from outrider.server.prepare.llama import plan_infill, plan_llama
-from outrider.server.protocol import answers
+from outrider.server.protocol import answers_of_others as answers
 from outrider.server.protocol.llama import InfillRequest, LlamaRequest
 from outrider.server.protocol.requests import ChatRequest
 from outrider.server.service import Service
@@ -20,27 +21,20 @@ from outrider.server.service import Service
 _LISTED = answers.LlamaCompletion | list[answers.LlamaCompletion]
 
 
-def llama_text_router(models: Models) -> APIRouter:
-    """Text to be continued, as llama-server; with `stream`, as server-sent events."""
-    router = APIRouter(tags=["llama-server"])
+def llama_router(models: Models) -> APIRouter:
+    """Text to be continued, as llama-server; with `stream`, as server-sent events. What it says of itself."""
+    router = APIRouter(tags=["llama-server"], responses=ERRORS | ANSWER)
 
-    @router.post("/completion", response_model=_LISTED)
-    @router.post("/completions", response_model=_LISTED)
+    @router.post("/completion", response_model=_LISTED, responses=ANSWER_OR_EVENTS)
+    @router.post("/completions", response_model=_LISTED, responses=ANSWER_OR_EVENTS)
     async def completion(body: LlamaRequest, request: Request) -> Response:
         """Continue texts as they stand, as llama-server; several prompts or choices give a list."""
         return await answer(models, request, body, plan_llama, LlamaAnswer)
 
-    @router.post("/infill", response_model=_LISTED)
+    @router.post("/infill", response_model=_LISTED, responses=ANSWER_OR_EVENTS)
     async def infill(body: InfillRequest, request: Request) -> Response:
         """Fill a gap between two texts, with a model that can."""
         return await answer(models, request, body, plan_infill, LlamaAnswer)
-
-    return router
-
-
-def llama_info_router(models: Models) -> APIRouter:
-    """What llama-server says of itself and its template."""
-    router = APIRouter(tags=["llama-server"])
 
     @router.post("/apply-template", response_model=answers.AppliedTemplate)
     async def apply_template(body: ChatRequest) -> Any:

@@ -85,6 +85,7 @@ class _Entry:
         self.status: int | None = None
         self._scope = scope
         self._state = scope.setdefault("state", {})
+        self._state["request_id"] = self.request_id
         self._receive = receive
         self._send = send
         self._began_s = monotonic()

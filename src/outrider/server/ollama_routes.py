@@ -10,11 +10,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from outrider.server.answers.ollama import OllamaAnswer, now
+from outrider.server.documented import ANSWER, ANSWER_OR_LINES, ERRORS
 from outrider.server.errors import Problem
 from outrider.server.generation import answer
 from outrider.server.models import Models
 from outrider.server.prepare.ollama import plan_generate, plan_ollama_chat
-from outrider.server.protocol import answers
+from outrider.server.protocol import answers_of_others as answers
 from outrider.server.protocol.ollama import GenerateRequest, OllamaChatRequest, OllamaFields, ShowRequest
 from outrider.server.service import Service
 
@@ -34,11 +35,11 @@ _REFUSED = {
 """Endpoints of other servers that are refused by name, and why."""
 
 
-def ollama_text_router(models: Models) -> APIRouter:
-    """Text, as Ollama; unless `stream` is false, as lines of JSON."""
-    router = APIRouter(tags=["Ollama"])
+def ollama_router(models: Models) -> APIRouter:
+    """Text, as Ollama; unless `stream` is false, as lines of JSON. The models, as Ollama lists them."""
+    router = APIRouter(tags=["Ollama"], responses=ERRORS | ANSWER)
 
-    @router.post("/api/chat", response_model=answers.OllamaChat)
+    @router.post("/api/chat", response_model=answers.OllamaChat, responses=ANSWER_OR_LINES)
     async def ollama_chat(body: OllamaChatRequest, request: Request) -> Response:
         """Continue a conversation, as Ollama."""
         body = _renamed(models, body)
@@ -46,20 +47,13 @@ def ollama_text_router(models: Models) -> APIRouter:
             return await _load(models, body, {"message": {"role": "assistant", "content": ""}})
         return await answer(models, request, body, plan_ollama_chat, OllamaAnswer)
 
-    @router.post("/api/generate", response_model=answers.OllamaText)
+    @router.post("/api/generate", response_model=answers.OllamaText, responses=ANSWER_OR_LINES)
     async def generate(body: GenerateRequest, request: Request) -> Response:
         """Answer a text, or fill a gap, as Ollama."""
         body = _renamed(models, body)
         if not body.prompt and not body.suffix:
             return await _load(models, body, {"response": ""})
         return await answer(models, request, body, plan_generate, OllamaAnswer)
-
-    return router
-
-
-def ollama_info_router(models: Models) -> APIRouter:
-    """The models, as Ollama lists them."""
-    router = APIRouter(tags=["Ollama"])
 
     @router.head("/api/version", include_in_schema=False)
     @router.get("/api/version", response_model=answers.OllamaVersion)
@@ -86,6 +80,12 @@ def ollama_info_router(models: Models) -> APIRouter:
         async with models.serving(_own_name(models, body.model or body.name)) as service:
             return _shown(service)
 
+    return router
+
+
+def refusing_router() -> APIRouter:
+    """What other servers have and this one does not: refused by name."""
+    router = APIRouter()
     for why, paths in _REFUSED.items():
         for path in paths:
             router.add_api_route(path, _refusal(why), methods=["POST", "DELETE"], include_in_schema=False)

@@ -12,11 +12,10 @@ from outrider.server.answers.anthropic import MessageAnswer
 from outrider.server.answers.choice import spelling_of
 from outrider.server.answers.responses import ResponseAnswer
 from outrider.server.answers.text import ChatAnswer, CompletionAnswer
+from outrider.server.documented import ANSWER, ANSWER_OR_EVENTS, ERRORS, METRICS
 from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.generation import answer
-from outrider.server.llama_routes import llama_info_router, llama_text_router
 from outrider.server.models import Models
-from outrider.server.ollama_routes import ollama_info_router, ollama_text_router
 from outrider.server.page import Page
 from outrider.server.prepare.anthropic import plan_message
 from outrider.server.prepare.chat import plan_chat, render, tokens_of
@@ -27,13 +26,13 @@ from outrider.server.protocol.anthropic import CountTokensRequest, MessagesReque
 from outrider.server.protocol.requests import (
     ChatRequest,
     CompletionRequest,
+    ControlRequest,
     DetokenizeRequest,
     ModelRequest,
     ResponseRequest,
     TokenizeRequest,
 )
-from outrider.server.service import Service
-from outrider.server.slots import slots_router
+from outrider.server.service import Service, caller_of
 
 _MAX_CHARACTERS = 1_000_000
 """of a text for /tokenize: seconds on a core"""
@@ -41,48 +40,27 @@ _MAX_CONTROLS = 10_000
 """The time to read them grows with the square of their number: a tenth of a second for so many."""
 _CALL_SIZES = 32
 
-_Responses = dict[int | str, dict[str, Any]]
-"""What the OpenAPI document says of the responses of an endpoint."""
-
-_STATUSES: dict[int | str, str] = {
-    400: "The request cannot be used: `param` names the field, the message the way out.",
-    401: "An API key is missing or unknown.",
-    403: "The key may not do this.",
-    404: "There is no such model, or nothing at this path.",
-    405: "The method is not allowed at this path.",
-    408: "The request's body took too long.",
-    413: "The request's body is too large.",
-    429: "Too many requests wait, or a limit of the key is reached; Retry-After says for how long.",
-    "4XX": "Another error of the request.",
-    500: "The server failed.",
-    503: "The server is ending, or is not ready.",
-}
-_ERRORS: _Responses = {
-    status: {"model": answers.ErrorAnswer, "description": why} for status, why in _STATUSES.items()
-}
-_ANSWER: _Responses = {200: {"description": "The answer."}}
-_EVENT = {
-    "type": "object",
-    "description": "One event: `data` is JSON, or [DONE].",
-    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
-    "required": ["data"],
-}
-_ANSWER_OR_EVENTS: _Responses = {
-    200: {"description": "The answer.", "content": {"text/event-stream": {"schema": _EVENT}}}
-}
-_METRICS: _Responses = {
-    200: {"description": "Metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
-}
-
 
 def text_router(models: Models) -> APIRouter:
     """Text to be continued; with `stream`, as server-sent events."""
-    router = APIRouter(tags=["text"], responses=_ERRORS | _ANSWER_OR_EVENTS)
+    router = APIRouter(tags=["text"], responses=ERRORS | ANSWER_OR_EVENTS)
 
     @router.post("/v1/chat/completions", response_model=answers.ChatCompletion)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Continue a conversation; with `stream`, as server-sent events."""
         return await answer(models, request, body, plan_chat, ChatAnswer)
+
+    @router.post("/v1/chat/completions/control", response_model=answers.Controlled)
+    async def control(body: ControlRequest, request: Request) -> Any:
+        """End the reasoning of an answer that runs: of a chat, a response or a message."""
+        caller, names = caller_of(request).name, {body.id, body.id.rpartition("-")[2].rpartition("_")[2]}
+        running = [service.thinking.get((caller, name)) for service in models.services() for name in names]
+        if not any(running):
+            why = "there is no such answer that may reason. Give its id, or the X-Request-Id of its request."
+            raise Problem(404, f"id: {why}", code="not_found", param="id")
+        for end in filter(None, running):
+            end()
+        return {"success": True}
 
     @router.post("/v1/completions", response_model=answers.Completions)
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -106,8 +84,6 @@ def text_router(models: Models) -> APIRouter:
             plan = await service.prepared(lambda: plan_message(service, body, ""))
             return JSONResponse({"input_tokens": len(plan.requests[0].prompt)})
 
-    router.include_router(llama_text_router(models))
-    router.include_router(ollama_text_router(models))
     return router
 
 
@@ -160,7 +136,7 @@ def _piece(piece: bytes) -> str | list[int]:
 
 def info_router(models: Models) -> APIRouter:
     """Text to tokens and back, what is served, and what calls cost."""
-    router = APIRouter(responses=_ERRORS | _ANSWER)
+    router = APIRouter(responses=ERRORS | ANSWER)
 
     # Millions of tokens take seconds to write down, too, so that the answer is made beside the event loop.
 
@@ -215,9 +191,6 @@ def info_router(models: Models) -> APIRouter:
             await models.unload(body.model)
             return {"success": True}
 
-    router.include_router(llama_info_router(models))
-    router.include_router(ollama_info_router(models))
-    router.include_router(slots_router(models))
     return router
 
 
@@ -241,7 +214,7 @@ def _status(service: Service) -> dict[str, Any]:
 
 def open_router(models: Models, page: Page | None) -> APIRouter:
     """Health, metrics where there are some, and the page for people: programs find nothing in it."""
-    router = APIRouter(responses=_ERRORS)
+    router = APIRouter(responses=ERRORS)
 
     @router.get("/health", response_model=answers.Health, tags=["state"])
     async def health() -> Any:
@@ -256,7 +229,7 @@ def open_router(models: Models, page: Page | None) -> APIRouter:
 
     if (collected := models.metrics) is not None:
 
-        @router.get("/metrics", responses=_METRICS, response_class=Response, tags=["state"])
+        @router.get("/metrics", responses=METRICS, response_class=Response, tags=["state"])
         async def metrics(request: Request) -> Response:
             """Counters and histograms, in the format that the Accept header prefers."""
             content, content_type = collected.render(request.headers.get("accept", ""))

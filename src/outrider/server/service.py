@@ -83,6 +83,8 @@ class Service:
         if settings.slot_save_path is not None:
             identity = identity_of(session.target)
             self.slot_folder = Folder(settings.slot_save_path, identity, "--slot-save-path")
+        self.thinking: dict[tuple[str, str], Callable[[], None]] = {}
+        """what ends the reasoning of answers that run, by the caller's name and an id of the answer"""
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
 
     def start(self) -> None:

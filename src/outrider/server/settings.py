@@ -31,6 +31,7 @@ from outrider.core.settings import (
     DraftSources,
     Models,
     PairSettings,
+    Reasoning,
     Template,
     Verbose,
 )
@@ -46,7 +47,7 @@ class Speculation(Drafting, DraftSources):
     """Who drafts, how far, and what keeps a draft; as `outrider run` has them."""
 
 
-class ServedModels(Models, Template):
+class ServedModels(Models, Template, Reasoning):
     """Which models; as `outrider run` has them."""
 
 
@@ -226,7 +227,9 @@ TABLES: dict[str, type[Group]] = {
 """The tables of the TOML file."""
 
 
-class ServeSettings(Sampling, Server, Access, Limits, Cache, Logs, Machine, Speculation, PairSettings):
+class ServeSettings(
+    Sampling, Reasoning, Server, Access, Limits, Cache, Logs, Machine, Speculation, PairSettings
+):
     """All settings in force. `check` finds those that exclude each other."""
 
     def check(self) -> None:

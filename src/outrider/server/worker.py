@@ -183,6 +183,11 @@ class Worker:
         self._commands.put(run)
         return await result
 
+    def end_thought(self, job: Job) -> None:
+        """Let the reasoning of a job's request end; nothing where it has not begun, or has ended."""
+        if not job.is_over:
+            self._commands.put(lambda: self._engine.end_thought(job.request_id))
+
     def state(self) -> WorkerState:
         """How busy it is: a snapshot."""
         running = len(self._running)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from uuid import uuid4
 
 from outrider.core.data import Completion, Update
 from outrider.formats import ContentDelta, Event, ReasoningDelta, ToolCallStart
@@ -39,7 +38,7 @@ class MessageAnswer(Answer):
         self._is_open = False
         """whether the last block may still grow"""
         self._head: dict[str, Any] = {
-            "id": f"msg_{uuid4().hex}",
+            "id": f"msg_{self.id}",
             "type": "message",
             "role": "assistant",
             "model": body.model or service.name,

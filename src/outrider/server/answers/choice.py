@@ -120,6 +120,8 @@ class Answer(ABC):
     def __init__(self, service: Service, plan: GenerationPlan) -> None:
         self.service = service
         self.plan = plan
+        self.id = uuid4().hex
+        """what the answer's own id ends with"""
         self.choices = [
             Choice(i, request, service.vocabulary, plan.reader() if plan.reader else None)
             for i, request in enumerate(plan.requests)

@@ -39,7 +39,7 @@ class ResponseAnswer(Answer):
         self._is_open = False
         """whether the last item may still grow"""
         self._num_events = 0
-        self._head = _head(service, body, plan)
+        self._head = _head(f"resp_{self.id}", service, body, plan)
 
     def take(self, choice: Choice, outcome: Update | Completion) -> None:
         for _ in self.next(choice, outcome):
@@ -167,13 +167,13 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _head(service: Service, body: ResponseRequest, plan: GenerationPlan) -> dict[str, Any]:
+def _head(id: str, service: Service, body: ResponseRequest, plan: GenerationPlan) -> dict[str, Any]:
     """What is known before the first token: the request, as it is carried out."""
     given = body.model_dump(mode="json", by_alias=True)
     request = plan.requests[0]
     text = given["text"] or {}
     return {
-        "id": f"resp_{uuid4().hex}",
+        "id": id,
         "object": "response",
         "created_at": int(time.time()),
         "completed_at": None,

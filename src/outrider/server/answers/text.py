@@ -8,7 +8,6 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, ClassVar
-from uuid import uuid4
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, TokenLogprob, Update
@@ -33,7 +32,7 @@ class _TextAnswer(Answer):
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._num_open = len(self.choices)
         self._head = {
-            "id": f"{self.id_prefix}{uuid4().hex}",
+            "id": f"{self.id_prefix}{self.id}",
             "object": self.chunk_object,
             "created": int(time.time()),
             "model": service.name,

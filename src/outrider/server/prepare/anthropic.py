@@ -37,6 +37,7 @@ _NAMES = {
     "response_format": "output_config.format",
     "max_completion_tokens": "max_tokens",
     "reasoning_effort": "output_config.effort",
+    "reasoning_budget": "thinking.budget_tokens",
     "stop": "stop_sequences",
 }
 """What the fields of a chat request are called here."""
@@ -69,6 +70,7 @@ def as_chat(body: CountTokensRequest, effort: Effort | None = None) -> ChatReque
         parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         response_format=_format(body.output_config),
         reasoning_effort=effort,
+        reasoning_budget=body.thinking.budget_tokens if body.thinking else None,
     )
 
 
@@ -95,16 +97,12 @@ def _format(config: OutputConfig | None) -> JsonSchemaFormat | None:
 
 def _effort(service: Service, body: CountTokensRequest) -> tuple[Effort | None, list[str]]:
     """How much the model is to think, where its template knows that, and what is not done of it."""
-    thinking, notices = body.thinking, list[str]()
-    if thinking and thinking.budget_tokens is not None:
-        notices.append("thinking.budget_tokens: it is not enforced")
-    wanted = body.output_config.effort if body.output_config else None
+    thinking, wanted = body.thinking, body.output_config.effort if body.output_config else None
     if thinking and thinking.type == "disabled":
         wanted = "none"
     elif thinking and thinking.type == "enabled":
         wanted = wanted or "medium"
-    effort, more = fitting_effort(service, wanted, "thinking, output_config.effort")
-    return effort, [*notices, *more]
+    return fitting_effort(service, wanted, "thinking, output_config.effort")
 
 
 def _system(body: CountTokensRequest) -> list[Message]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from outrider.core.data import Grammar
+from outrider.core.data import Grammar, Thought
 from outrider.core.errors import InputError
 from outrider.formats import Named, ToolChoice, ToolSpec
 from outrider.server.errors import invalid_field, problem_of
@@ -23,6 +23,10 @@ from outrider.server.protocol.messages import Message, NamedTool
 from outrider.server.protocol.requests import ChatRequest, Effort
 from outrider.server.service import Service
 
+_EFFORTS = {"reasoning_effort", "enable_thinking"}
+"""A template's variables that say how much a model is to think."""
+_EFFORT_BUDGETS: dict[Effort, int] = {"none": 0, "minimal": 512, "low": 2048}
+"""Tokens of reasoning where the template knows no such words; the others have no limit."""
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "self"})
 
 
@@ -33,16 +37,22 @@ def plan_chat(service: Service, body: ChatRequest, namespace: str) -> Generation
     text, notices = rendered(service, body)
     prompt = "".join(service.controls.split(text))
     grammar, grammar_notices = _grammar(service, body, tools, choice, prompt)
+    tokens = service.check_prompt(tokens_of(service, text), "messages")
+    max_tokens = _max_tokens(service, body)
+    room = min(max_tokens or service.context_tokens, service.context_tokens - len(tokens))
+    must_call = choice not in ("none", "auto")
+    thought, thought_notices = _thought(service, body, prompt, room, must_call=must_call)
     return plan_of(
         service,
         body,
-        [service.check_prompt(tokens_of(service, text), "messages")],
+        [tokens],
         namespace,
-        max_tokens=_max_tokens(service, body),
+        max_tokens=max_tokens,
         grammar=grammar,
-        notices=(*notices, *grammar_notices),
+        notices=(*notices, *grammar_notices, *thought_notices),
         logprobs=_logprobs(body),
         visible=service.format.visible,
+        thought=thought,
         reader=partial(
             service.format.reader, [] if choice == "none" else tools, reasoning=True, prompt=prompt
         ),
@@ -129,27 +139,58 @@ def _variables(service: Service, body: ChatRequest) -> tuple[dict[str, Any], lis
         raise invalid_field(f"chat_template_kwargs.{taken[0]}", "the server sets it. Leave it out.")
     source = service.template.source if service.template else ""
     if body.reasoning_effort is not None:
-        variables |= _effort(body.reasoning_effort, source)
+        variables |= _effort(service, body.reasoning_effort)
+    if body.reasoning_budget is not None and "thinking_budget" in _variables_of(service):
+        variables.setdefault("thinking_budget", body.reasoning_budget)
     unread = [name[:100] for name in variables if name not in source]
     return variables, [f"chat_template_kwargs: this model's template does not read {name}" for name in unread]
 
 
 def fitting_effort(service: Service, wanted: Effort | None, field: str) -> tuple[Effort | None, list[str]]:
-    """How much the model is to think, where its template knows that; else a notice about the field."""
-    source = service.template.source if service.template else ""
-    if wanted is None or "reasoning_effort" in source or "enable_thinking" in source:
+    """How much the model is to think, where it knows that; else a notice about the field."""
+    if wanted is None or service.format.reasons or _EFFORTS & set(_variables_of(service)):
         return wanted, []
     return None, [] if wanted == "none" else [f"{field}: this model's template does not read it"]
 
 
-def _effort(effort: Effort, source: str) -> dict[str, Any]:
-    """How much a model is to think, in its template's words."""
-    if "reasoning_effort" in source and effort != "none":
+def _variables_of(service: Service) -> list[str]:
+    """The variables about reasoning that the template reads."""
+    source = service.template.source if service.template else ""
+    return [name for name in (*_EFFORTS, "thinking_budget") if name in source]
+
+
+def _effort(service: Service, effort: Effort) -> dict[str, Any]:
+    """How much a model is to think, in its template's words; where it has none, a budget says it."""
+    known = _variables_of(service)
+    if "reasoning_effort" in known and effort != "none":
         return {"reasoning_effort": effort}
-    if "enable_thinking" in source:
+    if "enable_thinking" in known:
         return {"enable_thinking": effort != "none"}
+    if service.format.reasons:
+        return {}
     why = f"this model's template knows no {effort}. Leave it out."
     raise invalid_field("reasoning_effort", why, code="unsupported")
+
+
+def _thought(
+    service: Service, body: ChatRequest, prompt: str, room: int, *, must_call: bool
+) -> tuple[Thought | None, list[str]]:
+    """How the answer may reason, with its budget in tokens, and notices; `room` is what the whole answer may
+    have. Where a tool has to be called, half of that is left for the call."""
+    settings, asked = service.settings, body.reasoning_budget
+    thought = service.format.thought(prompt, settings.reasoning_budget_message or "")
+    if thought is None:
+        ignored = asked is not None and asked >= 0 and not service.format.reasons
+        return None, ["reasoning_budget: this model's template knows no reasoning"] if ignored else []
+    effort = body.reasoning_effort
+    if asked is None and effort is not None:
+        knows = "reasoning_effort" in _variables_of(service) and effort != "none"
+        asked = None if knows else _EFFORT_BUDGETS.get(effort)
+    budget = settings.reasoning_budget if asked is None else asked
+    if budget < 0 and must_call:
+        half = max(room // 2, 1)
+        return replace(thought, budget=half), [f"tool_choice: of reasoning there may be {half} tokens"]
+    return replace(thought, budget=None if budget < 0 else budget), []
 
 
 def _grammar(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.core.data import Grammar, Request
+from outrider.core.data import Grammar, Request, Thought
 from outrider.core.errors import InputError
 from outrider.core.params import Drafting
 from outrider.drafters.prediction import PredictionDrafter
@@ -54,6 +54,7 @@ def plan_of(
     notices: Sequence[str],
     logprobs: int | None,
     visible: tuple[int, ...] = (),
+    thought: Thought | None = None,
     reader: Callable[[], AnswerReader] | None = None,
     echoes: tuple[str, ...] = (),
 ) -> GenerationPlan:
@@ -64,9 +65,8 @@ def plan_of(
     if policy == "model" and service.draft_name is None:
         why = "no draft model is loaded. Say auto or lookup, or start the server with one."
         raise invalid_field("speculation.policy", why)
-    drafting = Drafting()
-    if policy != "plain":
-        drafting = Drafting(policy, speculation.max_draft if speculation else None)
+    cap = speculation.max_draft if speculation else None
+    drafting = Drafting() if policy == "plain" else Drafting(policy, cap)
     prediction, more = _predicted(service, body.prediction)
     sampling = sampling_of(body, service.defaults)
     verification = verification_of(body, service.verification, sampling, bitwise=bitwise)
@@ -84,6 +84,7 @@ def plan_of(
         prediction=prediction,
         scope=namespace,
         visible=visible,
+        thought=thought,
     )
     number = body.n or 1
     seeds = [None if sampling.seed is None else sampling.seed + i for i in range(number)]

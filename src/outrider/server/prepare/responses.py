@@ -68,6 +68,7 @@ def as_chat(body: ResponseRequest) -> ChatRequest:
         tool_choice=_choice(body),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body),
+        reasoning_budget=body.reasoning_budget,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
     )
 

@@ -127,7 +127,7 @@ class Thinking(Shape):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Not enforced; the answer's notices say so."
+        None, description="Tokens of thinking, after which its end is forced."
     )
     display: Any = Field(None, description="No effect: thoughts are given as they are.")
 

@@ -98,6 +98,8 @@ class Message(Shape):
         "annotations": "annotations of earlier answers are not read. Leave them out",
     }
 
+    renamed: ClassVar = {"reasoning": "reasoning_content"}
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Many[TextPart] | None = None
     name: str | None = None

@@ -95,10 +95,25 @@ class GenerationRequest(SamplingFields, Body):
     return_progress: Any = Field(None, description=_TIMINGS)
 
 
-class ChatRequest(GenerationRequest, GrammarFields):
+_BUDGETS = dict.fromkeys(
+    ("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget", "thinking_budget"),
+    "reasoning_budget",
+)
+"""llama-server's names of it, vLLM's and others'."""
+
+
+class ReasoningFields(Shape):
+    """How much the model is to think."""
+
+    reasoning_budget: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = Field(
+        None, description="Tokens of reasoning, after which its end is forced. -1: no limit."
+    )
+
+
+class ChatRequest(GenerationRequest, GrammarFields, ReasoningFields):
     """A conversation to be continued."""
 
-    renamed: ClassVar = _RENAMED
+    renamed: ClassVar = _RENAMED | _BUDGETS
 
     messages: Annotated[Many[Message], Field(min_length=1)]
     n: NumChoices | None = None
@@ -180,8 +195,10 @@ class Reasoning(Shape):
     effort: Effort | None = None
 
 
-class ResponseRequest(GenerationRequest):
+class ResponseRequest(GenerationRequest, ReasoningFields):
     """A conversation to be continued, as items."""
+
+    renamed: ClassVar = _BUDGETS
 
     refused: ClassVar = REFUSED | {
         "previous_response_id": _STATELESS,
@@ -218,6 +235,14 @@ class ResponseRequest(GenerationRequest):
     background: Annotated[
         Literal[False] | None, explained("nothing runs in the background here. Say false, or use stream")
     ] = None
+
+
+class ControlRequest(Body):
+    """What is to become of a running answer: `id` is its own, or the X-Request-Id of its request."""
+
+    id: Annotated[str, Field(min_length=1, max_length=128)]
+    action: Literal["reasoning_end"]
+    model: str | None = None
 
 
 class TokenizeRequest(Body):

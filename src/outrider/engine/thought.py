@@ -1,0 +1,188 @@
+"""A limit to the tokens of a model's reasoning: when they are used up, its closing is forced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from outrider.core.contracts import Constraint, Vocabulary
+from outrider.core.data import Mask, Thought
+from outrider.core.sequences import common_prefix
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Where a text is: `phase` says whether its reasoning may begin, has begun or is over; `tail` is the end
+    of the text that may be a part of a marker; `spent` tokens were reasoning; of the forced closing
+    `num_forced` tokens were written."""
+
+    phase: str
+    tail: bytes = b""
+    spent: int = 0
+    num_forced: int = 0
+
+
+class ThoughtLimit:
+    """Fulfils `core.contracts.Constraint`: what `inner` allows (None: anything), but no more reasoning than
+    `Thought.budget`. The last character and a marker that has begun may still be completed. Where `inner`
+    does not allow the closing, nothing is forced."""
+
+    def __init__(self, thought: Thought, vocabulary: Vocabulary, inner: Constraint | None = None) -> None:
+        self._thought = thought
+        self._vocabulary = vocabulary
+        self._inner = inner
+        self._budget = thought.budget
+        self._opener, self._closer = thought.opener.encode(), thought.closer.encode()
+        self._closing = vocabulary.tokenize(thought.closing, add_special=False, parse_special=True)
+        self._state = _State("inside" if thought.opened else "before")
+        self._path: list[int] = []
+        """drafted tokens that were asked about last, and the states after each"""
+        self._states: list[_State] = []
+
+    def end(self) -> None:
+        """Let the reasoning end here."""
+        self._budget = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more reasoning may come and nothing else is limited."""
+        return self._inner is None and self._state.phase == "over" and not self._state.num_forced
+
+    # As a constraint
+
+    def allowed(self, drafted: Sequence[int]) -> Mask | None:
+        inner = None if self._inner is None else self._inner.allowed(drafted)
+        if self._ends(drafted):
+            return inner
+        if (token := self._demanded(drafted)) is not None:
+            mask = np.zeros(self._vocabulary.size, dtype=np.bool_)
+            mask[token] = True
+            return mask
+        barred = self._barred(self._after(drafted))
+        if not barred:
+            return inner
+        mask = np.ones(self._vocabulary.size, dtype=np.bool_) if inner is None else inner.copy()
+        mask[barred] = False
+        return mask if mask.any() else inner
+
+    def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
+        if self._ends(drafted):
+            return 0
+        number = len(tokens) if self._inner is None else self._inner.permits(drafted, tokens)
+        for i in range(number):
+            before = (*drafted, *tokens[:i])
+            if self._ends(before):
+                return i
+            demanded = self._demanded(before)
+            if demanded not in (None, tokens[i]) or tokens[i] in self._barred(self._after(before)):
+                return i
+        return number
+
+    def forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
+        found: list[int] = []
+        while not self._ends(drafted) and (token := self._demanded((*drafted, *found))) is not None:
+            found.append(token)
+        if self._inner is not None:
+            after = self._inner.forced((*drafted, *found))
+            found += after[: self.permits((*drafted, *found), after)]
+        return tuple(found)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        if self._inner is not None:
+            self._inner.accept(tokens)
+        for token in tokens:
+            self._state = self._next(self._state, token)
+        self._path, self._states = [], []
+
+    @property
+    def is_complete(self) -> bool:
+        return self._inner is not None and self._inner.is_complete
+
+    @property
+    def is_accepted(self) -> bool:
+        return self._inner is None or self._inner.is_accepted
+
+    # What is demanded and barred after a text
+
+    def _ends(self, drafted: Sequence[int]) -> bool:
+        return any(map(self._vocabulary.ends_generation, drafted))
+
+    def _demanded(self, drafted: Sequence[int]) -> int | None:
+        """The token of the closing that has to come; None where none has to."""
+        state = self._after(drafted)
+        if not state.num_forced and (not self._is_used_up(state) or self._is_cut(state.tail)):
+            return None
+        rest = self._closing[state.num_forced :]
+        may = self._inner is None or self._inner.permits(drafted, rest) == len(rest)
+        return rest[0] if may else None
+
+    def _is_cut(self, tail: bytes) -> bool:
+        """Whether a character or the closing marker has begun and may yet be completed."""
+        if any(tail.endswith(self._closer[:i]) for i in range(1, len(self._closer))):
+            return True
+        try:
+            tail[_first_character(tail) :].decode()
+        except UnicodeDecodeError as error:
+            return error.reason == "unexpected end of data"
+        return False
+
+    def _barred(self, state: _State) -> list[int]:
+        """Tokens by which reasoning would begin again after its budget is used up."""
+        head = self._thought.reopens.encode()
+        is_open = state.phase == "before" and not state.num_forced and head and state.tail.endswith(head)
+        if not is_open or self._budget is None or state.spent < self._budget:
+            return []
+        rest = self._thought.opener.encode()[len(head) :].decode()
+        texts = (rest[:i] for i in range(1, len(rest) + 1))
+        found = (self._vocabulary.tokenize(text, add_special=False, parse_special=True) for text in texts)
+        return [tokens[0] for tokens in found if len(tokens) == 1]
+
+    # The state after a text
+
+    def _after(self, drafted: Sequence[int]) -> _State:
+        known = common_prefix(self._path, drafted)
+        del self._path[known:], self._states[known:]
+        for token in drafted[known:]:
+            before = self._states[-1] if self._states else self._state
+            self._path.append(token)
+            self._states.append(self._next(before, token))
+        return self._states[len(drafted) - 1] if drafted else self._state
+
+    def _next(self, state: _State, token: int) -> _State:
+        vocabulary = self._vocabulary
+        shown = vocabulary.spelling if vocabulary.is_control(token) else vocabulary.piece
+        tail, spent, forced = state.tail + shown(token), state.spent, state.num_forced
+        if forced or self._is_used_up(state):
+            is_next = token == self._closing[forced]
+            forced = (forced + 1) % len(self._closing) if is_next else 0
+        if state.phase == "inside":
+            head, found, rest = tail.partition(self._closer)
+            if not found:
+                return _State("inside", head[-len(self._closer) :], spent + 1, forced)
+            return _State("before" if self._thought.reopens else "over", rest, spent + 1, forced)
+        if state.phase == "before":
+            return replace(self._begun(tail, spent), num_forced=forced)
+        return replace(state, num_forced=forced)
+
+    def _is_used_up(self, state: _State) -> bool:
+        return state.phase == "inside" and self._budget is not None and state.spent >= self._budget
+
+    def _begun(self, tail: bytes, spent: int) -> _State:
+        if self._thought.reopens:
+            head, found, rest = tail.partition(self._opener)
+            return (
+                _State("inside", rest, spent)
+                if found
+                else _State("before", head[-len(self._opener) :], spent)
+            )
+        begun = tail.lstrip()
+        if begun.startswith(self._opener):
+            return _State("inside", begun[len(self._opener) :], spent)
+        return _State("before" if self._opener.startswith(begun) else "over", begun, spent)
+
+
+def _first_character(data: bytes) -> int:
+    """Where the first character begins that is not cut off before the data."""
+    return next((i for i, byte in enumerate(data) if byte & 0xC0 != 0x80), len(data))

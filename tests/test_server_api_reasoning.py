@@ -1,0 +1,160 @@
+"""Reasoning through the API: budgets under every name, efforts, ending it, and what later turns get."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from hashlib import sha256
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from outrider.server.guard import protect
+from outrider.server.keys import ApiKey, KeyRing
+from outrider.server.prepare.chat import plan_chat
+from outrider.server.protocol.requests import ChatRequest
+from outrider.server.settings import ServeSettings
+from serving import Serving, events, serving, user
+from test_server_api_structured import CALL, HERMES, SCHEMA, THINKING
+
+CHAT, CONTROL = "/v1/chat/completions", "/v1/chat/completions/control"
+SAID = "Hm, let me see.</think>Noon."
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Serving]:
+    with serving(template=THINKING) as running:
+        yield running
+
+
+def message(served: Serving, said: str = SAID, **more: Any) -> dict[str, Any]:
+    response = served.post(CHAT, messages=user(f"Say [[{said}]]"), temperature=0, max_tokens=200, **more)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()["choices"][0]["message"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "reasoning_budget",
+        "reasoning_budget_tokens",
+        "thinking_budget_tokens",
+        "thinking_token_budget",
+        "thinking_budget",
+    ],
+)
+def test_a_budget_cuts_the_reasoning(served: Serving, name: str) -> None:
+    assert message(served)["reasoning_content"] == "Hm, let me see."
+    assert message(served, SAID, **{name: 2})["reasoning_content"] == "Hm"
+    assert message(served, SAID, **{name: 100})["reasoning_content"] == "Hm, let me see."
+    assert "reasoning_content" not in message(served, SAID, **{name: 0})
+    assert message(served, SAID, **{name: -1})["reasoning_content"] == "Hm, let me see."
+    assert served.post(CHAT, **{"messages": user("x"), name: -2}).status_code == 400
+
+
+def test_an_effort_that_the_template_does_not_know_is_a_budget(served: Serving) -> None:
+    assert "reasoning_content" not in message(served, reasoning_effort="none")
+    assert message(served, reasoning_effort="high")["reasoning_content"] == "Hm, let me see."
+    body = ChatRequest.model_validate({"messages": user("x"), "reasoning_effort": "low"})
+    thought = plan_chat(served.service, body, "").requests[0].thought
+    assert thought is not None and thought.budget == 2048
+    with serving() as plain:  # nothing is known of reasoning
+        assert plain.post(CHAT, messages=user("x"), reasoning_effort="low").status_code == 400
+        answer = plain.post(CHAT, messages=user("x"), reasoning_budget=5).json()
+        assert "this model's template knows no reasoning" in answer["outrider"]["notices"][0]
+
+
+def test_the_servers_budget_holds_where_a_request_says_nothing() -> None:
+    settings = ServeSettings(reasoning_budget=2, reasoning_budget_message=" Enough.")
+    with serving(template=THINKING, settings=settings) as served:
+        assert message(served)["reasoning_content"] == "Hm Enough."
+        assert message(served, reasoning_budget=5)["reasoning_content"] == "Hm, l Enough."
+        assert message(served, reasoning_budget=-1)["reasoning_content"] == "Hm, let me see."
+
+
+def test_responses_have_it_too(served: Serving) -> None:
+    asked = {"input": f"Say [[{SAID}]]", "temperature": 0, "thinking_budget_tokens": 2}
+    output = served.post("/v1/responses", **asked).json()["output"]
+    assert output[0]["content"][0]["text"] == "Hm"
+
+
+def test_a_required_call_has_room_after_the_reasoning() -> None:
+    template = HERMES + "<think>"
+    tool = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+    with serving(template=template) as served:
+        asked = {"tools": [tool], "tool_choice": "required", "messages": user(f"Say [[{'so ' * 99}]]")}
+        body = served.post(CHAT, **asked, max_tokens=200, temperature=0).json()
+        [choice] = body["choices"]
+        assert len(choice["message"]["reasoning_content"]) <= 100
+        assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
+        assert "tool_choice: of reasoning there may be 100 tokens" in body["outrider"]["notices"]
+        ours = served.post(CHAT, **asked, max_tokens=200, temperature=0, reasoning_budget=3).json()
+        assert len(ours["choices"][0]["message"]["reasoning_content"]) == 2  # "so ": white space is no part
+        free = served.post(CHAT, **asked | {"messages": user(f"Say [[Hm.</think>{CALL}]]")}, temperature=0)
+        assert free.json()["choices"][0]["message"]["reasoning_content"] == "Hm."
+
+
+@pytest.mark.parametrize("by", ["id", "request"])
+def test_the_reasoning_of_a_running_answer_can_be_ended(by: str) -> None:
+    said = "so " * 500 + "</think>Noon."
+    options: dict[str, Any] = {"call_s": 0.002, "drafters": [], "context_tokens": 4096}
+    with ExitStack() as stack:
+        served = stack.enter_context(serving(template=THINKING, **options))
+        keys = {"one": "secret-of-one-key", "two": "secret-of-two-keys"}
+        digests = {name: sha256(key.encode()).hexdigest() for name, key in keys.items()}
+        ring = KeyRing([ApiKey(name=name, sha256=sha, concurrency=1) for name, sha in digests.items()])
+        client = stack.enter_context(
+            TestClient(protect(served.app, ServeSettings(), ring), base_url="http://127.0.0.1")
+        )
+        mine = {"authorization": "Bearer secret-of-one-key", "x-request-id": "my-request"}
+        others = {"authorization": "Bearer secret-of-two-keys"}
+        found: list[Any] = []
+
+        def ask() -> None:
+            body = {"messages": user(f"Say [[{said}]]"), "temperature": 0, "stream": by == "id"}
+            found.append(client.post(CHAT, json=body, headers=mine))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while len(served.model.calls) < 20 and asking.is_alive():
+            time.sleep(0.01)
+        [key] = [key for key in served.service.thinking if (key[1] == "my-request") == (by == "request")]
+        asked = {"id": f"chatcmpl-{key[1]}" if by == "id" else "my-request", "action": "reasoning_end"}
+        assert client.post(CONTROL, json=asked, headers=others).status_code == 404
+        assert client.post(CONTROL, json=asked, headers=mine).json() == {"success": True}
+        asking.join(20)
+        [response] = found
+        if by == "id":
+            deltas = [choice["delta"] for event in events(response) for choice in event["choices"]]
+            reasoning = "".join(delta.get("reasoning_content", "") for delta in deltas)
+            content = "".join(delta.get("content", "") for delta in deltas)
+        else:
+            answered = response.json()["choices"][0]["message"]
+            reasoning, content = answered["reasoning_content"], answered["content"]
+        assert reasoning.startswith("so so") and len(reasoning) < 1000
+        assert content  # the tiny model's, which has lost its place
+        assert client.post(CONTROL, json=asked, headers=mine).status_code == 404
+        assert not served.service.thinking
+
+
+@pytest.mark.parametrize(
+    ("template", "kept"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}|", False),
+        ("{% for m in messages %}{{ m.reasoning_content }}{{ m.content }}{% endfor %}|", True),
+        ("{% for m in messages %}{{ m.thinking }}{{ m.content }}{% endfor %}|", True),
+        ("{% for m in messages %}{{ m['reasoning'] }}{{ m.content }}{% endfor %}|", True),
+    ],
+)
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_later_turns_have_the_reasoning_that_the_template_wants(
+    template: str, kept: bool, field: str
+) -> None:
+    with serving(template=template) as served:
+        turns = [*user("a"), {"role": "assistant", "content": "b", field: "thought"}, *user("c")]
+        prompt = served.post("/apply-template", messages=turns).json()["prompt"]
+        assert ("thought" in prompt) == kept

@@ -1,0 +1,243 @@
+"""Budgets of reasoning: the closing is forced where they are used up, whatever is drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from examples import examples
+from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
+from outrider.core.data import Grammar, Request, Thought, Update
+from outrider.core.params import SamplingParams
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.engine.thought import ThoughtLimit
+from outrider.session import Session
+
+GREEDY = SamplingParams(temperature=0, top_k=0, top_p=1, min_p=0)
+
+
+class Marked(FakeVocabulary):
+    """Bytes, an end token, and control tokens for the markers of two formats."""
+
+    MARKS = ("<think>", "</think>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>")
+
+    def __init__(self, *, controls: bool = True) -> None:
+        super().__init__("")
+        self._marks = self.MARKS if controls else ()
+        self.size = 257 + len(self._marks)
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        del add_special
+        tokens: list[int] = []
+        while text:
+            mark = next((m for m in self._marks if parse_special and text.startswith(m)), "")
+            tokens += [257 + self._marks.index(mark)] if mark else text[0].encode()
+            text = text[len(mark) or 1 :]
+        return tokens
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
+
+    def spelling(self, token: int) -> bytes:
+        return self._marks[token - 257].encode() if token > 256 else self.piece(token) or b"<eos>"
+
+    def is_control(self, token: int) -> bool:
+        return token > 255
+
+    def ends_generation(self, token: int) -> bool:
+        return token == 256
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return b"".join(map(self.spelling, tokens)).decode(errors="replace")
+
+
+THINK = Thought("<think>", "</think>", "</think>")
+CHANNELS = Thought(
+    "<|channel|>analysis<|message|>", "<|end|>", "<|end|><|start|>assistant", reopens="<|channel|>"
+)
+
+
+def saying(vocabulary: Marked, text: str) -> Any:
+    """A model that says a text, and after a closing that was forced goes on with what follows its own."""
+    script = [*vocabulary.tokenize(text, parse_special=True), 256]
+
+    def next_logits(tokens: Sequence[int]) -> Any:
+        row = np.zeros(vocabulary.size, dtype=np.float32)
+        said = list(tokens[1:])
+        while said and script[: len(said)] != said:
+            place = next(i for i in range(len(said)) if script[: i + 1] != said[: i + 1])
+            closing = len(said) - place
+            rest = said[place:]
+            found = next((i for i in range(place, len(script)) if script[i : i + closing] == rest), None)
+            said = script[: found + closing] if found is not None else said[:place]
+        row[script[min(len(said), len(script) - 1)]] = 9.0
+        return row
+
+    return next_logits
+
+
+def session_of(vocabulary: Marked, next_logits: Any, *, drafts: bool = True) -> Session:
+    model = FakeModel(
+        vocabulary, next_logits, context_length=512, max_sequences=2, max_batch_tokens=512, max_rows=512
+    )
+    return Session(model, [SuffixDrafter()] if drafts else [])
+
+
+def answer(vocabulary: Marked, text: str, thought: Thought, grammar: Grammar | None = None) -> str:
+    with session_of(vocabulary, saying(vocabulary, text)) as session:
+        request = Request((1,), GREEDY, max_tokens=200, thought=thought, grammar=grammar)
+        completion = session.engine.generate(request)
+    return vocabulary.text(completion.tokens).removesuffix("<eos>")
+
+
+def with_budget(thought: Thought, budget: int | None, **more: Any) -> Thought:
+    fields = {name: getattr(thought, name) for name in ("opener", "closer", "closing", "reopens")}
+    return Thought(**fields | more, budget=budget)
+
+
+@pytest.mark.parametrize("controls", [True, False])
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        (None, "<think>one two three</think>four"),
+        (100, "<think>one two three</think>four"),
+        (13, "<think>one two three</think>four"),
+        (7, "<think>one two</think>four"),
+        (1, "<think>o</think>four"),
+        (0, "<think></think>four"),
+    ],
+)
+def test_the_closing_is_forced_when_the_budget_is_used_up(
+    budget: int | None, expected: str, controls: bool
+) -> None:
+    vocabulary = Marked(controls=controls)
+    text = "<think>one two three</think>four"
+    assert answer(vocabulary, text, with_budget(THINK, budget)) == expected
+    opened = with_budget(THINK, budget, opened=True)
+    assert answer(vocabulary, text.removeprefix("<think>"), opened) == expected.removeprefix("<think>")
+
+
+def test_a_message_may_come_before_the_closing() -> None:
+    vocabulary = Marked()
+    thought = with_budget(THINK, 3, closing=" Enough.</think>")
+    text = "<think>one two Enough.</think>four"
+    assert answer(vocabulary, text, thought) == "<think>one Enough.</think>four"
+
+
+def test_no_character_is_cut_and_a_marker_that_has_begun_is_completed() -> None:
+    vocabulary = Marked()
+    assert answer(vocabulary, "<think>aé😀b</think>c", with_budget(THINK, 4)) == "<think>aé😀</think>c"
+    spelled = Marked(controls=False)
+    text = "<think>ab</think>c"
+    assert answer(spelled, text, with_budget(THINK, 4)) == text
+
+
+def test_only_reasoning_counts() -> None:
+    vocabulary = Marked()
+    for text in ("No thoughts, <think>as text</think> only.", " \n<think>a</think>" + "b" * 50):
+        assert answer(vocabulary, text, with_budget(THINK, 1)) == text
+
+
+def test_channels_are_closed_and_do_not_reopen() -> None:
+    vocabulary = Marked()
+    head = "<|channel|>analysis<|message|>"
+    text = f"{head}one two<|end|><|start|>assistant<|channel|>final<|message|>four"
+    assert answer(vocabulary, text, with_budget(CHANNELS, None)) == text
+    cut = f"{head}one<|end|><|start|>assistant<|channel|>final<|message|>four"
+    assert answer(vocabulary, text, with_budget(CHANNELS, 3)) == cut
+    # Two messages of reasoning share the budget, and no third begins.
+    limit = ThoughtLimit(with_budget(CHANNELS, 3), vocabulary)
+    said = f"{head}on<|end|><|start|>assistant{head}e"
+    limit.accept(vocabulary.tokenize(said, parse_special=True))
+    assert vocabulary.text(limit.forced(())) == "<|end|><|start|>assistant"
+    limit.accept([*limit.forced(()), *vocabulary.tokenize("<|channel|>", parse_special=True)])
+    mask = limit.allowed(())
+    assert mask is not None and not mask[ord("a")] and mask[ord("f")] and mask[256]
+
+
+def test_a_grammar_holds_beside_it() -> None:
+    vocabulary = Marked()
+    grammar = Grammar("regex", "[0-9]{2}", after="</think>")
+    found = answer(vocabulary, "<think>one two three</think>42", with_budget(THINK, 3), grammar)
+    assert found == "<think>one</think>42"
+    # Where the grammar does not allow the closing, it is not forced.
+    never = Grammar("regex", "<think>[a-z ]*")
+    spelled = Marked(controls=False)
+    text = "<think>one two"
+    assert answer(spelled, text, with_budget(THINK, 3), never) == text
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    budget=st.integers(0, 12),
+    opened=st.booleans(),
+    controls=st.booleans(),
+    temperature=st.sampled_from([0.0, 1.0]),
+)
+@settings(max_examples=examples(40), deadline=None)
+def test_the_text_is_that_of_plain_decoding(
+    seed: int, budget: int, opened: bool, controls: bool, temperature: float
+) -> None:
+    """Of random models, whatever is drafted; and no more reasoning than the budget, a character aside."""
+    vocabulary = Marked(controls=controls)
+    flat = random_logits(vocabulary.size, seed=seed, order=1, scale=1.0)
+    marks = vocabulary.tokenize("<think></think>ab", parse_special=True)
+
+    def next_logits(tokens: Sequence[int]) -> Any:
+        row = flat(tokens).copy()
+        row[marks] += 4.0  # few tokens are likely, so that much repeats and is drafted
+        return row
+
+    sampling = SamplingParams(temperature=temperature, top_k=0, top_p=1, min_p=0, seed=seed)
+    texts = []
+    for drafts in (True, False):
+        with session_of(vocabulary, next_logits, drafts=drafts) as session:
+            thought = with_budget(THINK, budget, opened=opened)
+            request = Request((1, *marks), sampling, max_tokens=40, thought=thought, speculate=drafts)
+            completion = session.engine.generate(request)
+            texts.append(completion.tokens)
+    if temperature == 0:
+        assert texts[0] == texts[1]
+    said = list(texts[0])
+    closer = vocabulary.tokenize("</think>", parse_special=True)
+    ends = [i for i in range(len(said)) if said[i : i + len(closer)] == closer]
+    if opened and ends:
+        assert ends[0] <= budget + len(closer) + 2  # the last character, a marker that has begun
+
+
+def test_the_closing_is_drafted() -> None:
+    """As forced text: one target call for all its tokens, and what follows."""
+    vocabulary = Marked(controls=False)
+    text = "<think>" + "".join(map(chr, range(97, 117))) + "</think>four"
+    with session_of(vocabulary, saying(vocabulary, text), drafts=False) as session:
+        request = Request((1,), GREEDY, max_tokens=200, thought=with_budget(THINK, 5))
+        completion = session.engine.generate(request)
+    assert vocabulary.text(completion.tokens) == "<think>abcde</think>four<eos>"
+    steps = [record for record in completion.records if record.kind == "decode"]
+    closing = next(record for record in steps if "grammar" in record.draft.sources)
+    assert closing.num_accepted == len("</think>") == len(closing.draft)
+    assert all(record.constraint_s == 0 for record in steps[-3:]), "what is over costs nothing"
+
+
+@pytest.mark.parametrize("budget", [None, 50])
+def test_the_thought_of_a_running_answer_can_be_ended(budget: int | None) -> None:
+    vocabulary = Marked()
+    with session_of(vocabulary, saying(vocabulary, "<think>one two three</think>four")) as session:
+        engine = session.engine
+        request = Request((1,), GREEDY, max_tokens=200, thought=with_budget(THINK, budget))
+        number, updates = engine.submit(request), list[Update]()
+        while len(updates) < 6:
+            updates += engine.step()
+        engine.end_thought(number)
+        while engine.num_running:
+            updates += engine.step()
+        completion = updates[-1].completion
+        assert completion is not None
+        text = vocabulary.text(completion.tokens)
+        assert text.endswith("</think>four<eos>") and len(text) < len("<think>one two three</think>four<eos>")
+        engine.end_thought(number)  # it has ended: nothing happens
