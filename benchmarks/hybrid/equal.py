@@ -3,10 +3,11 @@
     python benchmarks/hybrid/equal.py --out equal.jsonl
 
 For each kind of model of the tests, in llama-cpp-python: 100 greedy answers of 100 tokens, one at a time and
-four at once, drafted by lookup and, where the file has one, the model's own head. Drafts have up to 4 tokens
-of any confidence, so that many are rejected. A row has the answers that differ from plain decoding of
-the same library, and how many of them differ first at a near-tie: within `NEAR` of the spread of that place's
-logits. With --schema the answers are JSON of a schema, so that forced text is drafted too.
+four at once, drafted by lookup and, where there is one, a head: the model's own, or one of a file (--files:
+of these kinds alone). Drafts have up to 4 tokens of any confidence, so that many are rejected. A row has the
+answers that differ from plain decoding of the same library, and how many of them differ first at a near-tie:
+within `NEAR` of the spread of that place's logits. With --schema the answers are JSON of a schema, so that
+forced text is drafted too.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from engines import run as run_together
 from harness import Row, append, argument_parser, describe, read_rows, resume, run_program
+from head_files import EVEN, with_good_head, write_eagle
 from kinds import KINDS, Kind
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.core.data import Completion, Grammar, Request, Span
@@ -37,6 +41,17 @@ from outrider.session import Session
 from outrider.session.pair import Pair
 from tiny_gguf import write_tiny
 
+HEAD_FILES: dict[str, tuple[Kind, Callable[[Path], Path]]] = {
+    "dense, EAGLE-3": (KINDS["dense"], write_eagle),
+    "dense, EAGLE-3 for half the tokens": (KINDS["dense"], partial(write_eagle, drafted=EVEN)),
+    "delta net, EAGLE-3": (KINDS["delta net"], partial(write_eagle, layers=(0, 2, 4))),
+    "delta net, MTP file": (KINDS["delta net"], partial(with_good_head, arch="qwen35", part="heads")),
+    "balanced experts, MTP file": (
+        KINDS["balanced experts"],
+        partial(with_good_head, arch="glm4moe", part="heads"),
+    ),
+}
+"""Kinds of model with heads in a file of their own, and what writes that."""
 NEAR = 1e-3
 CONTEXT, PROMPT_TOKENS, ANSWER_TOKENS = 160, 40, 100
 
@@ -56,6 +71,7 @@ SCHEMA = {
 def main() -> None:
     parser = argument_parser(__doc__, answers=100, seed=1)
     parser.add_argument("--schema", action="store_true", help="answers of a schema")
+    parser.add_argument("--files", action="store_true", help="heads in files of their own")
     arguments = parser.parse_args()
     resume(arguments.out, describe(), [])
     done = {
@@ -67,25 +83,27 @@ def main() -> None:
     grammar = Grammar("json_schema", json.dumps(SCHEMA)) if arguments.schema else None
     requests = [_request(rng, grammar) for _ in range(arguments.answers)]
     with TemporaryDirectory() as folder:
-        for name, kind in KINDS.items():
-            for sequences in (1, 4):
-                if kind.arch and (name, sequences) not in done:
-                    file = write_tiny(
-                        Path(folder, "it.gguf"),
-                        arch=kind.arch,
-                        mtp_layers=kind.mtp_layers,
-                        repeating=True,
-                    )
-                    append(arguments.out, compare(file, name, kind, requests, sequences))
+        whole = {name: (kind, None) for name, kind in KINDS.items() if kind.arch}
+        kinds = HEAD_FILES if arguments.files else whole
+        for (name, (kind, write_head)), sequences in product(kinds.items(), (1, 4)):
+            if (name, sequences) in done:
+                continue
+            file = write_tiny(
+                Path(folder, "it.gguf"), arch=kind.arch, mtp_layers=kind.mtp_layers, repeating=True
+            )
+            head = None if write_head is None else write_head(Path(folder, "head.gguf"))
+            append(arguments.out, compare(file, head, name, kind, requests, sequences))
 
 
-def compare(file: Path, name: str, kind: Kind, requests: Sequence[Request], sequences: int) -> Row:
+def compare(
+    file: Path, head: Path | None, name: str, kind: Kind, requests: Sequence[Request], sequences: int
+) -> Row:
     """The answers of one kind of model with drafts and without."""
     options = LoadOptions(
         backend="llama.cpp", threads=1, snapshots=kind.snapshots, full_window=kind.full_window
     )
     policy = FixedPolicy(draft_max=4, p_min=0.0)
-    pair, found = Pair.load(file, options=options), list[Completion]()
+    pair, found = Pair.load(file, head, options=options), list[Completion]()
     with closing(pair), pair.open(CONTEXT, policy=policy, max_running=sequences, bitwise=False) as session:
         rewind = session.target.rewind
         for start in range(0, len(requests), sequences):
