@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from backends import FILES, MAINLINE, NATIVE
 from cli_helpers import call
+from head_files import write_eagle
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.gguf.context import show_log
-from outrider.backends.gguf.head_model import HeadModel
+from outrider.backends.gguf.head_model import HeadModel, HeadWeights
 from outrider.backends.gguf.memory import (
     CACHE,
     COMPUTE,
@@ -34,6 +35,8 @@ from outrider.backends.gguf.model import GgufModel
 from outrider.backends.gguf.rewinding import Rewinding
 from outrider.backends.gguf.sizes import Layer, ModelSizes, read_sizes
 from outrider.core.errors import OutOfMemory
+from outrider.models.gguf import read_card
+from outrider.models.heads import read_head
 from tiny.architectures import ARCHITECTURES, WITH_HEADS
 from tiny.sizes import Sizes
 from tiny_gguf import write_tiny
@@ -165,6 +168,35 @@ def test_a_head_is_counted(arch: str, tmp_path: Path, capfd: pytest.CaptureFixtu
     assert with_head[CACHE] / _MIB == pytest.approx(logged["cache"], abs=0.011 * 2)
     assert with_head[WEIGHTS] / _MIB == pytest.approx(logged["weights"], abs=0.011 * 2)
     assert with_head[COMPUTE] / _MIB > logged["compute"] > without[COMPUTE] / _MIB
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+def test_a_file_of_heads_is_counted(kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    arch = "llama" if kind == "eagle3" else "qwen35"
+    path = write_tiny(tmp_path / "m.gguf", arch=arch, context_length=8192)
+    if kind == "eagle3":
+        file = write_eagle(tmp_path / "e.gguf", layers=(0, 1, 1))
+    else:
+        file = write_tiny(tmp_path / "e.gguf", arch=arch, mtp_layers=1, part="heads")
+    sizes, options = read_sizes(file), on_mainline(mmap=False, extra_buffer_types=False)
+    model = Contexts(sizes, options, 2048, state_values=3 * 64)
+    if kind == "mtp":
+        model = Contexts(sizes, options, 0, 1, has_head=True, head_tokens=2048, state_values=64)
+    with closing(Weights(path, options)) as weights, closing(weights.open(2048)) as target:
+        show_log(shown=True)
+        try:
+            head = HeadWeights(read_head(read_card(file), read_card(path)), options)
+            head.open_beside(target, 2048).close()
+        finally:
+            show_log(shown=False)
+        head.close()
+    need = needed(model, {})[HOST]
+    logged = {"cache": 0.0, "states": 0.0, "weights": 0.0, "compute": 0.0}
+    for what, mib in _LOGGED.findall(capfd.readouterr().err):
+        logged[_REPORTED.get(what, "compute")] += float(mib)
+    assert need[CACHE] / _MIB == pytest.approx(logged["cache"], abs=0.011 * 2)
+    assert need[WEIGHTS] / _MIB == pytest.approx(logged["weights"], abs=0.011 * 2)
+    assert need[COMPUTE] / _MIB > logged["compute"] > 0
 
 
 def test_a_header_that_says_little_is_counted_with_what_it_says(tmp_path: Path) -> None:
