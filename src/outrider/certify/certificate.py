@@ -73,12 +73,12 @@ def reasons(findings: Findings) -> list[str]:
     for name, parts in findings.kinds.items():
         failed = [part for part in parts if part.differences and not part.holds]
         if failed:
-            worst = failed[0].differences[-1]
+            last = failed[0].differences[-1]
             how = "" if findings.bit_equal else ", not by rounding"
             texts.append(
                 f"{name}: {len(failed)} of {len(parts)} texts differ{how}; first in prompt "
-                f"{failed[0].prompt + 1} at token {worst.position + 1}: {worst.speculative_text!r} "
-                f"instead of {worst.plain_text!r}"
+                f"{failed[0].prompt + 1} at token {last.position + 1}: {last.speculative_text!r} "
+                f"instead of {last.plain_text!r}"
             )
         rows = [(part.prompt, part.rows) for part in parts if part.rows is not None]
         odd = [(prompt, found) for prompt, found in rows if found.first is not None]
@@ -89,6 +89,12 @@ def reasons(findings: Findings) -> list[str]:
                 f"at token {(odd[0][1].first or 0) + 1}"
             )
     lines = [*texts, *logits]
+    if wrong := [test for test in findings.head if not test.holds]:
+        worst = max(test.difference for test in wrong)
+        lines.append(
+            f"head: in {len(wrong)} of {len(findings.head)} texts it drafts from more than what was accepted "
+            f"(its logits differ by {worst:.2f} of what two places differ by)"
+        )
     unsteady = [run for run in findings.repeated if run.position is not None]
     if unsteady:
         lines.append(f"same seed twice: {len(unsteady)} of {len(findings.repeated)} texts differ")
@@ -142,6 +148,7 @@ def as_json(certificate: Certificate) -> dict[str, Any]:
         "greedy": _compared(findings.greedy),
         "beside_another_request": _compared(findings.beside) if findings.beside else None,
         "logits": _logits(findings) if findings.bit_equal else None,
+        **({"head": [asdict(test) for test in findings.head]} if findings.head else {}),
         "determinism": {
             "same_seed_twice": [asdict(run) for run in findings.repeated],
             "with_and_without_drafters": _compared(findings.stable),

@@ -10,7 +10,8 @@ from typing import cast
 
 from outrider.certify.exact_distribution import LENGTH, SEARCHED_TOKENS
 from outrider.certify.faults import CALL_FAULTS, break_calls, break_masks, check_shown, verifier_with
-from outrider.certify.plan import CertifyPlan, Findings, Progress, Subject
+from outrider.certify.head_states import compare_head, head_of
+from outrider.certify.plan import CertifyPlan, Findings, HeadTest, Progress, Subject
 from outrider.certify.runs import RowRecorder
 from outrider.certify.sampled import sampled_tests
 from outrider.certify.text_equality import compare_texts, repeat
@@ -65,6 +66,7 @@ def certify(
             repeated.append(repeat(engine, seeded, i))
             if seeded.verification.rule == "stable":
                 stable.append(compare(seeded, i))
+    heads = tuple(_heads(engine, subject, few, progress))
     check_shown(plan.fault, target)
     engine.reset()
     sampled, decisions, calls = sampled_tests(subject, prompts, plan, progress) if speculates else ((), (), 0)
@@ -79,7 +81,16 @@ def certify(
         sampled_calls=calls,
         bit_equal=subject.bit_equal,
         beside=tuple(beside),
+        head=heads,
     )
+
+
+def _heads(
+    engine: Engine, subject: Subject, requests: Sequence[Request], progress: Progress
+) -> Iterator[HeadTest]:
+    if (head := head_of(subject)) is not None:
+        for i, request in _each("head", requests, progress):
+            yield compare_head(engine, head, request, i)
 
 
 def _each(stage: str, requests: Sequence[Request], progress: Progress) -> Iterator[tuple[int, Request]]:

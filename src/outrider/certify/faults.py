@@ -18,6 +18,8 @@ import numpy as np
 
 from outrider.backends.bitwise import BitwiseModel, EqualSizes
 from outrider.backends.bitwise.probe import TRIED
+from outrider.backends.gguf import GgufModel
+from outrider.backends.gguf.heads import State
 from outrider.certify.runs import Wrapped
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Distribution, Draft, Grammar, Logits, Mask, Request, Span, Verdict
@@ -242,9 +244,10 @@ def break_masks(fault: Fault | None, constrain: Constrain | None) -> Constrain |
 
 # Calls, and what is stored after them
 
-CALL_FAULTS = ("unequal-calls", "short-rewind")
+CALL_FAULTS = ("unequal-calls", "short-rewind", "rejected-state")
 """unequal-calls: drafts are checked in calls of sizes that do not give equal bits; short-rewind: a model that
-goes back leaves one rejected token where it was."""
+goes back leaves one rejected token where it was; rejected-state: a head reads on with the target's state of a
+rejected token."""
 
 
 def unequal_sizes(model: BitwiseModel) -> tuple[int, ...]:
@@ -260,6 +263,8 @@ def break_calls(fault: Fault | None, target: Model) -> Model:
     """
     if fault == "short-rewind":
         return cast(Model, _ShortRewind(target))
+    if fault == "rejected-state":
+        return cast(Model, _RejectedState(target))
     if fault not in CALL_FAULTS:
         return target
     if not isinstance(target, BitwiseModel):
@@ -276,7 +281,7 @@ def check_shown(fault: Fault | None, target: Model) -> None:
     """Refuse a verdict on texts in which nothing was checked that this fault breaks; `target` is what
     `break_calls` gave. Raises SettingError."""
     broken: object = target
-    if isinstance(broken, _UnequalCalls | _ShortRewind) and not broken.num_broken:
+    if isinstance(broken, _UnequalCalls | _ShortRewind | _RejectedState) and not broken.num_broken:
         why = "no draft was checked in these texts, so it could not show"
         raise SettingError(f"--inject {fault}", why, "Give a draft (-md), more tokens (-n) or other prompts.")
 
@@ -337,6 +342,38 @@ class _ShortRewind(Wrapped):
         stored = self._stored.get(sequence, [])
         self._taken_back[sequence] = stored[length:] if length else []
         del stored[length:]
+
+
+class _RejectedState(Wrapped):
+    """A target whose head reads the token after a rejection with the state of the first rejected token.
+    `num_broken` counts these. Raises SettingError where no head drafts."""
+
+    def __init__(self, sound: Model) -> None:
+        super().__init__(sound)
+        hidden = sound.hidden if isinstance(sound, GgufModel) else None
+        if hidden is None:
+            why = "it breaks what a head reads, and none drafts here"
+            raise SettingError(
+                "--inject rejected-state", why, "Give a model with a head, or a file of one (-md)."
+            )
+        self._before, self._truncate = hidden.before, hidden.truncate
+        self._rejected: dict[int, tuple[int, State]] = {}
+        self.num_broken = 0
+        vars(hidden).update(before=self._wrong_before, truncate=self._keep_and_truncate)
+
+    def _keep_and_truncate(self, sequence: int, length: int) -> None:
+        rejected = self._before(sequence, length + 1) if length else None
+        self._rejected.pop(sequence, None)
+        if rejected is not None:
+            self._rejected[sequence] = length, rejected
+        self._truncate(sequence, length)
+
+    def _wrong_before(self, sequence: int, position: int) -> State | None:
+        at, state = self._rejected.get(sequence, (position + 1, None))
+        if position < at or self._before(sequence, position + 1) is not None:
+            return self._before(sequence, position)
+        self.num_broken += 1
+        return state
 
 
 FAULTS: tuple[Fault, ...] = (*RULE_FAULTS, *MASK_FAULTS, *CALL_FAULTS)

@@ -131,6 +131,26 @@ class DecisionTest:
     rejected: bool = False
 
 
+MAX_DIFFERENCE = 0.3
+"""in parts of the difference between the logits of two places; rounding makes less than 0.1"""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTest:
+    """Logits of a head's first drafts along a text, against those of a head that reads the text beside a
+    target that never drafted: at how many places, and the largest difference, in parts of that between two
+    places."""
+
+    prompt: int
+    places: int
+    difference: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether they differ by no more than rounding."""
+        return self.difference <= MAX_DIFFERENCE
+
+
 @dataclass(frozen=True, slots=True)
 class Findings:
     """What the tests found."""
@@ -150,6 +170,8 @@ class Findings:
     """whether texts had to be equal without exception, and the bits of logits too"""
     beside: tuple[Compared, ...] = ()
     """greedy texts that were generated while another request ran, where the target has room for two"""
+    head: tuple[HeadTest, ...] = ()
+    """what a head drafted from, where one drafts"""
 
     @property
     def kinds(self) -> dict[str, tuple[Compared, ...]]:
@@ -176,6 +198,7 @@ class Findings:
             and all(run.position is None for run in self.repeated)
             and not any(test.rejected for test in self.sampled)
             and not any(test.rejected for test in self.decisions)
+            and all(test.holds for test in self.head)
         )
 
 

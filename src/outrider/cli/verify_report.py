@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -29,9 +30,9 @@ def print_verdict(certificate: Certificate, place: Path | None) -> None:
 def _headline(certificate: Certificate) -> Text:
     plan, findings = certificate.plan, certificate.findings
     if not certificate.holds:
-        headline = Text("DOES NOT HOLD", style="bold red").append(
-            ": speculation changes the output", "not bold"
-        )
+        is_equal = replace(findings, head=()).holds
+        what = "the head drafts worse than it could" if is_equal else "speculation changes the output"
+        headline = Text("DOES NOT HOLD", style="bold red").append(f": {what}", "not bold")
     elif not findings.speculates:
         headline = Text("HOLDS, BUT NOTHING WAS SPECULATED", style="bold yellow").append(
             ": this target decoded plainly", "not bold"
@@ -70,6 +71,8 @@ def _rows(certificate: Certificate) -> list[tuple[str, str]]:
         rows.append(("seed-stable", f"with and without drafts: {_texts_line(findings.stable)}"))
     if findings.bit_equal:
         rows.append(("logits", _logits_line(findings)))
+    if findings.head:
+        rows.append(("head", _head_line(findings)))
     rows.append(("sampled", _sampled_line(certificate)))
     if findings.decisions:
         rows.append(("acceptance", _decisions_line(findings)))
@@ -106,6 +109,12 @@ def _logits_line(findings: Findings) -> str:
     differing = sum(part.rows.differing for part in findings.texts if part.rows is not None)
     line = f"{findings.compared_rows} positions, with drafts and without: "
     return line + (f"other bits at {differing}" if differing else "the same bits")
+
+
+def _head_line(findings: Findings) -> str:
+    places, wrong = sum(test.places for test in findings.head), sum(not test.holds for test in findings.head)
+    line = f"its logits at {places} places, with drafts and without: "
+    return line + (f"others in {wrong} texts" if wrong else "the same but for rounding")
 
 
 def _widest(ties: list[Difference]) -> float:

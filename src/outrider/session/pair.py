@@ -239,7 +239,8 @@ class Pair:
         if not self._has_head:
             return []
         if self._drafts_with_head(bitwise):
-            return [f"{name} drafts with its own MTP head"]
+            first = f", the first of {self.target.num_heads}" if self.target.num_heads > 1 else ""
+            return [f"{name} drafts with its own MTP head{first}"]
         count, arch = self.target_card.mtp_layers, self.target_card.architecture
         why = f"{title} as it is here lacks the calls for it"
         if bitwise:
