@@ -215,7 +215,6 @@ def test_blocks_become_a_conversation(served: Serving) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "b",
                                                      "input": {}}]}]},
          "tool_use is no block of the role user"),
-        ({"messages": [*user("Hi"), {"role": "assistant", "content": "It"}]}, "messages[1].role"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),

@@ -158,3 +158,32 @@ def test_later_turns_have_the_reasoning_that_the_template_wants(
         turns = [*user("a"), {"role": "assistant", "content": "b", field: "thought"}, *user("c")]
         prompt = served.post("/apply-template", messages=turns).json()["prompt"]
         assert ("thought" in prompt) == kept
+
+
+def test_an_answer_that_has_begun_is_continued() -> None:
+    """The fake model says what is left of its answer, so that it shows where it went on."""
+    turns = [*user("Say [[one two three]]"), {"role": "assistant", "content": "one tw"}]
+    with serving() as served:
+        asked = {"messages": turns, "temperature": 0}
+        answer = served.post(CHAT, **asked, continue_final_message=True).json()
+        assert answer["choices"][0]["message"]["content"] == "o three"
+        message = served.post("/v1/messages", **asked, max_tokens=50).json()
+        assert message["content"][0]["text"] == "o three"
+        chat = served.post("/api/chat", messages=turns, stream=False, options={"temperature": 0}).json()
+        assert chat["message"]["content"] == "o three"
+        prompt = served.post("/apply-template", messages=turns, continue_final_message=True).json()["prompt"]
+        assert prompt.endswith("|one tw")
+        others: list[dict[str, Any]] = [
+            {"messages": user("x")},
+            {"json_schema": {}},
+            {"grammar": 'root ::= "a"'},
+        ]
+        for more in others:
+            refused = served.post(CHAT, **asked | {"continue_final_message": True} | more)
+            assert refused.status_code == 400
+    with serving(template=THINKING) as served:
+        thought = [*turns[:1], turns[1] | {"reasoning_content": "Hm."}]
+        prompt = served.post("/apply-template", messages=thought, continue_final_message=True).json()[
+            "prompt"
+        ]
+        assert prompt.endswith("|<think>Hm.</think>\n\none tw")

@@ -152,6 +152,14 @@ class ChatFormat:
             return CONTENT
         return self._markers.closer if self._state(prompt) == "opened" else None
 
+    def begun(self, prompt: str, content: str, reasoning: str = "") -> str | None:
+        """What an answer begins with whose content is to go on; `reasoning` comes before it where the prompt
+        opens some. None where the format has no such beginning."""
+        if isinstance(self._syntax, Harmony):
+            return None
+        is_opened = self._state(prompt) == "opened"
+        return f"{reasoning}{self._markers.closer}\n\n{content}" if is_opened else content
+
     def thought(self, prompt: str, message: str = "") -> Thought | None:
         """How an answer to the prompt reasons, without a budget; None where it does not. `message` comes
         before a closing that is forced."""

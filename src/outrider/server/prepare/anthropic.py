@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from outrider.server.errors import Problem, invalid_field
+from outrider.server.errors import Problem
 from outrider.server.prepare.chat import fitting_effort, plan_chat
 from outrider.server.prepare.plan import GenerationPlan
 from outrider.server.protocol.anthropic import (
@@ -39,6 +39,7 @@ _NAMES = {
     "reasoning_effort": "output_config.effort",
     "reasoning_budget": "thinking.budget_tokens",
     "stop": "stop_sequences",
+    "continue_final_message": "messages",
 }
 """What the fields of a chat request are called here."""
 _MODES: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
@@ -46,9 +47,6 @@ _MODES: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
 
 def plan_message(service: Service, body: CountTokensRequest, namespace: str) -> GenerationPlan:
     """The request that is asked for. Raises Problem, in terms of this endpoint's fields."""
-    if body.messages[-1].role == "assistant":
-        why = "the last is the assistant's, and an answer is not continued here. End with one of the user's."
-        raise invalid_field(f"messages[{len(body.messages) - 1}].role", why, code="unsupported")
     effort, notices = _effort(service, body)
     try:
         plan = plan_chat(service, as_chat(body, effort), namespace)
@@ -69,6 +67,7 @@ def as_chat(body: CountTokensRequest, effort: Effort | None = None) -> ChatReque
         tool_choice=_choice(body.tool_choice),
         parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         response_format=_format(body.output_config),
+        continue_final_message=body.messages[-1].role == "assistant",
         reasoning_effort=effort,
         reasoning_budget=body.thinking.budget_tokens if body.thinking else None,
     )

@@ -16,6 +16,7 @@ from outrider.server.prepare.parameters import (
     answer_tokens,
     check_choices,
     check_schema,
+    grammar_fields,
     grammar_of,
 )
 from outrider.server.prepare.plan import GenerationPlan, compile_grammar, plan_of
@@ -63,8 +64,28 @@ def rendered(service: Service, body: ChatRequest) -> tuple[str, list[str]]:
     """The conversation under the model's template, as `render` gives it, and notices. Raises Problem."""
     tools, choice = _tools(body)
     variables, notices = _variables(service, body)
-    parallel = body.parallel_tool_calls is not False
-    return render(service, body.messages, tools, choice, variables, parallel=parallel), notices
+    parallel, messages = body.parallel_tool_calls is not False, body.messages
+    if not body.continue_final_message:
+        return render(service, messages, tools, choice, variables, parallel=parallel), notices
+    if choice not in ("none", "auto") or any(kind[2] is not None for kind in grammar_fields(body)):
+        why = "an answer that is limited is not continued. Leave one of the two out."
+        raise invalid_field("continue_final_message", why, code="unsupported")
+    text = render(service, messages[:-1], tools, choice, variables, parallel=parallel)
+    return text + _begun(service, messages[-1], "".join(service.controls.split(text))), notices
+
+
+def _begun(service: Service, last: Message, prompt: str) -> str:
+    """How the answer to a prompt begins, with marks in what the client spells of control tokens."""
+    begun = None
+    if last.role == "assistant" and not last.tool_calls:
+        escape, plain = service.controls.escape, last.plain()
+        begun = service.format.begun(
+            prompt, escape(plain["content"]), escape(plain.get("reasoning_content", ""))
+        )
+    if begun is None:
+        why = "its last is no text of the assistant's that this model can continue. End with a user's."
+        raise invalid_field("messages", why, code="unsupported")
+    return begun
 
 
 def _tools(body: ChatRequest) -> tuple[list[ToolSpec], ToolChoice]:

@@ -20,6 +20,7 @@ _NAMES = {
     "response_format": "format",
     "max_tokens": "options.num_predict",
     "reasoning_effort": "think",
+    "continue_final_message": "messages",
 }
 """What the fields of the other requests are called here."""
 
@@ -54,6 +55,7 @@ def _plan(service: Service, body: OllamaFields, messages: list[Message], namespa
     request = ChatRequest(
         **_shared(body),
         messages=messages,
+        continue_final_message=messages[-1].role == "assistant",
         tools=getattr(body, "tools", None) or None,
         logprobs=body.logprobs,
         top_logprobs=body.top_logprobs if body.logprobs else None,

@@ -156,7 +156,7 @@ def grammar_of(fields: ChatRequest | TextRequest, settings: ServeSettings) -> tu
 
     Raises Problem for two of them, and for a text that is too long.
     """
-    found = [row for row in _grammar_fields(fields) if row[2] is not None]
+    found = [row for row in grammar_fields(fields) if row[2] is not None]
     structured, formatted = fields.structured_outputs, fields.response_format
     if structured is not None and not any(name.startswith("structured_outputs") for name, *_ in found):
         why = "it asks for nothing. Give json, regex, choice, grammar or json_object."
@@ -180,7 +180,7 @@ def grammar_of(fields: ChatRequest | TextRequest, settings: ServeSettings) -> tu
     return grammar, name
 
 
-def _grammar_fields(fields: GrammarFields) -> Iterator[tuple[str, GrammarKind, Any]]:
+def grammar_fields(fields: GrammarFields) -> Iterator[tuple[str, GrammarKind, Any]]:
     """Each field that may limit the answer, the kind of its grammar ("": its text tells), and its value."""
     asked = fields.response_format
     if isinstance(asked, JsonObjectFormat):

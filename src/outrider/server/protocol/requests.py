@@ -129,6 +129,12 @@ class ChatRequest(GenerationRequest, GrammarFields, ReasoningFields):
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64), few(64)] | None = Field(
         None, description="Variables for the model's chat template."
     )
+    continue_final_message: bool | None = Field(
+        None, description="The last message is the assistant's, and the answer goes on where it ends."
+    )
+    add_generation_prompt: Any = Field(
+        None, description="Accepted, without effect: continue_final_message says whether a turn begins."
+    )
     modalities: Annotated[
         Many[Literal["text"]] | None,
         explained('this server writes text alone. Say ["text"], or leave it out'),
