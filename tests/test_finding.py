@@ -18,7 +18,7 @@ from outrider.backends.tuning.scoring import machine_id
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory
 from outrider.costs import CallCosts
 from outrider.costs.store import Subject, costs_dir, fingerprint, known_costs
-from outrider.lab.models import find_models
+from outrider.lab.models import find_model
 from outrider.models.families import RELATIVES, relative_of
 from outrider.models.finding import AUTO_DRAFT, Found, find_drafts
 from outrider.models.gguf import ModelCard, read_card
@@ -202,7 +202,7 @@ def test_heads_that_are_named_are_refused_by_what_they_are(
         resolve_models(*((heads, AUTO_DRAFT) if is_target else (whole, heads)), hub)
     assert caught.value.what == heads
     with pytest.raises(ModelFileError, match="EAGLE-3"):
-        find_models([heads], hub=hub)
+        find_model(heads, hub=hub)
 
 
 # The hub

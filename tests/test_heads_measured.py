@@ -27,7 +27,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab.facts import acceptance_of
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget
-from outrider.lab.models import OWN_HEAD, find_model, own_head
+from outrider.lab.models import OWN_HEAD, find_model, find_models, own_head
 from outrider.lab.predict import DRAFT
 from outrider.lab.replay import Offers, Recording, hindsight_bound, replay
 from outrider.lab.rows import ModelRow
@@ -36,22 +36,29 @@ from outrider.models import HubOptions, read_card
 from outrider.models.vocab import align
 from outrider.policy import FixedPolicy
 from recordings import FLAT, SMALL, curve
+from test_head_files import write_files
 from tiny_gguf import write_tiny
 
 OPTIONS = LoadOptions(backend="llama.cpp", threads=1, cache_type_k="f32", cache_type_v="f32")
 Call = Callable[..., Outcome]
 
 
-@pytest.fixture(scope="module", params=["qwen35", "glm4moe"])
-def good(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file whose head is right now and then; of a target of checkpoints, and of one that rewinds freely."""
-    return with_good_head(tmp_path_factory.mktemp("good") / "good.gguf", request.param)
+@pytest.fixture(scope="module", params=["qwen35", "glm4moe", "eagle3 llama", "mtp qwen35"])
+def good(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target and the file of a head that is right now and then, its own or another; targets of checkpoints,
+    and such that rewind freely."""
+    folder = tmp_path_factory.mktemp("good")
+    if " " not in request.param:
+        return (with_good_head(folder / "good.gguf", request.param),) * 2
+    files = write_files(folder, request.param)
+    return files.target, files.head
 
 
 @pytest.fixture(scope="module")
-def pair(good: Path) -> Iterator[tuple[LoadedTarget, LoadedDraft]]:
-    file = find_model(str(good), hub=HubOptions(offline=True))
-    head, notices = own_head(file), list[str]()
+def pair(good: tuple[Path, Path]) -> Iterator[tuple[LoadedTarget, LoadedDraft]]:
+    hub, notices = HubOptions(offline=True), list[str]()
+    file = find_model(str(good[0]), hub=hub)
+    head = own_head(file) if good[0] == good[1] else find_models([str(good[1])], hub=hub)[0]
     assert head is not None and head.is_head and not file.is_head
     with Loaded(file, OPTIONS, notices) as loaded:
         target = LoadedTarget("good", loaded.open(256))
@@ -195,6 +202,24 @@ def test_a_head_is_measured_beside_drafts(program: Call) -> None:
     shown = json.loads(program(*CHECK, *MAINLINE, "drafts/draft.gguf", "--json").out)
     assert [(d["model"]["name"], d["kind"]) for d in shown["drafts"]] == [("draft", "model"), ("mtp", "mtp")]
     assert all(draft["acceptance"] for draft in shown["drafts"])
+
+
+@pytest.mark.parametrize("kind", ["eagle3 llama", "mtp glm4moe"])
+def test_a_file_of_heads_is_measured_as_a_draft(kind: str, program: Call, tmp_path: Path) -> None:
+    files = write_files(tmp_path, kind)
+    usual = ("-t", "1", "--seconds", "1", "--prompts", "prompts.jsonl", "--json")
+    shown = json.loads(program("check", str(files.target), str(files.head), *usual).out)
+    [head] = shown["drafts"]
+    assert (head["model"]["name"], head["kind"]) == ("head", kind.split()[0])
+    assert head["acceptance"]["positions"] > 0 and head["step_ratio"] > 0
+    assert (
+        any("llama.cpp alone runs" in line for line in shown["notices"]) and shown["backend"] == "llama.cpp"
+    )
+    refused = program(
+        "check", "target.gguf" if "eagle3" in kind else "drafts/draft.gguf", str(files.head), *usual
+    )
+    assert refused.status == 2 and str(files.head) in refused.said and refused.out == ""
+    assert program("check", str(files.head), *usual).status == 2, "it is no target"
 
 
 @pytest.mark.slow

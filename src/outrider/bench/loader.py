@@ -61,7 +61,10 @@ class LlamaCppLoader:
             row = pair_row(target.name, file.name, alignment.report, why_not=useless)
             if not row.usable:
                 return row
-            self._open(loaded)
+            if file.is_head:  # in a context of the target's own size
+                loaded.open(target.model.context_length)
+            else:
+                self._open(loaded)
             draft = loaded.draft(alignment)
             stack.pop_all()  # it is the caller's now
         return draft, loaded.row("draft", target.name)

@@ -29,6 +29,7 @@ from outrider.lab.prompts import Workload
 from outrider.lab.record import cases_of
 from outrider.lab.rows import DoneRow, ModelRow, SkippedRow
 from outrider.lab.workloads import load_workload
+from outrider.models.gguf import check_whole
 from outrider.models.hub import HubOptions
 
 __all__ = ["Executor", "Progress", "Sweep", "run_sweep"]
@@ -58,6 +59,8 @@ def run_sweep(
     workloads = [load_workload(spec) for spec in plan.workloads]
     loading = loader or LlamaCppLoader(plan, workloads, hub or HubOptions())
     targets = loading.find(plan.targets)
+    for target in targets:
+        check_whole(target.card)
     drafts = loading.find([name for name in plan.drafts if name != OWN_HEAD], targets)
     with Store.open(folder, head_row(plan, workloads)) as store:
         sweep = Sweep(plan, store, loading, workloads, Meter(progress), executor)

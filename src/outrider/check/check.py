@@ -28,7 +28,7 @@ from outrider.lab.settings import AUTO_LOOKUP
 from outrider.lab.subject import Subject, offers_along
 from outrider.lab.verdict import judge_lookup, overall
 from outrider.session import DEFAULT_CONTEXT_TOKENS
-from outrider.session.drafts import FoundFile
+from outrider.session.drafts import FoundFile, for_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,9 @@ def check(request: CheckRequest, progress: Progress = lambda _what, _part: None)
     """
     started = perf_counter()
     notices: list[str] = []
+    heads = [file.card for file in request.drafts if file.is_head and file.path != request.target.path]
+    if heads and request.found is None:  # those that were found may be passed over
+        request = replace(request, options=for_heads(request.options, heads[0], notices))
     with Loaded(request.target, request.options, notices, progress) as target:
         usual = min(DEFAULT_CONTEXT_TOKENS, target.weights.trained_context)
         model = target.open(usual if request.context_length is None else request.context_length)

@@ -45,7 +45,7 @@ from outrider.models import DEFAULT_DRAFT, embedded_draft
 from outrider.models.finding import find_drafts
 from outrider.models.gguf import HEADS
 from outrider.models.hub import HubOptions
-from outrider.session.drafts import FoundFile, listed, of_draft
+from outrider.session.drafts import FoundFile, listed, of_draft, why_no_head
 
 
 def check(settings: CheckSettings) -> int:
@@ -112,8 +112,11 @@ def _drafts_here(
 ) -> tuple[list[str], tuple[FoundFile, ...]]:
     """The drafts to check where none is named, and all that was found for the target."""
     found = find_drafts(target.card, hub, reference)
-    drafts = [of_draft(target.card, draft) for draft in found.drafts]
-    return [file.reference for file in drafts[:_MAX_FOUND]], (*drafts, *listed(target.card, found))
+    heads = [head for head in found.heads if not why_no_head(head.card, target.card)]
+    drafts = [of_draft(target.card, draft) for draft in (*heads, *found.drafts)]
+    here = {file.reference for file in drafts}
+    others = [file for file in listed(target.card, found) if file.reference not in here]
+    return [file.reference for file in drafts[:_MAX_FOUND]], (*drafts, *others)
 
 
 def model_of(reference: str, hub: HubOptions) -> ModelFile:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from outrider.backends.gguf import GgufModel, LoadOptions
-from outrider.backends.gguf.head_model import HeadModel
+from outrider.backends.gguf.head_model import HeadModel, HeadWeights
+from outrider.backends.gguf.heads import why_no_heads
 from outrider.backends.tuning.scoring import costs_of
 from outrider.core.contracts import Constraint, Model, RewindKind
 from outrider.core.data import Grammar
@@ -25,11 +26,13 @@ from outrider.lab.prompts import Prompt
 from outrider.lab.replay import Offers, Recording, TargetStates, record_offers
 from outrider.lab.rows import ModelRow, Role
 from outrider.lab.teacher_forced import teacher_forced
+from outrider.models import read_card
 from outrider.models.chat import ChatTemplate
 from outrider.models.vocab import Alignment
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.policy.pretrained import PretrainedCalibration
 from outrider.session import Session
+from outrider.session.drafts import load_head
 from outrider.session.learned import prior_in
 from outrider.session.loading import load_draft, load_weights, template_of
 from outrider.session.session import close_model
@@ -41,9 +44,10 @@ Progress = Callable[[str, float | None], None]
 class Loaded:
     """Weights, and a context once it is opened; leaving it frees both.
 
-    Lines for the user go to `notices`. A draft is loaded `beside` its target. A head has its target's
-    weights, on which the target is opened once more: what else is measured of the target does without the
-    hidden states that a head reads. Raises ModelFileError or OutOfMemory.
+    Lines for the user go to `notices`. A draft is loaded `beside` its target. For a head, which has the
+    target's weights or those of a file, the target is opened once more: what else is measured of it does
+    without the hidden states that a head reads. Raises ModelFileError or OutOfMemory, for a head of a file
+    BackendCrash.
     """
 
     def __init__(
@@ -61,11 +65,14 @@ class Loaded:
         self._before = resident_bytes()
         self._model: GgufModel | None = None
         self._feeder: LoadedTarget | None = None
+        self._beside = beside
         self.opened_bytes: int | None = None
         """the memory that weights and context took at first; None where that is not known"""
         progress(f"loading {file.name}", None)
-        if isinstance(beside, GgufModel) and file.is_head:
+        if isinstance(beside, GgufModel) and file.path == beside.weights.path:
             self.weights = beside.weights
+        elif isinstance(beside, GgufModel) and file.is_head:
+            self.weights = load_head(beside.weights, read_card(beside.weights.path), file.card, options)
         elif isinstance(beside, GgufModel):
             self.weights = load_draft(beside.weights, file.path, file.card, options, notices)
         else:
@@ -84,25 +91,33 @@ class Loaded:
     @property
     def why_not(self) -> str:
         """Why it cannot draft, whatever the target; empty where it can."""
-        if not self._file.is_head or self.weights.num_heads:
+        if not self._file.is_head or isinstance(self.weights, HeadWeights) or self.weights.num_heads:
             return ""
-        return f"{self.weights.library.title} as it is here lacks the calls for a model's own head"
+        title = self.weights.library.title
+        if why_no_heads(self.weights.library):
+            return f"{title} as it is here lacks the calls for a model's own head"
+        return f"it is one of {self._file.card.mtp_layers}, and {title} runs no more than one in such a model"
 
     def open(self, context_length: int) -> GgufModel:
         """A context of so many tokens for one sequence (0: as trained); not of what cannot draft. Raises
         OutOfMemory."""
         assert not self.why_not, self.why_not
-        model = self.weights.open(context_length)
-        if self._file.is_head:
-            self._feeder = LoadedTarget(self._file.name, model)
+        if self._file.is_head and isinstance(self._beside, GgufModel):
+            feeding = self._beside.weights.open(context_length)
+            self._feeder = LoadedTarget(self._file.name, feeding)
             try:
-                model = HeadModel(model, model.context_length + LONGEST_DRAFT)
+                capacity = feeding.context_length + LONGEST_DRAFT
+                weights = self.weights if isinstance(self.weights, HeadWeights) else None
+                self._model = (
+                    weights.open_beside(feeding, capacity) if weights else HeadModel(feeding, capacity)
+                )
             except BaseException:
-                self._feeder.model.close()
+                feeding.close()
                 raise
-        self._model = model
+        else:
+            self._model = self.weights.open(context_length)
         self.opened_bytes = self._grown()
-        return model
+        return self._model
 
     def draft(self, alignment: Alignment) -> LoadedDraft:
         """The open model as a draft that lines up so."""
@@ -170,12 +185,14 @@ class Loaded:
         self.close()
 
     def close(self) -> None:
-        """Free weights and context, of a head its contexts alone. Closing twice is harmless."""
+        """Free weights and context; not the weights that a head shares with its target. Closing twice is
+        harmless."""
         if not self._file.is_head:
             self.weights.close()
         elif self._model is not None and self._feeder is not None:
-            self._model.close()
-            self._feeder.model.close()
+            _close_head(self._model, self._feeder)
+        elif isinstance(self.weights, HeadWeights):
+            self.weights.close()
 
 
 class LoadedTarget:
@@ -257,12 +274,18 @@ class LoadedDraft:
                 self.feeder.model.truncate(0, 0)
 
     def close(self) -> None:
-        """Free the model and its weights; of a head its contexts alone."""
+        """Free the model and its weights; not those that a head shares with its target."""
         if self.feeder is None:
             close_model(self.model)
         else:
-            self.model.close()
-            self.feeder.model.close()
+            _close_head(self.model, self.feeder)
+
+
+def _close_head(head: Model, feeder: LoadedTarget) -> None:
+    head.close()
+    feeder.model.close()
+    if isinstance(head, GgufModel) and isinstance(head.weights, HeadWeights):
+        head.weights.close()
 
 
 def resident_bytes() -> int | None:

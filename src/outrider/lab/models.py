@@ -65,8 +65,9 @@ def find_models(
 ) -> list[ModelFile]:
     """The models that are meant, in this order, each file once; those of a pattern are sorted by path.
 
-    Files among `taken` keep the names that they have there, and no other gets one of these. Names are the
-    files' stems; with their folder where two are alike, with a number where that is alike too.
+    Files of heads are among them. Files among `taken` keep the names that they have there, and no other gets
+    one of these. Names are the files' stems; with their folder where two are alike, with a number where that
+    is alike too.
     Raises ModelFileError and HubError, which name the reference that leads nowhere.
     """
     known = {_identity(model.path): model for model in taken}
@@ -83,20 +84,19 @@ def find_models(
         tries = chain([name], (f"{name} ({number})" for number in count(2)))
         name = next(name for name in tries if name not in names)
         names.add(name)
-        card = read_card(path)
-        check_whole(card)
-        known[identity] = ModelFile(name, path, card, fingerprint(path))
+        known[identity] = ModelFile(name, path, read_card(path), fingerprint(path))
     return [known[identity] for identity in found]
 
 
 def find_model(reference: str, *, hub: HubOptions, purpose: str = "", way_out: str = "") -> ModelFile:
-    """The one model that is meant; an error about several adds what one is wanted for (`purpose`). Raises
-    what `find_models` raises."""
+    """The one whole model that is meant; an error about several adds what one is wanted for (`purpose`).
+    Raises what `find_models` raises."""
     found = find_models([reference], hub=hub)
     if len(found) > 1:
         raise ModelFileError(
             reference, f"{len(found)} files match{purpose}", f"Name one of them{way_out or '.'}"
         )
+    check_whole(found[0].card)
     return found[0]
 
 

@@ -181,7 +181,8 @@ def offers_along(
         found = DraftOffers(draft.facts(), draft.rewind, alignment, output_ratio=ratio, kind=kind)
         if refusal := why_unusable(subject, draft.rewind, alignment, draft.why_not):
             return replace(found, refusal=refusal)
-        draft.open(min(subject.target.model.context_length, draft.weights.trained_context))
+        length = subject.target.model.context_length
+        draft.open(length if file.is_head else min(length, draft.weights.trained_context))
         costs = known or draft.costs("last", costs_s)
         loaded = draft.draft(alignment)
         answers, skipped = offered(

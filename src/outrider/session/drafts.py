@@ -80,7 +80,7 @@ def load_named(
     if card.kind == "model":
         weights = load_draft(target, card.path, card, options, notices, measuring=measuring)
     else:
-        weights = _load_head(target, of_target, card, options)
+        weights = load_head(target, of_target, card, options)
     try:
         alignment = align(target.vocabulary, weights.vocabulary)
         if isinstance(weights, HeadWeights) and not alignment.identical:
@@ -108,7 +108,7 @@ def for_heads(options: LoadOptions, draft: ModelCard, notices: list[str]) -> Loa
     return replace(options, backend="llama.cpp")
 
 
-def _load_head(target: Weights, of_target: ModelCard, card: ModelCard, options: LoadOptions) -> HeadWeights:
+def load_head(target: Weights, of_target: ModelCard, card: ModelCard, options: LoadOptions) -> HeadWeights:
     """The weights of a file of heads, in the target's library. Raises ModelFileError, OutOfMemory or
     BackendCrash where they cannot be used."""
     head, path = read_head(card, of_target), str(card.path)

@@ -79,7 +79,7 @@ def _command(view: View, ran: Cell) -> tuple[str, ...]:
     words += [] if target is None else ["-m", target.path]
     if draft is None:  # a head drafts unless it is told not to
         words += ["--no-mtp"] if any(row.beside == ran.target for row in view.results.models) else []
-    elif draft.beside is None:
+    elif target is None or draft.path != target.path:
         words += ["-md", draft.path]
     words += ["--backend", backend] if backend else []
     return (*words, *Setting.of(ran.setting).flags)
