@@ -239,3 +239,13 @@ def test_what_a_head_costs_is_measured(good: Path) -> None:
         assert len({subject_of(model, "last").key() for model in (target, head)}) == 2
         curve = calibrate(head, seconds=0.2, rows="last")
         assert curve.is_measured and curve.call_s(1, context=0) > 0
+
+
+def test_layers_that_llama_cpp_would_die_of_are_left_alone(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "two.gguf", arch="qwen35", mtp_layers=2)
+    with closing(Pair.load(path, options=OPTIONS)) as pair, pair.open(64, policy=THREE) as session:
+        assert pair.draft_name is None
+        [notice] = [notice for notice in session.notices if "MTP" in notice]
+        why = "it is one of 2, and llama.cpp runs no more than one in a model of kind qwen35"
+        assert notice == f"two has an MTP head, which is not used: {why}"
+        assert session.generate("the river", max_tokens=4, sampling=GREEDY).text
