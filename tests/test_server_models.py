@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -207,6 +208,33 @@ def test_steady_requests_for_one_model_do_not_keep_another_one_out() -> None:
         assert answer_of(threads.submit(ask, client, B).result(30)) == "yes"
         stopped.set()
         assert all(each.result(30) for each in steady)
+
+
+def test_a_model_that_makes_room_takes_no_new_requests() -> None:
+    shelf = Shelf(call_s=0.01)
+    long = "[[" + "a" * 60 + "]]"
+    with (
+        serving([shelf.entry(A), shelf.entry(B)], max_loaded=1) as client,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        ask(client, A)
+        first = threads.submit(ask, client, A, long)
+        assert eventually(lambda: shelf.services[A].worker.state().running)
+        other = threads.submit(ask, client, B)
+        time.sleep(0.1)  # it waits
+        second = threads.submit(ask, client, A, long)
+        for asked in (first, other, second):
+            assert asked.result(30).status_code == 200
+    assert shelf.happened[:5] == ["+a", "-a", "+b", "-b", "+a"]
+
+
+def test_nothing_of_an_unloaded_model_stays() -> None:
+    shelf = Shelf()
+    with serving([shelf.entry(A), shelf.entry(B)], max_loaded=1) as client:
+        ask(client, A)
+        engine = weakref.ref(shelf.services[A].session.engine)
+        ask(client, B)
+        assert eventually(lambda: engine() is None)
 
 
 def test_what_nobody_asks_for_is_unloaded() -> None:
