@@ -292,7 +292,6 @@ def test_a_prompt_is_not_read_for_one_good_chance(step_s: float, is_read: bool) 
     policy = AutoPolicy(curve(steep), {"draft": curve(SMALL, step_s)})
     policy.begin(0, 200, None)
     policy._texts[0].generated = 40
-    policy._texts[0].decoded_s = 40 * 0.1
     offering = Offering(16, (8.0, 3.0, 4.0, 9.0))
     works = [
         policy.propose([*free, drafter], [DraftRequest(0, 30, sampler())])[1]

@@ -60,7 +60,7 @@ def test_never_slower_than_plain_decoding(
     machine: str, draft: DraftKind, kind: TextKind, rereads: bool
 ) -> None:
     speeds = [played.speedup for played in play(texts_of(kind, draft), machine, rereads=rereads)]
-    assert mean(speeds) > 0.95
+    assert mean(speeds) > 0.96
     assert min(speeds) > 0.92, "a text on which the draft model had to be found out"
 
 
@@ -115,7 +115,7 @@ def test_it_follows_costs_that_change_in_the_middle(machine: str, factors: tuple
 
 
 def test_the_draft_that_is_the_target_is_made_use_of() -> None:
-    for machine, least in (("stairs", 2.5), ("flat", 2.0)):
+    for machine, least in (("stairs", 2.5), ("flat", 2.2)):
         for kind in ("random", "mixed"):
             assert mean([p.speedup for p in play(texts_of(kind, "target"), machine)]) > least
 

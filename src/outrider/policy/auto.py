@@ -116,8 +116,7 @@ class AutoPolicy:
         calls_s = self.knowledge.calls_s(sum(len(draft) for draft, _ in found), batch)
         candidates = [(draft.acceptance, fixed) for draft, fixed in found]
         reread_s = self.knowledge.reread_s(calls_s, batch)
-        reward_s = min(step.reward_s for step in steps)
-        lengths = allocate(candidates, calls_s, reward_s, reread_s)
+        lengths = allocate(candidates, calls_s, batch.reward_s, reread_s)
         return [draft.first(length) for (draft, _), length in zip(found, lengths, strict=True)], work
 
     def _text(self, sequence: int) -> RequestState:

@@ -57,16 +57,16 @@ def learn_request(
     query, num_emitted = proposal.query, len(record.tokens)
     text.generated += num_emitted
     if plain_s is not None:  # what reading a prompt took says nothing about tokens
-        _learn_times(state, text, record, plain_s, query)
+        _learn_times(state, text, record, plain_s, bool(query and query.is_exploring))
     _learn_drafted(state, text, proposal, record)
     _learn_lookup(state, text, proposal, record)
-    if query:
-        _learn_query(state, text, proposal, query, record)
+    num_compared = _learn_query(state, text, proposal, query, record) if query else 0
+    text.average_confidence = state.confidence.decay(text.average_confidence, num_emitted - num_compared)
     _learn_uncached(text, query, record)
 
 
 def _learn_times(
-    state: PolicyState, text: RequestState, record: StepRecord, plain_s: float, query: DraftQuery | None
+    state: PolicyState, text: RequestState, record: StepRecord, plain_s: float, is_exploring: bool
 ) -> None:
     num_emitted, step_s = len(record.tokens), record.total_s - record.work.prefill_s
     memory = _TOKEN_MEMORY**num_emitted
@@ -74,11 +74,10 @@ def _learn_times(
     text.emitted = text.emitted * memory + num_emitted
     text.decoded_s += step_s / record.num_sequences
     slowdown = step_s / plain_s - num_emitted
-    if query:
-        text.slowdown_steps += slowdown
+    text.slowdown_steps += slowdown
     state.add_saved(-slowdown)
     text.explored_s += record.work.prefill_s / record.num_sequences
-    if query and query.is_exploring:
+    if is_exploring:
         text.explored_s += max(slowdown * plain_s, 0.0) / record.num_sequences
 
 
@@ -113,8 +112,8 @@ def _learn_lookup(state: PolicyState, text: RequestState, proposal: Proposal, re
 
 def _learn_query(
     state: PolicyState, text: RequestState, proposal: Proposal, query: DraftQuery, record: StepRecord
-) -> None:
-    """What the draft model said, drafted or not."""
+) -> int:
+    """What the draft model said, drafted or not; returns for how many tokens it could be compared."""
     for average, acceptance in zip(query.averages, query.acceptance, strict=True):
         state.confidence.learn(average, acceptance)
     offer, lookup = query.offer, proposal.lookup
@@ -133,6 +132,7 @@ def _learn_query(
             acceptance = query.acceptance[num_compared]
             text.average_confidence = state.confidence.update(text.average_confidence, acceptance)
             num_compared += 1
+    return num_compared
 
 
 def _learn_uncached(text: RequestState, query: DraftQuery | None, record: StepRecord) -> None:

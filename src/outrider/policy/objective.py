@@ -6,8 +6,7 @@ token i is accepted if all before it were, p_i = a_1 ⋯ a_i the prefix acceptan
 (1) Reward. The tokens per second of a text are ΣG / ΣC. They are largest where every step maximises
     E[G] λ − E[C] with λ the seconds that a token takes under the best policy (Dinkelbach, "On nonlinear
     fractional programming", 1967; for renewal processes the average-reward criterion). λ is estimated by
-    what tokens took lately (`reward_per_token`), or less: by what they take where a draft model drafts on at
-    its average confidence, the λ at which such a step is worth nothing (`stopping.break_even_reward`).
+    what tokens took lately: `reward_per_token`.
 (2) Expected tokens. E[G] = 1 + Σ_{i≤n} p_i (Leviathan et al., "Fast Inference from Transformers via
     Speculative Decoding", 2023, equation 1, with an acceptance of its own for each token):
     `expected_rewards`.
@@ -47,28 +46,33 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 _PRIOR_TOKENS = 30.0
-"""tokens that a plain step counts for as the start of λ"""
+_PRIOR_RATIO = 0.85
+"""λ starts as this part of a plain step and counts for so many tokens"""
 
 _MIN_USEFUL_SHARE = 0.5
 """Lookup tokens are not looked for where their prefix acceptance probability is below this share of the least
 marginal cost of a token"""
 
-_SLOWDOWN_STEPS = 6.0
-_SLOWDOWN_STEPS_PER_TOKEN = 0.01
+_SLOWDOWN_STEPS = 0.3
+_SLOWDOWN_STEPS_PER_TOKEN = 0.005
 """plain steps that any text may lose to a draft model, and how many more for each of its tokens"""
 _SAVED_SHARE = 0.1
 """the part of what all texts have saved that a text may lose besides"""
 _EXPLORATION_SHARE = 0.02
 """of a text's time that may go to asking a draft model against expectation"""
 
-_PREFILL_SHARE = 0.2
-"""of what the answer's tokens took so far: more is not spent on reading its prompt"""
+_SHORT_ANSWER = 16
+_REMAINING_RATIO = 3
+"""An answer is expected to go on for so many times its tokens beyond those that short answers have too."""
+_PREFILL_SHARE = 0.25
+"""of what the answer's tokens took plainly: more is not spent on reading its prompt"""
 
 
 def reward_per_token(spent_s: float, emitted: float, plain_s: float, num_sequences: int) -> float:
-    """λ in seconds: what a token took lately, shrunk towards `plain_s`, a plain step of all `num_sequences`
-    sequences."""
-    return (spent_s + plain_s * _PRIOR_TOKENS) / (emitted + _PRIOR_TOKENS * num_sequences)
+    """λ in seconds: what a token took lately, shrunk towards a part of `plain_s`, a plain step of all
+    `num_sequences` sequences."""
+    prior_s = _PRIOR_RATIO * plain_s * _PRIOR_TOKENS
+    return (spent_s + prior_s) / (emitted + _PRIOR_TOKENS * num_sequences)
 
 
 def rejection_costs(prefix_probs: Sequence[float], reread_s: Array | None) -> list[float]:
@@ -211,11 +215,11 @@ def allocate(
 def slowdown_budget(generated: int, saved_steps: float, slowdown_steps: float) -> float:
     """How much slower than plain decoding a text of `generated` tokens may become, in plain steps.
 
-    `saved_steps` is what all texts, this one too, have saved so far, a part of which may be lost again, or
-    have lost; `slowdown_steps` how much slower drafts of a model have made this text already.
+    `saved_steps` is what all texts have saved so far, `slowdown_steps` how much slower this text is already.
     """
-    reserve = _SAVED_SHARE * saved_steps if saved_steps > 0 else saved_steps
-    return _SLOWDOWN_STEPS + _SLOWDOWN_STEPS_PER_TOKEN * generated + reserve - slowdown_steps
+    return (
+        _SLOWDOWN_STEPS + _SLOWDOWN_STEPS_PER_TOKEN * generated + _SAVED_SHARE * saved_steps - slowdown_steps
+    )
 
 
 def exploration_budget_s(decoded_s: float, explored_s: float) -> float:
@@ -227,18 +231,15 @@ def exploration_budget_s(decoded_s: float, explored_s: float) -> float:
 def amortises_prefill(
     prefill_s: float,
     *,
-    step_gain_s: float,
-    token_gain_s: float,
-    budget_s: float,
+    gain_s: float,
+    usual_gain_s: float,
     generated: int,
     max_tokens: int | None,
+    plain_s: float,
 ) -> bool:
-    """Whether what a draft model has to read first is repaid by its gain in this step and in those to come;
-    for the latter no more than `budget_s` is spent. An answer is expected to go on for as long as it did."""
-    remaining = generated if max_tokens is None else min(generated, max_tokens - generated)
-    return step_gain_s + min(max(token_gain_s, 0.0) * remaining, budget_s) > prefill_s
-
-
-def prefill_budget_s(decoded_s: float) -> float:
-    """Seconds for which a draft model may read the prompt of an answer that took `decoded_s` so far."""
-    return _PREFILL_SHARE * decoded_s
+    """Whether a draft model's reading of the prompt is repaid by the gain of this step and half of the usual
+    gains of the steps to come; never more than a part of what the answer took so far."""
+    remaining = _REMAINING_RATIO * max(generated - _SHORT_ANSWER, 0)
+    if max_tokens is not None:
+        remaining = min(remaining, max_tokens - generated)
+    return gain_s + min(usual_gain_s * remaining / 2, _PREFILL_SHARE * generated * plain_s) > prefill_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from outrider.core.data import StepRecord
 from outrider.costs import MAX_TOKENS, CallCosts
 from outrider.policy.estimates import Calibration, DrafterAgreement, Estimator, RequestBias
 from outrider.policy.objective import Array, MarginalCosts, StepCosts, reward_per_token
-from outrider.policy.stopping import ConfidenceModel, ContinuationValue, break_even_reward
+from outrider.policy.stopping import ConfidenceModel, ContinuationValue
 
 SCHEMA = "outrider.acceptance/1"
 
@@ -120,7 +120,6 @@ class PolicyState:
         """how often draft models were evaluated and not asked; each time that one is asked halves it"""
         self._estimators: dict[str, Estimator] = {}
         self._values: dict[tuple[int, ...], ContinuationValue] = {}
-        self._rewards: dict[tuple[int, ...], float] = {}
         self._values_at = 0
         self._marginal: MarginalCosts | None = None
 
@@ -199,39 +198,23 @@ class PolicyState:
     def continuation_value(self, costs: StepCosts, max_length: int) -> ContinuationValue:
         """The values of drafting on, up to `max_length` tokens, in plain calls: at these costs, or at others
         that are within a few per cent of them."""
-        key = self._key(costs, max_length)
-        if key not in self._values:
-            self._values[key] = self._valued(costs, max_length)(costs.reward_s / float(costs.calls_s[0]))
-        return self._values[key]
-
-    def _valued(self, costs: StepCosts, max_length: int) -> Callable[[float], ContinuationValue]:
-        """The values at these costs for a λ in plain calls."""
-        one_s, reread_s = float(costs.calls_s[0]), costs.reread_s
-        calls = costs.calls_s[: max_length + 1] / one_s
-        reread = None if reread_s is None else reread_s / one_s
-        step, uncached = costs.draft_step_s / one_s, costs.uncached_s / one_s
-        probs = self.confidence.probs
-        return lambda reward: ContinuationValue(probs, calls, step, reward, uncached, reread)
-
-    def _key(self, costs: StepCosts, max_length: int) -> tuple[int, ...]:
-        """Costs that are within a few per cent of each other have the same."""
+        calls = costs.calls_s[: max_length + 1] / costs.calls_s[0]
+        reread = None if costs.reread_s is None else costs.reread_s / costs.calls_s[0]
+        step, reward, uncached = (
+            seconds / float(costs.calls_s[0])
+            for seconds in (costs.draft_step_s, costs.reward_s, costs.uncached_s)
+        )
         if len(self._values) + self.confidence.num_learned >= self._values_at + _MAX_TABLE_AGE:
             self._values.clear()
-            self._rewards.clear()
             self._values_at = self.confidence.num_learned
-        calls = costs.calls_s[: max_length + 1]
-        marks = [float(calls[len(calls) // 4]), float(calls[-1]), costs.draft_step_s, costs.uncached_s]
-        marks += [] if costs.reread_s is None else [float(costs.reread_s[1])]
-        marks.append(costs.reward_s)
-        one_s = float(calls[0])
-        return (len(calls), *(round(math.log(max(mark / one_s, 1e-4)) / _LOG_COST_STEP) for mark in marks))
-
-    def attainable_reward(self, costs: StepCosts, max_length: int, average: float) -> float:
-        """Seconds that a token takes where a draft model drafts on at this average confidence."""
-        key = (*self._key(costs, max_length)[:-1], -round(100 * average))
-        if key not in self._rewards:
-            self._rewards[key] = break_even_reward(self._valued(costs, max_length), average)
-        return self._rewards[key] * float(costs.calls_s[0])
+        marks = [float(calls[len(calls) // 4]), float(calls[-1]), step, reward, uncached]
+        marks += [] if reread is None else [float(reread[1])]
+        key = (len(calls), *(round(math.log(max(mark, 1e-4)) / _LOG_COST_STEP) for mark in marks))
+        if key not in self._values:
+            self._values[key] = ContinuationValue(
+                self.confidence.probs, calls, step, reward, uncached, reread
+            )
+        return self._values[key]
 
     # Learning
 
@@ -284,5 +267,4 @@ class PolicyState:
         self.saved_steps = 0.0
         self.add_saved(saved)
         self._values.clear()
-        self._rewards.clear()
         self._values_at = 0

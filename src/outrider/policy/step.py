@@ -14,7 +14,6 @@ from outrider.policy.objective import (
     amortises_prefill,
     expected_rewards,
     exploration_budget_s,
-    prefill_budget_s,
     slowdown_budget,
     stopping_value,
 )
@@ -28,6 +27,8 @@ from outrider.policy.state import (
     RequestState,
 )
 
+_CATCH_UP_STEPS = 6
+"""steps over which the cost of evaluating uncached tokens is spread, since they profit too"""
 _LONG_BACKOFF, _SHORT_BACKOFF = 6, 1
 """steps for which draft models that do not pay are not evaluated"""
 _MAX_REJECTED = 32
@@ -82,11 +83,6 @@ class Step:
         return self._text.context
 
     @property
-    def reward_s(self) -> float:
-        """λ, at the costs that were set."""
-        return self._costs.reward_s
-
-    @property
     def has_candidate(self) -> bool:
         """Whether a model-free drafter offered anything."""
         return bool(self._suffix)
@@ -106,10 +102,6 @@ class Step:
         max_prefix = self._num_forced + MAX_LOOKUP_PREFIX
         self._costs = self._state.step_costs(self._text, model, self._max_length, batch, max_prefix)
         if model is not None:
-            room, average = self._max_model_draft, self._text.average_confidence
-            self._observed_s = self._costs.reward_s
-            self._attainable_s = self._state.attainable_reward(self._costs, room, average)
-            self._costs = replace(self._costs, reward_s=min(self._observed_s, self._attainable_s))
             self._continuation = self._state.continuation_value(self._costs, self._max_model_draft)
 
     # Whether to ask a draft model
@@ -139,11 +131,12 @@ class Step:
         costs, acceptance, least = self._costs, self._suffix.acceptance, self._num_forced
         rewards, best, length = expected_rewards(acceptance, costs), -math.inf, 0
         for n in range(least, min(len(acceptance), least + MAX_LOOKUP_PREFIX, costs.max_length - 1) + 1):
-            on = self._continuation_value(n, self._average, math.prod(acceptance[:n]))
+            average = self._average if n == 0 else self._state.confidence.mean
+            on = self._continuation_value(n, average, math.prod(acceptance[:n]))
             value = rewards[n] + on
             if n == 0:
                 value = max(value, self._agreement_value())
-            value -= float(costs.first_draft_s[n] - costs.first_draft_s[0])
+            value -= (float(costs.first_draft_s[n]) - costs.draft_step_s) / _CATCH_UP_STEPS
             if value > best:
                 best, length = value, n
         self.gain_s = best - stopping_value(acceptance, costs)
@@ -165,19 +158,18 @@ class Step:
         return self._continuation.at(length, average, prefix_prob) * float(self._costs.calls_s[0])
 
     def amortises_prefill(self, model: str) -> bool:
-        """Whether the gain of this and later steps repays what the draft model has to read first: the
-        prompt, or what it has not seen since. Until it has read the prompt, it is compared with what tokens
-        took lately."""
-        text, costs = self._text, self._costs
-        is_unread = model not in text.uncached
-        now_s = self._observed_s if is_unread else float(costs.calls_s[0])
+        """Whether the gain of this and later steps repays reading the prompt for the draft model. What
+        confirming a candidate gains is not expected again."""
+        text = self._text
+        if model in text.uncached:
+            return True
         return amortises_prefill(
             self._prefill_s(model),
-            step_gain_s=self.gain_s,
-            token_gain_s=now_s - self._attainable_s,
-            budget_s=prefill_budget_s(text.decoded_s) if is_unread else math.inf,
+            gain_s=self.gain_s,
+            usual_gain_s=0.0 if self.has_candidate else self.gain_s,
             generated=text.generated,
             max_tokens=text.max_tokens,
+            plain_s=float(self._costs.calls_s[0]),
         )
 
     def _prefill_s(self, model: str) -> float:
@@ -208,6 +200,8 @@ class Step:
         tokens = self.lookup_prefix.tokens
         self.proposal.query = DraftQuery(model, tokens, is_exploring)
         self._drafted = list(self.lookup_prefix.acceptance)
+        if length:
+            self._average = self._state.confidence.mean
         room = min(self._costs.max_length, self._max_model_draft) - length
         self.request = replace(self.request, prefix=tokens, max_tokens=room)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -31,22 +31,24 @@ CLASS_MEANS = np.array([0.21, 0.41, 0.61, 0.78, 0.91, 0.97, 0.997])
 AVERAGES = np.array([0.42, 0.56, 0.67, 0.76, 0.84, 0.9, 0.95, 0.985])
 """grid of the moving average"""
 _AVERAGES: list[float] = AVERAGES.tolist()
-MEMORY = 0.92
+MEMORY = 0.8
 """γ, the weight of the older tokens in the moving average"""
 INITIAL_MEAN = 0.82
 _MEAN_RATE = 0.005
 """weight of a token in the mean over all texts: about the last 200 count"""
+_DECAY = 0.95
+"""how much of an average's distance from the mean is left after a token that the draft model did not see"""
 
 _PRIOR = np.array(
     [
-        [0.36, 0.28, 0.17, 0.09, 0.05, 0.02, 0.04],
-        [0.25, 0.24, 0.19, 0.12, 0.08, 0.05, 0.07],
-        [0.15, 0.18, 0.19, 0.14, 0.12, 0.08, 0.14],
-        [0.08, 0.15, 0.16, 0.14, 0.13, 0.10, 0.24],
-        [0.03, 0.08, 0.14, 0.11, 0.13, 0.09, 0.42],
-        [0.01, 0.02, 0.09, 0.09, 0.12, 0.10, 0.57],
-        [0.01, 0.01, 0.04, 0.05, 0.08, 0.08, 0.74],
-        [0.01, 0.01, 0.01, 0.02, 0.02, 0.04, 0.91],
+        [0.17, 0.16, 0.27, 0.14, 0.13, 0.08, 0.05],
+        [0.16, 0.22, 0.20, 0.12, 0.12, 0.08, 0.10],
+        [0.11, 0.18, 0.19, 0.15, 0.13, 0.09, 0.15],
+        [0.07, 0.15, 0.18, 0.15, 0.12, 0.08, 0.25],
+        [0.04, 0.08, 0.13, 0.13, 0.14, 0.10, 0.38],
+        [0.01, 0.03, 0.09, 0.10, 0.12, 0.10, 0.55],
+        [0.01, 0.02, 0.07, 0.07, 0.10, 0.08, 0.65],
+        [0.01, 0.01, 0.02, 0.03, 0.04, 0.05, 0.84],
     ]
 )
 """P(class | average), over the recordings in benchmarks/policy"""
@@ -55,7 +57,6 @@ _PRIOR_TOKENS = 60.0
 _MAX_TOKENS = 400.0
 """how many tokens of earlier sessions count in a row"""
 
-_REWARD_ERROR = 0.005
 _MIN_PREFIX_PROB = 0.01
 _GRID = 24
 _LOG_MIN = math.log(_MIN_PREFIX_PROB)
@@ -77,6 +78,10 @@ class ConfidenceModel:
     def update(average: float, acceptance: float) -> float:
         """The moving average after a token with this estimated acceptance."""
         return MEMORY * average + (1 - MEMORY) * acceptance
+
+    def decay(self, average: float, num_tokens: int) -> float:
+        """The moving average after tokens that the draft model did not draft: it reverts to the mean."""
+        return self.mean + (average - self.mean) * _DECAY**num_tokens
 
     def learn(self, average: float, acceptance: float) -> None:
         """At this average the next token had this estimated acceptance."""
@@ -142,27 +147,6 @@ class ContinuationValue:
         near, far = self._table[length, low : low + 2, i : i + 2].tolist()
         at, above = ((1 - part) * pair[0] + part * pair[1] for pair in (near, far))
         return float((1 - share) * at + share * above)
-
-
-def break_even_reward(values: Callable[[float], ContinuationValue], average: float) -> float:
-    """The λ at which a step of a draft model of this average confidence is worth nothing: the root of
-    λ + Q(0, average, 1), in plain calls; 1 where it is worth nothing at the cost of a plain step. By the
-    secant method: the value is convex in λ. `values` gives Q at a λ."""
-
-    def value(reward: float) -> float:
-        return reward + values(reward).at(0, average, 1.0)
-
-    before, reward = 1.0, 0.8
-    at_before, at_reward = value(before), value(reward)
-    if at_before <= 0:
-        return before
-    for _ in range(4):
-        root = reward - at_reward * (before - reward) / (at_before - at_reward)
-        root = min(max(root, 0.05), 1.0)
-        if abs(root - reward) < _REWARD_ERROR:
-            break
-        before, at_before, reward, at_reward = reward, at_reward, root, value(root)
-    return reward
 
 
 def _between(grid: Sequence[float], value: float) -> tuple[int, float]:
