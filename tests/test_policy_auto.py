@@ -26,6 +26,7 @@ from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.lab.replay import replay
+from outrider.lab.replay.recording import Offers
 from outrider.policy import AutoPolicy
 from outrider.policy.estimates import Estimator, RequestBias
 from outrider.policy.objective import (
@@ -614,11 +615,9 @@ def test_what_comes_later_changes_nothing_now(kind: TextKind, draft: DraftKind) 
     """The answer breaks off, or goes on in another way: until then the same is drafted."""
     made = replace(recording(kind, draft, seed=4, length=240), finish_reason="stop")
     offers = made.offers["draft"]
-    cut = replace(
-        made,
-        tokens=made.tokens[:200],
-        offers={"draft": replace(offers, tokens=offers.tokens[:200], confidence=offers.confidence[:200])},
-    )
+    early_departures = {place: path for place, path in offers.departures.items() if place < 200}
+    shorter = Offers(offers.tokens[:200], offers.confidence[:200], early_departures)
+    cut = replace(made, tokens=made.tokens[:200], offers={"draft": shorter})
     other = replace(made, tokens=made.tokens[:200] + tuple(t + 5 for t in made.tokens[200:]))
     runs = [
         replay(each, AutoPolicy(*costs(STAIRS, 0.01)), *costs(STAIRS, 0.01)) for each in (made, cut, other)

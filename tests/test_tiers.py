@@ -136,19 +136,20 @@ def test_nothing_reaches_another_namespace(tmp_path: Path, tier: str) -> None:
 
 def test_the_disk_has_its_limit_too_and_what_was_used_longest_ago_goes(tmp_path: Path) -> None:
     server = Server(tmp_path)
-    server.reused(TEXTS[0])
-    server.end()
-    size = next(tmp_path.glob("*.kv")).stat().st_size
-    server = Server(tmp_path, max_bytes=3 * size + 1500, max_sequences=1)
-    for text in TEXTS[1:]:
-        server.tiers.will_close(monotonic() + 60)  # each waits for the disk
+    for text in TEXTS[:3]:
         server.reused(text)
+    server.end()
+    size = max(path.stat().st_size for path in tmp_path.glob("*.kv"))
+    server = Server(tmp_path)
     assert server.reused(TEXTS[0]) == 89  # which makes it the last used
+    server.end()
+    server = Server(tmp_path, max_bytes=3 * size + 1500, max_sequences=1)
+    server.reused(TEXTS[3])
     server.end()
     assert sum(path.stat().st_size for path in tmp_path.glob("*.kv")) <= 3 * size + 1500
     again = Server(tmp_path)
     assert again.reused(TEXTS[0]) == 89
-    assert again.reused(TEXTS[1]) == 0
+    assert [again.reused(text) for text in TEXTS[1:3]].count(0) == 1
 
 
 def test_a_text_larger_than_the_disk_may_have_is_not_written(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Thought
-from outrider.formats import format_of
 from outrider.models.chat import ChatTemplate
 
 _TAIL_TOKENS = 32
@@ -23,6 +22,8 @@ def limited_thought(
 ) -> Thought | None:
     """How the answer to a prompt reasons, with at most `budget` tokens; `message` comes before an end that
     is forced. None for a model whose template knows no reasoning."""
+    from outrider.formats import format_of  # loads slowly, and few requests need it
+
     spelled = (
         vocabulary.spelling(token) if vocabulary.is_control(token) else vocabulary.piece(token)
         for token in prompt[-_TAIL_TOKENS:]
