@@ -7,6 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 from time import monotonic
 from typing import Any
 
@@ -310,6 +311,8 @@ def test_with_tiers_every_text_is_that_of_a_request_alone(
         "context_length": 120,
         "rewind": rewind,
     }
+    # How many steps there are depends on when the disk is written to: no draw may.
+    cancels = Random(data.draw(st.integers(0, 2**32)))
     stems = [PROMPT * 8, (3, *PROMPT * 8), PROMPT * 12, (2, 1)]
     for _ in range(data.draw(st.integers(1, 3))):  # starts of a server
         memory = data.draw(st.sampled_from([0, 1000, 4000, LARGE]))
@@ -331,14 +334,15 @@ def test_with_tiers_every_text_is_that_of_a_request_alone(
             if waiting and engine.has_room(waiting[0]):
                 made = waiting.pop(0)
                 started[engine.submit(made)] = made
-            if data.draw(st.integers(0, 15)) == 0 and started:
+            if cancels.randrange(16) == 0 and started:
                 engine.cancel(max(started))
             for update in engine.step():
                 made, tokens = started[update.record.request], answers[update.record.request]
                 tokens.extend(update.record.tokens)
                 assert plain(language_model(context_length=120), made)[0][: len(tokens)] == tuple(tokens)
             assert engine.used_tokens <= capacity
-            assert tiers.counts.num_bytes["memory"] <= memory
+            # What waits for the disk is in memory until it is written.
+            assert disk is not None or tiers.counts.num_bytes["memory"] <= memory
         if data.draw(st.booleans()):  # else it is killed
             tiers.will_close(monotonic() + 60)
             engine.reset(texts=False)
