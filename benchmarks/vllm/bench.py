@@ -103,9 +103,11 @@ class Server:
             os.killpg(self.group, signal.SIGSTOP)
 
 
-def start(python: Path, model: Path) -> list[Server]:
+def start(python: Path, model: Path, ways: Sequence[str]) -> list[Server]:
     servers = []
     for port, (name, options) in enumerate(WAYS.items(), PORT):
+        if name not in ways:
+            continue
         server = Server(name, port)
         if not server.is_up():
             command = [
@@ -206,14 +208,15 @@ def at_once(server: Server, number: int, size: int) -> Row:
 
 
 def near_ties(plain: Server, rows: Sequence[Row]) -> Iterator[Row]:
-    """For each text that departs from the plain one: where, and how far apart the two likeliest were."""
+    """For each text that departs from the plain one without asynchronous scheduling: where, and how far apart
+    the two most likely tokens were there."""
     texts = {
         row["id"]: row
         for row in rows
-        if row["kind"] == "answer" and row["way"] == "plain" and row["round"] == 0
+        if row["kind"] == "answer" and row["way"] == "plain-sync" and row["round"] == 0
     }
     for row in rows:
-        if row["kind"] != "answer" or row["way"] == "plain" or row["round"]:
+        if row["kind"] != "answer" or row["way"] == "plain-sync" or row["round"]:
             continue
         own, other = texts[row["id"]]["tokens"], row["tokens"]
         if own == other:
@@ -238,7 +241,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="number of the first round")
     parser.add_argument("--at-once", type=int, default=1)
     options = parser.parse_args()
-    servers = start(options.python, options.model)
+    servers = start(options.python, options.model, list(WAYS) if options.rounds else ["plain-sync"])
     if not options.out.exists():
         append(options.out, {"kind": "machine", "cpu": machine()["cpu"], "vllm": "0.32.0"})
     for server in servers:
