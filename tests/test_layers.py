@@ -19,7 +19,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("session",),
     ("lab",),
     ("server", "bench", "check", "certify", "distill", "trim", "planning"),
-    ("cluster",),
     ("__init__",),  # the Python API: what `import outrider` shows
     ("cli",),
     ("__main__",),

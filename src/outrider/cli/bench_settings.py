@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.cli.cluster_settings import OnMachines
 from outrider.core.schema import MACHINE, MODELS, SAMPLING, Group, setting
 from outrider.core.settings import Hub, Verbose
 
@@ -145,16 +144,7 @@ class SweepOutput(Group):
 
 
 class BenchSettings(
-    SweepOutput,
-    Models,
-    Hub,
-    Swept,
-    Precision,
-    SweepSampling,
-    SummaryOutput,
-    Verbose,
-    SweepLoading,
-    OnMachines,
+    SweepOutput, Models, Hub, Swept, Precision, SweepSampling, SummaryOutput, Verbose, SweepLoading
 ):
     """Those of `bench`."""
 

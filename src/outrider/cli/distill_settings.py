@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.cli.cluster_settings import OnRay
 from outrider.core.loading_settings import Threads
 from outrider.core.schema import MACHINE, Group, Natural, setting
 from outrider.core.settings import (
@@ -129,6 +128,6 @@ class TrainingContext(Group):
 
 
 class DistillSettings(
-    Target, Hub, Data, Draft, Training, Written, JsonOutput, Verbose, TrainingContext, Threads, OnRay
+    Target, Hub, Data, Draft, Training, Written, JsonOutput, Verbose, TrainingContext, Threads
 ):
     """Those of `distill`; `go_on` is --continue."""

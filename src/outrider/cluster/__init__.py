@@ -1,1 +1,0 @@
-"""Work on many machines through Ray: nothing here is imported without `--ray`."""
