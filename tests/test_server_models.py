@@ -151,7 +151,7 @@ def test_memory_makes_room_too() -> None:
         refused = ask(client, "big")
         assert refused.status_code == 503
         assert "--models-memory" not in refused.json()["error"]["message"]  # clients have no flags
-        assert shelf.happened == ["+a", "+b", "-a", "+c"]  # nothing was unloaded in vain
+        assert shelf.happened == ["+a", "+b", "-a", "+c"]  # nothing was unloaded for it
 
 
 def test_where_the_system_has_no_memory_idle_models_are_unloaded_until_it_has() -> None:

@@ -77,7 +77,7 @@ def _command(view: View, ran: Cell) -> tuple[str, ...]:
     target = view.results.model(ran.target, "target")
     draft = None if ran.draft is None else view.results.draft(ran.draft, ran.target)
     words += [] if target is None else ["-m", target.path]
-    if draft is None:  # a head drafts unless it is told not to
+    if draft is None:  # a head drafts unless it is switched off
         words += ["--no-mtp"] if any(row.beside == ran.target for row in view.results.models) else []
     elif target is None or draft.path != target.path:
         words += ["-md", draft.path]
