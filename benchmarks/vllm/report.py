@@ -1,21 +1,24 @@
 """The tables of README.md: report.py ROWS.jsonl LEARNED.json
 
-LEARNED.json is what the proposer wrote of its costs (`learned`); tokens per call are predicted from it by
-replaying the plain answers.
+LEARNED.json is what the proposer wrote of its costs (`learned`). Tokens per call are predicted by replaying
+the plain answers: Outrider's policy at these costs, and the rule of vLLM's n-gram lookup.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench import NGRAM
+
 from harness import Row, Spread, read_rows, run_program, table
+from outrider.core.sequences import common_prefix
 from outrider.costs import CallCosts
-from outrider.lab.replay import Recording, replay
+from outrider.lab.replay import Recording, hindsight_bound, replay
 from outrider.policy import AutoPolicy
 
 KINDS = ("edits", "json", "summaries", "code", "chat")
@@ -34,23 +37,56 @@ def per_call(rows: Sequence[Row]) -> float:
     return sum(tokens for tokens, _ in pairs) / max(sum(calls for _, calls in pairs), 1)
 
 
-def predicted(rows: Sequence[Row], costs: CallCosts) -> dict[str, float]:
-    """Tokens per call by kind of text, the policy learning from one text to the next as it does there."""
-    policy, found = AutoPolicy(models=False, draft_max=MAX_DRAFT), dict[str, list[int]]()
+def recorded(row: Row) -> Recording:
+    """What came after its first token, which the prompt's call gave."""
+    prompt = (*row["prompt"], row["tokens"][0])
+    return Recording(row["id"], row["workload"], prompt, tuple(row["tokens"][1:]), "stop", {})
+
+
+def bound(rows: Sequence[Row], costs: CallCosts) -> float:
+    """How much faster the whole plain requests could have been with the lookup's drafts, in hindsight."""
+    plain_s = sum(row["seconds"] for row in rows)
+    decode_s = sum((len(row["tokens"]) - 1) * costs.call_s(1, context=len(row["prompt"])) for row in rows)
+    return plain_s / (plain_s - decode_s + sum(hindsight_bound(recorded(row), costs) for row in rows))
+
+
+def predicted(rows: Sequence[Row], calls: Callable[[Recording], int]) -> dict[str, float]:
+    """Tokens per call by kind of text, where an answer after its first token takes so many."""
+    found = dict[str, list[int]]()
     for row in rows:
-        if len(row["tokens"]) < 2:
-            continue
-        prompt = (*row["prompt"], row["tokens"][0])
-        recording = Recording(row["id"], row["workload"], prompt, tuple(row["tokens"][1:]), "stop", {})
-        records = replay(recording, policy, costs, max_draft=MAX_DRAFT).records
+        recording = recorded(row)
         total = found.setdefault(row["workload"], [0, 0])
         total[0] += len(row["tokens"]) - 1
-        total[1] += len(records)
+        total[1] += calls(recording)
     found["all"] = [sum(total[i] for total in found.values()) for i in (0, 1)]
     return {kind: tokens / calls for kind, (tokens, calls) in found.items()}
 
 
-def one_by_one(rows: Sequence[Row]) -> Iterator[str]:
+def outrider_calls(costs: CallCosts) -> Callable[[Recording], int]:
+    """By its policy, which learns from one text to the next as it does there."""
+    policy = AutoPolicy(models=False, draft_max=MAX_DRAFT)
+    return lambda recording: len(replay(recording, policy, costs, max_draft=MAX_DRAFT).records)
+
+
+def ngram_calls(recording: Recording) -> int:
+    """By vLLM's rule: what follows the earliest of the longest matches with the end of the text."""
+    text, answer, calls = list(recording.prompt), recording.tokens, 0
+    while (done := len(text) - len(recording.prompt)) < len(answer):
+        num_tokens = common_prefix(_ngram_draft(text), answer[done:]) + 1
+        text += answer[done : done + num_tokens]
+        calls += 1
+    return calls
+
+
+def _ngram_draft(text: list[int]) -> list[int]:
+    for size in range(NGRAM["prompt_lookup_max"], NGRAM["prompt_lookup_min"] - 1, -1):
+        for end in range(size, len(text)):
+            if text[end - size : end] == text[-size:]:
+                return text[end : end + NGRAM["num_speculative_tokens"]]
+    return []
+
+
+def one_by_one(rows: Sequence[Row], costs: CallCosts) -> Iterator[str]:
     ways = list(dict.fromkeys(row["way"] for row in rows))
     turns = {(row["round"], row["way"]) for row in rows}
     rounds = [number for number in range(9) if all((number, way) in turns for way in ways)]
@@ -66,23 +102,28 @@ def one_by_one(rows: Sequence[Row]) -> Iterator[str]:
                 tokens = {w: sum(row["num_tokens"] for row in turn if row["way"] == w) for w in ways}
                 ratios.append(times["plain"] / tokens["plain"] * tokens[way] / times[way])
             line.append(Spread.of(ratios).text(".2f"))
-        lines.append(line)
-    header = ["speed against plain", "plain, no async", "ngram", "outrider"]
+        first = [row for row in mine if row["way"] == "plain" and "prompt" in row]
+        lines.append([*line, f"{bound(first, costs):.2f}"])
+    header = ["speed against plain", "plain, no async", "ngram", "outrider", "hindsight bound"]
     yield from table(header, lines)
 
 
 def counts(rows: Sequence[Row], costs: CallCosts) -> Iterator[str]:
     plain = [row for row in rows if row["way"] == "plain" and "prompt" in row]
-    expected, lines = predicted(plain, costs), []
+    expected = {
+        "ngram": predicted(plain, ngram_calls),
+        "outrider": predicted(plain, outrider_calls(costs)),
+    }
+    lines = []
     for kind in (*KINDS, "all"):
         line = [kind]
         for way in ("ngram", "outrider"):
             mine = [row for row in rows if row["way"] == way and kind in (row["workload"], "all")]
             drafted, accepted = (sum(row[key] for row in mine) for key in ("drafted", "accepted"))
-            line += [f"{per_call(mine):.2f}", f"{accepted / max(drafted, 1):.0%} of {drafted:.0f}"]
-        line.append(f"{expected[kind]:.2f}")
+            line += [f"{per_call(mine):.2f}", f"{expected[way][kind]:.2f}"]
+            line += [f"{accepted / max(drafted, 1):.0%} of {drafted:.0f}"]
         lines.append(line)
-    header = ["tokens per call", "ngram", "accepted", "outrider", "accepted", "outrider, predicted"]
+    header = ["tokens per call", "ngram", "predicted", "accepted", "outrider", "predicted", "accepted"]
     yield from table(header, lines)
 
 
@@ -105,7 +146,7 @@ def main() -> None:
     rows = read_rows(Path(sys.argv[1]))
     costs = CallCosts.from_json(json.loads(Path(sys.argv[2]).read_text())["costs"])
     answers = [row for row in rows if row["kind"] == "answer"]
-    parts = [one_by_one(answers), counts(answers, costs)]
+    parts = [one_by_one(answers, costs), counts(answers, costs)]
     if shared := [row for row in rows if row["kind"] == "at once"]:
         parts.append(several(shared))
     for part in parts:
