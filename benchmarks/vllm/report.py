@@ -13,13 +13,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench import NGRAM
 
 from harness import Row, Spread, read_rows, run_program, table
 from outrider.core.sequences import common_prefix
 from outrider.costs import CallCosts
 from outrider.lab.replay import Recording, hindsight_bound, replay
 from outrider.policy import AutoPolicy
+from vllm.bench import NGRAM
 
 KINDS = ("edits", "json", "summaries", "code", "chat")
 MAX_DRAFT = 16
@@ -45,9 +45,10 @@ def recorded(row: Row) -> Recording:
 
 def bound(rows: Sequence[Row], costs: CallCosts) -> float:
     """How much faster the whole plain requests could have been with the lookup's drafts, in hindsight."""
-    plain_s = sum(row["seconds"] for row in rows)
+    plain_s: float = sum(row["seconds"] for row in rows)
     decode_s = sum((len(row["tokens"]) - 1) * costs.call_s(1, context=len(row["prompt"])) for row in rows)
-    return plain_s / (plain_s - decode_s + sum(hindsight_bound(recorded(row), costs) for row in rows))
+    bound_s: float = plain_s - decode_s + sum(hindsight_bound(recorded(row), costs) for row in rows)
+    return plain_s / bound_s
 
 
 def predicted(rows: Sequence[Row], calls: Callable[[Recording], int]) -> dict[str, float]:
