@@ -245,6 +245,25 @@ def test_texts_outlive_a_drafter_each_for_its_scope(tmp_path: Path) -> None:
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
 
 
+def test_texts_that_were_forgotten_do_not_return_from_the_disk(tmp_path: Path) -> None:
+    first = remembering(tmp_path)
+    say(first, [1, 2, 3], [4, 5])
+    first.begin(0, asked([1, 2, 3], scope="one"))
+    first.end(0)
+    first.keep()
+    other = EarlierDrafter(kept=RememberedTexts(Folder(tmp_path, "another tokenizer", "--cache-dir")))
+    say(other, [1, 2, 3], [6, 7])
+    other.keep()
+    again = remembering(tmp_path)
+    assert ask(again, [9, 1, 2]).tokens == (3, 4, 5)
+    again.reset()
+    assert ask(again, [9, 1, 2]) == Draft()
+    again.begin(1, asked([9, 1, 2], scope="one"))
+    assert propose(again, sequence=1) == Draft()
+    assert ask(remembering(tmp_path), [9, 1, 2]) == Draft()
+    assert len(list(tmp_path.glob("*.texts"))) == 1  # another model's
+
+
 def test_what_was_recalled_is_what_was_remembered() -> None:
     memory, again = Memory(2000), Memory(2000)
     for start in range(12):

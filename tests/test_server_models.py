@@ -268,7 +268,7 @@ def test_a_model_whose_engine_failed_is_loaded_anew() -> None:
     shelf = Shelf()
     with serving([shelf.entry(A), shelf.entry(B)], max_loaded=2) as client:
         ask(client, A)
-        shelf.services[A].session.engine.has_room = broken  # type: ignore[assignment,method-assign]
+        shelf.services[A].session.engine.has_room = broken  # type: ignore[method-assign]
         assert ask(client, A).status_code >= 500
         assert answer_of(ask(client, A)) == "yes"
         assert shelf.happened == ["+a", "-a", "+a"]

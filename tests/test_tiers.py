@@ -329,11 +329,16 @@ def test_with_tiers_every_text_is_that_of_a_request_alone(
             for _ in range(data.draw(st.integers(1, 6)))
         ]
         started: dict[int, Request] = {}
+        ahead: list[object] = []
         answers: dict[int, list[int]] = defaultdict(list)
         while waiting or engine.num_running:
+            if waiting and cancels.randrange(2):
+                ahead = [engine.read_ahead(waiting[0], lambda: None), *ahead[: cancels.randrange(3)]]
             if waiting and engine.has_room(waiting[0]):
                 made = waiting.pop(0)
                 started[engine.submit(made)] = made
+            if cancels.randrange(32) == 0:
+                engine.reset()
             if cancels.randrange(16) == 0 and started:
                 engine.cancel(max(started))
             for update in engine.step():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +65,15 @@ class FoundState(Protocol):
         """All tokens that it holds."""
 
 
+class Reading(Protocol):
+    """A copy that another thread reads from a slow place. As long as this is held the copy stays at hand, and
+    nothing removes it from its place."""
+
+    def done(self) -> bool:
+        """Whether it has been read."""
+        ...
+
+
 class KvStore(Protocol):
     """Where texts go whose KV leaves a model, and come back from. Each cache namespace (`Request.scope`)
     finds its own alone. The engine's thread calls all of it."""
@@ -77,9 +86,18 @@ class KvStore(Protocol):
         """The copy of `max_length` tokens at most that spares most time to a request which has the KV of
         `held` of these tokens already; None where evaluating them takes no longer."""
 
+    def read_ahead(
+        self, scope: str, tokens: Sequence[int], held: int, max_length: int, when_done: Callable[[], None]
+    ) -> Reading | None:
+        """Begin to read what `find` would wait for; another thread calls `when_done` at the end. None where
+        `find` would not wait."""
+
     def restore(self, found: FoundState, sequence: int) -> bool:
         """Let an empty sequence hold all that was found. False where it turns out to be of no use; the
         sequence is empty then."""
 
     def note_read(self, num_tokens: int, seconds: float) -> None:
         """The model took so long to evaluate so many tokens of prompts."""
+
+    def forget(self) -> None:
+        """Forget all texts for good."""

@@ -35,6 +35,9 @@ class KeptTexts(Protocol):
     def keep(self, scope: str, texts: Sequence[Part]) -> None:
         """Keep these texts of a scope, and no others."""
 
+    def forget(self) -> None:
+        """Forget the texts of all scopes."""
+
 
 class Memory:
     """The latest texts of one scope.
@@ -195,9 +198,11 @@ class EarlierDrafter(LookupDrafter):
             self._kept.keep(scope, memory.parts)
 
     def reset(self) -> None:
-        """Forget every sequence, and every text."""
+        """Forget every sequence, and every text for good."""
         self._running.clear()
         self._memories.clear()
+        if self._kept is not None:
+            self._kept.forget()
 
 
 class _Longest:

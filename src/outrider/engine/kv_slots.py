@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from outrider.core.contracts import Model
 from outrider.core.data import Request
 from outrider.core.errors import InputError, RewindUnsupported
-from outrider.core.saved import FoundState, KvStore, SavedState, SavingModel
+from outrider.core.saved import FoundState, KvStore, Reading, SavedState, SavingModel
 from outrider.core.sequences import common_prefix
 
 _MIN_KEPT_TOKENS = 2048
@@ -94,9 +94,20 @@ class Slots:
         """More of a prompt than is stored here, where it pays to get it out of the store."""
         if self._store is None:
             return None
+        return self._store.find(request.scope, request.prompt[:-1], shared, self._longest)
+
+    def read_ahead(self, request: Request, when_done: Callable[[], None]) -> Reading | None:
+        """Begin to read what the store has of a prompt, as in `KvStore`."""
+        if self._store is None:
+            return None
+        shared = self._closest(request)[1]
+        return self._store.read_ahead(request.scope, request.prompt[:-1], shared, self._longest, when_done)
+
+    @property
+    def _longest(self) -> int:
+        """The most tokens that a request may get out of the store."""
         room = self._target.capacity_tokens - sum(map(self._target.length, self._running))
-        longest = min(room, self._target.context_length)
-        return self._store.find(request.scope, request.prompt[:-1], shared, longest)
+        return min(room, self._target.context_length)
 
     def _restore(self, found: FoundState) -> int | None:
         """A sequence that holds what was found; None where that turned out to be of no use."""
@@ -209,10 +220,13 @@ class Slots:
         return self._running[slot] if slot in self._running else self._kept[slot]
 
     def clear(self, *, put_away: bool = False) -> None:
-        """Forget what ended requests left, what was used last first; `put_away`: the store gets it."""
+        """Forget what ended requests left, what was used last first; `put_away`: the store gets it, else it
+        forgets all that it has."""
         for slot in reversed(list(self._kept)):
             self._forget(slot, put_away=put_away)
         self._forgotten.clear()
+        if self._store is not None and not put_away:
+            self._store.forget()
 
     def _forget(self, slot: int, *, put_away: bool = True) -> None:
         held = self._kept.pop(slot)

@@ -28,7 +28,7 @@ from outrider.core.data import (
     Update,
 )
 from outrider.core.errors import ConstraintError, InputError, PromptError
-from outrider.core.saved import KvStore
+from outrider.core.saved import KvStore, Reading
 from outrider.engine.interrupts import deferred
 from outrider.engine.kv_slots import Slots, rewind
 from outrider.engine.limits import end_thought, limits_of
@@ -154,12 +154,18 @@ class Engine:
         self._running.append(sequence)
         return sequence.id
 
-    def has_room(self, request: Request) -> bool:
-        """Whether the request could run beside those that are running, up to its last token."""
-        needed = [self._most_tokens(r) for r in (request, *(s.request for s in self._running))]
+    def has_room(self, *requests: Request) -> bool:
+        """Whether these requests could run beside those that are running, up to their last tokens."""
+        needed = [self._most_tokens(r) for r in (*requests, *(s.request for s in self._running))]
         return len(needed) <= self.max_running and (
             len(needed) == 1 or sum(needed) <= self.target.capacity_tokens
         )
+
+    def read_ahead(self, request: Request, when_done: Callable[[], None]) -> Reading | None:
+        """Begin to read what the KV store has on disk for a request, so that `submit` need not wait for it
+        when that is done, which another thread says by `when_done`. None where it would not wait. The result
+        is to be held until then."""
+        return self.slots.read_ahead(request, when_done)
 
     def _most_tokens(self, request: Request) -> int:
         """Tokens that a request stores at most."""
@@ -195,8 +201,8 @@ class Engine:
         return None
 
     def reset(self, *, texts: bool = True) -> None:
-        """Forget the KV that finished requests left, so that the next one starts cold; with `texts` also what
-        lookups know of them. Without, the KV store gets it."""
+        """Forget the KV that finished requests left, so that the next one starts cold; with `texts` for good:
+        the KV store and the lookups forget theirs, too. Without, the KV store gets it."""
         self.slots.clear(put_away=not texts)
         drafters = [drafter for drafter in self.drafters if texts or not drafter.is_free]
         for drafter in drafters:

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from outrider.core.data import Completion, Request, Update
 from outrider.core.errors import BackendError, OutriderError
+from outrider.core.saved import Reading
 from outrider.costs.other_programs import OtherPrograms
 from outrider.server.errors import Problem
 from outrider.server.turns import Turns
@@ -59,6 +60,8 @@ class Job:
     turn: int = 0
     request_id: int = -1
     """the engine's, once it has begun"""
+    reading: Reading | None = None
+    """its KV on the way from the disk, until it begins"""
     is_over: bool = False
 
 
@@ -119,10 +122,8 @@ class Worker:
         self._has_step_failed = False
         self._num_open = 0
         """jobs that were submitted and have not ended; counted in the event loop"""
-        self._is_draining = False
-        self._is_stopped = False
-        self._is_ended = False
-        self._has_failed = False
+        self._is_draining = self._is_stopped = False
+        self._is_ended = self._has_failed = False
         self._thread = Thread(target=self._run, name="engine", daemon=True)
 
     # In the event loop
@@ -231,6 +232,7 @@ class Worker:
                 self._admit()
                 if self._running:
                     self._step()
+                    self._admit()  # whoever waits though nothing runs waits for the disk
                 self._used_tokens = self._engine.used_tokens
             except Exception:
                 _log.exception("the engine's thread failed")
@@ -239,8 +241,7 @@ class Worker:
                 self._refuse_all()
 
     def _refuse_all(self) -> None:
-        """After an unexpected failure the engine's state is unknown: requests that wait, and those to come,
-        get an error instead of waiting forever."""
+        """After an unexpected failure the engine's state is unknown: all get an error, now and later."""
         error = BackendError("engine", "it failed, and the server's log says how", "Restart the server.")
         for job in (*self._running.values(), *self._waiting):
             self._post(job, error)
@@ -248,9 +249,9 @@ class Worker:
         self._waiting.clear()
 
     def _obey(self) -> None:
-        """Carry out what the event loop has asked for; without any request wait until there is something."""
-        if not self._running and not self._waiting:
-            self._await()()
+        """Carry out what the event loop has asked for; wait until there is something where nothing runs."""
+        if not self._running:
+            (self._commands.get if self._waiting else self._await)()()
         with contextlib.suppress(queue.Empty):
             while True:
                 self._commands.get_nowait()()
@@ -286,18 +287,31 @@ class Worker:
             self._post(job)  # else it is started, or refused, at once
 
     def _admit(self) -> None:
-        """Start those that wait, as far as there is room: in turn, so that a long one is not passed by."""
-        while self._waiting and self._engine.has_room(self._waiting[0].request):
-            job = self._waiting.pop(0)
-            self._turn = job.turn
+        """Start those that wait, in turn, as far as there is room; one whose KV is being read keeps its."""
+        held_back: list[Request] = []
+        for job in list(self._waiting):
+            if not self._engine.has_room(*held_back, job.request):
+                break
             try:
+                if self._is_reading(job):
+                    held_back.append(job.request)
+                    continue
                 job.request_id = self._engine.submit(job.request)
             except Exception as error:  # whatever it is, it is this request's alone
                 self._post(job, _as_ours(error, "the request could not be started"))
-                continue
-            job.queued_s = perf_counter() - job.arrived_s
-            self._running[job.request_id] = job
-            self._post(job)
+            else:
+                job.queued_s = perf_counter() - job.arrived_s
+                self._running[job.request_id] = job
+                self._post(job)
+            self._turn = max(self._turn, job.turn)
+            job.reading = None
+            self._waiting.remove(job)
+
+    def _is_reading(self, job: Job) -> bool:
+        """Whether KV for a job is on its way from the disk."""
+        if job.reading is None:
+            job.reading = self._engine.read_ahead(job.request, lambda: self._commands.put(lambda: None))
+        return job.reading is not None and not job.reading.done()
 
     def _step(self) -> None:
         try:
@@ -323,8 +337,8 @@ class Worker:
             self._post(job, update, update.completion)
 
     def _step_each(self) -> list[Update]:
-        """After a failed step, which leaves every request as it was, and another one: each request by
-        itself, so that one that cannot be stepped takes no other with it."""
+        """After two failed steps, which leave every request as it was: one that cannot go on takes no other
+        with it."""
         updates: list[Update] = []
         for request_id, job in list(self._running.items()):
             try:
@@ -340,6 +354,7 @@ class Worker:
     def _cancel(self, job: Job) -> None:
         if job in self._waiting:
             self._waiting.remove(job)
+            job.reading = None
             self._post(job, BackendError("request", "it was cancelled while it waited"))
         elif job.request_id in self._running and (completion := self._engine.cancel(job.request_id)):
             del self._running[job.request_id]

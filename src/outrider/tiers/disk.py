@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,28 +104,33 @@ class Disk:
             _log.warning("%s is not used: %s", path, _reason(error))
             return None
 
-    def write(self, name: str, text: SavedText, state: SavedState) -> tuple[int, set[str]]:
-        """Write a text; returns the bytes of the file (0, with a line in the log, where that failed, or the
-        text is larger than all that may be there), and the names of those that made room."""
+    def to_remove(self, text: SavedText, state: SavedState, spared: Collection[str]) -> list[Path] | None:
+        """The files that have to make room for a text: those used longest ago, but no name that is `spared`.
+        None where there can be no room."""
         needed = sum(part.nbytes for part in state.parts) + 12 * text.tokens.size + _HEAD_BYTES
-        files, removed = list(self._files()), set()
-        total, size = sum(size for _, size, _ in files), 0
+        files, found = list(self._files()), []
+        total = needed + sum(size for _, size, _ in files)
+        for _, size, path in files:
+            if total > self._max_bytes and path.stem not in spared:
+                found.append(path)
+                total -= size
+        return found if total <= self._max_bytes else None
+
+    def write(self, name: str, text: SavedText, state: SavedState, in_place_of: Sequence[Path]) -> int:
+        """Write a text in place of some files; returns the bytes of its file (0, with a line in the log,
+        where that failed)."""
+        size = 0
         try:
-            for _, old_size, path in files if needed <= self._max_bytes else ():
-                if total + needed <= self._max_bytes:
-                    break
+            for path in in_place_of:
                 path.unlink(missing_ok=True)
-                total -= old_size
-                removed.add(path.stem)
-            if needed <= self._max_bytes:
-                size = self.folder.write(self._path(name), text.head(), state.parts)
+            size = self.folder.write(self._path(name), text.head(), state.parts)
             self._is_failing = False
         except OSError as error:
             if not self._is_failing:
                 _log.warning("%s: KV is not written to disk: %s", self.folder.path, _reason(error))
             self._is_failing = True
-        self.num_bytes = total + size
-        return size, removed
+        self.num_bytes = sum(size for _, size, _ in self._files())
+        return size
 
     def remove(self, name: str) -> None:
         """Remove a text; harmless where it is gone."""

@@ -4,40 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
 from threading import Lock, Thread
 from time import monotonic, perf_counter
+from weakref import ref
 
 import numpy as np
 
 from outrider.core.errors import BackendError
-from outrider.core.saved import FoundState, SavedState, SavingModel
+from outrider.core.saved import FoundState, Reading, SavedState, SavingModel
+from outrider.tiers.counts import Rate, TierCounts
 from outrider.tiers.disk import Disk, SavedText, Tokens
 
 _log = logging.getLogger(__name__)
 
 _MAX_WAITING = 2
 """Copies that wait to be written: where the disk is slower than texts come, some are not written."""
-_DECAY = 0.9
-"""weight of all earlier observations beside the last one"""
 
 
-@dataclass(slots=True)
-class Rate:
-    """Seconds of a unit, by what real calls took: the last ones weigh most."""
-
-    units: float = 0.0
-    seconds: float = 0.0
-
-    def note(self, units: float, seconds: float) -> None:
-        self.units = self.units * _DECAY + units
-        self.seconds = self.seconds * _DECAY + seconds
-
-    def of(self, units: float, unknown: float) -> float:
-        """Seconds of so many units; so much a unit where nothing is known."""
-        return units * (self.seconds / self.units if self.units else unknown)
+_Read = Future[tuple[SavedState | None, float]]
+"""What a file gives, None where it is of no use, and the seconds that it took."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +40,20 @@ class _Entry:
     num_disk_bytes: int = 0
     is_waiting: bool = False
     """to be written"""
+    generation: int = 0
+    """how often all texts were forgotten before it came"""
+    reading_ref: ref[_Read] | None = None
     used_s: float = field(default_factory=monotonic)
+
+    @property
+    def reading(self) -> _Read | None:
+        """What reads it from disk; None where nobody wants that."""
+        return self.reading_ref() if self.reading_ref is not None else None
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether it can be restored without waiting."""
+        return self.state is not None or ((reading := self.reading) is not None and reading.done())
 
     def covers(self, tokens: Tokens) -> bool:
         """Whether a sequence that gets it can be cut to just these tokens."""
@@ -74,28 +76,14 @@ class _Found:
         return self.entry.text.extent.length
 
 
-@dataclass(slots=True)
-class TierCounts:
-    """What became of texts: by tier ("memory", "disk") how often one was restored, and what is there."""
-
-    hits: dict[str, int] = field(default_factory=lambda: {"memory": 0, "disk": 0})
-    restored_tokens: dict[str, int] = field(default_factory=lambda: {"memory": 0, "disk": 0})
-    num_bytes: dict[str, int] = field(default_factory=lambda: {"memory": 0, "disk": 0})
-    misses: int = 0
-    """requests that found nothing to restore"""
-    kept: int = 0
-    not_written: int = 0
-    refused: int = 0
-    """files and copies that turned out to be of no use"""
-
-
 class KvTiers:
     """A KvStore of `memory_bytes` in memory (0: none) and on `disk`, if any.
 
     What is kept goes to both: memory is searched first, and files outlive the process. In each tier what was
-    used longest ago makes room. Files are written by a thread of their own; when it does not keep up, some
-    texts stay in memory alone. A copy is made and restored only where that takes less time than reading the
-    text again, by what calls, copies and files took lately.
+    used longest ago makes room, but no file that is read for a request that is to begin. Files are written by
+    a thread of their own and read by another; when the first does not keep up, some texts stay in memory
+    alone. A copy is made and restored only where that takes less time than reading the text again, by what
+    calls, copies and files took lately.
     """
 
     def __init__(
@@ -114,9 +102,11 @@ class KvTiers:
         self._entries: dict[str, list[_Entry]] = {}
         """by scope"""
         self._lock = Lock()
-        self._read = Rate()
+        self._reads = Rate()
         self._copies = {"memory": Rate(), "disk": Rate()}
         self._token_bytes = Rate()
+        self._generation = 0
+        self._reader = ThreadPoolExecutor(1, "kv reader")
         self._closing_until_s: float | None = None
         self._waiting: Queue[tuple[_Entry, SavedState] | None] = Queue(_MAX_WAITING)
         self._writer = Thread(target=self._write_all, name="kv writer", daemon=True)
@@ -150,7 +140,7 @@ class KvTiers:
         if not self._copies["memory"].units:  # the way out is much like the way back
             self._copies["memory"].note(num_bytes, self._clock() - before)
         text = SavedText(scope, held, state.extent)
-        entry = _Entry(text, num_bytes, self._name(text), state)
+        entry = _Entry(text, num_bytes, self._name(text), state, generation=self._generation)
         with self._lock:
             self._entries.setdefault(scope, []).append(entry)
             self.counts.kept += 1
@@ -161,16 +151,43 @@ class KvTiers:
         text: Tokens = np.array(tokens, np.int32)
         while (best := self._best(self._scope(scope), text, held, max_length)) is not None:
             entry, usable = best
-            before = self._clock()
-            state, tier = entry.state, "memory"
-            if state is None and self._disk is not None:
-                state, tier = self._disk.read(entry.name, entry.text), "disk"
+            state, tier, read_s = entry.state, "memory", 0.0
+            if state is None:
+                reading = self._reading(entry)
+                if reading is None:
+                    continue
+                (state, read_s), tier = reading.result(), "disk"
             if state is not None:
                 entry.used_s = monotonic()
-                return _Found(entry, state, usable, tier, self._clock() - before)
+                return _Found(entry, state, usable, tier, read_s)
             self._drop(entry)
         self.counts.misses += 1
         return None
+
+    def read_ahead(
+        self, scope: str, tokens: Sequence[int], held: int, max_length: int, when_done: Callable[[], None]
+    ) -> Reading | None:
+        best = self._best(self._scope(scope), np.array(tokens, np.int32), held, max_length)
+        if best is None or best[0].is_at_hand:
+            return None
+        reading = self._reading(best[0])
+        if reading is not None:
+            reading.add_done_callback(lambda _: when_done())
+        return reading
+
+    def _reading(self, entry: _Entry) -> _Read | None:
+        """What reads an entry: the file stays as long as it is held. None where the file has gone."""
+        with self._lock:
+            reading = entry.reading
+            if reading is None and entry.num_disk_bytes:
+                reading = self._reader.submit(self._read_file, entry)
+                entry.reading_ref = ref(reading)
+            return reading
+
+    def _read_file(self, entry: _Entry) -> tuple[SavedState | None, float]:
+        assert self._disk is not None
+        before = self._clock()
+        return self._disk.read(entry.name, entry.text), self._clock() - before
 
     def restore(self, found: FoundState, sequence: int) -> bool:
         assert isinstance(found, _Found)
@@ -191,8 +208,17 @@ class KvTiers:
             self._shrink_memory()
         return True
 
+    def forget(self) -> None:
+        with self._lock:
+            self._generation += 1
+            for entry in self._all():
+                if self._disk is not None and entry.num_disk_bytes:
+                    self._disk.remove(entry.name)
+            self._entries.clear()
+        self._count_bytes()
+
     def note_read(self, num_tokens: int, seconds: float) -> None:
-        self._read.note(num_tokens, seconds)
+        self._reads.note(num_tokens, seconds)
 
     # What pays
 
@@ -200,7 +226,7 @@ class KvTiers:
         """Whether to restore so many tokens would take less time than to read them."""
         num_bytes = self._token_bytes.of(num_tokens, 0.0)
         tier = self._copies["memory" if self._memory_bytes else "disk"]
-        return self._read.of(num_tokens, 1.0) > tier.of(num_bytes, 0.0)
+        return self._reads.of(num_tokens, 1.0) > tier.of(num_bytes, 0.0)
 
     def _best(self, scope: str, text: Tokens, held: int, max_length: int) -> tuple[_Entry, int] | None:
         """The copy that spares most time, and how many of the text's tokens can be used of it."""
@@ -210,8 +236,8 @@ class KvTiers:
         for entry in entries:
             usable = entry.text.extent.reach(_common(entry.text.tokens, text))
             if usable > held and entry.text.extent.length <= max_length:
-                tier = self._copies["disk" if entry.state is None else "memory"]
-                spared_s = self._read.of(usable - held, 1.0) - tier.of(entry.num_bytes, 0.0)
+                tier = self._copies["memory" if entry.is_at_hand else "disk"]
+                spared_s = self._reads.of(usable - held, 1.0) - tier.of(entry.num_bytes, 0.0)
                 if spared_s > most_s:
                     best, most_s = (entry, usable), spared_s
         return best
@@ -287,26 +313,39 @@ class KvTiers:
         """The writer's thread."""
         while (job := self._waiting.get()) is not None:
             entry, state = job
-            assert self._disk is not None
-            size, removed = self._disk.write(entry.name, entry.text, state)
-            with self._lock:
-                self.counts.not_written += not size
-                entry.num_disk_bytes, entry.is_waiting = size, False
-                for other in [e for e in self._all() if e.name in removed and e is not entry]:
-                    other.num_disk_bytes = 0
-                    if other.state is None:
-                        self._remove(other)
-                self._remove(entry)  # where memory has let it go it is not there
-                if size or entry.state is not None:
-                    self._entries.setdefault(entry.text.scope, []).append(entry)
-            self._replace(entry)
-            self._count_bytes()
+            if entry.generation == self._generation:
+                self._write(entry, state)
+
+    def _write(self, entry: _Entry, state: SavedState) -> None:
+        assert self._disk is not None
+        with self._lock:
+            spared = {other.name for other in self._all() if other.reading is not None}
+            to_remove = self._disk.to_remove(entry.text, state, spared)
+            names = {path.stem for path in to_remove or ()}
+            for other in [e for e in self._all() if e.name in names and e is not entry]:
+                other.num_disk_bytes = 0
+                if other.state is None:
+                    self._remove(other)
+        size = 0 if to_remove is None else self._disk.write(entry.name, entry.text, state, to_remove)
+        with self._lock:
+            self.counts.not_written += not size
+            entry.num_disk_bytes, entry.is_waiting = size, False
+            if entry.generation != self._generation:
+                self._disk.remove(entry.name)
+                return
+            self._remove(entry)  # where memory has let it go it is not there
+            if size or entry.state is not None:
+                self._entries.setdefault(entry.text.scope, []).append(entry)
+        self._replace(entry)
+        self._count_bytes()
 
     def _replace(self, entry: _Entry) -> None:
         """Forget the beginnings of an entry that it can give as well."""
         with self._lock:
             known = self._entries.get(entry.text.scope, [])
             for other in [e for e in known if e is not entry and entry.covers(e.text.tokens)]:
+                if other.reading is not None:  # a request is about to begin with it
+                    continue
                 known.remove(other)
                 other.state = None
                 if self._disk is not None and other.num_disk_bytes:
@@ -320,6 +359,7 @@ class KvTiers:
         """Write what memory alone has, as far as the time of `will_close` allows, and end the thread. Closing
         twice is harmless."""
         until_s, self._closing_until_s = self._closing_until_s or 0.0, None
+        self._reader.shutdown(wait=False, cancel_futures=True)
         if self._disk is None or not self._writer.is_alive():
             return
         self._closing_until_s = until_s

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from outrider.core.files import reason_of
 from outrider.tiers.folder import Folder, Unusable
 
 _log = logging.getLogger(__name__)
+
+_SUFFIX = ".texts"
 
 Part = tuple[Sequence[int], Sequence[int]]
 """Tokens, and what names the blocks of the text that ends in them."""
@@ -42,5 +45,11 @@ class RememberedTexts:
         except OSError as error:
             _log.warning("%s: earlier texts are not kept: %s", self._folder.path, reason_of(error))
 
+    def forget(self) -> None:
+        """Remove the texts of all namespaces."""
+        for path in self._folder.names(_SUFFIX)[0]:
+            with suppress(OSError):
+                path.unlink()
+
     def _path(self, scope: str) -> Path:
-        return self._folder.path / f"{self._folder.name_of('texts', scope)}.texts"
+        return self._folder.path / f"{self._folder.name_of('texts', scope)}{_SUFFIX}"
