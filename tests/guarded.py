@@ -21,11 +21,13 @@ LONG_S = 20.0
 
 
 class Small:
-    """An application that says what it saw; `ended` are paths whose handlers were left, however."""
+    """An application that says what it saw (of which `kinds`); `ended` are paths whose handlers were left,
+    however."""
 
     def __init__(self) -> None:
         self.app = FastAPI(redirect_slashes=False)
         self.seen: list[bytes] = []
+        self.kinds: list[str | None] = []
         self.ended: list[str] = []
         errors.install(self.app)
         for path in ("/", "/health", "/metrics"):
@@ -39,6 +41,7 @@ class Small:
 
     async def echo(self, request: Request) -> dict[str, Any]:
         self.seen.append(await request.body())
+        self.kinds.append(request.headers.get("content-type"))
         return {"caller": request.state.caller.name, "bytes": len(self.seen[-1])}
 
     async def slow(self) -> dict[str, Any]:

@@ -360,6 +360,43 @@ def test_only_pages_of_the_server_may_use_it(origin: str, settings: dict[str, An
         assert small.seen == []
 
 
+FORM = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "seen_as"),
+    [
+        (b'{"a": 1}', {}, None),
+        (b' \n{"a"', {"content-type": "Application/X-WWW-Form-Urlencoded; charset=utf-8"}, None),
+        (b"a=1", {}, FORM),
+        (b"%7B%22a%22%3A1%7D", {}, FORM),  # a form's own text of {"a":1}
+        (b'{"a": 1}', {"content-type": "text/plain"}, "text/plain"),
+        (b'{"a": 1}', {"content-type": "multipart/form-data"}, "multipart/form-data"),
+        (b'{"a": 1}', {"origin": "http://127.0.0.1:8080"}, FORM),
+        (b'{"a": 1}', {"sec-fetch-site": "none"}, FORM),
+        (b'{"a": 1}', {"sec-fetch-site": "cross-site"}, FORM),
+        (b'{"a": 1}', {"origin": "https://a.example"}, FORM),
+    ],
+)
+def test_json_that_curl_calls_a_form_has_no_type(
+    body: bytes, headers: dict[str, str], seen_as: str | None
+) -> None:
+    """A page may send a form to any server without asking before: nothing of a browser is taken for JSON."""
+    small = Small()
+    asks = client(guarded(None, small, cors_origin=["https://a.example"]))
+    assert asks.post("/v1/echo/x", content=body, headers={"content-type": FORM} | headers).status_code == 200
+    assert (small.seen, small.kinds) == ([body], [seen_as])
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null"])
+def test_a_form_of_another_page_never_gets_through(origin: str) -> None:
+    small = Small()
+    headers = {"content-type": FORM, "origin": origin}
+    response = client(guarded(None, small)).post("/v1/echo/x", content=b'{"a": 1}', headers=headers)
+    check_problem(response, 403, "cross_origin")
+    assert small.seen == []
+
+
 def test_an_allowed_page_can_read_refusals_and_ask_beforehand() -> None:
     asks = client(guarded(ring(), cors_origin=["https://a.example"]))
     origin = {"origin": "https://a.example"}

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from threading import Timer
 from typing import Any, Literal
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import anthropic
 import jsonschema
@@ -144,6 +146,20 @@ def test_a_chat_says_what_the_engine_says(client: OpenAI, expected: Completion) 
         assert one.logprob == pytest.approx(engines.logprob, abs=0.1)
         assert one.top_logprobs[0].token == one.token  # greedy
         assert one.top_logprobs[0].logprob > one.top_logprobs[1].logprob
+
+
+def test_a_body_that_is_called_a_form_is_read_as_curl_means_it(
+    server: RealServer, expected: Completion
+) -> None:
+    body, headers = json.dumps(asked()).encode(), {"Authorization": f"Bearer {KEY}"}
+    address = f"{server.base_url}/chat/completions"
+    with urlopen(Request(address, body, headers)) as answer:  # it calls a body a form, like `curl -d`
+        assert json.load(answer)["choices"][0]["message"]["content"] == expected.text
+    for more, status in (({"Sec-Fetch-Site": "cross-site"}, 400), ({"Origin": "https://evil.example"}, 403)):
+        with pytest.raises(HTTPError) as refused:
+            urlopen(Request(address, body, headers | more))
+        with refused.value as error:
+            assert error.status == status
 
 
 def test_a_stream_says_it_too(client: OpenAI, expected: Completion) -> None:

@@ -24,6 +24,8 @@ _HEALTH, _PAGE, _METRICS = "/health", "/", "/metrics"
 _FOR_ADMINS = {_METRICS: ", or --metrics-open", "/models/load": "", "/models/unload": ""}
 """what only keys with admin = true may use, and another way to it"""
 _CONTROL = "/v1/chat/completions/control"
+_OF_BROWSERS = ("origin", "sec-fetch-site")
+"""what they send with every POST, pages of this server's own included"""
 _EXPOSED = ("x-request-id", "retry-after", "x-should-retry")
 
 
@@ -100,6 +102,8 @@ class Guard:
             with limiter.request() if limiter and counts else nullcontext():
                 body = await self._read(headers, receive)
                 if body is not None:
+                    if _is_json_of_curl(headers, body):
+                        scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
                     await self._run(scope, _replayed(body, receive), _with_limits(limiter, send))
         except Problem as error:
             if self._observe_error is not None:
@@ -189,6 +193,14 @@ class Guard:
 _CLOSE = {"Connection": "close"}
 _FRAMES = {"text/event-stream": "data: {}\n\n", "application/x-ndjson": "{}\n"}
 """How an error is written into a stream."""
+
+
+def _is_json_of_curl(headers: Headers, body: bytes) -> bool:
+    """Whether a body is JSON that `curl -d` has called a form, as it calls every body without a type of its
+    own. A page may send forms anywhere unasked, so what a browser sends has to be called JSON."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_browser = any(name in headers for name in _OF_BROWSERS)
+    return kind == "application/x-www-form-urlencoded" and not is_browser and body.lstrip()[:1] == b"{"
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
