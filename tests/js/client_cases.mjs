@@ -1,28 +1,21 @@
-// OpenAI's client from npm against `outrider serve`. node client_cases.mjs URL MODEL: runs all cases and writes
-// {name: null, or what went wrong}; the key is in $OPENAI_API_KEY.
+// OpenAI's client from npm against `outrider serve`; how it is run: cases.mjs.
 
 import assert from "node:assert/strict";
 import OpenAI from "openai";
 import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import { z } from "zod";
+import { address, ask, expected, key, model, parameters, question, runCases } from "./cases.mjs";
 
-const [baseURL, model] = process.argv.slice(2);
-const client = new OpenAI({ baseURL, maxRetries: 0, timeout: 60_000 });
+const baseURL = `${address}/v1`;
+const client = new OpenAI({ baseURL, apiKey: key, maxRetries: 0, timeout: 60_000 });
 
-const ask = (content) => [{ role: "user", content }];
-const alphabet = { model, messages: ask("Write the alphabet in small letters."), temperature: 0, max_completion_tokens: 24 };
+const alphabet = { model, messages: ask(question), temperature: 0, max_completion_tokens: 24 };
 const Person = z.object({ name: z.string().max(16), trade: z.enum(["baker", "smith"]), age: z.number().int().min(18).max(99) });
-const parameters = {
-  type: "object",
-  properties: { city: { type: "string", enum: ["Rome", "Oslo", "Lima"] } },
-  required: ["city"],
-  additionalProperties: false,
-};
 
 export async function a_chat() {
   const answer = await client.chat.completions.create({ ...alphabet, logprobs: true, top_logprobs: 2 });
   const [choice] = answer.choices;
-  assert.match(choice.message.content, /a, b, c, d, e/);
+  assert.equal(choice.message.content, expected);
   assert.equal(choice.logprobs.content.map((one) => one.token).join(""), choice.message.content);
   assert.equal(answer.usage.total_tokens, answer.usage.prompt_tokens + answer.usage.completion_tokens);
   assert.equal(answer.outrider.generated_tokens, answer.usage.completion_tokens);
@@ -117,11 +110,4 @@ export async function who_waits_no_longer_gets_an_error() {
   await assert.rejects(client.chat.completions.create(endless, { timeout: 500 }), OpenAI.APIConnectionTimeoutError);
 }
 
-async function main() {
-  const cases = await import(import.meta.url);
-  const outcomes = {};
-  for (const [name, run] of Object.entries(cases)) outcomes[name] = await run().then(() => null, (error) => error.stack);
-  console.log(JSON.stringify(outcomes));
-}
-
-main(); // not awaited here: a module that waits for itself is never done
+runCases(import.meta.url);
