@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
 from typing import Any, NoReturn, TextIO, cast
 
@@ -47,7 +47,8 @@ def write(text: str) -> None:
 
     Raises SettingError when it takes no more (a full disk), BrokenPipeError when its reader left.
     """
-    _write(text, _through_the_buffer)
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def write_json(value: Any) -> None:
@@ -60,28 +61,51 @@ def write_past_buffer(text: str) -> None:
 
     Python's own buffer has a lock, which the end of the interpreter would wait for.
     """
-    _write(text, _to_the_descriptor)
+    data = text.encode(sys.stdout.encoding, sys.stdout.errors or "strict")
+    with _output_errors():
+        while data:
+            data = data[os.write(sys.stdout.fileno(), data) :]
 
 
-def _write(text: str, put: Callable[[str], None]) -> None:
+@contextmanager
+def _output_errors() -> Iterator[None]:
     try:
-        put(text)
+        yield
     except BrokenPipeError:
         raise
     except OSError as error:
-        reason = reason_of(error)
-        raise SettingError("standard output", reason, "Free some space, or send it elsewhere.") from error
+        way_out = "Free some space, or send it elsewhere."
+        raise SettingError("standard output", reason_of(error), way_out) from error
 
 
-def _through_the_buffer(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+@contextmanager
+def _nothing_to_say_it_on() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass
 
 
-def _to_the_descriptor(text: str) -> None:
-    data = text.encode(sys.stdout.encoding, sys.stdout.errors or "strict")
-    while data:
-        data = data[os.write(sys.stdout.fileno(), data) :]
+class _Stream:
+    """A standard stream, whoever writes to it (rich and typer do, too), with what becomes of its errors."""
+
+    def __init__(self, stream: TextIO, errors: Callable[[], AbstractContextManager[None]]) -> None:
+        self._stream = stream
+        self._errors = errors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._errors():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._errors():
+            self._stream.flush()
 
 
 def _null(mode: str) -> TextIO:
@@ -104,6 +128,9 @@ def open_streams() -> None:
     # A terminal that lacks a character gets a question mark instead of a traceback.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
+    if not isinstance(sys.stdout, _Stream):
+        sys.stdout = cast(TextIO, _Stream(sys.stdout, _output_errors))
+        sys.stderr = cast(TextIO, _Stream(sys.stderr, _nothing_to_say_it_on))
     # Rich's exit status would be 1, by which some commands say what they found.
     Console.on_broken_pipe = _reader_left  # type: ignore[assignment,method-assign]
 
@@ -113,7 +140,7 @@ def leave(status: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:
+        except (OSError, SettingError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(status)
 
