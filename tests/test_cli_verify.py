@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from time import sleep
 
 import pytest
 
@@ -197,7 +196,9 @@ def test_ctrl_c_leaves_nothing_behind(models: Path, tmp_path: Path) -> None:
         env=environment(),
     )
     try:
-        sleep(1.5)  # in the middle of the tests, or still loading: neither leaves anything
+        assert program.stderr
+        while not program.stderr.readline().startswith(b"greedy texts"):
+            assert program.poll() is None
         program.send_signal(signal.SIGINT)
         out, err = program.communicate(timeout=PATIENCE_S)
     finally:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 from types import FrameType
 from typing import Any
 
@@ -17,6 +18,8 @@ import pytest
 
 import outrider
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
+from outrider.backends.gguf.context import ERROR_LEVEL, LOG_CALLBACK
+from outrider.cli.interrupt import LoadInterrupt
 from outrider.core.params import SamplingParams
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.interrupts import deferred
@@ -110,6 +113,17 @@ def test_a_program_that_handles_it_itself_goes_on_doing_so() -> None:
         assert handled == [signal.SIGINT]
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_in_a_callback_from_native_code_it_is_raised_a_moment_later() -> None:
+    callback = LOG_CALLBACK(lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt), LoadInterrupt():
+        callback(ERROR_LEVEL, b"by way of native code, which knows no exceptions", None)
+        for _ in range(1000):
+            sleep(0.01)
+        pytest.fail("it was forgotten")
+    with pytest.raises(KeyboardInterrupt), LoadInterrupt():
+        callback(ERROR_LEVEL, b"where the block ends before", None)
 
 
 def test_other_threads_leave_the_signal_alone() -> None:

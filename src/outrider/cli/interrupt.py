@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-from threading import current_thread, main_thread
+import sys
+from _thread import interrupt_main
+from threading import Timer, current_thread, main_thread
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-LOG_MODULE = "outrider.backends.gguf.library"
-"""Where llama.cpp's log calls back into Python."""
+_MOMENT_S = 0.05
 
 
 class Interrupt:
@@ -39,21 +40,36 @@ class Interrupt:
 
 
 class LoadInterrupt(Interrupt):
-    """While active, SIGINT raises KeyboardInterrupt as usual, except while llama.cpp is writing to
-    its log: an exception there is printed and forgotten, so it is raised at the end instead.
+    """While active, SIGINT raises KeyboardInterrupt as usual. Where Python would print and forget it (in a
+    callback from native code, while an object is freed), it is raised a moment later.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._later: Timer | None = None
+
+    def __enter__(self) -> Self:
+        self._hook, sys.unraisablehook = sys.unraisablehook, self._forgotten
+        return super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
+        sys.unraisablehook = self._hook
+        if self._later is not None:
+            self._later.cancel()
+            self._later.join()
         if self.requested:
             raise KeyboardInterrupt
 
-    def _note(self, _number: int, frame: FrameType | None) -> None:
-        while frame is not None:
-            if frame.f_globals.get("__name__") == LOG_MODULE:
-                self.requested = True
-                return
-            frame = frame.f_back
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
+
+    def _forgotten(self, lost: sys.UnraisableHookArgs) -> None:
+        if lost.exc_type is not KeyboardInterrupt:
+            self._hook(lost)
+            return
+        self.requested = True
+        self._later = Timer(_MOMENT_S, interrupt_main)
+        self._later.start()

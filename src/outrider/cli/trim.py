@@ -33,14 +33,8 @@ def trim_draft(settings: TrimSettings) -> int:
     show_log(settings.verbose)
     report: Report | None = None
     try:
-        with LoadInterrupt() as interrupt, status(errors) as progress:
-
-            def show(what: str, part: float | None) -> None:
-                if interrupt.requested:  # while llama.cpp was writing to its log
-                    raise KeyboardInterrupt
-                progress(what, part)
-
-            report = trim(asked, show)
+        with LoadInterrupt(), status(errors) as progress:
+            report = trim(asked, progress)
     except KeyboardInterrupt:
         what = "nothing was written" if report is None else f"{asked.out} is written"
         errors.print(Text(readable(f"interrupted: {what}")))
