@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.backends.native.build import NativeBuild, Source, build_native
+from outrider.backends.native.build import NativeBuild, build_native
+from outrider.backends.native.place import Source
 
 PYTHON = sys.executable
 COMPILER = shutil.which("cc")

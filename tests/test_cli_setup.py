@@ -13,7 +13,8 @@ import pytest
 from cli_helpers import Outcome, call
 from native_builds import COMPILER, Machine, staged
 from outrider.backends.gguf.library import LibraryFile
-from outrider.backends.native import build_native, native_library
+from outrider.backends.native import native_library
+from outrider.backends.native.build import build_native
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
 
@@ -25,7 +26,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = staged(tmp_path, monkeypatch)
     source, recipe = made.source, made.recipe
     monkeypatch.setattr(
-        "outrider.backends.native.build_native", partial(build_native, source=source, recipe=recipe)
+        "outrider.backends.native.build.build_native", partial(build_native, source=source, recipe=recipe)
     )
     monkeypatch.setattr("outrider.backends.native.native_library", partial(native_library, source, recipe))
     # What is installed here is kept for the whole process: nothing of this machine may get into it.

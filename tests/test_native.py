@@ -25,7 +25,7 @@ from native_builds import (
     staged,
 )
 from outrider.backends.native import native_library
-from outrider.backends.native.build import LIBRARY
+from outrider.backends.native.place import LIBRARY
 from outrider.core.errors import BuildError, SettingError
 
 GUARD_S = 30.0
@@ -81,7 +81,7 @@ def test_another_cpu_another_source_and_another_recipe_need_builds_of_their_own(
     assert native_library(replace(machine.source, version="1.1"), machine.recipe) is None
     assert native_library(replace(machine.source, sha256="0" * 64), machine.recipe) is None
     with monkeypatch.context() as patched:
-        patched.setattr("outrider.backends.native.build.cpu_id", lambda: "another")
+        patched.setattr("outrider.backends.native.place.cpu_id", lambda: "another")
         assert found(machine) is None
     assert found(machine) is not None
     machine.write("recipe/code.c", "/* other flags */")

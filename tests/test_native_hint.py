@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from native_builds import Machine, staged
-from outrider.backends.native import build, hint_once
-from outrider.backends.native.build import library_path
+from outrider.backends.native import hint_once, place
+from outrider.backends.native.place import library_path
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_it_is_said_once_in_one_line_and_claims_nothing_of_this_machine() -> Non
 @pytest.mark.usefixtures("machine")
 def test_another_cpu_over_the_same_cache_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hint_once()
-    monkeypatch.setattr(build, "cpu_id", lambda: "another")
+    monkeypatch.setattr(place, "cpu_id", lambda: "another")
     assert hint_once() and not hint_once()
 
 

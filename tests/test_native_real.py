@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from native_builds import COMPILER, archive_of, source_of, staged
-from outrider.backends.native import build_native
-from outrider.backends.native.build import fetched
+from outrider.backends.native.build import build_native, fetched
 from outrider.core.errors import BuildError
 from outrider.models import embedded_default
 

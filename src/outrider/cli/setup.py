@@ -57,7 +57,7 @@ def _libraries() -> list[str]:
 
 
 def _build(force: bool) -> None:
-    from outrider.backends.native import build_native
+    from outrider.backends.native.build import build_native
     from outrider.models import embedded_default
 
     errors = Console(stderr=True, highlight=False, soft_wrap=True)

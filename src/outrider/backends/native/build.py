@@ -10,7 +10,6 @@ import errno
 import fcntl
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -20,15 +19,23 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from outrider.backends.machine import cpu_id, logical_cores, total_bytes
+from outrider.backends.machine import logical_cores, total_bytes
+from outrider.backends.native.place import (
+    IK,
+    LIBRARY,
+    RECIPE,
+    Source,
+    builds_dir,
+    check_compilers,
+    library_path,
+)
 from outrider.core.errors import BuildError, SettingError
 from outrider.core.files import reason_of
-from outrider.models.hub import cache_dir, file_sha256
+from outrider.models.hub import file_sha256
 from outrider.models.package_clients import fetch_source, install_wheels
 
 Progress = Callable[[str, float], None]
@@ -36,10 +43,6 @@ Progress = Callable[[str, float], None]
 
 _TEMPORARY = ".build-"
 _NEEDED_BYTES = 500_000_000
-_HINT = (
-    "`outrider setup --native` compiles ik_llama.cpp for this CPU in some minutes; on the machines where "
-    "that was measured, such a build was 1.1 to 1.25x as fast as the ready-made one"
-)
 _TARGET = "outrider-ik"
 _BYTES_A_COMPILER = 2_000_000_000
 _TRIAL_LIMIT_S = 300
@@ -52,54 +55,7 @@ _TRIAL = (
 _DONE = re.compile(r"\[\s*(?:(\d+)/(\d+)|(\d+)%)\]")
 """How far ninja ("[3/40]") and make ("[  7%]") are."""
 _ERROR = re.compile(r"error: |CMake Error")
-_COMPILERS = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}
 _CMAKE_NEEDED = (3, 19)
-
-LIBRARY = "liboutrider-ik.dylib" if sys.platform == "darwin" else "liboutrider-ik.so"
-"""The library's file and the name that it gives itself: no other library in the process has it."""
-
-RECIPE = Path(__file__).with_name("recipe")
-"""The folder with the CMakeLists.txt that says how the library is compiled."""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A source distribution, and the folder in it that is compiled."""
-
-    name: str
-    version: str
-    sha256: str
-    archive_bytes: int
-    folder: str
-
-
-IK = Source(
-    name="ik-llama-cpp-python",
-    version="0.1.5",
-    sha256="33c67eb99e4dcab5e611050433243815709b8b3067753f9ce18375013cf002ad",
-    archive_bytes=42_257_843,
-    folder="vendor/ik_llama.cpp",
-)
-
-
-def builds_dir() -> Path:
-    """The folder of all builds."""
-    return cache_dir() / "native"
-
-
-def library_path(source: Source = IK, recipe: Path = RECIPE) -> Path:
-    """Where the finished library lies once it is built. A folder of its own for every source, way of
-    compiling and CPU: the cache may be shared between machines."""
-    digest = sha256(f"{source.sha256} {cpu_id()}".encode())
-    for file in sorted(path for path in recipe.iterdir() if path.is_file()):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    return builds_dir() / f"{source.name}-{source.version}-{digest.hexdigest()[:12]}" / LIBRARY
-
-
-def native_library(source: Source = IK, recipe: Path = RECIPE) -> Path | None:
-    """The finished library for this CPU and this version of Outrider; None where there is none."""
-    path = library_path(source, recipe)
-    return path if path.is_file() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,22 +217,6 @@ def _run_logged(
                         child.wait(_PATIENCE_S)
 
 
-def hint_once() -> str | None:
-    """A line that says, once on each machine, that a library can be compiled for its CPU. None where it was
-    said before, where the library is there, where there are no compilers, and where the cache cannot keep
-    that it was said."""
-    if native_library() is not None:
-        return None
-    try:
-        check_compilers(IK.name)
-        builds_dir().mkdir(parents=True, exist_ok=True)
-        # The cache may be shared between machines.
-        (builds_dir() / f"hint-{cpu_id()}").open("x").close()
-    except (BuildError, OSError):
-        return None
-    return _HINT
-
-
 # What a build needs
 
 
@@ -289,19 +229,6 @@ def disk_full() -> BuildError:
 def is_full(said: str) -> bool:
     """Whether a program says that it found no room."""
     return os.strerror(errno.ENOSPC) in said
-
-
-def check_compilers(what: str) -> None:
-    """Raise BuildError where a compiler that CMake would take is not there."""
-    for variable, names in _COMPILERS.items():
-        given = shlex.split(os.environ.get(variable, ""))[:1]
-        if not any(map(shutil.which, given or names)):
-            raise BuildError(
-                what,
-                f"building it needs a C and a C++ compiler, and there is no {' or '.join(given or names)}",
-                "Install one (Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: "
-                "xcode-select --install), or set CC and CXX. Outrider runs without this build too.",
-            )
 
 
 def with_tools(folder: Path, environment: Mapping[str, str], on_fetch: Callable[[], None]) -> dict[str, str]:
