@@ -14,7 +14,7 @@ from outrider.bench.summary.account import time_saved
 from outrider.bench.summary.predictions import predicted_speedup, prediction_error
 from outrider.bench.summary.speeds import (
     best_setting,
-    measured_settings,
+    fastest,
     measured_speedup,
     noise,
     plain_speed,
@@ -33,23 +33,21 @@ def summary_json(results: Results, folder: Path, report: Path | None) -> dict[st
     are given for all cells together, so that none is a lucky one of many.
     """
     error, time = prediction_error(results), time_saved(results)
-    fastest = [
+    cells = [
         _fastest(results, target, draft, workload)
         for target in results.targets
         for draft in _columns(results)
         for workload in (*results.workloads, None)
     ]
     only = results.workloads[0] if len(results.workloads) == 1 else None
-    named = [cell._replace(workload=cell.workload or only) for cell in fastest]  # one workload is all of them
+    named = [cell._replace(workload=cell.workload or only) for cell in cells]  # one workload is all of them
     outcomes = {found.cell: found.outcome for found in verdicts(results, list(dict.fromkeys(named)))}
     return {
         "schema": SCHEMA,
         "folder": str(folder),
         "report": None if report is None else str(report),
         "machine": results.head.machine,
-        "cells": [
-            _cell(results, cell, outcomes.get(same)) for cell, same in zip(fastest, named, strict=True)
-        ],
+        "cells": [_cell(results, cell, outcomes.get(same)) for cell, same in zip(cells, named, strict=True)],
         "choices": [_choice(choice) for choice in choices(View(results))],
         "prediction_error": {
             "raw": None if error.raw is None else asdict(error.raw),
@@ -69,13 +67,9 @@ def _columns(results: Results) -> list[str | None]:
 def _fastest(results: Results, target: str, draft: str | None, workload: str | None) -> Cell:
     """Of the settings that ran the fastest, be it slower than plain decoding; of those that were replayed
     where none ran, "plain" where none of these is faster."""
-    ran = {
-        name: found.value
-        for name in measured_settings(results, target, draft, workload)
-        if (found := measured_speedup(results, Cell(target, draft, name, workload))) is not None
-    }
-    best = max(ran, key=ran.__getitem__) if ran else best_setting(results, target, draft, workload)
-    return Cell(target, draft, best, workload)
+    best, _, is_measured = fastest(results, target, draft, workload)
+    name = best if is_measured else best_setting(results, target, draft, workload)
+    return Cell(target, draft, name, workload)
 
 
 def _cell(results: Results, cell: Cell, outcome: str | None) -> dict[str, Any]:
