@@ -19,7 +19,7 @@ from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.costs.break_even import least_needed
 from outrider.lab.facts import acceptance_of, break_evens, calls_of, tokenizers_of
-from outrider.lab.judged import DraftReport, judge
+from outrider.lab.judged import DraftReport, judge, replayed
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFacts
 from outrider.lab.predict import expect
@@ -62,7 +62,8 @@ def subject(
 
 def judged(known: Subject, costs: CallCosts, answers: list[Answer]) -> DraftReport:
     same = compare(LETTERS, LETTERS)
-    return judge(known, DraftOffers(FACTS, "free", same, None, costs, tuple(answers)))
+    offers = DraftOffers(FACTS, "free", same, None, costs, tuple(answers))
+    return judge(known, offers, replayed(known, offers))
 
 
 # Judged on replays
@@ -143,7 +144,7 @@ def test_tokenizers_that_do_not_line_up_are_a_verdict() -> None:
     alignment = compare(LETTERS, other)
     refusal = why_unusable(known, "free", alignment)
     assert refusal is not None
-    report = judge(known, DraftOffers(FACTS, "free", alignment, refusal))
+    report = judge(known, DraftOffers(FACTS, "free", alignment, refusal), None)
     assert report.verdict.outcome == "cannot work" and report.speedups is None
     assert "do not line up" in report.verdict.sentence and report.tokenizers.differences
     assert any("model family" in advice for advice in report.verdict.advice)
@@ -166,7 +167,7 @@ def test_a_draft_that_holds_no_prompt_is_a_verdict() -> None:
     same = compare(LETTERS, LETTERS)
     draft = LoadedDraft("d", FakeModel(LETTERS, LANGUAGE, context_length=2), same)
     assert offered(known, draft, seconds=1) == ([], len(known.answers))
-    report = judge(known, DraftOffers(FACTS, "free", same, TOO_LONG))
+    report = judge(known, DraftOffers(FACTS, "free", same, TOO_LONG), None)
     assert report.verdict.outcome == "cannot work" and "the draft's context" in report.verdict.sentence
 
 

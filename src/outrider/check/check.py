@@ -18,7 +18,7 @@ from outrider.core.data import Span
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, PromptError, SettingError
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.lab.facts import break_evens, calls_of
-from outrider.lab.judged import SHOWN_CALLS, DraftReport, judge
+from outrider.lab.judged import SHOWN_CALLS, DraftReport, judge, replayed
 from outrider.lab.loaded import Loaded, LoadedTarget, Progress
 from outrider.lab.models import ModelFile
 from outrider.lab.predict import expect, with_policy_times
@@ -131,7 +131,7 @@ def _judged(
         costs_s=request.costs_s,
     )
     progress(f"replaying {file.name}", None)
-    return judge(subject, draft)
+    return judge(subject, draft, replayed(subject, draft))
 
 
 def _answered(

@@ -18,7 +18,7 @@ from outrider.lab.facts import (
     tokenizers_of,
 )
 from outrider.lab.models import ModelFacts
-from outrider.lab.predict import DRAFT, Speedups, expect, with_policy_times
+from outrider.lab.predict import DRAFT, Expectation, Speedups, expect, with_policy_times
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting
 from outrider.lab.statistics import Interval
 from outrider.lab.subject import DraftOffers, Subject
@@ -53,9 +53,21 @@ class DraftReport:
     kind: ModelKind = "model"
 
 
-def judge(subject: Subject, draft: DraftOffers, settings: Sequence[Setting] | None = None) -> DraftReport:
-    """What a draft makes of those answers that have its offers, or why it cannot work with this target.
-    `settings` are replayed: None means all; plain decoding, auto and auto lookup must be among them."""
+def replayed(
+    subject: Subject, draft: DraftOffers, settings: Sequence[Setting] | None = None
+) -> Expectation | None:
+    """What settings (None: all) make of those answers that have a draft's offers; None where it cannot work
+    with this target."""
+    if draft.refusal is not None or draft.costs is None:
+        return None
+    prices = subject.prices(draft.costs, draft.prior)
+    recordings = [answer.recording for answer in draft.answers]
+    return expect(draft.answers, with_policy_times(recordings, prices), settings)
+
+
+def judge(subject: Subject, draft: DraftOffers, found: Expectation | None) -> DraftReport:
+    """What a draft is good for, or why it cannot work with this target. `found` is what was `replayed`:
+    plain decoding, auto and auto lookup among others."""
     report = DraftReport(
         model=draft.facts,
         tokenizers=tokenizers_of(draft.alignment, subject.target.model.vocabulary, subject.answers),
@@ -64,12 +76,9 @@ def judge(subject: Subject, draft: DraftOffers, settings: Sequence[Setting] | No
         verdict=cannot_work(*(draft.refusal or ("", ()))),
         kind=draft.kind,
     )
-    if draft.refusal is not None or draft.costs is None:
+    if found is None or draft.costs is None:
         return report
-    recordings = [answer.recording for answer in draft.answers]
-    prices = with_policy_times(recordings, subject.prices(draft.costs, draft.prior))
-    found = expect(draft.answers, prices, settings)
-    acceptance = acceptance_of(recordings, DRAFT)
+    acceptance = acceptance_of([answer.recording for answer in draft.answers], DRAFT)
     call_s = subject.costs.call_s(1, context=0)
     numbers = DraftNumbers(
         calls=[call / call_s for call in subject.costs.calls_s(SHOWN_CALLS, context=0)],

@@ -18,10 +18,9 @@ from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.backends.gguf.retyping import row_bytes
 from outrider.core.errors import BackendError, ModelFileError, PromptError, SettingError
 from outrider.costs.calibrate import DEFAULT_SECONDS
-from outrider.lab.judged import SHOWN_CALLS, judge
+from outrider.lab.judged import SHOWN_CALLS, judge, replayed
 from outrider.lab.loaded import Loaded, LoadedTarget, Progress
 from outrider.lab.models import ModelFile, find_models
-from outrider.lab.predict import expect, with_policy_times
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.record import as_text, questions_of, record_answers
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN
@@ -232,17 +231,14 @@ class _Run:
             seconds=self.asked.measuring_seconds,
             costs_s=min(_COSTS_SECONDS, self.asked.measuring_seconds),
         )
-        judged = judge(self.subject, offers, (PLAIN, AUTO, AUTO_LOOKUP, AUTO_MODEL))
-        if judged.acceptance is None or judged.speedups is None or judged.calls is None:
+        found = replayed(self.subject, offers, (PLAIN, AUTO, AUTO_LOOKUP, AUTO_MODEL))
+        judged = judge(self.subject, offers, found)
+        if found is None or judged.acceptance is None or judged.calls is None:
             raise ModelFileError(str(file.path), judged.verdict.sentence, "Take another draft.")
-        prices = with_policy_times(
-            [answer.recording for answer in offers.answers], self.subject.prices(offers.costs, offers.prior)
-        )
-        found = expect(offers.answers, prices, (PLAIN, AUTO_MODEL, AUTO_LOOKUP))
         return Measured(
             step_s=judged.calls.call_s,
             agreement=judged.acceptance.rate,
-            with_lookup=judged.speedups.auto,
+            with_lookup=found.over(AUTO.name, PLAIN.name),
             without_lookup=found.over(AUTO_MODEL.name, PLAIN.name),
             lookup_alone=found.over(AUTO_LOOKUP.name, PLAIN.name),
             judged=judged,
