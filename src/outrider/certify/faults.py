@@ -20,7 +20,7 @@ from outrider.backends.bitwise import BitwiseModel, EqualSizes
 from outrider.backends.bitwise.probe import TRIED
 from outrider.backends.gguf import GgufModel
 from outrider.backends.gguf.heads import State
-from outrider.certify.runs import Wrapped
+from outrider.certify.runs import Followed, Wrapped
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Distribution, Draft, Grammar, Logits, Mask, Request, Span, Verdict
 from outrider.core.errors import SettingError
@@ -310,23 +310,18 @@ class _UnequalCalls(Wrapped):
         return bool(span.start + len(span.tokens) - taken + size <= self.context_length)
 
 
-class _ShortRewind(Wrapped):
+class _ShortRewind(Followed):
     """A model that goes back one token too few: the first rejected token stays, whatever is to stand there.
     `num_broken` counts these."""
 
     def __init__(self, sound: Model) -> None:
         super().__init__(sound)
-        self._stored: dict[int, list[int]] = {}
         self._taken_back: dict[int, list[int]] = {}
         """of each sequence, tokens that have not been replaced yet"""
         self.num_broken = 0
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        left = [self._with_rejected(span) for span in spans]
-        rows = cast(list[Logits], self.inner.decode(left))
-        for span in left:
-            self._stored.setdefault(span.sequence, [])[span.start :] = span.tokens
-        return rows
+        return super().decode([self._with_rejected(span) for span in spans])
 
     def _with_rejected(self, span: Span) -> Span:
         taken_back = self._taken_back.pop(span.sequence, [])
@@ -337,11 +332,10 @@ class _ShortRewind(Wrapped):
         self._taken_back[span.sequence] = taken_back[same:]
         return span
 
-    def truncate(self, sequence: int, length: int) -> None:
-        self.inner.truncate(sequence, length)
-        stored = self._stored.get(sequence, [])
-        self._taken_back[sequence] = stored[length:] if length else []
-        del stored[length:]
+    def _forget(self, sequence: int, length: int) -> list[int]:
+        taken_back = super()._forget(sequence, length)
+        self._taken_back[sequence] = taken_back if length else []
+        return taken_back
 
 
 class _RejectedState(Wrapped):

@@ -30,13 +30,12 @@ class Wrapped:
         return getattr(self.inner, name)
 
 
-class RowRecorder(Wrapped):
-    """A Model that gives what `inner` gives, and records a digest of every row's bits in `rows`."""
+class Followed(Wrapped):
+    """A Model that gives what `inner` gives; `stored` are the tokens that its sequences hold."""
 
     def __init__(self, inner: Model) -> None:
         super().__init__(inner)
-        self.rows: dict[tuple[int, ...], bytes] = {}
-        self._stored: dict[int, list[int]] = {}
+        self.stored: dict[int, list[int]] = {}
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
         try:
@@ -45,15 +44,14 @@ class RowRecorder(Wrapped):
             for span in spans:
                 self._forget(span.sequence, self.inner.length(span.sequence))
             raise
-        for span, logits in zip(spans, found, strict=True):
-            stored = self._stored.setdefault(span.sequence, [])
-            stored.extend(span.tokens)
-            for i, row in enumerate(logits, len(stored) - len(logits) + 1):
-                self.rows[tuple(stored[:i])] = blake2b(row.tobytes(), digest_size=16).digest()
+        for span in spans:
+            self.stored.setdefault(span.sequence, []).extend(span.tokens)
         return found
 
-    def _forget(self, sequence: int, length: int) -> None:
-        del self._stored.get(sequence, [])[length:]
+    def _forget(self, sequence: int, length: int) -> list[int]:
+        stored = self.stored.setdefault(sequence, [])
+        self.stored[sequence] = stored[:length]
+        return stored[length:]
 
     def truncate(self, sequence: int, length: int) -> None:
         self.inner.truncate(sequence, length)
@@ -61,7 +59,23 @@ class RowRecorder(Wrapped):
 
     def copy(self, source: int, sequence: int, length: int) -> None:
         self.inner.copy(source, sequence, length)
-        self._stored[sequence] = self._stored.get(source, [])[:length]
+        self.stored[sequence] = self.stored.get(source, [])[:length]
+
+
+class RowRecorder(Followed):
+    """A Model that gives what `inner` gives, and records a digest of every row's bits in `rows`."""
+
+    def __init__(self, inner: Model) -> None:
+        super().__init__(inner)
+        self.rows: dict[tuple[int, ...], bytes] = {}
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        found = super().decode(spans)
+        for span, logits in zip(spans, found, strict=True):
+            stored = self.stored[span.sequence]
+            for i, row in enumerate(logits, len(stored) - len(logits) + 1):
+                self.rows[tuple(stored[:i])] = blake2b(row.tobytes(), digest_size=16).digest()
+        return found
 
 
 @dataclass(frozen=True, slots=True)
