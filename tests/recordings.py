@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from outrider.costs import CallCosts, CallPoint
-from outrider.lab.replay import Offers, Recording
+from outrider.lab.recording import Offers, Recording
 
 TextKind = Literal["copying", "random", "mixed"]
 DraftKind = Literal["calibrated", "coin", "target", "wrong", "wrong but sure"]

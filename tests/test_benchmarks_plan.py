@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from outrider.lab.replay import read_recordings
+from outrider.lab.recording import read_recordings
 from outrider.planning.checked import model_error
 from plan import acceptance, check
 

@@ -26,7 +26,8 @@ from outrider.core.data import Draft, DraftWork, Row, StepRecord
 from outrider.costs import CallCosts, CallPoint, PairCosts
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.lab.replay import Offers, Recording, hindsight_bound
+from outrider.lab.recording import Offers, Recording
+from outrider.lab.replay import hindsight_bound
 from outrider.models.chat import ChatTemplate
 from outrider.models.vocab import align
 from outrider.policy.state import PolicyState

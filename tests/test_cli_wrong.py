@@ -1,32 +1,17 @@
-"""What can go wrong with any command is one message and exit status 2, without a traceback. No model is needed."""
+"""What can go wrong with any command is one message, without a traceback. No model is needed."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from cli_helpers import Outcome, call
-from outrider.cli import commands
 from outrider.cli.commands import COMMANDS
 from outrider.cli.main import main
 from outrider.cli.output import PIPE_CLOSED, USAGE_ERROR
-from outrider.core.schema import Group, settings_of
-
-Run = Callable[..., Outcome]
 
 HELP = [(*name.split(), "--help") for name in COMMANDS]
-
-
-@pytest.fixture
-def run(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path
-) -> Run:
-    monkeypatch.chdir(tmp_path)
-    return lambda *arguments: call(monkeypatch, capfdbinary, *arguments)
 
 
 def status_with(output: int, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> int:
@@ -40,7 +25,9 @@ def status_with(output: int, arguments: tuple[str, ...], monkeypatch: pytest.Mon
     return ended.value.code
 
 
-@pytest.mark.parametrize("arguments", [*HELP, (), ("--version",), ("setup",), ("plan", "--list")], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [*HELP, (), ("--version",), ("setup",), ("plan", "--list")], ids=" ".join
+)
 def test_a_full_disk_is_named(
     arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from outrider.core.errors import InputError
 from outrider.core.invalid import Invalid, invalid
 from outrider.distill.plan import kept
 from outrider.distill.report import CurvePoint
-from outrider.lab.replay.recording import SCHEMA, read_recordings
+from outrider.lab.recording import SCHEMA, read_recordings
 
 
 class Part(BaseModel):

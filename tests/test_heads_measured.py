@@ -29,7 +29,8 @@ from outrider.lab.facts import acceptance_of
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget
 from outrider.lab.models import OWN_HEAD, find_model, find_models, own_head
 from outrider.lab.predict import DRAFT
-from outrider.lab.replay import Offers, Recording, hindsight_bound, replay
+from outrider.lab.recording import Offers, Recording
+from outrider.lab.replay import hindsight_bound, replay
 from outrider.lab.rows import ModelRow
 from outrider.lab.settings import Setting
 from outrider.models import HubOptions, read_card

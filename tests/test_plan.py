@@ -21,7 +21,7 @@ from examples import examples
 from outrider.core.errors import InputError, SettingError
 from outrider.costs.break_even import expected_tokens
 from outrider.lab.predict import Prices, predict
-from outrider.lab.replay import read_recordings
+from outrider.lab.recording import read_recordings
 from outrider.lab.settings import Setting
 from outrider.planning.acceptance import (
     LONGEST,

@@ -25,8 +25,8 @@ from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
+from outrider.lab.recording import Offers
 from outrider.lab.replay import replay
-from outrider.lab.replay.recording import Offers
 from outrider.policy import AutoPolicy
 from outrider.policy.estimates import Estimator, RequestBias
 from outrider.policy.objective import (

@@ -22,7 +22,7 @@ from outrider.core.errors import VocabularyMismatch
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter, Rows
 from outrider.lab.facts import tokenizers_of
-from outrider.lab.replay import record_offers
+from outrider.lab.recording import record_offers
 from outrider.lab.subject import pair_row
 from outrider.models.vocab import Alignment, align, compare, tokenizer_id
 from outrider.policy import FixedPolicy

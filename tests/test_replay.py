@@ -32,15 +32,8 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.engine.tokenization import PreferredConstraint, PreferredTokenization
-from outrider.lab.replay import (
-    Offers,
-    Recording,
-    hindsight_bound,
-    read_recordings,
-    record_offers,
-    replay,
-)
-from outrider.lab.replay.recording import as_json
+from outrider.lab.recording import Offers, Recording, as_json, read_recordings, record_offers
+from outrider.lab.replay import hindsight_bound, replay
 from outrider.models.vocab import align
 from outrider.policy import AutoPolicy, FixedPolicy
 from recordings import FLAT, SMALL, STAIRS, STEEP, TEXT_KINDS, DraftKind, TextKind, curve, recording

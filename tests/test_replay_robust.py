@@ -10,7 +10,8 @@ import pytest
 
 from outrider.costs import CallCosts
 from outrider.costs.points import Curve
-from outrider.lab.replay import Recording, Replayed, replay
+from outrider.lab.recording import Recording
+from outrider.lab.replay import Replayed, replay
 from outrider.policy import AutoPolicy, FixedPolicy
 from recordings import FLAT, SMALL, STAIRS, STEEP, DraftKind, TextKind, curve, recording
 

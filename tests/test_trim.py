@@ -28,7 +28,7 @@ from outrider.core.params import SamplingParams
 from outrider.lab.held_out import conversation_hash
 from outrider.lab.models import find_models
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.replay.recording import Recording, as_json
+from outrider.lab.recording import Recording, as_json
 from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
 from outrider.models.hub import HubOptions
 from outrider.models.vocab import align, tokenizer_id

@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import Row, append, argument_parser, describe, geometric_mean, read_rows, resume, run_program
 from outrider.core.contracts import UNLIMITED, Policy
 from outrider.costs import CallCosts, CallPoint
-from outrider.lab.replay import Offers, Recording, Replayed, replay
+from outrider.lab.recording import Offers, Recording
+from outrider.lab.replay import Replayed, replay
 from outrider.policy import AutoPolicy, FixedPolicy
 
 ACCEPTANCE = (0.5, 0.7, 0.85)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness import argument_parser, run_program
-from outrider.lab.replay import Recording, read_recordings
+from outrider.lab.recording import Recording, read_recordings
 from outrider.planning.acceptance import ALL, LONGEST, Drafting
 from outrider.planning.recorded import Recorded
 

@@ -11,7 +11,7 @@ import numpy as np
 from outrider.core.contracts import DraftRequest
 from outrider.core.data import Draft, Request, TokenEstimate
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.lab.replay import Recording
+from outrider.lab.recording import Recording
 from outrider.lab.replay.run import SAMPLER
 from outrider.policy.estimates import RequestBias
 from outrider.policy.state import PolicyState

@@ -15,7 +15,8 @@ from outrider.core.data import Completion
 from outrider.costs import PairCosts
 from outrider.drafters.model import ModelDrafter
 from outrider.lab.comparison import find_divergence
-from outrider.lab.replay import Offers, Recording, hindsight_bound, record_offers
+from outrider.lab.recording import Offers, Recording, record_offers
+from outrider.lab.replay import hindsight_bound
 from outrider.models.vocab import Alignment
 from outrider.policy import AutoPolicy
 from outrider.session import Session

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from outrider.core.contracts import Policy
 from outrider.costs import CallCosts
-from outrider.lab.replay import Recording, Replayed, replay
+from outrider.lab.recording import Recording
+from outrider.lab.replay import Replayed, replay
 from outrider.policy import AutoPolicy, FixedPolicy
 
 LENGTHS = (2, 4, 8, 16)

@@ -95,7 +95,8 @@ def seconds(
         Finder.module, Changing.constant, Changing.factor = change
         sys.meta_path.insert(0, Finder)
     from outrider.costs import CallCosts
-    from outrider.lab.replay import read_recordings, replay
+    from outrider.lab.recording import read_recordings
+    from outrider.lab.replay import replay
     from outrider.policy import AutoPolicy
     from policy.curves import read_costs
 

@@ -25,7 +25,8 @@ from outrider.core.contracts import DraftRequest
 from outrider.core.data import Request, TokenEstimate
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.lab.replay import Recording, read_recordings, replay
+from outrider.lab.recording import Recording, read_recordings
+from outrider.lab.replay import replay
 from outrider.lab.replay.run import SAMPLER
 from outrider.policy import AutoPolicy
 from outrider.policy.estimates import INITIAL_WEIGHTS, RequestBias, features, initial_weights

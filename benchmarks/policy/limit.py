@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.costs import CallCosts
-from outrider.lab.replay import Recording
+from outrider.lab.recording import Recording
 from outrider.policy.state import PolicyState
 from policy.ahead import MAX_FREE, MAX_LEAD, MAX_MODEL, Found, Offers, offers_of
 

@@ -31,7 +31,7 @@ from harness import Prompt, Row, append, argument_parser, describe, load_prompts
 from outrider import LoadOptions, Request
 from outrider.core.errors import SettingError
 from outrider.costs import PairCosts, calibrate
-from outrider.lab.replay.recording import as_json
+from outrider.lab.recording import as_json
 from outrider.policy import FixedPolicy
 from outrider.session import Pair, Session, settings_of
 from policy.bench import Bench, Plan, draft_of

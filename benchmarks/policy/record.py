@@ -20,8 +20,7 @@ from harness import Row, append, argument_parser, describe, read_rows, resume, r
 from outrider.backends.gguf import LoadOptions
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
-from outrider.lab.replay import Recording, record_offers
-from outrider.lab.replay.recording import as_json
+from outrider.lab.recording import Recording, as_json, record_offers
 from outrider.models import DEFAULT_DRAFT
 from outrider.session import Pair, Session
 

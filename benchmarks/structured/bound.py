@@ -10,7 +10,8 @@ from outrider.core.contracts import Constraint, Drafter, DraftRequest, StoppingR
 from outrider.core.data import Completion, Draft, DraftWork, Request
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.lab.replay import Recording, hindsight_bound
+from outrider.lab.recording import Recording
+from outrider.lab.replay import hindsight_bound
 from outrider.policy.forced import FORCED, forced
 from policy.curves import CallTimes, time_calls
 

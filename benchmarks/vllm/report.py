@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import Row, Spread, read_rows, run_program, table
 from outrider.core.sequences import common_prefix
 from outrider.costs import CallCosts
-from outrider.lab.replay import Recording, hindsight_bound, replay
+from outrider.lab.recording import Recording
+from outrider.lab.replay import hindsight_bound, replay
 from outrider.policy import AutoPolicy
 from vllm.bench import NGRAM
 

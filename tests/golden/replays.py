@@ -11,7 +11,8 @@ from typing import Any
 from golden.normal import rounded
 from outrider.core.contracts import Policy
 from outrider.costs import CallCosts, PairCosts, import_costs
-from outrider.lab.replay import Recording, hindsight_bound, read_recordings, replay
+from outrider.lab.recording import Recording, read_recordings
+from outrider.lab.replay import hindsight_bound, replay
 from outrider.policy import AutoPolicy, FixedPolicy
 
 __all__ = ["few_replays", "replays"]

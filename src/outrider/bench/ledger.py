@@ -9,7 +9,7 @@ from outrider.lab.loaded import LoadedTarget
 from outrider.lab.predict import Prices
 from outrider.lab.prompts import Workload
 from outrider.lab.record import Case, cases_of, recording_of
-from outrider.lab.replay import Offers, Recording
+from outrider.lab.recording import Offers, Recording
 from outrider.lab.rows import (
     AnswerRow,
     CostsRow,

@@ -170,7 +170,7 @@ def _recordings(settings: PlanSettings, asked: Asked, about: str) -> Iterator[tu
     if settings.acceptance or settings.workload:
         way_out = "Leave out --acceptance and --workload."
         raise SettingError("--recordings", "acceptance is given too", way_out)
-    from outrider.lab.replay import read_recordings  # they load slowly
+    from outrider.lab.recording import read_recordings  # they load slowly
     from outrider.planning.recorded import Recorded
 
     found = [recording for path in settings.recordings for recording in read_recordings(path)]

@@ -31,8 +31,8 @@ from outrider.drafters.corpus import indexing
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import MAX_PAUSE_S
 from outrider.lab.comparison import Comparison, compare, is_deterministic
-from outrider.lab.replay.recording import Recording, record_offers
-from outrider.lab.replay.recording import as_json as recording_json
+from outrider.lab.recording import Recording, record_offers
+from outrider.lab.recording import as_json as recording_json
 from outrider.policy import AutoPolicy
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Message, Pair, Session
 from outrider.session.explain import Explanation, explain

@@ -11,7 +11,7 @@ from outrider.core.contracts import Vocabulary
 from outrider.costs import CallCosts
 from outrider.costs.break_even import break_even_of
 from outrider.lab.record import Answer
-from outrider.lab.replay import Recording
+from outrider.lab.recording import Recording
 from outrider.lab.statistics import Interval, share_of
 from outrider.models.vocab import Alignment, AlignmentReport
 

@@ -23,7 +23,7 @@ from outrider.engine import Engine
 from outrider.formats import ToolSpec, format_of
 from outrider.lab.models import ModelFacts, ModelFile, card_fields
 from outrider.lab.prompts import Prompt
-from outrider.lab.replay import Offers, Recording, TargetStates, record_offers
+from outrider.lab.recording import Offers, Recording, TargetStates, record_offers
 from outrider.lab.rows import ModelRow, Role
 from outrider.lab.teacher_forced import teacher_forced
 from outrider.models import read_card

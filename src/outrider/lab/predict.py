@@ -17,7 +17,8 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import PreferredTokenization
 from outrider.engine.tokenization import PreferredConstraint
 from outrider.lab.record import Answer
-from outrider.lab.replay import ForcedDrafter, Recording, hindsight_bound, replay
+from outrider.lab.recording import Recording
+from outrider.lab.replay import ForcedDrafter, hindsight_bound, replay
 from outrider.lab.rows import AnswerRow, CaseOutcome
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, LLAMA_CPP_DEFAULT, PLAIN, Setting, grid
 from outrider.lab.statistics import Interval, speedup_of

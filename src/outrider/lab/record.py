@@ -20,7 +20,7 @@ from outrider.drafters.prediction import PredictionDrafter
 from outrider.engine import Engine
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.replay import Offers, Recording
+from outrider.lab.recording import Offers, Recording
 from outrider.lab.rows import AnswerRow
 from outrider.lab.workloads.lines import text_of
 from outrider.policy import FixedPolicy

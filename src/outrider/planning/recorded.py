@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from outrider.core.errors import InputError
 from outrider.costs import CallCosts, CallPoint
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.lab.replay import Recording, Replayed, replay
+from outrider.lab.recording import Recording
+from outrider.lab.replay import Replayed, replay
 from outrider.lab.settings import Drafters, Setting
 from outrider.planning.acceptance import Acceptance, Drafting, Steps
 

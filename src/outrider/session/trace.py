@@ -1,7 +1,7 @@
 """Step records as JSON lines, one object a step: what `--trace` writes and a replay reads.
 
 The keys are those of `StepRecord`. `outrider run` puts the answer and what each draft model offers at
-every position of it after them (`outrider.lab.replay.recording`). Distributions of sampled drafts are left
+every position of it after them (`outrider.lab.recording`). Distributions of sampled drafts are left
 out: they would be most of the file, and what was offered and what became of it is there without them.
 """
 

@@ -14,7 +14,7 @@ from outrider.core.errors import InputError
 from outrider.drafters.corpus_store import chunks, list_files
 from outrider.lab.held_out import conversation_hash, is_held_out
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.replay.recording import read_recordings
+from outrider.lab.recording import read_recordings
 from outrider.lab.workloads.lines import text_of
 from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
 from outrider.lab.written_prompts import written_prompts

@@ -16,7 +16,7 @@ from outrider.core.data import Draft, Request, TokenEstimate
 from outrider.core.sequences import common_prefix
 from outrider.costs import MAX_TOKENS, CallCosts
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.lab.replay.recording import Recording
+from outrider.lab.recording import Recording
 from outrider.lab.replay.run import SAMPLER, is_limited
 
 _MAX_PREFIX = 8

@@ -24,7 +24,7 @@ from outrider.core.sequences import common_prefix
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.reread import max_draft_after
-from outrider.lab.replay.recording import LONGEST_DEPARTURE, MIN_PREFIX_PROB, Offers, Recording
+from outrider.lab.recording import LONGEST_DEPARTURE, MIN_PREFIX_PROB, Offers, Recording
 from outrider.policy.forced import FORCED, forced
 from outrider.sampling import RequestSampler
 
