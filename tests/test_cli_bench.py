@@ -40,8 +40,15 @@ class Sweep:
         self.raises: BaseException | None = None
 
     def __call__(
-        self, plan: SweepPlan, folder: Path, *, hub: HubOptions, progress: Callable[[Progress], None]
+        self,
+        plan: SweepPlan,
+        folder: Path,
+        *,
+        hub: HubOptions,
+        progress: Callable[[Progress], None],
+        executor: None,
     ) -> Results:
+        assert executor is None
         self.plans.append(plan)
         self.folders.append(folder)
         self.hubs.append(hub)

@@ -19,6 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("session",),
     ("lab",),
     ("server", "bench", "check", "certify", "distill", "trim", "planning"),
+    ("cluster",),
     ("__init__",),  # the Python API: what `import outrider` shows
     ("cli",),
     ("__main__",),

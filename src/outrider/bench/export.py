@@ -18,6 +18,7 @@ from outrider.lab.models import OWN_HEAD
 _GROUPS: tuple[tuple[type, str], ...] = (
     (str, "kind run_started target target_fingerprint backend draft draft_fingerprint contestant setting"),
     (str, "workload case block"),
+    (str, "machine"),
     (int, "repetition order"),
     (float, "started_s"),
     (int, "tokens timed_tokens"),
@@ -31,8 +32,8 @@ _GROUPS: tuple[tuple[type, str], ...] = (
     (int, "seed"),
 )
 COLUMNS: Mapping[str, type] = {name: kind for kind, names in _GROUPS for name in names.split()}
-"""What each column holds. `kind` is "run" or "prediction"; `backend` is the library of
-our own engine; in predictions `decode_s` is the replayed time and
+"""What each column holds. `kind` is "run" or "prediction"; `backend` is the library of our own engine,
+`machine` the kind of machine where there are several; in predictions `decode_s` is the replayed time and
 `plain_s` that of plain decoding. Counts by position are JSON lists."""
 
 

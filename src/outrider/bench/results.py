@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -17,6 +17,7 @@ from outrider.lab.rows import (
     CostsRow,
     DoneRow,
     HeadRow,
+    MachineRow,
     ModelRow,
     OffersRow,
     PairRow,
@@ -75,6 +76,9 @@ class Results:
     blocks: tuple[BlockRow, ...]
     skipped: tuple[SkippedRow, ...]
     done: tuple[DoneRow, ...] = ()
+    sheets: Mapping[str, Results] = field(default_factory=dict)
+    """of a sweep over several kinds of machines the results on each, by its name; figures are made of these,
+    since each kind has costs, predictions and runs of its own"""
 
     @classmethod
     def read(cls, folder: Path) -> Results:
@@ -87,6 +91,14 @@ class Results:
         heads = [row for row in rows if isinstance(row, HeadRow)]
         if not heads:
             raise InputError(source, "they do not say what was measured", "Name the folder of a sweep.")
+        if machines := [row for row in rows if isinstance(row, MachineRow)]:
+            sheets = {kind.machine: cls.of(_on(rows, kind, heads[0]), source) for kind in machines}
+            whole = {
+                name: tuple(row for sheet in sheets.values() for row in getattr(sheet, name))
+                for name in ("costs", "predictions", "runs", "blocks", "done")
+            }
+            first = next(iter(sheets.values()))
+            return replace(first, head=heads[0], sheets=sheets, **whole)
         cases = ("target", "workload", "case")
         return cls(
             head=heads[0],
@@ -191,6 +203,16 @@ def rates(results: Results, cell: Cell) -> Mapping[str, Mapping[str, float]]:
         if row.timed_tokens > 0 and row.decode_s > 0:
             found[row.case][row.block] = row.decode_s / row.timed_tokens
     return found
+
+
+def _on(rows: Sequence[Row], kind: MachineRow, head: HeadRow) -> list[Row]:
+    """What holds on one kind of machine, as a run of its own."""
+    mine: list[Row] = [head.model_copy(update={"machine": {**kind.facts, "kind": kind.machine}})]
+    for row in rows:
+        if isinstance(row, HeadRow | MachineRow) or getattr(row, "machine", "") not in ("", kind.machine):
+            continue
+        mine.append(row)
+    return mine
 
 
 def _last(rows: Sequence[Row], kind: type[_R], *names: str) -> tuple[_R, ...]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -39,6 +39,9 @@ from outrider.costs import import_costs
 from outrider.lab.progress import Progress
 from outrider.lab.workloads.reading import load_workload, workload_values
 
+if TYPE_CHECKING:
+    from outrider.bench.sweep import Executor
+
 _FLAGS = {
     name: setting.flag
     for name, setting in settings_of(BenchSettings).items()
@@ -58,6 +61,10 @@ _OF_WORKLOADS = ("prompts", "max_tokens", "temperature", "seed")
 def bench(settings: BenchSettings) -> int:
     """Run what file and flags ask for; returns the exit status. Raises what `outrider.core.errors` has."""
     require_extra("outrider bench", "bench")
+    if settings.ray is not None:
+        require_extra("--ray", "ray", "leave --ray out")
+    elif settings.machines:
+        raise SettingError("--machines", "there is no cluster", "Name one (--ray), or leave it out.")
     plan = plan_of(settings)
     folder = settings.out or Path(plan.name)
     _check(plan, folder)
@@ -70,8 +77,12 @@ def bench(settings: BenchSettings) -> int:
 
     show_log(settings.verbose)
     try:
-        with LoadInterrupt(), show_progress(errors) as progress:
-            results = run_sweep(plan, folder, hub=hub_options(settings), progress=progress)
+        with ExitStack() as stack:
+            executor = _executor(settings, stack)
+            stack.enter_context(LoadInterrupt())
+            progress = stack.enter_context(show_progress(errors))
+            hub = hub_options(settings)
+            results = run_sweep(plan, folder, hub=hub, progress=progress, executor=executor)
         show(results, folder / REPORT, as_json=settings.print_json, folder=folder)
         if plan.minutes is not None:
             _note_unfinished(results, errors)
@@ -82,9 +93,21 @@ def bench(settings: BenchSettings) -> int:
     return 0
 
 
+def _executor(settings: BenchSettings, stack: ExitStack) -> Executor | None:
+    """What does the work elsewhere; None: it is done here."""
+    if settings.ray is None:
+        return None
+    from outrider.cluster.joining import joined
+    from outrider.cluster.sweeping import RaySweep
+
+    stack.enter_context(joined(settings.ray))
+    return RaySweep(hub_options(settings), settings.machines)
+
+
 def _note_unfinished(results: Results, errors: Console) -> None:
     """Say which targets the time was too short for."""
-    done = {row.target for row in results.done}
+    sheets = [*results.sheets.values()] or [results]
+    done = set.intersection(*({row.target for row in sheet.done} for sheet in sheets))
     if unfinished := [target for target in results.targets if target not in done]:
         listed = ", ".join(unfinished)
         print_notes(errors, [f"the time was over before all had run: {listed}; run it again to go on"])

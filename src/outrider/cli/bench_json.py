@@ -32,6 +32,14 @@ def summary_json(results: Results, folder: Path, report: Path | None) -> dict[st
     ratios against plain decoding, with the bounds of their 95 % intervals; null is what did not run. Outcomes
     are given for all cells together, so that none is a lucky one of many.
     """
+    if results.sheets:  # the same for each kind of machine
+        sheets = {name: summary_json(sheet, folder, report) for name, sheet in results.sheets.items()}
+        return {
+            "schema": SCHEMA,
+            "folder": str(folder),
+            "report": None if report is None else str(report),
+            "machines": [{"name": name, **sheet} for name, sheet in sheets.items()],
+        }
     error, time = prediction_error(results), time_saved(results)
     cells = [
         _fastest(results, target, draft, workload)

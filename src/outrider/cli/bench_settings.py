@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from outrider.cli.cluster_settings import OnMachines
 from outrider.core.schema import MACHINE, MODELS, SAMPLING, Group, setting
 from outrider.core.settings import Hub, Verbose
 
@@ -144,7 +145,16 @@ class SweepOutput(Group):
 
 
 class BenchSettings(
-    SweepOutput, Models, Hub, Swept, Precision, SweepSampling, SummaryOutput, Verbose, SweepLoading
+    SweepOutput,
+    Models,
+    Hub,
+    Swept,
+    Precision,
+    SweepSampling,
+    SummaryOutput,
+    Verbose,
+    SweepLoading,
+    OnMachines,
 ):
     """Those of `bench`."""
 

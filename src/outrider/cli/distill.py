@@ -35,6 +35,8 @@ def distill(settings: DistillSettings) -> int:
     """Distil, and say what came of it; returns the exit status. All that can be refused is refused before
     the first answer."""
     require_extra("outrider distill", "distill")
+    if settings.ray is not None:
+        require_extra("--ray", "ray", "leave --ray out")
     show_log(settings.verbose)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     file, plan = plan_of(settings)
@@ -44,6 +46,8 @@ def distill(settings: DistillSettings) -> int:
     asked(plan.data)
     work = _Work(settings, file, plan, errors)
     try:
+        if settings.ray is not None:
+            _answer_on_cluster(work, settings.ray)
         if settings.answers_only:
             _record(work)
         else:
@@ -53,6 +57,22 @@ def distill(settings: DistillSettings) -> int:
         errors.print(Text(readable(f"interrupted: {kept}")))
         return INTERRUPTED
     return 0
+
+
+def _answer_on_cluster(work: _Work, address: str) -> None:
+    """Have the answers made there; what follows finds them."""
+    from outrider.cli.distill_report import StepInterrupt, show_distilling
+    from outrider.cluster.answering import answer
+    from outrider.cluster.joining import joined
+
+    with (
+        joined(address),
+        StepInterrupt() as interrupt,
+        show_distilling(work.errors, interrupt) as progress,
+    ):
+        hub = hub_options(work.settings)
+        notices = answer(work.file, work.plan, _reference(work.settings), hub, progress)
+    print_notes(work.errors, notices)
 
 
 def _record(work: _Work) -> None:
@@ -211,8 +231,12 @@ def _base(reference: str, hub: HubOptions) -> Path:
 
 
 def _target(settings: DistillSettings) -> ModelFile:
+    return find_model(_reference(settings), hub=hub_options(settings))
+
+
+def _reference(settings: DistillSettings) -> str:
     reference = f"hf:{settings.hf_repo}" if settings.hf_repo is not None else settings.model
-    return find_model(DEFAULT if reference is None else reference, hub=hub_options(settings))
+    return DEFAULT if reference is None else reference
 
 
 def _context(settings: DistillSettings) -> int:

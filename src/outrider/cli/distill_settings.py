@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from outrider.cli.cluster_settings import OnRay
 from outrider.core.loading_settings import Threads
 from outrider.core.schema import MACHINE, Group, Natural, setting
 from outrider.core.settings import (
@@ -128,6 +129,6 @@ class TrainingContext(Group):
 
 
 class DistillSettings(
-    Target, Hub, Data, Draft, Training, Written, JsonOutput, Verbose, TrainingContext, Threads
+    Target, Hub, Data, Draft, Training, Written, JsonOutput, Verbose, TrainingContext, Threads, OnRay
 ):
     """Those of `distill`; `go_on` is --continue."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from ssl import SSLContext
 
 from rich.console import Console
 from rich.text import Text
@@ -18,6 +20,7 @@ from outrider.core.errors import ModelFileError, SettingError
 from outrider.policy import AutoPolicy
 from outrider.server.assembly import assemble, metrics_of, service_of
 from outrider.server.configuration import Configuration
+from outrider.server.guard import protect
 from outrider.server.keys import KeyRing, key_ring
 from outrider.server.loading import Loading
 from outrider.server.logs import log_to_stderr
@@ -47,6 +50,10 @@ def serve(configuration: Configuration) -> int:
     log_to_stderr(as_json=settings.log_json)
     errors = Console(stderr=True, highlight=False, quiet=settings.log_json)
     several = None if is_one else _several(settings, plans)
+    if settings.ray is not None and several is not None:
+        raise SettingError("ray", "replicas serve one model, and there are several", "Serve one of them.")
+    if settings.ray is not None:
+        return _serve_replicas(settings, ring, tls, [*configuration.notices, *notices], errors)
     sockets = bind(settings.host, settings.port)
     address = address_of(sockets, tls=tls is not None)
     said = [*configuration.notices, *notices]
@@ -75,6 +82,46 @@ def serve(configuration: Configuration) -> int:
         close(sockets)
 
 
+def _serve_replicas(
+    settings: ServeSettings, ring: KeyRing, tls: SSLContext | None, said: Sequence[str], errors: Console
+) -> int:
+    """Serve by replicas on a cluster; this process takes the requests in."""
+    from outrider.cluster.joining import joined
+    from outrider.cluster.serving import Replicas
+
+    assert settings.ray is not None
+    least, most = settings.replica_range
+    sockets = bind(settings.host, settings.port)
+    address = address_of(sockets, tls=tls is not None)
+    try:
+        with joined(settings.ray):
+            with Loading(sockets, settings, tls):
+                replicas = Replicas(partial(open_models, settings), settings, least, most)
+            overview = {"replicas": f"{least} to {most}, on the cluster at {settings.ray}"}
+            overview |= _overview(settings, ring, address)
+
+            def ready() -> None:
+                _announce(settings, overview, said, errors)
+
+            app = protect(replicas, settings, ring)
+            server = Server(app, settings, tls=tls, drain=replicas.drain, ready=ready)
+            try:
+                server.run(sockets)
+            finally:
+                replicas.close()
+            return server.status
+    finally:
+        close(sockets)
+
+
+def open_models(settings: ServeSettings) -> tuple[Models, Callable[[], None]]:
+    """What a replica serves, and what frees it."""
+    stack = ExitStack()
+    errors = Console(stderr=True, highlight=False, quiet=True)
+    models, _ = _one(settings, _plan(settings), None, stack, errors)
+    return models, stack.close
+
+
 def _plan(settings: ServeSettings) -> PairPlan:
     return plan_pair(settings, greedy=settings.temp == 0 or settings.top_k == 1)
 
@@ -99,11 +146,12 @@ def _open(settings: ServeSettings, plan: PairPlan, pair: Pair, errors: Console) 
 
 
 def _one(
-    settings: ServeSettings, plan: PairPlan, loading: Loading, stack: ExitStack, errors: Console
+    settings: ServeSettings, plan: PairPlan, loading: Loading | None, stack: ExitStack, errors: Console
 ) -> tuple[Models, dict[str, str]]:
     """The only model, loaded and at work until the stack is closed; what is said of it."""
     pair = _load(settings, plan, errors)
-    loading.doing = "opening contexts and measuring what calls cost here"
+    if loading is not None:
+        loading.doing = "opening contexts and measuring what calls cost here"
     session = stack.enter_context(_open(settings, plan, pair, errors))
     service = service_of(session, settings, plan.verification)
     service.start()

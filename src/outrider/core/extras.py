@@ -11,6 +11,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "serve": {"fastapi": "FastAPI", "uvicorn": "Uvicorn", "prometheus_client": "prometheus-client"},
     "bench": {"matplotlib": "Matplotlib", "httpx": "HTTPX"},
     "parquet": {"pyarrow": "PyArrow"},
+    "ray": {"ray": "Ray"},
     "distill": {"torch": "PyTorch", "safetensors": "safetensors", "matplotlib": "Matplotlib"},
 }
 """For every extra that a command needs the modules that the command imports, and what they are called."""

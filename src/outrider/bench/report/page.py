@@ -14,6 +14,7 @@ from outrider.bench.report import lists, words
 from outrider.bench.report.choice import choices
 from outrider.bench.report.pictures import PICTURES
 from outrider.bench.report.pictures.picture import Missing, Picture
+from outrider.bench.report.sheets import winners
 from outrider.bench.report.view import View
 from outrider.bench.results import Results
 from outrider.lab import numbers
@@ -22,7 +23,19 @@ _SETUP = (lists.quality, lists.skipped, lists.machine, lists.models, lists.token
 
 
 def page(results: Results) -> str:
-    """The whole document. The same rows give the same text."""
+    """The whole document. The same rows give the same text. Of a sweep over several kinds of machines a page
+    with a sheet for each, which is a page of its own within it."""
+    if not results.sheets:
+        return _sheet(results)
+    environment = Environment(loader=PackageLoader("outrider.bench", "report"), autoescape=True)
+    return environment.get_template("sheets.html").render(
+        name=str(results.head.plan.get("name") or "sweep"),
+        winners=winners(results),
+        sheets={name: _sheet(sheet) for name, sheet in results.sheets.items()},
+    )
+
+
+def _sheet(results: Results) -> str:
     view = View(results)
     drawn = [make(view) for make in PICTURES]
     drawings = _Drawings()

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from outrider.bench.report import lists, words
 from outrider.bench.report.choice import choices
+from outrider.bench.report.sheets import winners
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View
 from outrider.bench.results import Results
@@ -22,6 +23,16 @@ _STYLES = {"faster": "green", "slower": "red", "tie": "yellow"}
 
 def print_report(results: Results, console: Console) -> None:
     """Print what a run found; it fits 80 columns, and says everything without colour."""
+    for name, sheet in results.sheets.items():
+        _say(console, f"\nOn {name}", "bold underline")
+        _print_sheet(sheet, console)
+    for name, said in winners(results):
+        _say(console, f"On {name}: {said}")
+    if not results.sheets:
+        _print_sheet(results, console)
+
+
+def _print_sheet(results: Results, console: Console) -> None:
     view = View(results)
     for target in results.targets:
         _say(console, f"\n{target}", "bold")

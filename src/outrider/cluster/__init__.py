@@ -1,0 +1,1 @@
+"""Work on many machines through Ray: nothing here is imported without `--ray`."""

@@ -1,0 +1,153 @@
+"""A sweep in pieces, as other machines do them: the same rows as in one process, and each stamped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench_models import FakeLoader, plan
+from counted_time import counted_time
+from outrider.bench.store import read_rows
+from outrider.bench.sweep import Sweep, run_sweep
+from outrider.cluster.machines import facts_here, host_id, kind_name, same_kind
+from outrider.cluster.pieces import Kit, Piece, Stage, Where, work
+from outrider.core.errors import BackendError
+from outrider.lab.copies import MissingFile, at_hand, copies_dir
+from outrider.lab.models import ModelFile, find_models
+from outrider.lab.progress import Progress
+from outrider.lab.rows import CostsRow, DoneRow, MachineRow, PredictionRow, Row, RunRow
+from outrider.models.hub import HubOptions
+from test_bench_sweep import signature
+from tiny_gguf import write_tiny
+
+KINDS = ("small", "large")
+
+
+class InPieces:
+    """Every piece of work on fresh models, as on as many machines; `broken` are cut off after a row, once."""
+
+    def __init__(self, kinds: Sequence[str] = KINDS, broken: Sequence[Stage] = ()) -> None:
+        self.kinds, self.broken = kinds, set(broken)
+
+    def check_backend(self, backend: str) -> None:
+        del backend
+
+    def run(self, sweep: Sweep, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
+        kit = Kit(sweep.plan, tuple(sweep.workloads), sweep.loader, HubOptions(), has_files=False)
+        for kind in self.kinds:
+            sweep.store.append(MachineRow(machine=kind, facts={"cpu": kind}, hosts=(kind,)))
+        usable = tuple(draft for draft in drafts if draft.name != "foreign")
+        pieces = [Piece("record", (targets[0],))]
+        pieces += [Piece("score", (targets[0],), (draft,)) for draft in drafts]
+        stages: tuple[Stage, ...] = ("costs", "replay", "run")
+        pieces += [Piece(s, (targets[0],), usable, kind) for kind in self.kinds for s in stages]
+        for piece in pieces:
+            while True:
+                where = Where(piece.machine or "small", piece.machine or "host", "node")
+                for item in work(piece, kit, sweep.store.rows, where):
+                    if not isinstance(item, Progress):
+                        sweep.store.append(item)
+                        if piece.stage in self.broken:
+                            break
+                if piece.stage not in self.broken:
+                    break
+                self.broken.discard(piece.stage)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _the_same_times() -> Iterator[None]:
+    with counted_time():
+        yield
+
+
+def of_kind(rows: Sequence[Row], kind: str) -> list[Row]:
+    """The rows that a sweep on this kind of machine alone would have written."""
+    kept: list[Row] = []
+    for row in rows:
+        if getattr(row, "machine", kind) in ("", kind) and not isinstance(row, MachineRow):
+            changed = {"machine": ""} if hasattr(row, "machine") and isinstance(row.machine, str) else {}
+            kept.append(row.model_copy(update={"ran": None, **changed}))
+    return kept
+
+
+@pytest.mark.parametrize("broken", [(), ("record", "score", "costs", "replay", "run")])
+def test_pieces_find_out_what_a_sweep_in_one_process_does(tmp_path: Path, broken: tuple[Stage, ...]) -> None:
+    run_sweep(plan(tmp_path), tmp_path / "one", loader=FakeLoader())
+    run_sweep(plan(tmp_path), tmp_path / "many", loader=FakeLoader(), executor=InPieces(broken=broken))
+    one, many = read_rows(tmp_path / "one"), read_rows(tmp_path / "many")
+    for kind in KINDS:
+        mine = signature(of_kind(many, kind))
+        assert {row: n for row, n in mine.items() if "'kind': 'model'" not in row} == {
+            row: n for row, n in signature(one).items() if "'kind': 'model'" not in row
+        }
+
+
+def test_rows_say_where_and_when_they_were_made(tmp_path: Path) -> None:
+    run_sweep(plan(tmp_path), tmp_path / "run", loader=FakeLoader(), executor=InPieces())
+    rows = read_rows(tmp_path / "run")
+    for row in rows[1:]:
+        if isinstance(row, MachineRow):
+            continue
+        assert row.ran is not None and row.ran.began_unix_s <= row.ran.ended_unix_s
+        if isinstance(row, CostsRow | PredictionRow | RunRow | DoneRow):
+            assert row.machine == row.ran.machine in KINDS
+
+
+def test_results_have_a_sheet_for_each_kind_of_machine(tmp_path: Path) -> None:
+    results = run_sweep(plan(tmp_path), tmp_path / "run", loader=FakeLoader(), executor=InPieces())
+    assert tuple(results.sheets) == KINDS
+    alone = run_sweep(plan(tmp_path), tmp_path / "one", loader=FakeLoader())
+    assert not alone.sheets
+    for kind, sheet in results.sheets.items():
+        assert sheet.head.machine["cpu"] == kind
+        assert {row.machine for row in sheet.runs} == {kind}
+        assert len(sheet.runs) == len(alone.runs) and len(sheet.predictions) == len(alone.predictions)
+    assert len(results.runs) == len(KINDS) * len(alone.runs)
+
+
+def test_what_goes_wrong_in_a_piece_is_raised_where_its_rows_are_taken(tmp_path: Path) -> None:
+    class Broken(FakeLoader):
+        def target(self, file: ModelFile) -> Any:
+            raise BackendError(file.name, "it does not fit")
+
+    sweep = plan(tmp_path)
+    target = FakeLoader().find(["target"])
+    kit = Kit(sweep, (), Broken(), HubOptions(), has_files=False)
+    with pytest.raises(BackendError, match="does not fit"):
+        list(work(Piece("record", tuple(target)), kit, [], Where("a", "b", "c")))
+
+
+# Machines
+
+
+def test_a_machine_says_what_it_is_and_which_backends_it_lacks() -> None:
+    def check(backend: str) -> None:
+        if backend == "ik":
+            raise BackendError("backend ik", "it is not installed")
+
+    said = facts_here(("llama.cpp", "ik"), check)
+    assert said["refused"] == {"ik": "it is not installed"}
+    assert said["host"] == host_id() != ""
+    assert said["facts"]["cpu"] in kind_name(said["facts"], None)
+    assert kind_name(said["facts"], "big") == "big"
+    assert same_kind(said["facts"]) != same_kind(said["facts"] | {"physical_cores": 99})
+
+
+# Files
+
+
+def test_a_model_is_found_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    path = write_tiny(tmp_path / "model.gguf")
+    [file] = find_models([str(path)], hub=HubOptions())
+    assert at_hand(file, (), HubOptions()) is file
+    copy = copies_dir(file.fingerprint) / path.name
+    copy.parent.mkdir(parents=True)
+    path.rename(copy)
+    assert at_hand(file, (), HubOptions()).path == copy
+    copy.write_bytes(b"GGUF and nothing else")
+    with pytest.raises(MissingFile, match="does not have it"):
+        at_hand(file, (), HubOptions())
