@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -52,6 +53,17 @@ else:
     if (_models := cache_dir() / "models").is_dir():
         Path(_cache.name, "models").symlink_to(_models.resolve())
     os.environ["OUTRIDER_CACHE"] = _cache.name
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Modules that import Ray, an extra, cannot be looked through for doctests where it is missing."""
+    if find_spec("ray") is None:
+        config.option.ignore_glob = [*(config.option.ignore_glob or ()), *_without_doctests("ray")]
+
+
+def _without_doctests(module: str) -> Iterator[str]:
+    sources = Path(__file__).parents[1] / "src/outrider"
+    return (str(path) for path in sources.rglob("*.py") if f"\nimport {module}\n" in path.read_text("utf-8"))
 
 
 def pytest_collection_finish() -> None:
