@@ -10,8 +10,9 @@ import pytest
 
 from bench_models import FakeLoader, plan
 from counted_time import counted_time
+from outrider.bench.results import Results
 from outrider.bench.store import read_rows
-from outrider.bench.sweep import Sweep, run_sweep
+from outrider.bench.sweep import Executor, Sweep, run_sweep
 from outrider.cluster.machines import facts_here, host_id, kind_name, same_kind
 from outrider.cluster.pieces import Kit, Piece, Stage, Where, work
 from outrider.core.errors import BackendError
@@ -73,22 +74,43 @@ def of_kind(rows: Sequence[Row], kind: str) -> list[Row]:
     return kept
 
 
-@pytest.mark.parametrize("broken", [(), ("record", "score", "costs", "replay", "run")])
-def test_pieces_find_out_what_a_sweep_in_one_process_does(tmp_path: Path, broken: tuple[Stage, ...]) -> None:
-    run_sweep(plan(tmp_path), tmp_path / "one", loader=FakeLoader())
-    run_sweep(plan(tmp_path), tmp_path / "many", loader=FakeLoader(), executor=InPieces(broken=broken))
-    one, many = read_rows(tmp_path / "one"), read_rows(tmp_path / "many")
+def swept(folder: Path, executor: Executor | None = None) -> tuple[Results, list[Row]]:
+    """What runs for real is given: it does not depend on the time that choosing takes."""
+    given = plan(folder, finalists=0, controls=("model 3", "lookup 4"))
+    results = run_sweep(given, folder / "run", loader=FakeLoader(), executor=executor)
+    return results, read_rows(folder / "run")
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, list[Row]]:
+    return swept(tmp_path_factory.mktemp("one"))
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, list[Row]]:
+    return swept(tmp_path_factory.mktemp("many"), InPieces())
+
+
+def check(many: Sequence[Row], one: Sequence[Row]) -> None:
+    """Load options and loading are each machine's own."""
+    wanted = {row: n for row, n in signature([*one]).items() if "'kind': 'model'" not in row}
     for kind in KINDS:
         mine = signature(of_kind(many, kind))
-        assert {row: n for row, n in mine.items() if "'kind': 'model'" not in row} == {
-            row: n for row, n in signature(one).items() if "'kind': 'model'" not in row
-        }
+        assert {row: n for row, n in mine.items() if "'kind': 'model'" not in row} == wanted
 
 
-def test_rows_say_where_and_when_they_were_made(tmp_path: Path) -> None:
-    run_sweep(plan(tmp_path), tmp_path / "run", loader=FakeLoader(), executor=InPieces())
-    rows = read_rows(tmp_path / "run")
-    for row in rows[1:]:
+def test_pieces_find_out_what_a_sweep_in_one_process_does(
+    one: tuple[Results, list[Row]], many: tuple[Results, list[Row]]
+) -> None:
+    check(many[1], one[1])
+
+
+def test_pieces_that_are_cut_off_are_gone_on_with(one: tuple[Results, list[Row]], tmp_path: Path) -> None:
+    check(swept(tmp_path, InPieces(broken=("record", "score", "costs", "replay", "run")))[1], one[1])
+
+
+def test_rows_say_where_and_when_they_were_made(many: tuple[Results, list[Row]]) -> None:
+    for row in many[1][1:]:
         if isinstance(row, MachineRow):
             continue
         assert row.ran is not None and row.ran.began_unix_s <= row.ran.ended_unix_s
@@ -96,10 +118,11 @@ def test_rows_say_where_and_when_they_were_made(tmp_path: Path) -> None:
             assert row.machine == row.ran.machine in KINDS
 
 
-def test_results_have_a_sheet_for_each_kind_of_machine(tmp_path: Path) -> None:
-    results = run_sweep(plan(tmp_path), tmp_path / "run", loader=FakeLoader(), executor=InPieces())
+def test_results_have_a_sheet_for_each_kind_of_machine(
+    one: tuple[Results, list[Row]], many: tuple[Results, list[Row]]
+) -> None:
+    alone, results = one[0], many[0]
     assert tuple(results.sheets) == KINDS
-    alone = run_sweep(plan(tmp_path), tmp_path / "one", loader=FakeLoader())
     assert not alone.sheets
     for kind, sheet in results.sheets.items():
         assert sheet.head.machine["cpu"] == kind

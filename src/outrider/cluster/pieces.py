@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,34 +89,47 @@ def work(
 ) -> Iterator[Item]:
     """Do a piece, given all rows so far: what it finds out, as soon as it does.
 
-    `left_s` are the seconds that are left for real runs (None: as many as they take). Raises MissingFile,
-    ModelFileError and BackendError.
+    `left_s` are the seconds that are left for real runs (None: as many as they take). Once this is closed,
+    nothing goes on. Raises MissingFile, ModelFileError and BackendError.
     """
     found: Queue[Item | BaseException | None] = Queue()
+    is_closed = False
+
+    def put(item: Item) -> None:
+        if is_closed:
+            raise _Closed
+        found.put(item)
 
     def run() -> None:
         try:
-            _do(piece, kit, _Found(piece, rows, where, found), left_s)
+            _do(piece, kit, _Found(piece, rows, where, put), left_s)
         except BaseException as error:  # it is raised where the items are taken
             found.put(error)
         else:
             found.put(None)
 
-    Thread(target=run, daemon=True).start()
-    while (item := found.get()) is not None:
-        if isinstance(item, BaseException):
-            raise item
-        yield item
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        while (item := found.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        is_closed = True
+        thread.join()
+
+
+class _Closed(Exception):
+    """Nobody takes what a piece finds out any more."""
 
 
 class _Found:
     """The rows that a piece knows; those that are added are stamped, and handed on."""
 
-    def __init__(
-        self, piece: Piece, rows: Sequence[Row], where: Where, to: Queue[Item | BaseException | None]
-    ) -> None:
+    def __init__(self, piece: Piece, rows: Sequence[Row], where: Where, put: Callable[[Item], None]) -> None:
         self.rows = list(rows)
-        self.to = to
+        self.put = put
         self._piece, self._where, self._began = piece, where, time()
 
     def append(self, row: Row) -> None:
@@ -125,11 +138,11 @@ class _Found:
         row = row.model_copy(update={"ran": ran})
         self._began = now
         self.rows.append(row)
-        self.to.put(row)
+        self.put(row)
 
 
 def _do(piece: Piece, kit: Kit, found: _Found, left_s: float | None) -> None:
-    meter = Meter(found.to.put)
+    meter = Meter(found.put)
     drafts = [kit.find(file) for file in piece.drafts]
     end_s = None if left_s is None else monotonic() + left_s
 
