@@ -12,7 +12,8 @@ lookups would gain beside the one over the text itself:
 - recycled (token recycling, a chain of its adjacency matrix): after each token what the target found most
   likely when it saw that token last, rejected or not.
 
-First the hindsight bound with them over that without, which no policy can exceed; then the automatic policy.
+First the hindsight bound with them, which no policy can exceed, and the automatic policy; then how often
+their first token is right where the lookup over the text has nothing.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Row, append, describe, geometric_mean, run_program, table
-from outrider.core.contracts import Drafter
-from outrider.core.data import Request
+from outrider.core.contracts import Drafter, DraftRequest
+from outrider.core.data import Draft, Request, TokenEstimate
 from outrider.costs import CallCosts
 from outrider.drafters.lookup import LookupDrafter, Match
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.lab.recording import Recording, read_recordings
 from outrider.lab.replay import hindsight_bound, replay
+from outrider.lab.replay.run import SAMPLER
 from outrider.policy import AutoPolicy
-from policy.replay import read_costs
+from policy.curves import read_costs
 
 CHUNK = 256
 Floats = npt.NDArray[np.float32]
@@ -52,7 +54,8 @@ def states(recording: Recording, model: object) -> tuple[npt.NDArray[np.float16]
     width, size = model.n_embd(), model.n_vocab()  # type: ignore[attr-defined]
     text = [*recording.prompt, *recording.tokens]
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
-    rows, best = [], []
+    rows: list[npt.NDArray[np.float16]] = []
+    best: list[int] = []
     for start in range(0, len(text), CHUNK):
         chunk = text[start : start + CHUNK]
         batch = llama_cpp.llama_batch_init(len(chunk), 0, 1)
@@ -66,7 +69,7 @@ def states(recording: Recording, model: object) -> tuple[npt.NDArray[np.float16]
             raise OSError(f"{recording.id}: the call failed ({failed})")
         for i in range(len(chunk)):
             found = llama_cpp.llama_get_embeddings_ith(context, i)
-            rows.append(np.ctypeslib.as_array(found, shape=(width,)).astype(np.float16))
+            rows.append(np.array(np.ctypeslib.as_array(found, shape=(width,)), dtype=np.float16))
             logits = llama_cpp.llama_get_logits_ith(context, i)
             best.append(int(np.ctypeslib.as_array(logits, shape=(size,)).argmax()))
     return np.array(rows), np.array(best, dtype=np.int64)
@@ -85,7 +88,7 @@ def write_states(recordings: Sequence[Recording], path: Path, out: Path) -> None
     }
     kinds = {"embedding": True, "pooling_type": llama_cpp.LLAMA_POOLING_TYPE_NONE, "logits_all": True}
     model = llama_cpp.Llama(str(path), **options, **kinds)
-    found = {}
+    found: dict[str, npt.NDArray[np.generic]] = {}
     for number, recording in enumerate(recordings):
         found[f"states {recording.id}"], found[f"next {recording.id}"] = states(recording, model)
         print(f"{number + 1} of {len(recordings)}: {recording.id}", file=sys.stderr)
@@ -255,6 +258,51 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
         yield from table(header, lines)
 
 
+class FirstToken:
+    """Takes one token, whatever its estimate."""
+
+    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
+        del request
+        return not drafted
+
+    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
+        del request, drafted, estimate
+        return True
+
+    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
+        del request, drafted
+        return Draft()
+
+
+def precision(recordings: Sequence[Recording], data: Data) -> Iterator[Row]:
+    """Where the lookup over the text finds nothing: how often the others are right, by their evidence."""
+    found: dict[tuple[str, float], list[bool]] = {}
+    for recording in recordings:
+        drafters = data.drafters(recording, WAYS["all"])
+        for drafter in drafters:
+            drafter.begin(0, Request(recording.prompt))
+        for token in recording.tokens:
+            request = DraftRequest(0, 1, SAMPLER)
+            [[lookup], *others] = [drafter.propose([request], FirstToken())[0] for drafter in drafters]
+            for drafter, [offer] in zip(drafters[1:], others, strict=True):
+                if offer and not lookup:
+                    key = (drafter.name, offer.estimates[0].evidence[0])
+                    found.setdefault(key, []).append(offer.tokens[0] == token)
+            for drafter in drafters:
+                drafter.observe(0, (token,))
+    for (way, evidence), right in sorted(found.items()):
+        cosine = (evidence - 1) / 8 if way == "similar" else None
+        yield {"kind": "offers", "way": way, "cosine": cosine, "offers": len(right), "right": sum(right)}
+
+
+def precision_table(rows: Sequence[Row]) -> Iterator[str]:
+    lines = []
+    for row in rows:
+        cosine = "" if row["cosine"] is None else f"{row['cosine']:.2f} and more"
+        lines.append([row["way"], cosine, str(row["offers"]), f"{row['right'] / row['offers']:.0%}"])
+    yield from table(["where lookup has nothing", "cosine", "offers", "right"], lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("what", choices=("states", "replay"))
@@ -271,9 +319,10 @@ def main() -> None:
     data, rows = Data(options.states), list[Row]()
     for curve in options.costs:
         rows += measure(recordings, data, curve)
+    offers = list(precision(recordings, data))
     if options.out:
-        append(options.out, describe(), *rows)
-    print("\n".join(tables(rows)))
+        append(options.out, describe(), *rows, *offers)
+    print("\n".join([*tables(rows), *precision_table(offers)]))
 
 
 if __name__ == "__main__":
