@@ -23,11 +23,13 @@ BEGINNING = "Once there was a small engine that drafted ahead of a large one, st
 
 
 @contextmanager
-def started(folder: Path, *arguments: str, end: int = signal.SIGTERM) -> Iterator[RealServer]:
+def started(
+    folder: Path, *arguments: str, end: int = signal.SIGTERM, keys: str = KEYS
+) -> Iterator[RealServer]:
     """A server, ended with this signal; `folder` is for its files and its cache."""
-    keys, log = folder / "keys.toml", folder / "log"
-    keys.write_text(KEYS)
-    line = [*COMMAND, "serve", "-m", str(MODEL), "--alias", NAME, "--port", "0", "--api-keys", str(keys)]
+    path, log = folder / "keys.toml", folder / "log"
+    path.write_text(keys)
+    line = [*COMMAND, "serve", "-m", str(MODEL), "--alias", NAME, "--port", "0", "--api-keys", str(path)]
     line += [*ARGUMENTS, "-c", "1024", "--cache-dir", str(folder / "kv"), *arguments]
     with log.open("w") as said:
         process = subprocess.Popen(line, stderr=said, env=environment())
@@ -89,3 +91,37 @@ def test_a_beginning_comes_back_from_memory(tmp_path: Path) -> None:
         text, cached = asked(server, "What did it do?")
         assert text == expected and cached > 200
         assert server.metric("outrider_kv_tier_hits_total", tier="memory") == 1
+
+
+def counted(server: RealServer, prompt: str, key: str) -> tuple[int, int]:
+    """Tokens of a prompt that were cached, and drafted tokens from earlier texts, of a request by a key."""
+    body = {"prompt": prompt, "max_tokens": 32, "temperature": 0}
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = Request(f"{server.base_url}/completions", json.dumps(body).encode(), headers)
+    with urlopen(request, timeout=PATIENCE_S) as answer:
+        found = json.load(answer)
+    drafts = found["outrider"]["drafters"].get("earlier", {"drafted_tokens": 0})
+    return found["usage"]["prompt_tokens_details"]["cached_tokens"], drafts["drafted_tokens"]
+
+
+def test_of_what_one_key_left_another_gets_nothing(tmp_path: Path) -> None:
+    """Neither KV in the cache, in memory and on disk, nor texts to draft from, before and after a restart."""
+    places = ("--cache-ram", "64", "--remember", "--policy", "fixed", "-np", "1", "--kept-sequences", "0")
+    other = "Something else that is long enough to leave the cache no room for more. " * 9
+    asked_by_both = BEGINNING + "What did it do?"
+    with started(tmp_path, *places) as server:
+        assert counted(server, asked_by_both, KEY) == (0, 0)
+        assert counted(server, asked_by_both, ONE_AT_ONCE) == (0, 0)  # the other's is in the cache
+        assert counted(server, other, KEY)[0] == 0
+        cached, drafted = counted(server, asked_by_both, KEY)
+        assert cached > 200 and drafted > 0
+        assert server.metric("outrider_kv_tier_hits_total", tier="memory") == 1
+    for file in (tmp_path / "kv").iterdir():
+        text = file.read_bytes()
+        assert KEY.encode() not in text and ONE_AT_ONCE.encode() not in text
+    keys = KEYS.replace(ONE_AT_ONCE, "a-third-key-that-was-never-here")  # under a name that was
+    with started(tmp_path, *places, keys=keys) as server:
+        assert counted(server, asked_by_both, "a-third-key-that-was-never-here") == (0, 0)
+        cached, drafted = counted(server, asked_by_both, KEY)
+        assert cached > 200 and drafted > 0
+        assert server.metric("outrider_kv_tier_hits_total", tier="disk") == 1

@@ -127,10 +127,13 @@ def test_nothing_reaches_another_namespace(tmp_path: Path, tier: str) -> None:
     server.tiers.will_close(monotonic() + 60)
     assert server.reused(TEXTS[0], "three") == 0
     assert server.reused(TEXTS[0], "") == 0
+    assert server.engine.read_ahead(request(TEXTS[0], "four"), lambda: None) is None
     assert server.reused(TEXTS[0], "one") == 89
     server.end()
     if tier == "disk":
         again = Server(tmp_path)
+        assert again.engine.read_ahead(request(TEXTS[1], "two"), lambda: None) is None
+        assert again.engine.read_ahead(request(TEXTS[1], "one"), lambda: None) is not None
         assert again.reused(TEXTS[1], "two") == 0
         assert again.reused(TEXTS[1], "one") == 89
 
