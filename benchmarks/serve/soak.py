@@ -117,11 +117,20 @@ async def watch(server: Server, deadline: float, every_s: float) -> list[Row]:
             {
                 "at_s": round(time.monotonic() - start_s, 1),
                 "rss_bytes": server.rss_bytes(),
+                "own_bytes": server.rss_bytes(own=True),
+                "loaded": await asyncio.to_thread(loaded_models, server),
                 "running": running,
                 "waiting": waiting,
             }
         )
     return samples
+
+
+def loaded_models(server: Server) -> list[str]:
+    """The models that are loaded, by their names; none where the server does not say."""
+    status, text = server.get("/v1/models")
+    found = json.loads(text)["data"] if status == 200 else []
+    return [model["id"] for model in found if model.get("state") == "loaded"]
 
 
 def left_behind(server: Server) -> Row:

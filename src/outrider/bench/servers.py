@@ -110,9 +110,9 @@ class Server:
         times = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[11:15]
         return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
-    def rss_bytes(self) -> int:
-        """Memory in use by the process and its children."""
-        return sum(map(_rss_bytes, _family(self._process.pid)))
+    def rss_bytes(self, *, own: bool = False) -> int:
+        """Memory in use by the process and its children; `own`: without mapped files, such as weights."""
+        return sum(_rss_bytes(pid, own) for pid in _family(self._process.pid))
 
     def close(self) -> None:
         """End the process and what it started; ending it twice is harmless."""
@@ -181,9 +181,9 @@ def _family(pid: int) -> Iterator[int]:
         yield from _family(int(child))
 
 
-def _rss_bytes(pid: int) -> int:
+def _rss_bytes(pid: int, own: bool) -> int:
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        resident, of_files = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
     except OSError:
         return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return (int(resident) - own * int(of_files)) * os.sysconf("SC_PAGE_SIZE")
