@@ -7,8 +7,9 @@ import json
 import random
 import sys
 from collections.abc import AsyncIterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from outrider.bench.servers import ContestantError, Server, fill
 from outrider.server.metrics import Metrics
 from outrider.server.worker import WorkerState
-from serve import report, soak
+from serve import agent, report, soak
 from serve.abuse import KINDS, REFUSED, Visitor
 from serve.client import ask, burst_times
 from serve.load import describe_run
@@ -33,6 +34,50 @@ QUESTIONS = load_questions()
 
 
 # What is asked
+
+
+def test_an_agents_session_has_20_turns_and_what_tools_gave_follows_a_call() -> None:
+    turns = agent.SESSION["turns"]
+    assert len(turns) == 20 and {turn["kind"] for turn in turns} == {"text", "edit", "call"}
+    for before, turn in pairwise(turns):
+        assert (turn["role"] == "tool") == (before["kind"] == "call")
+    files = agent.SESSION["system"].count("\n=== src/")
+    assert files == 9 and len(agent.SESSION["system"]) > 30_000
+    names = {tool["function"]["name"] for tool in agent.SESSION["tools"]}
+    assert names == {"read_file", "edit_file", "run_tests", "search"}
+
+
+def test_an_agents_turns_are_streams_of_both_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text, a call in parts, and the tokens that were not read, as each server counts them."""
+    call = {"index": 0, "id": "c1", "function": {"name": "search", "arguments": '{"te'}}
+    rest = {"index": 0, "function": {"arguments": 'xt": "x"}'}}
+    usage = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 5}}
+    events = [
+        {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
+        {"choices": [{"delta": {"content": "I look."}}]},
+        {"choices": [{"delta": {"tool_calls": [call]}}]},
+        {"choices": [{"delta": {"tool_calls": [rest]}, "finish_reason": "tool_calls"}]},
+        {"choices": [], "usage": usage},
+    ]
+    for last, expected in (
+        ({"outrider": {"target_calls": 2}}, {"cached_tokens": 5, "target_calls": 2}),
+        ({"timings": {"cache_n": 3}}, {"cached_tokens": 3}),
+    ):
+        text = "".join(f"data: {json.dumps(event)}\n\n" for event in (*events[:-1], events[-1] | last))
+        monkeypatch.setattr(agent, "client_of", lambda *_, answer=text: streaming(answer))
+        server = SimpleNamespace(address="http://tiny", name="tiny")
+        message, row = asyncio.run(agent.ask(server, [], agent.SESSION["turns"][1]))  # type: ignore[arg-type]
+        [made] = message["tool_calls"]
+        assert message["content"] == "I look." and made["function"]["arguments"] == '{"text": "x"}'
+        assert {name: row[name] for name in expected} == expected
+        assert (row["prompt_tokens"], row["tokens"], row["finish"]) == (9, 4, "tool_calls")
+        assert 0 < row["ttft_s"] <= row["e2e_s"]
+
+
+def streaming(text: str) -> httpx.AsyncClient:
+    """A client whose server answers everything with this stream."""
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, text=text))
+    return httpx.AsyncClient(base_url="http://tiny", transport=transport)
 
 
 def test_no_server_is_asked_the_same_twice() -> None:
@@ -334,7 +379,7 @@ def test_a_server_is_started_watched_and_ended(tmp_path: Path) -> None:
     ) as server:
         assert server.is_alive
         assert [server.get(path)[0] for path in ("/health", "/nowhere")] == [200, 404]
-        assert server.rss_bytes() > 1_000_000 and server.cpu_s() >= 0
+        assert server.rss_bytes() > server.rss_bytes(own=True) > 1_000_000 and server.cpu_s() >= 0
     assert not server.is_alive
     assert server.get("/health")[0] == 0
 
