@@ -52,17 +52,18 @@ def test_an_agents_turns_are_streams_of_both_servers(monkeypatch: pytest.MonkeyP
     call = {"index": 0, "id": "c1", "function": {"name": "search", "arguments": '{"te'}}
     rest = {"index": 0, "function": {"arguments": 'xt": "x"}'}}
     usage = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 5}}
-    events = [
+    events: list[dict[str, Any]] = [
         {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
         {"choices": [{"delta": {"content": "I look."}}]},
         {"choices": [{"delta": {"tool_calls": [call]}}]},
         {"choices": [{"delta": {"tool_calls": [rest]}, "finish_reason": "tool_calls"}]},
         {"choices": [], "usage": usage},
     ]
-    for last, expected in (
+    ends: list[tuple[dict[str, Any], dict[str, int]]] = [
         ({"outrider": {"target_calls": 2}}, {"cached_tokens": 5, "target_calls": 2}),
         ({"timings": {"cache_n": 3}}, {"cached_tokens": 3}),
-    ):
+    ]
+    for last, expected in ends:
         text = "".join(f"data: {json.dumps(event)}\n\n" for event in (*events[:-1], events[-1] | last))
         monkeypatch.setattr(agent, "client_of", lambda *_, answer=text: streaming(answer))
         server = SimpleNamespace(address="http://tiny", name="tiny")

@@ -68,7 +68,7 @@ async def _ask(server: Server, key: str, text: str, tokens: int) -> Row:
 
 def report(rows: list[Row]) -> list[str]:
     """Medians and extremes of each kind, and the ratios to a text that nobody has asked about."""
-    lines, by_round = [], {}
+    lines, by_round = [], dict[str, dict[int, Row]]()
     for row in rows:
         by_round.setdefault(row["text"], {})[row["round"]] = row
     for text, found in by_round.items():

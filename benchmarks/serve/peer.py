@@ -12,7 +12,7 @@ import argparse
 import signal
 import sys
 
-import xllamacpp
+import xllamacpp  # type: ignore[import-untyped]
 
 
 def main() -> None:
