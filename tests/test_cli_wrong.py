@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from cli_helpers import Outcome, call
+from outrider.cli import commands
 from outrider.cli.commands import COMMANDS
 from outrider.cli.main import main
 from outrider.cli.output import PIPE_CLOSED, USAGE_ERROR
+from outrider.core.schema import settings_of
+from tiny_gguf import write_tiny
+
+Run = Callable[..., Outcome]
 
 HELP = [(*name.split(), "--help") for name in COMMANDS]
 
@@ -46,3 +54,90 @@ def test_a_reader_that_left_is_no_error(
     os.close(reading)
     assert status_with(writing, arguments, monkeypatch) == PIPE_CLOSED
     assert capsys.readouterr().err == ""
+
+
+# What is given
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: call(monkeypatch, capfdbinary, *arguments)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_unknown_option_is_named(run: Run, name: str) -> None:
+    outcome = run(*name.split(), "--no-such-option")
+    assert outcome.status == USAGE_ERROR and outcome.out == ""
+    assert "--no-such-option" in outcome.err and "Traceback" not in outcome.err
+
+
+NEEDED = {
+    "check": ["default"],
+    "trim": ["default", "--for", "default"],
+    "quantize": ["--to", "Q8_0"],
+}
+"""Arguments without which a command is refused for that."""
+
+
+def numbers() -> dict[str, list[str]]:
+    """The flags of all settings that are numbers, each with the shortest command that has it."""
+    found = {name: settings_of(commands._load(spec.settings)).values() for name, spec in COMMANDS.items()}
+    flags: dict[str, str] = {}
+    for name, settings in sorted(found.items(), key=lambda entry: len(entry[1])):
+        flags = {setting.flag: name for setting in settings if setting.kind in (int, float)} | flags
+    return {
+        name: [flag for flag, its in flags.items() if its == name] for name in dict.fromkeys(flags.values())
+    }
+
+
+@pytest.mark.parametrize(("name", "flags"), numbers().items())
+def test_a_word_for_a_number_is_named(run: Run, name: str, flags: list[str]) -> None:
+    for flag in flags:
+        outcome = run(*name.split(), *NEEDED.get(name, []), f"{flag}=many")
+        assert outcome.status == USAGE_ERROR and outcome.err.count("\n") == 1, flag
+        assert outcome.err.startswith(f"error: {flag}: many cannot be used: "), flag
+
+
+def test_more_layers_than_any_model_has_are_refused(run: Run) -> None:
+    outcome = run("run", "--n-cpu-moe", "99999999999", "hi")  # a pattern for each would fill the memory
+    assert outcome.status == USAGE_ERROR and "it has to be 10000 or less" in outcome.err
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files that are no models, each for another reason."""
+    folder = tmp_path_factory.mktemp("files")
+    whole = write_tiny(folder / "whole.gguf").read_bytes()
+    for name, data in (
+        ("empty", b""),
+        ("text", b"Once upon a time"),
+        ("cut", whole[:3000]),
+        ("magic", b"GGUF"),
+    ):
+        (folder / f"{name}.gguf").write_bytes(data)
+    (folder / "folder.gguf").mkdir()
+    return folder
+
+
+TAKE_MODELS = (
+    "run -m {} hi",
+    "chat -m {}",
+    "verify -m {}",
+    "costs -m {}",
+    "check {}",
+    "trim {} --for default",
+    "quantize {} --to Q8_0",
+    "bench --target {} -o run",
+    "plan --target {} --on h100",
+)
+
+
+@pytest.mark.parametrize("line", TAKE_MODELS)
+def test_a_file_that_is_no_model_is_named(run: Run, line: str, files: Path, tmp_path: Path) -> None:
+    for name in ("empty", "text", "cut", "magic", "folder", "missing"):
+        path = files / f"{name}.gguf"
+        outcome = run(*line.format(path).split())
+        assert outcome.status == USAGE_ERROR and outcome.out == "", name
+        assert outcome.err.splitlines()[-1].startswith(f"error: {path}: "), outcome.err
+    assert list(tmp_path.iterdir()) == []

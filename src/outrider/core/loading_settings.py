@@ -19,6 +19,8 @@ from outrider.core.schema import (
     setting,
 )
 
+FirstLayers = Annotated[int, Field(ge=0, le=10_000)]
+
 
 class Context(Group):
     """Room for the tokens of a sequence."""
@@ -62,8 +64,10 @@ class Placement(Group):
         [], "-ot", metavar="PATTERN=BUFFER", help="Where tensors of such names lie: exps=CPU (repeatable)."
     )
     cpu_moe: bool = setting(False, "-cmoe", help="Keep all experts of a mixture on the processor.")
-    n_cpu_moe: Natural = setting(0, "-ncmoe", help="The experts of the first N layers.")
-    n_cpu_ffn: Natural = setting(0, "-ncffn", help="The dense feed-forward weights of the first N layers.")
+    n_cpu_moe: FirstLayers = setting(0, "-ncmoe", help="The experts of the first N layers.")
+    n_cpu_ffn: FirstLayers = setting(
+        0, "-ncffn", help="The dense feed-forward weights of the first N layers."
+    )
     kv_offload: bool = setting(True, "-kvo", help="Keep the KV cache on the GPU (the default).")
     op_offload: bool = setting(
         True, help="Compute large calls over weights of the host on the GPU (the default)."
@@ -89,7 +93,7 @@ class DraftPlacement(Group):
         [], "-otd", metavar="PATTERN=BUFFER", help="Where the draft's tensors lie (repeatable)."
     )
     cpu_moe_draft: bool = setting(False, "-cmoed", help="Keep all experts of the draft on the processor.")
-    n_cpu_moe_draft: Natural = setting(0, "-ncmoed", help="The experts of its first N layers.")
+    n_cpu_moe_draft: FirstLayers = setting(0, "-ncmoed", help="The experts of its first N layers.")
 
 
 class Positions(Group):
