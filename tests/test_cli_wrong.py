@@ -46,7 +46,7 @@ def test_a_full_disk_is_named(
     )
 
 
-@pytest.mark.parametrize("arguments", [*HELP, ("plan", "--list")], ids=" ".join)
+@pytest.mark.parametrize("arguments", [*HELP, ("setup",), ("plan", "--list")], ids=" ".join)
 def test_a_reader_that_left_is_no_error(
     arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,6 +54,13 @@ def test_a_reader_that_left_is_no_error(
     os.close(reading)
     assert status_with(writing, arguments, monkeypatch) == PIPE_CLOSED
     assert capsys.readouterr().err == ""
+
+
+def test_a_file_that_nobody_was_prepared_for_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.cli.setup._libraries", lambda: os.mkdir("/proc/none"))
+    outcome = run("setup")
+    assert outcome.status == USAGE_ERROR and outcome.out == ""
+    assert outcome.err == "error: /proc/none: no such file or directory. Check it, or name another.\n"
 
 
 # What is given
@@ -97,6 +104,12 @@ def test_a_word_for_a_number_is_named(run: Run, name: str, flags: list[str]) -> 
         outcome = run(*name.split(), *NEEDED.get(name, []), f"{flag}=many")
         assert outcome.status == USAGE_ERROR and outcome.err.count("\n") == 1, flag
         assert outcome.err.startswith(f"error: {flag}: many cannot be used: "), flag
+
+
+def test_a_number_that_is_out_of_range_is_named(run: Run) -> None:
+    outcome = run("run", "--top-p", "2", "hello")
+    assert outcome.err.startswith("error: --top-p: 2 cannot be used: it has to be 1 or less.")
+    assert outcome.status == USAGE_ERROR and outcome.err.endswith(".\n")
 
 
 def test_more_layers_than_any_model_has_are_refused(run: Run) -> None:

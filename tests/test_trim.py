@@ -26,6 +26,7 @@ from outrider.core.data import Span
 from outrider.core.errors import InputError, ModelFileError, SettingError, VocabularyMismatch
 from outrider.core.params import SamplingParams
 from outrider.lab.held_out import conversation_hash
+from outrider.lab.loaded import Loaded
 from outrider.lab.models import find_models
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.recording import Recording, as_json
@@ -307,6 +308,16 @@ def without_embedding(path: Path) -> Path:
     return path
 
 
+def test_recordings_are_refused_before_anything_is_measured(
+    run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Loaded, "costs", None)
+    file = tmp_path / "texts"
+    file.write_text("{}\n")
+    outcome = run("--recordings", str(file), "--seconds", "0", "--prompts", str(one_prompt(tmp_path)))
+    assert outcome.status == 2 and f"error: {file}" in outcome.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "small", "said"),
     [
@@ -318,6 +329,7 @@ def without_embedding(path: Path) -> Path:
         (("--layers", "1"), "small.gguf", "--layers 1: it has 2 layers. Give 2 to 2."),
         (("--layers", "3"), "small.gguf", "--layers 3: it has 2 layers"),
         (("-o", "small.gguf"), "small.gguf", "small.gguf: it is the source itself"),
+        (("-o", "/dev/null", "--force"), "small.gguf", "/dev/null: it is no file that could be replaced"),
         (("-o", "none/out.gguf"), "small.gguf", "none/out.gguf: its folder does not exist"),
         (("--seconds", "-1"), "small.gguf", "seconds"),
         (("--corpus", "gone.txt"), "small.gguf", "gone.txt: there is no such file or folder"),

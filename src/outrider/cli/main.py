@@ -13,6 +13,7 @@ from outrider import __version__
 from outrider.cli.commands import Commands
 from outrider.cli.output import USAGE_ERROR, leave, open_streams, readable
 from outrider.core.errors import OutriderError
+from outrider.core.files import reason_of
 
 app = typer.Typer(
     cls=Commands,
@@ -59,6 +60,12 @@ def main() -> None:
         app(prog_name="outrider")
     except OutriderError as error:
         errors.print(Text.assemble(("error: ", "bold red"), readable(str(error))))
+        leave(USAGE_ERROR)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        what = readable(f"{error.filename}: {reason_of(error)}. Check it, or name another.")
+        errors.print(Text.assemble(("error: ", "bold red"), what))
         leave(USAGE_ERROR)
     except MemoryError:
         errors.print(

@@ -72,6 +72,8 @@ def check_output(source: Path, output: Path, *, force: bool) -> None:
     exists = output.exists()
     if exists and any(output.samefile(part) for part in local_shards(source)):
         raise SettingError(str(output), "it is the source itself", "Choose another type, or --out FOLDER.")
+    if exists and not output.is_file() and not output.is_dir():
+        raise SettingError(str(output), "it is no file that could be replaced", "Name another one.")
     if exists and not force:
         raise SettingError(str(output), "it exists", "Give --force to replace it, or --out FOLDER.")
     check_writable(output, "model")
