@@ -4,12 +4,17 @@ that have real headers and no real weights."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from gguf import GGUFReader, GGUFWriter
 
+from outrider.backends.gguf import LoadOptions
+from outrider.core.errors import OutriderError
+from outrider.session.pair import Pair
 from tiny.sizes import Sizes
 from tiny_gguf import MERGES, WIDTH, vocabulary, write_tiny
 
@@ -74,3 +79,39 @@ def with_good_head(path: Path, arch: str, **of_tiny: Any) -> Path:
     width = tensor.data.shape[0]
     tensor.data[:] = np.eye(width, 2 * width, dtype=np.float32)
     return path
+
+
+OPTIONS = LoadOptions(backend="llama.cpp", threads=1, cache_type_k="f32", cache_type_v="f32")
+
+
+@dataclass(frozen=True)
+class Files:
+    """A target and a file of heads for it; None: it has one of its own."""
+
+    target: Path
+    head: Path | None
+
+    def why_refused(self, options: LoadOptions = OPTIONS) -> str:
+        """Why they do not run together, in a line."""
+        with pytest.raises(OutriderError) as caught:
+            Pair.load(self.target, self.head, options=options).close()
+        assert str(self.head) in caught.value.what and caught.value.way_out and "\n" not in str(caught.value)
+        return caught.value.why
+
+
+def write_files(folder: Path, kind: str, *, agrees: bool = True) -> Files:
+    """Of a kind: "own", "eagle3" or "mtp" and the target's architecture."""
+    what, arch = kind.split(" ")
+    if what == "own" and agrees:
+        return Files(with_good_head(folder / "target.gguf", arch), None)
+    if what == "own":
+        return Files(write_tiny(folder / "target.gguf", arch=arch, mtp_layers=1, context_length=512), None)
+    made: dict[str, Any] = {"arch": arch, "context_length": 512, "repeating": agrees}
+    if what == "mtp":
+        target = write_tiny(folder / "target.gguf", **made)
+        write = with_good_head if agrees else write_tiny
+        own = {} if agrees else {"mtp_layers": 1}
+        return Files(target, write(folder / "head.gguf", arch=arch, part="heads", **own))
+    target = write_tiny(folder / "target.gguf", **made)
+    layers = (0, 2, 4) if arch == "qwen35" else (0, 1, 1)
+    return Files(target, write_eagle(folder / "head.gguf", layers=layers, agrees=agrees, drafted=EVEN))

@@ -14,7 +14,7 @@ import pytest
 
 from cli_helpers import TEMPLATE, Outcome, call
 from engines import GREEDY, asked
-from head_files import with_good_head
+from head_files import with_good_head, write_files
 from llama_cpp_models import TEXT
 from outrider.backends.gguf import LoadOptions
 from outrider.bench.plan import SweepPlan
@@ -37,7 +37,6 @@ from outrider.models import HubOptions, read_card
 from outrider.models.vocab import align
 from outrider.policy import FixedPolicy
 from recordings import FLAT, SMALL, curve
-from test_head_files import write_files
 from tiny_gguf import write_tiny
 
 OPTIONS = LoadOptions(backend="llama.cpp", threads=1, cache_type_k="f32", cache_type_v="f32")
@@ -52,7 +51,7 @@ def good(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if " " not in request.param:
         return (with_good_head(folder / "good.gguf", request.param),) * 2
     files = write_files(folder, request.param)
-    return files.target, files.head
+    return files.target, files.head or files.target
 
 
 @pytest.fixture(scope="module")
