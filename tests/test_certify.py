@@ -93,7 +93,7 @@ def test_the_same_seed_gives_the_same_findings() -> None:
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in (*MASK_FAULTS, *CALL_FAULTS)])
 def test_every_fault_is_found(fault: str) -> None:
-    plan = replace(QUICK, fault=check_fault(fault))
+    plan = replace(QUICK, fault=check_fault(fault), rule="token")
     findings = certify(subject_of([SuffixDrafter(min_match=1)]), PROMPTS, plan)
     assert not findings.holds
     assert any(test.rejected for test in findings.sampled) and "sampled" in " ".join(reasons(findings))

@@ -33,7 +33,8 @@ PADDED = Rounding((1,)), TRIED[1:]
 """single tokens have another kernel"""
 SHORT = Rounding((7,)), TRIED[:7]
 """long calls have another kernel"""
-NEEDED = replace(QUICK, fault=check_fault("unequal-calls"))
+ONE_RULE = replace(QUICK, rule="token")
+NEEDED = replace(ONE_RULE, fault=check_fault("unequal-calls"))
 
 
 def bitwise(rounding: Rounding, sizes: Sequence[int], num_sequences: int = 1) -> BitwiseModel:
@@ -78,7 +79,7 @@ def test_equal_calls_hold_bit_for_bit(
 
 
 def test_other_targets_are_compared_but_for_near_ties() -> None:
-    findings = certify(subject(FakeModel(VOCABULARY, LANGUAGE)), PROMPTS, QUICK)
+    findings = certify(subject(FakeModel(VOCABULARY, LANGUAGE)), PROMPTS, ONE_RULE)
     document = as_json(certificate_of(findings))
     assert document["kind"] == "equal but for near-ties"
     assert document["logits"] is None and document["beside_another_request"] is None
@@ -119,7 +120,7 @@ def test_bits_that_differ_fail_where_every_text_is_equal() -> None:
         EqualSizes((1, 2, 3, 4, 5)),
         context_length=256,
     )
-    findings = certify(subject(model), PROMPTS, QUICK)
+    findings = certify(subject(model), PROMPTS, ONE_RULE)
     assert not any(part.differences for part in findings.texts)
     assert not findings.holds and all("logits" in reason for reason in reasons(findings))
 
@@ -140,16 +141,18 @@ def test_a_near_tie_is_no_excuse() -> None:
     def make(length: int) -> FakeModel:
         return Flipping(VOCABULARY, LANGUAGE, context_length=length, max_sequences=1)
 
-    shared = certify(subject(make(256)), PROMPTS, QUICK)
+    shared = certify(subject(make(256)), PROMPTS, ONE_RULE)
     assert all(part.holds for part in shared.greedy) and any(part.differences for part in shared.greedy)
     kept = BitwiseModel(make, EqualSizes((1, 2, 3, 4, 5)), context_length=256)
-    findings = certify(subject(kept), PROMPTS, QUICK)
+    findings = certify(subject(kept), PROMPTS, ONE_RULE)
     assert not findings.holds and "texts differ; first in prompt" in reasons(findings)[0]
     assert as_json(certificate_of(findings))["greedy"]["near_ties"] == []
 
 
 def test_a_broken_rule_is_found_there_too() -> None:
-    findings = certify(subject(bitwise(*PADDED)), PROMPTS, replace(QUICK, fault=check_fault("kept-rejected")))
+    findings = certify(
+        subject(bitwise(*PADDED)), PROMPTS, replace(ONE_RULE, fault=check_fault("kept-rejected"))
+    )
     assert not findings.holds
 
 

@@ -37,7 +37,8 @@ def verify(
     models: Path,
     tmp_path: Path,
 ) -> Call:
-    """The command with the tiny pair, in a folder of its own, with far fewer samples than --quick takes."""
+    """The command with the tiny pair, in a folder of its own, with far fewer samples than --quick takes, and
+    one rule of the three."""
     monkeypatch.chdir(tmp_path)
     make_plan = command.make_plan
     pair = ("-m", str(models / "target.gguf"), "-md", str(models / "draft.gguf"))
@@ -47,14 +48,14 @@ def verify(
             return replace(make_plan(settings, verification), samples=samples, significance=0.01)
 
         monkeypatch.setattr(command, "make_plan", small)
-        base = ("verify", *pair, "-t", "1", "--quick", "-n", "8")
+        base = ("verify", *pair, "-t", "1", "--quick", "-n", "8", "--rule", "token")
         return call(monkeypatch, capfdbinary, *base, *arguments, stdin=stdin)
 
     return run
 
 
 def test_a_sound_pair_holds(verify: Call, tmp_path: Path, models: Path) -> None:
-    outcome = verify()
+    outcome = verify("--rule", "auto")
     assert outcome.status == 0
     stages = [line.partition(":")[0] for line in outcome.err.splitlines()]  # no terminal: lines, not bars
     assert list(dict.fromkeys(stages)) == [
@@ -83,13 +84,13 @@ def test_a_verdict_is_shown_though_the_certificate_cannot_be_written(verify: Cal
 
 
 def test_json_goes_to_standard_output_and_nowhere_else(verify: Call, tmp_path: Path) -> None:
-    outcome = verify("--json", "-p", "a b", "--rule", "token")
+    outcome = verify("--json", "-p", "a b")
     assert outcome.status == 0 and json.loads(outcome.out)["prompts"] == ["a b"]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_injected_fault_fails(verify: Call, tmp_path: Path) -> None:
-    outcome = verify("--inject", "swapped", "--rule", "token", "-o", "broken.json")
+    outcome = verify("--inject", "swapped", "-o", "broken.json")
     assert outcome.status == 1
     assert outcome.out.startswith("DOES NOT HOLD") and "fault injected: swapped" in outcome.out
     document = json.loads((tmp_path / "broken.json").read_text())
@@ -97,16 +98,16 @@ def test_an_injected_fault_fails(verify: Call, tmp_path: Path) -> None:
 
 
 def test_a_small_error_of_the_acceptance_ratio_is_found_and_the_power_is_said(verify: Call) -> None:
-    sound = verify("--rule", "token", "--json", samples=80)
+    sound = verify("--json", samples=80)
     power = json.loads(sound.out)["decisions"]["detectable_acceptance_error"]
     assert sound.status == 0 and 0 < power < 0.2  # of a few hundred decisions of a tiny pair
-    broken = verify("--inject", f"acceptance={1 + 2 * power:.3f}", "--rule", "token", samples=80)
+    broken = verify("--inject", f"acceptance={1 + 2 * power:.3f}", samples=80)
     assert broken.status == 1 and "token rule, acceptance: p =" in broken.out
     assert "is found with probability" in broken.out and "0.95" in broken.out
 
 
 def test_bit_equal_text_is_the_stronger_verdict(verify: Call) -> None:
-    document = json.loads(verify("--bitwise", "--json", "-p", "a b", "-p", "c").out)
+    document = json.loads(verify("--bitwise", "--rule", "auto", "--json", "-p", "a b", "-p", "c").out)
     assert document["verdict"] == "holds" and document["kind"] == "bit-equal"
     assert document["logits"]["compared_positions"] > 0 == document["logits"]["differing_positions"]
     assert document["beside_another_request"]["texts"] == 1 and document["settings"]["bitwise"] is True
