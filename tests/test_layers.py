@@ -121,6 +121,31 @@ def plant(source: Path, file: str, statement: str) -> None:
     (source / file).write_text(statement, encoding="utf-8")
 
 
+NOT_OF_RUN = (
+    *("bench", "certify", "check", "distill", "fleet", "planning", "server", "trim"),
+    *("lab.replay", "lab.workloads", "backends.native.build"),
+)
+
+
+def test_run_reaches_nothing_that_it_does_not_do() -> None:
+    """Its imports and theirs, those in functions too."""
+    found: set[str] = set()
+    waiting = ["cli.main", "cli.run", "cli.settings"]
+    while waiting:
+        name = waiting.pop()
+        folder = SOURCE.joinpath(*name.split("."))
+        file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+        if name in found or not file.is_file():
+            continue
+        found.add(name)
+        package = ("outrider", *file.relative_to(SOURCE).parent.parts)
+        for _, other in imported_modules(ast.parse(file.read_text(encoding="utf-8")), package):
+            if other[0] == "outrider":  # of a.b.c all of them, and c may be no module
+                waiting += [".".join(other[1:end]) for end in range(2, len(other) + 1)]
+    assert "engine.loop" in found
+    assert [name for name in sorted(found) if f"{name}.".startswith(tuple(f"{n}." for n in NOT_OF_RUN))] == []
+
+
 def test_files_and_functions_can_be_read_at_once() -> None:
     too_long = []
     for file in sorted(SOURCE.rglob("*.py")):
