@@ -197,13 +197,14 @@ def test_weights_cut_short_say_how_much_is_missing(tmp_path: Path) -> None:
     assert "download it again" in caught.value.way_out
 
 
-def test_a_model_without_layers_is_refused(tmp_path: Path) -> None:
-    path = write_tiny(tmp_path / "m.gguf")
+@pytest.mark.parametrize("field", ["block_count", "wkv.head_size"])
+def test_a_model_without_layers_or_states_is_refused(field: str, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch="rwkv7")
     data = bytearray(path.read_bytes())
-    at = data.index(b".block_count") + len(b".block_count") + 4
+    at = data.index(field.encode()) + len(field) + 4
     data[at : at + 4] = bytes(4)
     path.write_bytes(data)
-    with pytest.raises(ModelFileError, match=r"its field llama\.block_count is 0"):
+    with pytest.raises(ModelFileError, match=f"its field rwkv7.{field} is 0"):
         read_card(path)
 
 

@@ -26,7 +26,7 @@ _MIN_FIELD_BYTES = 8 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
 _DOWNLOAD_AGAIN = "Download it again."
 _BROKE_OFF = "The download broke off: download it again."
-_POSITIVE = ".block_count"
+_POSITIVE = ".block_count", ".wkv.head_size"
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _CODES = {
     "UINT8": "B",
@@ -140,7 +140,8 @@ class _Reader:
         fields = {key: value for key, _, value in found}
         self._check_room(num_tensors, _MIN_TENSOR_BYTES, "tensors")
         tensors = tuple(self._tensor() for _ in range(num_tensors))
-        for key, value in fields.items():  # llama.cpp asserts that it is positive: it would end the process
+        # llama.cpp asserts that there are layers, and dies; a state of no values it can give no room.
+        for key, value in fields.items():
             if key.endswith(_POSITIVE) and not (isinstance(value, int) and value > 0):
                 raise self._error(f"its field {key} is {value}")
         start = self._check_weights(tensors, fields.get(Keys.General.ALIGNMENT, GGUF_DEFAULT_ALIGNMENT))
