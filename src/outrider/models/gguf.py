@@ -152,7 +152,7 @@ def check_whole(card: ModelCard) -> None:
     """Raise ModelFileError for a file of heads, which cannot run by itself."""
     if card.kind != "model":
         why = f"it holds {HEADS[card.kind]} alone, which runs beside its model"
-        raise ModelFileError(str(card.path), why, "Name a whole model here, and this file as -md of a run.")
+        raise ModelFileError(str(card.path), why, "Name its model here, and this file as the draft.")
 
 
 def _check_parts(files: tuple[Path, ...], headers: list[Header]) -> None:
