@@ -97,6 +97,9 @@ def test_targets_and_libraries_that_give_no_states_are_named(tmp_path: Path) -> 
         assert "ik_llama.cpp cannot run it" in Files(target, head).why_refused(LoadOptions(backend="ik"))
     block = write_heads(tmp_path / "head-dflash.gguf", "dflash")
     assert "drafts a block of tokens at once" in Files(target, block).why_refused()
+    assistant = write_heads(tmp_path / "it.gguf", "gemma4-assistant", layers=4, mtp_layers=4, held=range(4))
+    why = "it holds MTP layers, which read the KV cache of their target: that is not supported"
+    assert Files(target, assistant).why_refused() == why
 
 
 def test_the_library_that_runs_heads_is_taken_for_both(tmp_path: Path) -> None:

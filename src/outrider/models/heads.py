@@ -17,6 +17,7 @@ from outrider.models.reference import local_shards
 NUM_LAYERS = 3
 """whose inputs an EAGLE-3 head reads: llama.cpp takes no other number"""
 _LAYERS, _WIDTH = "eagle3.target_layers", "eagle3.target_hidden_size"
+_UNSUPPORTED = {"gemma4-assistant": "read the KV cache of their target"}
 _OTHER = "Name the file that was made for this model, or -md auto."
 _AGAIN = "Download it again, or convert it anew."
 
@@ -34,8 +35,11 @@ class HeadFile:
 def read_head(head: ModelCard, target: ModelCard) -> HeadFile:
     """A file of heads for this target. Raises ModelFileError for one of a kind that is not run, of another
     model, or damaged."""
+    why = _UNSUPPORTED.get(head.architecture)
     if head.kind not in ("mtp", "eagle3"):
-        why = f"it holds {HEADS[head.kind]}, which drafts a block of tokens at once: that is not supported"
+        why = "drafts a block of tokens at once"
+    if why:
+        why = f"it holds {HEADS[head.kind]}, which {why}: that is not supported"
         raise ModelFileError(str(head.path), why, "Name another draft, or -md auto.")
     header = read_header(local_shards(head.path)[0])
     layers = _mtp_layers(head, target) if head.kind == "mtp" else _eagle_layers(head, target, header)
