@@ -270,7 +270,6 @@ def swept(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
         "context": 512,
         "threads": 1,
         "costs": str(folder / "costs.json"),
-        "backends": ("llama.cpp",),
         "cache_type_k": "f32",
         "cache_type_v": "f32",
     }
@@ -284,6 +283,8 @@ def test_a_sweep_runs_a_head_as_a_draft(swept: Results) -> None:
     [head] = [row for row in swept.models if row.role == "draft"]
     assert isinstance(head, ModelRow) and head.beside == "target" and head.model == OWN_HEAD
     assert any(row.what == "mtp for headless" for row in swept.skipped)
+    alone = "mtp holds MTP layers, which it alone runs"
+    assert [row.why for row in swept.skipped if row.what == "other libraries than llama.cpp"] == [alone]
     [costs] = [row for row in swept.costs if row.role == "draft"]
     assert (costs.model, costs.beside) == (OWN_HEAD, "target")
     assert len(swept.offers) == 3

@@ -29,8 +29,9 @@ from outrider.lab.prompts import Workload
 from outrider.lab.record import cases_of
 from outrider.lab.rows import DoneRow, ModelRow, SkippedRow
 from outrider.lab.workloads import load_workload
-from outrider.models.gguf import check_whole
+from outrider.models.gguf import HEADS, check_whole
 from outrider.models.hub import HubOptions
+from outrider.session.drafts import why_no_head
 
 __all__ = ["Executor", "Progress", "Sweep", "run_sweep"]
 
@@ -98,7 +99,11 @@ class Sweep:
 
     def run(self, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
         """Do what has no row yet. Raises what is wrong with the targets where none can be loaded."""
-        ordered = self._under_backends(families(targets, self.plan.references))
+        pairs = [(target, draft) for target in targets for draft in self.drafts_of(target, drafts)]
+        heads = [
+            draft for target, draft in pairs if draft.is_head and not why_no_head(draft.card, target.card)
+        ]
+        ordered = self._under_backends(families(targets, self.plan.references), heads)
         self._check_files([*ordered, *drafts])
         if self.executor is not None:
             self.executor.run(self, ordered, drafts)
@@ -115,21 +120,28 @@ class Sweep:
         for file in waiting:
             self._target(file, self.drafts_of(file, drafts))
 
-    def _under_backends(self, groups: Sequence[Sequence[ModelFile]]) -> list[ModelFile]:
+    def _under_backends(
+        self, groups: Sequence[Sequence[ModelFile]], heads: Sequence[ModelFile]
+    ) -> list[ModelFile]:
         """Every target under each backend that is here. Quality is compared under the first of them alone: it
         is the file's.
 
         Raises BackendError where none is here.
         """
-        backends, several = self._backends(), len(self.plan.backends) > 1
+        backends, several = self._backends(heads), len(self.plan.backends) > 1
         for group in groups:
             alike = under_backends(group, backends[:1], several=several)
             self.relatives |= {model.name: alike[0].name for model in alike}
         return [model for group in groups for model in under_backends(group, backends, several=several)]
 
-    def _backends(self) -> Sequence[str]:
+    def _backends(self, heads: Sequence[ModelFile]) -> Sequence[str]:
         """Those of the plan that are here; a row names each that is not. One alone is left to the loading,
-        which says what is wrong with it. Raises BackendError where there is none."""
+        which says what is wrong with it; where heads draft, "auto" is the one that runs them. Raises
+        BackendError where there is none."""
+        if heads and self.plan.backends == ("auto",) and not self.plan.library:
+            holds = f"{heads[0].name} holds {HEADS[heads[0].card.kind]}"
+            self.skip("other libraries than llama.cpp", f"{holds}, which it alone runs")
+            return ("llama.cpp",)
         if len(self.plan.backends) == 1:
             return self.plan.backends
         usable, refused = usable_backends(self.plan.backends, (self.executor or self.loader).check_backend)
