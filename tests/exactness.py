@@ -9,17 +9,21 @@ random number goes unnoticed, and one that is used twice is correlated as it wou
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.data import Distribution, Draft, Verdict
-from outrider.sampling import draw
+from outrider.core.contracts import Vocabulary
+from outrider.core.data import Distribution, Draft, Request, Row, Verdict
+from outrider.sampling import RequestSampler, draw
+from outrider.verify import Verifier
 
 Result = TypeVar("Result")
 Probs = npt.NDArray[np.float64]
@@ -38,8 +42,9 @@ class Branching:
     def __init__(self, script: Text = ()) -> None:
         self.weight = 1.0
         self.uniforms: list[Uniform] = []
-        self.others: list[Text] = []
-        """scripts of the runs that went another way where this one's script had ended"""
+        self.others: list[tuple[float, Text]] = []
+        """scripts of the runs that went another way where this one's script had ended, each after its weight
+        so far"""
         self._script = script
         self._taken: list[int] = []
 
@@ -53,7 +58,7 @@ class Branching:
             choice = self._script[len(self._taken)]
         else:
             choice = possible[0]
-            self.others += [(*self._taken, i) for i in possible[1:]]
+            self.others += [(self.weight * chances[i], (*self._taken, i)) for i in possible[1:]]
         self._taken.append(choice)
         self.weight *= chances[choice]
         return choice
@@ -106,13 +111,17 @@ class _Moved:
         return self.uniform.among(((args[0] + self.offset) / self.scale).tolist())
 
 
-def explore(run: Callable[[Rng], Result]) -> Iterator[tuple[Result, float]]:
-    """Every result of `run`, with its probability; a result may come more than once."""
-    scripts: list[Text] = [()]
-    while scripts:
-        world = Branching(scripts.pop())
+def explore(run: Callable[[Rng], Result], share: float = math.inf) -> Iterator[tuple[Result, float]]:
+    """Every result of `run`, with its probability; a result may come more than once. With a `share` the
+    likeliest ways alone, until they have that probability together."""
+    scripts: list[tuple[float, Text]] = [(-1.0, ())]
+    explored = 0.0
+    while scripts and explored < share:
+        world = Branching(heappop(scripts)[1])
         result = run(cast(Rng, world))
-        scripts += world.others
+        for weight, script in world.others:
+            heappush(scripts, (-weight, script))
+        explored += world.weight
         yield result, world.weight
 
 
@@ -128,6 +137,32 @@ def texts_of(run: Callable[[Rng], Text]) -> dict[Text, float]:
 def distance(a: dict[Text, float], b: dict[Text, float]) -> float:
     """The total variation between two distributions."""
     return sum(abs(a.get(text, 0.0) - b.get(text, 0.0)) for text in a.keys() | b.keys()) / 2
+
+
+class Enumerated(Verifier):
+    """The rule of a request with numbers from elsewhere."""
+
+    def __init__(self, request: Request, rng: Rng) -> None:
+        super().__init__(request.verification, 0, greedy=request.sampling.is_greedy)
+        self._rng = rng
+
+
+def plain(
+    request: Request, logits: Callable[[Sequence[int]], Row], vocabulary: Vocabulary
+) -> dict[Text, float]:
+    """The distribution of plain decoding, worked out without an engine."""
+    texts: dict[Text, float] = {(): 1.0}
+    done: dict[Text, float] = {}
+    for _ in range(request.max_tokens or 0):
+        grown: dict[Text, float] = {}
+        for text, weight in texts.items():
+            sampler = RequestSampler(request.sampling, vocabulary, request.prompt)
+            sampler.accept(text)
+            p = sampler.distribution(logits([*request.prompt, *text]), ())
+            for token, share in zip(p.tokens.tolist(), p.probs.tolist(), strict=True):
+                (done if vocabulary.ends_generation(token) else grown)[(*text, token)] = weight * share
+        texts = grown
+    return done | texts
 
 
 # Languages, and what plain decoding makes of them

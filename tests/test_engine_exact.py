@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from engines import ScriptedDrafter
-from exactness import Rng, Text, distance, texts_of
+from exactness import Enumerated, Rng, Text, distance, texts_of
+from exactness import plain as plain_texts
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, ReducedVocabulary, random_logits
 from outrider.core.contracts import Drafter
 from outrider.core.data import Distribution, Draft, Request, Row, Verdict
@@ -43,14 +44,6 @@ TARGET = cached(random_logits(TINY.size, seed=2, order=2, scale=1.0))
 DRAFT = cached(random_logits(TINY.size, seed=9, order=2, scale=1.0))
 
 
-class Enumerated(Verifier):
-    """The rule of a request with numbers from elsewhere."""
-
-    def __init__(self, request: Request, rng: Rng) -> None:
-        super().__init__(request.verification, 0, greedy=request.sampling.is_greedy)
-        self._rng = rng
-
-
 MakeVerifier = Callable[[Request, Rng], Verifier]
 
 
@@ -76,19 +69,8 @@ def speculative(
 
 
 def plain(request: Request) -> dict[Text, float]:
-    """The distribution of plain decoding, worked out without an engine."""
-    texts: dict[Text, float] = {(): 1.0}
-    done: dict[Text, float] = {}
-    for _ in range(request.max_tokens or 0):
-        grown: dict[Text, float] = {}
-        for text, weight in texts.items():
-            sampler = RequestSampler(request.sampling, TINY, request.prompt)
-            sampler.accept(text)
-            p = sampler.distribution(TARGET([*request.prompt, *text]), ())
-            for token, share in zip(p.tokens.tolist(), p.probs.tolist(), strict=True):
-                (done if token == END else grown)[(*text, token)] = weight * share
-        texts = grown
-    return done | texts
+    """The distribution of plain decoding."""
+    return plain_texts(request, TARGET, TINY)
 
 
 def model_drafter(vocabulary: FakeVocabulary = TINY) -> ModelDrafter:

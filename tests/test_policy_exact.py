@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from exactness import Rng, Text, distance, texts_of
+from exactness import Enumerated, Rng, Text, distance, texts_of
 from outrider.backends.fake import FakeModel
 from outrider.core.contracts import Constraint, Drafter, DraftRequest, Policy
 from outrider.core.data import Draft, DraftWork, Grammar, Request, StepRecord
@@ -17,7 +17,7 @@ from outrider.engine import Engine
 from outrider.policy import AutoPolicy, auto
 from outrider.policy.objective import Array, allocate
 from simulated import Offering, Simulated
-from test_engine_exact import TARGET, TINY, Enumerated, model_drafter, plain, request
+from test_engine_exact import TARGET, TINY, model_drafter, plain, request
 
 CHEAP = {1: 1.0, 64: 1.3}
 EXPENSIVE = {1: 1.0, 2: 1.35, 3: 1.5, 4: 1.55, 64: 12.0}

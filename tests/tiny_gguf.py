@@ -66,6 +66,7 @@ class Tiny:
     scales the logits: the higher, the peakier. `repeating`: layers add little to the last token's embedding,
     so that greedy texts repeat themselves, with changes now and then. `file_type` only labels the file: the
     weights are 32-bit floats. `reduced` keeps a part of the vocabulary and of its weights, and adds the map.
+    `letters`: the only characters that the vocabulary has, in place of all bytes.
     `metadata` is added to the architecture's own. `left_out`: tensors that the file does not hold.
     `drafted`: the only tokens that an EAGLE-3 head gives, in the order of its output.
     """
@@ -78,6 +79,7 @@ class Tiny:
     mtp_layers: int = 0
     part: Part = "all"
     context_length: int = 512
+    letters: str = ""
     merges: Sequence[str] = MERGES
     padding: int = 0
     chat_template: str | None = None
@@ -93,6 +95,11 @@ class Tiny:
     @property
     def architecture(self) -> Architecture:
         return (ARCHITECTURES | HEADS)[self.arch]
+
+    @property
+    def tokens(self) -> list[str]:
+        """the whole vocabulary"""
+        return vocabulary(self.merges, self.padding, self.letters)
 
     @property
     def num_layers(self) -> int:
@@ -123,13 +130,13 @@ def write_tiny(path: Path, *, shards: int = 1, **made: Any) -> Path:
     return writer.format_shard_names(path)[0]
 
 
-def vocabulary(merges: Sequence[str] = MERGES, padding: int = 0) -> list[str]:
-    """The tokens, in order of id: one per byte, one per merge, two control tokens, padding.
+def vocabulary(merges: Sequence[str] = MERGES, padding: int = 0, letters: str = "") -> list[str]:
+    """The tokens, in order of id: one per byte (or letter), one per merge, two control tokens, padding.
 
     Spelled as GPT-2 spells them, with a visible character for every byte.
     """
     merged = [merge.replace(" ", "") for merge in merges]
-    return [*_byte_spellings(), *merged, BEGIN, END, *(f"[PAD{i}]" for i in range(padding))]
+    return [*(letters or _byte_spellings()), *merged, BEGIN, END, *(f"[PAD{i}]" for i in range(padding))]
 
 
 def _byte_spellings() -> Iterator[str]:
@@ -160,7 +167,7 @@ def _write_metadata(writer: GGUFWriter, tiny: Tiny) -> None:
 
 
 def _write_vocabulary(writer: GGUFWriter, tiny: Tiny) -> None:
-    tokens, merges = vocabulary(tiny.merges, tiny.padding), tiny.merges
+    tokens, merges = tiny.tokens, tiny.merges
     num_text = len(tokens) - tiny.padding - 2
     types = [TokenType.NORMAL] * num_text + [TokenType.CONTROL] * 2 + [TokenType.UNUSED] * tiny.padding
     if tiny.reduced is not None:
@@ -213,7 +220,7 @@ def _weights(tiny: Tiny) -> Iterator[tuple[str, Weights]]:
 
 def _tensors(tiny: Tiny) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes, in numpy's order."""
-    embedding = (len(vocabulary(tiny.merges, tiny.padding)), tiny.sizes.width)
+    embedding = (len(tiny.tokens), tiny.sizes.width)
     yield "token_embd.weight", embedding
     yield from tiny.architecture.whole(tiny.sizes).items()
     # Tied to the embedding, an untrained model would only ever repeat its last token.

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -189,8 +190,9 @@ def _tried(weights: Weights, kind: RewindKind) -> Rewinding:
 def _difference(model: GgufModel) -> float:
     """The difference that going back leaves in the logits, in parts of that between two positions: after a
     call in several parts and one in a single part, twice in a row, beside another sequence."""
-    tokens = tuple(dict.fromkeys(ordinary_tokens(model.vocabulary, Random(0))))
-    text, wrong = tokens[:20], tokens[20:28]
+    ordinary = dict.fromkeys(ordinary_tokens(model.vocabulary, Random(0)))
+    tokens = tuple(islice(cycle(ordinary), 28))
+    text, wrong = tokens[:20], tokens[20:]
     model.decode([Span(0, text[:4], 0, 0), Span(1, wrong, 0, 0)])
     rows = [*_went_back(model, text[:13], 9, wrong[:4])]
     rows += _went_back(model, text[:18], 5, wrong[:2])

@@ -1,0 +1,182 @@
+"""Sampling at temperature 1 with heads and with targets that are taken back by checkpoints and snapshots, on
+real models of a dozen tokens: the likeliest ways that the engine's random numbers can fall, each followed to
+the end, against the chain rule over plain decoding's logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends import MAINLINE
+from exactness import Enumerated, Rng, Text, explore, plain
+from head_files import write_eagle
+from outrider.backends.gguf import LoadOptions, Weights
+from outrider.certify.faults import break_calls
+from outrider.core.contracts import Model
+from outrider.core.data import Distribution, Request, Row, Span
+from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
+from outrider.engine import Engine
+from outrider.policy import FixedPolicy
+from outrider.sampling import draw
+from outrider.session import Session
+from outrider.session.pair import Pair
+from tiny_gguf import write_tiny
+
+pytestmark = pytest.mark.skipif(not MAINLINE, reason="no library has the calls for heads")
+
+DOZEN: dict[str, Any] = {"letters": "abcdefghi", "merges": ("a b",), "confidence": 3.0}
+"""with the two control tokens"""
+PROMPT = (1, 7, 0, 9, 3)
+TWO = FixedPolicy(draft_max=2, p_min=0.0, hand_over=0.0)
+MOST, MANY = 0.98, 0.8
+"""of all ways: the total variation is at most what is left, and what is found"""
+ROUNDING = 1e-5
+"""of a text's probability, in calls of other sizes"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A target's architecture, how it is taken back, and what drafts for it: "eagle3" or "mtp" in a file,
+    "own" layers."""
+
+    arch: str
+    rewind: str
+    head: str
+
+    def write(self, folder: Path) -> tuple[Path, Path | None]:
+        own = int(self.head == "own")
+        target = write_tiny(folder / "target.gguf", arch=self.arch, mtp_layers=own, **DOZEN)
+        if self.head == "own":
+            return target, None
+        if self.head == "mtp":
+            return target, write_tiny(
+                folder / "head.gguf", arch=self.arch, mtp_layers=1, part="heads", **DOZEN
+            )
+        layers = (0, 2, 4) if self.arch == "qwen35" else (0, 1, 1)
+        return target, write_eagle(folder / "head.gguf", layers=layers, agrees=False, **DOZEN)
+
+    @property
+    def options(self) -> LoadOptions:
+        snapshots = 4 if self.rewind == "snapshots" else 0
+        return LoadOptions(
+            backend="llama.cpp", threads=1, snapshots=snapshots, cache_type_k="f32", cache_type_v="f32"
+        )
+
+
+KINDS = {
+    "EAGLE-3 in a file": Kind("llama", "free", "eagle3"),
+    "EAGLE-3 in a file, checkpoints": Kind("qwen35", "checkpoints", "eagle3"),
+    "MTP in a file": Kind("glm4moe", "free", "mtp"),
+    "MTP in a file, snapshots": Kind("qwen35", "snapshots", "mtp"),
+    "own MTP": Kind("glm4moe", "free", "own"),
+    "own MTP, checkpoints": Kind("qwen35", "checkpoints", "own"),
+    "own MTP, snapshots": Kind("qwen35", "snapshots", "own"),
+}
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """A session whose head drafts, and the logits of plain decoding after any tokens."""
+
+    session: Session
+    logits: Callable[[Sequence[int]], Row]
+
+    def unlike(self, request: Request, share: float, *, judge: type[Enumerated], target: Model) -> float:
+        """By how much texts come oftener than in plain decoding, in the likeliest ways of `share` together.
+        Draft tokens were accepted in some of them, and rejected in others."""
+        worlds: list[Rng] = []
+        engine = Engine(
+            target, self.session.engine.drafters, TWO, verifier=lambda request, _: judge(request, worlds[-1])
+        )
+        outcomes: set[tuple[int, int]] = set()
+
+        def run(rng: Rng) -> Text:
+            worlds.append(rng)
+            engine.reset()
+            completion = engine.generate(request)
+            outcomes.update((len(r.draft), r.num_accepted) for r in completion.records)
+            return completion.tokens
+
+        found: dict[Text, float] = {}
+        for text, weight in explore(run, share):
+            found[text] = found.get(text, 0.0) + weight
+        assert {(2, 0), (2, 2)} <= outcomes
+        assert sum(found.values()) >= share
+        expected = plain(request, self.logits, target.vocabulary)
+        return sum(max(weight - expected.get(text, 0.0), 0.0) for text, weight in found.items())
+
+
+@pytest.fixture(scope="module")
+def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drafting]:
+    kind = KINDS[request.param]
+    target, head = kind.write(tmp_path_factory.mktemp("dozen"))
+    weights = Weights(target, replace(kind.options, heads=False, snapshots=0))
+    model = weights.open(64)
+
+    @cache
+    def row(tokens: Text) -> Row:
+        model.truncate(0, 0)
+        return np.array(model.decode([Span(0, tokens, 0, 1)])[0][0])
+
+    with (
+        closing(weights),
+        closing(Pair.load(target, head, options=kind.options)) as pair,
+        pair.open(64, policy=TWO, lookup=False) as session,
+    ):
+        assert session.target.rewind == kind.rewind and session.target.vocabulary.size == 12
+        yield Drafting(session, lambda tokens: row(tuple(tokens)))
+
+
+def asked(rule: Rule, drafts: DraftSampling) -> Request:
+    sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
+    return Request(PROMPT, sampling, max_tokens=3, verification=Verification(rule, drafts))
+
+
+SETTINGS = [
+    ("block", "greedy"),
+    *(pytest.param(rule, "sampled", marks=pytest.mark.slow) for rule in ("token", "block")),
+]
+
+
+class Unlike(Enumerated):
+    """Its drafts are drawn from other distributions than they are said to be drawn from."""
+
+    def drawing(self, position: int) -> Callable[[Distribution, int], int] | None:
+        del position
+
+        def drawn(offered: Distribution, _index: int) -> int:
+            sharper = offered.probs**2
+            return draw(Distribution(offered.tokens, sharper / sharper.sum()), self._rng)
+
+        return drawn
+
+
+@pytest.mark.parametrize("drafting", KINDS, indirect=True)
+@pytest.mark.parametrize(("rule", "drafts"), SETTINGS)
+def test_the_distribution_is_that_of_plain_decoding(
+    drafting: Drafting, rule: Rule, drafts: DraftSampling
+) -> None:
+    target = drafting.session.target
+    assert drafting.unlike(asked(rule, drafts), MOST, judge=Enumerated, target=target) < ROUNDING
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafting", KINDS, indirect=True)
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_drafts_of_another_distribution_are_noticed(drafting: Drafting, rule: Rule) -> None:
+    target = drafting.session.target
+    assert drafting.unlike(asked(rule, "sampled"), MANY, judge=Unlike, target=target) > 100 * ROUNDING
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafting", KINDS, indirect=True)
+def test_a_target_that_goes_back_too_little_is_noticed(drafting: Drafting) -> None:
+    target = break_calls("short-rewind", drafting.session.target)
+    assert drafting.unlike(asked("block", "sampled"), MANY, judge=Enumerated, target=target) > 100 * ROUNDING
