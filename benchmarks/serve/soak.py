@@ -130,7 +130,7 @@ def loaded_models(server: Server) -> list[str]:
     """The models that are loaded, by their names; none where the server does not say."""
     status, text = server.get("/v1/models")
     found = json.loads(text)["data"] if status == 200 else []
-    return [model["id"] for model in found if model.get("state") == "loaded"]
+    return [model["id"] for model in found if model.get("status", {}).get("value") == "loaded"]
 
 
 def left_behind(server: Server) -> Row:
