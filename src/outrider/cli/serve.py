@@ -25,7 +25,7 @@ from outrider.server.keys import KeyRing, key_ring
 from outrider.server.loading import Loading
 from outrider.server.logs import log_to_stderr
 from outrider.server.metrics import AllMetrics, Metrics
-from outrider.server.models import LoadedModel, ModelEntry, Models
+from outrider.server.models import LoadedModel, ModelEntry, Models, keep_few_heaps
 from outrider.server.running import Server, address_of, bind, close, tls_context
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings, is_loopback
@@ -167,6 +167,7 @@ def _several(
 ) -> tuple[Models, dict[str, str], list[str]]:
     """Models that are loaded when they are asked for; what is said of them, and which files of a folder
     cannot be served. Raises ModelFileError for another file that cannot be read."""
+    keep_few_heaps()
     turns = Turns()
     limit = settings.models_memory
     memory = int(_MEMORY_SHARE * available_bytes() if limit is None else limit * 2**30)
