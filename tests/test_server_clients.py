@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from threading import Timer
 from typing import Any, Literal
@@ -53,8 +54,8 @@ class Person(BaseModel):
     age: int = Field(ge=18, le=99)
 
 
-@pytest.fixture(scope="module")
-def expected() -> Completion:
+@cache
+def engines_answer() -> Completion:
     """What the engine alone says, decoding plainly."""
     with Session.load(
         MODEL, context_length=512, options=OPTIONS, policy=FixedPolicy(), bitwise=False
@@ -62,6 +63,12 @@ def expected() -> Completion:
         return session.generate(
             user(QUESTION), max_tokens=NUM_TOKENS, sampling=GREEDY, speculate=False, logprobs=2
         )
+
+
+@pytest.fixture(scope="module")
+def expected() -> Completion:
+    """The same, once for all modules that ask a server for it."""
+    return engines_answer()
 
 
 @pytest.fixture(scope="module")

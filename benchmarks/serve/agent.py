@@ -5,8 +5,8 @@
 `agent.json` has the session: a beginning of some 8,000 tokens (rules, open files, tools), questions, edits,
 calls and what the tools gave. The answers are the server's own: each goes into the next turn's prompt, as an
 agent sends it. A turn that wants a call demands one. Outrider keeps its KV in a folder; after the last turn
-it is ended with SIGTERM, started again on that folder, and asked one more question, which a server with an
-empty folder is asked, too. Contestants take turns; --only takes some of them.
+it is ended with SIGTERM, started again on that folder, and asked one more question, which one with an empty
+folder is asked, too. Contestants take turns; --only takes some of them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def run_session(name: str, command: str, arguments: argparse.Namespace) -> list[
                 rows.append({"kind": "turn", "turn": len(rows), "wants": turn["kind"]} | row)
                 print(f"{name}: turn {len(rows)}, {row['e2e_s']:.1f} s", file=sys.stderr, flush=True)
         files = [path.stat().st_size for path in Path(folder).iterdir() if path.is_file()]
-        for place, there in (("kept", folder), ("anew", empty)) if keeps else (("anew", empty),):
+        for place, there in (("kept", folder), ("anew", empty)) if keeps else ():
             with started(there) as server:
                 _, row = asyncio.run(ask(server, [*messages, _sent(SESSION["after"], {})], SESSION["after"]))
             rows.append({"kind": "after", "from": place, "folder_bytes": sum(files)} | row)
