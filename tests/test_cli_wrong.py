@@ -106,10 +106,20 @@ def test_a_word_for_a_number_is_named(run: Run, name: str, flags: list[str]) -> 
         assert outcome.err.startswith(f"error: {flag}: many cannot be used: "), flag
 
 
-def test_a_number_that_is_out_of_range_is_named(run: Run) -> None:
-    outcome = run("run", "--top-p", "2", "hello")
-    assert outcome.err.startswith("error: --top-p: 2 cannot be used: it has to be 1 or less.")
-    assert outcome.status == USAGE_ERROR and outcome.err.endswith(".\n")
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("run --top-p 2 hello", "--top-p: 2 cannot be used: it has to be 1 or less."),
+        ("serve --cache-disk inf", "--cache-disk: inf cannot be used: it has to be 100000 or less."),
+        (
+            "serve --models-memory 1e308",
+            "--models-memory: 1e308 cannot be used: it has to be 100000 or less.",
+        ),
+    ],
+)
+def test_a_number_that_is_out_of_range_is_named(run: Run, line: str, said: str) -> None:
+    outcome = run(*line.split())
+    assert outcome.status == USAGE_ERROR and outcome.err.startswith(f"error: {said}")
 
 
 def test_more_layers_than_any_model_has_are_refused(run: Run) -> None:

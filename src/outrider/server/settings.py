@@ -41,6 +41,7 @@ from outrider.tiers import Folder
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=1024)]
+Gibibytes = Annotated[float, Field(gt=0, le=100_000)]
 
 
 class Speculation(Drafting, DraftSources):
@@ -91,7 +92,7 @@ class Server(Group):
         None, help="Serve each GGUF file of this folder under its name; loaded when it is asked for."
     )
     models_max: Count = setting(4, help="Models that are loaded at once, of those that are served.")
-    models_memory: Annotated[float, Field(gt=0)] | None = setting(
+    models_memory: Gibibytes | None = setting(
         None,
         metavar="GIB",
         help="Memory that all loaded models may take. Default: nine tenths of what is free.",
@@ -183,9 +184,7 @@ class Cache(Group):
     cache_dir: Path | None = setting(
         None, metavar="DIR", help="A folder for KV that leaves the cache; it outlives the server."
     )
-    cache_disk: Annotated[float, Field(gt=0)] = setting(
-        8.0, metavar="GIB", help="What the folder may take, in GiB."
-    )
+    cache_disk: Gibibytes = setting(8.0, metavar="GIB", help="What the folder may take, in GiB.")
     remember: bool = setting(False, help="Keep earlier texts there, too, which drafts are looked up in.")
     slot_save_path: Path | None = setting(
         None, metavar="DIR", help="A folder for the files of /slots/0?action=save."
