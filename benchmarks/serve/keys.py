@@ -55,7 +55,7 @@ async def measure(arguments: argparse.Namespace) -> list[Row]:
                 asked.insert(1 + number % 2, ("second", "nobody's", 2 * number + 1))
                 for key, text, which in [*asked, ("first", "own", 2 * number)]:
                     row = await _ask(server, key, beginning(which, arguments.beginning), arguments.tokens)
-                    rows.append({"kind": "answer", "round": number, "text": text} | row)
+                    rows.append({"kind": "answer", "round": number, "asked": text} | row)
     return [row for row in rows if row["round"]]  # the first round is the warm-up
 
 
@@ -70,7 +70,7 @@ def report(rows: list[Row]) -> list[str]:
     """Medians and extremes of each kind, and the ratios to a text that nobody has asked about."""
     lines, by_round = [], dict[str, dict[int, Row]]()
     for row in rows:
-        by_round.setdefault(row["text"], {})[row["round"]] = row
+        by_round.setdefault(row["asked"], {})[row["round"]] = row
     for text, found in by_round.items():
         times = Spread.of(row["ttft_s"] for row in found.values()).text()
         ratio = Spread.of(row["ttft_s"] / by_round["nobody's"][n]["ttft_s"] for n, row in found.items())
