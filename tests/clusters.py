@@ -14,8 +14,9 @@ STORE_BYTES = 200 * 2**20
 
 
 @contextmanager
-def cluster(labels: Sequence[str]) -> Iterator[Any]:
-    """A cluster with a raylet of one CPU for each label; its first is the head. `address` is where it is."""
+def cluster(labels: Sequence[str], **resources: Any) -> Iterator[Any]:
+    """A cluster with a raylet of one CPU, and these resources, for each label; its first is the head.
+    `address` is where it is."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -25,7 +26,7 @@ def cluster(labels: Sequence[str]) -> Iterator[Any]:
     }
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
-    common: dict[str, Any] = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False}
+    common = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False, **resources}
     made = None
     try:
         first = {**common, "labels": {"outrider-machine": labels[0]}}

@@ -19,14 +19,16 @@ from bench_models import FakeLoader, plan
 from clusters import TESTS, cluster, kill_node
 from outrider.bench.store import read_rows
 from outrider.bench.sweep import run_sweep
-from outrider.core.errors import SettingError
+from outrider.core.errors import BackendError, SettingError
+from outrider.lab.copies import at_hand
 from outrider.lab.loaded import LoadedTarget
-from outrider.lab.models import ModelFile
+from outrider.lab.models import ModelFile, find_models
 from outrider.lab.progress import Progress
 from outrider.lab.rows import BlockRow, CostsRow, ModelRow, PredictionRow, Row, RunRow
 from outrider.models.hub import HubOptions
 from test_bench_sweep import signature
 from test_cluster_pieces import of_kind
+from tiny_gguf import write_tiny
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 pytestmark = [
@@ -38,7 +40,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
-from outrider.cluster.joining import joined  # noqa: E402
+from outrider.cluster.files import send  # noqa: E402
+from outrider.cluster.joining import joined, nodes_alive  # noqa: E402
 from outrider.cluster.sweeping import RaySweep  # noqa: E402
 
 LABELS = ("alpha", "beta", "gamma")
@@ -61,10 +64,11 @@ def three() -> Iterator[Any]:
 
 
 def sweep(folder: Path, address: str, **given: Any) -> list[Row]:
-    executor = RaySweep(HubOptions(), given.pop("machines", ()), has_files=False)
-    loader = given.pop("loader", SlowLoader())
+    loader, made = given.pop("loader", SlowLoader()), plan(folder, **CONTROLS)
+    machines = given.pop("machines", ())
     with joined(address):
-        run_sweep(plan(folder, **CONTROLS), folder / "run", loader=loader, executor=executor, **given)
+        executor = RaySweep(made.backends, loader.check_backend, HubOptions(), machines, has_files=False)
+        run_sweep(made, folder / "run", loader=loader, executor=executor, **given)
     return read_rows(folder / "run")
 
 
@@ -117,6 +121,13 @@ def test_three_nodes_find_out_what_one_process_does(three: Any, one: list[Row], 
 def test_a_kind_that_no_node_has_is_refused(three: Any, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="--machines delta: no node of the cluster is such a machine"):
         sweep(tmp_path, three.address, machines=("delta",))
+    assert not (tmp_path / "run").exists()
+
+
+def test_nodes_without_the_backend_are_refused(three: Any, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"none of its nodes can work .*: backend .* not installed"):
+        sweep(tmp_path, three.address, loader=FakeLoader(missing=plan(tmp_path).backends))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_driver_that_is_killed_is_gone_on_with(three: Any, one: list[Row], tmp_path: Path) -> None:
@@ -151,6 +162,26 @@ def test_a_node_that_is_killed_costs_its_running_work_alone(one: list[Row], tmp_
         check(rows, one, ("alpha",))
         answers = Counter((r.case, r.workload) for r in rows if r.kind == "answer")
         assert set(answers.values()) == {1}
+
+
+def test_nodes_without_the_memory_are_refused(tmp_path: Path) -> None:
+    with (
+        cluster(("small",), memory=2000) as made,
+        pytest.raises(BackendError, match=r"no node is left that can do it \(it needs"),
+    ):
+        sweep(tmp_path, made.address)
+
+
+def test_a_node_is_sent_a_file_that_it_lacks(three: Any, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "model.gguf")
+    [file] = find_models([str(path)], hub=HubOptions())
+    said: list[float] = []
+    with joined(three.address):
+        send(file, next(iter(nodes_alive())), said.append)
+    assert said[-1] == 1
+    whole = path.read_bytes()
+    path.unlink()
+    assert at_hand(file, (), HubOptions()).path.read_bytes() == whole
 
 
 def test_an_address_where_nothing_answers_is_refused() -> None:

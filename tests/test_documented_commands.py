@@ -121,6 +121,7 @@ LEFT_OUT = {
     "distill": "trains for an hour; its own tests train for seconds",
     "hf:": "needs the hub",
     "--contestant": "needs other engines",
+    "--ray": "needs a cluster; test_cluster_ray.py has some",
 }
 STATUSES = {"--inject": (1,), "check": (0, 1), "trim": (0, 1)}
 """Exit statuses that may not be 0: a broken rule is found, and random models make no draft that pays."""

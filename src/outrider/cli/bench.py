@@ -78,7 +78,7 @@ def bench(settings: BenchSettings) -> int:
     show_log(settings.verbose)
     try:
         with ExitStack() as stack:
-            executor = _executor(settings, stack)
+            executor = _executor(settings, plan, stack)
             stack.enter_context(LoadInterrupt())
             progress = stack.enter_context(show_progress(errors))
             hub = hub_options(settings)
@@ -93,15 +93,18 @@ def bench(settings: BenchSettings) -> int:
     return 0
 
 
-def _executor(settings: BenchSettings, stack: ExitStack) -> Executor | None:
+def _executor(settings: BenchSettings, plan: SweepPlan, stack: ExitStack) -> Executor | None:
     """What does the work elsewhere; None: it is done here."""
     if settings.ray is None:
         return None
+    from outrider.bench.loader import LlamaCppLoader
     from outrider.cluster.joining import joined
     from outrider.cluster.sweeping import RaySweep
 
     stack.enter_context(joined(settings.ray))
-    return RaySweep(hub_options(settings), settings.machines)
+    hub = hub_options(settings)
+    check = LlamaCppLoader(plan, (), hub).check_backend
+    return RaySweep(plan.backends, check, hub, settings.machines)
 
 
 def _note_unfinished(results: Results, errors: Console) -> None:

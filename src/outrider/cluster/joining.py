@@ -52,7 +52,10 @@ def joined(address: str, **local: Any) -> Iterator[None]:
 def _way_out(why: str) -> str:
     if "ersion" in why:
         return f"Use Ray {ray.__version__} and the same Python on every machine."
-    return "Name the HOST:PORT of a cluster's head, or `local`; `ray start --head` begins a cluster."
+    return (
+        "Name the HOST:PORT of a cluster's head, or `local`; `ray start --head` begins a cluster. "
+        "One that asks for a token needs RAY_AUTH_MODE=token here, too."
+    )
 
 
 def _check_address(address: str) -> None:

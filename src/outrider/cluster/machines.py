@@ -77,6 +77,6 @@ def kind_name(facts: Mapping[str, Any], label: str | None) -> str:
     """A kind's name: the label that its nodes were given, or the machine in a few words."""
     if label:
         return label
-    devices = [str(name) for name in facts.get("devices", ()) if name]
+    devices = [str(name) for name in facts.get("devices", ()) if name and name not in facts["cpu"]]
     parts = [facts["cpu"], f"{facts['physical_cores']} cores", f"{facts['memory_gb']} GB", *devices]
     return ", ".join(map(str, parts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -45,21 +45,34 @@ class _Running:
 
 
 class RaySweep:
-    """The executor of a sweep on the cluster that this process is in; `machines` are the kinds that are
-    measured, where not all are."""
+    """The executor of a sweep on the cluster that this process is in. `check` raises BackendError where a
+    library is missing; `machines` are the kinds that are measured, where not all are.
 
-    def __init__(self, hub: HubOptions, machines: Sequence[str] = (), *, has_files: bool = True) -> None:
-        self._hub, self._machines, self._has_files = hub, tuple(machines), has_files
-        self._nodes: list[Node] = []
+    Raises SettingError where no node can work, before anything is written.
+    """
+
+    def __init__(
+        self,
+        backends: Sequence[str],
+        check: Callable[[str], None],
+        hub: HubOptions,
+        machines: Sequence[str] = (),
+        *,
+        has_files: bool = True,
+    ) -> None:
+        self._hub, self._has_files = hub, has_files
+        self._left_out: list[tuple[str, str]] = []
+        self._nodes = find_nodes(
+            backends, check, machines, left_out=lambda node, why: self._left_out.append((node, why))
+        )
 
     def check_backend(self, backend: str) -> None:
         """Each node has said which backends it has by the time that it is asked for work."""
 
     def run(self, sweep: Sweep, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
-        """Raises SettingError where no node can work."""
-        self._nodes = find_nodes(
-            sweep.plan.backends, sweep.loader.check_backend, self._machines, left_out=sweep.skip
-        )
+        """Raises SettingError where a machine is another than when the run began."""
+        for node, why in self._left_out:
+            sweep.skip(node, why)
         kinds = _note_machines(sweep, self._nodes)
         kit = Kit(sweep.plan, tuple(sweep.workloads), sweep.loader, self._hub, self._has_files)
         driver = _Driver(sweep, kit, self._nodes, kinds, targets, drafts)
