@@ -405,6 +405,12 @@ NO_EFFECT = {
     "priority": 2,
     "prompt_cache_options": {},
     "user": "me",
+    "no_stop_trim": False,
+    "skip_special_tokens": True,
+    "return_hidden_states": False,
+    "separate_reasoning": True,
+    "stream_reasoning": True,
+    "include_reasoning": True,
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.exceptions import BackPressureError
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
@@ -197,10 +199,12 @@ class Replicas:
             name="replica",
             autoscaling_config=scaling,
             max_ongoing_requests=settings.max_running + settings.max_waiting,
+            max_queued_requests=max(settings.max_waiting, 1),
             graceful_shutdown_timeout_s=settings.drain_timeout,
             ray_actor_options={"num_cpus": 1},
             request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
         )
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(proxy_location="Disabled")
         try:
             application = deployed.bind(open_models, quiet, self._board)
@@ -262,6 +266,9 @@ class Replicas:
                         begun = True
                         yield message
                     return
+                except BackPressureError as error:
+                    why = "all replicas are full, and others wait for them. Ask again a little later."
+                    raise Problem(429, why, code="queue_full", retry_after_s=2) from error
                 except ray.exceptions.RayError as error:
                     if isinstance(error, ray.exceptions.RayTaskError):
                         raise

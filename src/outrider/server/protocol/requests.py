@@ -93,6 +93,13 @@ class GenerationRequest(SamplingFields, Body):
     n_discard: Any = Field(None, description=_SHIFT)
     timings_per_token: Any = Field(None, description=_TIMINGS)
     return_progress: Any = Field(None, description=_TIMINGS)
+    # vllm-router writes these into every body, with what holds here anyway.
+    no_stop_trim: Literal[False] | None = None
+    skip_special_tokens: Literal[True] | None = None
+    return_hidden_states: Literal[False] | None = None
+    separate_reasoning: Literal[True] | None = None
+    stream_reasoning: Literal[True] | None = None
+    include_reasoning: Literal[True] | None = None
 
 
 _BUDGETS = dict.fromkeys(
