@@ -62,7 +62,14 @@ def test_tools_and_schemas_hold(served: RealServer) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
     with client(served) as asked:
         said = ask(asked, "Name a city.", response_format=wanted, max_tokens=60)
-        called = ask(asked, "Look Ulm up.", tools=[TOOL], tool_choice="required", max_tokens=80)
+        called = ask(
+            asked,
+            "Look Ulm up.",
+            tools=[TOOL],
+            tool_choice="required",
+            max_tokens=80,
+            parallel_tool_calls=False,
+        )
     assert json.loads(said.choices[0].message.content).keys() == {"city", "large"}
     [call] = called.choices[0].message.tool_calls
     assert call.function.name == "look_up"
