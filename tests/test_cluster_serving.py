@@ -45,7 +45,9 @@ def client(served: RealServer, key: str = KEY) -> openai.OpenAI:
 
 def ask(client: openai.OpenAI, text: str, **given: Any) -> Any:
     given = {"model": NAME, "max_tokens": 12, "temperature": 0} | given
-    return client.chat.completions.create(messages=[{"role": "user", "content": text}], **given)
+    messages: Any = [{"role": "user", "content": text}]
+    create: Any = client.chat.completions.create
+    return create(messages=messages, **given)
 
 
 def test_a_stream_is_the_whole_answer(served: RealServer) -> None:
