@@ -22,7 +22,8 @@ def contestants(arguments: argparse.Namespace) -> dict[str, str]:
     ours += " -tb {threads} -c {context} --max-running {slots}"
     found = {"outrider": ours + (" -md {draft}" if arguments.draft else "")}
     if arguments.llama_server:
-        base = f"{shlex.quote(str(arguments.llama_server))} -m {{model}} --host 127.0.0.1 --port {{port}}"
+        base = shlex.join(server_words(arguments.llama_server))
+        base += " -m {model} --host 127.0.0.1 --port {port}"
         base += " -t {threads} -tb {threads} -np {slots} -c {total_context}"
         found["llama plain"] = base
         for kind in ("ngram-mod", "ngram-simple", "ngram-map-k4v"):
@@ -36,6 +37,12 @@ def contestants(arguments: argparse.Namespace) -> dict[str, str]:
     if unknown := [name for name in names if name not in found]:
         sys.exit(f"no contestant {', '.join(unknown)}: there are {', '.join(found)}")
     return {name: found[name] for name in names}
+
+
+def server_words(program: str) -> list[str]:
+    """The command of a llama-server, or of the one in xllamacpp."""
+    own = Path(__file__).with_name("peer.py").resolve()
+    return [sys.executable, str(own)] if program == "xllamacpp" else [program]
 
 
 def values_of(arguments: argparse.Namespace) -> dict[str, object]:

@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from importlib.metadata import version as installed
 from pathlib import Path
 from time import perf_counter
 
@@ -68,7 +69,10 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argument_parser(__doc__, tokens=96, rounds=3, threads=2, context=4096, seed=0)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--llama-server", type=Path, help="its plain and its speculative settings take part")
+    parser.add_argument(
+        "--llama-server",
+        help="its plain and its speculative settings take part; xllamacpp: the one in that package",
+    )
     parser.add_argument("--draft", type=Path, help="a draft model, for every contestant that can use one")
     parser.add_argument(
         "--contestant",
@@ -97,7 +101,8 @@ def describe_run(arguments: argparse.Namespace, chosen: Mapping[str, str]) -> Ro
         for name, command in chosen.items()
     }
     same = {name: getattr(arguments, name) for name in SAME if hasattr(arguments, name)}
-    llama = version(arguments.llama_server) if arguments.llama_server else None
+    program = arguments.llama_server
+    llama = f"xllamacpp {installed(program)}" if program == "xllamacpp" else program and version(program)
     return describe(*models) | same | {"llama_server": llama, "commands": commands}
 
 
