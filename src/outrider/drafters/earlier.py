@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -81,7 +82,7 @@ class Memory:
     @property
     def parts(self) -> list[Part]:
         """All texts, as `recall` takes them."""
-        return [*self._old.texts, *self._recent.texts]
+        return [(list(text), keys) for text, keys in (*self._old.texts, *self._recent.texts)]
 
     def recall(self, parts: Sequence[Part]) -> None:
         """Remember what another memory did, in place of what this one does."""
@@ -107,7 +108,8 @@ class _Shelf:
         self.num_tokens = 0
 
     def append(self, text: Sequence[int], keys: Sequence[int]) -> None:
-        self.texts.append((text, keys))
+        # As numbers in a row: objects, which other work left, would keep the memory around them in use.
+        self.texts.append((array("i", text), keys))
         self.keys.update(keys)
         self.num_tokens += len(text)
         self._index = None
