@@ -141,7 +141,7 @@ def outcome_of(case: str, records: Sequence[StepRecord], plain_s: float) -> Case
     return CaseOutcome(
         case=case,
         tokens=sum(len(record.tokens) for record in decode),
-        seconds=sum(record.total_s - record.work.prefill_s for record in decode) + read_s,
+        seconds=sum(record.total_s - record.work.prefill_s - record.read_s for record in decode) + read_s,
         plain_s=plain_s,
         target_calls=len(decode),
         draft_calls=sum(record.work.calls for record in decode),
