@@ -83,7 +83,8 @@ def replay(
     while done < len(answer):
         position = len(recording.prompt) + done
         room = min(len(answer) - done - 1 if is_limited(recording) else _ROOM, max_draft)
-        room = min(room, max_draft_after(reread)) if rereads else room
+        if rereads:  # its first call reads the end of the prompt
+            room = min(room, max_draft_after(reread)) if done else 0
         draft, work = Draft(), DraftWork()
         if room > 0:
             request = DraftRequest(
