@@ -140,7 +140,7 @@ def _open(settings: ServeSettings, plan: PairPlan, pair: Pair, errors: Console) 
         max_running=settings.max_running,
         kept_sequences=settings.kept_sequences,
         capacity_tokens=settings.kv_tokens or 0,
-        max_gap_s=settings.max_gap and settings.max_gap / 1000,
+        max_gap_s=settings.max_gap_s,
         keeping=settings.keeping,
     )
 

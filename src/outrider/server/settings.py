@@ -141,6 +141,9 @@ class Limits(Group):
         metavar="MS",
         help="The longest step while several run: what prompts and drafts may add. Default: 5 plain steps.",
     )
+    max_pause: Annotated[float, Field(gt=0)] | None = setting(
+        None, hidden=True, help="What --max-gap was called, in seconds."
+    )
     kept_sequences: Annotated[int, Field(ge=0, le=192)] = setting(
         8, help="Ended requests whose KV is kept for others that begin alike."
     )
@@ -169,6 +172,11 @@ class Limits(Group):
     drain_timeout: Seconds = setting(
         30.0, help="Seconds that running requests get to end when the server is stopped."
     )
+
+    @property
+    def max_gap_s(self) -> float | None:
+        """The longest step in seconds, under either name; None: the default."""
+        return self.max_pause if self.max_gap is None else self.max_gap / 1000
 
 
 class Cache(Group):
