@@ -75,7 +75,7 @@ class Board:
         self._metrics.pop(replica, None)
 
     def metrics(self) -> dict[str, str]:
-        """The metrics of all replicas that told lately."""
+        """The metrics of all replicas that reported lately."""
         now = time.time()
         return {name: text for name, (at, text) in self._metrics.items() if now - at < _STALE_S}
 
