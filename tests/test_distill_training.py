@@ -29,9 +29,10 @@ from outrider.distill.corpus import Corpus, Text, text_of
 from outrider.distill.evaluation import StepCosts, predictions_of
 from outrider.distill.examples import Example, example_path, read_example
 from outrider.distill.export import write_gguf
-from outrider.distill.generate import generate
+from outrider.distill.generate import generate, open_teacher
 from outrider.distill.network import Network, TorchModel
 from outrider.distill.on_policy import OnPolicy
+from outrider.distill.plan import DataPlan, DistillPlan
 from outrider.distill.questions import Question
 from outrider.distill.report import Evaluation
 from outrider.distill.starting import keep_layers, random_weights, restrict
@@ -39,7 +40,9 @@ from outrider.distill.train import ROUNDED, Trainer, TrainingSettings, rate_at, 
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab.loaded import LoadedTarget
+from outrider.lab.models import ModelFile
 from outrider.lab.prompts import Prompt
+from outrider.models.gguf import read_card
 from outrider.models.vocab import align
 from outrider.models.vocab.subset import Subset, choose_subset
 from outrider.policy import FixedPolicy
@@ -93,6 +96,20 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Teacher]:
         [example for i, example in enumerate(examples) if i % 8 in (0, 1)],
     )  # fmt: skip
     weights.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_answers_are_computed_with_the_threads_that_were_asked_for(tmp_path: Path, threads: int) -> None:
+    # A cluster's workers start with others, and near-ties fall by their number.
+    path = write_tiny(tmp_path / "teacher.gguf")
+    file = ModelFile("teacher", path, read_card(path), "")
+    plan = DistillPlan(path, tmp_path / "run", data=DataPlan(teacher="torch"), threads=threads, context=64)
+    torch.set_num_threads(3 - threads)
+    try:
+        with open_teacher(file, plan, []):
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(1)
 
 
 def trainer_of(teacher: Teacher, folder: Path, settings: TrainingSettings = SETTINGS, **more: Any) -> Trainer:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf import LoadOptions, physical_cores
 from outrider.core.contracts import Constraint, Model, Vocabulary
 from outrider.core.data import Logits, Row, Span
 from outrider.core.errors import ConstraintError, ModelFileError, OutriderError
@@ -63,6 +63,8 @@ def open_teacher(file: ModelFile, plan: DistillPlan, notices: list[str]) -> Iter
     device = device_of()
     dtype = torch.bfloat16 if has_fast_half(device) else torch.float32
     uses_torch, why = _choose(file, plan, device)
+    # As llama.cpp's calls: near-ties fall by the number of threads, which workers of a cluster set otherwise.
+    torch.set_num_threads(plan.threads or physical_cores())
     at_once = plan.data.parallel or _AT_ONCE["torch" if uses_torch else "llama.cpp"]
     weights = load_weights(file.path, file.card, LoadOptions(threads=plan.threads), notices)
     try:

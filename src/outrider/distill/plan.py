@@ -119,7 +119,7 @@ class DistillPlan:
     draft: DraftPlan = field(default_factory=DraftPlan)
     training: TrainingPlan = field(default_factory=TrainingPlan)
     threads: int = 0
-    """of llama.cpp; 0: the physical cores"""
+    """of llama.cpp and PyTorch; 0: the physical cores"""
     context: int = 1024
     """tokens of the longest prompt with its answer; longer prompts are passed over"""
 
