@@ -89,6 +89,16 @@ class Timed(FakeModel):
             yield
 
 
+def test_the_tokens_of_the_first_call_share_its_time() -> None:
+    target = Timed(5, 9)
+    with target.clock():
+        done = Engine(target).generate(Request((0, 1, 2, 3, 0), GREEDY, max_tokens=2, ignore_end=True))
+    first, second = done.records
+    assert (first.read_tokens, first.num_evaluated) == (4, 1)
+    assert (first.read_s, first.verify_s, first.total_s) == pytest.approx((0.040, 0.010, 0.050))
+    assert (second.read_s, second.verify_s, second.total_s) == pytest.approx((0, 0.014, 0.014))
+
+
 @given(
     arrivals=st.lists(
         st.tuples(st.integers(0, 7), st.integers(1, 150), st.integers(1, 12)), min_size=1, max_size=12
