@@ -136,7 +136,7 @@ def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def asked(rule: Rule, drafts: DraftSampling) -> Request:
     sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
-    return Request(PROMPT, sampling, max_tokens=3, verification=Verification(rule, drafts))
+    return Request(PROMPT, sampling, max_tokens=4, verification=Verification(rule, drafts))
 
 
 SETTINGS = [
