@@ -83,12 +83,18 @@ def replay(
     while done < len(answer):
         position = len(recording.prompt) + done
         room = min(len(answer) - done - 1 if is_limited(recording) else _ROOM, max_draft)
-        if rereads:  # its first call reads the end of the prompt
-            room = min(room, max_draft_after(reread)) if done else 0
+        num_unread = 0 if done else len(recording.prompt) - 1  # the first call reads them
+        if rereads:
+            room = min(room, max_draft_after(reread)) if not num_unread else 0
         draft, work = Draft(), DraftWork()
         if room > 0:
             request = DraftRequest(
-                0, room, SAMPLER, constraint=constraint, reread=reread if rereads else None
+                0,
+                room,
+                SAMPLER,
+                constraint=constraint,
+                reread=reread if rereads else None,
+                num_unread=num_unread,
             )
             [draft], work = policy.propose(drafters, [request], reread)
         num_evaluated = reread + 1 + len(draft)
@@ -200,7 +206,8 @@ class RecordedDrafter:
         self, requests: Sequence[DraftRequest], stopping: StoppingRule
     ) -> tuple[list[Draft], DraftWork]:
         [request] = requests
-        if not stopping.should_continue(request, ()):
+        is_early = self._rereads and request.num_unread > 0  # a head waits for the target's states
+        if is_early or not stopping.should_continue(request, ()):
             return [Draft()], DraftWork()
         work = DraftWork()
         if not self._has_read:
