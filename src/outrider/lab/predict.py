@@ -126,6 +126,7 @@ def predict(cases: Sequence[Recording], setting: Setting, prices: Prices) -> lis
             own_token_s=prices.own_token_s,
             max_draft=prices.max_draft,
             rereads=prices.rereads,
+            is_warm=True,
         )
         places = range(len(case.prompt), len(case.prompt) + len(case.tokens))
         plain_s = sum(prices.target.call_s(1, context=place) + prices.plain_own_s for place in places)

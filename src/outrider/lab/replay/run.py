@@ -65,13 +65,15 @@ def replay(
     own_token_s: float = 0.0,
     max_draft: int = UNLIMITED,
     rereads: bool = False,
+    is_warm: bool = False,
 ) -> Replayed:
     """Run `policy` over a recorded answer; what calls take is what the curves say.
 
     Draft models are those of `draft_costs`; `free` drafters see the prompt and the answer as they would
     in the engine (None: the lookup over the text itself). A fresh `constraint` is that of the request.
     `own_s` is spent beside the calls of a step, and `own_token_s` for each token drafted; a draft has at most
-    `max_draft` tokens. With `rereads` the target is one of checkpoints.
+    `max_draft` tokens. With `rereads` the target is one of checkpoints. `is_warm`: any
+    other one has the prompt's KV from before.
     """
     drafters = [*([SuffixDrafter()] if free is None else free)]
     drafters += [RecordedDrafter(recording, name, curve) for name, curve in (draft_costs or {}).items()]
@@ -83,7 +85,8 @@ def replay(
     while done < len(answer):
         position = len(recording.prompt) + done
         room = min(len(answer) - done - 1 if is_limited(recording) else _ROOM, max_draft)
-        num_unread = 0 if done else len(recording.prompt) - 1  # the first call reads them
+        is_read = done or (is_warm and not rereads)
+        num_unread = 0 if is_read else len(recording.prompt) - 1  # the first call reads them
         if rereads:
             room = min(room, max_draft_after(reread)) if not num_unread else 0
         draft, work = Draft(), DraftWork()
