@@ -228,8 +228,7 @@ def _replay(target: Model, replayed: Run, position: int) -> Row:
     target.truncate(0, 0)
     for record in replayed.records:
         start = target.length(0)
-        end = start + record.read_tokens + record.num_evaluated
-        tokens = tuple(text[min(i, len(text) - 1)] for i in range(start, end))
+        tokens = tuple(text[min(i, len(text) - 1)] for i in range(start, start + record.num_evaluated))
         if record.kind == "prefill":
             target.decode([Span(0, tokens, start, 0)])
             continue
