@@ -270,7 +270,7 @@ def test_measured_curves_take_the_models_place(
 
 def test_recordings_give_an_interval(monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture) -> None:
     few = read_recordings(RECORDINGS)[:2]
-    monkeypatch.setattr("outrider.lab.replay.read_recordings", lambda _: few)
+    monkeypatch.setattr("outrider.lab.recording.read_recordings", lambda _: few)
     words = (*PAIR, "--recordings", str(RECORDINGS), "--batch", "1", "--json")
     [batch] = json.loads(run(monkeypatch, capfdbinary, *words).out)["batches"]
     assert any(way["low"] < way["speedup"] < way["high"] for way in batch["ways"])
