@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Row, append, describe, geometric_mean, run_program, table
 from outrider.core.contracts import Drafter, DraftRequest
-from outrider.core.data import Draft, Request, TokenEstimate
+from outrider.core.data import Request
 from outrider.costs import CallCosts
 from outrider.drafters.lookup import LookupDrafter, Match
 from outrider.drafters.suffix import SuffixDrafter
@@ -39,6 +39,7 @@ from outrider.lab.recording import Recording, read_recordings
 from outrider.lab.replay import hindsight_bound, replay
 from outrider.lab.replay.run import SAMPLER
 from outrider.policy import AutoPolicy
+from policy.ahead import Everything
 from policy.curves import read_costs
 
 CHUNK = 256
@@ -258,22 +259,6 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
         yield from table(header, lines)
 
 
-class FirstToken:
-    """Takes one token, whatever its estimate."""
-
-    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
-        del request
-        return not drafted
-
-    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
-        del request, drafted, estimate
-        return True
-
-    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
-        del request, drafted
-        return Draft()
-
-
 def precision(recordings: Sequence[Recording], data: Data) -> Iterator[Row]:
     """Where the lookup over the text finds nothing: how often the others are right, by their evidence."""
     found: dict[tuple[str, float], list[bool]] = {}
@@ -283,7 +268,7 @@ def precision(recordings: Sequence[Recording], data: Data) -> Iterator[Row]:
             drafter.begin(0, Request(recording.prompt))
         for token in recording.tokens:
             request = DraftRequest(0, 1, SAMPLER)
-            [[lookup], *others] = [drafter.propose([request], FirstToken())[0] for drafter in drafters]
+            [[lookup], *others] = [drafter.propose([request], Everything())[0] for drafter in drafters]
             for drafter, [offer] in zip(drafters[1:], others, strict=True):
                 if offer and not lookup:
                     key = (drafter.name, offer.estimates[0].evidence[0])
