@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from ssl import SSLContext
@@ -67,16 +67,11 @@ def serve(configuration: Configuration) -> int:
                 models, overview, notes = several
                 said += notes
             overview |= _overview(settings, ring, address)
-
-            def ready() -> None:
-                _announce(settings, overview, said, errors)
-
+            ready = partial(_announce, settings, overview, said, errors)
             app = assemble(models, settings, ring)
             server = Server(app, settings, tls=tls, drain=models.drain, ready=ready)
-            try:
+            with closing(models):
                 server.run(sockets)
-            finally:
-                models.close()
             return server.status
     finally:
         close(sockets)
@@ -99,16 +94,11 @@ def _serve_replicas(
                 replicas = Replicas(partial(open_models, settings), settings, least, most)
             overview = {"replicas": f"{least} to {most}, on the cluster at {settings.ray}"}
             overview |= _overview(settings, ring, address)
-
-            def ready() -> None:
-                _announce(settings, overview, said, errors)
-
+            ready = partial(_announce, settings, overview, said, errors)
             app = protect(replicas, settings, ring)
             server = Server(app, settings, tls=tls, drain=replicas.drain, ready=ready)
-            try:
+            with closing(replicas):
                 server.run(sockets)
-            finally:
-                replicas.close()
             return server.status
     finally:
         close(sockets)
