@@ -113,7 +113,7 @@ class _Moved:
 
 def explore(run: Callable[[Rng], Result], share: float = math.inf) -> Iterator[tuple[Result, float]]:
     """Every result of `run`, with its probability; a result may come more than once. With a `share` the
-    likeliest ways alone, until they have that probability together."""
+    most likely ways alone, until they have that probability together."""
     scripts: list[tuple[float, Text]] = [(-1.0, ())]
     explored = 0.0
     while scripts and explored < share:

@@ -1,6 +1,6 @@
 """Sampling at temperature 1 with heads and with targets that are taken back by checkpoints and snapshots, on
-real models of a dozen tokens: the likeliest ways that the engine's random numbers can fall, each followed to
-the end, against the chain rule over plain decoding's logits."""
+real models of a dozen tokens: the most likely ways that the engine's random numbers can fall, each followed
+to the end, against the chain rule over plain decoding's logits."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Drafting:
     logits: Callable[[Sequence[int]], Row]
 
     def unlike(self, request: Request, share: float, *, judge: type[Enumerated], target: Model) -> float:
-        """By how much texts come oftener than in plain decoding, in the likeliest ways of `share` together.
+        """By how much texts come oftener than in plain decoding, in the most likely ways of `share` together.
         Draft tokens were accepted in some of them, and rejected in others."""
         worlds: list[Rng] = []
         engine = Engine(
