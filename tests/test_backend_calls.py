@@ -46,6 +46,18 @@ calls = st.lists(
 # Rows
 
 
+@over(*KINDS, names=NATIVE)
+def test_a_first_call_over_the_token_that_begins_texts_is_like_any_other(backend: Native, kind: str) -> None:
+    begin = backend.weights(kind).vocabulary.bos
+    assert begin is not None
+    rows = []
+    for further in ((), TEXT[:1]):
+        with closing(backend.open(kind)) as model:
+            [found] = model.decode([Span(0, (begin, *further), 0, 1 + len(further))])
+            rows.append(found[0].copy())
+    assert_near(rows[0], rows[1])
+
+
 @over(*KINDS)
 def test_rows_are_those_asked_for_in_the_order_of_the_spans(backend: Backend, kind: str) -> None:
     texts = [TEXT[50 * s : 50 * s + 56] for s in range(3)]

@@ -24,6 +24,7 @@ from outrider.core.data import Span
 from outrider.core.errors import BackendError, OutOfMemory, SettingError
 
 if TYPE_CHECKING:
+    from outrider.backends.gguf.library import Library
     from outrider.backends.gguf.model import GgufModel, Weights
 
 
@@ -164,11 +165,21 @@ def open_context(
         other=beside.native_context if beside else 0,
     )
     if context:
+        if library.warms_up and weights.metadata(f"{weights.metadata('general.architecture')}.expert_count"):
+            _end_warm_up(library, context)
         return context
     what, reason = f"{weights.name} with a context of {context_length} tokens", last_error("")
     if reason and not speaks_of_memory(reason):
         raise BackendError(what, reason, "Choose other settings for the context.")
     raise OutOfMemory(what, reason or f"{library.title} could not create it", SMALLER_CONTEXT)
+
+
+def _end_warm_up(library: Library, context: Any) -> None:
+    """Make a call of one token, whichever, and forget it: the next call is no warm-up any more."""
+    batch = LlamaBatch(library.Batch, 1)
+    library.functions.llama_decode(context, batch.fill([Span(0, (0,), 0, 1)]))
+    library.functions.llama_synchronize(context)  # counts it
+    library.functions.llama_memory_seq_rm(library.memory(context), 0, -1, -1)
 
 
 # A model call's spans, laid out as the library reads them.

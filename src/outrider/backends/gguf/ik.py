@@ -127,6 +127,7 @@ class Dialect(Library):
     reuses_window_cells = False
     # iqk_fa_templates.h leaves out the blocks of cells, from the end, whose first cell is masked.
     flash_mixes_sequences = True
+    warms_up = True
     state_flags = (0,)
     split_modes = ("none", "layer")
     names = {  # noqa: RUF012

@@ -157,6 +157,9 @@ class Library(ABC):
     """whether recurrent states can be gone back to: by copies of them, or by snapshots that it keeps"""
     flash_mixes_sequences: ClassVar[bool]
     """whether its flash attention is right only for one sequence, whose cells lie in order"""
+    warms_up: ClassVar[bool] = False
+    """whether a context's first call of one token is a warm-up, with all experts active and wrong logits, if
+    that token begins texts"""
     state_flags: ClassVar[tuple[int, ...]] = ()
     """further arguments of the functions about a sequence's state"""
     split_modes: ClassVar[tuple[str, ...]]
