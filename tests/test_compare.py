@@ -68,9 +68,10 @@ def test_every_run_starts_cold_and_they_take_turns() -> None:
     model = FakeModel(VOCABULARY, LANGUAGE)
     comparison = compare(engine_of(model), REQUEST, repetitions=2)
     prompts = [i for i, call in enumerate(model.calls) if call[0].start == 0]
-    assert len(prompts) == 4 and all(model.calls[i][0].tokens == (0, 1) for i in prompts)
+    assert len(prompts) == 4 and all(model.calls[i][0].tokens[:3] == (0, 1, 2) for i in prompts)
+    assert [len(model.calls[i][0].tokens) for i in prompts] == [3 + 4, 3, 3 + 4, 3]
     calls = np.diff([*prompts, len(model.calls)]).tolist()
-    assert calls == [calls[0], 21, calls[0], 21] and calls[0] < 21
+    assert calls == [calls[0], 20, calls[0], 20] and calls[0] < 20
     assert comparison.plain.reused_tokens == comparison.speculative.reused_tokens == 0
 
 
@@ -92,7 +93,7 @@ def test_a_first_run_that_was_made_already_counts() -> None:
     num_calls = len(model.calls)
     comparison = compare(engine, REQUEST, first, repetitions=1)
     assert comparison.speculative_completion is first
-    assert len(model.calls) == num_calls + 21
+    assert len(model.calls) == num_calls + 20
 
 
 def test_a_near_tie_is_shown_with_its_margin() -> None:
@@ -127,14 +128,20 @@ def test_a_divergence_is_found_by_hand_too() -> None:
     assert find_divergence(model, REQUEST, done, done) is None
 
 
-def test_a_long_prompt_is_evaluated_anew_in_chunks() -> None:
+@pytest.mark.parametrize(
+    ("num_tokens", "sizes"),
+    [(1, [1]), (9, [9]), (80, [16] * 5), (81, [*[16] * 5, 1])],
+    ids=["one", "short", "its end in the last chunk", "its end alone where the last chunk is full"],
+)
+def test_a_prompt_is_evaluated_anew_in_the_same_calls(num_tokens: int, sizes: list[int]) -> None:
     model = FakeModel(VOCABULARY, LANGUAGE, context_length=200, max_batch_tokens=16)
-    request = Request((0, 1, 2, 3) * 20, GREEDY, max_tokens=6, ignore_end=True)
+    request = Request(((0, 1, 2, 3) * 21)[:num_tokens], GREEDY, max_tokens=6, ignore_end=True)
     done = Engine(model).generate(request)
     other = replace(done, tokens=(*done.tokens[:-1], (done.tokens[-1] + 1) % VOCABULARY.size))
     before = len(model.calls)
     assert find_divergence(model, request, done, other) is not None
     plainly = [[(s.tokens, s.start) for s in call] for call in model.calls[:before]]
+    assert [len(tokens) for [(tokens, _)] in plainly] == [*sizes, *[1] * 5]
     assert [[(s.tokens, s.start) for s in call] for call in model.calls[before:]] == plainly
 
 

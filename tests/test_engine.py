@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,6 +173,42 @@ def test_sequences_side_by_side_say_what_each_says_alone(seed: int, max_batch_to
         assert result(outcome) == plain(language_model(), request)
 
 
+@pytest.mark.parametrize("options", [{}, {"rewind": "none"}, {"rewind": "checkpoints"}, {"max_rows": 1}])
+@pytest.mark.parametrize(
+    ("size", "batch", "calls"), [(1, 64, 1), (2, 64, 1), (64, 64, 1), (65, 64, 2), (66, 64, 2)]
+)
+def test_the_last_prompt_token_is_no_call_of_its_own(
+    options: dict[str, Any], size: int, batch: int, calls: int
+) -> None:
+    prompt = tuple(i % 4 for i in range(size))
+    target = language_model(context_length=200, max_batch_tokens=batch, **options)
+    engine = Engine(target)
+    completion = engine.generate(Request(prompt, GREEDY, max_tokens=5, ignore_end=True))
+    expected = calls + (options.get("rewind") == "checkpoints" and size == 64)  # one in the prompt
+    assert len(target.calls) == expected + 4
+    assert list(completion.tokens) == list(greedy_continuation(LANGUAGE, prompt, 5))
+    assert sum(record.kind == "decode" for record in completion.records) == 5
+    read = sum(r.read_tokens + r.num_evaluated * (r.kind == "prefill") for r in completion.records)
+    assert read == size - 1
+    # The same again: all but the last token is there, or a part of it.
+    again = engine.generate(Request((*prompt, 1, 2), GREEDY, max_tokens=1, ignore_end=True))
+    assert list(again.tokens) == list(greedy_continuation(LANGUAGE, (*prompt, 1, 2), 1))
+    if again.reused_tokens and options.get("rewind") != "checkpoints":
+        assert len(again.records) == 1 and again.records[0].read_tokens == size + 1 - again.reused_tokens
+
+
+def test_prompts_that_end_in_one_call_give_their_first_tokens_in_it() -> None:
+    target = language_model(max_sequences=3)
+    engine = CheckedEngine(target)
+    prompts = [(0, 1, 2), (3,), (2, 2, 1, 0, 3)]
+    for prompt in prompts:
+        engine.submit(Request(prompt, GREEDY, max_tokens=4, ignore_end=True))
+    engine.step()
+    assert len(target.calls) == 1
+    for number, prompt in enumerate(prompts):
+        assert list(engine.outcomes[number].tokens) == list(greedy_continuation(LANGUAGE, prompt, 1))
+
+
 def test_a_long_prompt_is_read_in_chunks_while_others_go_on() -> None:
     options = {"context_length": 1000, "max_batch_tokens": 1000}
     engine = CheckedEngine(language_model(**options))
@@ -181,11 +218,12 @@ def test_a_long_prompt_is_read_in_chunks_while_others_go_on() -> None:
     long = engine.submit(Request(prompt, GREEDY, max_tokens=2, ignore_end=True))
     while engine.step():
         pass
-    prefill = [r for r in engine.outcomes[long].records if r.kind == "prefill"]
-    assert len(prefill) > 2
+    *prefill, first, _ = engine.outcomes[long].records
+    assert len(prefill) >= 2 and {record.kind for record in prefill} == {"prefill"}
     assert max(r.num_evaluated for r in prefill) <= PREFILL_CHUNK_TOKENS
-    assert sum(r.num_evaluated for r in prefill) == len(prompt) - 1
-    assert engine.outcomes[short].records[-1].num_sequences == 2 or len(prefill) == 3
+    assert first.kind == "decode" and first.num_evaluated == 1 and len(first.tokens) == 1
+    assert sum(r.num_evaluated for r in prefill) + first.read_tokens == len(prompt) - 1
+    assert engine.outcomes[short].records[-1].num_sequences == 2 or len(prefill) == 2
     assert tuple(engine.outcomes[long].tokens) == tuple(greedy_continuation(LANGUAGE, prompt, 2))
 
 
@@ -247,7 +285,7 @@ def test_closing_a_stream_frees_its_sequence() -> None:
 def test_a_cancelled_stream_ends_with_what_was_made() -> None:
     engine = Engine(FakeModel(VOCABULARY, scripted_logits(VOCABULARY, "abcd ")))
     stream = engine.stream(Request(PROMPT, GREEDY, max_tokens=30, stop=("bcc",)))
-    text = "".join(next(stream).text for _ in range(4))
+    text = "".join(next(stream).text for _ in range(3))
     engine.cancel(0)
     with pytest.raises(StopIteration) as end:
         next(stream)

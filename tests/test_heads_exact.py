@@ -31,8 +31,8 @@ from tiny_gguf import write_tiny
 
 pytestmark = pytest.mark.skipif(not MAINLINE, reason="no library has the calls for heads")
 
-DOZEN: dict[str, Any] = {"letters": "abcdefghi", "merges": ("a b",), "confidence": 3.0}
-"""with the two control tokens"""
+DOZEN: dict[str, Any] = {"letters": "abcdefghi", "merges": ("a b",), "confidence": 6.0}
+"""with the two control tokens; so confident that few ways make up most of the probability of four tokens"""
 PROMPT = (1, 7, 0, 9, 3)
 TWO = FixedPolicy(draft_max=2, p_min=0.0, hand_over=0.0)
 MOST, MANY = 0.98, 0.8
@@ -136,7 +136,7 @@ def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def asked(rule: Rule, drafts: DraftSampling) -> Request:
     sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
-    return Request(PROMPT, sampling, max_tokens=3, verification=Verification(rule, drafts))
+    return Request(PROMPT, sampling, max_tokens=4, verification=Verification(rule, drafts))
 
 
 SETTINGS = [

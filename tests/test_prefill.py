@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engine.prefill import MAX_TOKENS, Pace, chunks
+from engines import GREEDY, LANGUAGE, VOCABULARY, ScriptedDrafter, oracle
+from outrider.backends.fake import FakeModel
+from outrider.core.data import Logits, Request, Span
+from outrider.costs import CallCosts
+from outrider.costs.points import CallPoint
+from outrider.engine import Engine
+from outrider.engine.prefill import GAP_STEPS, MAX_TOKENS, Pace, chunks
+from outrider.policy import AutoPolicy
 
 UNREAD = st.dictionaries(st.integers(0, 9), st.integers(1, 500), max_size=6)
 
@@ -27,16 +39,113 @@ def test_the_short_one_is_not_held_up_by_a_long_one() -> None:
     assert chunks({0: 1000, 1: 40, 2: 100}, 128) == {0: 64, 1: 40, 2: 24}
 
 
+def test_the_oldest_gets_all_when_it_has_waited_long() -> None:
+    assert chunks({0: 1000, 1: 40, 2: 100}, 128, is_late=True) == {0: 128}
+
+
 def test_those_that_decode_are_not_held_up_long() -> None:
-    pace = Pace(max_pause_s=0.25)
-    assert pace.tokens(alone=True) == MAX_TOKENS
-    assert 0 < pace.tokens(alone=False) < MAX_TOKENS
-    for _ in range(20):
-        pace.note(100, 1.0)
-    assert pace.tokens(alone=False) == 25
+    pace = Pace(max_gap_s=0.6)
+    assert pace.tokens(0) == MAX_TOKENS
+    assert 0 < pace.tokens(2) < MAX_TOKENS
     for _ in range(50):
-        pace.note(100, 100.0)
-    assert 1 < pace.tokens(alone=False) < 25
+        pace.note(2, 0, 0.1)
+        pace.note(2, 100, 1.1)
+    assert pace.gap_s(2) == 0.6
+    assert pace.tokens(2) == 25, "half of what is left beside a plain step"
     for _ in range(50):
-        pace.note(100, 0.001)
-    assert pace.tokens(alone=False) == pace.tokens(alone=True) == MAX_TOKENS
+        pace.note(2, 100, 100.0)
+    assert 1 < pace.tokens(2) < 25
+    for _ in range(50):
+        pace.note(2, 100, 0.101)
+    assert pace.tokens(2) == pace.tokens(0) == MAX_TOKENS
+
+
+def test_without_a_limit_it_follows_from_plain_steps() -> None:
+    pace = Pace()
+    assert pace.gap_s(4) is None
+    pace.note(3, 0, 0.2)
+    pace.note(8, 0, 0.4)
+    assert pace.gap_s(4) == GAP_STEPS * 0.2 and pace.gap_s(7) == GAP_STEPS * 0.4
+
+
+class Timed(FakeModel):
+    """A model whose calls take `plain_ms`, and `token_ms` for each token, by its own clock."""
+
+    def __init__(self, plain_ms: float, token_ms: float, **options: Any) -> None:
+        super().__init__(VOCABULARY, LANGUAGE, **options)
+        self._plain_ms, self._token_ms = plain_ms, token_ms
+        self.now_ms = 0.0
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        self.now_ms += self._plain_ms + self._token_ms * sum(len(span.tokens) for span in spans)
+        return super().decode(spans)
+
+    @contextmanager
+    def clock(self) -> Iterator[None]:
+        """Meanwhile the engine's time is the model's."""
+        with pytest.MonkeyPatch.context() as patch:
+            for module in ("loop", "verification"):
+                patch.setattr(f"outrider.engine.{module}.perf_counter", lambda: self.now_ms / 1000)
+            yield
+
+
+def test_the_tokens_of_the_first_call_share_its_time() -> None:
+    target = Timed(5, 9)
+    with target.clock():
+        done = Engine(target).generate(Request((0, 1, 2, 3, 0), GREEDY, max_tokens=2, ignore_end=True))
+    first, second = done.records
+    assert (first.read_tokens, first.num_evaluated) == (4, 1)
+    assert (first.read_s, first.verify_s, first.total_s) == pytest.approx((0.040, 0.010, 0.050))
+    assert (second.read_s, second.verify_s, second.total_s) == pytest.approx((0, 0.014, 0.014))
+
+
+@given(
+    arrivals=st.lists(
+        st.tuples(st.integers(0, 7), st.integers(1, 150), st.integers(1, 12)), min_size=1, max_size=12
+    ),
+    plain_ms=st.integers(5, 200),
+    token_ms=st.integers(1, 20),
+)
+def test_no_step_is_long_and_no_prompt_waits_for_ever(
+    arrivals: list[tuple[int, int, int]], plain_ms: int, token_ms: int
+) -> None:
+    target = Timed(plain_ms, token_ms, context_length=256, max_batch_tokens=512, max_sequences=8)
+    gap_ms = plain_ms + 60 * token_ms
+    engine = Engine(target, max_gap_s=gap_ms / 1000)
+    left, steps, submitted = list(arrivals), 0, dict[int, int]()
+    with target.clock():
+        while left or engine.num_running:
+            while left and left[0][0] <= steps % 8 and engine.num_running < 8:
+                _, size, max_tokens = left.pop(0)
+                prompt = tuple(i % 4 for i in range(size))
+                asked = Request(prompt, GREEDY, max_tokens, ignore_end=True)
+                submitted[engine.submit(asked)] = steps
+            before_ms = target.now_ms
+            records = [update.record for update in engine.step()]
+            steps += 1
+            decoding = [record for record in records if record.kind == "decode" and not record.read_tokens]
+            reading = [record for record in records if record not in decoding]
+            if decoding and reading:
+                # Before anything is known 64 tokens are read; a chunk of 16 and last tokens in any case.
+                assert target.now_ms - before_ms <= gap_ms + token_ms * (len(records) + 16)
+            for record in records:
+                if record.finish_reason is not None:
+                    del submitted[record.request]
+            # Every step reads 16 tokens at least, and the oldest prompt gets half of them.
+            assert all(steps - start <= 8 * 150 // 8 + 12 for start in submitted.values())
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_drafts_are_kept_short_where_others_wait(others: int) -> None:
+    target = Timed(100, 1)
+    costs = CallCosts([CallPoint(n, (100 + n) / 1000) for n in (1, 2, 4, 8, 16, 32, 64)])
+    draft = ScriptedDrafter(oracle(LANGUAGE), acceptance=0.99)
+    engine = Engine(target, [draft], AutoPolicy(costs), max_gap_s=0.11)
+    for _ in range(1 + others):
+        engine.submit(Request((0, 1, 2), GREEDY, max_tokens=60, ignore_end=True))
+    longest = 0
+    with target.clock():
+        while updates := engine.step():
+            if len(updates) == 1 + others:  # one that is left alone drafts as far as it pays
+                longest = max(longest, updates[0].record.batch_drafted)
+    assert (0 < longest <= 10) if others else longest > 10

@@ -121,6 +121,30 @@ def test_what_may_not_be_reused_is_no_reason_to_keep_more(between: str) -> None:
     assert engine.used_tokens < 2100 + 1000  # as after the first time
 
 
+def test_what_a_cancelled_request_stored_goes_first() -> None:
+    target = language_model(
+        max_sequences=4, context_length=3000, capacity_tokens=12000, max_batch_tokens=3000
+    )
+    engine = Engine(target)
+
+    def cancelled(size: int, first: int) -> None:
+        prompt = (first, *(1 for _ in range(size - 1)))
+        number = engine.submit(Request(prompt, GREEDY, max_tokens=9, ignore_end=True))
+        while not engine.step()[0].record.tokens:
+            pass
+        engine.cancel(number)
+
+    cancelled(2500, 0)
+    assert engine.used_tokens == 0, "more than is kept while nothing is reused"
+    ended = Request((2, *(1 for _ in range(1499))), GREEDY, max_tokens=1)
+    engine.generate(ended)
+    cancelled(300, 3)
+    assert engine.used_tokens == 1500 + 300, "both are within what is kept"
+    cancelled(900, 0)
+    assert engine.used_tokens == 1500 + 300, "it goes, and not what was used before"
+    assert engine.generate(ended).reused_tokens == 1499
+
+
 def test_a_request_that_might_not_fit_beside_the_others_has_to_wait() -> None:
     engine = Engine(language_model(max_sequences=8, capacity_tokens=260))
     engine.submit(request(LONG, max_tokens=50))

@@ -208,8 +208,8 @@ def price(
 
 
 def seconds(completion: Completion) -> Row:
-    steps = [record.total_s for record in completion.records if record.kind == "decode"]
-    prompt_s = sum(record.total_s for record in completion.records if record.kind != "decode")
+    steps = [record.total_s - record.read_s for record in completion.records if record.kind == "decode"]
+    prompt_s = sum(r.read_s if r.kind == "decode" else r.total_s for r in completion.records)
     return {"step_s": median(steps), "prompt_s": prompt_s, "token_s": sum(steps) / len(completion.tokens)}
 
 

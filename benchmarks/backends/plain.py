@@ -57,7 +57,7 @@ class Pair:
         request = Request(self.prompt, sampling, max_tokens=num_tokens, ignore_end=True, speculate=False)
         completion = self.session.engine.generate(request)
         steps = [record for record in completion.records if record.kind == "decode"]
-        own_s = sum(record.total_s - record.verify_s for record in steps)
+        own_s = sum(record.total_s - record.read_s - record.verify_s for record in steps)
         readout = read_out(completion)
         return {"token_s": readout.decode_s / num_tokens, "own_s": own_s / num_tokens}
 

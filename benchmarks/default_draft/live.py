@@ -127,7 +127,7 @@ def figures(text: Completion) -> Row:
         for i, source in enumerate(record.draft.sources)
     ]
     return {
-        "decode_s": sum(record.total_s for record in steps),
+        "decode_s": sum(record.total_s - record.read_s for record in steps),
         "tokens": sum(len(record.tokens) for record in steps),
         "calls": len(steps),
         "draft_calls": sum(record.work.calls for record in steps),

@@ -49,7 +49,7 @@ def times(plain: list[StepRecord], drafting: list[StepRecord]) -> dict[str, floa
     """Mean milliseconds; None where there was no such call."""
     after: dict[bool, list[float]] = {False: [], True: []}
     for before, record in pairwise(drafting):
-        if record.num_evaluated == 1:
+        if record.num_evaluated == 1 and not record.read_tokens:
             after[before.num_evaluated > 1].append(record.verify_s)
     own = {
         "plain": plain,

@@ -35,7 +35,7 @@ class Run(NamedTuple):
     @property
     def decode_s(self) -> float:
         """Everything after the target's prompt: the draft model's reading of it counts."""
-        return sum(r.total_s for r in self.completion.records if r.kind == "decode")
+        return sum(r.total_s - r.read_s for r in self.completion.records if r.kind == "decode")
 
     @property
     def token_s(self) -> float:
@@ -153,7 +153,8 @@ class Bench:
             # Where nobody asked it, the target tells how fast the machine was.
             scale = draft.scale if draft.ratios else target.scale
             drafts[self._drafter.name] = draft.fitted(self._draft_times, scale)
-        own_s = median(r.total_s - r.verify_s for r in plain.completion.records if r.kind == "decode")
+        decoded = (r for r in plain.completion.records if r.kind == "decode")
+        own_s = median(r.total_s - r.read_s - r.verify_s for r in decoded)
         found = {}
         for choice in (*autos(bool(drafts)), *settings(bool(drafts))):
             known = copy.deepcopy(costs), copy.deepcopy(drafts)

@@ -118,10 +118,12 @@ class CallTimes:
 
 
 def time_calls(records: Iterable[StepRecord], target: CallTimes, draft: CallTimes | None) -> None:
-    """Note the calls of decoding steps of single sequences."""
+    """Note the calls of decoding steps of single sequences. Of one that read
+    of the prompt too they are the draft's alone."""
     records = [record for record in records if record.kind == "decode"]
     for record in records:
-        target.note(record.batch_tokens, record.verify_s, record.position)
+        if not record.read_tokens:
+            target.note(record.batch_tokens, record.verify_s, record.position)
         if draft and record.work.prefill_calls:
             draft.prefill_token_s.append(record.work.prefill_s / record.work.prefill_tokens)
     if draft is None:

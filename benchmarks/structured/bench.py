@@ -52,9 +52,8 @@ class Run(NamedTuple):
     def token_s(self) -> float:
         if self.completion is None or not self.completion.tokens:
             return float("inf")
-        return sum(r.total_s for r in self.completion.records if r.kind == "decode") / len(
-            self.completion.tokens
-        )
+        decode = [r for r in self.completion.records if r.kind == "decode"]
+        return sum(r.total_s - r.read_s for r in decode) / len(self.completion.tokens)
 
     def as_json(self, case: Case) -> Row:
         if self.completion is None:
@@ -71,7 +70,7 @@ class Run(NamedTuple):
             "drafted": drafted,
             "accepted": {name: counts.accepted_tokens for name, counts in readout.drafters.items()},
             "evaluated": sum(record.num_evaluated for record in decode),
-            "decode_s": sum(record.total_s for record in decode),
+            "decode_s": sum(record.total_s - record.read_s for record in decode),
             "draft_prefill_s": sum(record.work.prefill_s for record in records),
             "constraint_s": sum(record.constraint_s for record in decode),
             "finish": self.completion.finish_reason,

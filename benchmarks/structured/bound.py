@@ -59,7 +59,7 @@ def bound_token_s(
     times = CallTimes(curve)
     for run in (answer, plain):
         time_calls(run.records, times, None)
-    own_s = median(r.total_s - r.verify_s for r in plain.records if r.kind == "decode")
+    own_s = median(r.total_s - r.read_s - r.verify_s for r in plain.records if r.kind == "decode")
     recording = Recording("0", "structured", tuple(prompt), answer.tokens, answer.finish_reason, {})
     free: list[Drafter] = [SuffixDrafter(), ForcedDrafter(make)]
     bound_s = hindsight_bound(recording, times.fitted(times), free=free, own_s=own_s)

@@ -176,7 +176,7 @@ class FakeModel:
         self.max_draft = (0 if rewind == "none" else UNLIMITED) if max_draft is None else max_draft
         self._num_snapshots: dict[int, int] = {}
         self._checkpoints: dict[int, dict[bool, int]] = {}
-        """lengths of each sequence, of spans with rows and of those without"""
+        """lengths of each sequence, of spans with a draft and of those without"""
         self.calls: list[tuple[Span, ...]] = []
         self.fail_at_call: int | None = None
         self._next_logits = next_logits
@@ -204,7 +204,7 @@ class FakeModel:
             self._num_snapshots = {s.sequence: min(len(s.tokens) - 1, self.max_draft) for s in spans}
             for span in spans:
                 if span.checkpoint:
-                    self._checkpoints.setdefault(span.sequence, {})[span.rows > 0] = span.start
+                    self._checkpoints.setdefault(span.sequence, {})[span.rows > 1] = span.start
         except BaseException:  # what a test's `next_logits` raises
             for span in spans:
                 del self._stored.get(span.sequence, [])[span.start :]

@@ -198,7 +198,7 @@ class Rounds:
             "draft": draft,
             "setting": runner.setting.name,
             "timed_tokens": made.tokens,
-            "prefill_s": sum(r.total_s for r in completion.records if r.kind == "prefill"),
+            "prefill_s": sum(r.total_s if r.kind == "prefill" else r.read_s for r in completion.records),
             "decode_s": made.seconds,
             "forced": sum(s == FORCED for r in completion.records for s in r.draft.sources[: r.num_accepted]),
             **(_difference(completion.tokens, answer.tokens) if _is_greedy(case) else {}),
@@ -259,7 +259,8 @@ class _Runner:
             for drafter in self._drafters:
                 drafter.reset()
         decoded = [record for record in completion.records if record.kind == "decode"]
-        self.calls_s += [record.verify_s for record in decoded if record.num_evaluated == 1]
+        singles = (record for record in decoded if record.num_evaluated == 1 and not record.read_tokens)
+        self.calls_s += [record.verify_s for record in singles]
         return completion
 
 

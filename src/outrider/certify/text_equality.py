@@ -228,7 +228,8 @@ def _replay(target: Model, replayed: Run, position: int) -> Row:
     target.truncate(0, 0)
     for record in replayed.records:
         start = target.length(0)
-        tokens = tuple(text[min(i, len(text) - 1)] for i in range(start, start + record.num_evaluated))
+        end = start + record.read_tokens + record.num_evaluated
+        tokens = tuple(text[min(i, len(text) - 1)] for i in range(start, end))
         if record.kind == "prefill":
             target.decode([Span(0, tokens, start, 0)])
             continue

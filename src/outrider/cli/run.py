@@ -29,7 +29,6 @@ from outrider.core.data import Completion, Request
 from outrider.core.errors import ConstraintError, PromptError
 from outrider.drafters.corpus import indexing
 from outrider.drafters.model import ModelDrafter
-from outrider.engine import MAX_PAUSE_S
 from outrider.lab.comparison import Comparison, compare, is_deterministic
 from outrider.lab.recording import Recording, record_offers
 from outrider.lab.recording import as_json as recording_json
@@ -109,7 +108,7 @@ def open_session(
     max_running: int = 1,
     kept_sequences: int = 0,
     capacity_tokens: int = 0,
-    max_pause_s: float = MAX_PAUSE_S,
+    max_gap_s: float | None = None,
     keeping: Keeping | None = None,
 ) -> Session:
     """Open contexts that hold `tokens`, unless their size was given, for `max_running` requests at once; the
@@ -130,7 +129,7 @@ def open_session(
             max_running=max_running,
             kept_sequences=kept_sequences,
             capacity_tokens=capacity_tokens,
-            max_pause_s=max_pause_s,
+            max_gap_s=max_gap_s,
             keeping=keeping,
         )
 

@@ -130,7 +130,7 @@ def _open(settings: ServeSettings, plan: PairPlan, pair: Pair, errors: Console) 
         max_running=settings.max_running,
         kept_sequences=settings.kept_sequences,
         capacity_tokens=settings.kv_tokens or 0,
-        max_pause_s=settings.max_pause,
+        max_gap_s=settings.max_gap_s,
         keeping=settings.keeping,
     )
 

@@ -217,7 +217,8 @@ class DraftRequest:
     `constraint` is what the output may be, if it is limited. `drafting` is what the request asked for;
     `max_tokens` respects its cap already. `reread` is None where rejected tokens are forgotten at no cost;
     else the call evaluates so many tokens again, and after a rejection the next one evaluates these, the last
-    token and the accepted ones again.
+    token and the accepted ones again. `max_call_s`: the target's call should take no longer, since others
+    wait for their next tokens; None: nobody does. `num_unread`: prompt tokens that the call reads besides.
     """
 
     sequence: int
@@ -229,6 +230,8 @@ class DraftRequest:
     constraint: Constraint | None = None
     drafting: Drafting = field(default_factory=Drafting)
     reread: int | None = None
+    max_call_s: float | None = None
+    num_unread: int = 0
 
     def allows(self, drafter: Drafter) -> bool:
         """Whether the request is to be drafted for by this drafter."""

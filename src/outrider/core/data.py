@@ -293,7 +293,8 @@ class StepRecord:
     """One step of one sequence, as it happened: the only source of every count and time.
 
     A "prefill" step evaluates prompt tokens and emits nothing; a "decode" step is one target
-    call over the last committed token and the draft. Times are seconds of wall clock. Model
+    call over the last committed token and the draft, and the first one also reads the last chunk of the
+    prompt. Times are seconds of wall clock. Model
     calls are shared by all `num_sequences` of the step; for several sequences the times and
     calls of one step must not be added up.
     """
@@ -304,7 +305,7 @@ class StepRecord:
     position: int
     """committed tokens before the step (prompt included)"""
     num_evaluated: int
-    """tokens of this sequence in the target call"""
+    """tokens of this sequence in the target call, `read_tokens` not among them"""
     draft: Draft
     """what was offered to the target"""
     num_accepted: int
@@ -315,7 +316,7 @@ class StepRecord:
     draft_s: float
     """proposing, the draft model's calls included, its prefill not"""
     verify_s: float
-    """the target call"""
+    """the target call, but for `read_s`"""
     sampling_s: float
     """logits to distributions, and the verification rule"""
     other_s: float
@@ -327,6 +328,10 @@ class StepRecord:
     """tokens of all sequences in the target call"""
     batch_drafted: int = 0
     """drafted ones among them"""
+    read_tokens: int = 0
+    """prompt tokens before the last one that a "decode" step read as well"""
+    read_s: float = 0.0
+    """what that took: their share, by number, of the target call"""
     constraint_s: float = 0.0
     """what working out masks and forced tokens took of the other times"""
     finish_reason: FinishReason | None = None
@@ -336,7 +341,8 @@ class StepRecord:
     @property
     def total_s(self) -> float:
         """Wall time of the step."""
-        return self.work.prefill_s + self.draft_s + self.verify_s + self.sampling_s + self.other_s
+        calls_s = self.work.prefill_s + self.draft_s + self.read_s + self.verify_s
+        return calls_s + self.sampling_s + self.other_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,7 +195,9 @@ class ModelDrafter:
 
     def _room(self, request: DraftRequest) -> int:
         """Tokens that can be drafted before the draft model's own context is full; none after a prefix that
-        does not fit a call."""
+        does not fit a call, and for a head none before the target has read the prompt."""
+        if request.num_unread and getattr(self.model, "is_head", False):
+            return 0
         context, num_prefix = self._contexts[request.sequence], len(self.alignment.read(request.prefix))
         if not context.final or num_prefix >= self._chunk_tokens:
             return 0

@@ -165,14 +165,20 @@ class Slots:
         except RewindUnsupported:
             return  # read again
 
-    def give_back(self, slot: int) -> None:
-        """The request on a slot has ended; what it stored is kept until the room is needed."""
+    def give_back(self, slot: int, *, cancelled: bool = False) -> None:
+        """The request on a slot has ended; what it stored is kept until the room is needed. Of one that was
+        cancelled, which hardly anybody goes on from, it is the first to go, and never exceeds the budget."""
         held = self._running.pop(slot)
         if self._target.length(slot):
             self._kept[slot] = held
         budget = max(_MIN_KEPT_TOKENS, self._reusable * self._target.capacity_tokens)
-        while len(self._kept) > 1 and sum(map(self._target.length, self._kept)) > budget:
-            self._forget(next(iter(self._kept)))
+        if cancelled and slot in self._kept:
+            self._kept.move_to_end(slot, last=False)
+        while sum(map(self._target.length, self._kept)) > budget:
+            oldest = next(iter(self._kept))
+            if len(self._kept) == 1 and not (cancelled and oldest == slot):
+                break
+            self._forget(oldest)
 
     def make_room(self, num_tokens: int) -> None:
         """Forget what ended requests left, the oldest first, until so many more tokens can be stored."""

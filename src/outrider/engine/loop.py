@@ -18,22 +18,14 @@ from typing import cast
 import numpy as np
 
 from outrider.core.contracts import Constraint, Drafter, DraftRequest, Model, Policy
-from outrider.core.data import (
-    Completion,
-    Draft,
-    Grammar,
-    Piece,
-    Request,
-    Span,
-    Update,
-)
+from outrider.core.data import Completion, Draft, Grammar, Piece, Request, Update
 from outrider.core.errors import ConstraintError, InputError, PromptError
 from outrider.core.saved import KvStore, Reading
 from outrider.engine.interrupts import deferred
 from outrider.engine.kv_slots import Slots, rewind
 from outrider.engine.limits import end_thought, limits_of
-from outrider.engine.prefill import MAX_PAUSE_S, Pace, chunks
-from outrider.engine.reread import checkpoint_at, decodes, max_draft, reread, unread, verification
+from outrider.engine.prefill import PATIENT_STEPS, Pace, chunks
+from outrider.engine.reread import decodes, max_draft, reading, reread, unread, verification, with_draft
 from outrider.engine.sequence import RunningRequest, Shared, StepPlan, Verified, complete
 from outrider.engine.text import TextStream
 from outrider.engine.tokenization import PreferredTokenization
@@ -50,8 +42,8 @@ class Engine:
     that cannot rewind decodes plainly, and `notices` says so. `verifier` makes each request's
     verification rule from its settings and seed, `constrain` the constraint of a request's grammar.
     `preferred` is what was learned about the target's tokens for forced text. At most `max_running`
-    requests run at once (None: as many as the target has sequences); the other sequences keep KV. Reading
-    a prompt holds them up for `max_pause_s` at a time. `kv_store` gets KV that has to leave the target.
+    requests run at once (None: as many as the target has sequences); the other sequences keep KV. Where
+    several run, no step is to be longer than `max_gap_s` (`Pace`). `kv_store` gets KV that has to leave.
     """
 
     def __init__(
@@ -63,7 +55,7 @@ class Engine:
         verifier: Callable[[Request, int], VerificationRule] = Verifier.of,
         constrain: Callable[[Grammar], Constraint] | None = None,
         max_running: int | None = None,
-        max_pause_s: float = MAX_PAUSE_S,
+        max_gap_s: float | None = None,
         kv_store: KvStore | None = None,
     ) -> None:
         self.target = target
@@ -75,7 +67,7 @@ class Engine:
         self.equip(drafters, policy)
         self._kv_store = kv_store
         self.slots = Slots(target, kv_store)
-        self._pace = Pace(max_pause_s)
+        self._pace = Pace(max_gap_s)
         self._num_submitted = 0
         self._num_steps = 0
         self._learning_s = 0.0
@@ -190,7 +182,8 @@ class Engine:
                 end_thought(sequence, self.target, self.preferred)
 
     def cancel(self, request_id: int) -> Completion | None:
-        """Stop a running request after its last step; its KV stays for reuse. Returns what there is of it;
+        """Stop a running request after its last step; its KV stays for reuse as far as there
+        is room to keep any. Returns what there is of it;
         None when it has ended before."""
         for sequence in self._running:
             if sequence.id == request_id:
@@ -213,7 +206,7 @@ class Engine:
 
     def _release(self, sequence: RunningRequest) -> None:
         self._running.remove(sequence)
-        self.slots.give_back(sequence.slot)
+        self.slots.give_back(sequence.slot, cancelled=sequence.finish_reason == "cancelled")
         for drafter in self._drafters_of(sequence):
             drafter.end(sequence.slot)
 
@@ -276,10 +269,9 @@ class Engine:
             rows = self.target.decode([plan.span for plan in plans])
             shared.verify_s = perf_counter() - before
             self._num_steps += 1
-            if any(plan.draft is None for plan in plans):
-                self._pace.note(shared.batch_tokens, shared.verify_s)
-                if self._kv_store is not None:
-                    self._kv_store.note_read(shared.batch_tokens, shared.verify_s)
+            self._pace.note(shared.num_decoding, shared.batch_tokens - shared.num_decoding, shared.verify_s)
+            if self._kv_store is not None and any(plan.reads for plan in plans):
+                self._kv_store.note_read(shared.batch_tokens, shared.verify_s)
             # All verdicts before the first commit: bad logits leave every request as it was.
             verified = [verify(plan, row) for plan, row in zip(plans, rows, strict=True)]
             updates = [self._commit(p, v, shared) for p, v in zip(plans, verified, strict=True)]
@@ -301,13 +293,15 @@ class Engine:
             rewind(self.target, sequence.slot, len(sequence.tokens) - 1)
 
     def _plan(self, running: Sequence[RunningRequest], shared: Shared) -> list[StepPlan]:
-        """Decoding sequences first, each with its draft, then chunks of the prompts that are being read."""
+        """Decoding sequences first, then chunks of the prompts that are being read; each sequence whose next
+        token comes of the call with its draft."""
         decoding = [s for s in running if decodes(self.target, s, len(running))]
         num_decoding = len(decoding) + sum(reread(self.target, s) for s in decoding)
+        shared.num_decoding = num_decoding
         reading = self._read([s for s in running if s not in decoding], num_decoding)
-        drafts = self._propose(decoding, num_decoding, sum(len(p.span.tokens) for p in reading), shared)
-        plans = [verification(self.target, s, draft) for s, draft in zip(decoding, drafts, strict=True)]
-        return plans + reading
+        plans = [*(verification(self.target, s) for s in decoding), *reading]
+        drafts = self._propose([plan for plan in plans if plan.draft is not None], plans, shared)
+        return [with_draft(plan, drafts.get(plan.sequence.slot)) for plan in plans]
 
     def _read(self, sequences: Sequence[RunningRequest], num_decoding: int) -> list[StepPlan]:
         """The next chunks of prompts. Where others decode so many tokens, half of the batch is left for their
@@ -316,26 +310,26 @@ class Engine:
         if num_decoding:
             room -= room // 2
         missing = {i: unread(self.target, s) for i, s in enumerate(sequences)}
-        plans = []
-        for i, size in chunks(missing, min(room, self._pace.tokens(alone=num_decoding == 0))).items():
-            sequence = sequences[i]
-            stored = self.target.length(sequence.slot)
-            tokens = tuple(sequence.tokens[stored : stored + size])
-            checkpoint = stored == checkpoint_at(self.target, sequence)
-            plans.append(StepPlan(sequence, Span(sequence.slot, tokens, stored, 0, checkpoint), None))
-        return plans
+        is_late = bool(sequences) and len(sequences[0].updates) >= PATIENT_STEPS
+        sizes = chunks(missing, min(room, self._pace.tokens(num_decoding)), is_late=is_late)
+        spare = min(self.target.max_batch_tokens - sum(sizes.values()), self.target.max_rows) - num_decoding
+        return [
+            reading(self.target, sequences[i], size, spare > n) for n, (i, size) in enumerate(sizes.items())
+        ]
 
     def _propose(
-        self, decoding: Sequence[RunningRequest], num_decoding: int, num_read: int, shared: Shared
-    ) -> list[Draft]:
-        """One draft for each sequence, no longer than its context, its `max_tokens` and the batch leave
-        room for beside `num_read` prompt tokens: the target adds a token of its own to every draft.
-        `num_decoding` tokens are evaluated without any draft."""
+        self, decoding: Sequence[StepPlan], plans: Sequence[StepPlan], shared: Shared
+    ) -> dict[int, Draft]:
+        """Drafts for sequences that decode, by slot, no longer than their context, their `max_tokens` and the
+        batch leave room for beside all `plans`: the target adds a token of its own to every draft."""
         before = perf_counter()
-        limit = min(self.target.max_batch_tokens - num_read, self.target.max_rows)
-        share = limit // max(len(decoding), 1)
+        num_tokens = sum(len(plan.span.tokens) for plan in plans)
+        num_read = num_tokens - shared.num_decoding - sum(plan.reads and plan.span.rows for plan in plans)
+        share = min(self.target.max_batch_tokens - num_read, self.target.max_rows) // max(len(decoding), 1)
+        gap_s = self._pace.gap_s(shared.num_decoding) if len(self._running) > 1 else None
         requests: dict[int, DraftRequest] = {}
-        for sequence in decoding:
+        for plan in decoding:
+            sequence = plan.sequence
             room = min(self.target.context_length - len(sequence.tokens), share) - 1
             room = min(room, max_draft(self.target, sequence, share))
             if sequence.num_remaining is not None:
@@ -353,14 +347,16 @@ class Engine:
                     constraint=sequence.constraint,
                     drafting=sequence.request.drafting,
                     reread=reread(self.target, sequence) if self.target.rewind == "checkpoints" else None,
+                    max_call_s=gap_s,
+                    num_unread=plan.read_tokens,
                 )
         drafts: dict[int, Draft] = {}
         if requests:
-            others = num_read + num_decoding - len(requests)
+            others = num_tokens - len(requests)
             offers, shared.work = self.policy.propose(self.drafters, list(requests.values()), others)
             drafts = dict(zip(requests, offers, strict=True))
         shared.propose_s = perf_counter() - before
-        return [drafts.get(sequence.slot, Draft()) for sequence in decoding]
+        return drafts
 
     def _is_drafted_for(self, sequence: RunningRequest) -> bool:
         """What a constraint forces is drafted without any drafter."""

@@ -7,6 +7,8 @@ together.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from outrider.core.contracts import Model
 from outrider.core.data import Draft, Span
 from outrider.engine.sequence import RunningRequest, StepPlan
@@ -37,7 +39,10 @@ def max_draft(target: Model, sequence: RunningRequest, max_tokens: int) -> int:
     sequence."""
     if target.rewind != "checkpoints":
         return target.max_draft
-    return max_draft_after(reread(target, sequence), max_tokens)
+    missing = reread(target, sequence)
+    if missing and not sequence.num_generated:  # a rejection would lose the end of the prompt
+        return 0
+    return max_draft_after(missing, max_tokens)
 
 
 def max_draft_after(missing: int, max_tokens: int = _MAX_CALL_TOKENS) -> int:
@@ -45,12 +50,29 @@ def max_draft_after(missing: int, max_tokens: int = _MAX_CALL_TOKENS) -> int:
     return min(_MAX_CALL_TOKENS, max_tokens) - 1 - missing if missing <= MAX_REREAD else 0
 
 
-def verification(target: Model, sequence: RunningRequest, draft: Draft) -> StepPlan:
-    """A decoding sequence's part in the call."""
+def verification(target: Model, sequence: RunningRequest) -> StepPlan:
+    """A decoding sequence's part in the call, but for its draft."""
     stored = target.length(sequence.slot)
-    tokens = (*sequence.tokens[stored:], *draft.tokens)
-    span = Span(sequence.slot, tokens, stored, 1 + len(draft), checkpoint=bool(draft))
-    return StepPlan(sequence, span, draft)
+    return StepPlan(sequence, Span(sequence.slot, tuple(sequence.tokens[stored:]), stored, 1), Draft())
+
+
+def with_draft(plan: StepPlan, draft: Draft | None) -> StepPlan:
+    """The same part with a draft after it."""
+    if not draft:
+        return plan
+    span = replace(plan.span, tokens=plan.span.tokens + draft.tokens, rows=1 + len(draft), checkpoint=True)
+    return replace(plan, span=span, draft=draft)
+
+
+def reading(target: Model, sequence: RunningRequest, size: int, may_end: bool) -> StepPlan:
+    """The part in the call of a sequence that reads `size` tokens of its prompt. Where these are all but the
+    last one, that one joins them if it `may`, so that the call gives the first token of the text."""
+    stored = target.length(sequence.slot)
+    ends = may_end and size == reread(target, sequence)
+    tokens = tuple(sequence.tokens[stored : stored + size + ends])
+    checkpoint = stored == checkpoint_at(target, sequence)
+    span = Span(sequence.slot, tokens, stored, int(ends), checkpoint)
+    return StepPlan(sequence, span, Draft(), size) if ends else StepPlan(sequence, span, None)
 
 
 def unread(target: Model, sequence: RunningRequest) -> int:

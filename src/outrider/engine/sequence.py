@@ -71,7 +71,14 @@ class StepPlan:
     sequence: RunningRequest
     span: Span
     draft: Draft | None
-    """None for a chunk of the prompt"""
+    """None for a chunk of the prompt that is not its last"""
+    read_tokens: int = 0
+    """tokens of the prompt's last chunk, the last one not among them"""
+
+    @property
+    def reads(self) -> bool:
+        """Whether it reads more of a prompt than its last token."""
+        return self.draft is None or self.read_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,8 @@ class Shared:
     verify_s: float = 0.0
     work: DraftWork = field(default_factory=DraftWork)
     plans: list[StepPlan] = field(default_factory=list)
+    num_decoding: int = 0
+    """tokens of the call that are neither drafts nor of prompts"""
 
     @property
     def batch_tokens(self) -> int:

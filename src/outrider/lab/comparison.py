@@ -147,7 +147,7 @@ def find_divergence(
     if position == min(len(plain.tokens), len(speculative.tokens)):
         return None
     generated = plain.tokens[:position]
-    # The shapes of plain decoding: the prompt in chunks, its last token and everything generated one by one.
+    # The shapes of plain decoding: the prompt in chunks, and everything generated one by one.
     target.truncate(0, 0)
     known = (*request.prompt, *generated)
     *_, last = teacher_forced(target, known, len(request.prompt) - 1, chunk=1)

@@ -126,6 +126,7 @@ def predict(cases: Sequence[Recording], setting: Setting, prices: Prices) -> lis
             own_token_s=prices.own_token_s,
             max_draft=prices.max_draft,
             rereads=prices.rereads,
+            is_warm=True,
         )
         places = range(len(case.prompt), len(case.prompt) + len(case.tokens))
         plain_s = sum(prices.target.call_s(1, context=place) + prices.plain_own_s for place in places)
@@ -141,7 +142,7 @@ def outcome_of(case: str, records: Sequence[StepRecord], plain_s: float) -> Case
     return CaseOutcome(
         case=case,
         tokens=sum(len(record.tokens) for record in decode),
-        seconds=sum(record.total_s - record.work.prefill_s for record in decode) + read_s,
+        seconds=sum(record.total_s - record.work.prefill_s - record.read_s for record in decode) + read_s,
         plain_s=plain_s,
         target_calls=len(decode),
         draft_calls=sum(record.work.calls for record in decode),

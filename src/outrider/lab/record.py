@@ -97,7 +97,7 @@ def record_case(
     engine.reset()
     plain = engine.generate(request)
     decode = [record for record in plain.records if record.kind == "decode"]
-    timed = list(decode)
+    timed = [record for record in decode if not record.read_tokens]
     if probe is not None and plain.tokens and engine.target.rewind != "none":
         timed += [record for record in _probe(engine, request, plain, probe) if record.kind == "decode"]
     return AnswerRow(
@@ -108,9 +108,9 @@ def record_case(
         tokens=plain.tokens,
         text=plain.text,
         finish_reason=plain.finish_reason,
-        prefill_s=sum(record.total_s for record in plain.records if record.kind == "prefill"),
-        decode_s=sum(record.total_s for record in decode),
-        own_s=sum(record.total_s - record.verify_s for record in decode),
+        prefill_s=sum(r.total_s if r.kind == "prefill" else r.read_s for r in plain.records),
+        decode_s=sum(record.total_s - record.read_s for record in decode),
+        own_s=sum(record.total_s - record.read_s - record.verify_s for record in decode),
         calls=tuple((r.num_evaluated, r.position, r.verify_s, r.total_s - r.verify_s) for r in timed),
         seed=plain.seed,
     )

@@ -6,6 +6,7 @@ for its step, after lookup tokens or before them: a match that the model agrees 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from outrider.core.errors import SettingError
 from outrider.costs import CallCosts
 from outrider.policy.fixed import FixedPolicy
 from outrider.policy.learning import learn_costs, learn_request, plain_step_s
-from outrider.policy.objective import allocate
+from outrider.policy.objective import allocate, within
 from outrider.policy.pretrained import PretrainedCalibration
 from outrider.policy.proposal import Proposal
 from outrider.policy.state import BatchState, PolicyState, RequestState
@@ -115,6 +116,8 @@ class AutoPolicy:
         batch = BatchState.of(texts, self.knowledge, others, requests)
         calls_s = self.knowledge.calls_s(sum(len(draft) for draft, _ in found), batch)
         candidates = [(draft.acceptance, fixed) for draft, fixed in found]
+        limits_s = [r.max_call_s for r in requests if r.max_call_s is not None]
+        calls_s = within(calls_s, min(limits_s, default=math.inf), sum(fixed for _, fixed in found))
         reread_s = self.knowledge.reread_s(calls_s, batch)
         lengths = allocate(candidates, calls_s, batch.reward_s, reread_s)
         return [draft.first(length) for (draft, _), length in zip(found, lengths, strict=True)], work

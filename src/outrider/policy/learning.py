@@ -20,7 +20,7 @@ _TOKEN_MEMORY = 0.97
 def learn_costs(state: PolicyState, records: Sequence[StepRecord]) -> None:
     """What the calls of a step took. Calls over prompts and drafts together tell nothing clear."""
     first, work = records[0], records[0].work
-    decoding = [record for record in records if record.kind == "decode"]
+    decoding = [record for record in records if record.kind == "decode" and not record.read_tokens]
     context = sum(record.position for record in records)
     is_drafted = first.batch_tokens > len(records)
     if len(decoding) == len(records):
@@ -30,7 +30,7 @@ def learn_costs(state: PolicyState, records: Sequence[StepRecord]) -> None:
                 first.batch_tokens, first.verify_s, context=context, num_sequences=len(records)
             )
     elif not decoding:
-        state.costs.observe_prefill(first.batch_tokens, first.verify_s)
+        state.costs.observe_prefill(first.batch_tokens, first.verify_s + first.read_s)
     if len(state.draft_costs) == 1:  # of several it is not known whose calls they were
         [draft] = state.draft_costs.values()
         expected_s = [draft.call_s(n, context=context) for n in work.call_tokens]
@@ -44,7 +44,7 @@ def learn_costs(state: PolicyState, records: Sequence[StepRecord]) -> None:
 
 def plain_step_s(state: PolicyState, records: Sequence[StepRecord]) -> float | None:
     """What the step would have taken without drafts; None where prompts were read in it too."""
-    if any(record.kind != "decode" for record in records):
+    if any(record.kind != "decode" or record.read_tokens for record in records):
         return None
     context, size = sum(record.position for record in records), len(records)
     return state.costs.call_s(size, context=context, num_sequences=size) + state.own_step_s

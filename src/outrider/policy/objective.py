@@ -181,6 +181,13 @@ def best_length(
     return length, reward_s + values[length]
 
 
+def within(calls_s: Array, max_call_s: float, num_fixed: int = 0) -> Array:
+    """The calls of `calls_s` before the first one that takes longer than `max_call_s`, and in any case those
+    with no more than `num_fixed` drafted tokens."""
+    longer = np.flatnonzero(calls_s > max_call_s)
+    return calls_s[: max(int(longer[0]), num_fixed + 1)] if len(longer) else calls_s
+
+
 def allocate(
     candidates: Sequence[tuple[Sequence[float], int]],
     calls_s: Array,

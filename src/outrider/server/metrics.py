@@ -216,8 +216,8 @@ class Metrics:
             self._count("sequence_steps", 1, record.kind)
             self._count("constraint_seconds", record.constraint_s)
             self._count("generation_tokens", len(record.tokens))
-            if record.kind == "prefill":
-                self._count("prefill_tokens", record.num_evaluated)
+            read = record.num_evaluated if record.kind == "prefill" else record.read_tokens
+            self._count("prefill_tokens", read)
             if record.draft:
                 self._observe_draft(record)
 
@@ -226,7 +226,7 @@ class Metrics:
         shared, work = records[-1], records[-1].work
         total_s = max(record.total_s for record in records)
         parts = {
-            "target": shared.verify_s,
+            "target": shared.verify_s + shared.read_s,
             "draft_model": work.model_s + work.prefill_s,
             "drafting": shared.draft_s - work.model_s,
             "sampling": sum(record.sampling_s for record in records),
@@ -234,7 +234,7 @@ class Metrics:
         parts["other"] = total_s - sum(parts.values())
         for part, seconds in parts.items():
             self._count("step_part_seconds", max(seconds, 0.0), part)
-        is_mixed = len({record.kind for record in records}) > 1
+        is_mixed = len({record.kind for record in records}) > 1 or any(r.read_tokens for r in records)
         self._count("target_calls", 1, "mixed" if is_mixed else shared.kind)
         self._count("draft_calls", work.calls, "decode")
         self._count("draft_calls", work.prefill_calls, "prefill")

@@ -35,7 +35,6 @@ from outrider.core.settings import (
     Template,
     Verbose,
 )
-from outrider.engine import MAX_PAUSE_S
 from outrider.session.keeping import Keeping
 from outrider.tiers import Folder
 
@@ -137,8 +136,13 @@ class Limits(Group):
     max_running: Annotated[Count, Field(le=64)] = setting(
         4, "-np", "--max-running", "--parallel", help="Requests that generate at once, in one batch."
     )
-    max_pause: Annotated[float, Field(gt=0)] = setting(
-        MAX_PAUSE_S, help="How long reading a prompt may hold up running answers, in seconds."
+    max_gap: Annotated[float, Field(gt=0)] | None = setting(
+        None,
+        metavar="MS",
+        help="The longest step while several run: what prompts and drafts may add. Default: 5 plain steps.",
+    )
+    max_pause: Annotated[float, Field(gt=0)] | None = setting(
+        None, hidden=True, help="What --max-gap was called, in seconds."
     )
     kept_sequences: Annotated[int, Field(ge=0, le=192)] = setting(
         8, help="Ended requests whose KV is kept for others that begin alike."
@@ -168,6 +172,11 @@ class Limits(Group):
     drain_timeout: Seconds = setting(
         30.0, help="Seconds that running requests get to end when the server is stopped."
     )
+
+    @property
+    def max_gap_s(self) -> float | None:
+        """The longest step in seconds, under either name; None: the default."""
+        return self.max_pause if self.max_gap is None else self.max_gap / 1000
 
 
 class Cache(Group):

@@ -16,7 +16,6 @@ from outrider.backends.tuning.scoring import Loaded, native_of
 from outrider.core.contracts import Policy
 from outrider.drafters.corpus import Progress
 from outrider.drafters.registry import DrafterSettings, build_drafters
-from outrider.engine import MAX_PAUSE_S
 from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import HEADS, ModelCard
 from outrider.models.hub import HubOptions
@@ -119,7 +118,7 @@ class Pair:
         max_running: int = 1,
         kept_sequences: int = 0,
         capacity_tokens: int = 0,
-        max_pause_s: float = MAX_PAUSE_S,
+        max_gap_s: float | None = None,
         bitwise: bool | None = None,
         keeping: Keeping | None = None,
     ) -> Session:
@@ -131,8 +130,8 @@ class Pair:
         the text so far and the session's earlier ones, `corpus` are files and folders, which are indexed
         first (`progress` is called meanwhile). Up to `max_running` requests run at once; the KV of
         `kept_sequences` more is kept for others that begin alike, and all together hold `capacity_tokens`
-        (0: enough for those that run). Reading a prompt delays the others by up to `max_pause_s` at a time.
-        `keeping`: where KV goes that leaves the target, and is found again.
+        (0: enough for those that run). Where several run, no step is longer than `max_gap_s` (None: five
+        plain ones) if it can be helped. `keeping`: where KV goes that leaves the target, and is found again.
         `bitwise`: greedy and seed-stable texts are those of plain decoding under the same setting, bit for
         bit, whatever is drafted and whatever else runs; None: where a single request runs at once and it
         costs next to nothing. Each sequence then has a context of its own. Raises OutOfMemory, and
@@ -158,7 +157,7 @@ class Pair:
                 template=self.template,
                 learned=learned,
                 max_running=max_running,
-                max_pause_s=max_pause_s,
+                max_gap_s=max_gap_s,
                 bitwise_price=price,
                 kv_tiers=open_tiers(target, keeping, notices),
                 notices=notices,  # what is opened above adds to them

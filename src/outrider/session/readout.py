@@ -4,9 +4,10 @@ Definitions (tokens and seconds throughout):
 
 - `complete`: whether the text is all that its grammar asks for; without a grammar it always is.
 - `generated_tokens`: tokens that the generation emitted, its end token included.
-- `read_tokens`: prompt tokens that the prefill calls evaluated: without those kept from before, the last
-  one, which the first decoding step evaluates, and those that an interruption left out.
-- `target_calls`, `draft_calls`: model calls while decoding. Calls that only evaluate prompt
+- `read_tokens`: prompt tokens that were evaluated to read them: without those kept from before, the last
+  one, which gives the first token of the text, and those that an interruption left out.
+- `target_calls`, `draft_calls`: model calls while decoding, of which the first one also reads the last
+  chunk of the prompt. Calls that only evaluate prompt
   tokens are `prefill_calls` and `draft_prefill_calls`.
 - `tokens_per_target_call` = generated / target calls; plain decoding has 1.
 - `target_calls_saved` = 1 - target calls / generated.
@@ -161,7 +162,7 @@ def read_out(
         lossy=completion.lossy,
         prompt_tokens=completion.prompt_tokens,
         reused_tokens=completion.reused_tokens,
-        read_tokens=sum(record.num_evaluated for record in prefill),
+        read_tokens=sum(r.num_evaluated for r in prefill) + sum(r.read_tokens for r in decode),
         generated_tokens=generated,
         prefill_calls=len(prefill),
         draft_prefill_calls=sum(record.work.prefill_calls for record in completion.records),
@@ -175,7 +176,7 @@ def read_out(
         acceptance_rate=overall.acceptance_rate,
         acceptance_by_position=overall.acceptance_by_position,
         drafters={name: _count(decode, name) for name in names},
-        prefill_s=sum(r.total_s for r in prefill) + sum(r.work.prefill_s for r in decode),
+        prefill_s=sum(r.total_s for r in prefill) + sum(r.work.prefill_s + r.read_s for r in decode),
         decode_s=decode_s,
         tokens_per_s=_ratio(generated, decode_s),
         time_s=time,

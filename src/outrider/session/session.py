@@ -20,7 +20,7 @@ from outrider.costs.store import BUSY
 from outrider.drafters.earlier import EarlierDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.engine import MAX_PAUSE_S, Engine
+from outrider.engine import Engine
 from outrider.models.chat import ChatTemplate
 from outrider.session.keeping import SAVE_S, Keeping
 from outrider.session.learned import AutoSettings, Learned
@@ -135,7 +135,7 @@ class Session:
         notices: Sequence[str] = (),
         learned: Learned | None = None,
         max_running: int | None = None,
-        max_pause_s: float = MAX_PAUSE_S,
+        max_gap_s: float | None = None,
         bitwise_price: Price | None = None,
         kv_tiers: KvTiers | None = None,
     ) -> None:
@@ -152,7 +152,7 @@ class Session:
             policy,
             constrain=lambda grammar: self.compile(grammar).start(),
             max_running=max_running,
-            max_pause_s=max_pause_s,
+            max_gap_s=max_gap_s,
             kv_store=kv_tiers,
         )
         said = (*notices, *(learned.notices if learned else ()), *self.engine.notices)

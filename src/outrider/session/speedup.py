@@ -86,7 +86,7 @@ def estimate_speedup(records: Sequence[StepRecord], policy: AutoPolicy) -> tuple
 
     The draft model's reading of the prompt counts against it.
     """
-    decode = [record for record in records if record.kind == "decode"]
+    decode = [record for record in records if record.kind == "decode" and not record.read_tokens]
     costs = policy.knowledge.costs
     if not decode:
         return None, "no token was generated"

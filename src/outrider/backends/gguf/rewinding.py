@@ -107,7 +107,7 @@ class Checkpoints:
     def __init__(self, library: Library) -> None:
         self._library = library
         self._kept: dict[int, dict[bool, tuple[int, State]]] = {}
-        """by sequence and whether the span had rows: the length, and the state"""
+        """by sequence and whether the span had a draft: the length, and the state"""
 
     def before_call(self, context: int, spans: Sequence[Span]) -> None:
         """Copy the states of the sequences whose spans ask for it. Where that fails there is no copy."""
@@ -116,11 +116,11 @@ class Checkpoints:
             if not span.checkpoint or any(length == span.start for length, _ in kept.values()):
                 continue  # of a sequence that was just taken back it is there
             size = self._library.state_bytes(context, span.sequence)
-            _, state = kept.pop(span.rows > 0, (0, None))
+            _, state = kept.pop(span.rows > 1, (0, None))
             if state is None or state.size != size:
                 state = np.empty(size, dtype=np.uint8)
             if size and self._library.save_state(context, span.sequence, state):
-                kept[span.rows > 0] = (span.start, state)
+                kept[span.rows > 1] = (span.start, state)
 
     def reach(self, sequence: int, length: int) -> int:
         """The length of the longest copy of no more than `length` tokens; 0 for none."""

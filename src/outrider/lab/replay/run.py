@@ -65,29 +65,30 @@ def replay(
     own_token_s: float = 0.0,
     max_draft: int = UNLIMITED,
     rereads: bool = False,
+    is_warm: bool = False,
 ) -> Replayed:
     """Run `policy` over a recorded answer; what calls take is what the curves say.
 
     Draft models are those of `draft_costs`; `free` drafters see the prompt and the answer as they would
     in the engine (None: the lookup over the text itself). A fresh `constraint` is that of the request.
     `own_s` is spent beside the calls of a step, and `own_token_s` for each token drafted; a draft has at most
-    `max_draft` tokens. With `rereads` the target is one of checkpoints.
+    `max_draft` tokens. With `rereads` the target is one of checkpoints. `is_warm`: any
+    other one has the prompt's KV from before.
     """
-    drafters = [*([SuffixDrafter()] if free is None else free)]
-    drafters += [RecordedDrafter(recording, name, curve) for name, curve in (draft_costs or {}).items()]
-    for drafter in drafters:
-        drafter.begin(0, Request(recording.prompt))
+    drafters = _begun(recording, draft_costs or {}, free)
     policy.begin(0, len(recording.prompt), len(recording.tokens) if is_limited(recording) else None)
-    answer, done, plain_s, reread = recording.tokens, 0, 0.0, 0
-    records: list[StepRecord] = []
+    answer, done, plain_s, reread, records = recording.tokens, 0, 0.0, 0, list[StepRecord]()
     while done < len(answer):
         position = len(recording.prompt) + done
         room = min(len(answer) - done - 1 if is_limited(recording) else _ROOM, max_draft)
-        room = min(room, max_draft_after(reread)) if rereads else room
+        num_unread = 0 if done or (is_warm and not rereads) else len(recording.prompt) - 1
+        if rereads:
+            room = 0 if num_unread else min(room, max_draft_after(reread))
         draft, work = Draft(), DraftWork()
         if room > 0:
+            lost = reread if rereads else None
             request = DraftRequest(
-                0, room, SAMPLER, constraint=constraint, reread=reread if rereads else None
+                0, room, SAMPLER, constraint=constraint, reread=lost, num_unread=num_unread
             )
             [draft], work = policy.propose(drafters, [request], reread)
         num_evaluated = reread + 1 + len(draft)
@@ -112,6 +113,16 @@ def replay(
         done += len(record.tokens)
         reread = reread + 1 + accepted if rereads and accepted < len(draft) else 0
     return Replayed(tuple(records), sum(record.total_s for record in records), plain_s)
+
+
+def _begun(
+    recording: Recording, draft_costs: Mapping[str, CallCosts], free: Sequence[Drafter] | None
+) -> list[Drafter]:
+    drafters: list[Drafter] = [*([SuffixDrafter()] if free is None else free)]
+    drafters += [RecordedDrafter(recording, name, curve) for name, curve in draft_costs.items()]
+    for drafter in drafters:
+        drafter.begin(0, Request(recording.prompt))
+    return drafters
 
 
 def _record(
@@ -199,7 +210,8 @@ class RecordedDrafter:
         self, requests: Sequence[DraftRequest], stopping: StoppingRule
     ) -> tuple[list[Draft], DraftWork]:
         [request] = requests
-        if not stopping.should_continue(request, ()):
+        is_early = self._rereads and request.num_unread > 0  # a head waits for the target's states
+        if is_early or not stopping.should_continue(request, ()):
             return [Draft()], DraftWork()
         work = DraftWork()
         if not self._has_read:
