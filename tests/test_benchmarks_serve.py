@@ -22,15 +22,15 @@ from outrider.server.metrics import Metrics
 from outrider.server.worker import WorkerState
 from serve import agent, report, soak
 from serve.abuse import KINDS, REFUSED, Visitor
-from serve.client import ask, burst_times
+from serve.client import ask, body_of, burst_times
 from serve.load import describe_run
 from serve.metrics import running_and_waiting
-from serve.questions import MIXED, Load, Question, deal, load_questions, loads
+from serve.questions import MIXED, Load, Question, deal, load_questions, loads, tool_questions
 from serve.summary import best, by_load, latencies, median_speed, ratio, token_gaps, tokens_per_s
 
 HELLO = Question("hello", "chat", ({"role": "user", "content": "Hello"},))
 LIMITED = Question("limited", "json", HELLO.messages, {"type": "object"})
-QUESTIONS = load_questions()
+QUESTIONS = load_questions() + tool_questions()
 
 
 # What is asked
@@ -84,8 +84,8 @@ def streaming(text: str) -> httpx.AsyncClient:
 def test_no_server_is_asked_the_same_twice() -> None:
     hands = deal(QUESTIONS, loads([1, 2, 4, 8], 16, 8), 0, seed=3)
     asked = [question.id for question in chain(*hands)]
-    assert len(asked) == len(set(asked)) == 4 * 16 + 2 * 8
-    assert {q.group for q in hands[4]} == {"edit"} and {q.group for q in hands[5]} == {"json"}
+    assert len(asked) == len(set(asked)) == 4 * 16 + 3 * 8
+    assert [{q.group for q in hand} for hand in hands[4:]] == [{"edit"}, {"json"}, {"tools"}]
     for hand in hands[:4]:
         assert {group: sum(q.group == group for q in hand) for group in MIXED} == MIXED
 
@@ -106,6 +106,14 @@ def test_too_few_questions_are_said() -> None:
 def test_schemas_come_with_the_json_questions_alone() -> None:
     assert {q.group for q in QUESTIONS if q.schema is not None} == {"json"}
     assert all(q.schema is not None for q in QUESTIONS if q.group == "json")
+
+
+def test_tools_come_with_questions_for_which_one_is_called() -> None:
+    [tools] = [q for q in QUESTIONS if q.id == "tools-event"]
+    body = body_of(tools, 8)
+    assert "create_event" in [tool["function"]["name"] for tool in body["tools"]]
+    assert body["tool_choice"] == "required"
+    assert {q.group for q in QUESTIONS if q.tools} == {"tools"}
 
 
 def test_further_questions_can_be_given(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ def body_of(question: Question, max_tokens: int, model: str | None = None) -> di
     if question.schema is not None:
         schema = {"name": "answer", "strict": True, "schema": question.schema}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if question.tools:
+        body |= {"tools": list(question.tools), "tool_choice": "required"}
     return body
 
 
@@ -88,14 +90,21 @@ async def _read(
         now = perf_counter()
         usage = event.get("usage") or usage
         for choice in event.get("choices", ()):
-            delta = choice.get("delta", {})
-            if text := (delta.get("content") or delta.get("reasoning_content") or ""):
+            if text := _text_of(choice.get("delta", {})):
                 arrivals.append((now, text))
             if reason := choice.get("finish_reason"):
                 found["finish"] = reason
         if "timings" in event:  # llama-server's
             found["accepted"] = event["timings"].get("draft_n_accepted", 0)
     return usage
+
+
+def _text_of(delta: dict[str, Any]) -> str:
+    """All text of a chunk: of the answer, of reasoning, of calls."""
+    calls = [call.get("function", {}) for call in delta.get("tool_calls") or ()]
+    parts = [delta.get("content"), delta.get("reasoning_content")]
+    parts += [call.get(key) for call in calls for key in ("name", "arguments")]
+    return "".join(part for part in parts if part)
 
 
 def _timed(arrivals: Sequence[tuple[float, str]], start_s: float) -> Row:

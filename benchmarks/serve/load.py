@@ -5,9 +5,9 @@
 
 In every round each server is started again, all of them at once, and idle ones are seen to be idle. Then
 each load goes to each server in turn, servers in shuffled order: a mixed load of chats, code, edits, JSON
-with a schema and summaries from 1, 2, 4 and 8 clients, then edits alone and JSON alone from one. A client
-asks its next question when the last is answered: greedy, streamed, over loopback. No process is asked the
-same twice. Rows that `--out` holds already are not measured again.
+with a schema and summaries from 1, 2, 4 and 8 clients, then edits, JSON and calls of tools alone from one. A
+client asks its next question when the last is answered: greedy, streamed, over loopback. No process is asked
+the same twice. Rows that `--out` holds already are not measured again.
 
 A row is one load on one server in one round: `wall_s`, `requests` with their times and tokens, and what
 the server took of processor and memory. Made for Linux. README.md says what the figures mean.
@@ -36,7 +36,7 @@ from llama_server import version
 from outrider.bench.servers import Server
 from serve.client import ask, client_of
 from serve.contestants import check_idle, check_memory, contestants, values_of
-from serve.questions import Load, Question, deal, load_questions, loads
+from serve.questions import Load, Question, deal, load_questions, loads, tool_questions
 
 SAME = ("threads", "slots", "context", "tokens", "requests", "alone", "seed", "models", "cpu")
 """What all rows of a file share."""
@@ -53,10 +53,8 @@ def main() -> None:
     done = {key_of(row) for row in resume(arguments.out, head, SAME)}
     check_memory(len(chosen), arguments)
     deadline = time.monotonic() + 60 * arguments.minutes
-    questions, all_loads = (
-        load_questions(arguments.prompts),
-        loads(arguments.clients, arguments.requests, arguments.alone),
-    )
+    questions = load_questions(arguments.prompts) + tool_questions()
+    all_loads = loads(arguments.clients, arguments.requests, arguments.alone)
     for round_ in range(arguments.rounds):
         hands = deal(questions, all_loads, round_, arguments.seed)
         jobs = [(load, hand) for load, hand in zip(all_loads, hands, strict=True)]
@@ -85,7 +83,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, nargs="*", default=[], help="further questions, JSON lines")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--requests", type=int, default=16, help="of a mixed load")
-    parser.add_argument("--alone", type=int, default=8, help="requests of the edits and of the JSON")
+    parser.add_argument("--alone", type=int, default=8, help="requests of the edits, the JSON and the tools")
     parser.add_argument("--slots", type=int, default=8, help="parallel sequences of every server")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds that a request may take")
     parser.add_argument("--minutes", type=float, default=600.0, help="no load is begun after so long")

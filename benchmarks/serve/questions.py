@@ -1,7 +1,8 @@
-"""What is asked: conversations of five groups, dealt out so that no server process sees one twice."""
+"""What is asked: conversations of six groups, dealt out so that no server process sees one twice."""
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections import defaultdict
@@ -25,17 +26,21 @@ GROUPS = {"edit": "edit", "coding": "code", "summarization": "summary", "rag": "
 SCHEMA_GROUPS = ("tool", "record", "nested")
 LONGEST_PROMPT = 6000
 """characters: a longer one would be most of a round's time"""
+ALONE = (("edits", "edit"), ("json", "json"), ("tools", "tools"))
+"""Loads of one group, and which"""
 MIXED = {"chat": 6, "code": 3, "edit": 2, "json": 3, "summary": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A conversation, and the JSON schema that its answer has to fulfil, if any."""
+    """A conversation, and the JSON schema that its answer has to fulfil or the tools one of which it has to
+    call, if any."""
 
     id: str
     group: str
     messages: tuple[Mapping[str, str], ...]
     schema: Any = None
+    tools: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +53,11 @@ class Load:
 
 
 def loads(clients: Sequence[int], requests: int, alone: int) -> list[Load]:
-    """The mixed load for each number of clients, and edits and JSON for a single one."""
+    """The mixed load for each number of clients, and edits, JSON and calls of tools for a single one."""
     scale = requests / sum(MIXED.values())
     shares = {group: max(1, round(number * scale)) for group, number in MIXED.items()}
     mixed = [Load("mixed", number, shares) for number in clients]
-    return mixed + [Load(name, 1, {group: alone}) for name, group in (("edits", "edit"), ("json", "json"))]
+    return mixed + [Load(name, 1, {group: alone}) for name, group in ALONE]
 
 
 def load_questions(more: Sequence[Path] = ()) -> list[Question]:
@@ -62,6 +67,20 @@ def load_questions(more: Sequence[Path] = ()) -> list[Question]:
     ]
     cases = [case for case in load_cases(names=SCHEMA_GROUPS) if case.kind == "json_schema"]
     return found + [Question(c.id, "json", ({"role": "user", "content": c.prompt},), c.limit) for c in cases]
+
+
+def tool_questions() -> list[Question]:
+    """Requests for which one of several tools has to be called."""
+    data = json.loads((FOLDER / "tools.json").read_text())
+    return [
+        Question(
+            f"tools-{row['id']}",
+            "tools",
+            ({"role": "user", "content": row["content"]},),
+            tools=data["tools"][row["tools"]],
+        )
+        for row in data["questions"]
+    ]
 
 
 def _question(path: Path, row: dict[str, Any]) -> Question | None:
