@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -368,7 +369,9 @@ def test_steps_correct_a_drafts_curve_by_what_the_target_did_not_take_longer() -
     work = DraftWork(calls=2, call_tokens=(1, 1), model_s=0.08, prefill_tokens=4, prefill_s=0.4)
     verify_s = 2 * target.call_s(1, context=0)
     slow = StepRecord(0, 0, "decode", 0, 1, Draft(), 0, (5,), work, 0.12, verify_s, 0.0, 0.0, 0.4)
-    corrected = draft.corrected_by_drafts([slow], target)
+    reading = replace(slow, verify_s=verify_s / 100, read_tokens=99, read_s=verify_s)
+    corrected = draft.corrected_by_drafts([reading, slow, reading], target)
     assert corrected.call_s(1, context=0) == pytest.approx(0.02 + 0.01)
     assert corrected.prefill_s(10) == pytest.approx(0.5)
+    assert draft.corrected_by_drafts([reading], target) is draft
     assert draft.corrected_by_drafts([], target) is draft

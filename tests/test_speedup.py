@@ -149,4 +149,13 @@ def test_calls_that_are_shared_are_compared_with_shared_ones() -> None:
 
 def test_nothing_is_estimated_from_nothing() -> None:
     assert estimated([]) == (None, "no token was generated")
+    assert estimated([replace(step(), read_tokens=9)]) == (None, "its only call read the prompt too")
     assert estimate_speedup([step()], AutoPolicy()) == (None, "what calls cost is not known yet")
+
+
+def test_what_reading_the_prompt_took_is_no_part_of_what_was_chosen() -> None:
+    first = replace(step(drafts=True), read_tokens=9, read_s=5.0)
+    steps = [first, step(drafts=True), step()]
+    choices = explain(steps, policy_of(steps)).choices
+    assert choices["lookup"].seconds == pytest.approx(2 * step(drafts=True).total_s)
+    assert choices["lookup"].steps == 2

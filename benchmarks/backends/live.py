@@ -117,7 +117,7 @@ def of_library(way: Way, prompt: Prompt, tokens: tuple[int, ...], runs: dict[str
 
 
 def prefill_s(run: Run) -> float:
-    return sum(record.total_s for record in run.completion.records if record.kind != "decode")
+    return sum(r.read_s if r.kind == "decode" else r.total_s for r in run.completion.records)
 
 
 def line(row: Row) -> str:

@@ -220,9 +220,10 @@ class CallCosts:
         each of its tokens made part of its calls.
 
         All times are those of a machine on which the `target`'s calls take what its curve says: a slow
-        moment shows in the target's calls of the same steps, and is taken out.
+        moment shows in the target's calls of the same steps, and is taken out. Calls that read of a prompt
+        besides do not tell it.
         """
-        steps = [record for record in records if record.work.calls]
+        steps = [record for record in records if record.work.calls and not record.read_tokens]
         if not steps:
             return self
         slowness = median(r.verify_s / target.call_s(r.num_evaluated, context=r.position) for r in steps)

@@ -99,7 +99,7 @@ def _choices(decode: Sequence[StepRecord]) -> dict[str, Choices]:
             steps=len(records),
             drafted_tokens=sum(len(record.draft) for record in records),
             accepted_tokens=sum(record.num_accepted for record in records),
-            seconds=sum(record.total_s for record in records),
+            seconds=sum(record.total_s - record.read_s for record in records),
         )
         for name, records in sorted(groups.items(), key=lambda group: -len(group[1]))
     }

@@ -84,12 +84,14 @@ class _Steps(NamedTuple):
 def estimate_speedup(records: Sequence[StepRecord], policy: AutoPolicy) -> tuple[Estimate | None, str | None]:
     """How much faster than plain decoding a request was; or None, and why it is not known.
 
-    The draft model's reading of the prompt counts against it.
+    The draft model's reading of the prompt counts against it; a step that read of the prompt is left out.
     """
     decode = [record for record in records if record.kind == "decode" and not record.read_tokens]
     costs = policy.knowledge.costs
-    if not decode:
+    if not any(record.tokens for record in records):
         return None, "no token was generated"
+    if not decode:
+        return None, "its only call read the prompt too"
     if not costs.is_known or not any(record.total_s for record in decode):
         return None, "what calls cost is not known yet"
     steps = _steps(decode, costs)
