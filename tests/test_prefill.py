@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,14 +11,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import GREEDY, LANGUAGE, VOCABULARY, ScriptedDrafter, oracle
+from engines import (
+    GREEDY,
+    LANGUAGE,
+    VOCABULARY,
+    ScriptedDrafter,
+    greedy_continuation,
+    language_model,
+    oracle,
+    same_vocabulary,
+)
 from outrider.backends.fake import FakeModel
-from outrider.core.data import Logits, Request, Span
+from outrider.core.contracts import RewindKind
+from outrider.core.data import Completion, Logits, Request, Span
+from outrider.core.params import Drafting, SamplingParams
 from outrider.costs import CallCosts
 from outrider.costs.points import CallPoint
+from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.engine.prefill import GAP_STEPS, MAX_TOKENS, Pace, chunks
-from outrider.policy import AutoPolicy
+from outrider.policy import AutoPolicy, FixedPolicy
 
 UNREAD = st.dictionaries(st.integers(0, 9), st.integers(1, 500), max_size=6)
 
@@ -48,44 +61,65 @@ def test_those_that_decode_are_not_held_up_long() -> None:
     assert pace.tokens(0) == MAX_TOKENS
     assert 0 < pace.tokens(2) < MAX_TOKENS
     for _ in range(50):
-        pace.note(2, 0, 0.1)
-        pace.note(2, 100, 1.1)
+        pace.note(2, 0, 0, 0.1)
+        pace.note(2, 0, 100, 1.1)
     assert pace.gap_s(2) == 0.6
     assert pace.tokens(2) == 25, "half of what is left beside a plain step"
     for _ in range(50):
-        pace.note(2, 100, 100.0)
+        pace.note(2, 0, 100, 100.0)
     assert 1 < pace.tokens(2) < 25
     for _ in range(50):
-        pace.note(2, 100, 0.101)
+        pace.note(2, 0, 100, 0.101)
     assert pace.tokens(2) == pace.tokens(0) == MAX_TOKENS
 
 
 def test_without_a_limit_it_follows_from_plain_steps() -> None:
     pace = Pace()
-    assert pace.gap_s(4) is None
-    pace.note(3, 0, 0.2)
-    pace.note(8, 0, 0.4)
+    assert pace.gap_s(4) == math.inf
+    pace.note(3, 0, 0, 0.2)
+    pace.note(8, 0, 0, 0.4)
     assert pace.gap_s(4) == GAP_STEPS * 0.2 and pace.gap_s(7) == GAP_STEPS * 0.4
 
 
-class Timed(FakeModel):
-    """A model whose calls take `plain_ms`, and `token_ms` for each token, by its own clock."""
+def test_a_plain_step_takes_no_longer_than_one_with_drafts() -> None:
+    pace = Pace()
+    pace.note(1, 8, 100, 1.0)
+    assert pace.gap_s(1) == math.inf, "a prompt was read in it"
+    for seconds in (0.3, 0.2, 0.25):
+        pace.note(1, 8, 0, seconds)
+    assert pace.gap_s(1) == GAP_STEPS * 0.2
+    for _ in range(50):
+        pace.note(1, 0, 0, 0.4)
+    assert pace.gap_s(1) == pytest.approx(GAP_STEPS * 0.4), "plain ones tell when they become slower"
 
-    def __init__(self, plain_ms: float, token_ms: float, **options: Any) -> None:
+
+class Timed(FakeModel):
+    """A model whose calls take `plain_ms`, and `token_ms` for each token, by its own clock or that of the one
+    `beside` it."""
+
+    def __init__(self, plain_ms: float, token_ms: float, beside: Timed | None = None, **options: Any) -> None:
         super().__init__(VOCABULARY, LANGUAGE, **options)
         self._plain_ms, self._token_ms = plain_ms, token_ms
+        self._first = beside or self
         self.now_ms = 0.0
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        self.now_ms += self._plain_ms + self._token_ms * sum(len(span.tokens) for span in spans)
+        self._first.now_ms += self._plain_ms + self._token_ms * sum(len(span.tokens) for span in spans)
         return super().decode(spans)
+
+    @property
+    def costs(self) -> CallCosts:
+        """What its calls take, as it would be measured."""
+        sizes = (1, 2, 4, 8, 16, 32, 64)
+        points = [CallPoint(n, (self._plain_ms + n * self._token_ms) / 1000) for n in sizes]
+        return CallCosts(points, prefill_token_s=self._token_ms / 1000)
 
     @contextmanager
     def clock(self) -> Iterator[None]:
         """Meanwhile the engine's time is the model's."""
         with pytest.MonkeyPatch.context() as patch:
-            for module in ("loop", "verification"):
-                patch.setattr(f"outrider.engine.{module}.perf_counter", lambda: self.now_ms / 1000)
+            for module in ("engine.loop", "engine.verification", "drafters.model"):
+                patch.setattr(f"outrider.{module}.perf_counter", lambda: self.now_ms / 1000)
             yield
 
 
@@ -135,17 +169,93 @@ def test_no_step_is_long_and_no_prompt_waits_for_ever(
             assert all(steps - start <= 8 * 150 // 8 + 12 for start in submitted.values())
 
 
-@pytest.mark.parametrize("others", [0, 1])
-def test_drafts_are_kept_short_where_others_wait(others: int) -> None:
-    target = Timed(100, 1)
-    costs = CallCosts([CallPoint(n, (100 + n) / 1000) for n in (1, 2, 4, 8, 16, 32, 64)])
+@pytest.mark.parametrize("rewind", ["free", "checkpoints"])
+@pytest.mark.parametrize("others", [0, 1, 3])
+def test_drafts_are_kept_short_where_others_wait(others: int, rewind: RewindKind) -> None:
+    target = Timed(100, 1, rewind=rewind)
     draft = ScriptedDrafter(oracle(LANGUAGE), acceptance=0.99)
-    engine = Engine(target, [draft], AutoPolicy(costs), max_gap_s=0.11)
+    engine = Engine(target, [draft], AutoPolicy(target.costs), max_gap_s=0.11)
     for _ in range(1 + others):
         engine.submit(Request((0, 1, 2), GREEDY, max_tokens=60, ignore_end=True))
     longest = 0
     with target.clock():
+        engine.step()  # nobody waits for a token but the first
         while updates := engine.step():
             if len(updates) == 1 + others:  # one that is left alone drafts as far as it pays
                 longest = max(longest, updates[0].record.batch_drafted)
     assert (0 < longest <= 10) if others else longest > 10
+
+
+def test_nobody_waits_for_another_token_before_the_first() -> None:
+    target = Timed(100, 1)
+    draft = ScriptedDrafter(oracle(LANGUAGE), acceptance=0.99)
+    engine = Engine(target, [draft], AutoPolicy(target.costs), max_gap_s=0.001)
+    for _ in range(2):
+        engine.submit(Request((0, 1, 2), GREEDY, max_tokens=60, ignore_end=True))
+    with target.clock():
+        drafted = [engine.step()[0].record.batch_drafted for _ in range(5)]
+    assert drafted[0] > 0 and drafted[1:] == [0] * 4, "then a step is a plain one"
+
+
+@pytest.mark.parametrize("num_sequences", [2, 4])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("gap_ms", [110, 150, 200])
+def test_what_a_draft_model_takes_is_part_of_the_step(
+    gap_ms: int, temperature: float, num_sequences: int
+) -> None:
+    target = Timed(100, 2)
+    draft = Timed(10, 0.2, target)
+    policy = AutoPolicy(target.costs, {"draft": draft.costs})
+    engine = Engine(target, [ModelDrafter(draft, same_vocabulary())], policy, max_gap_s=gap_ms / 1000)
+    sampling, drafted = SamplingParams(temperature=temperature, seed=3), 0
+    for first in range(num_sequences):
+        engine.submit(Request((first, 1, 2), sampling, max_tokens=40, ignore_end=True))
+    with target.clock():
+        before_ms = target.now_ms
+        while len(updates := engine.step()) == num_sequences:
+            record = updates[0].record
+            drafted += record.batch_drafted
+            assert record.read_tokens or target.now_ms - before_ms <= gap_ms + 2
+            assert record.batch_drafted or not record.work.calls, "it is not asked in vain"
+            before_ms = target.now_ms
+    assert drafted or gap_ms == 110
+
+
+def test_lookups_of_others_leave_time_for_a_draft_model() -> None:
+    target = Timed(100, 2)
+    draft = Timed(10, 0.2, target)
+    lookup = ScriptedDrafter(oracle(LANGUAGE), acceptance=0.99)
+    policy = AutoPolicy(target.costs, {"draft": draft.costs})
+    engine = Engine(target, [lookup, ModelDrafter(draft, same_vocabulary())], policy, max_gap_s=0.15)
+    for drafting in (Drafting("lookup"), Drafting("model")):
+        engine.submit(Request((0, 1, 2), GREEDY, max_tokens=60, ignore_end=True, drafting=drafting))
+    sources = set[str]()
+    with target.clock():
+        before_ms = target.now_ms
+        while len(updates := engine.step()) == 2:
+            sources |= {source for update in updates for source in update.record.draft.sources}
+            assert updates[0].record.read_tokens or target.now_ms - before_ms <= 150 + 2
+            before_ms = target.now_ms
+    assert sources == {"scripted", "draft"}
+
+
+def test_a_draft_model_reads_a_prompt_in_parts_where_others_wait() -> None:
+    target = language_model(context_length=400, max_batch_tokens=400)
+    draft = language_model(context_length=400, max_batch_tokens=80)  # 20 for each sequence
+    engine = Engine(target, [ModelDrafter(draft, same_vocabulary())], FixedPolicy(4, p_min=0))
+    prompts = [(0,), tuple(i % 4 for i in range(100)), tuple(i % 3 for i in range(90))]
+    submitted = [engine.submit(Request(prompts[0], GREEDY, max_tokens=60, ignore_end=True))]
+    engine.step()
+    submitted += [engine.submit(Request(p, GREEDY, max_tokens=60, ignore_end=True)) for p in prompts[1:]]
+    completions, num_read = dict[int, Completion](), 0
+    while updates := engine.step():
+        work = updates[0].record.work
+        assert work.prefill_calls <= 1 and work.prefill_tokens <= 20
+        num_read += work.prefill_tokens
+        completions |= {u.record.request: u.completion for u in updates if u.completion is not None}
+    assert num_read == 99 + 89
+    for number, prompt in zip(submitted, prompts, strict=True):
+        assert list(completions[number].tokens) == greedy_continuation(LANGUAGE, prompt, 60)
+        assert any(record.draft for record in completions[number].records)
+    alone = engine.generate(Request((3, *prompts[1]), GREEDY, max_tokens=9))
+    assert alone.records[0].work.prefill_calls == 5

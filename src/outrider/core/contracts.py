@@ -217,8 +217,9 @@ class DraftRequest:
     `constraint` is what the output may be, if it is limited. `drafting` is what the request asked for;
     `max_tokens` respects its cap already. `reread` is None where rejected tokens are forgotten at no cost;
     else the call evaluates so many tokens again, and after a rejection the next one evaluates these, the last
-    token and the accepted ones again. `max_call_s`: the target's call should take no longer, since others
-    wait for their next tokens; None: nobody does. `num_unread`: prompt tokens that the call reads besides.
+    token and the accepted ones again. `max_step_s`: the step's calls, a draft model's included, should take
+    no longer, since others wait for their next tokens; None: nobody does. `num_unread`: prompt tokens that
+    the call reads besides.
     """
 
     sequence: int
@@ -230,7 +231,7 @@ class DraftRequest:
     constraint: Constraint | None = None
     drafting: Drafting = field(default_factory=Drafting)
     reread: int | None = None
-    max_call_s: float | None = None
+    max_step_s: float | None = None
     num_unread: int = 0
 
     def allows(self, drafter: Drafter) -> bool:

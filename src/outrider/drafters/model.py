@@ -185,10 +185,11 @@ class ModelDrafter:
         ]
         if not able:
             return [Draft() for _ in requests], DraftWork()
-        work = DraftWork()
+        growing, work = list[_Growing](), DraftWork()
         for request in able:
-            work += self._catch_up(request.sequence, len(self.alignment.read(request.prefix)))
-        growing = [_Growing(request) for request in able]
+            has_read, read = self._catch_up(request, 1 - work.prefill_calls - work.calls)
+            growing += [_Growing(request)] if has_read else []
+            work += read
         work += self._grow(growing, stopping)
         drafts = {each.request.sequence: each.draft for each in growing}
         return [drafts.get(request.sequence, Draft()) for request in requests], work
@@ -208,21 +209,28 @@ class ModelDrafter:
         is_full = context.held + _SPARE_TOKENS > self.model.context_length
         return bool(self._window) and (context.num_unread > self._window or is_full)
 
-    def _catch_up(self, sequence: int, num_prefix: int) -> DraftWork:
+    def _catch_up(self, request: DraftRequest, num_calls: int) -> tuple[bool, DraftWork]:
         """Drop what was not accepted, and evaluate all but a last few final tokens, which go into one call
-        with `num_prefix` others."""
+        with the request's prefix. Where others wait for their next tokens that is done in `num_calls` calls a
+        step; whether it is done, and what it took."""
+        sequence, num_prefix = request.sequence, len(self.alignment.read(request.prefix))
         context, work = self._contexts[sequence], DraftWork()
         self._rewind(sequence, context)
         if self._restarts(context):  # after a failed call it may hold nothing
             self._give_up(sequence)
             context.start = len(context.final) - self._window
-        while context.start + context.agree < context.prompt_length - 1:
-            size, seconds = self._evaluate(sequence, context, context.prompt_length - 1)
-            work += DraftWork(prefill_calls=1, prefill_s=seconds, prefill_tokens=size)
-        while context.num_unread + num_prefix > self._chunk_tokens:
-            size, seconds = self._evaluate(sequence, context, len(context.final) - 1)
-            work += DraftWork(calls=1, model_s=seconds, call_tokens=(size,))
-        return work
+        while True:
+            reads_prompt = context.start + context.agree < context.prompt_length - 1
+            if not reads_prompt and context.num_unread + num_prefix <= self._chunk_tokens:
+                return True, work
+            if request.max_step_s is not None and work.prefill_calls + work.calls >= num_calls:
+                return False, work
+            end = (context.prompt_length if reads_prompt else len(context.final)) - 1
+            size, seconds = self._evaluate(sequence, context, end)
+            if reads_prompt:
+                work += DraftWork(prefill_calls=1, prefill_s=seconds, prefill_tokens=size)
+            else:
+                work += DraftWork(calls=1, model_s=seconds, call_tokens=(size,))
 
     def _rewind(self, sequence: int, context: _Context) -> None:
         # At least one final token must be left to evaluate: its logits start the draft.

@@ -269,7 +269,8 @@ class Engine:
             rows = self.target.decode([plan.span for plan in plans])
             shared.verify_s = perf_counter() - before
             self._num_steps += 1
-            self._pace.note(shared.num_decoding, shared.batch_tokens - shared.num_decoding, shared.verify_s)
+            num_read = shared.batch_tokens - shared.num_decoding - shared.num_drafted
+            self._pace.note(shared.num_decoding, shared.num_drafted, num_read, shared.verify_s)
             if self._kv_store is not None and any(plan.reads for plan in plans):
                 self._kv_store.note_read(shared.batch_tokens, shared.verify_s)
             # All verdicts before the first commit: bad logits leave every request as it was.
@@ -326,7 +327,8 @@ class Engine:
         num_tokens = sum(len(plan.span.tokens) for plan in plans)
         num_read = num_tokens - shared.num_decoding - sum(plan.reads and plan.span.rows for plan in plans)
         share = min(self.target.max_batch_tokens - num_read, self.target.max_rows) // max(len(decoding), 1)
-        gap_s = self._pace.gap_s(shared.num_decoding) if len(self._running) > 1 else None
+        is_awaited = shared.num_decoding and len(self._running) > 1
+        gap_s = self._pace.gap_s(shared.num_decoding) if is_awaited else None
         requests: dict[int, DraftRequest] = {}
         for plan in decoding:
             sequence = plan.sequence
@@ -347,7 +349,7 @@ class Engine:
                     constraint=sequence.constraint,
                     drafting=sequence.request.drafting,
                     reread=reread(self.target, sequence) if self.target.rewind == "checkpoints" else None,
-                    max_call_s=gap_s,
+                    max_step_s=gap_s,
                     num_unread=plan.read_tokens,
                 )
         drafts: dict[int, Draft] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 MAX_TOKENS = 256
@@ -32,13 +33,13 @@ class Pace:
         self._plain_s: dict[int, float] = {}
         """a plain step, by the number of tokens that are decoded in it"""
 
-    def gap_s(self, num_decoding: int) -> float | None:
-        """The longest that a step should take in which so many tokens are decoded; None as long as no plain
-        step was seen."""
+    def gap_s(self, num_decoding: int) -> float:
+        """The longest that a step should take in which so many tokens are decoded; infinite as long as none
+        was seen that read no prompt."""
         plain_s = self._plain_step_s(num_decoding)
         if self._max_gap_s is not None:
             return max(self._max_gap_s, plain_s or 0.0)
-        return None if plain_s is None else GAP_STEPS * plain_s
+        return math.inf if plain_s is None else GAP_STEPS * plain_s
 
     def tokens(self, num_decoding: int) -> int:
         """Prompt tokens for the next call. Half of the time that it may take beyond a plain step is left for
@@ -46,17 +47,19 @@ class Pace:
         if not num_decoding:
             return MAX_TOKENS
         gap_s = self.gap_s(num_decoding)
-        if self._token_s is None or gap_s is None:
+        if self._token_s is None or math.isinf(gap_s):
             return _MIN_TOKENS * 4
         added_s = (gap_s - (self._plain_step_s(num_decoding) or 0.0)) / 2
         return min(max(int(added_s / self._token_s), _MIN_TOKENS), MAX_TOKENS)
 
-    def note(self, num_decoding: int, num_added: int, seconds: float) -> None:
-        """A call took so long in which so many tokens were decoded plainly, and so many of prompts or drafts
-        came with them."""
-        plain_s = self._plain_step_s(num_decoding) or 0.0
+    def note(self, num_decoding: int, num_drafted: int, num_read: int, seconds: float) -> None:
+        """A call took so long in which so many tokens were decoded plainly, and so many of drafts and of
+        prompts came with them."""
+        plain_s, num_added = self._plain_step_s(num_decoding) or 0.0, num_drafted + num_read
         if not num_added:
             self._plain_s[num_decoding] = _mean(self._plain_s.get(num_decoding), seconds)
+        elif not num_read:  # there may be drafts in every call, and without them it takes no longer
+            self._plain_s[num_decoding] = min(self._plain_s.get(num_decoding, seconds), seconds)
         elif num_added >= _MIN_TOKENS and seconds > plain_s:
             self._token_s = _mean(self._token_s, (seconds - plain_s) / num_added)
 

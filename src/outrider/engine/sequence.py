@@ -109,6 +109,11 @@ class Shared:
         """Tokens of all sequences in the target call."""
         return sum(len(plan.span.tokens) for plan in self.plans)
 
+    @property
+    def num_drafted(self) -> int:
+        """Drafted ones among them."""
+        return sum(len(plan.draft or ()) for plan in self.plans)
+
 
 def complete(sequence: RunningRequest) -> Completion:
     """The outcome of a sequence that has ended."""

@@ -105,7 +105,7 @@ def record_of(plan: StepPlan, step: int, position: int, verified: Verified, shar
         end_s=now - sequence.started_s,
         num_sequences=len(shared.plans),
         batch_tokens=shared.batch_tokens,
-        batch_drafted=sum(len(plan.draft or ()) for plan in shared.plans),
+        batch_drafted=shared.num_drafted,
         read_tokens=plan.read_tokens,
         read_s=read_s,
         constraint_s=sequence.constraint.take_time() if sequence.constraint else 0.0,

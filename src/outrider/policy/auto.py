@@ -116,9 +116,10 @@ class AutoPolicy:
         batch = BatchState.of(texts, self.knowledge, others, requests)
         calls_s = self.knowledge.calls_s(sum(len(draft) for draft, _ in found), batch)
         candidates = [(draft.acceptance, fixed) for draft, fixed in found]
-        limits_s = [r.max_call_s for r in requests if r.max_call_s is not None]
-        calls_s = within(calls_s, min(limits_s, default=math.inf), sum(fixed for _, fixed in found))
         reread_s = self.knowledge.reread_s(calls_s, batch)
+        max_step_s = min((r.max_step_s for r in requests if r.max_step_s is not None), default=math.inf)
+        max_call_s = max_step_s - work.model_s - work.prefill_s
+        calls_s = within(calls_s, max_call_s, sum(fixed for _, fixed in found))
         lengths = allocate(candidates, calls_s, batch.reward_s, reread_s)
         return [draft.first(length) for (draft, _), length in zip(found, lengths, strict=True)], work
 

@@ -30,13 +30,14 @@ token i is accepted if all before it were, p_i = a_1 ⋯ a_i the prefix acceptan
     (4) and (7).
 (9) Budgets. (1) to (8) hold for estimates that may be wrong. How much slower than plain decoding a text may
     become by drafts of a model is limited (`slowdown_budget`), and so is asking a model to learn how good it
-    is (`exploration_budget_s`), and reading a prompt for it (`amortises_prefill`).
+    is (`exploration_budget_s`), and reading a prompt for it (`amortises_prefill`). Where others wait for
+    their next tokens so is a step's length: `StepCosts.limited`, `within`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from operator import mul, sub
 
@@ -108,6 +109,14 @@ class StepCosts:
     def max_length(self) -> int:
         """The longest draft whose cost is known."""
         return len(self.calls_s) - 1
+
+    def limited(self, max_step_s: float, num_sequences: int) -> StepCosts:
+        """The same without the drafts with which the step would take longer than that, if each of so many
+        sequences added as much to a call without any."""
+        drafted_s = float(self.first_draft_s[0]) + self.draft_step_s * np.arange(-1, self.max_length)
+        plain_s = float(self.calls_s[0])
+        added_s = within(self.calls_s - plain_s + drafted_s, (max_step_s - plain_s) / num_sequences)
+        return replace(self, calls_s=self.calls_s[: len(added_s)])
 
 
 def expected_rewards(acceptance: Sequence[float], costs: StepCosts) -> list[float]:

@@ -102,6 +102,8 @@ class Step:
         max_prefix = self._num_forced + MAX_LOOKUP_PREFIX
         self._costs = self._state.step_costs(self._text, model, self._max_length, batch, max_prefix)
         if model is not None:
+            if self.request.max_step_s is not None:
+                self._costs = self._costs.limited(self.request.max_step_s, batch.num_sequences)
             self._continuation = self._state.continuation_value(self._costs, self._max_model_draft)
 
     # Whether to ask a draft model

@@ -139,7 +139,8 @@ class Limits(Group):
     max_gap: Annotated[float, Field(gt=0)] | None = setting(
         None,
         metavar="MS",
-        help="The longest step while several run: what prompts and drafts may add. Default: 5 plain steps.",
+        help="The longest step while several requests run, in milliseconds: prompts are read in parts, and "
+        "drafts end, so that none is longer. Default: 5 times a step without either.",
     )
     max_pause: Annotated[float, Field(gt=0)] | None = setting(
         None, hidden=True, help="What --max-gap was called, in seconds."
