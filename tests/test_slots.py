@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,6 +144,18 @@ def test_what_a_cancelled_request_stored_goes_first() -> None:
     cancelled(900, 0)
     assert engine.used_tokens == 1500 + 300, "it goes, and not what was used before"
     assert engine.generate(ended).reused_tokens == 1499
+
+
+def test_a_conversation_outlives_a_turn_that_was_cancelled() -> None:
+    target = language_model(max_sequences=2, context_length=3000, capacity_tokens=6000, max_batch_tokens=3000)
+    engine = Engine(target)
+    talk = Request(tuple(1 for _ in range(2400)), GREEDY, max_tokens=1)
+    engine.generate(talk)
+    turn = replace(talk, prompt=(*talk.prompt, 2, 3), max_tokens=9, ignore_end=True)
+    number = engine.submit(turn)
+    engine.step()
+    engine.cancel(number)
+    assert engine.generate(replace(turn, prompt=(*talk.prompt, 3, 2))).reused_tokens == 2400
 
 
 def test_a_request_that_might_not_fit_beside_the_others_has_to_wait() -> None:

@@ -206,7 +206,9 @@ class Engine:
 
     def _release(self, sequence: RunningRequest) -> None:
         self._running.remove(sequence)
-        self.slots.give_back(sequence.slot, cancelled=sequence.finish_reason == "cancelled")
+        # One that went on from an earlier text may be asked again in other words.
+        is_new = 2 * sequence.reused_tokens < len(sequence.request.prompt)
+        self.slots.give_back(sequence.slot, cancelled=is_new and sequence.finish_reason == "cancelled")
         for drafter in self._drafters_of(sequence):
             drafter.end(sequence.slot)
 
