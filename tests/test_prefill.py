@@ -31,6 +31,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.engine.prefill import GAP_STEPS, MAX_TOKENS, Pace, chunks
 from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.session.readout import read_out
 
 UNREAD = st.dictionaries(st.integers(0, 9), st.integers(1, 500), max_size=6)
 
@@ -131,6 +132,21 @@ def test_the_tokens_of_the_first_call_share_its_time() -> None:
     assert (first.read_tokens, first.num_evaluated) == (4, 1)
     assert (first.read_s, first.verify_s, first.total_s) == pytest.approx((0.040, 0.010, 0.050))
     assert (second.read_s, second.verify_s, second.total_s) == pytest.approx((0, 0.014, 0.014))
+
+
+@pytest.mark.parametrize("size", [1, 5, 64, 65, 150])
+def test_reading_and_decoding_are_the_whole_time(size: int) -> None:
+    target = Timed(100, 1)
+    engine = Engine(target, [ModelDrafter(Timed(10, 1, target), same_vocabulary())], FixedPolicy(2, p_min=0))
+    with target.clock():
+        prompt = tuple(i % 4 for i in range(size))
+        done = engine.generate(Request(prompt, GREEDY, max_tokens=9, ignore_end=True))
+    readout = read_out(done)
+    assert readout.prefill_s + readout.decode_s == pytest.approx(target.now_ms / 1000)
+    assert readout.read_tokens == size - 1 and readout.draft_prefill_calls == -(-(size - 1) // 16)
+    num_first = next(i for i, record in enumerate(done.records, 1) if record.tokens)
+    first_s = sum(record.total_s for record in done.records[:num_first])
+    assert done.records[num_first - 1].end_s == pytest.approx(first_s), "the time to the first token"
 
 
 @given(
