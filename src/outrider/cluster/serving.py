@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import ray
@@ -20,6 +21,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import BackPressureError
 from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from outrider.cluster.affinity import routing_key
@@ -34,6 +36,7 @@ from outrider.server.models import Models
 from outrider.server.page import page
 from outrider.server.settings import ServeSettings
 
+LOG = logging.getLogger("outrider.server")
 APPLICATION = "outrider"
 _ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 _SHARED = ("costs", "acceptance")
@@ -127,8 +130,11 @@ class Replica:
         folder = cache_dir()
         take_entries(folder, ray.get(self._board.share.remote(self._kind, shared_entries(folder))))
 
-    async def answer(self, asked: Asked) -> AsyncIterator[Message]:
-        """The application's messages, and in the end what the request used."""
+    async def answer(self, asked: Asked) -> AsyncIterator[list[Message]]:
+        """The application's messages, and in the end what the request used. Those before the first token are
+        held until it is there, or until a comment keeps the connection open: so long nothing was said, and
+        another replica can answer instead.
+        """
         if self._telling is None:
             self._telling = asyncio.ensure_future(self._tell_often())
         caller = Caller(RateLimiter(ApiKey(name=asked.caller, sha256=_NO_DIGEST)) if asked.caller else None)
@@ -153,12 +159,19 @@ class Replica:
                 await sent.put(None)
 
         running = asyncio.ensure_future(run())
+        held: list[Message] = []
         try:
             while (message := await sent.get()) is not None:
-                yield message
+                held.append(message)
+                is_last = message["type"] != "http.response.start" and not message.get("more_body")
+                if is_last or caller.has_tokens or message.get("body", b"").startswith(b":"):
+                    yield held
+                    held = []
             await running
             used = caller.used
-            yield {"type": "used", "tokens": (used.prompt_tokens, used.completion_tokens)}
+            route = getattr(scope.get("route"), "path", None)
+            tokens = (used.prompt_tokens, used.completion_tokens)
+            yield [{"type": "used", "tokens": tokens, "route": route}]
         finally:
             running.cancel()
 
@@ -198,13 +211,15 @@ class Replicas:
         deployed = serve.deployment(Replica).options(
             name="replica",
             autoscaling_config=scaling,
-            max_ongoing_requests=settings.max_running + settings.max_waiting,
+            max_ongoing_requests=settings.max_running + min(settings.max_running, settings.max_waiting),
             max_queued_requests=max(settings.max_waiting, 1),
             graceful_shutdown_timeout_s=settings.drain_timeout,
             ray_actor_options={"num_cpus": 1},
-            request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
+            request_router_config=RequestRouterConfig(
+                request_router_class=_ROUTER, request_router_kwargs={"num_fallback_replicas": most - 1}
+            ),
         )
-        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location="Disabled")
         try:
             application = deployed.bind(open_models, quiet, self._board)
@@ -236,6 +251,11 @@ class Replicas:
         if scope["path"] == "/metrics" and self._settings.metrics:
             await self._metrics(send)
             return
+        if scope["path"] == "/health":  # however full the replicas are
+            if not await asyncio.to_thread(_num_running):
+                raise Problem(503, "no replica is running.", code="replica_lost", retry_after_s=5)
+            await JSONResponse({"status": "ok"})(scope, receive, send)
+            return
         caller = scope.get("state", {}).get("caller") or Caller()
         body = bytearray()
         more = True
@@ -253,6 +273,7 @@ class Replicas:
             async for sent in self._messages(asked, key, receive):
                 if sent["type"] == "used":
                     used.prompt_tokens, used.completion_tokens = sent["tokens"]
+                    scope["route"] = SimpleNamespace(path=sent["route"])  # for the log
                 else:
                     await send(sent)
 
@@ -260,10 +281,11 @@ class Replicas:
         leaving = asyncio.ensure_future(receive())
         try:
             for attempt in range(_MAX_TRIES):
-                begun = False
+                kind: str | None = None
                 try:
                     async for message in self._of_one(asked, key, leaving):
-                        begun = True
+                        if message["type"] == "http.response.start":
+                            kind = Headers(raw=message["headers"]).get("content-type", "")
                         yield message
                     return
                 except BackPressureError as error:
@@ -272,8 +294,11 @@ class Replicas:
                 except ray.exceptions.RayError as error:
                     if isinstance(error, ray.exceptions.RayTaskError):
                         raise
-                    if begun:
-                        yield _broken_off()
+                    LOG.warning("replica lost", extra={"fields": {"answer_begun": kind is not None}})
+                    if kind is not None:
+                        why = "the replica ended in the middle of the answer."
+                        if end := Problem(503, why, code="replica_lost").in_stream(kind, asked.path):
+                            yield end
                         return
                     await asyncio.sleep(0.2 * attempt)
             raise Problem(503, "the replica ended. Try again.", code="replica_lost", retry_after_s=2)
@@ -283,8 +308,7 @@ class Replicas:
     async def _of_one(
         self, asked: Asked, key: str, leaving: asyncio.Future[Message]
     ) -> AsyncIterator[Message]:
-        """The messages of one replica; the head of an answer is held until its first part is there."""
-        held: list[Message] = []
+        """The messages of one replica."""
         answers = self._handle.options(stream=True, session_id=key).answer.remote(asked)
         steps, is_sent = aiter(answers), False
         try:
@@ -297,16 +321,12 @@ class Replicas:
                         step.cancel()
                         await asyncio.gather(step, return_exceptions=True)
                         return
-                if (message := await step) is None:
+                if (messages := await step) is None:
                     return
-                is_sent = is_sent or (
-                    message["type"] == "http.response.body" and not message.get("more_body")
-                )
-                held.append(message)
-                if message["type"] != "http.response.start":
-                    for part in held:
-                        yield part
-                    held.clear()
+                for message in messages:
+                    is_body = message["type"] == "http.response.body"
+                    is_sent = is_sent or (is_body and not message.get("more_body"))
+                    yield message
         except asyncio.CancelledError:
             answers.cancel()
             raise
@@ -319,22 +339,17 @@ class Replicas:
         await send({"type": "http.response.body", "body": text})
 
 
-async def _next(steps: AsyncIterator[Message]) -> Message | None:
+async def _next(steps: AsyncIterator[list[Message]]) -> list[Message] | None:
     return await anext(steps, None)
+
+
+def _num_running() -> int:
+    """The replicas that can answer."""
+    return serve.status().applications[APPLICATION].deployments["replica"].replica_states.get("RUNNING", 0)
 
 
 _UP_S, _DOWN_S = 5.0, 60.0
 """how long requests must want another number of replicas before it changes"""
-
-
-def _broken_off() -> Message:
-    """The last part of a stream of events whose replica ended."""
-    body = Problem(503, "the replica ended in the middle of the answer.", code="replica_lost").body
-    return {
-        "type": "http.response.body",
-        "body": f"data: {json.dumps(body)}\n\n".encode(),
-        "more_body": False,
-    }
 
 
 def _estimate(asked: Asked) -> tuple[int, int]:

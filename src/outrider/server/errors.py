@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Message
 
 from outrider.core.errors import (
     BackendError,
@@ -57,6 +58,8 @@ _WAYS_OUT = {
 }
 """What an error says of the command line, in terms of a request."""
 _MAX_MESSAGE_CHARACTERS = 2_000
+_FRAMES = {"text/event-stream": "data: {}\n\n", "application/x-ndjson": "{}\n"}
+"""How an error is written into a stream."""
 
 ObserveError = Callable[[int, str], None]
 """Called with the status and the code of every error."""
@@ -109,6 +112,14 @@ class Problem(Exception):
         """The object that the client of the endpoint at this path gets."""
         shape = next((shape for start, shape in _SHAPES if path.startswith(start)), None)
         return shape(self.status, self.body) if shape else self.body
+
+    def in_stream(self, media_type: str, path: str) -> Message | None:
+        """The last part of an answer that had begun; None where no error can be said in it: it stays without
+        its end, so the server closes the connection."""
+        if (frame := _FRAMES.get(media_type.partition(";")[0])) is None:
+            return None
+        event = frame.format(json.dumps(self.body_at(path))).encode()
+        return {"type": "http.response.body", "body": event, "more_body": False}
 
     def renamed(self, names: Mapping[str, str]) -> Problem:
         """The same, where fields have other names."""

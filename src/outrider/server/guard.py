@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from contextlib import nullcontext
 from time import monotonic
@@ -184,15 +183,11 @@ class Guard:
             error = Problem(504, message, code="timeout", type="timeout_error", retry_after_s=math.inf)
             if kind is None:
                 raise error from None
-            # Any other answer stays without its end, so the server closes the connection.
-            if frame := _FRAMES.get(kind.partition(";")[0]):
-                event = frame.format(json.dumps(error.body_at(scope["path"]))).encode()
-                await send({"type": "http.response.body", "body": event, "more_body": False})
+            if end := error.in_stream(kind, scope["path"]):
+                await send(end)
 
 
 _CLOSE = {"Connection": "close"}
-_FRAMES = {"text/event-stream": "data: {}\n\n", "application/x-ndjson": "{}\n"}
-"""How an error is written into a stream."""
 
 
 def _is_json_of_curl(headers: Headers, body: bytes) -> bool:

@@ -286,6 +286,8 @@ class Caller:
         self._limiter = limiter or RateLimiter()
         self.name, self.namespace = self._limiter.name, self._limiter.namespace
         self.used = TokenUsage()
+        self.has_tokens = False
+        """whether there is a token of the answer"""
 
     @contextmanager
     def reserved(self, prompt_tokens: int, max_tokens: int) -> Iterator[TokenUsage]:
