@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from bench_models import FakeLoader, plan
 from counted_time import counted_time
+from outrider.bench.report import print_report
+from outrider.bench.report.sheets import winners
 from outrider.bench.results import Results
 from outrider.bench.store import read_rows
 from outrider.bench.sweep import Executor, Sweep, run_sweep
@@ -129,6 +134,19 @@ def test_results_have_a_sheet_for_each_kind_of_machine(
         assert {row.machine for row in sheet.runs} == {kind}
         assert len(sheet.runs) == len(alone.runs) and len(sheet.predictions) == len(alone.predictions)
     assert len(results.runs) == len(KINDS) * len(alone.runs)
+
+
+def test_the_report_ends_in_what_wins_on_each_machine(many: tuple[Results, list[Row]]) -> None:
+    said = winners(many[0])
+    assert [kind for kind, _ in said] == [kind for kind in KINDS for _ in many[0].targets]
+    for _, what in said:
+        assert re.fullmatch(
+            r"target: (plain decoding|.* and the setting “.*”, [0-9.]+x plain decoding)\.", what
+        )
+    console = Console(record=True, width=80, file=StringIO())
+    print_report(many[0], console)
+    text = console.export_text()
+    assert text.index("What wins on each machine") > max(text.index(f"On {kind}\n") for kind in KINDS)
 
 
 def test_what_goes_wrong_in_a_piece_is_raised_where_its_rows_are_taken(tmp_path: Path) -> None:

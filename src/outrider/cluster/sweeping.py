@@ -351,7 +351,7 @@ class _Driver:
         ended = len(self.done)
         left_s = spent_s * max(total - ended, 1) / (ended + 1)
         self.sweep.meter.expect("cluster", left_s)
-        on = f"{piece.machine}: " if piece.machine else ""
+        on = f"{piece.machine}: " if piece.machine and len(self.kinds) > 1 else ""
         self.sweep.meter.say(now.stage, f"{on}{now.detail}")
 
 
@@ -383,7 +383,7 @@ def _on_a_node(
     here = where[node]
     try:
         for item in work(piece, kit, rows, here, left_s):
-            if isinstance(item, Progress):
+            if isinstance(item, Progress) and len(where) > 1:
                 item = Progress(item.stage, item.done, item.left_s, f"{here.node}: {item.detail}")
             yield item
     except MissingFile as error:

@@ -25,8 +25,8 @@ _SETUP = (lists.quality, lists.skipped, lists.machine, lists.models, lists.token
 def page(results: Results) -> str:
     """The whole document. The same rows give the same text. Of a sweep over several kinds of machines a page
     with a sheet for each, which is a page of its own within it."""
-    if not results.sheets:
-        return _sheet(results)
+    if len(results.sheets) < 2:
+        return _sheet(next(iter(results.sheets.values()), results))
     environment = Environment(loader=PackageLoader("outrider.bench", "report"), autoescape=True)
     return environment.get_template("sheets.html").render(
         name=str(results.head.plan.get("name") or "sweep"),

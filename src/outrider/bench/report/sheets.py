@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from outrider.bench.report import words
-from outrider.bench.report.choice import choices
 from outrider.bench.report.view import View
 from outrider.bench.results import Results
 
 
 def winners(results: Results) -> list[tuple[str, str]]:
-    """For each kind of machine what to run each file with there, in words."""
+    """What wins on each kind of machine with each target, in words."""
     return [
-        (name, words.taken(choice))
-        for name, sheet in results.sheets.items()
-        for choice in choices(View(sheet))
+        (name, words.winner(view, target))
+        for name, view in ((name, View(sheet)) for name, sheet in results.sheets.items())
+        for target in view.results.targets
     ]

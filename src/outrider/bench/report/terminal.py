@@ -26,8 +26,10 @@ def print_report(results: Results, console: Console) -> None:
     for name, sheet in results.sheets.items():
         _say(console, f"\nOn {name}", "bold underline")
         _print_sheet(sheet, console)
-    for name, said in winners(results):
-        _say(console, f"On {name}: {said}")
+    if len(results.sheets) > 1:
+        _say(console, "\nWhat wins on each machine", "bold underline")
+        for name, said in winners(results):
+            _say(console, f"On {name}: {said}")
     if not results.sheets:
         _print_sheet(results, console)
 

@@ -60,6 +60,16 @@ def verdict(view: View, target: str) -> str:
     return f"{start}, decode {target} plainly: the best that was tried, {ran}, {verb} ({speedup})."
 
 
+def winner(view: View, target: str) -> str:
+    """What is fastest with a target, in a few words."""
+    if (best := best_cell(view, target)) is None:
+        return f"{target}: nothing was measured or predicted yet."
+    if best.outcome != "faster":
+        return f"{target}: plain decoding."
+    how = "" if best.is_measured else ", by prediction"
+    return f"{target}: {_setting(best.cell)}, {numbers.speedup(best.speedup)} plain decoding{how}."
+
+
 def taken(choice: Choice) -> str:
     """Which library to take for a file, and with what, in a sentence that ends before the command."""
     name, rival = choice.ran.target.removesuffix(f" ({choice.backend})"), choice.rival
