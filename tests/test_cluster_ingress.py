@@ -99,7 +99,7 @@ def test_one_that_dies_later_ends_the_stream_with_an_error_in_its_form() -> None
     [end] = got[2:]
     assert json.loads(end["body"].removeprefix(b"data: "))["error"]["code"] == "replica_lost"
     assert not end["more_body"]
-    lines = HEAD | {"headers": [(b"content-type", b"application/x-ndjson")]}
+    lines = {**HEAD, "headers": [(b"content-type", b"application/x-ndjson")]}
     got, _, _ = through([[lines, FIRST], DIED], path="/api/chat")
     assert "error" in json.loads(got[-1]["body"])
 
@@ -118,7 +118,7 @@ def test_where_all_die_or_all_are_full_the_client_gets_the_reason() -> None:
 def test_a_replica_holds_what_comes_before_the_first_token() -> None:
     from outrider.cluster.serving import Asked, Replica
 
-    waiting = FIRST | {"body": b": waiting\n\n"}
+    waiting = {**FIRST, "body": b": waiting\n\n"}
 
     async def app(scope: Any, _receive: Any, send: Any) -> None:
         await send(HEAD)

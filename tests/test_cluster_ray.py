@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import combinations
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -184,9 +188,52 @@ def test_a_node_is_sent_a_file_that_it_lacks(three: Any, tmp_path: Path) -> None
     assert at_hand(file, (), HubOptions()).path.read_bytes() == whole
 
 
-def test_an_address_where_nothing_answers_is_refused() -> None:
-    with (
-        pytest.raises(SettingError, match=r"--ray 127.0.0.1:9: nothing answers there"),
-        joined("127.0.0.1:9"),
-    ):
+def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(address: str) -> str:
+        with pytest.raises(SettingError) as error, joined(address):
+            pass
+        return str(error.value)
+
+    assert "--ray 127.0.0.1:9: nothing answers there" in refused("127.0.0.1:9")
+    assert "it is no address" in refused("127.0.0.1:99999")
+    with serving_http() as port:
+        assert "what answers there is no Ray cluster" in refused(f"127.0.0.1:{port}")
+    monkeypatch.setattr("outrider.cluster.joining._ANSWER_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert "nothing answers there (timed out)" in refused(f"127.0.0.1:{silent.getsockname()[1]}")
+
+
+@contextmanager
+def serving_http() -> Iterator[int]:
+    """A port where another server answers."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def test_a_cluster_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "Version mismatch: The cluster was started with:\n    Ray: 2.55.0\n    Python: 3.12.1\nThis process"
+
+    def init(**_: Any) -> None:
+        raise RuntimeError(why)
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(SettingError) as error, joined("auto"):
         pass
+    assert "The cluster was started with: Ray: 2.55.0 Python: 3.12.1" in str(error.value)
+    assert str(error.value).endswith(f"Use Ray {ray.__version__} and the same Python on every machine.")
+
+
+def test_more_replicas_than_the_cluster_has_room_for_are_refused() -> None:
+    from outrider.cluster.serving import Replicas
+    from outrider.server.settings import ServeSettings
+
+    with (
+        cluster(("one",)) as made,
+        joined(made.address),
+        pytest.raises(SettingError, match="replicas 2: each takes a CPU of the cluster, and it has 1"),
+    ):
+        Replicas(lambda: None, ServeSettings(), 2, 2)  # type: ignore[arg-type,return-value]

@@ -81,7 +81,7 @@ def _serve_replicas(
     settings: ServeSettings, ring: KeyRing, tls: SSLContext | None, said: Sequence[str], errors: Console
 ) -> int:
     """Serve by replicas on a cluster; this process takes the requests in."""
-    from outrider.cluster.joining import joined
+    from outrider.cluster.joining import LOCAL, joined
     from outrider.cluster.serving import Replicas
 
     assert settings.ray is not None
@@ -92,7 +92,9 @@ def _serve_replicas(
         with joined(settings.ray):
             with Loading(sockets, settings, tls):
                 replicas = Replicas(partial(open_models, settings), settings, least, most)
-            overview = {"replicas": f"{least} to {most}, on the cluster at {settings.ray}"}
+            number = f"{least} to {most}" if most > least else f"{least}"
+            place = "this machine" if settings.ray == LOCAL else f"the cluster at {settings.ray}"
+            overview = {"replicas": f"{number}, on {place}"}
             overview |= _overview(settings, ring, address)
             ready = partial(_announce, settings, overview, said, errors)
             app = protect(replicas, settings, ring)

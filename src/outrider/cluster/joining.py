@@ -18,6 +18,8 @@ from outrider.core.errors import SettingError
 LOCAL = "local"
 _ANSWER_S = 5.0
 """for an address to take a connection"""
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)
+"""to a server of gRPC, which Ray's are: HTTP/2's preface and settings, which it answers with its own"""
 _FACTS_S = 120.0
 """for a node to say what it is; its first worker imports everything"""
 ENVIRONMENT = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -62,13 +64,19 @@ def _check_address(address: str) -> None:
     if address in (LOCAL, "auto"):
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or int(port) > 65535:
         raise SettingError(f"--ray {address}", "it is no address", "Give HOST:PORT, auto or local.")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S) as connection:
+            connection.sendall(_GREETING)
+            is_ray = "RAY_USE_TLS" in os.environ or connection.recv(4)[3:] == b"\4"
     except OSError as error:
         why = f"nothing answers there ({error.strerror or error})".lower()
         raise SettingError(f"--ray {address}", why, "Is `ray start --head` running there?") from None
+    if not is_ray:
+        why = "what answers there is no Ray cluster"
+        raise SettingError(f"--ray {address}", why, "A cluster's head says its port; mostly it is 6379.")
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")  # else it tries for minutes
 
 
 def nodes_alive() -> dict[str, dict[str, Any]]:

@@ -27,7 +27,7 @@ from starlette.types import Message, Receive, Scope, Send
 from outrider.cluster.affinity import routing_key
 from outrider.cluster.machines import LABEL, facts_here, kind_name
 from outrider.cluster.merging import merged
-from outrider.core.errors import BackendError
+from outrider.core.errors import BackendError, SettingError
 from outrider.models.hub import cache_dir
 from outrider.server.assembly import create_app
 from outrider.server.errors import Problem
@@ -199,7 +199,10 @@ class Replicas:
     """The deployment, and the application that hands every request to one of its replicas."""
 
     def __init__(self, open_models: Open, settings: ServeSettings, least: int, most: int) -> None:
-        """Raises BackendError where no replica can be started."""
+        """Raises SettingError where the cluster has no room, BackendError where no replica can be started."""
+        if (cpus := int(ray.cluster_resources().get("CPU", 0))) < least:
+            why = f"each takes a CPU of the cluster, and it has {cpus}"
+            raise SettingError(f"replicas {least}", why, "Ask for fewer, or add machines.")
         self._settings = settings
         self._draining = False
         self._board = ray.remote(num_cpus=0)(Board).remote()
@@ -226,9 +229,10 @@ class Replicas:
             self._handle = serve.run(application, name=APPLICATION, route_prefix=None)
         except Exception as error:  # what a replica raised, within Ray's own
             said = serve.status().applications.get(APPLICATION)
-            lines = [line for line in (said.message if said else str(error)).splitlines() if line.strip()]
+            texts = [each.message for each in said.deployments.values()] if said else []
+            lines = [line.strip() for line in "\n".join([str(error), *texts]).splitlines() if line.strip()]
             self.close()
-            why = lines[-1].strip().rstrip(".") if lines else str(error)
+            why = lines[-1].removeprefix("outrider.core.errors.").rstrip(".")
             raise BackendError("the replicas", f"none could be started ({why})") from None
 
     async def drain(self, timeout_s: float) -> None:
@@ -345,7 +349,8 @@ async def _next(steps: AsyncIterator[list[Message]]) -> list[Message] | None:
 
 def _num_running() -> int:
     """The replicas that can answer."""
-    return serve.status().applications[APPLICATION].deployments["replica"].replica_states.get("RUNNING", 0)
+    [replicas] = serve.status().applications[APPLICATION].deployments.values()
+    return int(replicas.replica_states.get("RUNNING", 0))
 
 
 _UP_S, _DOWN_S = 5.0, 60.0
