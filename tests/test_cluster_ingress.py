@@ -41,7 +41,7 @@ HEAD: Message = {"type": "http.response.start", "status": 200, "headers": EVENTS
 FIRST: Message = {"type": "http.response.body", "body": b"data: one\n\n", "more_body": True}
 LAST: Message = {"type": "http.response.body", "body": b"data: two\n\n", "more_body": False}
 USED: Message = {"type": "used", "tokens": (3, 2), "route": "/v1/chat/completions"}
-WHOLE = [[HEAD, FIRST], [LAST], [USED]]
+WHOLE = [[HEAD, FIRST, USED], [LAST, USED]]
 
 
 class Scripted:
@@ -94,8 +94,9 @@ def test_a_replica_that_dies_before_the_first_token_is_replaced() -> None:
 
 
 def test_one_that_dies_later_ends_the_stream_with_an_error_in_its_form() -> None:
-    got, _, handle = through([[HEAD, FIRST], DIED], WHOLE)
+    got, scope, handle = through([[HEAD, FIRST, USED], DIED], WHOLE)
     assert got[:2] == [HEAD, FIRST] and handle.scripts == [WHOLE]
+    assert scope["state"]["caller"].used.completion_tokens == 2
     [end] = got[2:]
     assert json.loads(end["body"].removeprefix(b"data: "))["error"]["code"] == "replica_lost"
     assert not end["more_body"]
@@ -126,7 +127,11 @@ def test_a_replica_holds_what_comes_before_the_first_token() -> None:
         if scope["path"] == "/slow":
             await send(waiting)
         await asyncio.sleep(0.01)
-        scope["state"]["caller"].has_tokens = True
+        with scope["state"]["caller"].reserved(3, 2) as used:
+            used.prompt_tokens, used.completion_tokens = 3, 1
+            await send(FIRST)
+            await asyncio.sleep(0.01)
+            used.completion_tokens = 2
         await send(LAST)
 
     async def steps(path: str) -> list[list[Message]]:
@@ -134,9 +139,11 @@ def test_a_replica_holds_what_comes_before_the_first_token() -> None:
         vars(replica).update(_app=app, _telling=True)
         return [step async for step in replica.answer(Asked("POST", path, b"", [], b"", ""))]
 
-    used = [{"type": "used", "tokens": (0, 0), "route": None}]
-    assert asyncio.run(steps("/")) == [[HEAD, FIRST, LAST], used]
-    assert asyncio.run(steps("/slow")) == [[HEAD, FIRST, waiting], [LAST], used]
+    none, one, two = (
+        {"type": "used", "tokens": tokens, "route": None} for tokens in ((0, 0), (3, 1), (3, 2))
+    )
+    assert asyncio.run(steps("/")) == [[HEAD, FIRST, FIRST, one], [LAST, two]]
+    assert asyncio.run(steps("/slow")) == [[HEAD, FIRST, waiting, none], [FIRST, one], [LAST, two]]
 
 
 # Real replicas

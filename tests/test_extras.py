@@ -112,3 +112,23 @@ def test_a_plain_run_imports_nothing_of_the_extras(tmp_path: Path, arguments: li
     )
     assert done.returncode == 0 and done.stdout, done.stderr
     assert json.loads(done.stderr.splitlines()[-1]) == []
+
+
+def test_ray_is_imported_by_its_flag_alone() -> None:
+    program = (
+        "import sys; from importlib import import_module\n"
+        "for name in 'cli.bench', 'cli.distill', 'cli.serve', 'bench.sweep', 'distill.generate':\n"
+        "    import_module('outrider.' + name)\n"
+        "assert 'ray' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment(), timeout=2 * PATIENCE_S)
+
+
+@pytest.mark.parametrize("command", ["bench", "distill", "serve"])
+def test_a_cluster_without_ray_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], command: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    outcome = call(monkeypatch, capfdbinary, command, "-m", "none.gguf", "--ray", "local")
+    assert outcome.status == 2 and outcome.err.count("\n") == 1
+    assert "--ray: Ray is not installed. It comes with the extra ray" in outcome.err

@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not MODEL.exists(), reason=REASON),
 ]
-LONG = "Here is a list of things to be kept in mind: " + ", ".join(f"thing {n}" for n in range(40))
 TURNS = 3
 
 
@@ -66,15 +65,17 @@ def answers(port: int) -> bool:
         return False
 
 
-def converse(client: openai.OpenAI, name: str) -> list[tuple[int, int]]:
-    """Of every turn the tokens of its prompt, and those whose KV was there."""
-    talk: list[dict[str, str]] = [{"role": "user", "content": f"{name}. {LONG}"}]
+def converse(client: openai.OpenAI, number: int) -> list[tuple[int, int]]:
+    """Of every turn the tokens of its prompt, and those whose KV was there. No two conversations begin alike,
+    which is all that a router by prefixes knows them by."""
+    things = ", ".join(f"thing {n}" for n in range(100 * number, 100 * number + 40))
+    talk: list[dict[str, str]] = [{"role": "user", "content": f"{number} is the first of these: {things}"}]
     found = []
     for turn in range(TURNS):
         parts, usage = [], None
         stream = client.chat.completions.create(  # type: ignore[call-overload]
             model=NAME, messages=talk, max_tokens=6, temperature=0, stream=True,
-            stream_options={"include_usage": True}, extra_headers={"x-session-id": name},
+            stream_options={"include_usage": True}, extra_headers={"x-session-id": f"{number}"},
         )  # fmt: skip
         for chunk in stream:
             parts += [choice.delta.content or "" for choice in chunk.choices]
@@ -92,7 +93,7 @@ def check(client: openai.OpenAI, servers: Sequence[RealServer]) -> None:
     """Conversations stay where their KV is, and both servers have some."""
     before = [server.metric("outrider_prompt_tokens_total") for server in servers]
     for number in range(8):
-        _, *later = converse(client, f"conversation {number}")
+        _, *later = converse(client, number)
         assert all(cached > prompt / 2 for prompt, cached in later)
     after = [server.metric("outrider_prompt_tokens_total") for server in servers]
     assert all(a > b for a, b in zip(after, before, strict=True))

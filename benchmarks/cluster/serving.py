@@ -168,6 +168,25 @@ async def killed(requests: int = 16) -> Any:
         return {"requests": requests, "ends": ends, "later": later}
 
 
+async def drained(streams: int = 4) -> Any:
+    """SIGTERM with streams in flight: each has to end whole."""
+    with server("--ray", "local", "--replicas", "2") as address:
+        asked = client(address)
+        running = [asyncio.create_task(_streamed(asked, n, 300)) for n in range(streams)]
+        await asyncio.sleep(1.5)
+        assert not any(task.done() for task in running)
+        [ingress] = _children()
+        os.kill(ingress, signal.SIGTERM)
+        ends = Counter(await asyncio.gather(*running))
+    return {"requests": streams, "ends": ends}
+
+
+def _children() -> list[int]:
+    """This program's own servers."""
+    found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "serve"], capture_output=True, text=True)
+    return [int(line) for line in found.stdout.split()]
+
+
 async def scaled() -> Any:
     """From one replica to two under load, and back when it is over."""
     with server("--ray", "local", "--replicas", "1:2", "--max-running", "2") as address:
@@ -182,7 +201,7 @@ async def scaled() -> Any:
 
         async def watch() -> AsyncIterator[int]:
             while time.monotonic() < end:
-                await asyncio.sleep(2)
+                await asyncio.sleep(0.5)
                 yield len(_replicas())
 
         crowd = [asyncio.ensure_future(talk(number)) for number in range(8)]
@@ -190,8 +209,10 @@ async def scaled() -> Any:
         async for count in watch():
             if not seen or seen[-1] != count:
                 seen.append(count)
-            if crowd[0].done():
-                ends[await _streamed(asked, number := number + 1, 8)] += 1
+            if crowd[0].done():  # two long streams all the time: the replica that ends has some, mostly
+                two = [_streamed(asked, number := number + 1, 160) for _ in range(2)]
+                for end_of_stream in await asyncio.gather(*two):
+                    ends[end_of_stream] += 1
             if seen[-1] == 1 and len(seen) > 2:
                 break
         for task in crowd:
@@ -208,6 +229,7 @@ async def measure(only: str | None) -> AsyncIterator[dict[str, Any]]:
         "random, memory for all": lambda: affinity(True, memory),
         "routing": routing,
         "killed": killed,
+        "drained": drained,
         "scaled": scaled,
     }.items():
         if only in (None, name):

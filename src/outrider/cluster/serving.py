@@ -131,9 +131,9 @@ class Replica:
         take_entries(folder, ray.get(self._board.share.remote(self._kind, shared_entries(folder))))
 
     async def answer(self, asked: Asked) -> AsyncIterator[list[Message]]:
-        """The application's messages, and in the end what the request used. Those before the first token are
-        held until it is there, or until a comment keeps the connection open: so long nothing was said, and
-        another replica can answer instead.
+        """The application's messages as they come, each time with what the request used so far. Those before
+        the first token are held until it is there, or until a comment keeps the connection open: so long
+        nothing was said, and another replica can answer instead.
         """
         if self._telling is None:
             self._telling = asyncio.ensure_future(self._tell_often())
@@ -163,15 +163,12 @@ class Replica:
         try:
             while (message := await sent.get()) is not None:
                 held.append(message)
-                is_last = message["type"] != "http.response.start" and not message.get("more_body")
-                if is_last or caller.has_tokens or message.get("body", b"").startswith(b":"):
-                    yield held
+                says = caller.used.completion_tokens or message.get("body", b"").startswith(b":")
+                if says and sent.empty():
+                    yield [*held, _used(caller, scope)]
                     held = []
+            yield [*held, _used(caller, scope)]
             await running
-            used = caller.used
-            route = getattr(scope.get("route"), "path", None)
-            tokens = (used.prompt_tokens, used.completion_tokens)
-            yield [{"type": "used", "tokens": tokens, "route": route}]
         finally:
             running.cancel()
 
@@ -341,6 +338,11 @@ class Replicas:
         headers = [(b"content-type", kind), (b"content-length", str(len(text)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": text})
+
+
+def _used(caller: Caller, scope: Scope) -> Message:
+    used, route = caller.used, getattr(scope.get("route"), "path", None)
+    return {"type": "used", "tokens": (used.prompt_tokens, used.completion_tokens), "route": route}
 
 
 async def _next(steps: AsyncIterator[list[Message]]) -> list[Message] | None:

@@ -76,7 +76,6 @@ class Generations:
         """Count what comes of a generation, also of one whose client has left."""
         if isinstance(outcome, Update):
             used.completion_tokens += len(outcome.record.tokens)
-            self._caller.has_tokens |= used.completion_tokens > 0
         elif isinstance(outcome, Completion):
             choice.queued_s = job.queued_s
             if (metrics := self._service.metrics) is not None:

@@ -285,9 +285,13 @@ class Caller:
     def __init__(self, limiter: RateLimiter | None = None) -> None:
         self._limiter = limiter or RateLimiter()
         self.name, self.namespace = self._limiter.name, self._limiter.namespace
-        self.used = TokenUsage()
-        self.has_tokens = False
-        """whether there is a token of the answer"""
+        self._usages: list[TokenUsage] = []
+
+    @property
+    def used(self) -> TokenUsage:
+        """What it used until now."""
+        prompt = sum(used.prompt_tokens for used in self._usages)
+        return TokenUsage(prompt, sum(used.completion_tokens for used in self._usages))
 
     @contextmanager
     def reserved(self, prompt_tokens: int, max_tokens: int) -> Iterator[TokenUsage]:
@@ -297,11 +301,9 @@ class Caller:
         Problem (429).
         """
         taken = self._limiter.reserve(prompt_tokens, max_tokens)
-        used = TokenUsage()
+        self._usages.append(used := TokenUsage())
         try:
             yield used
         finally:
-            self.used.prompt_tokens += used.prompt_tokens
-            self.used.completion_tokens += used.completion_tokens
             if self._limiter.tokens is not None:
                 self._limiter.tokens.take(used.prompt_tokens + used.completion_tokens - taken)
