@@ -20,6 +20,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -188,35 +189,19 @@ def _children() -> list[int]:
 
 
 async def scaled() -> Any:
-    """From one replica to two under load, and back when it is over."""
+    """From one replica to two under load, and back when it is over: two long streams run all the time then,
+    so the replica that is to end mostly has one."""
     with server("--ray", "local", "--replicas", "1:2", "--max-running", "2") as address:
-        asked = client(address)
-        ends: Counter[str] = Counter()
-        seen: list[int] = []
+        asked, ends, numbers = client(address), Counter[str](), count()
+        seen = [1]
         end = time.monotonic() + 240
-
-        async def talk(number: int) -> None:
-            while len({*seen}) < 2:
-                ends[await _streamed(asked, number)] += 1
-
-        async def watch() -> AsyncIterator[int]:
-            while time.monotonic() < end:
-                await asyncio.sleep(0.5)
-                yield len(_replicas())
-
-        crowd = [asyncio.ensure_future(talk(number)) for number in range(8)]
-        number = 1000
-        async for count in watch():
-            if not seen or seen[-1] != count:
-                seen.append(count)
-            if crowd[0].done():  # two long streams all the time: the replica that ends has some, mostly
-                two = [_streamed(asked, number := number + 1, 160) for _ in range(2)]
-                for end_of_stream in await asyncio.gather(*two):
-                    ends[end_of_stream] += 1
-            if seen[-1] == 1 and len(seen) > 2:
-                break
-        for task in crowd:
-            await task
+        while time.monotonic() < end and (seen[-1] == 2 or len(seen) == 1):
+            streams, tokens = (8, 48) if len(seen) == 1 else (2, 160)
+            ends.update(
+                await asyncio.gather(*(_streamed(asked, next(numbers), tokens) for _ in range(streams)))
+            )
+            if (now := len(_replicas())) != seen[-1]:
+                seen.append(now)
         return {"replicas": seen, "requests": ends.total(), "ends": ends}
 
 
