@@ -18,7 +18,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -180,19 +180,23 @@ async def drained(streams: int = 4) -> Any:
 
 
 async def scaled() -> Any:
-    """From one replica to two under load, and back when it is over: two long streams run all the time then,
-    so the replica that is to end mostly has one."""
-    with server("--ray", "local", "--replicas", "1:2", "--max-running", "2") as address:
-        asked, ends, numbers = client(address), Counter[str](), count()
-        seen = [1]
+    """From one replica to two under load, and back when it is over: four long streams run all the time, so
+    the replica that is to end has some."""
+    with server("--ray", "local", "--replicas", "1:2", "--max-running", "4") as address:
+        asked, ends, numbers, seen = client(address), Counter[str](), count(), [1]
+
+        async def talk(tokens: int, goes_on: Callable[[], bool]) -> None:
+            while goes_on():
+                ends[await _streamed(asked, next(numbers), tokens)] += 1
+
         end = time.monotonic() + 240
-        while time.monotonic() < end and (seen[-1] == 2 or len(seen) == 1):
-            streams, tokens = (8, 48) if len(seen) == 1 else (2, 160)
-            ends.update(
-                await asyncio.gather(*(_streamed(asked, next(numbers), tokens) for _ in range(streams)))
-            )
+        crowd = [asyncio.ensure_future(talk(48, lambda: len(seen) == 1)) for _ in range(12)]
+        crowd += [asyncio.ensure_future(talk(160, lambda: len(seen) < 3)) for _ in range(4)]
+        while len(seen) < 3 and time.monotonic() < end:
+            await asyncio.sleep(0.5)
             if (now := len(_replicas())) != seen[-1]:
                 seen.append(now)
+        await asyncio.gather(*crowd)
         return {"replicas": seen, "requests": ends.total(), "ends": ends}
 
 
