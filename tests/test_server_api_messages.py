@@ -205,12 +205,45 @@ def test_blocks_become_a_conversation(served: Serving) -> None:
     assert body["content"] == [{"type": "text", "text": "Noon."}]
 
 
+def test_what_an_agent_sends_is_read(served: Serving) -> None:
+    """Instructions between turns, effort from there on, deferred tools, and what may be left out."""
+
+    def turns(*extra: dict[str, Any]) -> list[dict[str, Any]]:
+        said: list[dict[str, Any]] = [
+            *user("One"),
+            {"role": "assistant", "content": "1"},
+            *user("Say [[Two]]"),
+        ]
+        return [said[0], *extra[:1], *said[1:], *extra[1:]]
+
+    def read(*extra: dict[str, Any]) -> Any:
+        return served.post(COUNT, messages=turns(*extra)).json()["input_tokens"]
+
+    note = {"role": "system", "content": [{"type": "text", "text": "Be kind."}]}
+    for_now = note | {"clear_at": "next_user_message"}
+    quiet = {"role": "system", "output_config": {"effort": "low"}}
+    assert read(quiet, quiet) == read() == read(for_now)
+    assert read(quiet, for_now) - read() == read(note) - read() > 0
+    edits: list[dict[str, Any]] = [{"type": "clear_thinking_20251015", "keep": "all"}]
+    known: dict[str, Any] = {"tools": [TOOLS[0] | {"defer_loading": True}], "max_tokens": 200}
+    kept = served.post(PATH, messages=turns(quiet, note), context_management={"edits": edits}, **known).json()
+    assert kept["content"] == [{"type": "text", "text": "Two"}]
+    assert not any("context_management" in notice for notice in kept["outrider"].get("notices", ()))
+    edits.append({"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 1}})
+    cleared = served.post(PATH, messages=turns(), context_management={"edits": edits}, **known).json()
+    assert "context_management: the conversation is not shortened" in str(cleared["outrider"]["notices"])
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "developer", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x", "clear_at": "never"}]}, "messages[0].clear_at"),
+        ({"messages": [{"role": "system", "content": [{"type": "thinking", "thinking": "x"}]}]},
+         "thinking is no block of the role system"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "text, thinking"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "b",
                                                      "input": {}}]}]},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from outrider.server.protocol.anthropic import (
     TextBlock,
     ToolResultBlock,
     Turn,
+    TurnOutput,
 )
 from outrider.server.protocol.base import JsonSchemaFormat, NamedSchema, SamplingFields
 from outrider.server.protocol.messages import (
@@ -52,7 +53,7 @@ def plan_message(service: Service, body: CountTokensRequest, namespace: str) -> 
         plan = plan_chat(service, as_chat(body, effort), namespace)
     except Problem as error:
         raise error.renamed(_NAMES) from None
-    return replace(plan, notices=(*plan.notices, *notices))
+    return replace(plan, notices=(*plan.notices, *notices, *_not_shortened(body)))
 
 
 def as_chat(body: CountTokensRequest, effort: Effort | None = None) -> ChatRequest:
@@ -61,7 +62,10 @@ def as_chat(body: CountTokensRequest, effort: Effort | None = None) -> ChatReque
     return ChatRequest(
         **shared | {"stop": body.stop_sequences or None},
         model=body.model,
-        messages=[*_system(body), *(message for turn in body.messages for message in _messages(turn))],
+        messages=[
+            *_system(body),
+            *(message for turn in _shown(body.messages) for message in _messages(turn)),
+        ],
         max_completion_tokens=getattr(body, "max_tokens", None),
         tools=[_tool(tool) for tool in body.tools or ()],
         tool_choice=_choice(body.tool_choice),
@@ -96,12 +100,29 @@ def _format(config: OutputConfig | None) -> JsonSchemaFormat | None:
 
 def _effort(service: Service, body: CountTokensRequest) -> tuple[Effort | None, list[str]]:
     """How much the model is to think, where its template knows that, and what is not done of it."""
-    thinking, wanted = body.thinking, body.output_config.effort if body.output_config else None
+    outputs: list[TurnOutput | None] = [body.output_config, *(turn.output_config for turn in body.messages)]
+    efforts = [output.effort for output in outputs if output and output.effort]
+    thinking, wanted = body.thinking, efforts[-1] if efforts else None
     if thinking and thinking.type == "disabled":
         wanted = "none"
     elif thinking and thinking.type == "enabled":
         wanted = wanted or "medium"
     return fitting_effort(service, wanted, "thinking, output_config.effort")
+
+
+def _not_shortened(body: CountTokensRequest) -> list[str]:
+    """A notice where parts of the conversation were to be left out."""
+    edits = body.context_management.edits if body.context_management else None
+    asked = [edit for edit in edits or () if edit.get("keep") not in ("all", {"type": "all"})]
+    return ["context_management: the conversation is not shortened here, all of it is read"] if asked else []
+
+
+def _shown(turns: Sequence[Turn]) -> Iterator[Turn]:
+    """The turns that the model sees: a system's may end with the next user's."""
+    last_user = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=0)
+    for i, turn in enumerate(turns):
+        if turn.content is not None and (turn.clear_at != "next_user_message" or i > last_user):
+            yield turn
 
 
 def _system(body: CountTokensRequest) -> list[Message]:
@@ -116,17 +137,17 @@ def _messages(turn: Turn) -> Iterator[Message]:
         yield _assistant(turn)
     else:
         text = ""
-        for block in turn.content:
+        for block in turn.blocks:
             if isinstance(block, TextBlock):
                 text += block.text
                 continue
             if text:
-                yield Message(role="user", content=text)
+                yield Message(role=turn.role, content=text)
             text = ""
             if isinstance(block, ToolResultBlock):
                 yield Message(role="tool", tool_call_id=block.tool_use_id, content=_result(block))
-        if text or not turn.content:
-            yield Message(role="user", content=text)
+        if text or not turn.blocks:
+            yield Message(role=turn.role, content=text)
 
 
 def _result(block: ToolResultBlock) -> str:
@@ -136,8 +157,8 @@ def _result(block: ToolResultBlock) -> str:
 
 def _assistant(turn: Turn) -> Message:
     said: dict[str, list[Any]] = {"text": [], "thinking": [], "tool_use": []}
-    for block in turn.content:
-        said.setdefault(block.type, []).append(block)  # type: ignore[union-attr]
+    for block in turn.blocks:
+        said.setdefault(block.type, []).append(block)
     calls = [
         ToolCall(
             id=call.id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -75,19 +76,46 @@ Block = Annotated[
 ]
 
 
-class Turn(Shape):
-    """One turn of the conversation."""
+class TurnOutput(Shape):
+    """How much the model is to think from a turn on."""
 
-    role: Literal["user", "assistant"]
-    content: str | Many[Block]
+    effort: Effort | None = None
+
+
+_BLOCKS = {
+    "user": {"text", "tool_result"},
+    "assistant": {"text", "thinking", "redacted_thinking", "tool_use"},
+    "system": {"text"},
+}
+"""The blocks that a turn of each role may have."""
+
+
+class Turn(Shape):
+    """One turn of the conversation. What the role `system` says may be for the turn before it alone, and its
+    `output_config` is for the answers after it."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Many[Block] | None = None
+    clear_at: Literal["next_user_message", "never"] | None = None
+    output_config: TurnOutput | None = None
 
     @model_validator(mode="after")
     def _fits_role(self) -> Turn:
-        calls = {"tool_use", "thinking", "redacted_thinking"} if self.role == "user" else {"tool_result"}
-        for block in () if isinstance(self.content, str) else self.content:
-            if block.type in calls:
+        for block in self.blocks:
+            if block.type not in _BLOCKS[self.role]:
                 raise unsupported(f"{block.type} is no block of the role {self.role}. Leave it out")
+        if self.role != "system":
+            if self.content is None:
+                raise unsupported("it says nothing. Give it content", "content")
+            for field in ("clear_at", "output_config"):
+                if getattr(self, field) is not None:
+                    raise unsupported("it is for the role system. Leave it out", field)
         return self
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """Its content, where that is in blocks."""
+        return self.content if self.content and not isinstance(self.content, str) else ()
 
 
 class CustomTool(Shape):
@@ -103,9 +131,7 @@ class CustomTool(Shape):
     cache_control: Any = Field(None, description=_IGNORED)
     eager_input_streaming: Any = Field(None, description=_IGNORED)
     input_examples: Any = Field(None, description=_IGNORED)
-    defer_loading: Annotated[
-        Literal[False] | None, explained("all tools are given to the model. Say false, or leave it out")
-    ] = None
+    defer_loading: bool | None = Field(None, description="No effect: all tools are given to the model.")
 
 
 class Choice(Shape):
@@ -139,17 +165,21 @@ class OutputSchema(Shape):
     json_schema: Json = Field(alias="schema")
 
 
-class OutputConfig(Shape):
+class OutputConfig(TurnOutput):
     """What the answer has to be, and how much the model is to think."""
 
-    effort: Effort | None = None
     format: OutputSchema | None = None
+
+
+class ContextManagement(Shape):
+    """What of a long conversation is to be left out: nothing is, and notices say so."""
+
+    edits: Many[Json] | None = None
 
 
 _ELSEWHERE = {
     "container": "this server runs no code. Leave it out",
     "mcp_servers": "this server calls no others. Leave it out",
-    "context_management": "the conversation is not shortened here. Leave it out",
     "output_format": "it has become output_config.format. Say that",
     "stop": f"{_OF_CHAT}stop_sequences",
     "response_format": f"{_OF_CHAT}output_config.format",
@@ -171,6 +201,7 @@ class CountTokensRequest(GenerationRequest):
     stop_sequences: Annotated[Many[StopText], Field(max_length=_MAX_STOPS)] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
     cache_control: Any = Field(None, description=_IGNORED)
     inference_geo: Any = Field(None, description=_IGNORED)
     metadata: Any = Field(None, description=_IGNORED)
