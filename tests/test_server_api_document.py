@@ -49,7 +49,7 @@ READS = (
     *("/props", "/slots", "/api/tags", "/api/ps", "/api/version"),
 )
 WRITES = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/tokenize", "/detokenize"),
     *("/completion", "/infill", "/apply-template", "/api/chat", "/api/generate", "/api/show"),
 )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel
+
 from outrider.server.protocol import answers
 
 Responses = dict[int | str, dict[str, Any]]
@@ -22,9 +24,14 @@ _STATUSES: dict[int | str, str] = {
     500: "The server failed.",
     503: "The server is ending, or is not ready.",
 }
-ERRORS: Responses = {
-    status: {"model": answers.ErrorAnswer, "description": why} for status, why in _STATUSES.items()
-}
+
+
+def errors_as(shape: type[BaseModel]) -> Responses:
+    """The errors of an endpoint, in this shape."""
+    return {status: {"model": shape, "description": why} for status, why in _STATUSES.items()}
+
+
+ERRORS = errors_as(answers.ErrorAnswer)
 ANSWER: Responses = {200: {"description": "The answer."}}
 _EVENT = {
     "type": "object",

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from outrider.server.answers.llama import LlamaAnswer
-from outrider.server.documented import ANSWER, ANSWER_OR_EVENTS, ERRORS
+from outrider.server.documented import ANSWER, ANSWER_OR_EVENTS, errors_as
 from outrider.server.generation import answer
 from outrider.server.models import Models
 from outrider.server.prepare.chat import rendered
@@ -23,7 +23,7 @@ _LISTED = answers.LlamaCompletion | list[answers.LlamaCompletion]
 
 def llama_router(models: Models) -> APIRouter:
     """Text to be continued, as llama-server; with `stream`, as server-sent events. What it says of itself."""
-    router = APIRouter(tags=["llama-server"], responses=ERRORS | ANSWER)
+    router = APIRouter(tags=["llama-server"], responses=errors_as(answers.LlamaError) | ANSWER)
 
     @router.post("/completion", response_model=_LISTED, responses=ANSWER_OR_EVENTS)
     @router.post("/completions", response_model=_LISTED, responses=ANSWER_OR_EVENTS)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from outrider.server.answers.ollama import OllamaAnswer, now
-from outrider.server.documented import ANSWER, ANSWER_OR_LINES, ERRORS
+from outrider.server.documented import ANSWER, ANSWER_OR_LINES, errors_as
 from outrider.server.errors import Problem
 from outrider.server.generation import answer
 from outrider.server.models import Models
@@ -37,7 +37,7 @@ _REFUSED = {
 
 def ollama_router(models: Models) -> APIRouter:
     """Text, as Ollama; unless `stream` is false, as lines of JSON. The models, as Ollama lists them."""
-    router = APIRouter(tags=["Ollama"], responses=ERRORS | ANSWER)
+    router = APIRouter(tags=["Ollama"], responses=errors_as(answers.OllamaError) | ANSWER)
 
     @router.post("/api/chat", response_model=answers.OllamaChat, responses=ANSWER_OR_LINES)
     async def ollama_chat(body: OllamaChatRequest, request: Request) -> Response:

@@ -12,7 +12,7 @@ from outrider.server.answers.anthropic import MessageAnswer
 from outrider.server.answers.choice import spelling_of
 from outrider.server.answers.responses import ResponseAnswer
 from outrider.server.answers.text import ChatAnswer, CompletionAnswer
-from outrider.server.documented import ANSWER, ANSWER_OR_EVENTS, ERRORS, METRICS
+from outrider.server.documented import ANSWER, ANSWER_OR_EVENTS, ERRORS, METRICS, errors_as
 from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.generation import answer
 from outrider.server.models import Models
@@ -22,6 +22,7 @@ from outrider.server.prepare.chat import plan_chat, render, tokens_of
 from outrider.server.prepare.completions import plan_completions
 from outrider.server.prepare.responses import plan_response
 from outrider.server.protocol import answers
+from outrider.server.protocol.answers_of_others import AnthropicError
 from outrider.server.protocol.anthropic import CountTokensRequest, MessagesRequest
 from outrider.server.protocol.requests import (
     ChatRequest,
@@ -72,12 +73,14 @@ def text_router(models: Models) -> APIRouter:
         """Continue a conversation; with `stream`, as typed events. Nothing is stored."""
         return await answer(models, request, body, plan_response, ResponseAnswer)
 
-    @router.post("/v1/messages", response_model=answers.AnthropicMessage)
+    @router.post("/v1/messages", response_model=answers.AnthropicMessage, responses=errors_as(AnthropicError))
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Continue a conversation, as Anthropic's API; with `stream`, as typed events."""
         return await answer(models, request, body, plan_message, MessageAnswer)
 
-    @router.post("/v1/messages/count_tokens", response_model=answers.InputTokens)
+    @router.post(
+        "/v1/messages/count_tokens", response_model=answers.InputTokens, responses=errors_as(AnthropicError)
+    )
     async def count_tokens(body: CountTokensRequest) -> Response:
         """The tokens of a conversation, as Anthropic's API."""
         async with models.serving(body.model) as service:

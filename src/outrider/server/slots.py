@@ -14,7 +14,7 @@ from fastapi import APIRouter, Body, Request
 from outrider.core.errors import BackendError, InputError
 from outrider.core.files import reason_of
 from outrider.core.saved import SavedState
-from outrider.server.documented import ANSWER, ERRORS
+from outrider.server.documented import ANSWER, errors_as
 from outrider.server.errors import Problem, invalid_field
 from outrider.server.models import Models
 from outrider.server.protocol import answers_of_others as answers
@@ -28,7 +28,7 @@ _Result = TypeVar("_Result")
 
 def slots_router(models: Models) -> APIRouter:
     """What the slots are doing. Nothing of a request's text or settings is shown."""
-    router = APIRouter(responses=ERRORS | ANSWER)
+    router = APIRouter(responses=errors_as(answers.LlamaError) | ANSWER)
 
     @router.get("/slots", response_model=list[answers.Slot], tags=["state"])
     async def slots(model: str | None = None, fail_on_no_slot: str | None = None) -> Any:

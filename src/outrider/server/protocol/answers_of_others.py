@@ -1,4 +1,5 @@
-"""What llama-server's endpoints and Ollama's answer, for the OpenAPI document."""
+"""What llama-server's endpoints and Ollama's answer, and errors in the shape of others than OpenAI, for the
+OpenAPI document."""
 
 from __future__ import annotations
 
@@ -7,6 +8,44 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from outrider.server.protocol.answers import Account, Answer
+
+# Errors
+
+
+class LlamaErrorObject(Answer):
+    """What was wrong, why, and the way out; `code` is the status."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class LlamaError(Answer):
+    """An error, in llama-server's shape."""
+
+    error: LlamaErrorObject
+
+
+class AnthropicErrorObject(Answer):
+    """What was wrong, why, and the way out."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(Answer):
+    """An error, in the shape of Anthropic's API."""
+
+    type: Literal["error"]
+    error: AnthropicErrorObject
+
+
+class OllamaError(Answer):
+    """An error, in the shape of Ollama's API."""
+
+    error: str
+
 
 # llama-server's
 
