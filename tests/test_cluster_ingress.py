@@ -86,8 +86,9 @@ def through(*scripts: list[Any], path: str = "/v1/chat/completions") -> tuple[li
 
 
 def test_a_replica_that_dies_before_the_first_token_is_replaced() -> None:
-    got, scope, handle = through([DIED], WHOLE)
-    assert got == [HEAD, FIRST, LAST] and handle.scripts == []
+    for first in ([DIED], [[HEAD], DIED]):
+        got, scope, handle = through(first, WHOLE)
+        assert got == [HEAD, FIRST, LAST] and handle.scripts == []
     assert scope["route"].path == "/v1/chat/completions"
     used = scope["state"]["caller"].used
     assert (used.prompt_tokens, used.completion_tokens) == (3, 2)
@@ -114,6 +115,10 @@ def test_where_all_die_or_all_are_full_the_client_gets_the_reason() -> None:
     with pytest.raises(Problem, match="all replicas are full") as full:
         through([BackPressureError(1, 1)])
     assert (full.value.status, full.value.code) == (429, "queue_full")
+    refused = [[{**HEAD, "status": 503}, LAST, USED]]
+    for later in ([[DIED], [DIED]], [[BackPressureError(1, 1)]], [refused]):
+        got, _, _ = through([[HEAD], DIED], *later)
+        assert got[0] == HEAD and len(got) == 2 and b'"error"' in got[1]["body"]
 
 
 def test_a_replica_holds_what_comes_before_the_first_token() -> None:
@@ -123,6 +128,7 @@ def test_a_replica_holds_what_comes_before_the_first_token() -> None:
 
     async def app(scope: Any, _receive: Any, send: Any) -> None:
         await send(HEAD)
+        await asyncio.sleep(0.01)
         await send(FIRST)
         if scope["path"] == "/slow":
             await send(waiting)
@@ -142,8 +148,8 @@ def test_a_replica_holds_what_comes_before_the_first_token() -> None:
     none, one, two = (
         {"type": "used", "tokens": tokens, "route": None} for tokens in ((0, 0), (3, 1), (3, 2))
     )
-    assert asyncio.run(steps("/")) == [[HEAD, FIRST, FIRST, one], [LAST, two]]
-    assert asyncio.run(steps("/slow")) == [[HEAD, FIRST, waiting, none], [FIRST, one], [LAST, two]]
+    assert asyncio.run(steps("/")) == [[HEAD, none], [FIRST, FIRST, one], [LAST, two]]
+    assert asyncio.run(steps("/slow")) == [[HEAD, none], [FIRST, waiting, none], [FIRST, one], [LAST, two]]
 
 
 # Real replicas

@@ -148,7 +148,8 @@ class _Answering:
             self._passed_over.append(found)
         self._done += 1
         done = min(self._done, self._total)
-        line = f"{node.name}: {done} of {self._total} answers"
+        on = f"{node.name}: " if len(self.nodes) > 1 else ""
+        line = f"{on}{done} of {self._total} answers"
         self.progress("the target answers", done / self._total, line)
 
 

@@ -131,9 +131,9 @@ class Replica:
         take_entries(folder, ray.get(self._board.share.remote(self._kind, shared_entries(folder))))
 
     async def answer(self, asked: Asked) -> AsyncIterator[list[Message]]:
-        """The application's messages as they come, each time with what the request used so far. Those before
-        the first token are held until it is there, or until a comment keeps the connection open: so long
-        nothing was said, and another replica can answer instead.
+        """The application's messages as they come, each time with what the request used so far. What a
+        stream says before the first token is held until it is there, or until a comment keeps the connection
+        open: so long another replica can answer instead. Only its head goes ahead.
         """
         if self._telling is None:
             self._telling = asyncio.ensure_future(self._tell_often())
@@ -163,8 +163,9 @@ class Replica:
         try:
             while (message := await sent.get()) is not None:
                 held.append(message)
+                is_head = message.get("status") == 200
                 says = caller.used.completion_tokens or message.get("body", b"").startswith(b":")
-                if says and sent.empty():
+                if (is_head or says) and sent.empty():
                     yield [*held, _used(caller, scope)]
                     held = []
             yield [*held, _used(caller, scope)]
@@ -280,31 +281,47 @@ class Replicas:
 
     async def _messages(self, asked: Asked, key: str, receive: Receive) -> AsyncIterator[Message]:
         leaving = asyncio.ensure_future(receive())
+        kind: str | None = None
         try:
-            for attempt in range(_MAX_TRIES):
-                kind: str | None = None
-                try:
-                    async for message in self._of_one(asked, key, leaving):
-                        if message["type"] == "http.response.start":
-                            kind = Headers(raw=message["headers"]).get("content-type", "")
-                        yield message
-                    return
-                except BackPressureError as error:
-                    why = "all replicas are full, and others wait for them. Ask again a little later."
-                    raise Problem(429, why, code="queue_full", retry_after_s=2) from error
-                except ray.exceptions.RayError as error:
-                    if isinstance(error, ray.exceptions.RayTaskError):
-                        raise
-                    LOG.warning("replica lost", extra={"fields": {"answer_begun": kind is not None}})
+            async for message in self._tries(asked, key, leaving):
+                if message["type"] == "http.response.start":
+                    if kind is not None and message["status"] == 200:
+                        continue  # the client has the head already
                     if kind is not None:
-                        why = "the replica ended in the middle of the answer."
-                        if end := Problem(503, why, code="replica_lost").in_stream(kind, asked.path):
-                            yield end
-                        return
-                    await asyncio.sleep(0.2 * attempt)
-            raise Problem(503, "the replica ended. Try again.", code="replica_lost", retry_after_s=2)
+                        raise Problem(503, "the replica ended. Try again.", code="replica_lost")
+                    kind = Headers(raw=message["headers"]).get("content-type", "")
+                yield message
+        except Problem as problem:
+            if kind is None:
+                raise
+            if end := problem.in_stream(kind, asked.path):
+                yield end
         finally:
             leaving.cancel()
+
+    async def _tries(
+        self, asked: Asked, key: str, leaving: asyncio.Future[Message]
+    ) -> AsyncIterator[Message]:
+        """The messages of replica after replica, until one has said a part of the answer. Raises Problem."""
+        for attempt in range(_MAX_TRIES):
+            begun = False
+            try:
+                async for message in self._of_one(asked, key, leaving):
+                    begun = begun or message["type"] == "http.response.body"
+                    yield message
+                return
+            except BackPressureError as error:
+                why = "all replicas are full, and others wait for them. Ask again a little later."
+                raise Problem(429, why, code="queue_full", retry_after_s=2) from error
+            except ray.exceptions.RayError as error:
+                if isinstance(error, ray.exceptions.RayTaskError):
+                    raise
+                LOG.warning("replica lost", extra={"fields": {"answer_begun": begun}})
+                if begun:
+                    why = "the replica ended in the middle of the answer."
+                    raise Problem(503, why, code="replica_lost") from error
+                await asyncio.sleep(0.2 * attempt)
+        raise Problem(503, "the replica ended. Try again.", code="replica_lost", retry_after_s=2)
 
     async def _of_one(
         self, asked: Asked, key: str, leaving: asyncio.Future[Message]
