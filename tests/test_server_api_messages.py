@@ -224,6 +224,11 @@ def test_what_an_agent_sends_is_read(served: Serving) -> None:
     quiet = {"role": "system", "output_config": {"effort": "low"}}
     assert read(quiet, quiet) == read() == read(for_now)
     assert read(quiet, for_now) - read() == read(note) - read() > 0
+    for_billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1"}
+    brief = {"type": "text", "text": "Be brief."}
+    systems: list[Any] = [[for_billing, brief], "Be brief.", [for_billing], None]
+    counts = [served.post(COUNT, messages=turns(), system=system).json() for system in systems]
+    assert counts[0] == counts[1] and counts[2] == counts[3] == {"input_tokens": read()}
     edits: list[dict[str, Any]] = [{"type": "clear_thinking_20251015", "keep": "all"}]
     known: dict[str, Any] = {"tools": [TOOLS[0] | {"defer_loading": True}], "max_tokens": 200}
     kept = served.post(PATH, messages=turns(quiet, note), context_management={"edits": edits}, **known).json()

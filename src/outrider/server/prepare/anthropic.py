@@ -43,6 +43,9 @@ _NAMES = {
     "continue_final_message": "messages",
 }
 """What the fields of a chat request are called here."""
+_FOR_BILLING = "x-anthropic-billing-header:"
+"""What Claude Code puts first into the system prompt, for its own service: another text in each conversation,
+with which no beginning of a prompt would be found again."""
 _MODES: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -126,7 +129,10 @@ def _shown(turns: Sequence[Turn]) -> Iterator[Turn]:
 
 
 def _system(body: CountTokensRequest) -> list[Message]:
-    return [Message(role="system", content=text_of(body.system))] if body.system else []
+    said = body.system or ""
+    if not isinstance(said, str):
+        said = [block for block in said if not block.text.startswith(_FOR_BILLING)]
+    return [Message(role="system", content=text_of(said))] if said else []
 
 
 def _messages(turn: Turn) -> Iterator[Message]:
