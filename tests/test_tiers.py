@@ -78,6 +78,18 @@ def test_what_made_room_comes_back_from_memory() -> None:
     assert 0 < counts.num_bytes["memory"] <= LARGE and counts.misses == 4
 
 
+@pytest.mark.parametrize("attends_to_all", [False, True])
+def test_what_slows_other_calls_is_put_away_when_one_begins(attends_to_all: bool) -> None:
+    server = Server(None, LARGE, capacity_tokens=1000)
+    server.model.attends_to_all = attends_to_all
+    server.reused(TEXTS[0])
+    one = server.engine.used_tokens
+    server.reused(TEXTS[1])
+    assert server.engine.used_tokens == (one if attends_to_all else 2 * one)
+    assert server.reused(TEXTS[0]) == 89
+    assert server.tiers.counts.hits["memory"] == attends_to_all
+
+
 def test_of_memory_no_more_is_used_than_may_be_and_the_oldest_goes_first() -> None:
     server = Server(None, 16 * 100 * 2, max_sequences=1)  # two of the texts: a fake's token has 16 bytes
     for text in TEXTS:

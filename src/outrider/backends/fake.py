@@ -172,6 +172,7 @@ class FakeModel:
         self.capacity_tokens = capacity_tokens or context_length * max_sequences
         self.max_batch_tokens = max_batch_tokens
         self.max_rows = max_rows
+        self.attends_to_all = False
         self.rewind: RewindKind = rewind
         self.max_draft = (0 if rewind == "none" else UNLIMITED) if max_draft is None else max_draft
         self._num_snapshots: dict[int, int] = {}

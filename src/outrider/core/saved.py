@@ -42,6 +42,10 @@ class SavedState:
 class SavingModel(Model, Protocol):
     """A Model whose sequences can be copied out of it, and back later."""
 
+    @property
+    def attends_to_all(self) -> bool:
+        """Whether what any sequence stores makes the calls of all others slower."""
+
     def save(self, sequence: int) -> SavedState:
         """A copy of all that a sequence stores, at least one token. Raises RewindUnsupported where there can
         be none."""

@@ -43,7 +43,8 @@ class Slots:
     What is kept makes every prompt slower to read, since attention runs over all cells: how much is kept
     follows how much of the prompts could be reused lately, from what is kept and from what was forgotten.
 
-    A `store`, if any, gets what has to go, and gives it back where that is faster than reading it again.
+    A `store`, if any, gets what has to go, and gives it back where that is faster than reading it again. If
+    all calls are slower for what is kept, it gets that as soon as a request runs.
     """
 
     def __init__(self, target: Model, store: KvStore | None = None) -> None:
@@ -87,6 +88,9 @@ class Slots:
                 self._kept.move_to_end(source)
         self._note_reusable(request, max(shared, self._target.length(slot)))
         self._running[slot] = _Held(tokens, request.scope)
+        if self._store is not None and cast(SavingModel, self._target).attends_to_all:
+            for other in list(self._kept):
+                self._forget(other)
         assert self._target.length(slot) < len(prompt)
         return slot
 

@@ -185,7 +185,7 @@ class Cache(Group):
 
     panel = "Cache"
     cache_ram: Annotated[int, Field(ge=-1)] = setting(
-        0,
+        1024,
         "-cram",
         "--cache-ram",
         metavar="MIB",

@@ -32,6 +32,7 @@ class BitwiseModel:
 
     rewind: RewindKind = "free"
     max_draft = UNLIMITED
+    attends_to_all = False
 
     def __init__(
         self,

@@ -186,13 +186,13 @@ class GgufModel:
         # Libraries round contexts up; the length that was asked for is the one that holds.
         self.capacity_tokens: int = min(capacity, native.llama_n_ctx(context))
         self.context_length: int = min(context_length, self.capacity_tokens)
-        self.max_rows = self.options.max_rows
+        self.attends_to_all: bool = max_sequences > 1 and self._library.flash_mixes_sequences
         self.max_batch_tokens: int = native.llama_n_batch(context)
         self.micro_batch_tokens: int = native.llama_n_ubatch(context)
         self.threads: int = native.llama_n_threads(context)
         self.threads_batch: int = native.llama_n_threads_batch(context)
         self._lengths = [0] * max_sequences
-        self._may_have_gaps = False
+        self.max_rows, self._may_have_gaps = self.options.max_rows, False
         self.max_draft = UNLIMITED
         if self.rewind == "snapshots":
             self.max_draft = self._library.snapshots(context)
