@@ -39,7 +39,7 @@ Message = dict[str, Any]
 def main() -> None:
     parser = argument_parser(__doc__, rounds=1, threads=2, context=16384, seed=0)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--llama-server", type=Path)
+    parser.add_argument("--llama-server", help="xllamacpp: the one in that package")
     parser.add_argument("--contestant", action="append", default=[], metavar="NAME=COMMAND")
     parser.add_argument("--only", help="names of contestants, with commas")
     parser.set_defaults(draft=None, slots=1)
