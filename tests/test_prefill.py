@@ -232,7 +232,9 @@ def test_what_a_draft_model_takes_is_part_of_the_step(
             record = updates[0].record
             drafted += record.batch_drafted
             assert record.read_tokens or target.now_ms - before_ms <= gap_ms + 2
-            assert record.batch_drafted or not record.work.calls, "it is not asked in vain"
+            assert record.batch_drafted or not record.work.calls, (
+                "it is asked only for tokens that are then drafted"
+            )
             before_ms = target.now_ms
     assert drafted or gap_ms == 110
 

@@ -182,9 +182,8 @@ class Engine:
                 end_thought(sequence, self.target, self.preferred)
 
     def cancel(self, request_id: int) -> Completion | None:
-        """Stop a running request after its last step; its KV stays for reuse as far as there
-        is room to keep any. Returns what there is of it;
-        None when it has ended before."""
+        """Stop a running request after its last step; its KV stays for reuse as far as there is room to keep
+        any. Returns what there is of it; None when it has ended before."""
         for sequence in self._running:
             if sequence.id == request_id:
                 sequence.finish_reason = "cancelled"
