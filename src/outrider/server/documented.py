@@ -27,8 +27,13 @@ _STATUSES: dict[int | str, str] = {
 
 
 def errors_as(shape: type[BaseModel]) -> Responses:
-    """The errors of an endpoint, in this shape."""
-    return {status: {"model": shape, "description": why} for status, why in _STATUSES.items()}
+    """The errors of an endpoint, in this shape. One has the model, for FastAPI to describe: it builds a
+    validator for each that has."""
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{shape.__name__}"}}}
+    errors: Responses = {
+        status: {"description": why, "content": content} for status, why in _STATUSES.items()
+    }
+    return errors | {400: {"model": shape, "description": _STATUSES[400]}}
 
 
 ERRORS = errors_as(answers.ErrorAnswer)
