@@ -19,7 +19,7 @@ from cli_helpers import call
 from outrider.backends.gguf import LoadOptions, candidates
 from outrider.bench.changes import changes, differences
 from outrider.bench.export import export
-from outrider.bench.plan import SweepPlan, make_plan, read_plan
+from outrider.bench.plan import SweepPlan, make_plan, plan_values
 from outrider.bench.report import print_report, write_report
 from outrider.bench.results import Results
 from outrider.bench.store import Store
@@ -60,7 +60,7 @@ def test_one_backend_may_be_named_as_everywhere_else(tmp_path: Path) -> None:
     assert make_plan({"backend": "ik"}).backends == make_plan({"backends": ["ik", "ik"]}).backends == ("ik",)
     file = tmp_path / "both.toml"
     file.write_text('backends = ["llama.cpp", "ik"]')
-    assert read_plan(file).backends == BOTH
+    assert make_plan(plan_values(file)).backends == BOTH
 
 
 @pytest.mark.parametrize(

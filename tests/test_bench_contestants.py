@@ -78,7 +78,7 @@ class StandIn:
         spec = ContestantSpec(name="them", url=self.url, **settings)
         try:
             where = (Path("t.gguf"), None)
-            with Contestant.open(spec, *where, context=0, threads=1, answer_patience_s=0.5) as contestant:
+            with Contestant(spec, *where, context=0, threads=1, answer_patience_s=0.5) as contestant:
                 yield contestant
         finally:
             self.http.shutdown()
@@ -235,7 +235,7 @@ def test_a_key_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 def open_command(command: str, **settings: Any) -> Contestant:
     spec = ContestantSpec(name="started", command=command, **settings)
-    return Contestant.open(spec, Path("a target.gguf"), None, context=64, threads=1, start_patience_s=20)
+    return Contestant(spec, Path("a target.gguf"), None, context=64, threads=1, start_patience_s=20)
 
 
 PROGRAM = """
@@ -258,10 +258,9 @@ def test_a_command_is_started_asked_and_ended(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
     with open_command(f"{sys.executable} {program} {{port}} -m {{target}} -c {{context}}") as contestant:
-        assert contestant.model == "it" and contestant.engine == "other" and contestant.is_alive
+        assert contestant.model == "it" and contestant.engine == "other"
         with pytest.raises(ContestantError, match=r"(?s)broke off.*-m a target.gguf -c 64.*the end is near"):
             contestant.ask(HELLO, sampling=GREEDY, max_tokens=5)
-    assert not contestant.is_alive
     contestant.close()
 
 
@@ -283,7 +282,7 @@ def test_a_command_that_cannot_run_is_named(command: str, error: type[Exception]
 def test_nobody_listens() -> None:
     spec = ContestantSpec(name="gone", url="http://127.0.0.1:9/v1")
     with pytest.raises(ContestantError, match="gone: it cannot be reached"):
-        Contestant.open(spec, Path("t.gguf"), None, context=64, threads=1)
+        Contestant(spec, Path("t.gguf"), None, context=64, threads=1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="made for Linux")
@@ -320,7 +319,7 @@ def test_our_own_server_is_a_contestant(tmp_path: Path) -> None:
         spec = ContestantSpec(name="ours", url=server.base_url, api_key_env="OURS")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OURS", "the-key-of-the-tests-itself")
-            with Contestant.open(spec, MODEL, None, context=512, threads=1) as contestant:
+            with Contestant(spec, MODEL, None, context=512, threads=1) as contestant:
                 answer = contestant.ask(HELLO, sampling=GREEDY, max_tokens=24)
                 raw = contestant.ask("One, two, three,", sampling=GREEDY, max_tokens=8)
     assert contestant.engine == "outrider" and answer.text and raw.tokens == 8

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider.backends.gguf.registry import DIALECTS
-from outrider.bench.plan import SweepPlan, make_plan, parse_lengths, plan_text, read_plan
+from outrider.bench.plan import SweepPlan, make_plan, parse_lengths, plan_text, plan_values
 from outrider.core.errors import HubError, ModelFileError, SettingError
 from outrider.lab.models import ModelFile, find_models
 from outrider.lab.workloads import BUILT_IN
@@ -18,6 +18,10 @@ from outrider.models import HubOptions
 from tiny_gguf import write_tiny
 
 OFFLINE = HubOptions(offline=True)
+
+
+def read_plan(path: Path) -> SweepPlan:
+    return make_plan(plan_values(path), f"{path}: ")
 
 
 def written(folder: Path, text: str, name: str = "sweep.toml") -> Path:

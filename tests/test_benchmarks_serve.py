@@ -25,6 +25,7 @@ from serve.abuse import KINDS, REFUSED, Visitor
 from serve.client import ask, body_of, burst_times
 from serve.load import describe_run
 from serve.metrics import running_and_waiting
+from serve.processes import cpu_s, rss_bytes
 from serve.questions import MIXED, Load, Question, deal, load_questions, loads, tool_questions
 from serve.summary import best, by_load, latencies, median_speed, ratio, token_gaps, tokens_per_s
 
@@ -388,7 +389,7 @@ def test_a_server_is_started_watched_and_ended(tmp_path: Path) -> None:
     ) as server:
         assert server.is_alive
         assert [server.get(path)[0] for path in ("/health", "/nowhere")] == [200, 404]
-        assert server.rss_bytes() > server.rss_bytes(own=True) > 1_000_000 and server.cpu_s() >= 0
+        assert rss_bytes(server) > rss_bytes(server, own=True) > 1_000_000 and cpu_s(server) >= 0
     assert not server.is_alive
     assert server.get("/health")[0] == 0
 

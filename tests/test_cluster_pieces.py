@@ -14,7 +14,7 @@ from rich.console import Console
 from bench_models import FakeLoader, plan
 from counted_time import counted_time
 from outrider.bench.report import print_report
-from outrider.bench.report.sheets import winners
+from outrider.bench.report.words import winners
 from outrider.bench.results import Results
 from outrider.bench.store import read_rows
 from outrider.bench.sweep import Executor, Sweep, run_sweep

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from outrider.bench.servers import Server
+from serve.processes import cpu_s
 
 IDLE_SHARE = 0.05
 """More of a core than this, used by servers that nobody asks, would disturb the one that is asked."""
@@ -68,8 +69,8 @@ def check_memory(num_servers: int, arguments: argparse.Namespace) -> None:
 def check_idle(servers: Collection[Server], wait_s: float = 2.0) -> None:
     """Refuse to measure beside servers that spin while nobody asks them."""
     time.sleep(0.5)
-    before = {server.name: server.cpu_s() for server in servers}
+    before = {server.name: cpu_s(server) for server in servers}
     time.sleep(wait_s)
-    busy = {server.name: (server.cpu_s() - before[server.name]) / wait_s for server in servers}
+    busy = {server.name: (cpu_s(server) - before[server.name]) / wait_s for server in servers}
     if sum(busy.values()) > IDLE_SHARE:
         sys.exit(f"idle servers are busy (shares of a core): {busy}. Choose fewer with --only")

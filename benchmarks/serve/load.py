@@ -36,6 +36,7 @@ from llama_server import version
 from outrider.bench.servers import Server
 from serve.client import ask, client_of
 from serve.contestants import check_idle, check_memory, contestants, values_of
+from serve.processes import cpu_s, rss_bytes
 from serve.questions import Load, Question, deal, load_questions, loads, tool_questions
 
 SAME = ("threads", "slots", "context", "tokens", "requests", "alone", "seed", "models", "cpu")
@@ -149,7 +150,7 @@ def run_round(
 def measure(
     server: Server, round_: int, load: Load, hand: Sequence[Question], arguments: argparse.Namespace
 ) -> Row:
-    cpu_s, start_s = server.cpu_s(), perf_counter()
+    before_s, start_s = cpu_s(server), perf_counter()
     requests = asyncio.run(run_load(server, hand, load.clients, arguments.tokens, arguments.patience))
     wall_s = perf_counter() - start_s
     if not server.is_alive:
@@ -163,8 +164,8 @@ def measure(
         "load": load.name,
         "clients": load.clients,
         "wall_s": wall_s,
-        "cpu_s": server.cpu_s() - cpu_s,
-        "rss_bytes": server.rss_bytes(),
+        "cpu_s": cpu_s(server) - before_s,
+        "rss_bytes": rss_bytes(server),
         "requests": requests,
     }
 

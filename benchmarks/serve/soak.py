@@ -37,6 +37,7 @@ from serve.abuse import KINDS, Visitor
 from serve.client import client_of
 from serve.contestants import contestants, values_of
 from serve.metrics import running_and_waiting
+from serve.processes import rss_bytes
 from serve.questions import load_questions
 
 WARM_UP_SHARE = 0.2
@@ -116,8 +117,8 @@ async def watch(server: Server, deadline: float, every_s: float) -> list[Row]:
         samples.append(
             {
                 "at_s": round(time.monotonic() - start_s, 1),
-                "rss_bytes": server.rss_bytes(),
-                "own_bytes": server.rss_bytes(own=True),
+                "rss_bytes": rss_bytes(server),
+                "own_bytes": rss_bytes(server, own=True),
                 "loaded": await asyncio.to_thread(loaded_models, server),
                 "running": running,
                 "waiting": waiting,

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Row, append, argument_parser, describe, resume, run_program
 from outrider.bench.servers import Server
+from serve.processes import rss_bytes
 
 SAME = ("threads", "models", "cpu")
 
@@ -47,14 +48,14 @@ def _round(server: Server, client: httpx.Client, number: int, names: list[str], 
             body = {"model": name, "max_tokens": tokens, "response_format": format_}
             body["messages"] = [{"role": "user", "content": f"Say something of number {number}."}]
             client.post("/v1/chat/completions", json=body, timeout=600).raise_for_status()
-        loaded = max(loaded, server.rss_bytes(own=True))
+        loaded = max(loaded, rss_bytes(server, own=True))
     for name in names:
         client.post("/models/unload", json={"model": name}, timeout=60).raise_for_status()
     return {
         "kind": "round",
         "round": number,
         "loaded_bytes": loaded,
-        "left_bytes": server.rss_bytes(own=True),
+        "left_bytes": rss_bytes(server, own=True),
     }
 
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
@@ -33,31 +33,15 @@ _REFUSED = (400, 413, 422)
 _OWNERS: Mapping[str, Engine] = {"llamacpp": "llama-server", "outrider": "outrider", "vllm": "vllm"}
 
 
-class Contestant:
-    """Another engine that is ready to be asked; a context manager that ends what it started.
+class Contestant(ExitStack):
+    """Another engine that is ready to be asked; a context manager that ends the connection, and what was
+    started for it. Its command is started, or its URL reached. Raises ContestantError where that fails.
 
     One request at a time: engines are compared for one user.
     """
 
     def __init__(
         self,
-        name: str,
-        client: httpx.Client,
-        server: Server | None,
-        model: str | None,
-        engine: Engine,
-        opened: ExitStack,
-    ) -> None:
-        self.name = name
-        self.engine = engine
-        self.model = model
-        self._client = client
-        self._server = server
-        self._opened = opened
-
-    @classmethod
-    def open(
-        cls,
         spec: ContestantSpec,
         target: Path,
         draft: Path | None,
@@ -66,27 +50,28 @@ class Contestant:
         threads: int,
         start_patience_s: float = START_PATIENCE_S,
         answer_patience_s: float = ANSWER_PATIENCE_S,
-    ) -> Self:
-        """Start its command, or reach its URL. Raises ContestantError where that fails."""
-        server, address = None, spec.url or ""
-        headers = headers_of(spec)
+    ) -> None:
+        super().__init__()
+        self.name = spec.name
+        self._server: Server | None = None
+        headers, address = headers_of(spec), spec.url or ""
         timeout = httpx.Timeout(answer_patience_s, connect=_CONNECT_PATIENCE_S)
-        with ExitStack() as opened:
+        try:
             if spec.command is not None:
                 if "{draft}" in spec.command and draft is None:
                     why = "its command wants a draft model"
                     raise ContestantError(spec.name, why, "Name one in the plan.")
                 values = {"target": target, "draft": draft or "", "context": context, "threads": threads}
-                server = opened.enter_context(
-                    Server(spec.name, spec.command, values, patience_s=start_patience_s)
-                )
-                address = server.address
+                server = Server(spec.name, spec.command, values, patience_s=start_patience_s)
+                self._server, address = self.enter_context(server), server.address
             base = address.rstrip("/").removesuffix("/v1")
-            client = opened.enter_context(
-                httpx.Client(base_url=base, headers=headers, timeout=timeout, trust_env=False)
-            )
-            model, engine = _listed(spec.name, client)
-            return cls(spec.name, client, server, spec.model or model, engine, opened.pop_all())
+            client = httpx.Client(base_url=base, headers=headers, timeout=timeout, trust_env=False)
+            self._client = self.enter_context(client)
+            listed, self.engine = _listed(spec.name, client)
+            self.model = spec.model or listed
+        except BaseException:
+            self.close()
+            raise
 
     def ask(
         self,
@@ -130,25 +115,10 @@ class Contestant:
             tools=case.prompt.tools,
         )
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the process that was started for it runs; of an endpoint nobody knows."""
-        return self._server is None or self._server.is_alive
-
-    def close(self) -> None:
-        """End the connection, and the process if there is one."""
-        self._opened.close()
-
     def _way_out(self) -> str:
         if self._server is None:
             return "Look into its log."
         return f"The end of its log:\n{self._server.end_of_log()}"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        self.close()
 
 
 def headers_of(spec: ContestantSpec) -> dict[str, str]:

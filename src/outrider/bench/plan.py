@@ -223,14 +223,6 @@ def plan_text() -> str:
     return (files("outrider.bench") / "plan.toml").read_text(encoding="utf-8")
 
 
-def read_plan(path: Path) -> SweepPlan:
-    """The plan of a TOML file; paths in it are relative to it. Without a name it is called as the file.
-
-    Raises SettingError, which names the file and the field.
-    """
-    return make_plan(plan_values(path), f"{path}: ")
-
-
 def plan_values(path: Path) -> dict[str, Any]:
     """What a TOML file says, not yet checked but for its form, with paths that hold from anywhere.
 

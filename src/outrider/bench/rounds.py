@@ -6,14 +6,14 @@ In a block plain decoding, the chosen settings and other engines run in turn ove
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
-from outrider.bench.contestants import Answer, ContestantError, RefusedError
+from outrider.bench.contestants import Contestant, ContestantError, RefusedError
 from outrider.bench.results import Cell, Results
 from outrider.bench.stages import Stages
 from outrider.bench.summary.speeds import measured_speedup
@@ -33,25 +33,13 @@ from outrider.policy.forced import FORCED
 _HICCUP_RATIO = 2.0
 
 
-class Rival(Protocol):
-    """Another engine, ready to answer."""
-
-    @property
-    def name(self) -> str: ...
-
-    def answer(self, case: Case, answered: Mapping[str, AnswerRow], seed: int) -> Answer:
-        """Its answer to a case whose earlier turns were answered so. Raises ContestantError where it fails,
-        RefusedError where that is about this request alone."""
-        ...
-
-
 @dataclass
 class Rounds:
     """The real runs of what was chosen, until it `is_over`. `rivals` are other engines that are ready to be
     asked; those that fail are taken out."""
 
     stages: Stages
-    rivals: list[Rival]
+    rivals: list[Contestant]
     is_over: Callable[[], bool]
     _drafts: dict[str, LoadedDraft] = field(default_factory=dict)
     _left: int = 0
@@ -159,7 +147,7 @@ class Rounds:
         number, total = 0, len(cases) * (len(runners) + len(self.rivals))
         started = perf_counter()
         for case, answer in cases:
-            turns: list[_Runner | Rival] = [*runners, *self.rivals]
+            turns: list[_Runner | Contestant] = [*runners, *self.rivals]
             random.Random(f"{self._plan.seed} {block['block']} {case.id}").shuffle(turns)
             for engine in {runner.engine for runner in runners}:
                 engine.reset()
@@ -206,7 +194,9 @@ class Rounds:
             "seed": completion.seed,
         }
 
-    def _rival(self, rival: Rival, case: Case, answer: AnswerRow, repetition: int) -> dict[str, Any] | None:
+    def _rival(
+        self, rival: Contestant, case: Case, answer: AnswerRow, repetition: int
+    ) -> dict[str, Any] | None:
         """The same of another engine. One that fails is left out from there on, a request that it refuses
         alone."""
         seed, what = _seed(answer, repetition), f"{rival.name} with {self._target.name}"

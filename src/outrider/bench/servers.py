@@ -1,4 +1,4 @@
-"""A server as a process on a free loopback port: started, awaited, watched, ended."""
+"""A server as a process on a free loopback port: started, awaited, ended."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Self
 
 import httpx
@@ -91,11 +90,11 @@ class Server:
         """Whether its process runs."""
         return self._process.poll() is None
 
-    def end_of_log(self, lines: int = 20) -> str:
+    def end_of_log(self) -> str:
         """The last lines that it wrote, on either stream."""
         self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(self._log.tell() - 500 * lines, 0))
-        return b"\n".join(self._log.read().splitlines()[-lines:]).decode(errors="replace")
+        self._log.seek(max(self._log.tell() - 10_000, 0))
+        return b"\n".join(self._log.read().splitlines()[-20:]).decode(errors="replace")
 
     def get(self, path: str, *, patience_s: float = 20) -> tuple[int, str]:
         """Status and text of an answer; status 0 where there is none."""
@@ -105,14 +104,10 @@ class Server:
             return 0, str(error)
         return response.status_code, response.text
 
-    def cpu_s(self) -> float:
-        """Processor time used so far, by all its threads and by children that have ended."""
-        times = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[11:15]
-        return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
-
-    def rss_bytes(self, *, own: bool = False) -> int:
-        """Memory in use by the process and its children; `own`: without mapped files, such as weights."""
-        return sum(_rss_bytes(pid, own) for pid in _family(self._process.pid))
+    @property
+    def pid(self) -> int:
+        """That of its process, the first of what it started."""
+        return self._process.pid
 
     def close(self) -> None:
         """End the process and what it started; ending it twice is harmless."""
@@ -169,21 +164,3 @@ def _tied(words: list[str]) -> list[str]:
     if sys.platform != "linux":
         return words
     return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *words]
-
-
-def _family(pid: int) -> Iterator[int]:
-    yield pid
-    try:
-        lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    except OSError:  # it has just ended
-        return
-    for child in " ".join(lists).split():
-        yield from _family(int(child))
-
-
-def _rss_bytes(pid: int, own: bool) -> int:
-    try:
-        resident, of_files = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
-    except OSError:
-        return 0
-    return (int(resident) - own * int(of_files)) * os.sysconf("SC_PAGE_SIZE")

@@ -6,16 +6,22 @@ was; a block of real runs that was interrupted is run again.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import blake2b
+from importlib.metadata import version
+from math import isfinite
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
+from outrider.backends.gguf import device_names, physical_cores
+from outrider.backends.machine import total_bytes
 from outrider.bench.ledger import Ledger
 from outrider.bench.loader import LlamaCppLoader
-from outrider.bench.machine import head_row
 from outrider.bench.plan import SweepPlan
 from outrider.bench.quality import families
 from outrider.bench.results import Results
@@ -23,11 +29,12 @@ from outrider.bench.stages import Loader, Stages
 from outrider.bench.store import Store
 from outrider.bench.work import TargetWork
 from outrider.core.errors import BackendError, ModelFileError, OutriderError, SettingError
+from outrider.lab.machine import machine, versions
 from outrider.lab.models import OWN_HEAD, ModelFile, own_head, under_backends, usable_backends
 from outrider.lab.progress import Meter, Progress
 from outrider.lab.prompts import Workload
 from outrider.lab.record import cases_of
-from outrider.lab.rows import DoneRow, ModelRow, SkippedRow
+from outrider.lab.rows import DoneRow, HeadRow, ModelRow, SkippedRow
 from outrider.lab.workloads import load_workload
 from outrider.models.gguf import HEADS, check_whole
 from outrider.models.hub import HubOptions
@@ -243,3 +250,39 @@ class Sweep:
 def _alike(target: ModelFile, drafts: Sequence[ModelFile]) -> list[ModelFile]:
     """The drafts with the target's tokenizer."""
     return [draft for draft in drafts if draft.card.tokenizer == target.card.tokenizer]
+
+
+# What it is measured on: the head of its rows.
+
+
+def head_row(plan: SweepPlan, workloads: Sequence[Workload]) -> HeadRow:
+    """Machine, library build, plan, and which prompts its workloads held."""
+    memory_bytes = total_bytes()
+    facts: dict[str, Any] = {
+        **machine(),
+        "physical_cores": physical_cores(),
+        "devices": list(device_names()),
+        "memory_bytes": int(memory_bytes) if isfinite(memory_bytes) else None,
+        **versions(version("outrider")),
+        "commit": _commit(),
+    }
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    prompts = {workload.name: _digest(workload) for workload in workloads}
+    return HeadRow(started=started, machine=facts, plan=plan.model_dump(mode="json"), prompts=prompts)
+
+
+def _digest(workload: Workload) -> str:
+    return blake2b(repr(workload.prompts).encode(errors="backslashreplace"), digest_size=12).hexdigest()
+
+
+def _commit() -> str | None:
+    """The commit of a checkout that this runs from; None for an installed package."""
+    source = Path(__file__).resolve().parents[3]
+    if not (source / ".git").exists():
+        return None
+    command = ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=10"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None

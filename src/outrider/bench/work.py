@@ -5,7 +5,6 @@ Every piece does only what has no row yet, so one that was cut off is simply beg
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ from pathlib import Path
 from outrider.backends.gguf import physical_cores
 from outrider.bench.contestants import Contestant, ContestantError
 from outrider.bench.ledger import MIN_TOKENS
-from outrider.bench.quality import quality_of, save_reference
-from outrider.bench.rounds import Rival, Rounds
+from outrider.bench.quality import Reference
+from outrider.bench.rounds import Rounds
 from outrider.bench.stages import Stages
 from outrider.core.errors import BackendError, InputError
 from outrider.lab.models import OWN_HEAD, ModelFile
@@ -39,21 +38,20 @@ class TargetWork:
         return False
 
     def quality(self, folder: Path, reference: str, *, is_compared: bool) -> None:
-        """Keep the distributions of the target `reference` in a place within `folder`, or compare with them:
-        one pass over its texts. They are kept where something `is_compared` with them."""
-        stages, name = self.stages, self.stages.name
-        folder = folder / re.sub(r"[^\w.-]+", "_", reference)
+        """Keep the distributions of the target `reference` in `folder`, or compare with them: one pass over
+        its texts. They are kept where something `is_compared` with them."""
+        stages, name, kept = self.stages, self.stages.name, Reference(folder, reference)
         rows = stages.ledger.rows
         answers = [row for row in rows if isinstance(row, AnswerRow) and row.target == reference]
         stages.meter.say("scoring", f"{name} as a quantization of {reference}")
         try:
             if name == reference:
                 if is_compared:
-                    save_reference(stages.target.model, folder, answers, name=reference)
+                    kept.save(stages.target.model, answers)
                 return
             known = {(row.workload, row.case) for row in stages.ledger.of(QualityRow)}
             missing = [row for row in answers if (row.workload, row.case) not in known]
-            for found in quality_of(stages.target.model, folder, missing, name=name):
+            for found in kept.compared(stages.target.model, name, missing):
                 stages.ledger.append(found)
         except (InputError, BackendError) as error:
             stages.ledger.skip(f"quality of {name}", f"{error.what}: {error.why}")
@@ -85,8 +83,7 @@ class TargetWork:
     def run(self, drafts: Sequence[ModelFile], is_over: Callable[[], bool]) -> None:
         """The chosen settings and the other engines for real; a row says when all is done."""
         with ExitStack() as stack:
-            rivals: list[Rival] = [*self._rivals(stack, drafts)]
-            if Rounds(self.stages, rivals, is_over).run():
+            if Rounds(self.stages, [*self._rivals(stack, drafts)], is_over).run():
                 self.stages.ledger.append(DoneRow(target=self.file.name))
 
     def _rivals(self, stack: ExitStack, drafts: Sequence[ModelFile]) -> Iterator[Contestant]:
@@ -102,7 +99,7 @@ class TargetWork:
                 name = spec.name if draft is None or len(usable) == 1 else f"{spec.name} ({draft.name})"
                 stages.meter.say("starting", name)
                 try:
-                    engine = Contestant.open(
+                    engine = Contestant(
                         spec,
                         file.path,
                         None if draft is None else draft.path,

@@ -36,7 +36,7 @@ def measured(view: View) -> Table:
             "verdict": verdict.outcome,
         }
         rows.append(row)
-    return Table.of("Everything that ran for real", rows, figures=_FIGURES)
+    return Table("Everything that ran for real", rows, figures=_FIGURES)
 
 
 def engines(view: View) -> Table:
@@ -44,7 +44,7 @@ def engines(view: View) -> Table:
     kept = ("target", "workload", "setting", "tokens/s", "measured", "95 % interval", "verdict")
     theirs = [row for row in measured(view).rows if row["draft"] == numbers.NOTHING]
     rows = [{name: row[name] for name in kept} for row in theirs]
-    return Table.of("Other engines", rows, figures=_FIGURES)
+    return Table("Other engines", rows, figures=_FIGURES)
 
 
 def quality(view: View) -> Table:
@@ -63,7 +63,7 @@ def quality(view: View) -> Table:
             }
             rows.append(row)
     figures = ("mean KL, nats", "top-1 agreement", "tokens", "file")
-    return Table.of("Quality of quantizations", rows, figures=figures)
+    return Table("Quality of quantizations", rows, figures=figures)
 
 
 def models(view: View) -> Table:
@@ -89,7 +89,7 @@ def models(view: View) -> Table:
         }
         for row in view.results.models
     ]
-    return Table.of("Models", rows, figures=("parameters", "file", "memory"))
+    return Table("Models", rows, figures=("parameters", "file", "memory"))
 
 
 def tokenizers(view: View) -> Table:
@@ -106,7 +106,7 @@ def tokenizers(view: View) -> Table:
         for row in view.results.pairs
     ]
     figures = ("common tokens", "of the text tokens", "sample text cut alike")
-    return Table.of("Tokenizers of the pairs", rows, figures=figures)
+    return Table("Tokenizers of the pairs", rows, figures=figures)
 
 
 def _lined_up(row: PairRow) -> str:
@@ -127,7 +127,7 @@ def skipped(view: View) -> Table:
         for pair in view.results.pairs
         if not pair.usable
     ]
-    return Table.of("What took no part", [{"what": what, "why": why} for what, why in left_out])
+    return Table("What took no part", [{"what": what, "why": why} for what, why in left_out])
 
 
 def machine(view: View) -> Table:
@@ -144,7 +144,7 @@ def plan(view: View) -> Table:
 
 def _facts(caption: str, facts: Mapping[str, Any]) -> Table:
     rows = [{"what": name.replace("_", " "), "value": _plain(value)} for name, value in facts.items()]
-    return Table.of(caption, rows)
+    return Table(caption, rows)
 
 
 def _plain(value: Any) -> str:

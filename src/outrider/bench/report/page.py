@@ -6,6 +6,7 @@ import gzip
 import re
 import shlex
 from base64 import b64encode
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -14,7 +15,6 @@ from outrider.bench.report import lists, words
 from outrider.bench.report.choice import choices
 from outrider.bench.report.pictures import PICTURES
 from outrider.bench.report.pictures.picture import Missing, Picture
-from outrider.bench.report.sheets import winners
 from outrider.bench.report.view import View
 from outrider.bench.results import Results
 from outrider.lab import numbers
@@ -27,18 +27,11 @@ def page(results: Results) -> str:
     with a sheet for each, which is a page of its own within it."""
     if len(results.sheets) < 2:
         return _sheet(next(iter(results.sheets.values()), results))
-    environment = Environment(loader=PackageLoader("outrider.bench", "report"), autoescape=True)
-    return environment.get_template("sheets.html").render(
-        name=str(results.head.plan.get("name") or "sweep"),
-        winners=winners(results),
-        sheets={name: _sheet(sheet) for name, sheet in results.sheets.items()},
-    )
+    sheets = {name: _sheet(sheet) for name, sheet in results.sheets.items()}
+    return _rendered("sheets.html", results, winners=words.winners(results), sheets=sheets)
 
 
-def _sheet(results: Results) -> str:
-    view = View(results)
-    drawn = [make(view) for make in PICTURES]
-    drawings = _Drawings()
+def _rendered(template: str, results: Results, **values: Any) -> str:
     environment = Environment(
         loader=PackageLoader("outrider.bench", "report"),
         autoescape=True,
@@ -46,15 +39,18 @@ def _sheet(results: Results) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "words": _words,
-        "printable": numbers.printable,
-        "packed": _packed,
-        "drawing": drawings.shared,
-    }
-    return environment.get_template("page.html").render(
-        drawings=drawings,
-        name=str(results.head.plan.get("name") or "sweep"),
+    environment.filters |= {"words": _words, "printable": numbers.printable, "packed": _packed}
+    name = str(results.head.plan.get("name") or "sweep")
+    return environment.get_template(template).render(name=name, **values)
+
+
+def _sheet(results: Results) -> str:
+    view = View(results)
+    drawn = [make(view) for make in PICTURES]
+    return _rendered(
+        "page.html",
+        results,
+        drawings=_Drawings(),
         where=f"{results.head.machine.get('cpu', 'unknown processor')}, started {results.head.started}",
         verdicts=[words.verdict(view, target) for target in results.targets],
         choices=[(words.taken(choice), shlex.join(choice.command)) for choice in choices(view)],

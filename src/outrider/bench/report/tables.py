@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 Row = Mapping[str, str]
@@ -13,13 +13,8 @@ class Table:
     """Rows of plain texts by column, all with the same columns; those in `figures` are aligned right."""
 
     caption: str
-    rows: tuple[Row, ...]
-    figures: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, caption: str, rows: Iterable[Row], *, figures: Iterable[str] = ()) -> Table:
-        """A table of any rows."""
-        return cls(caption, tuple(rows), frozenset(figures))
+    rows: Sequence[Row]
+    figures: Collection[str] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:

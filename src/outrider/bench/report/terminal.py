@@ -12,7 +12,6 @@ from rich.text import Text
 
 from outrider.bench.report import lists, words
 from outrider.bench.report.choice import choices
-from outrider.bench.report.sheets import winners
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View
 from outrider.bench.results import Results
@@ -28,7 +27,7 @@ def print_report(results: Results, console: Console) -> None:
         _print_sheet(sheet, console)
     if len(results.sheets) > 1:
         _say(console, "\nWhat wins on each machine", "bold underline")
-        for name, said in winners(results):
+        for name, said in words.winners(results):
             _say(console, f"On {name}: {said}")
     if not results.sheets:
         _print_sheet(results, console)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from outrider.bench.report.choice import Choice, best_cell
 from outrider.bench.report.view import Best, View, draft_name, workload_name
-from outrider.bench.results import Cell
+from outrider.bench.results import Cell, Results
 from outrider.bench.summary import counts, predictions, speeds
 from outrider.bench.summary.account import time_saved
 from outrider.lab import numbers
@@ -68,6 +68,12 @@ def winner(view: View, target: str) -> str:
         return f"{target}: plain decoding."
     how = "" if best.is_measured else ", by prediction"
     return f"{target}: {_setting(best.cell)}, {numbers.speedup(best.speedup)} plain decoding{how}."
+
+
+def winners(results: Results) -> list[tuple[str, str]]:
+    """Of a sweep over several kinds of machines, by their names, what wins on each with each target."""
+    views = ((name, View(sheet)) for name, sheet in results.sheets.items())
+    return [(name, winner(view, target)) for name, view in views for target in view.results.targets]
 
 
 def taken(choice: Choice) -> str:

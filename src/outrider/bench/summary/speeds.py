@@ -132,12 +132,6 @@ def measured_settings(results: Results, target: str, draft: str | None, workload
     return [name for name in names if workloads_of(results, Cell(target, draft, name, workload))]
 
 
-def predicted_settings(results: Results, target: str, draft: str | None, workload: str | None) -> list[str]:
-    """Settings that were replayed in this cell, plain decoding apart, in order."""
-    names = _settings(results.prediction_by_cell, target, draft, workload)
-    return [name for name in names if predicted_speedup(results, Cell(target, draft, name, workload))]
-
-
 def _settings(cells: Iterable[Cell], target: str, draft: str | None, workload: str | None) -> list[str]:
     mine = [cell for cell in cells if (cell.target, cell.draft) == (target, draft)]
     names = dict.fromkeys(cell.setting for cell in mine if workload in (None, cell.workload))
@@ -150,8 +144,9 @@ def fastest(
     """The setting with the highest speed-up, be it below 1, this speed-up, and whether it is measured: of
     those that ran for real, or where none did of those replayed. An empty name and None where there are none.
     """
-    for ask, settings in ((measured_speedup, measured_settings), (predicted_speedup, predicted_settings)):
-        names = settings(results, target, draft, workload)
+    ours = [cell for cell in results.runs_by_cell if cell.contestant is None]
+    for ask, cells in ((measured_speedup, ours), (predicted_speedup, results.prediction_by_cell)):
+        names = _settings(cells, target, draft, workload)
         asked = {name: ask(results, Cell(target, draft, name, workload)) for name in names}
         if found := {name: interval for name, interval in asked.items() if interval}:
             best = max(found, key=lambda name: found[name].value)
@@ -269,8 +264,7 @@ def pareto_points(results: Results) -> list[ParetoPoint]:
             if speed is not None and memory is not None:
                 quality = quality_of(results, target)
                 found.append(ParetoPoint(cell, speed, measured is not None, memory, quality))
-    figures = {(point.tokens_per_s.value, -point.memory_bytes) for point in found}
-    return [replace(point, is_dominated=_is_dominated(point, figures)) for point in found]
+    return [replace(point, is_dominated=_is_dominated(point, found)) for point in found]
 
 
 def _predicted_speed(results: Results, cell: Cell) -> Interval | None:
@@ -281,8 +275,7 @@ def _predicted_speed(results: Results, cell: Cell) -> Interval | None:
     return Interval(plain.value * gain.value, low, high, gain.cases)
 
 
-def _is_dominated(point: ParetoPoint, figures: Iterable[tuple[float, int]]) -> bool:
-    mine = (point.tokens_per_s.value, -point.memory_bytes)
-    return any(
-        speed >= mine[0] and memory >= mine[1] and (speed, memory) != mine for speed, memory in figures
-    )
+def _is_dominated(point: ParetoPoint, points: Iterable[ParetoPoint]) -> bool:
+    speed, memory = point.tokens_per_s.value, point.memory_bytes
+    others = ((other.tokens_per_s.value, other.memory_bytes) for other in points)
+    return any(other[0] >= speed and other[1] <= memory and other != (speed, memory) for other in others)

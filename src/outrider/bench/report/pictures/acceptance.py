@@ -132,4 +132,4 @@ def _table(lines: list[_Line]) -> Table:
         if found
         for place, (drafted, ratio) in enumerate(zip(found.drafted, found.ratios, strict=False), 1)
     ]
-    return Table.of("Acceptance by position", rows, figures=("position", "drafted", "accepted"))
+    return Table("Acceptance by position", rows, figures=("position", "drafted", "accepted"))

@@ -78,4 +78,4 @@ def _table(points: tuple[predictions.PredictedPoint, ...]) -> Table:
         for point in points
     ]
     figures = ("measured tokens/s", "predicted tokens/s", "error", "uncorrected error")
-    return Table.of("Predicted against measured speed", rows, figures=figures)
+    return Table("Predicted against measured speed", rows, figures=figures)

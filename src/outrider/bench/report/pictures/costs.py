@@ -111,4 +111,4 @@ def _table(curves: list[_Curve]) -> Table:
             }
             for call, size, seconds in calls
         ]
-    return Table.of("Time of calls", rows, figures=("tokens", "time", "calls of one token"))
+    return Table("Time of calls", rows, figures=("tokens", "time", "calls of one token"))

@@ -127,4 +127,4 @@ def _table(cells: list[Best]) -> Table:
         }
         for cell in cells
     ]
-    return Table.of("The best setting of every pairing", rows, figures=("plain tokens/s", "speed-up"))
+    return Table("The best setting of every pairing", rows, figures=("plain tokens/s", "speed-up"))

@@ -178,4 +178,4 @@ def _table(sweeps: list[_Sweep]) -> Table:
             }
             for setting, predicted, measured in figures
         ]
-    return Table.of("Speed-up of every setting", rows, figures=("predicted", "measured"))
+    return Table("Speed-up of every setting", rows, figures=("predicted", "measured"))

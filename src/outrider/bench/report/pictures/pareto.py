@@ -103,4 +103,4 @@ def _table(view: View, points: list[ParetoPoint]) -> Table:
         }
         for number, point in enumerate(points, 1)
     ]
-    return Table.of("Speed against memory", rows, figures=("no.", "tokens/s", "memory", "mean KL"))
+    return Table("Speed against memory", rows, figures=("no.", "tokens/s", "memory", "mean KL"))

@@ -111,4 +111,4 @@ def _table(bars: list[_Bar]) -> Table:
         | {part: numbers.percent(share, 1) for part, share in zip(_PARTS, bar.shares, strict=True)}
         for bar in bars
     ]
-    return Table.of("Where the time of a token goes", rows, figures=("time of a token", *_PARTS))
+    return Table("Where the time of a token goes", rows, figures=("time of a token", *_PARTS))
