@@ -17,6 +17,7 @@ from engines import (
     greedy_continuation,
     oracle,
     plain,
+    reduced_drafter,
     same_vocabulary,
 )
 from outrider.backends.fake import FakeModel, random_logits
@@ -27,6 +28,7 @@ from outrider.certify.faults import (
     CALL_FAULTS,
     FAULTS,
     MASK_FAULTS,
+    REDUCED_FAULT,
     break_calls,
     check_fault,
     check_shown,
@@ -94,9 +96,24 @@ def test_the_same_seed_gives_the_same_findings() -> None:
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in (*MASK_FAULTS, *CALL_FAULTS)])
 def test_every_fault_is_found(fault: str) -> None:
     plan = replace(QUICK, fault=check_fault(fault), rule="token")
-    findings = certify(subject_of([SuffixDrafter(min_match=1)]), PROMPTS, plan)
+    subject = subject_of([SuffixDrafter(min_match=1)])
+    if fault == REDUCED_FAULT:
+        subject = reduced_subject()
+        assert certify(subject, PROMPTS, replace(plan, fault=None)).holds
+    findings = certify(subject, PROMPTS, plan)
     assert not findings.holds
     assert any(test.rejected for test in findings.sampled) and "sampled" in " ".join(reasons(findings))
+
+
+def reduced_subject() -> Subject:
+    """With a draft that knows three of the target's tokens."""
+    drafter = reduced_drafter()
+    return replace(subject_of([drafter]), draft=drafter.model, alignment=drafter.alignment)
+
+
+def test_the_fault_of_reduced_drafts_needs_one() -> None:
+    with pytest.raises(SettingError, match="outrider trim"):
+        certify(subject_of([SuffixDrafter()]), PROMPTS, replace(QUICK, fault=REDUCED_FAULT))
 
 
 @pytest.mark.parametrize("rewind", ["free", "snapshots", "checkpoints"])
@@ -351,7 +368,7 @@ def test_the_json_says_what_was_done(sound: Findings, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_tested_is_refused() -> None:
-    with pytest.raises(SettingError, match="no-residual, swapped"):
+    with pytest.raises(SettingError, match="no-residual, draft-tokens-only, swapped"):
         check_fault("sloppy")
     with pytest.raises(SettingError, match="no known fault"):
         CertifyPlan(fault="sloppy")

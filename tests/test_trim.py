@@ -417,7 +417,7 @@ def one_prompt(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [None, "no-residual"])
+@pytest.mark.parametrize("fault", [None, "no-residual", "draft-tokens-only"])
 def test_a_trimmed_draft_is_certified_at_every_temperature_and_a_fault_found(
     monkeypatch: pytest.MonkeyPatch,
     capfdbinary: pytest.CaptureFixture[bytes],

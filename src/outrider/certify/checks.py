@@ -9,7 +9,14 @@ from itertools import product
 from typing import cast
 
 from outrider.certify.exact_distribution import LENGTH, SEARCHED_TOKENS
-from outrider.certify.faults import CALL_FAULTS, break_calls, break_masks, check_shown, verifier_with
+from outrider.certify.faults import (
+    CALL_FAULTS,
+    REDUCED_FAULT,
+    break_calls,
+    break_masks,
+    check_shown,
+    verifier_with,
+)
 from outrider.certify.head_states import compare_head, head_of
 from outrider.certify.plan import CertifyPlan, Findings, HeadTest, Progress, Subject
 from outrider.certify.runs import RowRecorder
@@ -120,6 +127,9 @@ def _check(subject: Subject, prompts: Sequence[tuple[int, ...]], plan: CertifyPl
     if plan.fault in CALL_FAULTS and not subject.speculates(plan.grammar):
         why = "it breaks the calls that check drafts, and nothing is drafted"
         raise SettingError(f"--inject {plan.fault}", why, "Let something be drafted.")
+    if plan.fault == REDUCED_FAULT and not subject.lacks_tokens:
+        why = "it leaves out the tokens that the draft lacks, and none of the target's are missing"
+        raise SettingError(f"--inject {plan.fault}", why, "Give a draft of fewer tokens (outrider trim).")
     searched = LENGTH if plan.grammar is None else SEARCHED_TOKENS + LENGTH
     room = max(plan.num_tokens, plan.num_seeded, searched)
     context = subject.target.context_length

@@ -105,9 +105,22 @@ def _keep_rejected(target: Sequence[Distribution], draft: Draft, rng: np.random.
     return Verdict(verdict.num_accepted, draft.tokens[verdict.num_accepted], "recovered")
 
 
+REDUCED_FAULT = "draft-tokens-only"
+
+
+def _within_draft(target: Distribution, draft: Distribution) -> Distribution:
+    left = residual(target, draft)
+    known = np.isin(left.tokens, draft.tokens)
+    if not known.any():
+        return left
+    return Distribution(left.tokens[known], left.probs[known] / left.probs[known].sum())
+
+
 RULE_FAULTS: Mapping[Fault, Rule] = {
     # A rejected token is replaced by one from the target's whole distribution.
     "no-residual": partial(_rejection, recover=lambda p, _q: p),
+    # What the draft cannot say is never said in place of a rejected token either.
+    REDUCED_FAULT: partial(_rejection, recover=_within_draft),
     # Target and draft exchange their roles in the decision and in the residual.
     "swapped": partial(
         _rejection,

@@ -39,6 +39,11 @@ class Subject:
         """Whether the target makes equal calls alone, so that texts must be bit-equal."""
         return isinstance(self.target, BitwiseModel)
 
+    @property
+    def lacks_tokens(self) -> bool:
+        """Whether there is a draft model that cannot say all of the target's tokens."""
+        return self.alignment is not None and len(self.alignment.common) < self.target.vocabulary.size
+
     def speculates(self, grammar: Grammar | None = None) -> bool:
         """Whether anything is ever drafted for this target: what a grammar forces needs no drafter."""
         off = isinstance(self.policy, FixedPolicy) and self.policy.draft_max == 0
