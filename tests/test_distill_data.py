@@ -26,7 +26,7 @@ from outrider.distill.examples import Example, example_path, read_example, read_
 from outrider.distill.generate import generate, top_tokens
 from outrider.distill.plan import DataPlan, DistillPlan, TrainingPlan, claim
 from outrider.distill.questions import Question, asked
-from outrider.distill.run import Material, other_answers
+from outrider.distill.material import Material, other_answers
 from outrider.lab.held_out import conversation_hash, is_held_out
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt

@@ -16,7 +16,7 @@ from outrider.cli.output import INTERRUPTED, print_notes, readable, write, write
 from outrider.cli.plans import hub_options
 from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
-from outrider.distill.plan import DataPlan, DistillPlan, DraftPlan, Loss, TeacherKind, TrainingPlan
+from outrider.distill.plan import DataPlan, DistillPlan, DraftPlan, Kind, Loss, TeacherKind, TrainingPlan
 from outrider.lab.models import DEFAULT, ModelFile, find_model
 from outrider.models.hub import HubOptions
 
@@ -144,6 +144,8 @@ def plan_of(settings: DistillSettings) -> tuple[ModelFile, DistillPlan]:
 
 
 def _check_together(settings: DistillSettings) -> None:
+    if settings.kind == "eagle3":
+        _check_head(settings)
     if settings.go_on is not None:
         shaping = {
             "--base": settings.base is not None,
@@ -162,6 +164,15 @@ def _check_together(settings: DistillSettings) -> None:
     if settings.safetensors and settings.go_on is None and settings.vocabulary != 0:
         reason = "other engines need all of the target's tokens, and the draft would know some"
         raise SettingError("--safetensors", reason, "Add --vocabulary 0, or leave it out.")
+
+
+def _check_head(settings: DistillSettings) -> None:
+    usual = DistillSettings()
+    of_models = ("layers", "feed_forward", "window", "base", "random", "go_on", "safetensors", "on_policy")
+    for name in of_models:
+        if getattr(settings, name) != getattr(usual, name):
+            flag = "--continue" if name == "go_on" else f"--{name.replace('_', '-')}"
+            _exclude("--kind eagle3", flag, "a head has one layer beside its target's, and begins as that")
 
 
 def _exclude(one: str, other: str, reason: str) -> None:
@@ -210,6 +221,7 @@ def _draft(settings: DistillSettings) -> DraftPlan:
     usual = DraftPlan()
     reference = settings.base if settings.go_on is None else settings.go_on
     return DraftPlan(
+        kind=cast(Kind, settings.kind),
         start="continue" if settings.go_on is not None else "random" if settings.random else "prune",
         base=None if reference is None else _base(reference, hub_options(settings)),
         layers=usual.layers if settings.layers is None else settings.layers,

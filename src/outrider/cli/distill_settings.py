@@ -53,6 +53,11 @@ class Draft(Group):
     """The draft's shape, and its file."""
 
     panel = "Draft"
+    kind: str = setting(
+        _USUAL_DRAFT.kind,
+        metavar="KIND",
+        help="A model, or a head that reads states of its target: model or eagle3.",
+    )
     layers: int | None = setting(
         None, help=f"Layers that are kept, the first and the last. Default: {_USUAL_DRAFT.layers}."
     )

@@ -41,7 +41,7 @@ SHAPE_KEYS = {
     "norm_epsilon": Keys.Attention.LAYERNORM_RMS_EPS,
 }
 """Fields of a shape, and their keys in GGUF's metadata"""
-_INTERLEAVED = ("llama",)
+_INTERLEAVED = ("llama", "eagle3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,11 @@ class Checkpoint:
     weights: Mapping[str, Array]
     metadata: Mapping[str, Field]
     """the fields of the file about its tokenizer, name and licence, for an export"""
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the matrices of one token's pass, the output layer counted once."""
+        return self.shape.parameters
 
     @property
     def licence(self) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from outrider.distill.examples import Example
 from outrider.distill.losses import Labels
+from outrider.distill.states import read_states
 from outrider.models.vocab.subset import Subset
 
 Ints = npt.NDArray[np.int64]
@@ -22,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One answer after its prompt, in the draft's ids.
+    """One answer after its prompt, in the draft's ids; `tokens` of a head's are the target's.
 
     `tokens` (prompt and answer but its last token) are read; at the last `len(ids)` of them the target's
     distribution is known: `ids` and `probs` (answer, K + 1; the last column is
@@ -37,16 +39,21 @@ class Text:
     is_greedy: bool
     has_other: bool
     """whether the last column is for tokens that the draft does not know"""
+    states: Path | None = None
+    """of a head's text: the file of what goes into the target's layers, which ends as `tokens` does"""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
     """Texts side by side: `tokens` (texts, longest) padded at the end, the labels of all their positions in
-    the order of the texts, and where these positions are, as indices into the flattened `tokens`."""
+    the order of the texts, and where these positions are, as indices into the flattened `tokens`, and in
+    their answers, as numbers from 0. `states` (texts, longest, values): what a head reads of the target."""
 
     tokens: Tensor
     places: Tensor
+    numbers: Tensor
     labels: Labels
+    states: Tensor | None = None
 
 
 def text_of(example: Example, subset: Subset, max_tokens: int) -> Text | None:
@@ -130,4 +137,17 @@ def batch_of(texts: Sequence[Text], device: torch.device) -> TrainingBatch:
         joined(text.probs for text in texts).float().to(device),
         torch.from_numpy(np.concatenate([text.rest for text in texts])).float().to(device),
     )
-    return TrainingBatch(tokens.to(device), torch.cat(places).to(device), labels)
+    numbers = torch.cat([torch.arange(len(text.ids)) for text in texts])
+    return TrainingBatch(
+        tokens.to(device), torch.cat(places).to(device), numbers.to(device), labels, _states(texts, device)
+    )
+
+
+def _states(texts: Sequence[Text], device: torch.device) -> Tensor | None:
+    """Those of the target along the texts, padded at the end; None where no head is trained."""
+    rows = [
+        torch.from_numpy(read_states(text.states)[-len(text.tokens) :])
+        for text in texts
+        if text.states is not None
+    ]
+    return pad_sequence(rows, batch_first=True).float().to(device) if rows else None

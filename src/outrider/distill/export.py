@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,14 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
 from outrider.core.files import check_writable, reason_of
 from outrider.distill.checkpoint import SHAPE_KEYS, Checkpoint, rotation_layout
+from outrider.distill.head import HeadCheckpoint
+from outrider.models import read_card
 from outrider.models.fields import Field
 from outrider.models.header import read_header
+from outrider.models.heads import DRAFTED_TABLE, LAYERS_KEY, WIDTH_KEY, read_head
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS, WINDOW
 from outrider.models.vocab import align, tokenizer_id
-from outrider.models.vocab.subset import Subset, tokenizer_fields
+from outrider.models.vocab.subset import Ids, Subset, tokenizer_fields
 from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration
 
 _PREFIX = "outrider.distill."
@@ -109,30 +113,78 @@ def write_gguf(
     Raises SettingError (type, place, room on the disk, weights that are no numbers, a tokenizer that is not
     the target's), VocabularyMismatch, and what `backends.llama_cpp.quantizer.quantize` raises.
     """
-    to = read_type(quantization)
-    ends = read_type(embedding_quantization) if embedding_quantization else None
     if checkpoint.shape.vocabulary != subset.size or len(subset.to_draft) != target.size:
         reason = f"its {checkpoint.shape.vocabulary:,} tokens are not those of its map ({subset.size:,})"
         raise SettingError("the draft", reason, "Restrict its weights to the same tokens first.")
-    check_writable(path, "draft")
-    metadata = checkpoint.metadata
-    fields, notes = tokenizer_fields(metadata, subset, target.size)
-    fields |= {key: metadata[key] for key in _LICENCE_KEYS if key in metadata}
+    fields, notes = tokenizer_fields(checkpoint.metadata, subset, target.size)
     if subset.has_other:
         map_kind = GGUFValueType.ARRAY, GGUFValueType.INT32
         fields[TARGET_TOKENS] = Field(subset.to_target.tolist(), *map_kind)
         fields[OTHER_TOKEN] = Field(subset.size - 1, GGUFValueType.UINT32)
         fields[WINDOW] = Field(window, GGUFValueType.UINT32)
         fields[TARGET_TOKENIZER] = Field(tokenizer_id(target), GGUFValueType.STRING)
+
+    def check(partial: Path) -> None:
+        if not np.array_equal(read_subset(partial, target).to_target, subset.to_target):
+            raise VocabularyMismatch(str(path), "llama.cpp reads other tokens in it", "Report this.")
+
+    types = quantization, embedding_quantization
+    return _written(checkpoint, path, fields, notes, provenance, prior, types, threads, check)
+
+
+def write_head(
+    head: HeadCheckpoint,
+    path: Path,
+    *,
+    target: Path,
+    provenance: Provenance,
+    prior: PretrainedCalibration | None = None,
+    quantization: str = "Q4_0",
+    embedding_quantization: str | None = None,
+    threads: int = 1,
+) -> Written:
+    """Write an EAGLE-3 head for the model in the file `target` as llama.cpp's converter does; otherwise as
+    `write_gguf`. Raises ModelFileError too, where the file does not fit its target."""
+    subset, (num_tokens, width) = head.drafted, head.embedding.shape
+    fields, notes = tokenizer_fields(head.metadata, Subset.whole(num_tokens), num_tokens)
+    fields[LAYERS_KEY] = Field(list(head.layers), GGUFValueType.ARRAY, GGUFValueType.INT32)
+    fields[WIDTH_KEY] = Field(width, GGUFValueType.UINT32)
+    tables = {DRAFTED_TABLE: subset.to_target[:-1]} if subset.has_other else {}
+
+    def check(partial: Path) -> None:
+        read_head(read_card(partial), read_card(target))
+
+    types = quantization, embedding_quantization
+    return _written(head, path, fields, notes, provenance, prior, types, threads, check, tables)
+
+
+def _written(
+    checkpoint: Checkpoint,
+    path: Path,
+    fields: Mapping[str, Field],
+    notes: Sequence[str],
+    provenance: Provenance,
+    prior: PretrainedCalibration | None,
+    quantizations: tuple[str, str | None],
+    threads: int,
+    check: Callable[[Path], None],
+    tables: Mapping[str, Ids] = MappingProxyType({}),
+) -> Written:
+    """Write a file, `check` it before it is quantized, and put it in its place. `quantizations`: of the
+    layers, and of the embedding with the output."""
+    to = read_type(quantizations[0])
+    ends = read_type(quantizations[1]) if quantizations[1] else None
+    check_writable(path, "draft")
+    metadata = checkpoint.metadata
+    fields = {**fields, **{key: metadata[key] for key in _LICENCE_KEYS if key in metadata}}
     if prior is not None:
         fields[CALIBRATION_KEY] = Field(json.dumps(prior), GGUFValueType.STRING)
     floats = "F32" if {to, ends} & {"F32", "BF16"} else "F16"
     place = path.resolve()
     partial = place.with_name(f".{place.stem}.{os.getpid()}.partial.gguf")
     try:
-        _write_floats(checkpoint, partial, floats, fields, provenance)
-        if not np.array_equal(read_subset(partial, target).to_target, subset.to_target):
-            raise VocabularyMismatch(str(path), "llama.cpp reads other tokens in it", "Report this.")
+        _write_floats(checkpoint, partial, floats, fields, provenance, tables)
+        check(partial)
         if to == (ends or to) == floats:
             partial.replace(place)
             return Written(path, path.stat().st_size, {to: 1.0}, tuple(notes))
@@ -170,9 +222,14 @@ def read_subset(path: Path, target: Vocabulary) -> Subset:
 
 
 def _write_floats(
-    checkpoint: Checkpoint, path: Path, floats: str, fields: Mapping[str, Field], provenance: Provenance
+    checkpoint: Checkpoint,
+    path: Path,
+    floats: str,
+    fields: Mapping[str, Field],
+    provenance: Provenance,
+    tables: Mapping[str, Ids],
 ) -> None:
-    """The whole file: matrices of the type `floats`, norms and biases of 32 bits."""
+    """The whole file: matrices of the type `floats`, norms and biases of 32 bits, `tables` as they are."""
     shape = checkpoint.shape
     writer = GGUFWriter(path, shape.architecture)
     writer.add_name(f"{provenance.teacher} draft")
@@ -200,6 +257,8 @@ def _write_floats(
             reason = f"{name} holds numbers that are infinite, none at all, or too large for 16 bits"
             raise SettingError("the draft", reason, "Train it again with a lower learning rate.")
         writer.add_tensor(name, np.ascontiguousarray(stored), raw_dtype=kind)
+    for name, table in tables.items():
+        writer.add_tensor(name, table)
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

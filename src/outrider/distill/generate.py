@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.backends.gguf import LoadOptions, physical_cores
+from outrider.backends.gguf import physical_cores
+from outrider.backends.gguf.model import GgufModel
 from outrider.core.contracts import Constraint, Model, Vocabulary
 from outrider.core.data import Logits, Row, Span
 from outrider.core.errors import ConstraintError, ModelFileError, OutriderError
@@ -50,10 +51,11 @@ OnDone = Callable[[str, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """A target that answers: `target` encodes and constrains, `model` makes the calls."""
+    """A target that answers: `target` encodes and constrains, `model` makes the calls, as `native` would."""
 
     target: LoadedTarget
     model: Model
+    native: GgufModel
 
 
 @contextmanager
@@ -66,7 +68,7 @@ def open_teacher(file: ModelFile, plan: DistillPlan, notices: list[str]) -> Iter
     # As llama.cpp's calls: near-ties fall by the number of threads, which workers of a cluster set otherwise.
     torch.set_num_threads(plan.threads or physical_cores())
     at_once = plan.data.parallel or _AT_ONCE["torch" if uses_torch else "llama.cpp"]
-    weights = load_weights(file.path, file.card, LoadOptions(threads=plan.threads), notices)
+    weights = load_weights(file.path, file.card, plan.options, notices)
     try:
         length = min(plan.context, weights.trained_context)
         native = weights.open(length, max_sequences=1 if uses_torch else at_once)
@@ -76,7 +78,7 @@ def open_teacher(file: ModelFile, plan: DistillPlan, notices: list[str]) -> Iter
             network = Network.of(read_gguf(file.path), length + 1, dtype=dtype, device=device)
             model = TorchModel(file.name, network, native.vocabulary, at_once, length)
         notices.append(why)
-        yield Teacher(target, model)
+        yield Teacher(target, model, native)
     finally:
         weights.close()
 

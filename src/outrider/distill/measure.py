@@ -67,7 +67,7 @@ def measure_held_out(
     ]
     if plan.continued_gguf is not None:
         drafts.append(("continued", plan.continued_gguf))
-    options = LoadOptions(threads=plan.threads)
+    options = plan.options
     with Loaded(file, options, notices, progress) as target:
         model = target.open(min(plan.context + 2 * ANSWER_TOKENS, target.weights.trained_context))
         loaded = LoadedTarget(file.name, model, target.template)

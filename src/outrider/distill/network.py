@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cache, partial
 from timeit import repeat
+from typing import Self
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from outrider.core.contracts import UNLIMITED, RewindKind, Vocabulary
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
 from outrider.distill.checkpoint import Checkpoint, Shape
+from outrider.distill.corpus import TrainingBatch
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _NEVER_TRIM_BYTES = 2**31 - 1
@@ -109,9 +111,7 @@ class Network:
         self._rotation = Rotation(shape, max_tokens, self.device)
 
     @classmethod
-    def of(
-        cls, checkpoint: Checkpoint, max_tokens: int, *, dtype: torch.dtype, device: torch.device
-    ) -> Network:
+    def of(cls, checkpoint: Checkpoint, max_tokens: int, *, dtype: torch.dtype, device: torch.device) -> Self:
         """A checkpoint's network for texts of up to `max_tokens`."""
         weights = {
             name: torch.tensor(values, device=device, dtype=dtype)
@@ -119,7 +119,7 @@ class Network:
         }
         return cls(checkpoint.shape, weights, max_tokens)
 
-    def with_weights(self, weights: Mapping[str, Tensor]) -> Network:
+    def with_weights(self, weights: Mapping[str, Tensor]) -> Self:
         """The same shape with other weights."""
         other = copy(self)
         other.weights = dict(weights)
@@ -138,6 +138,11 @@ class Network:
             x = x + self._attention(name, layer, self._norm(x, f"{name}attn_norm"), positions, attend)
             x = x + self._feed_forward(name, self._norm(x, f"{name}ffn_norm"))
         return self._norm(x, "output_norm")
+
+    def along(self, batch: TrainingBatch) -> Iterator[Tensor]:
+        """The last states at labelled positions, for each place of a draft: a model's are the same at all."""
+        positions = torch.arange(batch.tokens.shape[1], device=self.device).expand_as(batch.tokens)
+        yield self.hidden(batch.tokens, positions, causal).flatten(0, 1)[batch.places]
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits (…, vocabulary) of states (…, width)."""

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
+from outrider.backends.gguf import LoadOptions
 from outrider.core.errors import InputError, SettingError
 from outrider.core.files import reason_of, write_whole
 from outrider.core.invalid import invalid
@@ -18,6 +19,8 @@ from outrider.core.invalid import invalid
 _Read = TypeVar("_Read")
 Loss = Literal["kl", "tv", "hybrid"]
 LOSSES: tuple[Loss, ...] = ("kl", "tv", "hybrid")
+Kind = Literal["model", "eagle3"]
+KINDS: tuple[Kind, ...] = ("model", "eagle3")
 Start = Literal["prune", "random", "continue"]
 TeacherKind = Literal["auto", "torch", "llama.cpp"]
 
@@ -54,12 +57,17 @@ class DataPlan:
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """The draft. `start` "prune": `layers` of the target (or of `base`, a model with the same tokenizer),
+    """The draft: a model, or a head that reads states of its target and is trained to predict at so many
+    `places` of a draft; `vocabulary` and quantizations alone shape that.
+
+    `start` "prune": `layers` of the target (or of `base`, a model with the same tokenizer),
     with `feed_forward` units a layer; "random": the same shape with random weights; "continue": `base`
     as it is. `vocabulary`: tokens that it knows, 0 all; None: those that a continued one knows, else
     `USUAL_VOCABULARY`. `window`: it is trained on the last tokens of a prompt, so many, and reads no more of
     it; 0: all. One that knows all tokens reads all: other engines would not know better."""
 
+    kind: Kind = "model"
+    places: int = 5
     start: Start = "prune"
     base: Path | None = None
     layers: int = 4
@@ -75,6 +83,8 @@ class DraftPlan:
         _at_least("--feed-forward", self.feed_forward, 1)
         _at_least("--vocabulary", self.vocabulary, 0)
         _at_least("--window", self.window, 0)
+        if self.kind not in KINDS:
+            raise SettingError(f"--kind {self.kind}", "it is not known", f"Choose one of {', '.join(KINDS)}.")
         if self.start == "continue" and self.base is None:
             raise SettingError("--continue", "it names no draft", "Give a GGUF file or a folder.")
 
@@ -130,6 +140,13 @@ class DistillPlan:
     def answers_folder(self) -> Path:
         """Where the target's answers are kept."""
         return self.data.folder or self.out / "answers"
+
+    @property
+    def options(self) -> LoadOptions:
+        """The target's and the draft's: llama.cpp alone runs heads."""
+        return LoadOptions(
+            threads=self.threads, backend="llama.cpp" if self.draft.kind == "eagle3" else "auto"
+        )
 
     @property
     def continued_gguf(self) -> Path | None:

@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.core.files import write_whole
+from outrider.distill.plan import Kind as DraftKind
 from outrider.lab.drawing import INK, MARKERS, SERIES, SOFT, STYLES, draw, legend_below
 from outrider.lab.statistics import Interval
 
@@ -47,6 +48,7 @@ class Draft(_Part):
     """The file that was made. It knows `known_tokens` of the target's `target_tokens`."""
 
     path: str
+    kind: DraftKind = "model"
     file_bytes: int
     parameters: int
     layers: int

@@ -6,36 +6,33 @@ stopped goes on where it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
-from outrider.core.contracts import Vocabulary
-from outrider.core.errors import PromptError, SettingError
-from outrider.distill.checkpoint import Checkpoint, read_gguf
-from outrider.distill.corpus import Corpus, Text, text_of
+from outrider.distill.corpus import Corpus
 from outrider.distill.evaluation import StepCosts, measure_costs
-from outrider.distill.examples import Example, example_path, read_example, read_examples
-from outrider.distill.export import Provenance, Written, read_provenance, write_gguf
+from outrider.distill.export import Provenance, Written, read_provenance, write_gguf, write_head
 from outrider.distill.generate import Teacher, generate, open_teacher
+from outrider.distill.head import HeadCheckpoint
 from outrider.distill.hugging_face import write_safetensors
+from outrider.distill.material import Material, check_draft, read_material
 from outrider.distill.network import keep_freed_memory
 from outrider.distill.on_policy import OnPolicy
-from outrider.distill.plan import DistillPlan, claim, claim_answers, kept
+from outrider.distill.plan import DistillPlan, claim, claim_answers, kept, make_folder
 from outrider.distill.questions import Asked, asked
 from outrider.distill.report import Data, Draft, Report, Training
-from outrider.distill.starting import first_draft
+from outrider.distill.states import write_states
 from outrider.distill.train import Trainer, TrainingSettings
 from outrider.drafters.model import ModelDrafter
-from outrider.lab.held_out import is_held_out
 from outrider.lab.models import ModelFile
 from outrider.models.hub import file_sha256
-from outrider.models.vocab.subset import Subset, coverage
+from outrider.models.vocab.subset import coverage
 from outrider.policy.pretrained import PretrainedCalibration, pretrained_calibration
 
 _OWN_TEXTS = 32
@@ -52,64 +49,6 @@ class Progress(Protocol):
     run; between steps of training nothing is lost by it."""
 
     def __call__(self, stage: str, part: float | None, line: str = "") -> None: ...
-
-
-# What a training needs
-
-
-@dataclass(frozen=True, slots=True)
-class Material:
-    """The untrained draft, the target's tokens that it knows, and the answers of both sides. `vocabulary` is
-    the target's, of use as long as that is open. The draft reads the last `window` tokens of a prompt, 0:
-    all of them.
-    """
-
-    draft: Checkpoint
-    subset: Subset
-    training: list[Example]
-    held_out: list[Example]
-    vocabulary: Vocabulary
-    window: int
-
-    def texts(self, examples: Sequence[Example], max_tokens: int) -> list[Text]:
-        """Answers in the draft's ids after what it reads of their prompts, cut to their last `max_tokens`;
-        empty ones are left out."""
-        seen = (replace(example, prompt=example.prompt[-self.window :]) for example in examples)
-        found = (text_of(example, self.subset, max_tokens) for example in seen)
-        return [text for text in found if text is not None]
-
-
-def _check_draft(file: ModelFile, vocabulary: Vocabulary, plan: DistillPlan) -> None:
-    """Refuse a draft that cannot be made of this target before it answers for hours."""
-    _, subset = first_draft(read_gguf(file.path), plan.draft, [], vocabulary, plan.training.seed)
-    if plan.draft.safetensors and subset.has_other:
-        reason = f"other engines need all {vocabulary.size:,} tokens, and the draft knows {subset.size - 1:,}"
-        raise SettingError("--safetensors", reason, "Add --vocabulary 0, or leave it out.")
-
-
-def _read_material(file: ModelFile, vocabulary: Vocabulary, questions: Asked, plan: DistillPlan) -> Material:
-    """Raises PromptError when one side has no answers."""
-    sides: list[list[Example]] = []
-    for side in (questions.training, questions.held_out):
-        turns = (replace(q, turn=turn) for q in side for turn in range(1 + len(q.prompt.follow_ups)))
-        paths = (example_path(plan.answers_folder, question.id) for question in turns)
-        sides.append([read_example(path) for path in paths if path.exists()])  # none if passed over
-    training, held_out = sides
-    known = {example.id for example in training}
-    training += (example for folder in plan.data.more for example in other_answers(folder, known))
-    if not training or not held_out:
-        why = f"{len(training)} answers to train on, {len(held_out)} held out"
-        raise PromptError("prompts", why, "Give more prompts, or shorter ones.")
-    draft, subset = first_draft(read_gguf(file.path), plan.draft, training, vocabulary, plan.training.seed)
-    window = plan.draft.window if subset.has_other else 0
-    return Material(draft, subset, training, held_out, vocabulary, window)
-
-
-def other_answers(folder: Path, known: Collection[str]) -> Iterator[Example]:
-    """Answers of other runs that this one may train on: none that measures, none that it has itself."""
-    for example in read_examples(folder):
-        if example.id not in known and example.conversation and not is_held_out(example.conversation):
-            yield example
 
 
 # The run
@@ -139,19 +78,18 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
     notices: list[str] = []
     with open_teacher(file, plan, notices) as teacher:
         vocabulary = teacher.target.model.vocabulary
-        _check_draft(file, vocabulary, plan)
+        check_draft(file, teacher.native, plan)
         _answer(teacher, questions, plan, notices, progress)
-        material = _read_material(file, vocabulary, questions, plan)
+        material = read_material(file, vocabulary, questions, plan)
+        if isinstance(material.draft, HeadCheckpoint):
+            _record_states(teacher, material, material.draft, plan, progress)
         if not plan.training.on_policy:
             teacher.model.close()  # its vocabulary is still read
         provenance = _provenance(file, plan, material)
-        write = partial(
-            write_gguf, subset=material.subset, target=vocabulary, window=material.window,
-            quantization=plan.draft.quantization, embedding_quantization=plan.draft.embedding_quantization,
-        )  # fmt: skip
+        write = _writer(file, plan, material)
         first = write(material.draft, plan.out / "first.gguf", provenance=provenance).path
         progress("measuring what calls cost", None)
-        costs = measure_costs(file, first, plan.out / "prices.json", plan.threads)
+        costs = measure_costs(file, first, plan.out / "prices.json", plan.options)
         trainer = _train(teacher, material, costs, plan, progress)
         state = trainer.state
         provenance = replace(
@@ -220,6 +158,34 @@ def _answer(
         notices.append(f"prompts that were passed over: {len(passed_over)}, the first since {passed_over[0]}")
 
 
+def _record_states(
+    teacher: Teacher, material: Material, head: HeadCheckpoint, plan: DistillPlan, progress: Progress
+) -> None:
+    assert material.states is not None
+    examples = [*material.held_out, *material.training]
+    make_folder(material.states)
+
+    def on_done(count: int) -> None:
+        progress("the target's states", count / len(examples), f"{count} of {len(examples)} answers")
+
+    teacher.model.close()  # its KV takes room; what it runs on stays
+    write_states(teacher.native.weights, head.layers, examples, material.states, plan.context, on_done)
+
+
+def _writer(file: ModelFile, plan: DistillPlan, material: Material) -> Callable[..., Written]:
+    """Writes a draft of this material, given its weights, path and provenance."""
+    draft = plan.draft
+    types: dict[str, Any] = {
+        "quantization": draft.quantization,
+        "embedding_quantization": draft.embedding_quantization,
+    }
+    if isinstance(material.draft, HeadCheckpoint):
+        return partial(write_head, target=file.path, **types)
+    return partial(
+        write_gguf, subset=material.subset, target=material.vocabulary, window=material.window, **types
+    )
+
+
 def _provenance(file: ModelFile, plan: DistillPlan, material: Material) -> Provenance:
     files = ", ".join(Path(name).name for name in plan.data.prompts)
     temperatures = ", ".join(f"{t:g}" for t in plan.data.temperatures)
@@ -249,7 +215,11 @@ def _prior(trainer: Trainer) -> PretrainedCalibration:
     return pretrained_calibration(
         ModelDrafter.name,
         (
-            [(float(c), bool(correct)) for c, correct in zip(a.confidences, a.matches, strict=True) if c]
+            [
+                (float(c), bool(correct))
+                for c, correct in zip(a.confidences[0], a.matches[0], strict=True)
+                if c
+            ]
             for a in answers
         ),
     )
@@ -260,7 +230,8 @@ def _draft(plan: DistillPlan, material: Material, written: Written) -> Draft:
     return Draft(
         path=str(written.path),
         file_bytes=written.file_bytes,
-        parameters=shape.parameters,
+        kind=plan.draft.kind,
+        parameters=material.draft.parameters,
         layers=shape.layers,
         feed_forward=shape.feed_forward,
         known_tokens=subset.size - subset.has_other,

@@ -7,7 +7,7 @@ an interrupted training ends in the same weights as one that ran through.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -23,8 +23,10 @@ from outrider.core.errors import InputError, SettingError
 from outrider.distill.checkpoint import Array, Checkpoint
 from outrider.distill.corpus import Corpus, Text, TrainingBatch, batch_of
 from outrider.distill.evaluation import Predictions, StepCosts, evaluate, predicted
-from outrider.distill.losses import loss_of
-from outrider.distill.network import Network, causal, device_of, has_fast_half
+from outrider.distill.head import HeadCheckpoint
+from outrider.distill.head_network import HeadNetwork
+from outrider.distill.losses import loss_of, weights_of
+from outrider.distill.network import Network, device_of, has_fast_half
 from outrider.distill.plan import Loss
 from outrider.distill.report import Evaluation
 
@@ -60,8 +62,8 @@ def optimizers_of(
 ) -> tuple[torch.optim.Optimizer, ...]:
     """Muon for the layers' matrices (Jordan et al. 2024), scaled so that AdamW's rate suits it (Liu et al.
     2025, arXiv 2502.16982, section 2.2); AdamW for embeddings, norms and biases."""
-    layers = [w for name, w in weights.items() if w.dim() > 1 and name.startswith("blk.")]
-    others = [w for name, w in weights.items() if w.dim() < 2 or not name.startswith("blk.")]
+    layers = [w for name, w in weights.items() if w.dim() > 1 and name not in ENDS]
+    others = [w for name, w in weights.items() if w.dim() < 2 or name in ENDS]
     rate = settings.learning_rate
     muon = torch.optim.Muon(
         layers, lr=rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
@@ -97,6 +99,8 @@ def rounded(weight: Tensor, quantization: str) -> Tensor:
     held = (levels * scale.half().float()).reshape(weight.shape)
     return weight + (held - weight).detach()
 
+
+ENDS = ("token_embd.weight", "output.weight")
 
 _PIECE_POSITIONS = 1024
 """whose logits are held at once: few enough for the caches, many enough for one addition to the gradients"""
@@ -146,7 +150,8 @@ class Trainer:
         self._own_texts = own_texts
         self.device = device or device_of()
         longest = max((len(text.tokens) for text in (*corpus.texts, *held_out)), default=1)
-        self.network = Network.of(start, longest, dtype=torch.float32, device=self.device)
+        kind = HeadNetwork if isinstance(start, HeadCheckpoint) else Network
+        self.network = kind.of(start, longest, dtype=torch.float32, device=self.device)
         for weight in self.network.weights.values():
             weight.requires_grad_()
         self._half = has_fast_half(self.device)
@@ -195,8 +200,7 @@ class Trainer:
         """What the best draft so far, rounded as in its file, predicts along the held-out greedy answers."""
         with torch.no_grad():
             logits_of = partial(self._logits, network=self._as_written(self._best))
-            batches = predicted(self._held_out, logits_of, self.settings.batch_tokens, self.device)
-            return [found for *_, answers in batches for found in answers]
+            return predicted(self._held_out, logits_of, self.settings.batch_tokens, self.device)
 
     def _step(self, numbers: Sequence[int]) -> None:
         batch = batch_of(self._texts(numbers), self.device)
@@ -221,16 +225,19 @@ class Trainer:
         more memory than everything else, and moving them would take longer than computing them.
         """
         states = self._states(batch, network)
-        ends = states.detach().requires_grad_()
-        total, size = 0.0, len(batch.places)
-        for at in range(0, size, _PIECE_POSITIONS):
-            piece = slice(at, at + _PIECE_POSITIONS)
-            with self._autocast():
-                logits = network.logits(ends[piece])
-            loss = loss_of(self.settings.loss, logits, batch.labels.at(piece)).sum() / size
-            loss.backward()
-            total += float(loss.detach())
-        states.backward(ends.grad)
+        ends = [found.detach().requires_grad_() for found in states]
+        total = 0.0
+        for place, (end, weight) in enumerate(zip(ends, weights_of(len(ends)), strict=True)):
+            labels = batch.labels.at(batch.numbers >= place)
+            for at in range(0, len(end), _PIECE_POSITIONS):
+                piece = slice(at, at + _PIECE_POSITIONS)
+                with self._autocast():
+                    logits = network.logits(end[piece])
+                loss = loss_of(self.settings.loss, logits, labels.at(piece)).sum() * weight / len(end)
+                loss.backward()
+                total += float(loss.detach())
+        learnt = [(found, end.grad) for found, end in zip(states, ends, strict=True) if len(end)]
+        torch.autograd.backward(*map(list, zip(*learnt, strict=True)))
         return total
 
     def _texts(self, numbers: Sequence[int]) -> Sequence[Text]:
@@ -248,25 +255,25 @@ class Trainer:
         settings, weights = self.settings, weights or self.network.weights
 
         def kind(name: str) -> str:
-            is_embedding = name in ("token_embd.weight", "output.weight")
-            return settings.embedding_quantization if is_embedding else settings.quantization
+            return settings.embedding_quantization if name in ENDS else settings.quantization
 
         return self.network.with_weights({name: rounded(w, kind(name)) for name, w in weights.items()})
 
     def _autocast(self) -> AbstractContextManager[None]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._half)  # type: ignore[no-any-return]
 
-    def _states(self, batch: TrainingBatch, network: Network) -> Tensor:
-        """The last states (labelled positions, width) of a batch."""
+    def _states(self, batch: TrainingBatch, network: Network) -> list[Tensor]:
+        """The last states of a batch, as `Network.along` gives them."""
         network.reach(batch.tokens.shape[1])
-        positions = torch.arange(batch.tokens.shape[1], device=self.device).expand_as(batch.tokens)
         with self._autocast():
-            return network.hidden(batch.tokens, positions, causal).flatten(0, 1)[batch.places]
+            return list(network.along(batch))
 
-    def _logits(self, batch: TrainingBatch, network: Network) -> Tensor:
-        """Logits (labelled positions, vocabulary) of a batch."""
-        with self._autocast():
-            return network.logits(self._states(batch, network))
+    def _logits(self, batch: TrainingBatch, network: Network) -> Iterator[Tensor]:
+        """Logits of a batch, for each place of a draft."""
+        for states in self._states(batch, network):
+            with self._autocast():
+                logits = network.logits(states)
+            yield logits
 
     def _evaluate(self) -> None:
         state, settings = self.state, self.settings

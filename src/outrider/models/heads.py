@@ -16,7 +16,9 @@ from outrider.models.reference import local_shards
 
 NUM_LAYERS = 3
 """whose inputs an EAGLE-3 head reads: llama.cpp takes no other number"""
-_LAYERS, _WIDTH = "eagle3.target_layers", "eagle3.target_hidden_size"
+LAYERS_KEY, WIDTH_KEY = "eagle3.target_layers", "eagle3.target_hidden_size"
+DRAFTED_TABLE = "d2t"
+"""the tensor that names the tokens an EAGLE-3 head gives logits of, in their order"""
 _UNSUPPORTED = {"gemma4-assistant": "read the KV cache of their target"}
 _OTHER = "Name the file that was made for this model, or -md auto."
 _AGAIN = "Download it again, or convert it anew."
@@ -65,7 +67,7 @@ def _trunk(card: ModelCard) -> tuple[str, int, int]:
 
 def _eagle_layers(head: ModelCard, target: ModelCard, header: Header) -> tuple[int, ...]:
     tensors = {tensor.name: tensor for tensor in header.tensors}
-    layers, width = _numbers(head.path, header, _LAYERS), header.number(_WIDTH)
+    layers, width = _numbers(head.path, header, LAYERS_KEY), header.number(WIDTH_KEY)
     if len(layers) != NUM_LAYERS or head.block_count != 1 or min(layers) < 0:
         why = f"it reads {len(layers)} layers of its target with {head.block_count} of its own, not 3 with 1"
         raise ModelFileError(str(head.path), why, _AGAIN)
@@ -100,7 +102,7 @@ def _fault_of_tokens(head: ModelCard, header: Header, tensors: dict[str, TensorI
     num_tokens, size = head.num_tokens or 0, None
     if (table := tensors.get("token_embd.weight")) and table.shape[-1] < num_tokens:
         return f"it has embeddings for {table.shape[-1]} of its {num_tokens} tokens"
-    if found := tensors.get("d2t"):
+    if found := tensors.get(DRAFTED_TABLE):
         size = found.num_parameters
         if found.type_name != "I64" or len(found.shape) != 1:
             return "the map of its tokens (d2t) is no list of 64-bit numbers"

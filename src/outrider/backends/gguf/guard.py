@@ -117,24 +117,11 @@ def check_head(
     outcomes, _ = read_entry(memory, "")
     if outcomes and outcomes.get(key) == _WORKS:
         return
-    title, kind = build.rpartition(" ")[0] or build, target.metadata("general.architecture")
-
-    def child(tried: HeadFile | None) -> int:
-        parts = (
-            target.options,
-            options,
-            head.target_layers,
-            None if tried is None else [str(tried.path), tried.kind],
-        )
-        given = json.dumps([asdict(part) if isinstance(part, LoadOptions) else part for part in parts])
-        return _first_calls(target.path, given, run or _patient(target.path))
-
-    status = child(head)
-    if status < 0 and head.target_layers and child(None) < 0:
-        why = f"{title} does not give the inputs of layers of {kind} models, which the head reads"
-        raise BackendCrash(
-            str(head.path), why, "Take a draft model (-md), or another library (--llama-library)."
-        )
+    title = build.rpartition(" ")[0] or build
+    status = _beside(target, options, head.target_layers, head, run)
+    if status < 0 and head.target_layers:
+        way_out = "Take a draft model (-md), or another library (--llama-library)."
+        check_layers(target, head.target_layers, str(head.path), way_out, run=run)
     if status < 0 or status == WRONG:
         fault = (
             "computes it wrongly" if status == WRONG else f"dies at its first call ({_signal_name(-status)})"
@@ -145,6 +132,27 @@ def check_head(
         raise BackendCrash(str(head.path), f"beside {target.name} {title} {fault}", way_out)
     if status == 0:
         write_entry(memory, (outcomes or {}) | {key: _WORKS})
+
+
+def check_layers(
+    target: Weights, layers: Sequence[int], named: str, way_out: str, *, run: RunChild | None = None
+) -> None:
+    """Have the target give the inputs of these layers, in a child process. Raises BackendCrash about what is
+    `named` where the child dies."""
+    if _beside(target, target.options, layers, None, run) < 0:
+        build, kind = target.library.build_id, target.metadata("general.architecture")
+        title = build.rpartition(" ")[0] or build
+        why = f"{title} does not give the inputs of layers of {kind} models, which the head reads"
+        raise BackendCrash(named, why, way_out)
+
+
+def _beside(
+    target: Weights, options: LoadOptions, layers: Sequence[int], head: HeadFile | None, run: RunChild | None
+) -> int:
+    """The exit status of a child that calls a target of which these layers are read, and a head beside it."""
+    file = None if head is None else [str(head.path), head.kind]
+    given = json.dumps([asdict(target.options), asdict(options), list(layers), file])
+    return _first_calls(target.path, given, run or _patient(target.path))
 
 
 def _patient(path: Path) -> RunChild:
