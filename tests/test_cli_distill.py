@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from backends import MAINLINE
 from cli_helpers import TEMPLATE, Outcome, call
 from distilled_reports import report as made_up
+from outrider.backends.gguf import guard, heads
 from outrider.backends.tuning.scoring import costs_of
 from outrider.cli.distill_report import print_distilled
 from tiny_gguf import write_tiny
@@ -26,6 +28,7 @@ from outrider.cli.distill_report import StepInterrupt, TimeLeft, show_distilling
 from outrider.distill import evaluation, measure
 from outrider.distill.export import read_provenance
 from outrider.distill.report import Report
+from outrider.models import read_card
 from outrider.models.header import read_header
 from outrider.policy.pretrained import CALIBRATION_KEY
 
@@ -59,6 +62,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     write_tiny(folder / "target.gguf", chat_template=TEMPLATE)
     write_tiny(folder / "other.gguf", padding=3)
+    write_tiny(folder / "hybrid.gguf", arch="qwen35", chat_template=TEMPLATE)
     words = random.Random(0)
     prompts = [{"id": str(i), "prompt": " ".join(words.choices(WORDS, k=6))} for i in range(48)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
@@ -116,6 +120,39 @@ def test_a_draft_is_made_and_reported_on(distill: Call, models: Path) -> None:
     assert {path.name for path in (models / "a").glob("*.svg")} == {
         "report-training.svg", "report-positions.svg",
     }  # fmt: skip
+
+
+@pytest.mark.skipif(not MAINLINE, reason="no library has the calls for heads")
+def test_a_head_is_made_reported_on_and_drafts(distill: Call, models: Path) -> None:
+    usual = ("-m", "target.gguf", "--kind", "eagle3", *DATA, "--vocabulary", "280", *TRAINING, "-o", "head")
+    shown = as_json(distill(*usual, "--learning-curve", "--json"))
+    draft, (*_, trained, first) = shown["draft"], shown["measured"]["contenders"]
+    assert (draft["kind"], draft["layers"], draft["known_tokens"]) == ("eagle3", 1, 279)
+    assert (trained["kind"], first["kind"]) == ("trained", "first") and trained["step_ratio"] > 0
+    assert len(trained["agreement_by_position"]) == 8 and len(shown["learning_curve"]["points"]) == 4
+    kept = {path: path.stat().st_mtime_ns for path in (models / "head" / "answers").rglob("*.np?")}
+    assert len(kept) == 2 * 48, "answers, and the states along them"
+    assert read_card(models / "head" / "target-draft.gguf").kind == "eagle3"
+    again = as_json(distill(*usual, "--learning-curve", "--json"))
+    assert again["training"]["history"] == shown["training"]["history"]
+    assert all(path.stat().st_mtime_ns == then for path, then in kept.items())
+    told = distill(*usual, "--no-report")
+    assert "an EAGLE-3 head" in " ".join(told.out.split())
+
+
+@pytest.mark.skipif(not MAINLINE, reason="no library has the calls for heads")
+def test_a_target_that_gives_no_states_is_named_before_it_answers(
+    distill: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = ("-m", "target.gguf", "--kind", "eagle3", *DATA, "--vocabulary", "280", *TRAINING, "-o", "none")
+    monkeypatch.setattr(guard, "_first_calls", lambda *_given: -signal.SIGABRT)
+    refused = distill(*usual)
+    assert refused.status == 2 and refused.err.splitlines()[-1].startswith("error: target.gguf: ")
+    assert "does not give the inputs of layers of llama models" in refused.err
+    assert "Leave out --kind eagle3" in refused.err
+    monkeypatch.setattr(heads, "_LAYER_SIGNATURES", {"llama_no_such_call": (None,)})
+    refused = distill(*usual)
+    assert refused.status == 2 and "runs no heads here: " in refused.err.splitlines()[-1]
 
 
 def test_another_run_takes_the_answers_goes_on_with_a_draft_and_makes_a_curve(
@@ -218,6 +255,14 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
         (("--no-report", "--learning-curve"), "error: --no-report and --learning-curve: "),
         (("--hf-repo", "a/b"), "error: -m and -hf: "),
         (("--safetensors",), "error: --safetensors: "),
+        (("--kind", "medusa"), "error: --kind medusa: "),
+        (("--kind", "eagle3", "--layers", "2"), "error: --kind eagle3 and --layers: "),
+        (("--kind", "eagle3", "--base", "other.gguf"), "error: --kind eagle3 and --base: "),
+        (("--kind", "eagle3", "--continue", "a"), "error: --kind eagle3 and --continue: "),
+        (("--kind", "eagle3", "--window", "9"), "error: --kind eagle3 and --window: "),
+        (("--kind", "eagle3", "--safetensors"), "error: --kind eagle3 and --safetensors: "),
+        (("--kind", "eagle3", "--on-policy", "0.5"), "error: --kind eagle3 and --on-policy: "),
+        (("--kind", "eagle3", "-m", "hybrid.gguf"), "error: hybrid.gguf: no head can be made for it: "),
         (("-c", "16"), "error: -c 16: "),
         (("-o", "prompts.jsonl"), "error: prompts.jsonl: "),
     ],

@@ -24,9 +24,9 @@ from outrider.core.errors import BackendError, ConstraintError, InputError, Prom
 from outrider.distill.corpus import Corpus, Text, batch_of, text_of
 from outrider.distill.examples import Example, example_path, read_example, read_examples, write_example
 from outrider.distill.generate import generate, top_tokens
+from outrider.distill.material import Material, other_answers
 from outrider.distill.plan import DataPlan, DistillPlan, TrainingPlan, claim
 from outrider.distill.questions import Question, asked
-from outrider.distill.material import Material, other_answers
 from outrider.lab.held_out import conversation_hash, is_held_out
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt

@@ -19,29 +19,33 @@ from torch.nn.utils.rnn import pad_sequence
 
 from backends import MAINLINE
 from distilling import PROVENANCE
+from engines import GREEDY, asked
 from head_files import OPTIONS
 from outrider.backends.gguf import Weights
 from outrider.backends.gguf.model import GgufModel
 from outrider.core.data import Span
-from outrider.distill.checkpoint import Checkpoint
 from outrider.distill.corpus import Corpus, Text, batch_of
-from outrider.distill.evaluation import StepCosts
+from outrider.distill.evaluation import Predictions, StepCosts
 from outrider.distill.examples import Example, example_path, read_example
-from outrider.distill.export import write_head
+from outrider.distill.export import read_provenance, write_head
 from outrider.distill.generate import generate
 from outrider.distill.head import HeadCheckpoint, first_head, head_text, layers_read, read_target
 from outrider.distill.head_network import HeadNetwork
 from outrider.distill.losses import Labels, acceptance, loss_of
-from outrider.distill.plan import DraftPlan
+from outrider.distill.plan import LOSSES, DraftPlan
 from outrider.distill.questions import Question
 from outrider.distill.states import read_states, read_tokens, states_path, write_states
 from outrider.distill.train import Trainer, TrainingSettings
+from outrider.engine import Engine
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt
 from outrider.models import read_card
 from outrider.models.gguf import ModelCard
+from outrider.models.header import read_header
 from outrider.models.vocab.subset import Subset
+from outrider.policy import FixedPolicy
 from outrider.session.drafts import load_head
+from outrider.session.pair import Pair
 from tiny.sizes import Sizes
 from tiny_gguf import write_tiny
 
@@ -51,7 +55,7 @@ CPU = torch.device("cpu")
 CONTEXT = 128
 PRICES = StepCosts(tuple(1 + 0.1 * n for n in range(17)), 0.05)
 SETTINGS = TrainingSettings(
-    steps=120, batch_tokens=2048, learning_rate=3e-3, warmup_steps=5, loss="kl", evaluate_every=40
+    steps=150, batch_tokens=512, learning_rate=2e-2, warmup_steps=5, loss="kl", evaluate_every=75
 )
 KNOWN = 280
 WORDS = ("the", "rain", "a", "stone", "king", "shore", "in", "on")
@@ -186,3 +190,153 @@ def test_every_place_of_a_draft_is_what_llama_cpp_computes(
         np.testing.assert_allclose(found[: len(ids)], theirs[place][ids], rtol=1e-4, atol=1e-4)
         others = np.delete(theirs[place], ids)
         assert (others == -np.inf).all() and (found[len(ids) :] == -np.inf).all()
+
+
+# The training
+
+
+def trainer_of(made: Made, folder: Path, settings: TrainingSettings = SETTINGS, **more: Any) -> Trainer:
+    held_out, training = made.texts(made.examples[:12]), made.texts(made.examples[12:])
+    corpus = Corpus(training, batch_tokens=settings.batch_tokens, seed=settings.seed)
+    folder.mkdir(exist_ok=True)
+    return Trainer(more.get("start", made.head), corpus, held_out, PRICES, settings, folder, device=CPU)
+
+
+@pytest.fixture(scope="module")
+def trained(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    trainer = trainer_of(made, tmp_path_factory.mktemp("trained"))
+    trainer.run()
+    return trainer
+
+
+def test_every_weight_learns_and_the_predictions_get_better_at_every_place(
+    made: Made, trained: Trainer, tmp_path: Path
+) -> None:
+    history, best = trained.state.history, trained.best()
+    assert history[-1].loss < 0.5 * history[0].loss
+    assert history[-1].agreement > history[0].agreement + 0.3
+    for name, values in made.head.weights.items():
+        assert best.weights[name].shape == values.shape and np.any(best.weights[name] != values), name
+    assert isinstance(best, HeadCheckpoint) and best.embedding is made.head.embedding
+
+    def share(found: list[Predictions], place: int) -> float:
+        return float(np.mean([np.mean(a.matches[place, place:]) for a in found]))
+
+    before, after = trainer_of(made, tmp_path / "a").predictions(), trained.predictions()
+    assert len(before) == len(after) and all(len(a.matches) == made.head.places for a in after)
+    for place in range(made.head.places):
+        assert share(after, place) > share(before, place) + 0.3
+
+
+def test_a_stopped_training_ends_in_the_same_weights(made: Made, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, steps=12, evaluate_every=4, quantization="Q4_0")
+    whole = trainer_of(made, tmp_path / "whole", settings).run()
+
+    def stop(trainer: Trainer) -> None:
+        if trainer.state.step == 7:
+            trainer.save()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(made, tmp_path / "stopped", settings).run(stop)
+    again = trainer_of(made, tmp_path / "stopped", settings)
+    assert again.state.step == 7
+    for name, values in again.run().weights.items():
+        np.testing.assert_array_equal(values, whole.weights[name], err_msg=name)
+
+
+def test_the_gradients_are_those_of_the_whole_loss_at_once(made: Made, tmp_path: Path) -> None:
+    trainer = trainer_of(made, tmp_path / "a", start=shaken(made.head))
+    batch = batch_of(trainer.corpus.texts[:3], CPU)
+    loss = trainer._backward(batch, trainer.network)
+    found = {name: weight.grad for name, weight in trainer.network.weights.items()}
+    plain = HeadNetwork.of(shaken(made.head), CONTEXT, dtype=torch.float32, device=CPU)
+    for weight in plain.weights.values():
+        weight.requires_grad_()
+    parts = []
+    for place, states in enumerate(plain.along(batch)):
+        labels = batch.labels.at(batch.numbers >= place)
+        parts.append(0.8**place * loss_of("kl", plain.logits(states), labels).mean())
+    whole = torch.stack(parts).sum() / sum(0.8**place for place in range(len(parts)))
+    whole.backward()
+    assert loss == pytest.approx(float(whole.detach()), rel=2e-2)
+    for name, weight in plain.weights.items():
+        mine, right = found[name], weight.grad
+        assert mine is not None and right is not None
+        distance = (mine - right).norm() / right.norm()
+        assert distance < 0.05, name  # the trainer may compute with 16 bits
+
+
+def test_answers_of_one_token_and_texts_without_a_prompt_are_no_fault(made: Made, tmp_path: Path) -> None:
+    example = made.examples[0]
+    short = replace(
+        example,
+        answer=example.answer[:1],
+        ids=example.ids[:1],
+        log_probs=example.log_probs[:1],
+        rest=example.rest[:1],
+    )
+    [text] = made.texts([short])
+    assert len(text.ids) == 1
+    for size in (0, 1):
+        assert made.texts([replace(example, prompt=example.prompt[:size])]) == []
+    corpus = Corpus([text], batch_tokens=64, seed=0)
+    trainer = Trainer(made.head, corpus, [text], PRICES, replace(SETTINGS, steps=2), tmp_path, device=CPU)
+    trainer.run()
+    assert np.isfinite(trainer.state.history[-1].loss)
+
+
+# A token that cannot be drafted
+
+
+def test_the_loss_compares_what_can_be_drafted_and_the_acceptance_everything() -> None:
+    logits = torch.tensor([[1.0, 0.0, 0.5, -torch.inf]], requires_grad=True)
+    ids = torch.tensor([[3, 0, 1]])
+    labels = Labels(ids, torch.tensor([[0.6, 0.2, 0.1]]), torch.tensor([0.1]))
+    restricted = Labels(ids[:, 1:], torch.tensor([[0.5, 0.25]]), torch.tensor([0.25]))
+    for kind in LOSSES:
+        found = loss_of(kind, logits, labels)
+        assert found.item() == pytest.approx(loss_of(kind, logits[:, :3], restricted).item(), rel=1e-5), kind
+        [gradient] = torch.autograd.grad(found.sum(), logits)
+        assert torch.isfinite(gradient).all() and gradient[0, 3] == 0
+    q = logits.detach().softmax(-1)[0]
+    right = min(0.2, float(q[0])) + min(0.1, float(q[1])) + min(0.1, float(q[2]))
+    assert acceptance(logits.detach(), labels).item() == pytest.approx(right, rel=1e-5)
+
+
+def test_where_nothing_can_be_drafted_nothing_is_learnt() -> None:
+    logits = torch.tensor([[1.0, 0.0, -torch.inf]], requires_grad=True)
+    labels = Labels(torch.tensor([[2]]), torch.tensor([[1.0]]), torch.tensor([0.0]))
+    for kind in LOSSES:
+        [gradient] = torch.autograd.grad(loss_of(kind, logits, labels).sum(), logits)
+        assert torch.equal(gradient, torch.zeros(1, 3)), kind
+
+
+# The file
+
+
+@pytest.mark.parametrize("types", [("F32", "F32"), ("Q4_0", "Q8_0")])
+def test_the_file_drafts_and_greedy_texts_stay_the_targets(
+    made: Made, trained: Trainer, tmp_path: Path, types: tuple[str, str]
+) -> None:
+    head = trained.best()
+    assert isinstance(head, HeadCheckpoint)
+    path = written(made, head, tmp_path / "head.gguf", quantization=types[0], embedding_quantization=types[1])
+    assert read_provenance(path) == PROVENANCE
+    tensors = {tensor.name for tensor in read_header(path).tensors}
+    assert tensors == {*head.weights, "d2t"} and "token_embd.weight" not in tensors
+    requests = [
+        asked(example.prompt.tolist(), max_tokens=40, sampling=GREEDY, ignore_end=True)
+        for example in made.examples[:6]  # held out
+    ]
+    plain = [Engine(made.weights.open(CONTEXT)).generate(request) for request in requests]
+    policy = FixedPolicy(draft_max=3, p_min=0.0)
+    with (
+        closing(Pair.load(made.path, path, options=OPTIONS)) as pair,
+        pair.open(CONTEXT, policy=policy, lookup=False) as session,
+    ):
+        found = [session.engine.generate(request) for request in requests]
+    assert [completion.tokens for completion in found] == [completion.tokens for completion in plain]
+    records = [record for completion in found for record in completion.records if record.draft]
+    drafted, accepted = (sum(len(r.draft) for r in records), sum(r.num_accepted for r in records))
+    assert accepted > 0.2 * drafted > 0, (accepted, drafted)

@@ -444,11 +444,13 @@ def test_a_token_that_is_not_known_is_never_a_match() -> None:
         np.array([[0.9, 0], [0, 0.9], [0, 0.9]], dtype=np.float16), np.zeros(3, dtype=np.float16), True, True,
     )  # fmt: skip
     logits = torch.tensor([[4.0, 0, 0, 0], [0, 0, 0, 9], [9, 0, 0, 0]])
-    [found] = predictions_of([text, replace(text, is_greedy=False)], torch.cat([logits, logits]))
-    assert found.matches.tolist() == [True, False, False]
-    assert found.confidences == pytest.approx([0.948, 0, 0.9996], abs=1e-3)
-    [whole] = predictions_of([replace(text, has_other=False)], logits)
-    assert whole.matches.tolist() == [True, True, False] and whole.confidences[1] > 0.99
+    confidences, tokens = (found[None] for found in logits.softmax(-1).max(-1))
+    twice = (torch.cat([found, found], 1) for found in (confidences, tokens))
+    [found] = predictions_of([text, replace(text, is_greedy=False)], *twice)
+    assert found.matches.tolist() == [[True, False, False]]
+    assert found.confidences[0] == pytest.approx([0.948, 0, 0.9996], abs=1e-3)
+    [whole] = predictions_of([replace(text, has_other=False)], confidences, tokens)
+    assert whole.matches.tolist() == [[True, True, False]] and whole.confidences[0, 1] > 0.99
 
 
 # The whole way

@@ -56,7 +56,8 @@ def _draft(draft: Draft) -> list[tuple[str, str]]:
     if draft.known_tokens < draft.target_tokens:
         known = f"{draft.known_tokens:,} of the target's {draft.target_tokens:,} tokens"
     size = f"{draft.file_bytes / 1e6:.1f} MB ({types}), {draft.parameters / 1e6:.1f}M parameters"
-    rows = [("draft", draft.path), ("", f"{size}, {draft.layers} layers; it knows {known}")]
+    kind = "an EAGLE-3 head" if draft.kind == "eagle3" else f"{draft.layers} layers"
+    rows = [("draft", draft.path), ("", f"{size}, {kind}; it knows {known}")]
     return [*rows, ("", f"safetensors: {draft.safetensors}")] if draft.safetensors else rows
 
 

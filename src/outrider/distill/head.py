@@ -117,7 +117,7 @@ def head_text(example: Example, subset: Subset, max_tokens: int, states: Path) -
     """As `text_of`, with the target's own tokens and its states, which lie in a folder. None too where
     nothing comes before the first label: a head reads no text's first token."""
     text = text_of(example, subset, max_tokens)
-    if text is None or len(text.tokens) == len(text.ids):
+    if text is None or len(text.tokens) <= len(text.ids):
         return None
     tokens = read_tokens(example)[-max_tokens:]
     return replace(text, tokens=tokens, states=states_path(states, example))
