@@ -132,7 +132,8 @@ def test_a_head_is_made_reported_on_and_drafts(distill: Call, models: Path) -> N
     assert len(trained["agreement_by_position"]) == 8 and len(shown["learning_curve"]["points"]) == 4
     kept = {path: path.stat().st_mtime_ns for path in (models / "head" / "answers").rglob("*.np?")}
     assert len(kept) == 2 * 48, "answers, and the states along them"
-    assert read_card(models / "head" / "target-draft.gguf").kind == "eagle3"
+    file = models / "head" / "target-draft.gguf"
+    assert read_card(file).kind == "eagle3" and read_header(file).text(CALIBRATION_KEY)
     again = as_json(distill(*usual, "--learning-curve", "--json"))
     assert again["training"]["history"] == shown["training"]["history"]
     assert all(path.stat().st_mtime_ns == then for path, then in kept.items())

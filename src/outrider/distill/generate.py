@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.backends.gguf import physical_cores
+from outrider.backends.gguf import LoadOptions, physical_cores
 from outrider.backends.gguf.model import GgufModel
 from outrider.core.contracts import Constraint, Model, Vocabulary
 from outrider.core.data import Logits, Row, Span
@@ -58,6 +58,11 @@ class Teacher:
     native: GgufModel
 
 
+def options_of(plan: DistillPlan) -> LoadOptions:
+    """How the target and a draft of it are loaded: llama.cpp alone runs heads."""
+    return LoadOptions(threads=plan.threads, backend="llama.cpp" if plan.draft.kind == "eagle3" else "auto")
+
+
 @contextmanager
 def open_teacher(file: ModelFile, plan: DistillPlan, notices: list[str]) -> Iterator[Teacher]:
     """The target of a plan, open for its answers; a notice says who makes the calls, and why.
@@ -68,7 +73,7 @@ def open_teacher(file: ModelFile, plan: DistillPlan, notices: list[str]) -> Iter
     # As llama.cpp's calls: near-ties fall by the number of threads, which workers of a cluster set otherwise.
     torch.set_num_threads(plan.threads or physical_cores())
     at_once = plan.data.parallel or _AT_ONCE["torch" if uses_torch else "llama.cpp"]
-    weights = load_weights(file.path, file.card, plan.options, notices)
+    weights = load_weights(file.path, file.card, options_of(plan), notices)
     try:
         length = min(plan.context, weights.trained_context)
         native = weights.open(length, max_sequences=1 if uses_torch else at_once)

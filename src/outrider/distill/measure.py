@@ -23,6 +23,7 @@ from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.distill.corpus import Corpus
 from outrider.distill.examples import Example
+from outrider.distill.generate import options_of
 from outrider.distill.plan import DistillPlan, kept, make_folder
 from outrider.distill.questions import asked
 from outrider.distill.report import Category, Contender, Curve, CurvePoint, Figure, Kind, Measured
@@ -67,7 +68,7 @@ def measure_held_out(
     ]
     if plan.continued_gguf is not None:
         drafts.append(("continued", plan.continued_gguf))
-    options = plan.options
+    options = options_of(plan)
     with Loaded(file, options, notices, progress) as target:
         model = target.open(min(plan.context + 2 * ANSWER_TOKENS, target.weights.trained_context))
         loaded = LoadedTarget(file.name, model, target.template)

@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from outrider.backends.gguf import LoadOptions
 from outrider.core.errors import InputError, SettingError
 from outrider.core.files import reason_of, write_whole
 from outrider.core.invalid import invalid
@@ -140,13 +139,6 @@ class DistillPlan:
     def answers_folder(self) -> Path:
         """Where the target's answers are kept."""
         return self.data.folder or self.out / "answers"
-
-    @property
-    def options(self) -> LoadOptions:
-        """The target's and the draft's: llama.cpp alone runs heads."""
-        return LoadOptions(
-            threads=self.threads, backend="llama.cpp" if self.draft.kind == "eagle3" else "auto"
-        )
 
     @property
     def continued_gguf(self) -> Path | None:

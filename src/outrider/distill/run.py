@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from outrider.distill.corpus import Corpus
 from outrider.distill.evaluation import StepCosts, measure_costs
 from outrider.distill.export import Provenance, Written, read_provenance, write_gguf, write_head
-from outrider.distill.generate import Teacher, generate, open_teacher
+from outrider.distill.generate import Teacher, generate, open_teacher, options_of
 from outrider.distill.head import HeadCheckpoint
 from outrider.distill.hugging_face import write_safetensors
 from outrider.distill.material import Material, check_draft, read_material
@@ -89,7 +89,7 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
         write = _writer(file, plan, material)
         first = write(material.draft, plan.out / "first.gguf", provenance=provenance).path
         progress("measuring what calls cost", None)
-        costs = measure_costs(file, first, plan.out / "prices.json", plan.options)
+        costs = measure_costs(file, first, plan.out / "prices.json", options_of(plan))
         trainer = _train(teacher, material, costs, plan, progress)
         state = trainer.state
         provenance = replace(

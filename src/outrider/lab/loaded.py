@@ -122,7 +122,8 @@ class Loaded:
     def draft(self, alignment: Alignment) -> LoadedDraft:
         """The open model as a draft that lines up so."""
         assert self._model is not None, "open it first"
-        prior = None if self._feeder else prior_in(self._model, self._notices)
+        is_own_head = self._feeder is not None and not isinstance(self.weights, HeadWeights)
+        prior = None if is_own_head else prior_in(self._model, self._notices)
         return LoadedDraft(self._file.name, self._model, alignment, prior, self._feeder)
 
     def _grown(self) -> int | None:
