@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFValueType
 
+from outrider.models.constants import GGUFValueType
 from outrider.models.header import SCALARS, Array, Header
 
 _LENGTH = struct.Struct("<Q")

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from gguf.constants import Keys, LlamaFileType
-
 from outrider.core.errors import ModelFileError
+from outrider.models.constants import Keys, LlamaFileType
 from outrider.models.header import Array, Header, TensorInfo, read_header
 from outrider.models.reduced import TARGET_TOKENIZER
 from outrider.models.reference import local_shards

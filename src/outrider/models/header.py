@@ -15,9 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType, Keys
-
 from outrider.core.errors import ModelFileError
+from outrider.models.constants import (
+    GGML_QUANT_SIZES,
+    GGUF_DEFAULT_ALIGNMENT,
+    GGMLQuantizationType,
+    GGUFValueType,
+    Keys,
+)
 
 _MAX_KEY_BYTES = 65_535
 _MAX_STRING_BYTES = 16 * 2**20

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from gguf.constants import GGUFValueType
 
 from outrider.core.errors import ModelFileError
+from outrider.models.constants import GGUFValueType
 from outrider.models.gguf import HEADS, ModelCard, ModelKind
 from outrider.models.header import Array, Header, TensorInfo, read_header
 from outrider.models.reference import local_shards

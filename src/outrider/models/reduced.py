@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from gguf.constants import GGUFValueType
 
 from outrider.core.contracts import PartOf
+from outrider.models.constants import GGUFValueType
 from outrider.models.header import Array, read_header
 
 TARGET_TOKENS = "outrider.draft.target_tokens"

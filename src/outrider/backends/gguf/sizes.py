@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, Keys
-
+from outrider.models.constants import GGML_QUANT_SIZES, GGMLQuantizationType, Keys
 from outrider.models.header import Array, Header, TensorInfo, read_header
 from outrider.models.reference import local_shards
 

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFValueType, TokenType
-from gguf.constants import Keys
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import SettingError
+from outrider.models.constants import GGUFValueType, Keys, TokenType
 from outrider.models.fields import Field
 
 OTHER = "<|other|>"
