@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from inspect import Parameter, Signature
 from typing import Annotated, Any
@@ -136,8 +139,9 @@ class Command(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         spec = COMMANDS[self.name or ""]
         hidden = _load(spec.hidden) if spec.hidden else ()
-        self.params = _tidy([param for param in self.params if param.name not in hidden])
-        super().format_help(ctx, formatter)
+        shown = copy(self)
+        shown.params = _tidy([param for param in self.params if param.name not in hidden])
+        TyperCommand.format_help(shown, ctx, formatter)
 
     def get_help_option(self, ctx: Any) -> Any:
         option = super().get_help_option(ctx)
@@ -195,6 +199,7 @@ def _reader_may_leave() -> Iterator[None]:
 
 def _tidy(params: list[Any]) -> list[Any]:
     """Options as the help shows them: one long name each, and one name for a switch's two sides."""
+    params = list(map(copy, params))
     for param in params:
         short = [name for name in param.opts if not name.startswith("--")]
         long = [name for name in param.opts if name.startswith("--")][:1]
@@ -207,6 +212,7 @@ def _tidy(params: list[Any]) -> list[Any]:
     return params
 
 
+@cache
 def _made(name: str) -> Any:
     """The command of a name, with an option for each of its settings."""
     spec = COMMANDS[name]
@@ -265,6 +271,9 @@ def _carry_out(spec: CommandSpec, settings: Group) -> int:
     """Do what a command is for; returns the exit status. After Ctrl-C it is said so."""
     try:
         function: Callable[[Group], int] = _load(spec.function)
+        if not gc.isenabled():  # since the program's start: what was imported stays
+            gc.freeze()
+            gc.enable()
         is_first = signal.getsignal(signal.SIGINT) is signal.SIG_DFL
         if is_first:  # from here on there is something to end well
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_origin
 
@@ -121,6 +122,7 @@ class Setting:
         return next((flag for flag in self.flags if flag.startswith("--")), self.metavar or "").split("/")[0]
 
 
+@cache
 def settings_of(group: type[Group]) -> dict[str, Setting]:
     """The settings of a class by name: panel by panel, and there its own before those of its groups."""
     groups = _names(group)
