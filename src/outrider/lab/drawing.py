@@ -18,6 +18,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from outrider.lab.numbers import printable
 
@@ -74,13 +75,14 @@ def draw(name: str, width: int, height: int, alternative: str, paint: Callable[[
     `name` is unique on the page: the names within the drawing begin with it.
     """
     with rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
+        figure = Figure(figsize=(width / 72, height / 72), dpi=72)
         FigureCanvasSVG(figure)
         paint(figure.add_subplot())
         written = StringIO()
         with warnings.catch_warnings():
             # A name in a script that the font lacks: the drawing shows boxes, its table the name.
             warnings.filterwarnings("ignore", "Glyph .* missing from font")
+            ConstrainedLayoutEngine().execute(figure)  # a figure that has it is drawn twice
             figure.savefig(written, format="svg", metadata=_NO_METADATA)
     text = written.getvalue()
     return _inline(text[text.index("<svg") :], name, width, height, alternative)
