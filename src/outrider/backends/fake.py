@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,9 @@ _Row = npt.NDArray[np.float32]
 
 NextLogits = Callable[[Sequence[int]], _Row]
 """The logits of the next token, given all tokens so far."""
+
+_NUM_REMEMBERED = 4096
+"""contexts of a random language"""
 
 
 class ContractBroken(AssertionError):
@@ -99,11 +103,11 @@ class ReducedVocabulary(FakeVocabulary):
 def random_logits(size: int, *, seed: int = 0, order: int = 2, scale: float = 2.0) -> NextLogits:
     """A fixed random language: normal logits that depend on the last `order` tokens alone."""
 
-    def next_logits(tokens: Sequence[int]) -> _Row:
-        rng = _generator((seed, tuple(tokens[-order:])))
-        return (rng.standard_normal(size) * scale).astype(np.float32)
+    @lru_cache(_NUM_REMEMBERED)
+    def logits_after(tokens: tuple[int, ...]) -> _Row:
+        return (_generator((seed, tokens)).standard_normal(size) * scale).astype(np.float32)
 
-    return next_logits
+    return lambda tokens: logits_after(tuple(map(int, tokens[-order:]))).copy()
 
 
 def _generator(key: object) -> np.random.Generator:
