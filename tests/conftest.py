@@ -3,7 +3,7 @@
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -66,11 +66,32 @@ def _without_doctests(module: str) -> Iterator[str]:
     return (str(path) for path in sources.rglob("*.py") if f"\nimport {module}\n" in path.read_text("utf-8"))
 
 
-def pytest_collection_finish() -> None:
-    """What is there before the first test is there after the last: the garbage collector need not go through
-    the modules and thousands of tests again and again."""
+def _freeze() -> None:
+    """What is there between two modules of tests stays: the garbage collector need not go through all of it
+    again and again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection() -> None:
+    """What is imported stays, too."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    _freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """What the tests themselves load is frozen with the last of a module."""
+    found = yield
+    if nextitem is None or nextitem.path != item.path:
+        _freeze()
+    return found
 
 
 def pytest_unconfigure() -> None:
