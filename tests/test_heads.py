@@ -205,17 +205,7 @@ def test_greedy_texts_with_heads_equal_plain_ones(good: Files) -> None:
     assert outcomes["accepted"] > 5 and outcomes["rejected"] > 5
 
 
-@pytest.mark.parametrize(
-    "good",
-    [
-        "own qwen35",
-        *(
-            pytest.param(kind, marks=pytest.mark.slow)
-            for kind in ("own glm4moe", "eagle3 llama", "mtp qwen35")
-        ),
-    ],
-    indirect=True,
-)
+@pytest.mark.slow  # test_heads_exact enumerates them
 def test_sampled_texts_with_heads_have_the_distribution_of_plain_ones(good: Files) -> None:
     def texts(engine: Engine, count: int, draft_sampling: DraftSampling) -> Counter[tuple[int, ...]]:
         found: Counter[tuple[int, ...]] = Counter()
@@ -284,7 +274,10 @@ def test_a_failed_call_of_the_head_costs_nothing_but_itself(good: Files, failing
 
 
 def test_what_a_head_costs_is_measured(good: Files) -> None:
-    with closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair, pair.open(256) as session:
+    with (
+        closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair,
+        pair.open(256, policy=THREE) as session,
+    ):
         [drafter] = [drafter for drafter in session.engine.drafters if isinstance(drafter, ModelDrafter)]
         target, head = session.target, drafter.model
         assert isinstance(target, GgufModel) and isinstance(head, HeadModel)

@@ -25,6 +25,7 @@ from outrider.bench.sweep import run_sweep
 from outrider.costs import PairCosts, export_costs
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
+from outrider.lab import predict
 from outrider.lab.facts import acceptance_of
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget
 from outrider.lab.models import OWN_HEAD, find_model, find_models, own_head
@@ -180,6 +181,8 @@ def program(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[
     """A command among the tiny models, whose costs are measured once."""
     monkeypatch.chdir(models)
     monkeypatch.setenv("OUTRIDER_CACHE", str(models / "cache"))
+    monkeypatch.setattr(predict, "_LENGTHS", (3, 16))  # of the settings that are replayed a few are enough
+    monkeypatch.setattr(predict, "_P_MINS", (0.0,))
     return lambda *arguments: call(monkeypatch, capfdbinary, *arguments)
 
 
