@@ -18,20 +18,24 @@ _MAX_TOKENS = 96
 Mass = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answered:
     """An answer's tokens, and the target's probability of each token of its vocabulary, added up over
     the places of the answer; None where it is not known."""
 
-    tokens: tuple[int, ...]
     mass: Mass | None
-
-
-@dataclass(slots=True)
-class _Running:
-    prompt: Sequence[int]
-    mass: Mass
     tokens: list[int] = field(default_factory=list)
+
+    def go_on(self, row: Row) -> None:
+        """Take the most likely token of these logits."""
+        best = int(np.argmax(row))
+        probs = np.exp(row - row[best])
+        self.mass += probs / probs.sum()
+        self.tokens.append(best)
+
+    def is_done(self, model: Model) -> bool:
+        """Whether it ends here."""
+        return len(self.tokens) >= _MAX_TOKENS or model.vocabulary.ends_generation(self.tokens[-1])
 
 
 def answer_prompts(
@@ -44,7 +48,7 @@ def answer_prompts(
     """The target's most likely answers to as many prompts as the time allows, as many at once as it has
     sequences. Its sequences are empty before and after. Raises BackendError when a call fails."""
     started, waiting = clock(), list(reversed(prompts))
-    running: dict[int, _Running] = {}
+    running: dict[int, Answered] = {}
     found: list[Answered] = []
     room = model.capacity_tokens // model.max_sequences - _MAX_TOKENS
     try:
@@ -54,44 +58,17 @@ def answer_prompts(
                 if sequence not in running and waiting:
                     prompt = waiting.pop()
                     if 0 < len(prompt) <= min(room, model.max_batch_tokens):
-                        mass = np.zeros(model.vocabulary.size, dtype=np.float32)
-                        running[sequence] = _Running(prompt, mass)
+                        running[sequence] = Answered(np.zeros(model.vocabulary.size, dtype=np.float32))
                         [rows] = model.decode([Span(sequence, tuple(prompt), 0, 1)])
-                        _go_on(running[sequence], rows[-1])
-            for sequence, rows in _step(model, running):
-                _go_on(running[sequence], rows[-1])
-            for sequence in [s for s, answer in running.items() if _is_done(model, answer)]:
-                found.append(_answered(running.pop(sequence)))
+                        running[sequence].go_on(rows[-1])
+            going = {s: answer for s, answer in running.items() if not answer.is_done(model)}
+            spans = [Span(s, (a.tokens[-1],), model.length(s), 1) for s, a in going.items()]
+            for answer, rows in zip(going.values(), model.decode(spans) if spans else (), strict=True):
+                answer.go_on(rows[-1])
+            for sequence in [s for s, answer in running.items() if answer.is_done(model)]:
+                found.append(running.pop(sequence))
                 model.truncate(sequence, 0)
     finally:
         for sequence in range(model.max_sequences):
             model.truncate(sequence, 0)
-    return [*found, *map(_answered, running.values())]
-
-
-def _step(model: Model, running: dict[int, _Running]) -> list[tuple[int, npt.NDArray[np.float32]]]:
-    """One call over the last token of every answer that goes on."""
-    active = [s for s, answer in running.items() if not _is_done(model, answer)]
-    if not active:
-        return []
-    spans = [
-        Span(s, (running[s].tokens[-1],), len(running[s].prompt) + len(running[s].tokens) - 1, 1)
-        for s in active
-    ]
-    return list(zip(active, model.decode(spans), strict=True))
-
-
-def _go_on(answer: _Running, row: Row) -> None:
-    best = int(np.argmax(row))
-    probs = np.exp(row - row[best])
-    answer.mass += probs / probs.sum()
-    answer.tokens.append(best)
-
-
-def _is_done(model: Model, answer: _Running) -> bool:
-    last = answer.tokens[-1]
-    return len(answer.tokens) >= _MAX_TOKENS or model.vocabulary.ends_generation(last)
-
-
-def _answered(answer: _Running) -> Answered:
-    return Answered(tuple(answer.tokens), answer.mass)
+    return [*found, *running.values()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -80,11 +81,9 @@ def write_trimmed(
 
 
 def _check_map(written: Path, path: Path, target: Vocabulary, subset: Subset) -> None:
-    weights = Weights(written, LoadOptions(threads=1, gpu_layers=0, extra_buffer_types=False))
-    try:
+    options = LoadOptions(threads=1, gpu_layers=0, extra_buffer_types=False)
+    with closing(Weights(written, options)) as weights:
         alignment = align(target, weights.vocabulary)
-    finally:
-        weights.close()
     if subset.has_other and alignment.report.common_tokens != subset.size - 1:
         raise VocabularyMismatch(str(path), "llama.cpp reads other tokens in it", "Report this.")
 

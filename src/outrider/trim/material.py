@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,11 +47,8 @@ def prompts_of(own: Sequence[Workload]) -> Prompts:
         return Prompts(counted, built_in, "the bundled prompts")
     measured = []
     for workload in own:
-        held_out = tuple(p for p in workload.prompts if is_held_out(p, _HELD_OUT_SHARE))
-        if held_out:
-            measured.append(Workload(
-                workload.name, held_out, workload.sampling, workload.max_tokens, workload.source
-            ))  # fmt: skip
+        if held_out := tuple(p for p in workload.prompts if is_held_out(p, _HELD_OUT_SHARE)):
+            measured.append(replace(workload, prompts=held_out))
     if sum(len(workload.prompts) for workload in measured) < _MIN_HELD_OUT:
         measured = list(built_in)
     never = {conversation_hash(prompt) for workload in measured for prompt in workload.prompts}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,11 @@ class Tensor:
         return self.shape[-1]
 
     @property
+    def weights(self) -> int:
+        """Numbers in all rows."""
+        return len(self.data) * self.columns
+
+    @property
     def is_matrix(self) -> bool:
         """Whether it has rows that a call multiplies with, which may be of any type."""
         return len(self.shape) > 1
@@ -67,6 +73,16 @@ class Source:
         """The layer that a tensor belongs to."""
         parts = name.split(".")
         return int(parts[1]) if parts[0] == "blk" and parts[1].isdigit() else None
+
+    def multiplied(self) -> Iterator[tuple[str, Tensor, int | None]]:
+        """The matrices that every call multiplies with, by their names (of an embedding that is the output
+        layer too, that one's), and their layers, None for the output."""
+        for name, tensor in self.tensors.items():
+            layer = self.layer_of(name)
+            if tensor is self.output:
+                yield OUTPUT, tensor, None
+            elif tensor.is_matrix and layer is not None:
+                yield name, tensor, layer
 
     def check_layers(self, count: int) -> None:
         """Raise ModelFileError where layers differ in kind, so that none may take another's place."""

@@ -171,7 +171,7 @@ def _count(
     if asked.corpora:
         names = ", ".join(map(str, asked.corpora))
         counted.add(model.vocabulary, texts_in(asked.corpora, notices.append), names)
-    found = [Answered(tokens, None) for tokens in recorded_answers(asked.recordings, model.vocabulary)]
+    found = [Answered(None, list(tokens)) for tokens in recorded_answers(asked.recordings, model.vocabulary)]
     if asked.seconds:
         report = partial(progress, "the target answers prompts to count in")
         made = _ask(target, prompts.counted, asked.seconds, report)
@@ -254,7 +254,7 @@ class _Run:
             except (ModelFileError, BackendError) as error:
                 self.notices.append(f"types are left as they are: {error.why}")
         kinds = {t.kind: 0.0 for t in self.source.tensors.values() if t.is_matrix}
-        weights = sum(t.data.shape[0] * t.columns for t in self.source.tensors.values() if t.is_matrix)
+        weights = sum(t.weights for t in self.source.tensors.values() if t.is_matrix)
         return Speeds(dict.fromkeys(kinds, step_s / weights), self.draft.options)
 
     def sizes(
@@ -368,10 +368,9 @@ class _Run:
 def _changes(source: Source, cut: Cut) -> dict[str, float]:
     """Each change of a type with its share of the weights that are multiplied with."""
     found: Counter[str] = Counter()
-    for tensor in source.tensors.values():
-        name = OUTPUT if tensor is source.output else tensor.name
-        if tensor.is_matrix and (tensor is source.output or source.layer_of(name) in cut.layers):
-            rows = cut.subset.size if tensor is source.output else tensor.data.shape[0]
+    for name, tensor, layer in source.multiplied():
+        if layer is None or layer in cut.layers:
+            rows = cut.subset.size if layer is None else tensor.data.shape[0]
             to = cut.types.get(name, tensor.kind)
             changed = tensor.kind.name if to == tensor.kind else f"{tensor.kind.name} to {to.name}"
             found[changed] += rows * tensor.columns

@@ -52,14 +52,11 @@ class Speeds:
         """What a step would take with so many tokens, these layers and types, where the source's takes
         `whole_s`."""
         saved_s = 0.0
-        for name, tensor in source.tensors.items():
-            is_output = tensor is source.output
-            if not tensor.is_matrix or not (is_output or source.layer_of(name) is not None):
-                continue
+        for name, tensor, layer in source.multiplied():
             rows = tensor.data.shape[0]
-            kept = tokens if is_output else rows if source.layer_of(name) in layers else 0
-            to = types.get(OUTPUT if is_output else name, tensor.kind)
-            before_s, after_s = self.weight_s.get(tensor.kind), self.weight_s.get(to)
+            kept = tokens if layer is None else rows if layer in layers else 0
+            before_s = self.weight_s.get(tensor.kind)
+            after_s = self.weight_s.get(types.get(name, tensor.kind))
             if before_s is not None and after_s is not None:
                 saved_s += tensor.columns * (rows * before_s - kept * after_s)
         return max(whole_s - saved_s, 0.02 * whole_s)
@@ -67,21 +64,16 @@ class Speeds:
     def fastest(self, source: Source) -> dict[str, Type]:
         """For each matrix that is multiplied with the type that is fastest here, where it is another."""
         found = {}
-        for name, tensor in source.tensors.items():
-            is_output = tensor is source.output
-            if not tensor.is_matrix or not (is_output or source.layer_of(name) is not None):
-                continue
-            fitting = [t for t in self.weight_s if t in TRIED and row_bytes(t, tensor.columns)]
+        for name, tensor, _ in source.multiplied():
+            known = [t for t in TRIED if t in self.weight_s and row_bytes(t, tensor.columns)]
+            fitting = {kind: self.weight_s[kind] for kind in known}
             own_s = self.weight_s.get(tensor.kind)
             if own_s is None or not fitting:
                 continue
-            fastest_s = min(map(self.weight_s.__getitem__, fitting))
-            best = min(
-                (t for t in fitting if self.weight_s[t] * (1 - _MIN_SAVED_RATIO) <= fastest_s),
-                key=TRIED.index,
-            )
-            if self.weight_s[best] < (1 - _MIN_SAVED_RATIO) * own_s:
-                found[OUTPUT if is_output else name] = best
+            enough_s = min(fitting.values()) / (1 - _MIN_SAVED_RATIO)
+            best = next(t for t, weight_s in fitting.items() if weight_s <= enough_s)
+            if fitting[best] < (1 - _MIN_SAVED_RATIO) * own_s:
+                found[name] = best
         return found
 
 
@@ -121,18 +113,18 @@ class _Copy:
 
 def _write_copies(source: Source, folder: Path) -> list[_Copy]:
     layers = _few_layers(source)
-    kinds = {tensor.kind for tensor in _multiplied(source, layers)} | {source.output.kind}
+    kinds = {tensor.kind for tensor in _of_layers(source, layers)} | {source.output.kind}
     wanted = [kind for kind in dict.fromkeys((_COMMON, *TRIED, *kinds)) if can_make(kind)]
     few, many = (min(count, source.vocabulary) for count in _PROBE_TOKENS)
     copies = []
     for kind, tokens in [(_COMMON, many), *((kind, few) for kind in wanted)]:
         types: dict[str, Type] = {OUTPUT: _COMMON} if row_bytes(_COMMON, source.output.columns) else {}
         weights = 0
-        for tensor in _multiplied(source, layers):
+        for tensor in _of_layers(source, layers):
             fits = bool(row_bytes(kind, tensor.columns))
             if fits or row_bytes(_COMMON, tensor.columns):
                 types[tensor.name] = kind if fits else _COMMON
-                weights += tensor.data.shape[0] * tensor.columns if fits else 0
+                weights += tensor.weights if fits else 0
         if weights:
             path = folder / f"{kind.name}-{tokens}.gguf"
             subset = _first_tokens(source, tokens)
@@ -150,14 +142,14 @@ def _first_tokens(source: Source, count: int) -> Subset:
 
 
 def _few_layers(source: Source) -> tuple[int, ...]:
-    num_weights = sum(t.data.shape[0] * t.columns for t in _multiplied(source, range(source.layers)))
+    num_weights = sum(tensor.weights for tensor in _of_layers(source, range(source.layers)))
     layer_bytes = row_bytes(_COMMON, 32) / 32 * num_weights / source.layers
     return tuple(range(min(source.layers, max(2, round(_PROBE_BYTES / max(layer_bytes, 1.0))))))
 
 
-def _multiplied(source: Source, layers: Sequence[int]) -> list[Tensor]:
+def _of_layers(source: Source, layers: Sequence[int]) -> list[Tensor]:
     """The matrices of these layers."""
-    return [t for name, t in source.tensors.items() if t.is_matrix and source.layer_of(name) in layers]
+    return [tensor for _, tensor, layer in source.multiplied() if layer in layers]
 
 
 def _speeds(
