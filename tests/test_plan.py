@@ -33,10 +33,8 @@ from outrider.planning.acceptance import (
     read_acceptance,
     workloads,
 )
-from outrider.planning.calls import PlannedCurve, machine_of
+from outrider.planning.calls import MeasuredCurve, PlannedCurve, machine_of, model_error
 from outrider.planning.catalogue import catalogue
-from outrider.planning.checked import model_error
-from outrider.planning.measured import MeasuredCurve
 from outrider.planning.metrics import read_metrics
 from outrider.planning.plan import LENGTHS, Asked, Model, make_plan, plan_batch
 from outrider.planning.recorded import Recorded

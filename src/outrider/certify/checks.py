@@ -8,6 +8,7 @@ from functools import partial
 from itertools import product
 from typing import cast
 
+from outrider.backends.gguf.head_model import HeadModel
 from outrider.certify.exact_distribution import LENGTH, SEARCHED_TOKENS
 from outrider.certify.faults import (
     CALL_FAULTS,
@@ -17,8 +18,8 @@ from outrider.certify.faults import (
     check_shown,
     verifier_with,
 )
-from outrider.certify.head_states import compare_head, head_of
-from outrider.certify.plan import CertifyPlan, Findings, HeadTest, Progress, Subject
+from outrider.certify.head_states import compare_head
+from outrider.certify.plan import CertifyPlan, Findings, Progress, Subject
 from outrider.certify.runs import RowRecorder
 from outrider.certify.sampled import sampled_tests
 from outrider.certify.text_equality import compare_texts, repeat
@@ -62,7 +63,7 @@ def certify(
     ]
     few = requests[: plan.num_repeated]
     greedy = [compare(request, i) for i, request in _each("greedy", requests, progress)]
-    beside = []
+    beside, heads = [], []
     if subject.bit_equal and target.max_sequences > 1:
         for i, request in _each("beside", few, progress):
             other = replace(requests[(i + 1) % len(requests)], grammar=None, ignore_end=True)
@@ -73,7 +74,9 @@ def certify(
             repeated.append(repeat(engine, seeded, i))
             if seeded.verification.rule == "stable":
                 stable.append(compare(seeded, i))
-    heads = tuple(_heads(engine, subject, few, progress))
+    if isinstance(subject.draft, HeadModel):
+        each = _each("head", few, progress)
+        heads = [compare_head(engine, subject.draft, request, i) for i, request in each]
     check_shown(plan.fault, target)
     engine.reset()
     sampled, decisions, calls = sampled_tests(subject, prompts, plan, progress) if speculates else ((), (), 0)
@@ -88,16 +91,8 @@ def certify(
         sampled_calls=calls,
         bit_equal=subject.bit_equal,
         beside=tuple(beside),
-        head=heads,
+        head=tuple(heads),
     )
-
-
-def _heads(
-    engine: Engine, subject: Subject, requests: Sequence[Request], progress: Progress
-) -> Iterator[HeadTest]:
-    if (head := head_of(subject)) is not None:
-        for i, request in _each("head", requests, progress):
-            yield compare_head(engine, head, request, i)
 
 
 def _each(stage: str, requests: Sequence[Request], progress: Progress) -> Iterator[tuple[int, Request]]:

@@ -11,12 +11,13 @@ from typing import cast
 import numpy as np
 
 from outrider.backends.gguf.head_model import HeadModel
-from outrider.certify.plan import HeadTest, Subject
+from outrider.certify.plan import HeadTest
 from outrider.certify.runs import Wrapped, run
 from outrider.core.contracts import Model
 from outrider.core.data import Logits, Request, Row, Span
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
+from outrider.lab.teacher_forced import teacher_forced
 
 _COMPARED = 24
 """places of a text at most"""
@@ -36,11 +37,6 @@ class _Recorder(Wrapped):
             if span.rows and self.inner.read_with_targets(span.sequence, end):
                 self.rows[end] = rows[-1].copy()
         return found
-
-
-def head_of(subject: Subject) -> HeadModel | None:
-    """The head that drafts for a target, if any."""
-    return subject.draft if isinstance(subject.draft, HeadModel) else None
 
 
 def compare_head(engine: Engine, head: HeadModel, request: Request, prompt: int) -> HeadTest:
@@ -69,12 +65,11 @@ def _rows(target: Model, head: HeadModel, text: tuple[int, ...], ends: Sequence[
     """The head's logits after so many tokens of a text, of which the target has read all but the last."""
     found = []
     for end in ends:
-        for model, until, rows in ((target, end - 1, 0), (head, end, 1)):
-            kept = min(model.length(0), end - 1)
-            model.truncate(0, model.reach(0, kept))
-            while (start := model.length(0)) < until:
-                stop = min(until, start + model.max_batch_tokens)
-                [logits] = model.decode([Span(0, text[start:stop], start, rows if stop == until else 0)])
+        for model in (target, head):
+            model.truncate(0, model.reach(0, min(model.length(0), end - 1)))
+        for _ in teacher_forced(target, text[: end - 1], end - 1):
+            pass
+        *_, logits = teacher_forced(head, text[:end], end - 1)
         found.append(logits[-1].copy())
     return found
 

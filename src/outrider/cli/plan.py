@@ -15,9 +15,16 @@ from outrider.cli.plan_settings import PlanSettings
 from outrider.core.errors import SettingError
 from outrider.core.files import check_writable, write_whole
 from outrider.planning.acceptance import ALL, of_workload, read_acceptance, source
-from outrider.planning.calls import Curve, Machine, PlannedCurve, machine_of, memory_bytes
+from outrider.planning.calls import (
+    Curve,
+    Machine,
+    PlannedCurve,
+    machine_of,
+    memory_bytes,
+    model_error,
+    read_curves,
+)
 from outrider.planning.catalogue import Catalogue, catalogue
-from outrider.planning.checked import model_error
 from outrider.planning.exports import ENGINES
 from outrider.planning.metrics import Observed, advice, read_metrics
 from outrider.planning.plan import MAX_BATCH, Asked, Model, make_plan
@@ -88,8 +95,6 @@ def _asked(settings: PlanSettings, known: Catalogue) -> tuple[Asked, str, list[s
     shapes, notices = _fitting(settings, known, machine, batches[0])
     curves: list[Curve | None] = [None, None]
     if settings.costs is not None:
-        from outrider.planning.measured import read_curves  # not needed without measured curves
-
         curves = list(read_curves(settings.costs, notices))
         shapes += [None] if len(shapes) == 1 and curves[1] is not None else []
     tables = dict(read_acceptance(text) for text in settings.acceptance)

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from outrider.cli.output import Cell, print_rows, print_table, readable
 from outrider.lab import numbers
+from outrider.planning.calls import error_line
 from outrider.planning.catalogue import Catalogue
-from outrider.planning.checked import error_line
 from outrider.planning.metrics import Observed
 from outrider.planning.plan import LENGTHS, BatchPlan, Model, Plan
 

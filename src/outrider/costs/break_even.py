@@ -38,14 +38,17 @@ def break_even(calls_s: Sequence[float] | _Curve, num_drafted: int, draft_s: flo
     (0.5, None)
     """
     needed = (float(calls_s[num_drafted]) + draft_s) / float(calls_s[0])
-    if needed > num_drafted + 1:
-        return None
+    return None if needed > num_drafted + 1 else acceptance_for(num_drafted, needed)
+
+
+def acceptance_for(num_drafted: int, tokens: float) -> float:
+    """The least acceptance at which `expected_tokens` are so many, which they can be."""
     low, high = 0.0, 1.0
-    if needed <= 1:
+    if tokens <= 1:
         return 0.0
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if expected_tokens(num_drafted, middle) < needed else (low, middle)
+        low, high = (middle, high) if expected_tokens(num_drafted, middle) < tokens else (low, middle)
     return high
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.backends.gguf.head_model import HeadModel, HeadWeights
-from outrider.backends.gguf.heads import why_no_heads
+from outrider.backends.gguf.heads import HiddenStates, why_no_heads
 from outrider.backends.tuning.scoring import costs_of
 from outrider.core.contracts import Constraint, Model, RewindKind
 from outrider.core.data import Grammar
@@ -23,7 +23,7 @@ from outrider.engine import Engine
 from outrider.formats import ToolSpec, format_of
 from outrider.lab.models import ModelFacts, ModelFile, card_fields
 from outrider.lab.prompts import Prompt
-from outrider.lab.recording import Offers, Recording, TargetStates, record_offers
+from outrider.lab.recording import Offers, Recording, record_offers
 from outrider.lab.rows import ModelRow, Role
 from outrider.lab.teacher_forced import teacher_forced
 from outrider.models import read_card
@@ -235,7 +235,7 @@ class LoadedTarget:
         """What makes a fresh constraint of a prompt's grammar; None where it has none."""
         return None if grammar is None else self._session.compile(grammar).start
 
-    def states_along(self, tokens: Sequence[int]) -> TargetStates:
+    def states_along(self, tokens: Sequence[int]) -> HiddenStates:
         """The hidden states of a text, for a head; only where one was opened on the model. Raises
         BackendError when a call fails or the text does not fit."""
         assert isinstance(self.model, GgufModel) and self.model.hidden is not None, "no head reads them"

@@ -56,9 +56,8 @@ class Meter:
     def say(self, stage: str, detail: str = "") -> None:
         """Tell how far it is."""
         left_s = sum(self._expected_s.values())
-        if (
-            self._known_s is not None and self._done_s >= _MIN_DONE_S
-        ):  # what everything took lately over what was expected of it
+        if self._known_s is not None and self._done_s >= _MIN_DONE_S:
+            # What everything took lately over what was expected of it.
             slowness = (self._clock() - self._known_s) / self._done_s
             left_s *= min(max(slowness, 1 / _MAX_RATIO), _MAX_RATIO)
         spent_s = self._clock() - self._started_s

@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
+from outrider.backends.gguf.heads import HiddenStates
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import FinishReason, Row, Span
 from outrider.core.errors import BackendError, ConstraintError, InputError
@@ -130,14 +131,6 @@ MIN_PREFIX_PROB = 0.04
 small."""
 
 
-class TargetStates(Protocol):
-    """The hidden states of what a target has evaluated, with which a head reads."""
-
-    def truncate(self, sequence: int, length: int) -> None:
-        """Those of the first tokens of a sequence are left."""
-        ...
-
-
 def record_offers(
     model: Model,
     alignment: Alignment,
@@ -145,7 +138,7 @@ def record_offers(
     answer: Sequence[int],
     *,
     constrain: Callable[[], Constraint] | None = None,
-    states: TargetStates | None = None,
+    states: HiddenStates | None = None,
 ) -> Offers:
     """What the draft `model` would offer after every prefix of `answer`, all ids the target's.
 
@@ -203,7 +196,7 @@ class _Recorder:
         return found, departures
 
     def depart_everywhere(
-        self, states: TargetStates, num_prompt: int
+        self, states: HiddenStates, num_prompt: int
     ) -> tuple[list[_Offer], dict[int, tuple[_Offer, ...]]]:
         """The same of a head, which knows the target's states of all but the last token before its draft: one
         state less at each step from the answer's end to its start."""

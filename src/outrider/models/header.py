@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from outrider.core.errors import ModelFileError
 from outrider.models.constants import (
     GGML_QUANT_SIZES,
@@ -33,20 +35,13 @@ _DOWNLOAD_AGAIN = "Download it again."
 _BROKE_OFF = "The download broke off: download it again."
 _POSITIVE = ".block_count", ".wkv.head_size"
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_CODES = {
-    "UINT8": "B",
-    "INT8": "b",
-    "UINT16": "H",
-    "INT16": "h",
-    "UINT32": "I",
-    "INT32": "i",
-    "UINT64": "Q",
-    "INT64": "q",
-    "FLOAT32": "f",
-    "FLOAT64": "d",
-    "BOOL": "?",
+_NAMES = (
+    *("UINT8", "INT8", "UINT16", "INT16", "UINT32", "INT32"),
+    *("UINT64", "INT64", "FLOAT32", "FLOAT64", "BOOL"),
+)
+SCALARS = {
+    GGUFValueType[name]: struct.Struct(f"<{code}") for name, code in zip(_NAMES, "BbHhIiQqfd?", strict=True)
 }
-SCALARS = {GGUFValueType[name]: struct.Struct(f"<{code}") for name, code in _CODES.items()}
 """The layout of each kind of value but strings and arrays."""
 
 
@@ -103,6 +98,13 @@ class Header:
         """An integer field; None when it is absent or of another type."""
         value = self.fields.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    def numbers(self, key: str, path: Path) -> tuple[int, ...]:
+        """The 32-bit numbers of an array, read from the file at `path`; none of any other field."""
+        array = self.fields.get(key)
+        if not isinstance(array, Array) or array.kind not in (GGUFValueType.INT32, GGUFValueType.UINT32):
+            return ()
+        return tuple(np.fromfile(path, "<i4", array.length, offset=array.start_byte).tolist())
 
 
 def read_header(path: Path) -> Header:

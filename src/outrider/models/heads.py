@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from outrider.core.errors import ModelFileError
-from outrider.models.constants import GGUFValueType
 from outrider.models.gguf import HEADS, ModelCard, ModelKind
-from outrider.models.header import Array, Header, TensorInfo, read_header
+from outrider.models.header import Header, TensorInfo, read_header
 from outrider.models.reference import local_shards
 
 NUM_LAYERS = 3
@@ -67,7 +66,7 @@ def _trunk(card: ModelCard) -> tuple[str, int, int]:
 
 def _eagle_layers(head: ModelCard, target: ModelCard, header: Header) -> tuple[int, ...]:
     tensors = {tensor.name: tensor for tensor in header.tensors}
-    layers, width = _numbers(head.path, header, LAYERS_KEY), header.number(WIDTH_KEY)
+    layers, width = header.numbers(LAYERS_KEY, head.path), header.number(WIDTH_KEY)
     if len(layers) != NUM_LAYERS or head.block_count != 1 or min(layers) < 0:
         why = f"it reads {len(layers)} layers of its target with {head.block_count} of its own, not 3 with 1"
         raise ModelFileError(str(head.path), why, _AGAIN)
@@ -86,14 +85,6 @@ def _eagle_layers(head: ModelCard, target: ModelCard, header: Header) -> tuple[i
     if why:
         raise ModelFileError(str(head.path), why, _OTHER)
     return layers
-
-
-def _numbers(path: Path, header: Header, key: str) -> tuple[int, ...]:
-    array = header.fields.get(key)
-    kinds = (GGUFValueType.INT32, GGUFValueType.UINT32)
-    if not isinstance(array, Array) or array.kind not in kinds:
-        return ()
-    return tuple(np.fromfile(path, "<i4", array.length, offset=array.start_byte).tolist())
 
 
 def _fault_of_tokens(head: ModelCard, header: Header, tensors: dict[str, TensorInfo]) -> str:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from outrider.core.contracts import PartOf
-from outrider.models.constants import GGUFValueType
-from outrider.models.header import Array, read_header
+from outrider.models.header import read_header
 
 TARGET_TOKENS = "outrider.draft.target_tokens"
 """INT32 array: for each token of the draft the target's id, -1 for the one that represents all others"""
@@ -28,11 +25,8 @@ def read_part(path: Path) -> PartOf:
     """What the file says of its reduced vocabulary, empty where it says nothing: lining it up with a target
     verifies the map and says what is wrong with it. Raises ModelFileError when the header cannot be read."""
     header = read_header(path)
-    array, tokens = header.fields.get(TARGET_TOKENS), ()
-    if isinstance(array, Array) and array.kind is GGUFValueType.INT32:
-        tokens = tuple(np.fromfile(path, "<i4", array.length, offset=array.start_byte).tolist())
     return PartOf(
-        target_tokens=tokens,
+        target_tokens=header.numbers(TARGET_TOKENS, path),
         other_token=header.number(OTHER_TOKEN),
         target_tokenizer=header.text(TARGET_TOKENIZER) or "",
         name=path.stem,

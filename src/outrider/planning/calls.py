@@ -17,17 +17,24 @@ A call over n tokens for each of b sequences, with c tokens stored of each, on D
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
 from outrider.core.errors import SettingError
+from outrider.core.files import parse_json, read_text
+from outrider.costs import CallCosts
 from outrider.planning.catalogue import Catalogue, Device
 from outrider.planning.shapes import ModelShape
 
 _ACTIVATION_BYTES = 2
 _LOGIT_BYTES = 2
 _COUNTED = re.compile(r"(?P<name>.+?)(?:x(?P<count>\d+))?")
+_MEASURE = "Measure them: outrider costs --costs FILE."
 _RESERVED_RATIO = 0.1
 """of the memory, for what is computed in: as vLLM's --gpu-memory-utilization leaves it"""
 
@@ -125,14 +132,6 @@ def call_time(
     return CallTime(memory_s, operations_s, device_s, link_s, device.call_s + shape.layers * layer_s)
 
 
-class Curve(Protocol):
-    """What calls of one model take."""
-
-    def call_s(self, num_tokens: int, *, batch: int = 1, context: int = 0) -> float:
-        """Seconds of a call over so many tokens of each of `batch` sequences with `context` tokens each."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedCurve:
     """What the cost model says, on the best of `machines` for each call: a small draft may be faster on one
@@ -143,12 +142,46 @@ class PlannedCurve:
     is_target: bool = False
 
     def call_s(self, num_tokens: int, *, batch: int = 1, context: int = 0) -> float:
-        """As `Curve` says."""
+        """Seconds of a call over so many tokens of each of `batch` sequences with `context` tokens each."""
         return min(
             call_time(self.shape, machine, num_tokens, batch=batch, context=context).total_s
             + self.is_target * machine.device.step_s
             for machine in self.machines
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredCurve:
+    """In its place the curve of one model, measured where it will run."""
+
+    costs: CallCosts
+
+    def call_s(self, num_tokens: int, *, batch: int = 1, context: int = 0) -> float:
+        """The same, of calls that were measured."""
+        return self.costs.call_s(num_tokens * batch, context=context * batch, num_sequences=batch)
+
+
+Curve = PlannedCurve | MeasuredCurve
+
+
+def read_curves(path: Path, notices: list[str]) -> tuple[MeasuredCurve, MeasuredCurve | None]:
+    """Those of target and draft, as `outrider costs` writes or prints them; what they lack is added to the
+    `notices`. Raises SettingError."""
+    try:
+        data: Any = parse_json(read_text(path, _MEASURE))
+    except ValueError:
+        data = None
+    if not isinstance(data, dict) or "target" not in data:
+        raise SettingError(str(path), "it holds no measured curves", _MEASURE)
+    target, draft = (
+        None if data.get(role) is None else MeasuredCurve(CallCosts.from_json(data[role], str(path)))
+        for role in ("target", "draft")
+    )
+    if target is None:
+        raise SettingError(str(path), "it holds no curve of a target", _MEASURE)
+    if not any(point.num_sequences > 1 for point in target.costs.points):
+        notices.append("calls over several sequences were not measured, but guessed (outrider costs -np N)")
+    return target, draft
 
 
 def memory_bytes(shapes: Iterable[ModelShape], *, batch: int, context: int) -> tuple[float, float]:
@@ -166,3 +199,24 @@ def largest_batch(shapes: Iterable[ModelShape], machine: Machine, context: int) 
     if free < 0:
         return 0
     return int(free // each) if each else 1_000_000
+
+
+# How wrong the cost model was where it was checked: what `benchmarks/plan/check.py` found.
+
+
+@cache
+def model_error() -> Mapping[str, Any]:
+    """Relative errors of calls, of calls over a call of one token, and of published speed-ups: `median`, and
+    `most`, which nine in ten were below."""
+    return tomllib.loads((files(__package__) / "checked.toml").read_text(encoding="utf-8"))
+
+
+def error_line() -> str:
+    """The same in a sentence."""
+    calls, ratios, speedups = (model_error()[name] for name in ("calls", "call_ratios", "speedups"))
+    return (
+        f"was off by {speedups['median']:.0%} in {speedups['rows']} published speed-ups with known acceptance"
+        f" (one in ten by more than {speedups['most']:.0%}), by {calls['median']:.0%} in {calls['rows']}"
+        f" calls measured on a processor ({ratios['median']:.0%} against a call of one token); acceptance"
+        " comes on top"
+    )

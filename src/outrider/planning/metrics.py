@@ -13,7 +13,8 @@ from typing import Any
 
 from outrider.core.errors import InputError
 from outrider.core.files import read_text, reason_of
-from outrider.planning.acceptance import Acceptance, Drafting
+from outrider.costs.break_even import acceptance_for
+from outrider.planning.acceptance import LONGEST, Acceptance, Drafting
 from outrider.planning.plan import Asked, Way, plan_batch
 
 _PATIENCE_S = 10.0
@@ -56,12 +57,8 @@ class Observed:
         """By position; where the server does not count these, the one for every token that brings as many."""
         if self.by_position:
             return Acceptance.by_position(self.by_position)
-        low, high, length = 0.0, 1.0, max(round(self.length), 1)
-        for _ in range(50):
-            middle = (low + high) / 2
-            few = Acceptance.of(middle).expected(length) < self.accepted / self.drafts
-            low, high = (middle, high) if few else (low, middle)
-        return Acceptance.of(high)
+        length = min(max(round(self.length), 1), LONGEST)
+        return Acceptance.of(acceptance_for(length, self.tokens_per_call))
 
     @property
     def shares(self) -> list[float]:

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from outrider.lab import numbers
-from outrider.planning.checked import error_line
+from outrider.planning.calls import error_line
 from outrider.planning.plan import LENGTHS, Plan, Way
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -329,8 +330,5 @@ def _pays_to(asked: Asked, limit: int) -> int:
     last = max((i for i, size in enumerate(sizes) if size and pays(size)), default=0)
     if last in (0, len(sizes) - 1):
         return sizes[last]
-    low, high = sizes[last], sizes[last + 1]
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if pays(middle) else (low, middle)
-    return low
+    between = range(sizes[last] + 1, sizes[last + 1])
+    return sizes[last] + bisect_left(between, True, key=lambda batch: not pays(batch))

@@ -57,17 +57,17 @@ class Subset:
         return cls(np.append(tokens, -1), to_draft, has_other=True)
 
 
-def choose_subset(vocabulary: Vocabulary, counts: Ids, size: int, needed: Ids | None = None) -> Subset:
+def choose_subset(vocabulary: Vocabulary, counts: Ids, size: int) -> Subset:
     """The `size` - 1 tokens that count most, and one for the others; `counts`: uses of each token.
 
-    Those `needed` are kept in any case (None: `needed_tokens`). Tokens that never occur are taken in the
+    Those of `needed_tokens` are kept in any case. Tokens that never occur are taken in the
     order of their ids, where the merges that were learned first, which are the most usual ones, come first.
     Raises SettingError when `size` leaves no room for those.
     """
     total = vocabulary.size
     if size >= total:
         return Subset.whole(total)
-    needed = needed_tokens(vocabulary) if needed is None else needed
+    needed = needed_tokens(vocabulary)
     if size <= len(needed) + 1:
         reason = f"{size} tokens are too few: {len(needed) + 1} are needed in any case"
         raise SettingError("vocabulary", reason, "Ask for more, or for 0: all of them.")
