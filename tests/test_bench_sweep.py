@@ -500,6 +500,8 @@ def test_memory_that_the_system_does_not_tell_is_not_measured(monkeypatch: pytes
         def open(self, context: int) -> str:
             return f"context {context}"
 
+        def close(self) -> None: ...
+
     monkeypatch.setattr(loaded, "load_weights", lambda *_, **__: Weights())
     monkeypatch.setattr(loaded, "template_of", lambda *_: None)
     [file] = FakeLoader().find(["any"])

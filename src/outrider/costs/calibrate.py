@@ -38,7 +38,6 @@ def calibrate(
     rows: Rows = "all",
     clock: Clock = perf_counter,
     progress: Progress = lambda _part: None,
-    seed: int = 0,
 ) -> CallCosts:
     """Measure calls of `model` for about `seconds`, or less where every median is firm before.
 
@@ -49,7 +48,7 @@ def calibrate(
 
     Raises BackendError when a call fails.
     """
-    plan = _Plan(model, rows, clock, seconds, progress, seed)
+    plan = _Plan(model, rows, clock, seconds, progress)
     longest = model.context_length if model.rewind == "free" else 0
     before_sequences = _BASE_SHARE + _CONTEXT_SHARE if model.max_sequences > 1 else 1.0
     with plan:
@@ -68,13 +67,11 @@ def calibrate(
 class _Plan(CallTimer):
     """What was sampled so far, and what to sample next."""
 
-    def __init__(
-        self, model: Model, rows: Rows, clock: Clock, seconds: float, progress: Progress, seed: int
-    ) -> None:
-        super().__init__(model, rows, clock, random.Random(seed))
+    def __init__(self, model: Model, rows: Rows, clock: Clock, seconds: float, progress: Progress) -> None:
+        super().__init__(model, rows, clock, random.Random(0))
         self._seconds = seconds
         self._progress = progress
-        self._rng = random.Random(seed + 1)
+        self._rng = random.Random(1)
         self._started = clock()
         self._waiting = [size for size in _SIZES if size <= self.largest]
         self.samples: list[Samples] = []
@@ -186,7 +183,6 @@ def measure_side_by_side(
     pause_s: float = 0.0,
     clock: Clock = perf_counter,
     progress: Progress = lambda _part: None,
-    seed: int = 0,
 ) -> list[CallCosts]:
     """The curve of each model, from rounds in which each makes the same calls, in shuffled order.
 
@@ -199,8 +195,8 @@ def measure_side_by_side(
 
     Raises BackendError when a call fails.
     """
-    rng = random.Random(seed)
-    timers = [CallTimer(model, rows, clock, random.Random(seed)) for model in models]
+    rng = random.Random(0)
+    timers = [CallTimer(model, rows, clock, random.Random(0)) for model in models]
     sizes = [size for size in sizes if all(size <= timer.largest for timer in timers)]
     context = min(context, *(model.context_length - max(sizes) for model in models))
     taken = [{size: Samples(size) for size in sizes} for _ in models]

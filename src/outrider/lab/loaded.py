@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.backends.gguf.head_model import HeadModel, HeadWeights
@@ -35,14 +36,14 @@ from outrider.session import Session
 from outrider.session.drafts import load_head
 from outrider.session.learned import prior_in
 from outrider.session.loading import load_draft, load_weights, template_of
-from outrider.session.session import close_model
 
 Progress = Callable[[str, float | None], None]
 """Called with what is being done, and which part of it is done (None: not known)."""
 
 
-class Loaded:
-    """Weights, and a context once it is opened; leaving it frees both.
+class Loaded(ExitStack):
+    """Weights, and a context once it is opened; leaving or closing it frees both, but not the weights that a
+    head shares with its target.
 
     Lines for the user go to `notices`. A draft is loaded `beside` its target. For a head, which has the
     target's weights or those of a file, the target is opened once more: what else is measured of it does
@@ -59,6 +60,7 @@ class Loaded:
         *,
         beside: Model | None = None,
     ) -> None:
+        super().__init__()
         self._progress = progress
         self._notices = notices
         self._file = file
@@ -77,6 +79,8 @@ class Loaded:
             self.weights = load_draft(beside.weights, file.path, file.card, options, notices)
         else:
             self.weights = load_weights(file.path, file.card, options, notices, draft=beside is not None)
+        if not file.is_head or isinstance(self.weights, HeadWeights):
+            self.callback(self.weights.close)
         try:
             self.template = None if beside else template_of(self.weights, file.card.chat_template)
         except BaseException:
@@ -103,28 +107,23 @@ class Loaded:
         OutOfMemory."""
         assert not self.why_not, self.why_not
         if self._file.is_head and isinstance(self._beside, GgufModel):
-            feeding = self._beside.weights.open(context_length)
+            feeding = self.enter_context(closing(self._beside.weights.open(context_length)))
             self._feeder = LoadedTarget(self._file.name, feeding)
-            try:
-                capacity = feeding.context_length + LONGEST_DRAFT
-                weights = self.weights if isinstance(self.weights, HeadWeights) else None
-                self._model = (
-                    weights.open_beside(feeding, capacity) if weights else HeadModel(feeding, capacity)
-                )
-            except BaseException:
-                feeding.close()
-                raise
+            capacity = feeding.context_length + LONGEST_DRAFT
+            weights = self.weights if isinstance(self.weights, HeadWeights) else None
+            self._model = weights.open_beside(feeding, capacity) if weights else HeadModel(feeding, capacity)
+            self.callback(self._model.close)
         else:
             self._model = self.weights.open(context_length)
         self.opened_bytes = self._grown()
         return self._model
 
     def draft(self, alignment: Alignment) -> LoadedDraft:
-        """The open model as a draft that lines up so."""
+        """The open model as a draft that lines up so, and that is closed with this."""
         assert self._model is not None, "open it first"
         is_own_head = self._feeder is not None and not isinstance(self.weights, HeadWeights)
         prior = None if is_own_head else prior_in(self._model, self._notices)
-        return LoadedDraft(self._file.name, self._model, alignment, prior, self._feeder)
+        return LoadedDraft(self._file.name, self._model, alignment, prior, self._feeder, self.close)
 
     def _grown(self) -> int | None:
         """The bytes that the process has grown by so far."""
@@ -178,22 +177,6 @@ class Loaded:
             beside=target if self._file.is_head else None,
             **card_fields(self._file.card),
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Free weights and context; not the weights that a head shares with its target. Closing twice is
-        harmless."""
-        if not self._file.is_head:
-            self.weights.close()
-        elif self._model is not None and self._feeder is not None:
-            _close_head(self._model, self._feeder)
-        elif isinstance(self.weights, HeadWeights):
-            self.weights.close()
 
 
 class LoadedTarget:
@@ -260,6 +243,8 @@ class LoadedDraft:
     """what its file says of its acceptance"""
     feeder: LoadedTarget | None = None
     """of a head: the target in a context of its own, whose hidden states it reads"""
+    close: Callable[[], None] = lambda: None
+    """frees what was loaded for it"""
 
     def offers(self, recording: Recording) -> Offers:
         """What it would offer along an answer. Raises BackendError when a call fails or the text does not
@@ -273,20 +258,6 @@ class LoadedDraft:
         finally:
             if self.feeder is not None:
                 self.feeder.model.truncate(0, 0)
-
-    def close(self) -> None:
-        """Free the model and its weights; not those that a head shares with its target."""
-        if self.feeder is None:
-            close_model(self.model)
-        else:
-            _close_head(self.model, self.feeder)
-
-
-def _close_head(head: Model, feeder: LoadedTarget) -> None:
-    head.close()
-    feeder.model.close()
-    if isinstance(head, GgufModel) and isinstance(head.weights, HeadWeights):
-        head.weights.close()
 
 
 def resident_bytes() -> int | None:

@@ -84,7 +84,7 @@ class Equality:
         )
 
 
-def find_equality(model: Model, *, progress: Progress = lambda _part: None, seed: int = 0) -> Equality:
+def find_equality(model: Model, *, progress: Progress = lambda _part: None) -> Equality:
     """Try calls on sequence 0 of `model`, which is empty before and after.
 
     Of several groups of sizes that agree the one with the smallest call is taken. Raises BackendError when
@@ -92,7 +92,7 @@ def find_equality(model: Model, *, progress: Progress = lambda _part: None, seed
     """
     if model.rewind == "none":
         return Equality(None, "the model cannot forget single tokens")
-    with _Calls(model, seed) as calls:
+    with _Calls(model) as calls:
         if calls.room == 0:
             return Equality(None, f"a context of {model.context_length} tokens is too small to find out")
         filled = calls.fill((size, size) for size in repeat(calls.fill_size))
@@ -123,20 +123,20 @@ def find_equality(model: Model, *, progress: Progress = lambda _part: None, seed
         return Equality(found)
 
 
-def needs_no_padding(model: Model, *, seed: int = 0) -> bool:
+def needs_no_padding(model: Model) -> bool:
     """Whether calls over single tokens agree with calls over two: a few calls that may save the others."""
     if model.rewind == "none":
         return False
-    with _Calls(model, seed) as calls:
+    with _Calls(model) as calls:
         return calls.room > 0 and calls.chain(1) == calls.chain(2)
 
 
 class _Calls(AbstractContextManager["_Calls"]):
     """Calls on a text of random ordinary tokens; the sequence is left empty."""
 
-    def __init__(self, model: Model, seed: int) -> None:
+    def __init__(self, model: Model) -> None:
         self._model = model
-        self._rng = random.Random(seed)
+        self._rng = random.Random(0)
         largest = min(model.max_rows, model.max_batch_tokens, model.context_length // 2)
         self.sizes = [size for size in TRIED if size <= largest]
         longest = max(self.sizes[-1], 2 * _CHAIN_TOKENS)
@@ -192,10 +192,10 @@ class _Calls(AbstractContextManager["_Calls"]):
         return [blake2b(row.tobytes(), digest_size=16).digest() for row in self._model.decode([span])[0]]
 
 
-def measure_price(plain: Model, equal: Model, *, clock: Clock = perf_counter, seed: int = 0) -> Price:
+def measure_price(plain: Model, equal: Model, *, clock: Clock = perf_counter) -> Price:
     """The two models' times of a plain step and of a prompt, call by call in turn, after a short context.
     Sequence 0 of both is empty afterwards."""
-    timers = [CallTimer(model, "last", clock, random.Random(seed)) for model in (plain, equal)]
+    timers = [CallTimer(model, "last", clock, random.Random(0)) for model in (plain, equal)]
     size = min(_PROMPT_TOKENS, plain.context_length - 1, equal.context_length - 1)
     prompts: tuple[list[float], list[float]] = ([], [])
     steps: tuple[list[float], list[float]] = ([], [])

@@ -13,6 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from outrider.backends.gguf.heads import MTP_CONTEXT
 from outrider.backends.gguf.options import UNQUANTIZED, LoadOptions
 from outrider.backends.machine import available_bytes
 from outrider.core.data import Span
-from outrider.core.errors import BackendError, OutOfMemory, SettingError
+from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, RewindUnsupported, SettingError
+from outrider.core.saved import Bytes
 
 if TYPE_CHECKING:
     from outrider.backends.gguf.library import Library
@@ -180,6 +182,68 @@ def _end_warm_up(library: Library, context: Any) -> None:
     library.functions.llama_decode(context, batch.fill([Span(0, (0,), 0, 1)]))
     library.functions.llama_synchronize(context)  # counts it
     library.functions.llama_memory_seq_rm(library.memory(context), 0, -1, -1)
+
+
+# LoRA adapters: files of small matrices that are added to a model's own, each with a scale.
+
+Adapters = list[tuple[int, float]]
+"""Native adapters, each with its scale. They live as long as their model, and are freed with it."""
+
+
+def load_adapters(library: Library, model: int, adapters: tuple[tuple[str, float], ...]) -> Adapters:
+    """The native adapters of these files. Raises ModelFileError for one that the library cannot use."""
+    found: Adapters = []
+    for name, scale in adapters:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise ModelFileError(name, "there is no such file", "Name a LoRA adapter (GGUF).")
+        clear_log()
+        adapter = library.load_adapter(model, path)
+        if not adapter:
+            why = last_error(f"{library.title} could not load it")
+            raise ModelFileError(name, why, "Name a LoRA adapter (GGUF) that was made for this model.")
+        if library.needs_invocation(adapter):
+            why = "it is an activated LoRA, which would change the text after certain tokens alone"
+            raise ModelFileError(name, why, "Name an ordinary LoRA adapter.")
+        found.append((adapter, scale))
+    return found
+
+
+def use_adapters(library: Library, context: int, adapters: Adapters) -> None:
+    """Add adapters to what a context computes. Raises BackendError."""
+    clear_log()
+    if adapters and not library.use_adapters(context, adapters):
+        raise BackendError("LoRA adapters", last_error(f"{library.title} could not apply them"))
+
+
+# All that a library stores of a sequence, as bytes.
+
+
+def copy_out(library: Library, context: int, sequence: int, name: str) -> Bytes:
+    """What a sequence of the context of the model `name` stores. Raises RewindUnsupported where the library
+    cannot say."""
+    native, flags = library.functions, library.state_flags
+    clear_log()
+    data = np.empty(native.llama_state_seq_get_size(context, sequence, *flags), dtype=np.uint8)
+    size = native.llama_state_seq_get_data(context, data.ctypes.data, data.nbytes, sequence, *flags)
+    if not size:
+        raise RewindUnsupported(name, last_error(f"{library.title} cannot copy its state"))
+    return data[:size]
+
+
+def copy_in(library: Library, context: int, sequence: int, data: Bytes, name: str) -> None:
+    """Give an empty sequence what `copy_out` copied. Raises RewindUnsupported where the library cannot; the
+    sequence is empty then."""
+    native, flags = library.functions, library.state_flags
+    clear_log()
+
+    def is_read() -> bool:
+        given = data.ctypes.data, data.nbytes
+        return bool(native.llama_state_seq_set_data(context, *given, sequence, *flags))
+
+    if not is_read() and not (library.make_room(context) and is_read()):
+        native.llama_memory_seq_rm(library.memory(context), sequence, -1, -1)
+        raise RewindUnsupported(name, last_error(f"{library.title} cannot copy its state"))
 
 
 # A model call's spans, laid out as the library reads them.

@@ -282,61 +282,49 @@ def _way_out(models: Sequence[Contexts], free: Mapping[str, float]) -> str:
 
 def _changes(models: Sequence[Contexts], *, has_gpus: bool) -> list[_Change]:
     target, *others = models
-    options, sizes, tokens, most = target.options, target.sizes, target.capacity_tokens, target.max_sequences
+    options, tokens, most = target.options, target.capacity_tokens, target.max_sequences
 
-    def of_target(**given: Any) -> list[Contexts]:
-        return [*_with_options(target, **given), *others]
+    def of_share(share: float, **changes: Any) -> list[Contexts]:
+        sizes = [(int(m.capacity_tokens * share), int(m.head_tokens * share)) for m in models]
+        return [
+            replace(model, capacity_tokens=capacity, head_tokens=of_head, **changes)
+            for model, (capacity, of_head) in zip(models, sizes, strict=True)
+        ]
 
-    def with_sequences(count: int) -> list[Contexts]:
-        return [replace(_of_share(model, count / most), max_sequences=count) for model in models]
+    def loaded(changed: Sequence[Contexts], **given: Any) -> list[Contexts]:
+        return [replace(model, options=replace(model.options, **given)) for model in changed]
 
-    def one(text: str, is_possible: object, change: Callable[[], list[Contexts]]) -> _Change:
-        return text, range(bool(is_possible)), lambda _count: change()
-
+    q8 = {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
     can_shrink = tokens and options.cache_type_k == "f16" and options.flash_attention != "off"
+    has_window = target.sizes.window_tokens and options.full_window
     keeps = any(model.options.mlock or not model.options.mmap for model in models)
+    layers = range(len(target.sizes.layers) + 2 if has_gpus else 0)
+    headless = replace(target, has_head=False, state_values=0)
+    smaller = range(_MIN_CONTEXT, tokens + 1, _MIN_CONTEXT)
     return [
+        ("a smaller context (-c: {} tokens over all requests)", smaller, lambda n: of_share(n / tokens)),
         (
-            "a smaller context (-c: {} tokens over all requests)",
-            range(_MIN_CONTEXT, tokens + 1, _MIN_CONTEXT),
-            lambda count: [_of_share(model, count / tokens) for model in models],
+            "{} at once (--parallel), each with its context",
+            range(1, most),
+            lambda n: of_share(n / most, max_sequences=n),
         ),
-        ("{} at once (--parallel), each with its context", range(1, most), with_sequences),
-        ("--snapshots {}", range(1, target.snapshots), lambda count: of_target(snapshots=count)),
+        ("--snapshots {}", range(1, target.snapshots), lambda n: [*loaded([target], snapshots=n), *others]),
+        ("{} layers on the GPU (-ngl)", layers, lambda n: [*loaded([target], gpu_layers=n), *others]),
         (
-            "{} layers on the GPU (-ngl)",
-            range(len(sizes.layers) + 2 if has_gpus else 0),
-            lambda count: of_target(gpu_layers=count),
-        ),
-        one(
             "a smaller cache type (-ctk q8_0 -ctv q8_0)",
-            can_shrink,
-            lambda: _with_options(*models, cache_type_k="q8_0", cache_type_v="q8_0"),
+            range(bool(can_shrink)),
+            lambda _: loaded(models, **q8),
         ),
-        one(
+        (
             "the KV of its sliding windows alone (--no-swa-full)",
-            sizes.window_tokens and options.full_window,
-            lambda: _with_options(*models, full_window=False),
+            range(bool(has_window)),
+            lambda _: loaded(models, full_window=False),
         ),
-        one("no draft model (-md none)", others, lambda: [target]),
-        one(
-            "without its own head (--no-mtp)",
-            target.has_head,
-            lambda: [replace(target, has_head=False, state_values=0), *others],
-        ),
-        one(
+        ("no draft model (-md none)", range(bool(others)), lambda _: [target]),
+        ("without its own head (--no-mtp)", range(target.has_head), lambda _: [headless, *others]),
+        (
             "weights that are mapped (--mmap, without --mlock)",
-            keeps,
-            lambda: _with_options(*models, mmap=True, mlock=False),
+            range(keeps),
+            lambda _: loaded(models, mmap=True, mlock=False),
         ),
     ]
-
-
-def _with_options(*models: Contexts, **options: Any) -> list[Contexts]:
-    return [replace(model, options=replace(model.options, **options)) for model in models]
-
-
-def _of_share(model: Contexts, share: float) -> Contexts:
-    """With that share of its context."""
-    tokens, of_head = (int(count * share) for count in (model.capacity_tokens, model.head_tokens))
-    return replace(model, capacity_tokens=tokens, head_tokens=of_head)

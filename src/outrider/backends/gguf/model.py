@@ -13,20 +13,22 @@ from weakref import WeakSet
 
 import numpy as np
 
-from outrider.backends.gguf.adapters import Adapters, load_adapters, use_adapters
 from outrider.backends.gguf.context import (
     LlamaBatch,
     choose_attention,
     clear_log,
+    copy_in,
+    copy_out,
     last_error,
+    load_adapters,
     open_context,
+    use_adapters,
 )
 from outrider.backends.gguf.heads import HiddenStates, num_heads
 from outrider.backends.gguf.libraries import load_model
 from outrider.backends.gguf.library import Handle
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.rewinding import Checkpoints, Rewinding, Snapshots, find_rewinding
-from outrider.backends.gguf.saving import copy_in, copy_out, cut_from
 from outrider.backends.gguf.sizes import ModelSizes, read_sizes
 from outrider.backends.gguf.vocabulary import GgufVocabulary
 from outrider.core.calls import check_copy, check_restore, check_spans
@@ -55,16 +57,14 @@ class Weights:
         """the owner of the native model; a context keeps it alive"""
         self.contexts: WeakSet[GgufModel] = WeakSet()
         """those that are open"""
-        self.adapters: Adapters = []
         try:
             self.adapters = load_adapters(self.library, model, self.options.adapters)
+            if not self._generates_text():
+                why = "it is not a decoder-only language model"
+                raise ModelFileError(str(path), why, "Choose a text-generation model.")
         except BaseException:
             self.close()
             raise
-        if not self._generates_text():
-            self.close()
-            why = "it is not a decoder-only language model"
-            raise ModelFileError(str(path), why, "Choose a text-generation model.")
         # The file says which quantization it is; its own general.name is often left from training.
         self.name = path.stem
         # The library hands out no arrays. It is asked whether there is such a map, the file for the map.
@@ -217,12 +217,11 @@ class GgufModel:
             if status == _NO_KV_SLOT and self._make_room(context, spans):
                 status = self._evaluate(context, spans)
             if status == _NO_KV_SLOT:
-                num_tokens = sum(len(span.tokens) for span in spans)
-                why = f"the KV cache has no room for {num_tokens} more tokens"
+                why = f"the KV cache has no room for {sum(len(span.tokens) for span in spans)} more tokens"
                 raise OutOfMemory(self.name, why, "Give a larger context (-c).")
             if status != 0:
-                title = self._library.title
-                raise BackendError(self.name, last_error(f"{title} failed with status {status}"))
+                why = last_error(f"{self._library.title} failed with status {status}")
+                raise BackendError(self.name, why)
             self._snapshots.after_call(spans)
             for span in spans:
                 self._lengths[span.sequence] = span.start + len(span.tokens)
@@ -245,8 +244,7 @@ class GgufModel:
 
     def _rows(self, context: Any, spans: Sequence[Span]) -> list[Logits]:
         """Views of the library's own buffer, which holds the wanted rows in batch order."""
-        num_rows = sum(span.rows for span in spans)
-        size = self.vocabulary.size
+        num_rows, size = sum(span.rows for span in spans), self.vocabulary.size
         if num_rows:
             address = self._library.functions.llama_get_logits(context)
             if not address:
@@ -377,7 +375,9 @@ class GgufModel:
         whole = copy_out(self._library, self._native.pointer, sequence, self.name)
         is_cut = self.rewind in ("free", "window")
         window = self._library.reuses_window_cells and self.weights.window_tokens
-        any_from = max(self._needed(sequence), cut_from(window, stored)) if is_cut else stored
+        # Of a window no more is copied than the next token looks back at.
+        cut_from = stored - 1 if 0 < window < stored else 0
+        any_from = max(self._needed(sequence), cut_from) if is_cut else stored
         lengths, states = self._checkpoints.saved(sequence)
         return SavedState(Extent(stored, any_from, lengths), (whole, *states))
 
