@@ -119,41 +119,33 @@ async def answer(
 ) -> Response:
     """The response to a request: a JSON object, or events. `plan` gets the caller's cache namespace.
     Raises Problem and OutriderError."""
-    async with models.serving(body.model) as service:
-        return await _answer(service, request, body, plan, make)
-
-
-async def _answer(
-    service: Service,
-    request: Request,
-    body: _Body,
-    plan: Callable[[Service, _Body, str], GenerationPlan],
-    make: Callable[[Service, _Body, GenerationPlan], Answer],
-) -> Response:
     caller = caller_of(request)
-    planned = await service.prepared(partial(plan, service, body, caller.namespace))
-    result = make(service, body, planned)
-    with ExitStack() as stack:
-        running = Generations(service, caller, stack, planned.max_decode_s)
-        if planned.requests[0].thought is not None:
-            for name in filter(None, (result.id, getattr(request.state, "request_id", ""))):
-                service.thinking[caller.name, name] = running.end_thought
-                stack.callback(service.thinking.pop, (caller.name, name), None)
-        for choice in result.choices:
-            await running.start(choice)
-        if body.stream:
-            return EventStream(_events(service, running, result), result.media_type, stack.pop_all().close)
-        leaving = asyncio.create_task(_end_when_left(request, stack))
-        try:
-            while running.num_open:
-                result.take(*await running.next())
-            return JSONResponse(result.whole())
-        except Problem:
-            if not leaving.done():
-                raise
-            return Response(status_code=499)
-        finally:
-            leaving.cancel()
+    async with models.serving(body.model) as service:
+        planned = await service.prepared(partial(plan, service, body, caller.namespace))
+        result = make(service, body, planned)
+        with ExitStack() as stack:
+            running = Generations(service, caller, stack, planned.max_decode_s)
+            if planned.requests[0].thought is not None:
+                for name in filter(None, (result.id, getattr(request.state, "request_id", ""))):
+                    service.thinking[caller.name, name] = running.end_thought
+                    stack.callback(service.thinking.pop, (caller.name, name), None)
+            for choice in result.choices:
+                await running.start(choice)
+            if body.stream:
+                return EventStream(
+                    _events(service, running, result), result.media_type, stack.pop_all().close
+                )
+            leaving = asyncio.create_task(_end_when_left(request, stack))
+            try:
+                while running.num_open:
+                    result.take(*await running.next())
+                return JSONResponse(result.whole())
+            except Problem:
+                if not leaving.done():
+                    raise
+                return Response(status_code=499)
+            finally:
+                leaving.cancel()
 
 
 async def _end_when_left(request: Request, stack: ExitStack) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
-from outrider.core.data import Completion, Update
-from outrider.formats import ContentDelta, Event, ReasoningDelta, ToolCallStart
-from outrider.server.answers.choice import Answer, Choice, parsed_arguments
+from outrider.formats import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
+from outrider.server.answers.choice import PartedAnswer, parsed_arguments
 from outrider.server.errors import anthropic_error
 from outrider.server.prepare.plan import GenerationPlan
 from outrider.server.protocol.anthropic import MessagesRequest
 from outrider.server.service import Service
 
-_KINDS: dict[type, str] = {ContentDelta: "text", ReasoningDelta: "thinking"}
 _DELTAS = {
     "text": ("text_delta", "text"),
     "thinking": ("thinking_delta", "thinking"),
@@ -22,21 +20,16 @@ _DELTAS = {
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
 
 
-class MessageAnswer(Answer):
-    """The answer to one request for a message, whole or as events; both come of the same blocks. Each block
-    is opened, grows and is closed before the next is opened."""
+class MessageAnswer(PartedAnswer):
+    """The answer to one request for a message, in blocks."""
 
-    done = ""
-    """its stream ends with the last event"""
+    kinds: ClassVar = {ContentDelta: "text", ReasoningDelta: "thinking"}
+    call_kind = "tool_use"
 
     def __init__(self, service: Service, body: MessagesRequest, plan: GenerationPlan) -> None:
         super().__init__(service, plan)
-        [self._choice] = self.choices
-        self._content: list[dict[str, Any]] = []
         self._arguments = ""
         """JSON text of the last block, a call"""
-        self._is_open = False
-        """whether the last block may still grow"""
         self._head: dict[str, Any] = {
             "id": f"msg_{self.id}",
             "type": "message",
@@ -48,31 +41,12 @@ class MessageAnswer(Answer):
             "usage": _usage(len(self._choice.request.prompt), 0, 0),
         }
 
-    def take(self, choice: Choice, outcome: Update | Completion) -> None:
-        for _ in self.next(choice, outcome):
-            pass
-
     def first(self) -> Iterator[dict[str, Any]]:
         yield {"type": "message_start", "message": self._head}
         yield {"type": "ping"}
 
-    def next(self, choice: Choice, outcome: Update | Completion) -> Iterator[dict[str, Any]]:
-        for event in choice.take(outcome):
-            kind = _KINDS.get(type(event), "tool_use")
-            if not self._is_open or self._content[-1]["type"] != kind or isinstance(event, ToolCallStart):
-                yield from self._close()
-                yield self._open(kind, event)
-            if not isinstance(event, ToolCallStart):
-                yield self._grow(kind, event.text)
-        if isinstance(outcome, Completion):
-            yield from self._close()
-            usage, account = self._sums()
-            yield {"type": "message_delta", "delta": self._stop, "usage": usage, "outrider": account}
-            yield {"type": "message_stop"}
-
     def whole(self) -> dict[str, Any]:
-        usage, account = self._sums()
-        return self._head | self._stop | {"content": self._content, "usage": usage, "outrider": account}
+        return self._head | self._stop | {"content": self._parts} | self._sums()
 
     def failed(self, body: dict[str, Any]) -> dict[str, Any]:
         return anthropic_error(500, body)
@@ -85,44 +59,48 @@ class MessageAnswer(Answer):
             reason = "stop_sequence"
         return {"stop_reason": reason, "stop_sequence": stop}
 
-    def _sums(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _sums(self) -> dict[str, Any]:
         sums = self.sums()
         usage = sums["usage"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        return _usage(usage["prompt_tokens"], cached, usage["completion_tokens"]), sums["outrider"]
+        return sums | {"usage": _usage(usage["prompt_tokens"], cached, usage["completion_tokens"])}
 
-    # The last block
-
-    def _open(self, kind: str, event: Event) -> dict[str, Any]:
+    def _open(self, kind: str, event: Event) -> Iterator[dict[str, Any]]:
         block: dict[str, Any] = {"type": kind}
         if isinstance(event, ToolCallStart):
             block |= {"id": self._choice.calls[event.index].id, "name": event.name, "input": {}}
         else:
             block |= {"text": ""} if kind == "text" else {"thinking": "", "signature": ""}
-        self._content.append(block)
+        self._parts.append(block)
         self._is_open, self._arguments = True, ""
-        return self._event("content_block_start", content_block=dict(block))
+        yield self._event("content_block_start", content_block=dict(block))
 
-    def _grow(self, kind: str, text: str) -> dict[str, Any]:
-        delta, name = _DELTAS[kind]
-        if kind == "tool_use":
-            self._arguments += text
+    def _grow(self, event: ContentDelta | ReasoningDelta | ToolArgumentsDelta) -> dict[str, Any]:
+        block = self._parts[-1]
+        delta, name = _DELTAS[block["type"]]
+        if block["type"] == "tool_use":
+            self._arguments += event.text
         else:
-            self._content[-1][name] += text
-        return self._event("content_block_delta", delta={"type": delta, name: text})
+            block[name] += event.text
+        return self._event("content_block_delta", delta={"type": delta, name: event.text})
 
     def _close(self) -> Iterator[dict[str, Any]]:
         if not self._is_open:
             return
-        self._is_open, block = False, self._content[-1]
+        self._is_open, block = False, self._parts[-1]
         if block["type"] == "tool_use":
             block["input"] = parsed_arguments(self._arguments)
         elif block["type"] == "thinking":
             yield self._event("content_block_delta", delta={"type": "signature_delta", "signature": ""})
         yield self._event("content_block_stop")
 
+    def _end(self) -> Iterator[dict[str, Any]]:
+        yield from self._close()
+        yield {"type": "message_delta", "delta": self._stop, **self._sums()}
+        yield {"type": "message_stop"}
+
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        return {"type": kind, "index": len(self._content) - 1, **fields}
+        return {"type": kind, "index": len(self._parts) - 1, **fields}
 
 
 def _usage(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, int]:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from uuid import uuid4
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Request, TokenLogprob, Update
-from outrider.formats import AnswerReader, ContentDelta, Event, ReasoningDelta, ToolCallStart
+from outrider.formats import (
+    AnswerReader,
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolArgumentsDelta,
+    ToolCallStart,
+)
 from outrider.policy import AutoPolicy
 from outrider.server.prepare.plan import GenerationPlan
 from outrider.server.service import Service
@@ -91,6 +98,21 @@ class Choice:
         scored, self.scored = self.scored, []
         return scored
 
+    def take_logprobs(self, *, with_ids: bool = False) -> list[dict[str, Any]]:
+        """The same as a chat's `logprobs.content` has them. A token that is a part of a character has U+FFFD
+        for a text; its bytes are whole."""
+
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            spelled = spelling_of(token, self.vocabulary)
+            text = spelled.decode("utf-8", errors="replace")
+            found = {"token": text, "logprob": finite(logprob), "bytes": list(spelled)}
+            return {"id": token, **found} if with_ids else found
+
+        return [
+            entry(one.token, one.logprob) | {"top_logprobs": [entry(*other) for other in one.top]}
+            for one in self.take_scored()
+        ]
+
     def progress(self, events: Iterable[Event]) -> dict[str, Any]:
         """The `outrider` object of a chunk: whose text it has, and the counts so far."""
         pieces = [[event.text, event.source] for event in events if isinstance(event, ContentDelta)]
@@ -114,8 +136,8 @@ class Answer(ABC):
 
     media_type = EVENTS
     """of its stream: events, or JSON in lines"""
-    done = "[DONE]"
-    """what a stream that is whole ends with, if anything"""
+    done = ""
+    """what a stream that is whole ends with, besides its last event"""
 
     def __init__(self, service: Service, plan: GenerationPlan) -> None:
         self.service = service
@@ -135,9 +157,9 @@ class Answer(ABC):
     def whole(self) -> Any:
         """The answer when every choice has ended, as JSON has it."""
 
-    @abstractmethod
     def first(self) -> Iterator[dict[str, Any]]:
         """The events before any text."""
+        yield from ()
 
     @abstractmethod
     def next(self, choice: Choice, outcome: Update | Completion) -> Iterator[dict[str, Any]]:
@@ -146,20 +168,6 @@ class Answer(ABC):
     def failed(self, body: dict[str, Any]) -> dict[str, Any]:
         """The event that ends a stream which cannot go on; `body` is an error's."""
         return body
-
-    def chat_logprobs(self, choice: Choice) -> list[dict[str, Any]]:
-        """A chat's `logprobs.content` of what is new. A token that is a part of a character has U+FFFD for a
-        text; its bytes are whole."""
-
-        def entry(token: int, logprob: float) -> dict[str, Any]:
-            spelled = spelling_of(token, choice.vocabulary)
-            text = spelled.decode("utf-8", errors="replace")
-            return {"token": text, "logprob": finite(logprob), "bytes": list(spelled)}
-
-        return [
-            entry(one.token, one.logprob) | {"top_logprobs": [entry(*other) for other in one.top]}
-            for one in choice.take_scored()
-        ]
 
     def sums(self) -> dict[str, Any]:
         """What the answer took: `usage` in OpenAI's terms, and the `outrider` object (docs/api.md)."""
@@ -184,13 +192,9 @@ class Answer(ABC):
         }
         return {"usage": usage, "outrider": account}
 
-    def account_of(self, choice: Choice) -> dict[str, Any]:
-        """What speculation did for one choice."""
-        return _account_of(choice, self.service.policy)
-
     def _account(self) -> dict[str, Any]:
         """What speculation did. Of several choices counts add up, and `choices` has each one's."""
-        each = [self.account_of(choice) for choice in self.choices]
+        each = [account_of(choice, self.service.policy) for choice in self.choices]
         completion = self.choices[0].completion
         return {
             "policy": self.plan.policy,
@@ -200,6 +204,54 @@ class Answer(ABC):
             **(each[0] if len(each) == 1 else _together(each)),
             "notices": list(self.plan.notices),
         }
+
+
+class PartedAnswer(Answer):
+    """An answer of one choice in parts (blocks, items), whole or as events; both come of the same parts. Each
+    part is opened, grows and is closed before the next is opened."""
+
+    kinds: ClassVar[Mapping[type, str]]
+    """what a part of text or reasoning is called"""
+    call_kind: ClassVar[str]
+    """what a part that is a call is called"""
+
+    def __init__(self, service: Service, plan: GenerationPlan) -> None:
+        super().__init__(service, plan)
+        [self._choice] = self.choices
+        self._parts: list[dict[str, Any]] = []
+        self._is_open = False
+        """whether the last part may still grow"""
+
+    def take(self, choice: Choice, outcome: Update | Completion) -> None:
+        for _ in self.next(choice, outcome):
+            pass
+
+    def next(self, choice: Choice, outcome: Update | Completion) -> Iterator[dict[str, Any]]:
+        for event in choice.take(outcome):
+            kind, is_start = self.kinds.get(type(event), self.call_kind), isinstance(event, ToolCallStart)
+            if not self._is_open or self._parts[-1]["type"] != kind or is_start:
+                yield from self._close()
+                yield from self._open(kind, event)
+            if not isinstance(event, ToolCallStart):
+                yield self._grow(event)
+        if isinstance(outcome, Completion):
+            yield from self._end()
+
+    @abstractmethod
+    def _open(self, kind: str, event: Event) -> Iterator[dict[str, Any]]:
+        """Begin a part, which this event is the first of."""
+
+    @abstractmethod
+    def _grow(self, event: ContentDelta | ReasoningDelta | ToolArgumentsDelta) -> dict[str, Any]:
+        """Add to the last part."""
+
+    @abstractmethod
+    def _close(self) -> Iterator[dict[str, Any]]:
+        """End the last part, if one is open."""
+
+    @abstractmethod
+    def _end(self) -> Iterator[dict[str, Any]]:
+        """End the answer."""
 
 
 def parsed_arguments(text: str) -> dict[str, Any]:
@@ -221,7 +273,8 @@ def finite(logprob: float) -> float:
     return max(logprob, _MIN_LOGPROB)
 
 
-def _account_of(choice: Choice, policy: AutoPolicy | None) -> dict[str, Any]:
+def account_of(choice: Choice, policy: AutoPolicy | None) -> dict[str, Any]:
+    """What speculation did for one choice."""
     readout = read_out(choice.completion)
     forced, time = readout.drafters.get("grammar"), readout.time_s
     estimate, why = estimate_of(choice.completion, policy)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from outrider.core.data import Completion, Update
-from outrider.server.answers.choice import Answer, Choice, finite, spelling_of
+from outrider.server.answers.choice import Answer, Choice, account_of
 from outrider.server.errors import llama_error
 from outrider.server.prepare.plan import GenerationPlan
 from outrider.server.protocol.llama import LlamaFields
@@ -16,9 +16,6 @@ from outrider.server.service import Service
 
 class LlamaAnswer(Answer):
     """The answer to one request of llama-server's; of several prompts or choices a list."""
-
-    done = ""
-    """its stream ends with the last event"""
 
     def __init__(self, service: Service, body: LlamaFields, plan: GenerationPlan) -> None:
         super().__init__(service, plan)
@@ -32,14 +29,11 @@ class LlamaAnswer(Answer):
         choice.take(outcome)
         if isinstance(outcome, Update):
             self._tokens[choice.index] += filter(choice.is_text, outcome.record.tokens)
-        self._scored[choice.index] += self._probabilities(choice)
+        self._scored[choice.index] += choice.take_logprobs(with_ids=True)
 
     def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
         found = [self._whole(choice, choice.content, self._tokens[choice.index]) for choice in self.choices]
         return found if len(found) > 1 else found[0]
-
-    def first(self) -> Iterator[dict[str, Any]]:
-        yield from ()
 
     def next(self, choice: Choice, outcome: Update | Completion) -> Iterator[dict[str, Any]]:
         length, num_tokens = len(choice.content), len(self._tokens[choice.index])
@@ -62,24 +56,13 @@ class LlamaAnswer(Answer):
     def failed(self, body: dict[str, Any]) -> dict[str, Any]:
         return llama_error(500, body)
 
-    def _probabilities(self, choice: Choice) -> list[dict[str, Any]]:
-        def entry(token: int, logprob: float) -> dict[str, Any]:
-            spelled = spelling_of(token, choice.vocabulary)
-            text = spelled.decode("utf-8", errors="replace")
-            return {"id": token, "token": text, "bytes": list(spelled), "logprob": finite(logprob)}
-
-        return [
-            entry(one.token, one.logprob) | {"top_logprobs": [entry(*other) for other in one.top]}
-            for one in choice.take_scored()
-        ]
-
     def _taken(self, choice: Choice) -> dict[str, Any]:
         """Probabilities that nobody has got yet, where they were asked for."""
         found, self._scored[choice.index] = self._scored[choice.index], []
         return {"completion_probabilities": found} if self._body.n_probs else {}
 
     def _whole(self, choice: Choice, content: str, tokens: Sequence[int]) -> dict[str, Any]:
-        completion, account = choice.completion, self.account_of(choice)
+        completion, account = choice.completion, account_of(choice, self.service.policy)
         is_limited = choice.finish_reason == "length"
         sampling: dict[str, Any] = asdict(choice.request.sampling)
         settings = {name: value for name, value in sampling.items() if not isinstance(value, tuple)}

@@ -20,8 +20,6 @@ class OllamaAnswer(Answer):
     """The answer to one request for a chat or a text."""
 
     media_type = LINES
-    done = ""
-    """its stream ends with the last line"""
 
     def __init__(self, service: Service, body: OllamaFields, plan: GenerationPlan) -> None:
         super().__init__(service, plan)
@@ -30,12 +28,6 @@ class OllamaAnswer(Answer):
         [self._choice] = self.choices
         self._num_sent = 0
         """calls that were sent: each is sent when it is whole"""
-
-    def take(self, choice: Choice, outcome: Update | Completion) -> None:
-        choice.take(outcome)
-
-    def first(self) -> Iterator[dict[str, Any]]:
-        yield from ()
 
     def next(self, choice: Choice, outcome: Update | Completion) -> Iterator[dict[str, Any]]:
         content = thinking = ""
@@ -62,7 +54,7 @@ class OllamaAnswer(Answer):
         return {"model": self._body.model or self.service.name, "created_at": now()}
 
     def _said(self, content: str, thinking: str, calls: list[ToolCall]) -> dict[str, Any]:
-        logprobs = self.chat_logprobs(self._choice) if self.plan.has_logprobs else []
+        logprobs = self._choice.take_logprobs() if self.plan.has_logprobs else []
         more: dict[str, Any] = {"logprobs": logprobs} if logprobs else {}
         thought = {"thinking": thinking} if thinking else {}
         if isinstance(self._body, GenerateRequest):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
-from outrider.core.data import Completion, Update
 from outrider.formats import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
-from outrider.server.answers.choice import Answer, Choice
+from outrider.server.answers.choice import PartedAnswer
 from outrider.server.prepare.plan import GenerationPlan
 from outrider.server.protocol.requests import ResponseRequest
 from outrider.server.service import Service
 
-_KINDS: dict[type, str] = {ContentDelta: "message", ReasoningDelta: "reasoning"}
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 _TEXT_EVENTS = {
     "message": "response.output_text",
@@ -25,41 +23,24 @@ _GIVEN = ("instructions", "max_tool_calls", "prompt_cache_key", "safety_identifi
 """Fields of the request that are returned as they came."""
 
 
-class ResponseAnswer(Answer):
-    """The answer to one request for a response, whole or as events; both come of the same items. Each item is
-    opened, grows and is closed before the next is opened."""
+class ResponseAnswer(PartedAnswer):
+    """The answer to one request for a response, in items."""
 
-    done = ""
-    """its stream ends with the last event"""
+    kinds: ClassVar = {ContentDelta: "message", ReasoningDelta: "reasoning"}
+    call_kind = "function_call"
 
     def __init__(self, service: Service, body: ResponseRequest, plan: GenerationPlan) -> None:
         super().__init__(service, plan)
-        [self._choice] = self.choices
-        self._output: list[dict[str, Any]] = []
-        self._is_open = False
-        """whether the last item may still grow"""
         self._num_events = 0
         self._head = _head(f"resp_{self.id}", service, body, plan)
-
-    def take(self, choice: Choice, outcome: Update | Completion) -> None:
-        for _ in self.next(choice, outcome):
-            pass
 
     def first(self) -> Iterator[dict[str, Any]]:
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._head)
 
-    def next(self, choice: Choice, outcome: Update | Completion) -> Iterator[dict[str, Any]]:
-        for event in choice.take(outcome):
-            kind = _KINDS.get(type(event), "function_call")
-            if not self._is_open or self._output[-1]["type"] != kind or isinstance(event, ToolCallStart):
-                yield from self._close("completed")
-                yield from self._open(kind, event)
-            if not isinstance(event, ToolCallStart):
-                yield self._grow(event)
-        if isinstance(outcome, Completion):
-            yield from self._close(self._status)
-            yield self._event(f"response.{self._status}", response=self.whole())
+    def _end(self) -> Iterator[dict[str, Any]]:
+        yield from self._close(self._status)
+        yield self._event(f"response.{self._status}", response=self.whole())
 
     @property
     def _status(self) -> str:
@@ -72,7 +53,7 @@ class ResponseAnswer(Answer):
             "status": self._status,
             "completed_at": None if is_cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": self._output,
+            "output": self._parts,
             "usage": _usage(sums["usage"]),
             "outrider": sums["outrider"],
         }
@@ -89,16 +70,16 @@ class ResponseAnswer(Answer):
 
     def _item_event(self, kind: str, **fields: Any) -> dict[str, Any]:
         """An event about a part of it."""
-        item, index = self._output[-1], len(self._output) - 1
+        item, index = self._parts[-1], len(self._parts) - 1
         place = {"item_id": item["id"], "output_index": index}
         return self._event(kind, **place, **({"content_index": 0} if "content" in item else {}), **fields)
 
     def _whole_item_event(self, kind: str) -> dict[str, Any]:
         """An event with all of it as it is now: it goes on growing."""
-        item = dict(self._output[-1])
+        item = dict(self._parts[-1])
         if "content" in item:
             item["content"] = [dict(part) for part in item["content"]]
-        return self._event(kind, output_index=len(self._output) - 1, item=item)
+        return self._event(kind, output_index=len(self._parts) - 1, item=item)
 
     def _open(self, kind: str, event: Event) -> Iterator[dict[str, Any]]:
         item: dict[str, Any] = {
@@ -106,7 +87,7 @@ class ResponseAnswer(Answer):
             "type": kind,
             "status": "in_progress",
         }
-        self._output.append(item)
+        self._parts.append(item)
         self._is_open = True
         if isinstance(event, ToolCallStart):
             item |= {"call_id": self._choice.calls[event.index].id, "name": event.name, "arguments": ""}
@@ -123,25 +104,25 @@ class ResponseAnswer(Answer):
         yield self._item_event("response.content_part.added", part=dict(part))
 
     def _grow(self, event: ContentDelta | ReasoningDelta | ToolArgumentsDelta) -> dict[str, Any]:
-        item, more = self._output[-1], dict[str, Any]()
+        item, more = self._parts[-1], dict[str, Any]()
         if item["type"] == "function_call":
             item["arguments"] += event.text
         else:
             part = item["content"][0]
             part["text"] += event.text
         if item["type"] == "message":
-            more = {"logprobs": self.chat_logprobs(self._choice)}
+            more = {"logprobs": self._choice.take_logprobs()}
             part["logprobs"] += more["logprobs"]
             if self.plan.show_sources:
                 more["outrider"] = self._choice.progress([event])
         return self._item_event(f"{_TEXT_EVENTS[item['type']]}.delta", delta=event.text, **more)
 
-    def _close(self, status: str) -> Iterator[dict[str, Any]]:
+    def _close(self, status: str = "completed") -> Iterator[dict[str, Any]]:
         """It is finished: "completed", or "incomplete" where the answer breaks off in it."""
         if not self._is_open:
             return
         self._is_open = False
-        item = self._output[-1]
+        item = self._parts[-1]
         item["status"] = status
         kind = f"{_TEXT_EVENTS[item['type']]}.done"
         if item["type"] == "function_call":

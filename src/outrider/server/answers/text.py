@@ -21,6 +21,7 @@ Chunk = dict[str, Any]
 
 
 class _TextAnswer(Answer):
+    done = "[DONE]"
     id_prefix: ClassVar[str]
     object: ClassVar[str]
     chunk_object: ClassVar[str]
@@ -117,7 +118,7 @@ class ChatAnswer(_TextAnswer):
         return {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
     def _logprobs(self, choice: Choice) -> dict[str, Any]:
-        return {"content": self.chat_logprobs(choice), "refusal": None}
+        return {"content": choice.take_logprobs(), "refusal": None}
 
 
 _FIELDS: dict[type, str] = {ContentDelta: "content", ReasoningDelta: "reasoning_content"}
