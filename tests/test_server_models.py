@@ -29,7 +29,7 @@ from outrider.server.models import LoadedModel, ModelEntry, Models
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings
 from outrider.server.turns import Turns
-from outrider.server.worker import NOT_LOADED
+from outrider.server.worker import WorkerState
 from serving import SlowModel, events, tiny_session, user
 
 CHAT = "/v1/chat/completions"
@@ -343,7 +343,7 @@ def test_random_requests_of_many_clients_are_all_answered() -> None:
 
 def test_metrics_say_whose_they_are() -> None:
     shelf = Shelf()
-    counted = {name: metrics_of(name, lambda: NOT_LOADED) for name in (A, B)}
+    counted = {name: metrics_of(name, WorkerState) for name in (A, B)}
     entries = []
     for name in (A, B):
         entry = shelf.entry(name)

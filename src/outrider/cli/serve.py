@@ -30,7 +30,7 @@ from outrider.server.running import Server, address_of, bind, close, tls_context
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings, is_loopback
 from outrider.server.turns import Turns
-from outrider.server.worker import NOT_LOADED
+from outrider.server.worker import WorkerState
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
 from outrider.session.drafts import resolve_models
 from outrider.session.loading import memory_bytes as pair_bytes
@@ -203,7 +203,7 @@ def _entry(
     own = settings.model_copy(update={"alias": name})
     running: list[Service] = []
     if settings.metrics:
-        counted[name] = metrics_of(name, lambda: running[-1].worker.state() if running else NOT_LOADED)
+        counted[name] = metrics_of(name, lambda: running[-1].worker.state() if running else WorkerState())
 
     def load() -> LoadedModel:
         silent = Console(quiet=True)

@@ -14,14 +14,13 @@ from outrider.core.params import Verification
 from outrider.server import errors, routes
 from outrider.server.guard import protect
 from outrider.server.keys import KeyRing
-from outrider.server.llama_routes import llama_router
+from outrider.server.llama_routes import llama_router, slots_router
 from outrider.server.metrics import Metrics
 from outrider.server.models import Models
 from outrider.server.ollama_routes import ollama_router, refusing_router
 from outrider.server.page import Page, page
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings
-from outrider.server.slots import slots_router
 from outrider.server.worker import WorkerState
 from outrider.session import Session
 

@@ -209,7 +209,8 @@ class Models:
             while not model.serves:
                 if model.loading is None:
                     model.loading = asyncio.create_task(self._load(model))
-                    model.loading.add_done_callback(_retrieve)
+                    # An error that nobody waited for is logged by the task itself.
+                    model.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
                 await asyncio.shield(model.loading)  # others wait for it too
         finally:
             model.num_waiting -= 1
@@ -362,9 +363,3 @@ def _give_back() -> None:
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _retrieve(task: asyncio.Task[None]) -> None:
-    """An error that nobody waited for is logged by the task itself."""
-    if not task.cancelled():
-        task.exception()

@@ -69,22 +69,16 @@ class Job:
 class WorkerState:
     """How busy the worker is; tokens are those whose KV is stored, for reuse too."""
 
-    running: int
-    waiting: int
-    max_running: int
-    kv_tokens_used: int
-    kv_tokens_capacity: int
-    draining: bool
+    running: int = 0
+    waiting: int = 0
+    max_running: int = 0
+    kv_tokens_used: int = 0
+    kv_tokens_capacity: int = 0
+    draining: bool = False
     failed: bool = False
     """Nothing is served any more."""
     tiers: TierCounts | None = None
     """what became of KV that left the cache"""
-
-
-NOT_LOADED = WorkerState(
-    running=0, waiting=0, max_running=0, kv_tokens_used=0, kv_tokens_capacity=0, draining=False
-)
-"""Of a model that is not loaded."""
 
 
 class Worker:

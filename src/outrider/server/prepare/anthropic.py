@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,6 @@ from outrider.server.protocol.anthropic import (
 )
 from outrider.server.protocol.base import JsonSchemaFormat, NamedSchema, SamplingFields
 from outrider.server.protocol.messages import (
-    CalledFunction,
     Function,
     Message,
     NamedFunction,
@@ -165,13 +163,7 @@ def _assistant(turn: Turn) -> Message:
     said: dict[str, list[Any]] = {"text": [], "thinking": [], "tool_use": []}
     for block in turn.blocks:
         said.setdefault(block.type, []).append(block)
-    calls = [
-        ToolCall(
-            id=call.id,
-            function=CalledFunction(name=call.name, arguments=json.dumps(call.input, ensure_ascii=False)),
-        )
-        for call in said["tool_use"]
-    ]
+    calls = [ToolCall.of(call.id, call.name, call.input) for call in said["tool_use"]]
     return Message(
         role="assistant",
         content=text_of(said["text"]),

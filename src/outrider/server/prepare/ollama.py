@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +9,20 @@ from outrider.server.errors import Problem, invalid_field
 from outrider.server.prepare.chat import fitting_effort, plan_chat
 from outrider.server.prepare.completions import plan_completions
 from outrider.server.prepare.plan import GenerationPlan
-from outrider.server.protocol.base import JsonObjectFormat, JsonSchemaFormat, NamedSchema, SamplingFields
-from outrider.server.protocol.messages import CalledFunction, Message, ToolCall
-from outrider.server.protocol.ollama import GenerateRequest, OllamaChatRequest, OllamaFields, OllamaMessage
+from outrider.server.protocol.base import (
+    CommonSampling,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedSchema,
+    SamplingFields,
+)
+from outrider.server.protocol.messages import Message, ToolCall
+from outrider.server.protocol.ollama import (
+    GenerateRequest,
+    OllamaChatRequest,
+    OllamaFields,
+    OllamaMessage,
+)
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest, Effort
 from outrider.server.service import Service
 
@@ -81,15 +91,11 @@ def _continued(service: Service, body: GenerateRequest, plan: GenerationPlan) ->
 
 def _shared(body: OllamaFields) -> dict[str, Any]:
     options = body.options
-    sampling = {name: getattr(body, name) for name in SamplingFields.model_fields}
+    given = options.model_dump(include={*CommonSampling.model_fields}, exclude_none=True) if options else {}
     asked = options.num_predict if options else None
     return {
-        **sampling,
-        **(
-            {name: value for name, value in options.sampling().items() if value is not None}
-            if options
-            else {}
-        ),
+        **{name: getattr(body, name) for name in SamplingFields.model_fields},
+        **given,
         "model": body.model,
         "max_tokens": None if asked is None or asked < 0 else max(asked, 1),
         "response_format": _format(body.format),
@@ -119,12 +125,7 @@ def _notices(service: Service, body: OllamaFields) -> list[str]:
 
 def _message(message: OllamaMessage) -> Message:
     calls = [
-        ToolCall(
-            id=call.id or f"call_{i}",
-            function=CalledFunction(
-                name=call.function.name, arguments=json.dumps(call.function.arguments, ensure_ascii=False)
-            ),
-        )
+        ToolCall.of(call.id or f"call_{i}", call.function.name, call.function.arguments)
         for i, call in enumerate(message.tool_calls or ())
     ]
     return Message(

@@ -215,24 +215,36 @@ class StreamOptions(Shape):
     include_obfuscation: bool | None = Field(None, description="Has no effect: nothing is obfuscated.")
 
 
-class SamplingFields(Shape):
-    """How the next token is chosen: OpenAI's fields, and llama.cpp's samplers under its names."""
+class CommonSampling(Shape):
+    """How the next token is chosen, in the names that OpenAI, llama.cpp and Ollama share."""
 
     temperature: UpTo100 | None = None
     top_p: Probability | None = None
     top_k: NumTokensOrOff | None = Field(None, description="0 or -1: off.")
     min_p: Probability | None = None
     typical_p: Positive | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repeat_penalty: Factor | None = None
+    repeat_last_n: NumTokensOrOff | None = None
+    mirostat: Annotated[int, only(0, "mirostat is not supported")] | None = None
+    mirostat_tau: Any = Field(None, description=_MIROSTAT)
+    mirostat_eta: Any = Field(None, description=_MIROSTAT)
+    seed: Annotated[int, Field(ge=-1, le=2**63 - 1), WHOLE] | None = Field(
+        None, description="-1 draws a fresh one; the n-th of several answers has seed + n."
+    )
+    stop: StopText | Annotated[Many[StopText], Field(max_length=32)] | None = None
+
+
+class SamplingFields(CommonSampling):
+    """How the next token is chosen: OpenAI's fields, and llama.cpp's samplers under its names."""
+
     top_n_sigma: Annotated[float, Field(ge=-1, le=1_000)] | None = Field(None, description="0 or less: off.")
     dynatemp_range: UpTo100 | None = None
     dynatemp_exponent: UpTo100 | None = None
     xtc_probability: Probability | None = None
     xtc_threshold: Probability | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repeat_penalty: Factor | None = None
     repetition_penalty: Factor | None = Field(None, description="vLLM's name of repeat_penalty.")
-    repeat_last_n: NumTokensOrOff | None = None
     dry_multiplier: UpTo100 | None = None
     dry_base: Annotated[float, Field(ge=1, le=100)] | None = None
     dry_allowed_length: NumTokens | None = None
@@ -243,21 +255,14 @@ class SamplingFields(Shape):
         description="Those that are not named are off. Their order is fixed (docs/sampling.md): the notices "
         "name another, and samplers that are not known here.",
     )
-    mirostat: Annotated[int, only(0, "mirostat is not supported")] | None = None
-    mirostat_tau: Any = Field(None, description=_MIROSTAT)
-    mirostat_eta: Any = Field(None, description=_MIROSTAT)
     logit_bias: Annotated[
         dict[TokenId, Penalty] | None,
         Field(max_length=_MAX_BIASES),
         few(_MAX_BIASES),
         BeforeValidator(_biases),
     ] = Field(None, description="By token id; -100 bars a token. Also llama.cpp's pairs of both.")
-    seed: Annotated[int, Field(ge=-1, le=2**63 - 1), WHOLE] | None = Field(
-        None, description="-1 draws a fresh one; the n-th of several answers has seed + n."
-    )
     min_tokens: NumTokens | None = None
     ignore_eos: bool | None = None
-    stop: StopText | Annotated[Many[StopText], Field(max_length=32)] | None = None
     bitwise: bool | None = Field(
         None,
         description="True: the text of plain decoding bit for bit, whatever is drafted and whoever else "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -87,6 +88,12 @@ class ToolCall(Shape):
     function: CalledFunction
     index: int | None = None
     provider_specific_fields: Any = Field(default=None, description=_PROVIDERS)
+
+    @classmethod
+    def of(cls, id: str, name: str, arguments: Mapping[str, Any]) -> ToolCall:
+        """A call with its arguments as data."""
+        text = json.dumps(arguments, ensure_ascii=False)
+        return cls(id=id, function=CalledFunction(name=name, arguments=text))
 
 
 class Message(Shape):

@@ -8,18 +8,11 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from outrider.server.protocol.base import (
     WHOLE,
-    Factor,
+    CommonSampling,
     Json,
     Many,
     NumLogprobs,
-    NumTokensOrOff,
-    Penalty,
-    Positive,
-    Probability,
-    SamplingFields,
     Shape,
-    StopText,
-    UpTo100,
     only,
     unsupported,
 )
@@ -70,31 +63,17 @@ class OllamaMessage(Shape):
     tool_call_id: str | None = None
 
 
-class Options(Shape):
+class Options(CommonSampling):
     """How the model is run and the next token chosen."""
 
     num_predict: Annotated[int, Field(ge=-2, le=2**31 - 1), WHOLE] | None = Field(
         None, description="Below 0: no limit but the server's."
     )
-    temperature: UpTo100 | None = None
-    top_k: NumTokensOrOff | None = None
-    top_p: Probability | None = None
-    min_p: Probability | None = None
-    typical_p: Positive | None = None
-    repeat_last_n: NumTokensOrOff | None = None
-    repeat_penalty: Factor | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    seed: Annotated[int, Field(ge=-1, le=2**63 - 1), WHOLE] | None = None
-    stop: StopText | Annotated[Many[StopText], Field(max_length=32)] | None = None
     num_ctx: Annotated[int, Field(ge=0), WHOLE] | None = Field(
         None, description="The context is the server's; the answer's notices say where it is smaller."
     )
-    mirostat: Annotated[int, only(0, "mirostat is not supported")] | None = None
     tfs_z: Annotated[float, only(1, "it is not supported")] | None = None
     num_keep: Any = Field(None, description="Accepted, without effect: nothing is cut out.")
-    mirostat_tau: Any = Field(None, description="Accepted, without effect: there is no mirostat.")
-    mirostat_eta: Any = Field(None, description="Accepted, without effect: there is no mirostat.")
     penalize_newline: Any = Field(None, description="Accepted, without effect: it always counts.")
     draft_num_predict: Any = Field(None, description="Accepted, without effect: what pays is drafted.")
     num_batch: Any = Field(None, description=_LOADED)
@@ -109,11 +88,6 @@ class Options(Shape):
     vocab_only: Any = Field(None, description=_LOADED)
     logits_all: Any = Field(None, description=_LOADED)
     embedding_only: Any = Field(None, description=_LOADED)
-
-    def sampling(self) -> dict[str, Any]:
-        """Those that say how the next token is chosen."""
-        given = {name: getattr(self, name) for name in Options.model_fields}
-        return {name: value for name, value in given.items() if name in SamplingFields.model_fields}
 
 
 class OllamaFields(GenerationRequest):
