@@ -6,10 +6,9 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
@@ -71,12 +70,9 @@ def chat(settings: RunSettings) -> int:
 
 
 def _check(settings: RunSettings) -> None:
-    for name, given in (
-        ("--compare", settings.compare),
-        ("--json", settings.print_json),
-        ("--raw", settings.raw),
-    ):
-        if given:
+    refused = {"--compare": settings.compare, "--json": settings.print_json, "--raw": settings.raw}
+    for name, is_given in refused.items():
+        if is_given:
             raise SettingError(name, "a conversation has no use for it", "Leave it out, or use outrider run.")
     if settings.prediction is not None:
         raise SettingError("--prediction", "it is about one answer", "Leave it out, or use outrider run.")
@@ -91,8 +87,7 @@ def _first_message(settings: RunSettings) -> str | None:
     return read_prompt(settings.prompt_argument, settings.prompt, None, escape=settings.escape)
 
 
-@dataclass(frozen=True, slots=True)
-class _Command:
+class _Command(NamedTuple):
     """What a line that begins with / does: `act` gets what follows the name."""
 
     argument: str
@@ -163,54 +158,46 @@ class _Conversation:
             except OutriderError as error:
                 self._warn(str(error))
 
-    # What commands do
+    # What commands do (`_COMMANDS` says what)
 
     def help(self, _: str = "") -> None:
-        """Say what can be typed."""
         self._note(_HELP)
         for name, command in _COMMANDS.items():
             self._note(f"  {name + ' ' + command.argument:16}{command.help}")
 
     def reset(self, _: str) -> None:
-        """Start over."""
         self._messages = self._messages[: self._num_system]
         self._note("a new conversation")
 
     def undo(self, _: str) -> None:
-        """Forget the last message and its answer."""
         message = self._last_message()
         del self._messages[message:]
         left = (len(self._messages) - self._num_system + 1) // 2
         self._note(f"{left} message{'s' * (left != 1)} of yours left")
 
     def again(self, _: str) -> None:
-        """Answer the last message once more."""
         message = self._last_message()
         text = self._messages[message]["content"]
         del self._messages[message:]
         self.say(str(text))
 
     def system(self, text: str) -> None:
-        """Set the system message, or show it."""
         if text:
             self._messages = [{"role": "system", "content": text}, *self._messages[self._num_system :]]
         shown = str(self._messages[0]["content"]) if self._num_system else "none"
         self._note(f"system message: {shown}")
 
     def read(self, file: str) -> None:
-        """Put a file before the next message."""
         text = read_text(Path(file).expanduser(), "file")
         self._attached += f"{text.rstrip()}\n\n"
         self._note(f"{len(text):,} characters go before your next message")
 
     def save(self, file: str) -> None:
-        """Write the conversation to a file."""
         document = json.dumps({"messages": self._messages}, ensure_ascii=False, indent=1) + "\n"
         write_whole(Path(file).expanduser(), document, "conversation")
         self._note(f"{len(self._messages)} messages written to {file}")
 
     def load(self, file: str) -> None:
-        """Go on with the conversation in a file."""
         try:
             saved = _Saved.model_validate_json(read_text(Path(file).expanduser(), "conversation"))
         except ValidationError:
@@ -219,7 +206,6 @@ class _Conversation:
         self._note(f"{len(saved.messages)} messages; the conversation goes on from there")
 
     def settings(self, _: str) -> None:
-        """Show the settings that differ from their defaults."""
         fields = settings_of(type(self._settings))
         given = {name: getattr(self._settings, name) for name in fields}
         shown = [
@@ -234,7 +220,6 @@ class _Conversation:
         self._note("; ".join(shown) or "all settings have their defaults")
 
     def readout(self, _: str) -> None:
-        """Show the counts of the last answer."""
         if self._last is None:
             self._note("nothing was answered yet")
             return
@@ -247,7 +232,6 @@ class _Conversation:
             print_explanation(self._errors, explanation)
 
     def leave(self, _: str) -> None:
-        """End the conversation."""
         raise EOFError
 
     @property

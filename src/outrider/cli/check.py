@@ -17,10 +17,7 @@ from outrider.check.report import LookupReport, Report, Rewind, Sample
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.load_options import load_options
 from outrider.cli.output import Cell, print_notes, print_rows, readable, write_json
-from outrider.cli.plans import (
-    check_context,
-    hub_options,
-)
+from outrider.cli.plans import check_context, hub_options
 from outrider.cli.settings import CheckSettings
 from outrider.core.contracts import RewindKind
 from outrider.core.errors import SettingError
@@ -184,7 +181,9 @@ def print_check(console: Console, report: Report) -> None:
     for draft in report.drafts:
         _block(console, f"draft {draft.model.name}", _draft_rows(draft, report), draft.verdict)
     if report.backend:
-        _block(console, "library", _library_rows(report))
+        taken = [report.library_to_take] if report.library_to_take else []
+        lines = [f"measured with --backend {report.backend}", *taken]
+        _block(console, "library", [("" if i else "verdict", line) for i, line in enumerate(lines)])
     several = len(report.drafts) != 1 and (report.drafts or report.lookup is None)
     if several:
         _block(console, "verdict", [("", report.verdict)])
@@ -207,19 +206,14 @@ def _target_rows(report: Report) -> list[tuple[str, str]]:
         ("size", _size(report.target)),
         *([("library", report.target.library)] if report.target.library else []),
         ("rewind", _rewind(report.rewind)),
+        ("calls", _calls(report.calls)),
     ]
-    rows.append(("calls", _calls(report.calls)))
     if report.sample is not None:
         rows += [
             ("answers", _sample(report.sample)),
             ("plain", f"{report.sample.plain_tokens_per_s:.1f} tokens/s"),
         ]
     return rows
-
-
-def _library_rows(report: Report) -> list[tuple[str, str]]:
-    rows = [("verdict", f"measured with --backend {report.backend}")]
-    return [*rows, ("", report.library_to_take)] if report.library_to_take else rows
 
 
 def _lookup_rows(lookup: LookupReport) -> list[tuple[str, str]]:

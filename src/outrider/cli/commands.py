@@ -48,11 +48,7 @@ class CommandSpec:
 
 
 COMMANDS = {
-    "run": CommandSpec(
-        "settings:RunSettings",
-        "run:run_or_chat",
-        _RUN,
-    ),
+    "run": CommandSpec("settings:RunSettings", "run:run_or_chat", _RUN),
     "chat": CommandSpec(
         "settings:ChatSettings",
         "chat:chat",
@@ -76,19 +72,13 @@ COMMANDS = {
         "Write a plan with every setting explained, ready to be run.",
     ),
     "bench report": CommandSpec(
-        "bench_settings:ReportSettings",
-        "bench:report",
-        "Show the report of a run, as far as it has come.",
+        "bench_settings:ReportSettings", "bench:report", "Show the report of a run, as far as it has come."
     ),
     "bench compare": CommandSpec(
-        "bench_settings:CompareSettings",
-        "bench:compare",
-        "What changed between two runs, beyond the noise.",
+        "bench_settings:CompareSettings", "bench:compare", "What changed between two runs, beyond the noise."
     ),
     "bench export": CommandSpec(
-        "bench_settings:ExportSettings",
-        "bench:export",
-        "Write the rows of a run as a table: CSV or Parquet.",
+        "bench_settings:ExportSettings", "bench:export", "Write the rows of a run as a table: CSV or Parquet."
     ),
     "check": CommandSpec(
         "settings:CheckSettings",

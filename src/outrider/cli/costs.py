@@ -9,31 +9,18 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from outrider.backends.gguf import GgufModel, LoadOptions, Weights, show_log
+from outrider.backends.gguf import GgufModel, LoadOptions, show_log
 from outrider.backends.gguf.head_model import HeadModel
 from outrider.backends.tuning.options import Tuning, tune, tuned_options
 from outrider.backends.tuning.scoring import costs_of, subject_of
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.load_options import load_options
 from outrider.cli.output import Cell, Report, bars, print_notes, print_table, readable, write_json
-from outrider.cli.plans import (
-    check_context,
-    draft_reference,
-    hub_options,
-    target_reference,
-)
+from outrider.cli.plans import check_context, draft_reference, hub_options, target_reference
 from outrider.cli.settings import CostsSettings
 from outrider.core.errors import SettingError
 from outrider.core.files import check_writable
-from outrider.costs import (
-    MAX_TOKENS,
-    CallCosts,
-    PairCosts,
-    best_call,
-    export_costs,
-    good_sizes,
-    import_costs,
-)
+from outrider.costs import MAX_TOKENS, CallCosts, PairCosts, best_call, export_costs, good_sizes, import_costs
 from outrider.costs.break_even import break_even_of
 from outrider.costs.timer import Rows
 from outrider.models.finding import AUTO_DRAFT
@@ -150,7 +137,8 @@ def _measure(
             own = options[role] if role == "target" else in_same_library(pair.target.options, options[role])
             if tuning := tuned_options(weights.path, own, draft=role == "draft"):
                 tunings.setdefault(role, tuning)
-            model = _open(settings, weights)
+            usual = min(max(_LONGEST_CONTEXT_TOKENS, DEFAULT_CONTEXT_TOKENS), weights.trained_context)
+            model = weights.open(settings.ctx_size or usual, max_sequences=settings.sequences)
             if role == "target" and pair.draft is None and pair.draft_name:
                 # Its calls give the head its hidden states, as they do in a session.
                 measure("draft", HeadModel(model, model.capacity_tokens))
@@ -159,11 +147,6 @@ def _measure(
     finally:
         pair.close()
     return PairCosts(found["target"], found.get("draft"), about)
-
-
-def _open(settings: CostsSettings, weights: Weights) -> GgufModel:
-    usual = min(max(_LONGEST_CONTEXT_TOKENS, DEFAULT_CONTEXT_TOKENS), weights.trained_context)
-    return weights.open(settings.ctx_size or usual, max_sequences=settings.sequences)
 
 
 def _show(settings: CostsSettings, pair: PairCosts, notices: list[str], tunings: dict[str, Tuning]) -> None:

@@ -6,7 +6,7 @@ import signal
 import sys
 from _thread import interrupt_main
 from threading import Timer, current_thread, main_thread
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 _MOMENT_S = 0.05
@@ -27,9 +27,7 @@ class Interrupt:
             self._previous = signal.signal(signal.SIGINT, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if current_thread() is main_thread():
             signal.signal(signal.SIGINT, self._previous)
 
@@ -52,10 +50,8 @@ class LoadInterrupt(Interrupt):
         self._hook, sys.unraisablehook = sys.unraisablehook, self._forgotten
         return super().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         sys.unraisablehook = self._hook
         if self._later is not None:
             self._later.cancel()

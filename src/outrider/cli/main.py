@@ -55,20 +55,17 @@ def _program(
 def main() -> None:
     """Run the program. Deliberate errors become one message and exit status 2, Ctrl-C 130."""
     open_streams()
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         app(prog_name="outrider")
+        return
     except OutriderError as error:
-        errors.print(Text.assemble(("error: ", "bold red"), readable(str(error))))
-        leave(USAGE_ERROR)
+        what = str(error)
     except OSError as error:
         if error.filename is None:
             raise
-        what = readable(f"{error.filename}: {reason_of(error)}. Check it, or name another.")
-        errors.print(Text.assemble(("error: ", "bold red"), what))
-        leave(USAGE_ERROR)
+        what = f"{error.filename}: {reason_of(error)}. Check it, or name another."
     except MemoryError:
-        errors.print(
-            Text("error: memory: this machine has none left. Choose a smaller model or context (-c).")
-        )
-        leave(USAGE_ERROR)
+        what = "memory: this machine has none left. Choose a smaller model or context (-c)."
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors.print(Text.assemble(("error: ", "bold red"), readable(what)))
+    leave(USAGE_ERROR)

@@ -112,10 +112,6 @@ def _null(mode: str) -> TextIO:
     return cast(TextIO, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
-def _reader_left(_: Console) -> None:
-    leave(PIPE_CLOSED)
-
-
 def open_streams() -> None:
     """Make the standard streams usable whatever the shell did to them."""
     if sys.stdin is None:
@@ -132,7 +128,7 @@ def open_streams() -> None:
         sys.stdout = cast(TextIO, _Stream(sys.stdout, _output_errors))
         sys.stderr = cast(TextIO, _Stream(sys.stderr, _nothing_to_say_it_on))
     # Rich's exit status would be 1, by which some commands say what they found.
-    Console.on_broken_pipe = _reader_left  # type: ignore[assignment,method-assign]
+    Console.on_broken_pipe = lambda _: leave(PIPE_CLOSED)  # type: ignore[assignment,method-assign]
 
 
 def leave(status: int) -> NoReturn:

@@ -16,7 +16,7 @@ from outrider.cli.load_options import load_options
 from outrider.cli.prompt import encodable
 from outrider.cli.settings import RunSettings
 from outrider.core.contracts import Vocabulary
-from outrider.core.data import Grammar, Request
+from outrider.core.data import Grammar, Request, Thought
 from outrider.core.errors import InputError, SettingError
 from outrider.core.files import check_writable, read_text
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
@@ -37,11 +37,12 @@ from outrider.models.chat import ChatTemplate
 from outrider.models.hub import HubOptions
 from outrider.policy import FixedPolicy
 from outrider.session.learned import AutoSettings
-from outrider.session.reasoning import limited_thought
 
 POLICIES = ("auto", "lookup", "model", "fixed", "plain")
 UNLIMITED_TOKENS = 2048
 """Room for an answer of unknown length."""
+_TAIL_TOKENS = 32
+"""of a prompt: enough to see whether its end opens the model's reasoning"""
 
 
 _RENAMED = {
@@ -103,7 +104,7 @@ class RunPlan:
             verification=self.pair.verification,
             logprobs=self.settings.logprobs,
             grammar=self.grammar,
-            thought=limited_thought(template, vocabulary, prompt, budget, message or "") if limited else None,
+            thought=_thought(template, vocabulary, prompt, budget, message or "") if limited else None,
         )
 
 
@@ -258,6 +259,22 @@ def _max_tokens(predict: int) -> int | None:
         why = "it asks for nothing" if predict == 0 else "it is no number of tokens"
         raise SettingError(f"-n {predict}", why, "Give 1 or more, or -1 for no limit.")
     return predict if predict > 0 else None
+
+
+def _thought(
+    template: ChatTemplate | None, vocabulary: Vocabulary, prompt: tuple[int, ...], budget: int, message: str
+) -> Thought | None:
+    """How the answer to a prompt reasons, with at most `budget` tokens; `message` comes before an end that
+    is forced. None for a model whose template knows no reasoning."""
+    from outrider.formats import format_of  # loads slowly, and few requests need it
+
+    spelled = (
+        vocabulary.spelling(token) if vocabulary.is_control(token) else vocabulary.piece(token)
+        for token in prompt[-_TAIL_TOKENS:]
+    )
+    end = b"".join(spelled).decode("utf-8", errors="replace")
+    thought = format_of(template, vocabulary).thought(end, message)
+    return None if thought is None else replace(thought, budget=budget)
 
 
 def _bias(text: str) -> tuple[int, float]:

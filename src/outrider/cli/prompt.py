@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,7 +33,9 @@ def read_prompt(argument: str | None, option: str | None, file: Path | None, *, 
     elif file is not None and str(file) != "-":
         text = read_text(file, "prompt file")
     elif file is None and sys.stdin.isatty():
-        text = _ask()
+        text = ""
+        with suppress(EOFError):
+            text = ask("prompt> ")
     else:
         text = _decode(sys.stdin.buffer, "standard input")
     if not text.strip():
@@ -47,13 +50,6 @@ def unescape(text: str) -> str:
     'a\nb\\n'
     """
     return _ESCAPES.sub(lambda match: _SIMPLE.get(match[1]) or chr(int(match[1][1:], 16)), text)
-
-
-def _ask() -> str:
-    try:
-        return ask("prompt> ")
-    except EOFError:
-        return ""
 
 
 def ask(question: str) -> str:

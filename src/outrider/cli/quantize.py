@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -35,13 +34,15 @@ def quantize_model(settings: QuantizeSettings) -> int:
     made = []
     try:
         for to, output in outputs.items():
-            made.append(_make_one(settings, source, to, output, errors))
-            errors.print(Text(readable(_line(made[-1]))))
+            made.append(one := _make_one(settings, source, to, output, errors))
+            size = f"{one.file_bytes / 1e6:,.0f} MB, {_ratio(one)} of {one.source.name}"
+            errors.print(Text(readable(f"{one.path.name}: {size}, {one.seconds:.1f} s")))
     except KeyboardInterrupt:
         errors.print("\ninterrupted: the file that was being written is removed")
         return INTERRUPTED
     if settings.print_json:
-        write_json(_as_json(source, made))
+        files = [asdict(one) | {"path": str(one.path), "source": str(one.source)} for one in made]
+        write_json({"source": str(source), "files": files})
     else:
         _print(source, made)
     return 0
@@ -82,11 +83,6 @@ def _make_one(settings: QuantizeSettings, source: Path, to: str, output: Path, e
         )
 
 
-def _line(made: Quantized) -> str:
-    size = f"{made.file_bytes / 1e6:,.0f} MB, {_ratio(made)} of {made.source.name}"
-    return f"{made.path.name}: {size}, {made.seconds:.1f} s"
-
-
 def _ratio(made: Quantized) -> str:
     return f"{made.file_bytes / made.source_bytes:.2f}x"
 
@@ -118,8 +114,3 @@ def _print(source: Path, made: Sequence[Quantized]) -> None:
         for note in one.notes:
             if note != about_source:
                 console.print(Text(readable(f"{one.quantization}: {note}")))
-
-
-def _as_json(source: Path, made: Sequence[Quantized]) -> dict[str, Any]:
-    files = [asdict(one) | {"path": str(one.path), "source": str(one.source)} for one in made]
-    return {"source": str(source), "files": files}

@@ -91,7 +91,7 @@ def print_readout(
     drawn = f" ({readout.drawn_tokens} of the tokens were drawn)" if readout.drawn_tokens else ""
     rows["rule"] = readout.rule + drawn
     if readout.generated_tokens:
-        rows["time"] = _time_line(readout) + (_constraint_part(readout) if grammar else "")
+        rows["time"] = _time_line(readout, limited=grammar is not None)
     if estimate and explanation and readout.generated_tokens:
         rows["speed-up"] = estimate_line(explanation)
     if readout.burst_latency_s:
@@ -175,11 +175,6 @@ def _saved_line(readout: Readout) -> str:
     return ", ".join(f"{count} by {name}" for name, count in saved.items() if count) or "none"
 
 
-def _constraint_part(readout: Readout) -> str:
-    spent = f"{_time(readout.time_s.constraint)} ({readout.constraint_share:.1%})"
-    return f"; masks and forced text took {spent} of it"
-
-
 def _acceptance_line(drafted: int, accepted: int) -> str:
     return f"{_number(drafted, 'token')}, {accepted} accepted" + (
         f" ({accepted / drafted:.0%})" if drafted else ""
@@ -187,21 +182,24 @@ def _acceptance_line(drafted: int, accepted: int) -> str:
 
 
 def _drafter_line(name: str, counts: DrafterCounts) -> str:
-    positions = " ".join(_percent(share) for share in counts.acceptance_by_position).rstrip(" -")
+    shares = ("-" if share is None else f"{share:.0%}" for share in counts.acceptance_by_position)
+    positions = " ".join(shares).rstrip(" -")
     line = f"{_acceptance_line(counts.drafted_tokens, counts.accepted_tokens)}; by position {positions}"
     if name == FORCED and counts.accepted_tokens < counts.drafted_tokens:
         line += "; the target spelled the others with other tokens"
     return line
 
 
-def _time_line(readout: Readout) -> str:
+def _time_line(readout: Readout, *, limited: bool) -> str:
     time = readout.time_s
     parts = {"draft": time.draft, "verify": time.verify, "sampling": time.sampling, "other": time.other}
     shares = ", ".join(
         f"{name} {_time(seconds)} ({seconds / readout.decode_s if readout.decode_s else 0:.0%})"
         for name, seconds in parts.items()
     )
-    return f"{shares}; {readout.overhead:.1%} of it outside model calls"
+    line = f"{shares}; {readout.overhead:.1%} of it outside model calls"
+    spent = f"{_time(time.constraint)} ({readout.constraint_share:.1%})"
+    return line + (f"; masks and forced text took {spent} of it" if limited else "")
 
 
 def _latency_line(latency: Latency) -> str:
@@ -248,10 +246,6 @@ def _equality_line(comparison: Comparison, deterministic: bool) -> str:
         f"by a margin of {divergence.margin:.4f}; a margin near 0 is rounding: "
         "calls over several tokens add up in another order"
     )
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
 
 
 def _number(count: int, noun: str) -> str:

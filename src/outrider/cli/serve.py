@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from socket import socket
 from ssl import SSLContext
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -35,6 +37,9 @@ from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
 from outrider.session.drafts import resolve_models
 from outrider.session.loading import memory_bytes as pair_bytes
 
+if TYPE_CHECKING:
+    from outrider.cluster.serving import Replicas
+
 LOG = logging.getLogger("outrider.server")
 
 
@@ -52,58 +57,47 @@ def serve(configuration: Configuration) -> int:
     several = None if is_one else _several(settings, plans)
     if settings.ray is not None and several is not None:
         raise SettingError("ray", "replicas serve one model, and there are several", "Serve one of them.")
-    if settings.ray is not None:
-        return _serve_replicas(settings, ring, tls, [*configuration.notices, *notices], errors)
     sockets = bind(settings.host, settings.port)
-    address = address_of(sockets, tls=tls is not None)
     said = [*configuration.notices, *notices]
+    served: Models | Replicas
     try:
         with ExitStack() as stack:
-            if several is None:
-                with Loading(sockets, settings, tls) as loading:
-                    models, overview = _one(settings, plans[""][1], loading, stack, errors)
-                said += models.services()[0].notices
+            if settings.ray is not None:
+                served, overview = _replicas(settings, settings.ray, sockets, tls, stack)
+                app = protect(served, settings, ring)
             else:
-                models, overview, notes = several
-                said += notes
-            overview |= _overview(settings, ring, address)
+                if several is None:
+                    with Loading(sockets, settings, tls) as loading:
+                        served, overview = _one(settings, plans[""][1], loading, stack, errors)
+                    said += served.services()[0].notices
+                else:
+                    served, overview, notes = several
+                    said += notes
+                app = assemble(served, settings, ring)
+            overview |= _overview(settings, ring, address_of(sockets, tls=tls is not None))
             ready = partial(_announce, settings, overview, said, errors)
-            app = assemble(models, settings, ring)
-            server = Server(app, settings, tls=tls, drain=models.drain, ready=ready)
-            with closing(models):
+            server = Server(app, settings, tls=tls, drain=served.drain, ready=ready)
+            with closing(served):
                 server.run(sockets)
             return server.status
     finally:
         close(sockets)
 
 
-def _serve_replicas(
-    settings: ServeSettings, ring: KeyRing, tls: SSLContext | None, said: Sequence[str], errors: Console
-) -> int:
-    """Serve by replicas on a cluster; this process takes the requests in."""
+def _replicas(
+    settings: ServeSettings, address: str, sockets: Sequence[socket], tls: SSLContext | None, stack: ExitStack
+) -> tuple[Replicas, dict[str, str]]:
+    """Replicas on a cluster, for which this process takes the requests in; what is said of them."""
     from outrider.cluster.joining import LOCAL, joined
     from outrider.cluster.serving import Replicas
 
-    assert settings.ray is not None
     least, most = settings.replica_range
-    sockets = bind(settings.host, settings.port)
-    address = address_of(sockets, tls=tls is not None)
-    try:
-        with joined(settings.ray):
-            with Loading(sockets, settings, tls):
-                replicas = Replicas(partial(open_models, settings), settings, least, most)
-            number = f"{least} to {most}" if most > least else f"{least}"
-            place = "this machine" if settings.ray == LOCAL else f"the cluster at {settings.ray}"
-            overview = {"replicas": f"{number}, on {place}"}
-            overview |= _overview(settings, ring, address)
-            ready = partial(_announce, settings, overview, said, errors)
-            app = protect(replicas, settings, ring)
-            server = Server(app, settings, tls=tls, drain=replicas.drain, ready=ready)
-            with closing(replicas):
-                server.run(sockets)
-            return server.status
-    finally:
-        close(sockets)
+    stack.enter_context(joined(address))
+    with Loading(sockets, settings, tls):
+        replicas = Replicas(partial(open_models, settings), settings, least, most)
+    number = f"{least} to {most}" if most > least else f"{least}"
+    place = "this machine" if address == LOCAL else f"the cluster at {address}"
+    return replicas, {"replicas": f"{number}, on {place}"}
 
 
 def open_models(settings: ServeSettings) -> tuple[Models, Callable[[], None]]:

@@ -287,9 +287,7 @@ class TrimSettings(Hub, JsonOutput, Verbose, Context, Loading):
         help="Count stored recordings of the target's answers too (repeatable).",
     )
     seconds: Annotated[float, Field(ge=0, le=3600)] = setting(
-        90.0,
-        panel="Counting",
-        help="Time for the target's answers that are counted; 0: none.",
+        90.0, panel="Counting", help="Time for the target's answers that are counted; 0: none."
     )
     out: Path | None = setting(
         None,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from queue import Empty, Full, Queue
 from threading import Thread
 from time import perf_counter
-from types import TracebackType
 from typing import Self
 
 from rich.color import ColorSystem
@@ -93,9 +92,7 @@ class Reading:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._status is not None:
             self._status.stop()
 
@@ -176,9 +173,7 @@ class PacedPrinter:
         if self._error is not None:
             raise self._error
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         patience_s = _LAST_PATIENCE_S if kind is KeyboardInterrupt else None
         with suppress(Full):
             self._texts.put(None, timeout=patience_s)

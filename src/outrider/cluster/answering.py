@@ -42,17 +42,13 @@ def answer(
     """
     claim_answers(plan)
     notices: list[str] = []
-    nodes = find_nodes((), _no_check, left_out=lambda node, why: notices.append(f"{node}: {why}"))
+    nodes = find_nodes((), lambda _backend: None, left_out=lambda node, why: notices.append(f"{node}: {why}"))
     questions = asked(plan.data)
     everything = [*questions.held_out, *questions.training]
     shards = [everything[at : at + SHARD] for at in range(0, len(everything), SHARD)]
     answering = _Answering(file, plan, reference, hub, progress, deque(enumerate(shards)), nodes)
     answering.run()
     return [*notices, *answering.notices]
-
-
-def _no_check(backend: str) -> None:
-    del backend
 
 
 @dataclass

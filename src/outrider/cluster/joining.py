@@ -100,7 +100,7 @@ def find_nodes(
     A node that cannot is `left_out` with the reason. Raises SettingError where none is left, and for a kind
     that no node has.
     """
-    ask = ray.remote(num_cpus=0, max_retries=1, runtime_env={"env_vars": ENVIRONMENT})(_facts)
+    ask = ray.remote(num_cpus=0, max_retries=1, runtime_env={"env_vars": ENVIRONMENT})(facts_here)
     alive = {id: node for id, node in nodes_alive().items() if node["Resources"].get("CPU", 0) >= 1}
     asked = {id: ask.options(scheduling_strategy=on_node(id)).remote(backends, check) for id in alive}
     found, reasons = [], dict[str, str]()
@@ -122,10 +122,6 @@ def find_nodes(
         raise SettingError("the cluster", f"none of its nodes can work ({why})", "Set the nodes up for it.")
     _check_kinds(found, wanted)
     return [node for node in found if not wanted or node.kind in wanted]
-
-
-def _facts(backends: Sequence[str], check: Callable[[str], None]) -> dict[str, Any]:
-    return facts_here(backends, check)
 
 
 def _answer(answer: Any, backends: Sequence[str]) -> tuple[dict[str, Any] | None, str]:

@@ -21,7 +21,8 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import BackPressureError
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from outrider.cluster.affinity import routing_key
@@ -251,7 +252,9 @@ class Replicas:
             why = "the server is ending. Ask another one."
             raise Problem(503, why, code="draining", retry_after_s=5)
         if scope["path"] == "/metrics" and self._settings.metrics:
-            await self._metrics(send)
+            text = merged(await self._board.metrics.remote())
+            kind = "text/plain; version=0.0.4; charset=utf-8"
+            await Response(text, headers={"content-type": kind})(scope, receive, send)
             return
         if scope["path"] == "/health":  # however full the replicas are
             if not await asyncio.to_thread(_num_running):
@@ -259,17 +262,12 @@ class Replicas:
             await JSONResponse({"status": "ok"})(scope, receive, send)
             return
         caller = scope.get("state", {}).get("caller") or Caller()
-        body = bytearray()
-        more = True
-        while more:
-            if (received := await receive())["type"] != "http.request":
-                return
-            body += received.get("body", b"")
-            more = received.get("more_body", False)
-        asked = Asked(
-            scope["method"], scope["path"], scope["query_string"], scope["headers"], bytes(body),
-            caller.name if caller.name else "",
-        )  # fmt: skip
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
+        sent_on = scope["method"], scope["path"], scope["query_string"], scope["headers"]
+        asked = Asked(*sent_on, body, caller.name)
         key = routing_key(Headers(raw=scope["headers"]), asked.body, asked.caller)
         with caller.reserved(*_estimate(asked)) as used:
             async for sent in self._messages(asked, key, receive):
@@ -331,7 +329,7 @@ class Replicas:
         steps, is_sent = aiter(answers), False
         try:
             while True:
-                step: asyncio.Future[Any] = asyncio.ensure_future(_next(steps))
+                step: asyncio.Future[Any] = asyncio.ensure_future(anext(steps, None))
                 if not is_sent:  # afterwards the client's leaving is no news
                     await asyncio.wait([step, leaving], return_when=asyncio.FIRST_COMPLETED)
                     if not step.done():
@@ -349,21 +347,10 @@ class Replicas:
             answers.cancel()
             raise
 
-    async def _metrics(self, send: Send) -> None:
-        text = merged(await self._board.metrics.remote()).encode()
-        kind = b"text/plain; version=0.0.4; charset=utf-8"
-        headers = [(b"content-type", kind), (b"content-length", str(len(text)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": text})
-
 
 def _used(caller: Caller, scope: Scope) -> Message:
     used, route = caller.used, getattr(scope.get("route"), "path", None)
     return {"type": "used", "tokens": (used.prompt_tokens, used.completion_tokens), "route": route}
-
-
-async def _next(steps: AsyncIterator[list[Message]]) -> list[Message] | None:
-    return await anext(steps, None)
 
 
 def _num_running() -> int:

@@ -127,8 +127,9 @@ class _Driver:
     def run(self) -> None:
         """Until nothing is left that can be done."""
         while True:
-            for piece in self._ready():
-                self._start(piece)
+            for piece in self._possible():
+                if piece.name not in self.done and piece.name not in self.running:
+                    self._start(piece)
             if not self.running:
                 return
             self._wait()
@@ -140,11 +141,6 @@ class _Driver:
                 remove_placement_group(running.group)
 
     # What can be done now
-
-    def _ready(self) -> Iterator[Piece]:
-        for piece in self._possible():
-            if piece.name not in self.done and piece.name not in self.running:
-                yield piece
 
     def _possible(self) -> Iterator[Piece]:
         """Every piece whose predecessors are done, itself too."""

@@ -68,10 +68,6 @@ def _choice(grammar: Grammar) -> tuple[str, tuple[str, ...]]:
     return f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, choices))}\n", ()
 
 
-def _gbnf(grammar: Grammar) -> tuple[str, tuple[str, ...]]:
-    return gbnf_to_lark(grammar.text), ()
-
-
 def _lark(grammar: Grammar) -> tuple[str, tuple[str, ...]]:
     for match in _INLINE_SCHEMA.finditer(grammar.text):
         try:
@@ -99,7 +95,7 @@ KINDS: dict[str, Kind] = {
     "json": Kind("JSON", "JSON", _schema),
     "regex": Kind("regular expression", "text of a pattern", _regex),
     "choice": Kind("choice", "one of several texts", _choice),
-    "gbnf": Kind("grammar", "text of a GBNF grammar", _gbnf, ".gbnf"),
+    "gbnf": Kind("grammar", "text of a GBNF grammar", lambda it: (gbnf_to_lark(it.text), ()), ".gbnf"),
     "lark": Kind("grammar", "text of a Lark grammar", _lark, ".lark"),
 }
 """Every kind, by its name in `Grammar.kind`."""

@@ -21,7 +21,6 @@ class Counts:
         self.drafted: Counter[str] = Counter()
         self.accepted: Counter[str] = Counter()
         """tokens by drafter"""
-        self.drafted_calls = 0
 
     def add(self, record: StepRecord) -> None:
         """One request's share of a step."""
@@ -30,11 +29,6 @@ class Counts:
         self.tokens += len(record.tokens)
         self.drafted.update(record.draft.sources)
         self.accepted.update(record.draft.sources[: record.num_accepted])
-
-    def add_call(self, num_drafted: int) -> None:
-        """A step of decoding rows with so many drafted tokens in all."""
-        self.calls += 1
-        self.drafted_calls += bool(num_drafted)
 
     def line(self, costs: CallCosts) -> str:
         """All of it, and what calls cost."""

@@ -8,6 +8,7 @@ much of a draft was accepted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import cast
 
@@ -78,14 +79,13 @@ class Speculation:
         known = [row for row in rows if row.request and not row.is_new and _is_verified(row)]
         batch_drafted = sum(len(_verified(row)) for row in known)
         for row in known:
-            assert row.request is not None
             record = self._record(row, call_s, len(rows), batch_drafted)
-            records[row.request.sequence] = record
+            records[record.request] = record
             self.counts.add(record)
         if len(known) == len(rows):
-            self.counts.add_call(batch_drafted)
+            self.counts.calls += 1
         elif records:  # a row whose part of the call is unknown: the policy takes no time from such a step
-            records[-1] = _unknown(next(iter(records.values())))
+            records[-1] = replace(next(iter(records.values())), request=-1, kind="prefill")
         self.policy.observe(records)
         for row in known:
             assert row.request is not None
@@ -168,23 +168,3 @@ def _verified(row: Row) -> Draft:
     draft = row.request.draft if row.request else Draft()
     is_cut = common_prefix(draft.tokens, row.tokens) == len(row.tokens)
     return draft.first(len(row.tokens) - 1) if is_cut else draft
-
-
-def _unknown(record: StepRecord) -> StepRecord:
-    return StepRecord(
-        request=-1,
-        step=record.step,
-        kind="prefill",
-        position=0,
-        num_evaluated=0,
-        draft=Draft(),
-        num_accepted=0,
-        tokens=(),
-        work=DraftWork(),
-        draft_s=0.0,
-        verify_s=record.verify_s,
-        sampling_s=0.0,
-        other_s=0.0,
-        end_s=0.0,
-        num_sequences=record.num_sequences,
-    )

@@ -17,7 +17,6 @@ from outrider.formats.conversation import (
     Event,
     ReasoningDelta,
     ToolArgumentsDelta,
-    ToolCallStart,
     ToolSpec,
 )
 from outrider.formats.grammar import Rules
@@ -143,7 +142,7 @@ class ChannelReader:
         named, channel = _NAMED.search(header), _ON.search(header)
         if named and named[1] in self._names:
             self._part, self._is_empty = "call", True
-            self._events.add(_started, [(named[1], "")], self._num_calls)
+            self._events.start(self._num_calls, named[1])
             self._num_calls += 1
         elif channel and channel[1] == "analysis":
             self._part = "reasoning"
@@ -180,7 +179,3 @@ class ChannelReader:
         if self._part == "call" and self._is_empty:
             self._events.add(ToolArgumentsDelta, [("{}", "")], self._num_calls - 1)
             self._is_empty = False
-
-
-def _started(index: int, name: str, _source: str) -> ToolCallStart:
-    return ToolCallStart(index, name)

@@ -36,9 +36,9 @@ class EventBuffer:
     def __init__(self) -> None:
         self._pieces: list[tuple[Callable[..., Event], tuple[int, ...], str, str]] = []
 
-    def content(self, texts: Iterable[Character]) -> None:
-        """Text of the answer, with its sources."""
-        self.add(ContentDelta, texts)
+    def start(self, index: int, name: str) -> None:
+        """A call has begun."""
+        self.add(_started, [(name, "")], index)
 
     def add(self, kind: Callable[..., Event], texts: Iterable[Character], *index: int) -> None:
         """Text of any kind, with its sources; `index` is the call's that it belongs to."""
@@ -164,7 +164,7 @@ class Reader:
         del self._blanks[self._num_kept_blanks :]
 
     def _begin_call(self) -> None:
-        self._events.add(_started, [(self._name, "")], self._num_calls)
+        self._events.start(self._num_calls, self._name)
         self._num_calls += 1
         self._scanned_calls += 1
         self._is_open = self._is_last_call = True
@@ -213,7 +213,7 @@ class Reader:
         last = begun[0][-1]
         word = yield from one_of([marker[1:-1] for marker in begun], last)
         if not self.separates:
-            self._events.content([*self._blanks, *self._held])
+            self._events.add(ContentDelta, [*self._blanks, *self._held])
         self._held.clear()
         self._blanks.clear()
         self._phase = "reasoning" if self.markers.opener.endswith(word + last) else "answer"

@@ -75,10 +75,7 @@ _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "step_seconds": ("Seconds of a step", _GAP_SECONDS),
     "step_sequences": ("Sequences in a target call", _SEQUENCES),
     "step_tokens": ("Tokens in a target call", _CALL_TOKENS),
-    "time_to_first_token_seconds": (
-        "Seconds from submission to the first token, waiting included",
-        _SECONDS,
-    ),
+    "time_to_first_token_seconds": ("Seconds from submission to the first token, waiting included", _SECONDS),
     "e2e_request_latency_seconds": ("Seconds from submission to the last token, waiting included", _SECONDS),
     "request_queue_time_seconds": ("Seconds that a request waited for a sequence", _SECONDS),
     "request_prefill_time_seconds": ("Seconds that reading a prompt took", _SECONDS),

@@ -51,7 +51,7 @@ def text_router(models: Models) -> APIRouter:
         """Continue a conversation; with `stream`, as server-sent events."""
         return await answer(models, request, body, plan_chat, ChatAnswer)
 
-    @router.post("/v1/chat/completions/control", response_model=answers.Controlled)
+    @router.post("/v1/chat/completions/control", response_model=answers.Done)
     async def control(body: ControlRequest, request: Request) -> Any:
         """End the reasoning of an answer that runs: of a chat, a response or a message."""
         caller, names = caller_of(request).name, {body.id, body.id.rpartition("-")[2].rpartition("_")[2]}

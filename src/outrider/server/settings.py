@@ -16,15 +16,7 @@ from pydantic import Field, SecretStr
 
 from outrider.core.errors import SettingError
 from outrider.core.loading_settings import Context, DraftContext, Loading
-from outrider.core.schema import (
-    Count,
-    Group,
-    Natural,
-    Number,
-    Share,
-    setting,
-    with_default,
-)
+from outrider.core.schema import Count, Group, Natural, Number, Share, setting, with_default
 from outrider.core.settings import (
     BasicSampling,
     Drafting,

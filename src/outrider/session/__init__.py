@@ -8,12 +8,4 @@ from outrider.session.pair import Pair
 from outrider.session.session import DEFAULT_CONTEXT_TOKENS, Message, Session, encode
 from outrider.session.settings import describe_policy, settings_of
 
-__all__ = [
-    "DEFAULT_CONTEXT_TOKENS",
-    "Message",
-    "Pair",
-    "Session",
-    "describe_policy",
-    "encode",
-    "settings_of",
-]
+__all__ = ["DEFAULT_CONTEXT_TOKENS", "Message", "Pair", "Session", "describe_policy", "encode", "settings_of"]

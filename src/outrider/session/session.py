@@ -330,9 +330,7 @@ def close_model(model: Model) -> None:
 
 
 def encode(
-    target: Model | Weights,
-    template: ChatTemplate | None,
-    prompt: str | Sequence[Message] | Sequence[int],
+    target: Model | Weights, template: ChatTemplate | None, prompt: str | Sequence[Message] | Sequence[int]
 ) -> tuple[int, ...]:
     """Tokens of a text as it is, or of a conversation under `template`; tokens (integers of any kind) stay
     what they are.

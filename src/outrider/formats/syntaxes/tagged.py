@@ -10,13 +10,7 @@ from typing import Any
 from outrider.core.files import parse_json
 from outrider.formats.conversation import Call, ToolSpec
 from outrider.formats.grammar import Rules
-from outrider.formats.parameters import (
-    ANYTHING,
-    Parameter,
-    json_type,
-    parameters_of,
-    text_pattern,
-)
+from outrider.formats.parameters import ANYTHING, Parameter, json_type, parameters_of, text_pattern
 from outrider.formats.scan import BLANKS, Scan, Sink, blank, either, expect, text_up_to, until, value
 from outrider.formats.syntaxes.delimited import Delimited
 

@@ -149,14 +149,10 @@ def _messages(turn: Turn) -> Iterator[Message]:
                 yield Message(role=turn.role, content=text)
             text = ""
             if isinstance(block, ToolResultBlock):
-                yield Message(role="tool", tool_call_id=block.tool_use_id, content=_result(block))
+                result = f"{'Error: ' if block.is_error else ''}{text_of(block.content)}"
+                yield Message(role="tool", tool_call_id=block.tool_use_id, content=result)
         if text or not turn.blocks:
             yield Message(role=turn.role, content=text)
-
-
-def _result(block: ToolResultBlock) -> str:
-    text = text_of(block.content)
-    return f"Error: {text}" if block.is_error else text
 
 
 def _assistant(turn: Turn) -> Message:

@@ -17,12 +17,7 @@ from outrider.server.protocol.base import (
     SamplingFields,
 )
 from outrider.server.protocol.messages import Message, ToolCall
-from outrider.server.protocol.ollama import (
-    GenerateRequest,
-    OllamaChatRequest,
-    OllamaFields,
-    OllamaMessage,
-)
+from outrider.server.protocol.ollama import GenerateRequest, OllamaChatRequest, OllamaFields, OllamaMessage
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest, Effort
 from outrider.server.service import Service
 

@@ -12,12 +12,7 @@ from outrider.core.data import Grammar
 from outrider.core.errors import SettingError
 from outrider.core.params import GrammarKind, SamplingParams, Verification, grammar_kind
 from outrider.server.errors import invalid_field, problem_of
-from outrider.server.protocol.base import (
-    GrammarFields,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    SamplingFields,
-)
+from outrider.server.protocol.base import GrammarFields, JsonObjectFormat, JsonSchemaFormat, SamplingFields
 from outrider.server.protocol.requests import ChatRequest, TextRequest
 from outrider.server.settings import ServeSettings
 

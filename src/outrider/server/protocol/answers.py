@@ -176,12 +176,6 @@ class ChatCompletion(_Generated):
     choices: list[ChatChoice]
 
 
-class Controlled(Answer):
-    """The answer to POST /v1/chat/completions/control."""
-
-    success: Literal[True]
-
-
 # Completions and responses
 
 
@@ -325,4 +319,4 @@ class Status(Answer):
 class Done(Answer):
     """Something was done that has no answer."""
 
-    success: bool
+    success: Literal[True]

@@ -86,14 +86,11 @@ class Body(Shape):
             level = [value for value in level if isinstance(value, dict | list | str)]
             if not all(_is_unicode(value) for value in level if isinstance(value, str)):
                 raise unsupported("half of a surrogate pair is in it. Give valid Unicode")
-            level = [part for value in level if not isinstance(value, str) for part in _parts(value)]
+            parts = [[*value, *value.values()] if isinstance(value, dict) else value for value in level]
+            level = [part for values in parts if isinstance(values, list) for part in values]
             if not level:
                 return data
         raise unsupported(f"it is nested deeper than {_MAX_LEVELS} levels. Simplify it")
-
-
-def _parts(value: dict[Any, Any] | list[Any]) -> list[Any]:
-    return [*value.keys(), *value.values()] if isinstance(value, dict) else value
 
 
 def _is_unicode(text: str) -> bool:
@@ -141,11 +138,9 @@ def few(most: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-WHOLE = BeforeValidator(_whole)
+WHOLE = BeforeValidator(
+    lambda value: int(value) if isinstance(value, float) and value.is_integer() else value
+)
 """For integers, which JSON may write with a fraction of zero."""
 
 
