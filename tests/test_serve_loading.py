@@ -12,8 +12,7 @@ import pytest
 from outrider.cli import serve as command
 from outrider.core.errors import SettingError
 from outrider.server.configuration import read_configuration
-from outrider.server.loading import Loading
-from outrider.server.running import bind, close
+from outrider.server.running import Loading, bind, close
 from outrider.server.settings import ServeSettings
 
 

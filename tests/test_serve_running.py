@@ -24,8 +24,7 @@ import pytest
 from guarded import Small, guarded
 from outrider.core.errors import SettingError
 from outrider.server import running as http
-from outrider.server.loading import Loading
-from outrider.server.running import Server, address_of, bind, close, tls_context
+from outrider.server.running import Loading, Server, address_of, bind, close, tls_context
 from outrider.server.settings import ServeSettings
 
 PATIENCE_S = 20.0

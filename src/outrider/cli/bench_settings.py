@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.cli.cluster_settings import OnMachines
+from outrider.cli.settings import OnMachines
 from outrider.core.schema import MACHINE, MODELS, SAMPLING, Group, setting
 from outrider.core.settings import Hub, Verbose
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.cli.cluster_settings import OnRay
+from outrider.cli.settings import OnRay
 from outrider.core.loading_settings import Threads
 from outrider.core.schema import MACHINE, Group, Natural, setting
 from outrider.core.settings import (

@@ -24,11 +24,10 @@ from outrider.server.assembly import assemble, metrics_of, service_of
 from outrider.server.configuration import Configuration
 from outrider.server.guard import protect
 from outrider.server.keys import KeyRing, key_ring
-from outrider.server.loading import Loading
 from outrider.server.logs import log_to_stderr
 from outrider.server.metrics import AllMetrics, Metrics
 from outrider.server.models import LoadedModel, ModelEntry, Models, keep_few_heaps
-from outrider.server.running import Server, address_of, bind, close, tls_context
+from outrider.server.running import Loading, Server, address_of, bind, close, tls_context
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings, is_loopback
 from outrider.server.turns import Turns

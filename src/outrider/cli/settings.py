@@ -307,3 +307,23 @@ class SetupSettings(Group):
         False, help="Compile ik_llama.cpp for this CPU into the cache. Takes a C++ compiler and some minutes."
     )
     force: bool = setting(False, help="With --native: compile again what is there.")
+
+
+class OnRay(Group):
+    """Where the work is done."""
+
+    panel = MACHINE
+    ray: str | None = setting(
+        None,
+        metavar="ADDRESS",
+        help="Work on a Ray cluster: its HOST:PORT, auto, or local (docs/cluster.md).",
+    )
+
+
+class OnMachines(OnRay):
+    """Where it is done and measured."""
+
+    panel = MACHINE
+    machines: list[str] = setting(
+        [], metavar="KIND", help="With --ray: measure on this kind of machine alone (repeatable)."
+    )

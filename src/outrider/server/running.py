@@ -14,13 +14,15 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from threading import Timer, current_thread, main_thread
+from threading import Thread, Timer, current_thread, main_thread
+from time import sleep
 from types import FrameType
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import h11
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -324,3 +326,41 @@ class GuardedProtocol(H11Protocol):
     def _stop_timer(self, name: str) -> None:
         if (timer := self._timers.pop(name, None)) is not None:
             timer.cancel()
+
+
+# What the port answers until the models are loaded: 503, in llama-server's form.
+
+_RETRY_S = 2
+_END_S = 0.5
+"""for answers under way; a client that holds its connection longer is left to the thread"""
+
+
+class Loading:
+    """Answers every request on bound sockets with 503 and what is being `doing`, in a thread of its own.
+
+    A context manager; at its end the sockets are left open for the server.
+    """
+
+    def __init__(
+        self, sockets: Sequence[socket.socket], settings: ServeSettings, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.doing = "loading the models"
+        self._server = uvicorn.Server(http_config(self._answer, settings, tls))
+        own = [bound.dup() for bound in sockets]  # the server closes those that it listens to
+        self._thread = Thread(target=self._server.run, args=(own,), daemon=True)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        message = f"Loading model: the server is {self.doing}"
+        error = {"code": 503, "message": message, "type": "unavailable_error"}
+        headers = {"Retry-After": str(_RETRY_S), "Connection": "close"}
+        await JSONResponse({"error": error}, 503, headers)(scope, receive, send)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        while not self._server.started and self._thread.is_alive():
+            sleep(0.001)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(_END_S)
