@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
@@ -229,7 +229,7 @@ def _report(
         in_force = request_settings(settings, session, request, shown.completion)
         result = as_json(session, in_force, readout, run, comparison)
         if explanation:
-            result |= {"explanation": explanation.as_json()}
+            result |= {"explanation": asdict(explanation)}
         write_json(result)
     elif not settings.quiet:
         errors.print()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import nullcontext
-from time import monotonic
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.errors import ObserveError, Problem
-from outrider.server.keys import ApiKey, Caller, Clock, KeyRing, RateLimiter
+from outrider.server.keys import ApiKey, Caller, KeyRing, RateLimiter
 from outrider.server.logs import RequestLog
 from outrider.server.settings import ServeSettings, is_loopback
 
@@ -29,19 +28,14 @@ _EXPOSED = ("x-request-id", "retry-after", "x-should-retry")
 
 
 def protect(
-    app: ASGIApp,
-    settings: ServeSettings,
-    ring: KeyRing,
-    *,
-    observe_error: ObserveError | None = None,
-    clock: Clock = monotonic,
+    app: ASGIApp, settings: ServeSettings, ring: KeyRing, *, observe_error: ObserveError | None = None
 ) -> ASGIApp:
     """The application after everything that keeps it safe; what a server is to run.
 
     From the outside in: request id, log and headers; CORS; the Guard. `observe_error` is called for every
     refusal.
     """
-    guarded: ASGIApp = Guard(app, settings, ring, observe_error, clock)
+    guarded: ASGIApp = Guard(app, settings, ring, observe_error)
     if settings.cors_origin:
         guarded = CORSMiddleware(
             guarded,
@@ -60,19 +54,14 @@ class Guard:
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        settings: ServeSettings,
-        ring: KeyRing,
-        observe_error: ObserveError | None,
-        clock: Clock,
+        self, app: ASGIApp, settings: ServeSettings, ring: KeyRing, observe_error: ObserveError | None
     ) -> None:
         self._app = app
         self._ring = ring
         self._observe_error = observe_error
         self._max_body, self._body_timeout_s = settings.max_body, settings.body_timeout
         self._timeout_s = settings.timeout
-        self._limiters = {key.name: RateLimiter(key, clock) for key in ring.keys}
+        self._limiters = {key.name: RateLimiter(key) for key in ring.keys}
         self._open_paths = {_HEALTH, *([_PAGE] if settings.page else [])}
         if settings.metrics_open:
             self._open_paths.add(_METRICS)

@@ -49,7 +49,6 @@ class ModelEntry:
     """what clients call it; the first is its own"""
     load: Callable[[], LoadedModel]
     memory_bytes: Callable[[], int] = lambda: 0
-    metrics: Metrics | None = None
 
 
 @dataclass(eq=False, slots=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from outrider.core.data import StepRecord
 from outrider.costs import break_even
@@ -57,10 +56,6 @@ class Explanation:
         """How often a draft model's tokens must be accepted to pay at the best length; None where there is no
         such model, or it cannot pay."""
         return min(filter(None, (self.break_even_draft or {}).values()), default=None)
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return asdict(self)
 
 
 def explain(records: Sequence[StepRecord], policy: AutoPolicy) -> Explanation:
