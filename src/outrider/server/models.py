@@ -313,11 +313,9 @@ class Models:
     async def _unload(self, model: _Model) -> None:
         if model.loaded is None:
             return
-        loaded, model.loaded = model.loaded, None
+        held, model.loaded = [model.loaded], None
         _log.info("unloading", extra={"fields": {"model": model.name}})
-        await asyncio.to_thread(_close, loaded)
-        del loaded
-        await asyncio.to_thread(_give_back)
+        await asyncio.to_thread(_free, held)
 
     async def _watch(self, idle_s: float) -> None:
         """Unload what has been idle for so long, for ever."""
@@ -356,9 +354,10 @@ def keep_few_heaps() -> None:
         ctypes.CDLL(None).mallopt(_ARENA_MAX, _MAX_HEAPS)
 
 
-def _give_back() -> None:
-    """Return the memory of what was unloaded to the system: grammars and tokenizers hang in reference cycles,
-    and the allocator keeps what it has."""
+def _free(held: list[LoadedModel]) -> None:
+    """Close a model that nothing else holds, and return its memory to the system: grammars and tokenizers
+    hang in reference cycles, and the allocator keeps what it has."""
+    _close(held.pop())
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
