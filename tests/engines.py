@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, ReducedVocabulary, random_logits
+from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
 from outrider.core.contracts import Drafter, DraftRequest, StoppingRule
 from outrider.core.data import Completion, Draft, DraftWork, Request, StepRecord, TokenEstimate
 from outrider.core.params import SamplingParams
@@ -18,6 +18,7 @@ from outrider.engine import Engine
 from outrider.models.vocab import Alignment, align, compare
 from outrider.policy import FixedPolicy
 from outrider.sampling import RequestSampler
+from vocabularies import ReducedVocabulary
 
 VOCABULARY = FakeVocabulary("abcd ")
 GREEDY = SamplingParams(temperature=0)

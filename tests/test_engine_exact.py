@@ -13,7 +13,7 @@ import pytest
 from engines import ScriptedDrafter
 from exactness import Enumerated, Rng, Text, distance, texts_of
 from exactness import plain as plain_texts
-from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, ReducedVocabulary, random_logits
+from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
 from outrider.core.contracts import Drafter
 from outrider.core.data import Distribution, Draft, Request, Row, Verdict
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
@@ -24,6 +24,7 @@ from outrider.models.vocab import compare
 from outrider.policy import FixedPolicy
 from outrider.sampling import LazyDistributions, RequestSampler
 from outrider.verify import Verifier
+from vocabularies import ReducedVocabulary
 
 TINY = FakeVocabulary("ab")
 END = TINY.size - 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engines import GREEDY, VOCABULARY, asked, reduced_drafter, sampler
 from llama_cpp_models import TEXT
-from outrider.backends.fake import FakeModel, FakeVocabulary, ReducedVocabulary, random_logits
+from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.core.contracts import Constraint, DraftRequest, PartOf, StoppingRule
 from outrider.core.data import Draft, Mask, Row, TokenEstimate
@@ -30,7 +30,7 @@ from outrider.sampling import RequestSampler, distribution, draw
 from outrider.session import Pair, Session
 from outrider.session import loading as loading_module
 from tiny_gguf import MERGES, Reduced, vocabulary, write_tiny
-from vocabularies import TableVocabulary, Token, bytes_and
+from vocabularies import ReducedVocabulary, TableVocabulary, Token, bytes_and
 
 REDUCED = ReducedVocabulary(VOCABULARY, "bd ")
 OTHER = REDUCED.size - 1

@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.backends.fake import FakeVocabulary
 from outrider.core.contracts import PartOf
+from outrider.models.vocab import tokenizer_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +91,28 @@ class TableVocabulary:
 def bytes_and(*words: str) -> list[Token]:
     """All 256 bytes as tokens, then these words."""
     return [Token(bytes([i])) for i in range(256)] + [Token(word.encode()) for word in words]
+
+
+class ReducedVocabulary(FakeVocabulary):
+    """Some characters of another vocabulary, its end token, and after it a token for all that is missing."""
+
+    part_of: PartOf
+
+    def __init__(self, whole: FakeVocabulary, characters: str) -> None:
+        super().__init__(characters)
+        self._end, self._other = len(characters), len(characters) + 1
+        self.size = len(characters) + 2
+        known = (*whole.tokenize(characters), whole.size - 1, -1)
+        self.part_of = PartOf(known, self._other, tokenizer_id(whole), "fake")
+
+    def piece(self, token: int) -> bytes:
+        return b"" if self.is_control(token) else self._characters[token].encode()
+
+    def spelling(self, token: int) -> bytes:
+        return b"<|other|>" if token == self._other else super().spelling(token)
+
+    def is_control(self, token: int) -> bool:
+        return token >= self._end
+
+    def ends_generation(self, token: int) -> bool:
+        return token == self._end

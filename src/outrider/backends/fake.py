@@ -20,7 +20,6 @@ from outrider.core.contracts import UNLIMITED, PartOf, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, RewindUnsupported
 from outrider.core.saved import Extent, SavedState
-from outrider.models.vocab import tokenizer_id
 
 _Row = npt.NDArray[np.float32]
 
@@ -68,36 +67,6 @@ class FakeVocabulary:
 
     def ends_generation(self, token: int) -> bool:
         return token == self.size - 1
-
-
-class ReducedVocabulary(FakeVocabulary):
-    """Some characters of another vocabulary, its end token, and after it a token for all that is missing.
-
-    >>> reduced = ReducedVocabulary(FakeVocabulary("abc"), "ac")
-    >>> reduced.part_of.target_tokens, reduced.spelling(reduced.part_of.other_token)
-    ((0, 2, 3, -1), b'<|other|>')
-    """
-
-    part_of: PartOf
-
-    def __init__(self, whole: FakeVocabulary, characters: str) -> None:
-        super().__init__(characters)
-        self._end, self._other = len(characters), len(characters) + 1
-        self.size = len(characters) + 2
-        known = (*whole.tokenize(characters), whole.size - 1, -1)
-        self.part_of = PartOf(known, self._other, tokenizer_id(whole), "fake")
-
-    def piece(self, token: int) -> bytes:
-        return b"" if self.is_control(token) else self._characters[token].encode()
-
-    def spelling(self, token: int) -> bytes:
-        return b"<|other|>" if token == self._other else super().spelling(token)
-
-    def is_control(self, token: int) -> bool:
-        return token >= self._end
-
-    def ends_generation(self, token: int) -> bool:
-        return token == self._end
 
 
 def random_logits(size: int, *, seed: int = 0, order: int = 2, scale: float = 2.0) -> NextLogits:

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from outrider.bench.results import Cell, Results
 from outrider.bench.summary.speeds import (
-    Floats,
     Outcome,
     combined_noise,
     measured_speed,
@@ -24,7 +23,7 @@ from outrider.bench.summary.speeds import (
 )
 from outrider.lab.numbers import NOTHING, printable
 from outrider.lab.settings import PLAIN
-from outrider.lab.statistics import LEVEL, Estimate, Interval, estimate, holm
+from outrider.lab.statistics import LEVEL, Estimate, Floats, Interval, estimate, holm
 
 PROCESS_NOISE_RATIO = 0.09
 """Two processes of the same program differ by up to so much in plain speed (docs/method.md)."""

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from outrider.backends.gguf import GgufModel, LoadOptions, candidates
 from outrider.backends.tuning.scoring import costs_of
 from outrider.bench.plan import SweepPlan
-from outrider.core.errors import BackendError, SettingError
+from outrider.core.errors import SettingError
 from outrider.costs import CallCosts, import_costs
 from outrider.costs.timer import Rows
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget
@@ -94,8 +94,7 @@ class LlamaCppLoader:
                 why = "it has no costs of a draft model"
                 raise SettingError(str(self._plan.costs), why, "Write one with -md.")
             return curve
-        if not isinstance(model.model, GgufModel):
-            raise BackendError(model.name, "only models of llama.cpp can be measured here")
+        assert isinstance(model.model, GgufModel), "it was loaded from a file"
         rows: Rows = "all" if role == "target" else "last"
         return costs_of(model.model, rows=rows, fresh=True)[0]
 

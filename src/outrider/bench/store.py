@@ -11,6 +11,7 @@ import gzip
 import json
 import os
 import zlib
+from contextlib import AbstractContextManager
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
@@ -34,7 +35,7 @@ _BEGINNING = b'{"kind":"head"'
 _NOT_OURS = "Name the folder of a run of `outrider bench`."
 
 
-class Store:
+class Store(AbstractContextManager["Store"]):
     """The rows of one run, on disk and in `rows`. Close it, or use it as a context manager."""
 
     def __init__(self, folder: Path, file: FileIO, rows: list[Row]) -> None:
@@ -94,9 +95,6 @@ class Store:
     def close(self) -> None:
         """Let go of the folder. Closing twice is harmless."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_raised: object) -> None:
         self.close()

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from outrider.costs.curve import CallCosts
-from outrider.costs.points import MAX_TOKENS
+from outrider.costs.points import MAX_TOKENS, Curve
 
 _LONGEST_DRAFT = 16
-_Curve = npt.NDArray[np.float64]
 
 _STAIR_RATIO = 1.03
 """A longer call that costs so little more makes a shorter one pointless."""
@@ -28,7 +26,7 @@ def expected_tokens(num_drafted: int, acceptance: float) -> float:
     return float(sum(acceptance**i for i in range(num_drafted + 1)))
 
 
-def break_even(calls_s: Sequence[float] | _Curve, num_drafted: int, draft_s: float = 0.0) -> float | None:
+def break_even(calls_s: Sequence[float] | Curve, num_drafted: int, draft_s: float = 0.0) -> float | None:
     """The acceptance from which drafts of so many tokens are no slower than plain decoding.
 
     `calls_s[n - 1]` is what a target call over n tokens takes, `draft_s` what the draft itself took.
@@ -67,7 +65,7 @@ def least_needed(costs: CallCosts, draft: CallCosts) -> float | None:
     return min((value for value in needed if value is not None), default=None)
 
 
-def best_call(calls_s: Sequence[float] | _Curve, acceptance: float) -> int:
+def best_call(calls_s: Sequence[float] | Curve, acceptance: float) -> int:
     """The number of tokens of a target call that gives a token in the least time, drafts being free."""
     return min(
         range(1, len(calls_s) + 1),
@@ -75,13 +73,13 @@ def best_call(calls_s: Sequence[float] | _Curve, acceptance: float) -> int:
     )
 
 
-def token_s(calls_s: Sequence[float] | _Curve, acceptance: float) -> float:
+def token_s(calls_s: Sequence[float] | Curve, acceptance: float) -> float:
     """Seconds for each token at the best draft length, drafts being free."""
     best = best_call(calls_s, acceptance)
     return float(calls_s[best - 1]) / expected_tokens(best - 1, acceptance)
 
 
-def good_sizes(calls_s: Sequence[float] | _Curve) -> tuple[int, ...]:
+def good_sizes(calls_s: Sequence[float] | Curve) -> tuple[int, ...]:
     """The sizes of a call that no longer one undercuts: the outer edges of the stairs.
 
     >>> good_sizes([1.0, 1.5, 1.9, 1.5, 2.1])

@@ -14,7 +14,7 @@ from outrider.costs.timer import FIRM_ROUNDS, CallTimer, Clock, Rows, Samples
 DEFAULT_SECONDS = 6.0
 
 Progress = Callable[[float], None]
-"""Called with how much of the time is spent, from 0 to 1."""
+"""Called with the part that is done, or of the time that is spent, from 0 to 1."""
 
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 16, 7, 12, 32, 9, 24, 10, 20, 13, 14, 11, 15, 17, 64, 48, 28, 40, 33, 25, 56)
 """Numbers of tokens in the order of their use. Drafts are mostly short; kernels step at multiples of 4

@@ -159,7 +159,8 @@ def _with_flags(
 
 
 def _sglang(plan: Plan) -> Export:
-    pair, notes = _Pair(plan), _Pair(plan).notes("SGLang")
+    pair = _Pair(plan)
+    notes = pair.notes("SGLang")
     command = ["python", "-m", "sglang.launch_server", "--model-path", pair.target_name]
     if pair.devices > 1:
         command += ["--tp-size", str(pair.devices)]

@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.contracts import Vocabulary
-from outrider.models.vocab.subset import ranked
+from outrider.models.vocab.subset import Ids, ranked
 
-Ids = npt.NDArray[np.int64]
 Uses = npt.NDArray[np.float64]
 """how often each token is used, or how likely it was, added up"""
 

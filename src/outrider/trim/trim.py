@@ -28,7 +28,7 @@ from outrider.lab.subject import Subject, offers_along
 from outrider.lab.verdict import best_draft_speedup
 from outrider.models.hub import HubOptions, file_sha256
 from outrider.models.vocab import Alignment, align
-from outrider.models.vocab.subset import Subset
+from outrider.models.vocab.subset import Ids, Subset
 from outrider.session import DEFAULT_CONTEXT_TOKENS
 from outrider.session.loading import why_no_draft
 from outrider.trim.counting import Answered, Mass, answer_prompts
@@ -36,7 +36,7 @@ from outrider.trim.cut import Cut, even_layers, write_trimmed
 from outrider.trim.material import Counted, Prompts, prompts_of, recorded_answers, texts_in, texts_of
 from outrider.trim.report import Choice, Measured, Report
 from outrider.trim.source import OUTPUT, Source, read_source
-from outrider.trim.tokens import Answer, Ids, Usage, floor_of
+from outrider.trim.tokens import Answer, Usage, floor_of
 from outrider.trim.types import Speeds, Type, measure_types
 
 COUNTING_SECONDS = 90.0

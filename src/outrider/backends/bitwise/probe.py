@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -21,6 +21,7 @@ from typing import Any
 
 from outrider.core.contracts import Model
 from outrider.core.data import Span
+from outrider.costs.calibrate import Progress
 from outrider.costs.timer import CallTimer, Clock, ordinary_tokens
 
 TRIED = (*range(1, 10), 12, 16, 20, 24, 28, 31, 32, 48, 64)
@@ -34,9 +35,6 @@ _REJECTED_SHARE = 0.3
 """of the calls of the last comparison hold tokens that are forgotten, as rejected drafts are"""
 _PRICE_ROUNDS = 5
 _PROMPT_TOKENS = 128
-
-Progress = Callable[[float], None]
-"""Called with the part that is done, from 0 to 1."""
 
 Digests = list[bytes]
 """The bits of rows of logits, one digest for each."""

@@ -32,6 +32,7 @@ INSTALL = (
 _BRINGS_GOMP = "install it (Debian and Ubuntu: apt install libgomp1; Fedora: dnf install libgomp)"
 _GPU_PARTS = ("cuda", "hip", "metal", "musa", "sycl", "vulkan")
 _opened: dict[Path, Library] = {}
+"""by this process"""
 _refused: dict[Path, str] = {}
 
 
@@ -66,20 +67,15 @@ def _file_of(distribution: str, module: str) -> LibraryFile | None:
     return None
 
 
-def opened() -> list[Library]:
-    """The libraries that this process has opened."""
-    return list(_opened.values())
-
-
 def build_id() -> str:
     """Names the builds of the libraries that this process has opened, or else of those that it could."""
-    ids = [library.build_id for library in opened()] or [str(file) for file in installed()]
+    ids = [library.build_id for library in _opened.values()] or [str(file) for file in installed()]
     return "; ".join(ids) or "no library"
 
 
 def device_names() -> tuple[str, ...]:
     """The processor, and what else the opened libraries can compute on, as they describe it."""
-    names = [processor_name(), *(name for library in opened() for name in library.device_names)]
+    names = [processor_name(), *(name for library in _opened.values() for name in library.device_names)]
     return tuple(dict.fromkeys(names))
 
 
@@ -116,7 +112,7 @@ def _open(file: LibraryFile) -> Library:
             way_out = _BRINGS_GOMP if missing[1].startswith("libgomp.so") else "install what brings it"
             why = f"it needs {missing[1]}, which this machine lacks: {way_out}"
         raise LibraryRefused(why) from None
-    shared = {_ggml_of(library.functions): library for library in opened()}
+    shared = {_ggml_of(library.functions): library for library in _opened.values()}
     if other := shared.get(_ggml_of(functions)):
         # The loader serves a library's needs with the first one of that name, wherever it lies.
         raise LibraryRefused(f"it would run on the kernels of {other.file.path}: use one of the two alone")

@@ -12,14 +12,12 @@ from outrider.backends.bitwise.probe import measure_price, needs_no_padding
 from outrider.backends.gguf import Weights
 from outrider.backends.tuning.scoring import Loaded, spare_cores, subject_of
 from outrider.core.errors import OutOfMemory, SettingError
+from outrider.costs.calibrate import Progress
 from outrider.costs.store import costs_dir, remembered
 
 MAX_DEFAULT_PRICE = 0.02
 """Where neither plain steps nor prompts take this much longer, equal bits are the default."""
 _CONTEXT_TOKENS = 512
-
-Progress = Callable[[float], None]
-"""Called with the part that is done, from 0 to 1."""
 
 
 def open_target(

@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from statistics import geometric_mean, median
 
 import numpy as np
-import numpy.typing as npt
 
 from outrider.bench.results import Cell, Results, once, rates
 from outrider.lab.rows import PredictionRow
 from outrider.lab.settings import PLAIN
-from outrider.lab.statistics import Interval, estimate
-
-Floats = npt.NDArray[np.float64]
+from outrider.lab.statistics import Floats, Interval, estimate
 
 
 @dataclass(frozen=True, slots=True)

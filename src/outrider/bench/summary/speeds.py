@@ -12,15 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from outrider.bench.results import Cell, Results, once, rates
 from outrider.bench.summary.counts import Quality, memory_bytes, quality_of
 from outrider.bench.summary.predictions import predicted_speedup
 from outrider.lab.settings import PLAIN
-from outrider.lab.statistics import LEVEL, Interval, Strata, estimate, holm, self_ratio, t_tail
+from outrider.lab.statistics import LEVEL, Floats, Interval, Strata, estimate, holm, self_ratio, t_tail
 
-Floats = npt.NDArray[np.float64]
 Outcome = Literal["faster", "slower", "tie"]
 
 
