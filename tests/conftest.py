@@ -80,6 +80,7 @@ def pytest_collection() -> None:
 
 def pytest_collection_finish() -> None:
     _freeze()
+    gc.set_threshold(5_000)  # a seventh as often as usual: little of what tests make is cyclic
     gc.enable()
 
 

@@ -139,13 +139,15 @@ def prompts_of(tree: Sequence[tuple[bool, Sequence[int]]]) -> list[list[int]]:
     return prompts
 
 
-@pytest.mark.parametrize("num_sequences", [1, 8])
+@pytest.mark.parametrize(
+    ("policy", "num_sequences"),
+    [("fixed", 1), ("fixed", 8), pytest.param("auto", 1, marks=pytest.mark.slow), ("auto", 8)],
+)
 @pytest.mark.parametrize("who", DRAFTERS)
-@pytest.mark.parametrize("policy", ["fixed", "auto"])
 @settings(max_examples=examples(8))
 @given(tree=TREE, data=st.data())
 def test_a_text_is_that_of_plain_decoding_whatever_else_happens(
-    num_sequences: int, who: str, policy: str, tree: list[tuple[bool, list[int]]], data: st.DataObject
+    policy: str, num_sequences: int, who: str, tree: list[tuple[bool, list[int]]], data: st.DataObject
 ) -> None:
     rounding, sizes = data.draw(st.sampled_from(KERNELS))
     prompts = prompts_of(tree)

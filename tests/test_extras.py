@@ -118,10 +118,17 @@ def test_a_plain_run_imports_nothing_of_the_extras(tmp_path: Path, arguments: li
     assert json.loads(done.stderr.splitlines()[-1]) == []
 
 
-def test_ray_is_imported_by_its_flag_alone() -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("cli.bench", "cli.serve", "bench.sweep"),
+        pytest.param(("cli.distill", "distill.generate"), marks=pytest.mark.slow),  # they import PyTorch
+    ],
+)
+def test_ray_is_imported_by_its_flag_alone(names: tuple[str, ...]) -> None:
     program = (
         "import sys; from importlib import import_module\n"
-        "for name in 'cli.bench', 'cli.distill', 'cli.serve', 'bench.sweep', 'distill.generate':\n"
+        f"for name in {names}:\n"
         "    import_module('outrider.' + name)\n"
         "assert 'ray' not in sys.modules"
     )

@@ -411,6 +411,7 @@ def test_snapshots_that_do_not_fit_are_refused_before_loading(
     model = str(write_tiny(tmp_path / "hybrid.gguf", arch="qwen35"))
     monkeypatch.setattr("outrider.backends.gguf.memory.available_bytes", lambda: 10e6)
     line = ["run", "-m", model, "-c", "256", "--raw", "-p", "hi", "-n", "2", "--backend", "llama.cpp"]
+    line += ["-t", "1", "--policy", "fixed"]
     done = call(monkeypatch, capfdbinary, *line, "--snapshots", "64")
     assert done.status == 2 and "recurrent states 7.0 MB" in done.said
     found = re.search(r"What would fit: --snapshots (\d+)\.", done.said)

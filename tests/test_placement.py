@@ -394,7 +394,7 @@ def test_a_chat_template_and_an_adapter_of_ones_own(
 ) -> None:
     def run(*arguments: str) -> Outcome:
         line = ("run", "-m", str(model), "-n", "12", "--temp", "0", "-t", "1", "-q", "-p", "hello")
-        return call(monkeypatch, capfdbinary, *line, *arguments)
+        return call(monkeypatch, capfdbinary, *line, "--policy", "fixed", *arguments)
 
     template, broken = tmp_path / "chat.jinja", tmp_path / "broken.jinja"
     template.write_text(TEMPLATE)
