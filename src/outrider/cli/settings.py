@@ -62,7 +62,6 @@ class Prompt(Group):
 
     @property
     def prompt_is_piped(self) -> bool:
-        """Whether the prompt comes from standard input."""
         from_file = self.file is None or str(self.file) == "-"
         return self.prompt_argument is None and self.prompt is None and from_file
 

@@ -41,14 +41,13 @@ def answer(
     the target's file.
     """
     claim_answers(plan)
-    notices: list[str] = []
-    nodes = find_nodes((), lambda _backend: None, left_out=lambda node, why: notices.append(f"{node}: {why}"))
+    nodes, left_out = find_nodes((), lambda _backend: None)
     questions = asked(plan.data)
     everything = [*questions.held_out, *questions.training]
     shards = [everything[at : at + SHARD] for at in range(0, len(everything), SHARD)]
     answering = _Answering(file, plan, reference, hub, progress, deque(enumerate(shards)), nodes)
     answering.run()
-    return [*notices, *answering.notices]
+    return [*(f"{node}: {why}" for node, why in left_out.items()), *answering.notices]
 
 
 @dataclass

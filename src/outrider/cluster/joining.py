@@ -90,15 +90,10 @@ def on_node(node: str) -> NodeAffinitySchedulingStrategy:
 
 
 def find_nodes(
-    backends: Sequence[str],
-    check: Callable[[str], None],
-    wanted: Sequence[str] = (),
-    left_out: Callable[[str, str], None] = lambda _node, _why: None,
-) -> list[Node]:
-    """The nodes that can work, each with its kind; `wanted` are the kinds that may, where not all do.
-
-    A node that cannot is `left_out` with the reason. Raises SettingError where none is left, and for a kind
-    that no node has.
+    backends: Sequence[str], check: Callable[[str], None], wanted: Sequence[str] = ()
+) -> tuple[list[Node], dict[str, str]]:
+    """The nodes that can work, each with its kind, and why others cannot, by their names; `wanted` are the
+    kinds that may, where not all do. Raises SettingError where none is left, and for a kind that no node has.
     """
     ask = ray.remote(num_cpus=0, max_retries=1, runtime_env={"env_vars": ENVIRONMENT})(facts_here)
     alive = {id: node for id, node in nodes_alive().items() if node["Resources"].get("CPU", 0) >= 1}
@@ -115,13 +110,12 @@ def find_nodes(
         kind = kind_name(said["facts"], labels.get(LABEL))
         cpus, gpus, memory = (float(resources.get(what, 0)) for what in ("CPU", "GPU", "memory"))
         found.append(Node(id, name, said["host"], kind, cpus, gpus, memory, said["facts"]))
-    for name, why in reasons.items():
-        left_out(f"node {name}", why)
     if not found:
         why = next((f"{name}: {why}" for name, why in reasons.items()), "it has no node with a CPU")
         raise SettingError("the cluster", f"none of its nodes can work ({why})", "Set the nodes up for it.")
     _check_kinds(found, wanted)
-    return [node for node in found if not wanted or node.kind in wanted]
+    left_out = {f"node {name}": why for name, why in reasons.items()}
+    return [node for node in found if not wanted or node.kind in wanted], left_out
 
 
 def _answer(answer: Any, backends: Sequence[str]) -> tuple[dict[str, Any] | None, str]:

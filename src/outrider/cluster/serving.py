@@ -75,7 +75,6 @@ class Board:
         self._metrics[replica] = time.time(), text
 
     def leave(self, replica: str) -> None:
-        """A replica is gone."""
         self._metrics.pop(replica, None)
 
     def metrics(self) -> dict[str, str]:
@@ -240,7 +239,6 @@ class Replicas:
         self._draining = True
 
     def close(self) -> None:
-        """End all replicas."""
         serve.delete(APPLICATION)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

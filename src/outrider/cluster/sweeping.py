@@ -61,17 +61,14 @@ class RaySweep:
         has_files: bool = True,
     ) -> None:
         self._hub, self._has_files = hub, has_files
-        self._left_out: list[tuple[str, str]] = []
-        self._nodes = find_nodes(
-            backends, check, machines, left_out=lambda node, why: self._left_out.append((node, why))
-        )
+        self._nodes, self._left_out = find_nodes(backends, check, machines)
 
     def check_backend(self, backend: str) -> None:
         """Each node has said which backends it has by the time that it is asked for work."""
 
     def run(self, sweep: Sweep, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
         """Raises SettingError where a machine is another than when the run began."""
-        for node, why in self._left_out:
+        for node, why in self._left_out.items():
             sweep.skip(node, why)
         kinds = _note_machines(sweep, self._nodes)
         kit = Kit(sweep.plan, tuple(sweep.workloads), sweep.loader, self._hub, self._has_files)
@@ -309,15 +306,15 @@ class _Driver:
     def _failed(self, piece: Piece, cause: BaseException) -> None:
         if isinstance(cause, _Lacking):
             self._send(piece, cause)
-        elif isinstance(cause, _Failed) and isinstance(cause.error, OutOfMemory):
+        elif not isinstance(cause, _Failed):
+            raise cause
+        elif isinstance(cause.error, OutOfMemory):
             self.too_small.add((piece.name, cause.host))
             self.sweep.skip(f"{piece.name} on {cause.host}", cause.error.why)
-        elif isinstance(cause, _Failed) and isinstance(cause.error, ModelFileError | BackendError):
+        elif isinstance(cause.error, ModelFileError | BackendError):
             self._give_up(piece, f"it could not be loaded: {cause.error.why}", cause.error)
-        elif isinstance(cause, _Failed):
-            raise cause.error
         else:
-            raise cause
+            raise cause.error
 
     def _send(self, piece: Piece, lacking: _Lacking) -> None:
         file = next(f for f in (*piece.targets, *piece.drafts) if f.fingerprint == lacking.fingerprint)

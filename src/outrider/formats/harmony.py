@@ -108,7 +108,6 @@ class ChannelReader:
         """whether a call has begun and has no arguments yet"""
 
     def push(self, *pieces: Character) -> list[Event]:
-        """The events that are certain now that these texts have come, each with who drafted it."""
         for text, source in pieces:
             for character in text:
                 self._held.append((character, source))
@@ -116,7 +115,6 @@ class ChannelReader:
         return self._events.take()
 
     def end(self) -> list[Event]:
-        """The events of what was held back, when no text will follow."""
         begins_header = self._text().lstrip().startswith(("<|", "to="))
         if self._part != "header" or not begins_header:  # the beginning of a header is nothing to show
             self._emit(len(self._held))

@@ -115,13 +115,11 @@ class Reader:
             self._phase, self._expected, self._skips_blanks = "reasoning", self.markers, self.separates
 
     def push(self, *pieces: Character) -> list[Event]:
-        """The events that are certain now that these texts have come, each with who drafted it."""
         for text, source in pieces:
             self._read([(character, source) for character in text])
         return self._events.take()
 
     def end(self) -> list[Event]:
-        """The events of what was held back, when no text will follow."""
         self._skips_blanks = self._skips_blanks and self._phase == "answer"
         while self._scan is not None and not self._is_open:
             held = "".join(text for text, _ in self._held).strip()

@@ -88,7 +88,6 @@ class Service:
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
 
     def start(self) -> None:
-        """Begin to work."""
         self.worker.start()
 
     def close(self) -> None:
@@ -103,7 +102,6 @@ class Service:
 
     @property
     def draft_name(self) -> str | None:
-        """The draft model, if there is one."""
         drafters = self.session.engine.drafters
         return next((d.model.name for d in drafters if isinstance(d, ModelDrafter)), None)
 

@@ -123,7 +123,6 @@ class Worker:
     # In the event loop
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     async def submit(self, request: Request, take: Callable[[Job, Outcome], None]) -> Job:

@@ -39,7 +39,6 @@ class GenerationPlan:
 
     @property
     def has_logprobs(self) -> bool:
-        """Whether log probabilities were asked for."""
         return self.requests[0].logprobs is not None
 
 
