@@ -250,24 +250,34 @@ NATIVE = tuple(FILES)
 IK = tuple(name for name in NATIVE if name.startswith("ik"))
 MAINLINE = tuple(name for name in NATIVE if name not in IK)
 ALL = ("fake", *NATIVE)
+_OTHER_BUILDS = MAINLINE[1:]
+"""of the library that is preferred, under the same dialect: for slow tests"""
 
 
 def over(
     *kinds: str, names: Sequence[str] = ALL, quick: Collection[tuple[str, str]] | None = None
 ) -> pytest.MarkDecorator:
     """Runs a test with every `backend` and `kind` of model that go together: the slow kinds, or all pairs but
-    the `quick` ones, as slow tests."""
+    the `quick` ones, and other builds of a library, as slow tests."""
     pairs = [(name, kind) for name in names for kind in kinds if kind in kinds_of(name)]
     parameters = []
     for name, kind in pairs:
         is_slow = KINDS[kind].slow if quick is None else (name, kind) not in quick
-        marks = [pytest.mark.slow] if is_slow else []
+        marks = [pytest.mark.slow] if is_slow or name in _OTHER_BUILDS else []
         parameters.append(pytest.param(name, kind, marks=marks, id=f"{name}-{kind}"))
     return pytest.mark.parametrize(("backend", "kind"), parameters, indirect=["backend"])
 
 
-over_all = pytest.mark.parametrize("backend", ALL, indirect=True)
-over_native = pytest.mark.parametrize("backend", NATIVE, indirect=True)
+def _each(names: Sequence[str]) -> pytest.MarkDecorator:
+    """Runs a test with each of these backends, on other builds of a library as a slow test."""
+    parameters = [
+        pytest.param(name, marks=[pytest.mark.slow] if name in _OTHER_BUILDS else []) for name in names
+    ]
+    return pytest.mark.parametrize("backend", parameters, indirect=True)
+
+
+over_all = _each(ALL)
+over_native = _each(NATIVE)
 
 
 @pytest.fixture(scope="module")

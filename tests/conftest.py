@@ -31,7 +31,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # No deadline: the machines that run the tests are shared, and a slow one finds no bug by it.
 # In CI the same examples are tried every time, so that a failure is one of the change; and as many as in
 # `make test-all`.
-for _name, _examples in {"quick": 25, "full": 100}.items():
+for _name, _examples in {"quick": 20, "full": 100}.items():
     settings.register_profile(_name, max_examples=_examples, deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("full" if "CI" in os.environ else "quick")
 

@@ -242,6 +242,7 @@ def broken_by(fault: Fault) -> Any:
     return engine
 
 
+@pytest.mark.slow
 def test_a_broken_verification_shows_in_greedy_and_in_short_texts(
     stranger: Candidate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +260,7 @@ def test_a_broken_verification_shows_in_greedy_and_in_short_texts(
     assert least(sound) > 0.01 and least(broken) <= 1 / SMALL.draws
 
 
+@pytest.mark.slow
 def test_short_texts_under_lenience_are_told_apart(stranger: Candidate) -> None:
     cells = list(parts.first_tokens(language_model(), [stranger], PROMPTS[:1], SMALL))
     lenient = [cell for cell in cells if cell["lenience"] == 0.05]

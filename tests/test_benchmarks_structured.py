@@ -167,7 +167,7 @@ def bench(plan: Plan) -> Bench:
     return Bench(session, PairCosts(CallCosts(points, prefill_token_s=0.002), None), plan)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_a_case_is_answered_in_every_mode(temperature: float) -> None:
     [case] = load_cases(names=["record-moderation"])
     measured = bench(Plan(list(MODES.values()), num_tokens=400, repetitions=2)).measure(case, temperature)

@@ -74,7 +74,7 @@ def test_laws_are_what_the_rules_do(rule: Rule) -> None:
             assert share == pytest.approx(chance * follows, abs=4.5 * np.sqrt(0.25 / 20_000))
 
 
-@pytest.mark.parametrize("rule", ["token", "block", "stable"])
+@pytest.mark.parametrize("rule", [pytest.param("token", marks=pytest.mark.slow), "block", "stable"])
 def test_no_false_alarm(rule: Rule) -> None:
     """P-values of sound rules are not smaller than uniform ones, over many seeds."""
     times = 40 if rule != "stable" else 0
@@ -85,8 +85,15 @@ def test_no_false_alarm(rule: Rule) -> None:
     assert sum(value < 0.05 for value in values) <= 0.05 * len(values)
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize(
+    ("rule", "sign"),
+    [
+        ("token", 1),
+        ("block", -1),
+        pytest.param("token", -1, marks=pytest.mark.slow),
+        pytest.param("block", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_the_stated_error_is_found(rule: Rule, sign: int) -> None:
     found, errors = [], []
     for seed in range(6):

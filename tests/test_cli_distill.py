@@ -156,6 +156,7 @@ def test_a_target_that_gives_no_states_is_named_before_it_answers(
     assert refused.status == 2 and "runs no heads here: " in refused.err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_another_run_takes_the_answers_goes_on_with_a_draft_and_makes_a_curve(
     distill: Call, models: Path
 ) -> None:

@@ -49,7 +49,7 @@ def verify(
     return lambda *arguments: call(monkeypatch, capfdbinary, *base, "--rule", "token", *arguments)
 
 
-@pytest.mark.parametrize("mode", ["exact", "canonical"])
+@pytest.mark.parametrize("mode", ["exact", pytest.param("canonical", marks=pytest.mark.slow)])
 def test_a_sound_pair_holds_under_a_schema(verify: Call, tmp_path: Path, mode: str) -> None:
     outcome = verify("-j", RECORD, "--fast-forward", mode, "-o", "c.json")
     assert outcome.status == 0, outcome.out + outcome.err

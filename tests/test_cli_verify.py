@@ -97,6 +97,7 @@ def test_an_injected_fault_fails(verify: Call, tmp_path: Path) -> None:
     assert document["fault"] == "swapped" and document["reasons"]
 
 
+@pytest.mark.slow
 def test_a_small_error_of_the_acceptance_ratio_is_found_and_the_power_is_said(verify: Call) -> None:
     sound = verify("--json", samples=80)
     power = json.loads(sound.out)["decisions"]["detectable_acceptance_error"]

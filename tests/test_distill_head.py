@@ -55,7 +55,7 @@ CPU = torch.device("cpu")
 CONTEXT = 128
 PRICES = StepCosts(tuple(1 + 0.1 * n for n in range(17)), 0.05)
 SETTINGS = TrainingSettings(
-    steps=150, batch_tokens=512, learning_rate=2e-2, warmup_steps=5, loss="kl", evaluate_every=75
+    steps=70, batch_tokens=512, learning_rate=3e-2, warmup_steps=5, loss="kl", evaluate_every=35
 )
 KNOWN = 280
 WORDS = ("the", "rain", "a", "stone", "king", "shore", "in", "on")

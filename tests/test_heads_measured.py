@@ -209,7 +209,7 @@ def test_a_head_is_measured_beside_drafts(program: Call) -> None:
     assert all(draft["acceptance"] for draft in shown["drafts"])
 
 
-@pytest.mark.parametrize("kind", ["eagle3 llama", "mtp glm4moe"])
+@pytest.mark.parametrize("kind", ["eagle3 llama", pytest.param("mtp glm4moe", marks=pytest.mark.slow)])
 def test_a_file_of_heads_is_measured_as_a_draft(kind: str, program: Call, tmp_path: Path) -> None:
     files = write_files(tmp_path, kind)
     usual = ("-t", "1", "--seconds", "1", "--prompts", "prompts.jsonl", "--json")

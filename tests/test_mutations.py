@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import mutations
-from backends import FILES, NATIVE
+from backends import FILES, MAINLINE, NATIVE
 from mutations import MUTATIONS, layout_of, mutated
 from outrider.backends.gguf import guard
 from outrider.core.errors import ModelFileError
@@ -103,7 +103,10 @@ def test_the_header_check_refuses_most_of_them_with_a_message(files: list[Path],
     assert not [path.stem for path in passed if "cut" in path.stem or "magic" in path.stem]
 
 
-@pytest.mark.parametrize("library", NATIVE)
+@pytest.mark.parametrize(
+    "library",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in MAINLINE[1:] else []) for name in NATIVE],
+)
 def test_a_sample_of_them_ends_in_a_message(passed: list[Path], library: str, tmp_path: Path) -> None:
     """Other files for each library."""
     part = passed[NATIVE.index(library) :: EACH_OF * len(NATIVE)]

@@ -169,7 +169,7 @@ def test_a_draft_without_room_closes_the_target_context(path: Callable[..., Path
     pair.close()
 
 
-@pytest.mark.parametrize("arch", ["mamba", "jamba"])
+@pytest.mark.parametrize("arch", ["mamba", pytest.param("jamba", marks=pytest.mark.slow)])
 def test_a_recurrent_draft_goes_back_to_checkpoints(path: Callable[..., Path], arch: str) -> None:
     found = []
     policy = FixedPolicy(draft_max=4, p_min=0.0)

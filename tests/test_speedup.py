@@ -91,7 +91,10 @@ def machine(
     return phases * rng.normal(1, 0.05, num_steps)
 
 
-@pytest.mark.parametrize(("kind", "least_given"), [("quiet", 1.0), ("busy", 0.0), ("phases", 0.0)])
+@pytest.mark.parametrize(
+    ("kind", "least_given"),
+    [("quiet", 1.0), pytest.param("busy", 0.0, marks=pytest.mark.slow), ("phases", 0.0)],
+)
 def test_a_number_is_within_a_tenth_of_the_truth_or_not_given(kind: str, least_given: float) -> None:
     """200 answers of 120 steps, a third of them with drafts."""
     errors = []
