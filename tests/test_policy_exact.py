@@ -126,6 +126,19 @@ def test_cutting_for_what_was_drawn_would_be_noticed(rule: Rule) -> None:
     assert distance(found, plain(asked)) > 0.01
 
 
+def beginning(rule: Rule) -> Request:
+    """Nothing is read in the first call."""
+    return replace(asked_for(rule), prompt=(0,))
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_drawn_tokens_stay_where_fewer_would_pay_better(rule: Rule) -> None:
+    asked = beginning(rule)
+    found, records = speculative(asked, [model_drafter()], stair)
+    assert distance(found, plain(asked)) <= 1e-12
+    assert any(record.num_accepted for record in records)
+
+
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_taking_back_drawn_tokens_would_be_noticed(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """What certain tokens allow: to take the best length of all that was found, when it was found."""
@@ -140,6 +153,6 @@ def test_taking_back_drawn_tokens_would_be_noticed(rule: Rule, monkeypatch: pyte
         return allocate([(acceptance, 0) for acceptance, _ in candidates], calls_s, reward_s)
 
     monkeypatch.setattr(auto, "allocate", taking_back)
-    asked = replace(asked_for(rule), prompt=(0,))  # nothing is read in the first call
+    asked = beginning(rule)
     found, _ = speculative(asked, [model_drafter()], stair)
     assert distance(found, plain(asked)) > 1e-3
