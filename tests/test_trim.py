@@ -433,3 +433,13 @@ def test_a_trimmed_draft_is_certified_at_every_temperature_and_a_fault_found(
     pair = ("-m", str(target.path), "-md", str(made), "-t", "1", "--quick")
     outcome = call(monkeypatch, capfdbinary, "verify", *pair, *(("--inject", fault) if fault else ()))
     assert outcome.status == (1 if fault else 0) and ("HOLDS" in outcome.out) == (fault is None), outcome.out
+
+
+def test_a_model_as_its_own_draft_is_loaded_twice(target: Target) -> None:
+    """Closing the draft leaves the target open."""
+    [file] = find_models([str(target.path)], hub=HubOptions())
+    with Loaded(file, SMALL, []) as loaded:
+        model = loaded.open(64)
+        with Loaded(file, SMALL, [], beside=model) as draft:
+            draft.open(64)
+        assert model.vocabulary.tokenize("the rain")

@@ -71,7 +71,7 @@ class Loaded(ExitStack):
         self.opened_bytes: int | None = None
         """the memory that weights and context took at first; None where that is not known"""
         progress(f"loading {file.name}", None)
-        if isinstance(beside, GgufModel) and file.path == beside.weights.path:
+        if isinstance(beside, GgufModel) and file.is_head and file.path == beside.weights.path:
             self.weights = beside.weights
         elif isinstance(beside, GgufModel) and file.is_head:
             self.weights = load_head(beside.weights, read_card(beside.weights.path), file.card, options)
