@@ -7,7 +7,7 @@ nothing but the answers under way.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -15,8 +15,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from outrider.core.contracts import Vocabulary
 from outrider.core.errors import InputError
 from outrider.core.files import write_whole
+from outrider.distill.plan import USUAL_VOCABULARY
+from outrider.models.vocab.subset import Subset, choose_subset
 
 Tokens = npt.NDArray[np.int32]
 
@@ -78,3 +81,12 @@ def read_example(path: Path) -> Example:
 def read_examples(folder: Path) -> Iterator[Example]:
     """The answers in a folder, in the order of their files' names. Raises InputError for a damaged file."""
     return map(read_example, sorted(folder.glob("*.npz")))
+
+
+def tokens_used(examples: Sequence[Example], vocabulary: Vocabulary, size: int | None) -> Subset:
+    """The tokens that the answers use most, so many (0: all; None: as many as is usual): what a draft knows."""
+    counts = np.zeros(vocabulary.size, dtype=np.int64)
+    for example in examples:
+        counts += np.bincount(example.answer, minlength=vocabulary.size)
+    size = USUAL_VOCABULARY if size is None else size
+    return choose_subset(vocabulary, counts, size or vocabulary.size)

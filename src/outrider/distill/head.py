@@ -20,10 +20,10 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.errors import ModelFileError
 from outrider.distill.checkpoint import Array, Checkpoint, read_gguf
 from outrider.distill.corpus import Text, text_of
-from outrider.distill.examples import Example
-from outrider.distill.plan import USUAL_VOCABULARY, DraftPlan
+from outrider.distill.examples import Example, tokens_used
+from outrider.distill.plan import DraftPlan
 from outrider.distill.states import read_tokens, states_path
-from outrider.models.vocab.subset import Subset, choose_subset
+from outrider.models.vocab.subset import Subset
 
 ARCHITECTURE = "eagle3"
 INSTEAD = "Leave out --kind eagle3: a draft model reads nothing of its target."
@@ -75,11 +75,7 @@ def first_head(
     It begins as the target's last layer, which reads the highest of the three states and nothing of the new
     token, after which come the target's own rows of the output.
     """
-    counts = np.zeros(vocabulary.size, dtype=np.int64)
-    for example in examples:
-        counts += np.bincount(example.answer, minlength=vocabulary.size)
-    size = USUAL_VOCABULARY if plan.vocabulary is None else plan.vocabulary
-    subset = choose_subset(vocabulary, counts, size or vocabulary.size)
+    subset = tokens_used(examples, vocabulary, plan.vocabulary)
     shape = replace(target.shape, architecture=ARCHITECTURE, layers=1)
     embedding = target.weights["token_embd.weight"]
     last = f"blk.{target.shape.layers - 1}."

@@ -10,10 +10,10 @@ import numpy as np
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import SettingError
 from outrider.distill.checkpoint import Array, Checkpoint, Shape, read_gguf, tensor_sizes
-from outrider.distill.examples import Example
+from outrider.distill.examples import Example, tokens_used
 from outrider.distill.export import read_subset
-from outrider.distill.plan import USUAL_VOCABULARY, DraftPlan
-from outrider.models.vocab.subset import Subset, choose_subset
+from outrider.distill.plan import DraftPlan
+from outrider.models.vocab.subset import Subset
 
 _ENDS = ("token_embd.weight", "output.weight")
 
@@ -157,11 +157,7 @@ def first_draft(
     base, known = _base(target, plan, vocabulary)
     if known is not None and plan.vocabulary is None:
         return base, known
-    counts = np.zeros(vocabulary.size, dtype=np.int64)
-    for example in examples:
-        counts += np.bincount(example.answer, minlength=vocabulary.size)
-    size = USUAL_VOCABULARY if plan.vocabulary is None else plan.vocabulary
-    subset = choose_subset(vocabulary, counts, size or vocabulary.size)
+    subset = tokens_used(examples, vocabulary, plan.vocabulary)
     if known is not None:
         return relearned(base, known, subset, target), subset
     if plan.start == "random":
