@@ -84,7 +84,7 @@ def read_examples(folder: Path) -> Iterator[Example]:
 
 
 def tokens_used(examples: Sequence[Example], vocabulary: Vocabulary, size: int | None) -> Subset:
-    """The tokens that the answers use most, so many (0: all; None: as many as is usual): what a draft knows."""
+    """The tokens that the answers use most, so many (0: all; None: the usual number): what a draft knows."""
     counts = np.zeros(vocabulary.size, dtype=np.int64)
     for example in examples:
         counts += np.bincount(example.answer, minlength=vocabulary.size)
