@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from tiny_gguf import write_tiny
 pytest.importorskip("torch")
 
 from outrider.cli.distill_report import StepInterrupt, TimeLeft, show_distilling
-from outrider.distill import evaluation, measure
+from outrider.distill import evaluation, export, measure
 from outrider.distill.export import read_provenance
 from outrider.distill.report import Report
 from outrider.models import read_card
@@ -156,6 +157,18 @@ def test_a_target_that_gives_no_states_is_named_before_it_answers(
     assert refused.status == 2 and "runs no heads here: " in refused.err.splitlines()[-1]
 
 
+@pytest.mark.skipif(not MAINLINE, reason="no library has the calls for heads")
+def test_a_head_that_could_not_be_written_is_refused_before_the_target_answers(
+    distill: Call, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "find_quantizer", lambda: (SimpleNamespace(backend="ik"), None))
+    usual = ("-m", "target.gguf", "--kind", "eagle3", *DATA, "--vocabulary", "280", *TRAINING)
+    refused = distill(*usual, "-o", "unwritten")
+    assert refused.status == 2 and "Give --quant F16 --embedding-quant F16" in refused.err
+    assert not [*(models / "unwritten" / "answers").glob("*.npz")]
+    export.check_head_types("F16", "F16")
+
+
 @pytest.mark.slow
 def test_another_run_takes_the_answers_goes_on_with_a_draft_and_makes_a_curve(
     distill: Call, models: Path
@@ -239,7 +252,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
         (("--teacher", "nobody"), "error: --teacher nobody: "),
         (("--loss", "l2"), "error: --loss: "),
         (("--layers", "0"), "error: --layers 0: "),
-        (("--layers", "9"), "error: layers: 9 of 2 "),
+        (("--layers", "9"), "error: --layers 9: it has 2 layers"),
         (("--vocabulary", "200"), "error: vocabulary: 200 "),
         (("--steps", "0"), "error: --steps 0: "),
         (("--on-policy", "2"), "error: --on-policy: "),

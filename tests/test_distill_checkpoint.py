@@ -15,7 +15,7 @@ from gguf.quants import quantize
 from distilling import random_model, spoken
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.distill.checkpoint import Array, Checkpoint, Shape, read_gguf, rotation_layout, tensor_sizes
-from outrider.distill.starting import keep_layers, kept_layers, narrow, random_weights, relearned, restrict
+from outrider.distill.starting import keep_layers, narrow, random_weights, relearned, restrict
 from outrider.models.vocab.subset import Subset
 from tiny_gguf import write_tiny
 
@@ -188,15 +188,6 @@ def test_damaged_and_split_files_are_refused(path: Path, tmp_path: Path) -> None
 
 
 # First weights
-
-
-def test_the_layers_that_are_kept_are_the_first_and_the_last() -> None:
-    assert kept_layers(30, 4) == (0, 1, 28, 29)
-    assert kept_layers(30, 5) == (0, 1, 2, 28, 29)
-    assert kept_layers(4, 4) == (0, 1, 2, 3) and kept_layers(4, 1) == (0,)
-    for count in (0, 5):
-        with pytest.raises(SettingError, match="from 1 to 4"):
-            kept_layers(4, count)
 
 
 def test_a_model_with_some_of_its_layers_has_their_weights(model: Checkpoint) -> None:

@@ -24,6 +24,7 @@ from outrider.backends.gguf import GgufModel, Weights
 from outrider.core.data import Span
 from outrider.core.errors import InputError, SettingError
 from outrider.core.params import SamplingParams
+from outrider.distill import train
 from outrider.distill.checkpoint import Checkpoint, read_gguf
 from outrider.distill.corpus import Corpus, Text, text_of
 from outrider.distill.evaluation import StepCosts, predictions_of
@@ -229,13 +230,35 @@ def test_training_that_ruins_a_draft_returns_the_first(teacher: Teacher, tmp_pat
 
 def test_padding_and_batches_change_no_evaluation(teacher: Teacher, tmp_path: Path) -> None:
     found = []
+    long = replace(SETTINGS, steps=400, evaluate_every=400)  # all held-out answers are judged
     for batch_tokens in (64, 256, 4096):
-        trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, batch_tokens=batch_tokens))
+        trainer = trainer_of(teacher, tmp_path, replace(long, batch_tokens=batch_tokens))
         trainer._evaluate()
         found.append(trainer.state.history[0])
     for other in found[1:]:
         both = (other.model_dump(exclude_none=True), found[0].model_dump(exclude_none=True))
         assert both[0] == pytest.approx(both[1], rel=1e-4, nan_ok=True)
+
+
+@pytest.mark.parametrize(("steps", "judged"), [(2, 17), (400, 50)])
+def test_evaluations_of_a_short_training_are_of_fewer_answers(
+    teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, judged: int
+) -> None:
+    # All of them would take longer than the training itself.
+    counts = []
+
+    def evaluate(texts: Sequence[Text], *given: Any) -> Evaluation:
+        counts.append(len(texts))
+        return found(texts, *given)
+
+    found = train.evaluate
+    monkeypatch.setattr(train, "evaluate", evaluate)
+    settings = replace(SETTINGS, steps=steps, evaluate_every=steps)
+    trainer = trainer_of(teacher, tmp_path / "run", replace(settings, patience=1))
+    monkeypatch.setattr(trainer, "_step", lambda _batch: setattr(trainer.state, "step", steps))
+    trainer.run()
+    assert counts == [judged, judged] and len(teacher.held_out) == 50
+    assert len(trainer.predictions()) == 25, "what is known of a draft is of all greedy ones"
 
 
 @pytest.mark.parametrize("quantization", sorted(ROUNDED))

@@ -36,7 +36,7 @@ from outrider.models.vocab import align, tokenizer_id
 from outrider.models.vocab.subset import OTHER, Subset
 from outrider.trim import trim as trim_module
 from outrider.trim.counting import answer_prompts
-from outrider.trim.cut import Cut, even_layers, write_trimmed
+from outrider.trim.cut import Cut, outer_layers, write_trimmed
 from outrider.trim.material import prompts_of, recorded_answers, texts_of
 from outrider.trim.source import OUTPUT, Source, read_source
 from outrider.trim.tokens import Answer, Usage, floor_of
@@ -127,8 +127,8 @@ def test_matrices_change_their_types_and_a_shared_one_becomes_two(target: Target
     assert np.abs(spoken(parted, TOKENS[:1]) - whole).max() < 0.05 * np.abs(whole).max()
 
 
-def test_layers_are_dropped_evenly(target: Target, tmp_path: Path) -> None:
-    assert even_layers(24, 8) == (0, 3, 7, 10, 13, 16, 20, 23)
+def test_layers_between_the_first_and_the_last_are_dropped(target: Target, tmp_path: Path) -> None:
+    assert outer_layers(24, 7) == (0, 1, 2, 3, 21, 22, 23)
     path = write_tiny(tmp_path / "deep.gguf", layers=4)
     made = tmp_path / "draft.gguf"
     target.write(made, Cut(Subset.whole(SIZE), (0, 3)), read_source(path))
@@ -143,7 +143,7 @@ def test_layers_are_dropped_evenly(target: Target, tmp_path: Path) -> None:
 
 @given(st.integers(2, 60), st.data())
 def test_the_first_and_the_last_layer_are_always_kept(layers: int, data: st.DataObject) -> None:
-    kept = even_layers(layers, data.draw(st.integers(2, layers)))
+    kept = outer_layers(layers, data.draw(st.integers(2, layers)))
     assert kept[0] == 0 and kept[-1] == layers - 1 and list(kept) == sorted(set(kept))
 
 

@@ -1,12 +1,13 @@
-"""The embedded default with a draft, with lookup alone and plainly, in turn over the same prompts.
+"""A target with a draft, with lookup alone and plainly, in turn over the same prompts.
 
     python benchmarks/default_draft/live.py --draft DRAFT.gguf --prompts heldout.jsonl --out live.jsonl
     python benchmarks/default_draft/live.py --show live.jsonl
 
 Greedy texts, one row for each prompt, with seconds of decoding (the draft model's reading of the prompt
 included), calls, tokens drafted and accepted by the model. Every way is a session of its own that begins with
-what calls cost here and with nothing learned about acceptance, as a new user's does. `--also` does the same
-with another file of the default, a quantization of it, in turn with the first.
+what calls cost here and with nothing learned about acceptance, as a new user's does. The target is the
+embedded default unless `--target` names one; `--also` does the same with another file of it, a quantization,
+in turn with the first. Further drafts (`--draft` again) are ways of their own.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ WAYS = ("plain", "lookup", "draft")
 
 def main() -> None:
     parser = argument_parser(__doc__, out=False, tokens=96, threads=2)
-    parser.add_argument("--draft", type=Path)
+    parser.add_argument("--target", type=Path)
+    parser.add_argument("--draft", type=Path, action="append")
     parser.add_argument("--also", type=Path)
     parser.add_argument("--prompts", type=Path, help="JSON lines, as heldout.py writes them")
     parser.add_argument("--count", type=int, default=60)
@@ -61,11 +63,14 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    targets = {"": embedded_default()} | (
+    targets = {"": arguments.target or embedded_default()} | (
         {f" {arguments.also.stem}": arguments.also} if arguments.also else {}
     )
+    first, *others = arguments.draft
+    drafts = dict(zip(WAYS, ("none", "none", first), strict=True))
+    drafts |= {f"{WAYS[-1]}:{draft.stem}": draft for draft in others}
     prompts = [json.loads(line) for line in arguments.prompts.read_text(encoding="utf-8").splitlines()]
-    head = describe(*targets.values(), arguments.draft)
+    head = describe(*targets.values(), *arguments.draft)
     head |= {"threads": arguments.threads, "tokens": arguments.tokens}
     done = {row["prompt"] for row in resume(arguments.out, head, ("threads", "tokens", "cpu"))}
     with tempfile.TemporaryDirectory() as folder:
@@ -73,14 +78,14 @@ def measure(arguments: argparse.Namespace) -> None:
         options = LoadOptions(threads=arguments.threads)
         sessions: dict[str, Session] = {}
         for suffix, target in targets.items():
-            for way in WAYS:
-                pair = Pair.load(target, arguments.draft if way == "draft" else "none", options=options)
+            for way, draft in drafts.items():
+                pair = Pair.load(target, draft, options=options)
                 sessions[way + suffix] = pair.open(2048)
         ways = list(sessions)
         for number, prompt in enumerate(prompts[: arguments.count]):
             if prompt["id"] not in done:
-                first = number % len(ways)
-                row = row_of(prompt, sessions, [*ways[first:], *ways[:first]], arguments.tokens)
+                at = number % len(ways)
+                row = row_of(prompt, sessions, [*ways[at:], *ways[:at]], arguments.tokens)
                 append(arguments.out, row)
         for session in sessions.values():
             session.close()
@@ -162,9 +167,9 @@ def show(rows: Sequence[Row]) -> None:
         chosen = [i for i, row in enumerate(rows) if row["category"] == category]
         columns = [f"  {category:14} ({len(chosen)})"]
         for way in (way for way in step_s if way.startswith("draft")):
-            other = way.replace("draft", "lookup")
-            ratio = geometric_mean((step_s[other] / step_s[way])[chosen])
-            over = geometric_mean((step_s[way.replace("draft", "plain")] / step_s[way])[chosen])
+            lookup, plain = (way.replace(way.split()[0], other) for other in ("lookup", "plain"))
+            ratio = geometric_mean((step_s[lookup] / step_s[way])[chosen])
+            over = geometric_mean((step_s[plain] / step_s[way])[chosen])
             columns.append(f"{way}: over lookup {ratio:.3f}, over its plain {over:.3f}")
         print("  ".join(columns))
 

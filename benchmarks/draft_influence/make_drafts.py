@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -28,6 +29,7 @@ from outrider import LoadOptions, Pair, __version__
 from outrider.core.errors import OutriderError
 from outrider.distill.checkpoint import Checkpoint, read_gguf
 from outrider.distill.corpus import Corpus, text_of
+from outrider.distill.depth import best_layers
 from outrider.distill.evaluation import StepCosts
 from outrider.distill.examples import Example
 from outrider.distill.export import Provenance, write_gguf
@@ -164,7 +166,8 @@ def _start(
         plan = DraftPlan(start="continue", base=file)
     everything = [example for kind in examples.values() for example in kind]
     teacher = read_gguf(pair.target_card.path)
-    return Start(*first_draft(teacher, plan, everything, pair.target.vocabulary, _SEED), file)
+    choose = partial(best_layers, examples=everything, count=layers)
+    return Start(*first_draft(teacher, plan, everything, pair.target.vocabulary, _SEED, choose), file)
 
 
 def _neutral(begun: Start, out: Path, pair: Pair, effort: Effort) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Draft(Group):
         help="A model, or a head that reads states of its target: model or eagle3.",
     )
     layers: int | None = setting(
-        None, help=f"Layers that are kept, the first and the last. Default: {_USUAL_DRAFT.layers}."
+        None, help=f"Layers that are kept, those that agree most. Default: {_USUAL_DRAFT.layers}."
     )
     feed_forward: int | None = setting(None, help="Units of each feed-forward layer. Default: as they are.")
     vocabulary: int | None = setting(

@@ -263,8 +263,8 @@ class TrimSettings(Hub, JsonOutput, Verbose, Context, Loading):
     layers: int | None = setting(
         None,
         panel="Trimming",
-        help="Layers that it keeps, evenly, the first and the last among them: a start for "
-        "`outrider distill`, since its agreement falls. Default: all.",
+        help="Layers that it keeps, the first and the last: a start for `outrider distill`, since its "
+        "agreement falls. Default: all.",
     )
     keep_types: bool = setting(False, panel="Trimming", help="Leave the types of its weights as they are.")
     corpus: list[Path] = setting(

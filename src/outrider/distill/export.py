@@ -16,9 +16,10 @@ from gguf.constants import Keys
 from gguf.quants import quantize as encoded
 
 from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.libraries import find_quantizer
 from outrider.backends.gguf.quantizer import quantize, read_type
 from outrider.core.contracts import Vocabulary
-from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
+from outrider.core.errors import BackendError, ModelFileError, SettingError, VocabularyMismatch
 from outrider.core.files import check_writable, reason_of
 from outrider.distill.checkpoint import SHAPE_KEYS, Checkpoint, rotation_layout
 from outrider.distill.head import HeadCheckpoint
@@ -32,6 +33,8 @@ from outrider.models.vocab.subset import Ids, Subset, tokenizer_fields
 from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration
 
 _PREFIX = "outrider.distill."
+_WRITTEN_FLOATS = ({"F16"}, {"F32"})
+"""types of whole files that need no quantizer"""
 _TEXTS = ("teacher", "teacher_sha256", "data", "version")
 _NUMBERS = ("tokens", "steps", "seed")
 _LICENCE_KEYS = (Keys.General.LICENSE_NAME, Keys.General.LICENSE_LINK)
@@ -156,6 +159,19 @@ def write_head(
 
     types = quantization, embedding_quantization
     return _written(head, path, fields, notes, provenance, prior, types, threads, check, tables)
+
+
+def check_head_types(quantization: str, embedding_quantization: str | None) -> None:
+    """Raise BackendError where no installed library quantizes a head's file to these types: ik_llama.cpp's
+    quantizer dies of it."""
+    types = {read_type(quantization), read_type(embedding_quantization or quantization)}
+    if types in _WRITTEN_FLOATS:
+        return
+    library, _ = find_quantizer()
+    if library.backend == "ik":
+        reason = "ik_llama.cpp, the only library here that quantizes files, cannot take heads"
+        way_out = "Give --quant F16 --embedding-quant F16, or pip install llama-cpp-python."
+        raise BackendError("--kind eagle3", reason, way_out)
 
 
 def _written(

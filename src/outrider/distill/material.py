@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from outrider.backends.gguf.model import GgufModel
@@ -11,9 +12,11 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.errors import PromptError, SettingError
 from outrider.distill.checkpoint import Checkpoint, read_gguf
 from outrider.distill.corpus import Text, text_of
+from outrider.distill.depth import best_layers
 from outrider.distill.examples import Example, example_path, read_example, read_examples
+from outrider.distill.export import check_head_types
 from outrider.distill.head import HeadCheckpoint, check_target, first_head, head_text, read_target
-from outrider.distill.plan import DistillPlan
+from outrider.distill.plan import DistillPlan, kept
 from outrider.distill.questions import Asked
 from outrider.distill.starting import first_draft
 from outrider.distill.states import states_folder
@@ -50,9 +53,10 @@ class Material:
 
 def check_draft(file: ModelFile, target: GgufModel, plan: DistillPlan) -> None:
     """Refuse a draft that cannot be made of this target before it answers for hours."""
-    draft, subset = _first(file, plan, [], target.vocabulary)
+    draft, subset = _first(file, plan, [], target.vocabulary, [])
     if isinstance(draft, HeadCheckpoint):
         check_target(target.weights, draft.layers)
+        check_head_types(plan.draft.quantization, plan.draft.embedding_quantization)
     if plan.draft.safetensors and subset.has_other:
         tokens, known = target.vocabulary.size, subset.size - 1
         reason = f"other engines need all {tokens:,} tokens, and the draft knows {known:,}"
@@ -60,15 +64,34 @@ def check_draft(file: ModelFile, target: GgufModel, plan: DistillPlan) -> None:
 
 
 def _first(
-    file: ModelFile, plan: DistillPlan, examples: Sequence[Example], vocabulary: Vocabulary
+    file: ModelFile,
+    plan: DistillPlan,
+    examples: Sequence[Example],
+    vocabulary: Vocabulary,
+    notices: list[str],
 ) -> tuple[Checkpoint, Subset]:
-    """The untrained draft, and the tokens it knows."""
+    """The untrained draft, and the tokens it knows; without examples its layers are any. A notice says which
+    were chosen."""
     if plan.draft.kind == "eagle3":
         return first_head(read_target(file.path), plan.draft, examples, vocabulary)
-    return first_draft(read_gguf(file.path), plan.draft, examples, vocabulary, plan.training.seed)
+
+    def choose(model: Checkpoint, subset: Subset) -> Sequence[int]:
+        layers, count = model.shape.layers, plan.draft.layers
+        if count > layers:
+            raise SettingError(f"--layers {count}", f"it has {layers} layers", f"Give 1 to {layers}.")
+        if not examples:
+            return range(count)
+        best = partial(best_layers, model, subset, examples, count)
+        found = kept(plan.out / "layers.json", best, lambda found: [*map(int, found)], "layers", "Remove it.")
+        notices.append(f"its layers are {', '.join(map(str, found))} of {layers}")
+        return found
+
+    return first_draft(read_gguf(file.path), plan.draft, examples, vocabulary, plan.training.seed, choose)
 
 
-def read_material(file: ModelFile, vocabulary: Vocabulary, questions: Asked, plan: DistillPlan) -> Material:
+def read_material(
+    file: ModelFile, vocabulary: Vocabulary, questions: Asked, plan: DistillPlan, notices: list[str]
+) -> Material:
     """Raises PromptError when one side has no answers."""
     sides: list[list[Example]] = []
     for side in (questions.training, questions.held_out):
@@ -81,7 +104,7 @@ def read_material(file: ModelFile, vocabulary: Vocabulary, questions: Asked, pla
     if not training or not held_out:
         why = f"{len(training)} answers to train on, {len(held_out)} held out"
         raise PromptError("prompts", why, "Give more prompts, or shorter ones.")
-    draft, subset = _first(file, plan, training, vocabulary)
+    draft, subset = _first(file, plan, training, vocabulary, notices)
     window = plan.draft.window if subset.has_other else 0
     states = states_folder(plan.answers_folder, draft.layers) if isinstance(draft, HeadCheckpoint) else None
     return Material(draft, subset, training, held_out, vocabulary, window, states)

@@ -134,9 +134,17 @@ class Network:
         """The last layer's states (batch, tokens, width) of `tokens` (batch, tokens) at `positions`."""
         x = functional.embedding(tokens, self.weights["token_embd.weight"])
         for layer in range(self.shape.layers):
-            name = f"blk.{layer}."
-            x = x + self._attention(name, layer, self._norm(x, f"{name}attn_norm"), positions, attend)
-            x = x + self._feed_forward(name, self._norm(x, f"{name}ffn_norm"))
+            x = self.layer(layer, x, positions, attend)
+        return self.normed(x)
+
+    def layer(self, layer: int, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """What one layer makes of its input `x` (batch, tokens, width)."""
+        name = f"blk.{layer}."
+        x = x + self._attention(name, layer, self._norm(x, f"{name}attn_norm"), positions, attend)
+        return x + self._feed_forward(name, self._norm(x, f"{name}ffn_norm"))
+
+    def normed(self, x: Tensor) -> Tensor:
+        """The output of the last layer as the output layer takes it."""
         return self._norm(x, "output_norm")
 
     def along(self, batch: TrainingBatch) -> Iterator[Tensor]:

@@ -37,7 +37,10 @@ from outrider.policy.pretrained import PretrainedCalibration, pretrained_calibra
 
 _OWN_TEXTS = 32
 """of the draft in a step on its own text"""
-_TRIAL_STEPS = 6
+_TRIALS = (2, 6)
+"""steps of a first trial, and of a second where the first did not take long"""
+_TRIAL_RATIO = 0.03
+"""of the minutes: what takes longer is not tried again"""
 _SPENT_RATIO = 0.9
 """of the minutes go to steps, the others to evaluations and checkpoints"""
 _REPORTED = ("batch_tokens", "learning_rate", "loss", "on_policy", "seed")
@@ -80,7 +83,7 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
         vocabulary = teacher.target.model.vocabulary
         check_draft(file, teacher.native, plan)
         _answer(teacher, questions, plan, notices, progress)
-        material = read_material(file, vocabulary, questions, plan)
+        material = read_material(file, vocabulary, questions, plan, notices)
         if isinstance(material.draft, HeadCheckpoint):
             _record_states(teacher, material, material.draft, plan, progress)
         if not plan.training.on_policy:
@@ -272,9 +275,13 @@ def _train(
     trainer_of = partial(Trainer, material.draft, corpus, costs=costs, folder=plan.out, own_texts=own)
     steps = wanted.steps
     if steps is None:
-        # In the trial the whole second half is on the draft's own text.
-        trial = replace(_settings(plan, _TRIAL_STEPS), on_policy=1.0)
-        steps = _steps(plan, lambda: trainer_of(held_out=held_out[:1], settings=trial))
+
+        def trial(count: int) -> Trainer:
+            # Its whole second half is on the draft's own text.
+            settings = replace(_settings(plan, count), on_policy=1.0)
+            return trainer_of(held_out=held_out[:1], settings=settings)
+
+        steps = _steps(plan, trial)
     trainer = trainer_of(held_out=held_out, settings=_settings(plan, steps))
 
     def on_step(trainer: Trainer) -> None:
@@ -305,15 +312,19 @@ def _settings(plan: DistillPlan, steps: int) -> TrainingSettings:
     )
 
 
-def _steps(plan: DistillPlan, trial: Callable[[], Trainer]) -> int:
+def _steps(plan: DistillPlan, trial: Callable[[int], Trainer]) -> int:
     """As many steps as fit the plan's minutes, by the time of the first ones; stored, since the learning rate
     depends on their number."""
+    wanted_s = plan.training.minutes * 60
 
     def timed() -> int:
-        times = trial().time_steps(_TRIAL_STEPS)
-        early_s, late_s = median(times[1 : _TRIAL_STEPS // 2]), median(times[_TRIAL_STEPS // 2 :])
+        for count in _TRIALS:
+            times = trial(count).time_steps(count)
+            if sum(times) > _TRIAL_RATIO * wanted_s:
+                break
+        early_s, late_s = median(times[1 : count // 2] or times[:1]), median(times[count // 2 :])
         own_ratio = plan.training.on_policy / 2
         step_s = (1 - own_ratio) * early_s + own_ratio * late_s
-        return max(_TRIAL_STEPS, round(_SPENT_RATIO * plan.training.minutes * 60 / step_s))
+        return max(_TRIALS[-1], round(_SPENT_RATIO * wanted_s / step_s))
 
     return kept(plan.out / "steps.json", timed, int, "number of steps", "Remove it and checkpoint.pt.")

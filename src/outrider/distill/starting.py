@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,19 +16,6 @@ from outrider.distill.plan import DraftPlan
 from outrider.models.vocab.subset import Subset
 
 _ENDS = ("token_embd.weight", "output.weight")
-
-
-def kept_layers(layers: int, count: int) -> tuple[int, ...]:
-    """Which layers to keep of a model: the first and the last ones, the odd one at the front.
-
-    The first turn tokens into what the others work with, the last turn that into predictions; those between
-    resemble each other most.
-    """
-    if not 1 <= count <= layers:
-        way_out = f"Give a number from 1 to {layers}."
-        raise SettingError("layers", f"{count} of {layers} cannot be kept", way_out)
-    first = (count + 1) // 2
-    return (*range(first), *range(layers - (count - first), layers))
 
 
 def keep_layers(model: Checkpoint, layers: Sequence[int]) -> Checkpoint:
@@ -148,9 +135,15 @@ def _base(target: Checkpoint, plan: DraftPlan, vocabulary: Vocabulary) -> tuple[
 
 
 def first_draft(
-    target: Checkpoint, plan: DraftPlan, examples: Sequence[Example], vocabulary: Vocabulary, seed: int
+    target: Checkpoint,
+    plan: DraftPlan,
+    examples: Sequence[Example],
+    vocabulary: Vocabulary,
+    seed: int,
+    choose: Callable[[Checkpoint, Subset], Sequence[int]],
 ) -> tuple[Checkpoint, Subset]:
-    """The untrained draft that a plan asks for, and the tokens it knows.
+    """The untrained draft that a plan asks for, and the tokens it knows. `choose` says which of a model's
+    layers it is made of, given the tokens that the model knows.
 
     Raises ModelFileError and SettingError for a base that cannot be read or does not go with the target.
     """
@@ -164,7 +157,6 @@ def first_draft(
         width = plan.feed_forward or base.shape.feed_forward
         shape = replace(base.shape, layers=plan.layers, feed_forward=width, vocabulary=subset.size)
         return random_weights(base, shape, seed), subset
-    kept = keep_layers(base, kept_layers(base.shape.layers, plan.layers))
-    if plan.feed_forward is not None:
-        kept = narrow(kept, plan.feed_forward)
-    return restrict(kept, subset), subset
+    reduced = restrict(base, subset)
+    kept = keep_layers(reduced, choose(reduced, subset))
+    return kept if plan.feed_forward is None else narrow(kept, plan.feed_forward), subset

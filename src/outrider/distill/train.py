@@ -26,6 +26,7 @@ from outrider.distill.evaluation import Predictions, StepCosts, evaluate, predic
 from outrider.distill.head import HeadCheckpoint
 from outrider.distill.head_network import HeadNetwork
 from outrider.distill.losses import loss_of, weights_of
+from outrider.distill.muon import Muon
 from outrider.distill.network import Network, device_of, has_fast_half
 from outrider.distill.plan import Loss
 from outrider.distill.report import Evaluation
@@ -60,14 +61,11 @@ class TrainingSettings:
 def optimizers_of(
     weights: Mapping[str, Tensor], settings: TrainingSettings
 ) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon for the layers' matrices (Jordan et al. 2024), scaled so that AdamW's rate suits it (Liu et al.
-    2025, arXiv 2502.16982, section 2.2); AdamW for embeddings, norms and biases."""
+    """Muon for the layers' matrices; AdamW for embeddings, norms and biases."""
     layers = [w for name, w in weights.items() if w.dim() > 1 and name not in ENDS]
     others = [w for name, w in weights.items() if w.dim() < 2 or name in ENDS]
     rate = settings.learning_rate
-    muon = torch.optim.Muon(
-        layers, lr=rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
-    )
+    muon = Muon(layers, lr=rate, weight_decay=settings.weight_decay)
     return muon, torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
 
 
@@ -104,6 +102,22 @@ ENDS = ("token_embd.weight", "output.weight")
 
 _PIECE_POSITIONS = 1024
 """whose logits are held at once: few enough for the caches, many enough for one addition to the gradients"""
+
+_EVALUATED_RATIO = 0.1
+"""of a training's time goes to evaluations at most"""
+_PASS_RATIO = 1 / 3
+"""of the time of a step over as many tokens"""
+_LEAST_JUDGING = 16
+"""texts"""
+
+
+def _judging(held_out: Sequence[Text], settings: TrainingSettings) -> Sequence[Text]:
+    """Those of the held-out texts that evaluations have the time for."""
+    evaluations = settings.steps / settings.evaluate_every + 1
+    tokens = _EVALUATED_RATIO / _PASS_RATIO * settings.steps * settings.batch_tokens / evaluations
+    every = math.ceil(sum(len(text.tokens) for text in held_out) / tokens)
+    return held_out[:: max(1, min(every, len(held_out) // _LEAST_JUDGING))]
+
 
 OwnTexts = Callable[[Network, int], Sequence[Text]]
 """Texts that the draft continued itself, at a step; see `on_policy`."""
@@ -144,6 +158,7 @@ class Trainer:
         self.settings = settings
         self.corpus = corpus
         self._held_out = held_out
+        self._judging = _judging(held_out, settings)
         self._costs = costs
         self._path = folder / "checkpoint.pt"
         self._start = start
@@ -280,7 +295,7 @@ class Trainer:
         with torch.no_grad():
             logits_of = partial(self._logits, network=self._as_written())
         found = evaluate(
-            self._held_out, logits_of, settings.loss, settings.batch_tokens, self._costs, self.device
+            self._judging, logits_of, settings.loss, settings.batch_tokens, self._costs, self.device
         )
         trained = float(np.mean(state.losses)) if state.losses else None
         state.losses.clear()

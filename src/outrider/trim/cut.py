@@ -42,11 +42,13 @@ class Cut:
     types: Mapping[str, GGMLQuantizationType] = field(default_factory=dict)
 
 
-def even_layers(layers: int, count: int) -> tuple[int, ...]:
-    """`count` of the layers at even distances, the first and the last among them. Raises SettingError."""
+def outer_layers(layers: int, count: int) -> tuple[int, ...]:
+    """The first and the last of the layers, `count` together, the odd one at the front: more of them agree
+    with the target than at even distances. Raises SettingError."""
     if not 2 <= count <= layers:
         raise SettingError(f"--layers {count}", f"it has {layers} layers", f"Give 2 to {layers}.")
-    return tuple(round(i * (layers - 1) / (count - 1)) for i in range(count))
+    first = (count + 1) // 2
+    return (*range(first), *range(layers - (count - first), layers))
 
 
 def write_trimmed(

@@ -32,7 +32,7 @@ from outrider.models.vocab.subset import Ids, Subset
 from outrider.session import DEFAULT_CONTEXT_TOKENS
 from outrider.session.loading import why_no_draft
 from outrider.trim.counting import Answered, Mass, answer_prompts
-from outrider.trim.cut import Cut, even_layers, write_trimmed
+from outrider.trim.cut import Cut, outer_layers, write_trimmed
 from outrider.trim.material import Counted, Prompts, prompts_of, recorded_answers, texts_in, texts_of
 from outrider.trim.report import Choice, Measured, Report
 from outrider.trim.source import OUTPUT, Source, read_source
@@ -81,7 +81,7 @@ def trim(asked: TrimRequest, progress: Progress = lambda _what, _part: None) -> 
     """
     started = perf_counter()
     source = read_source(asked.small.path)
-    layers = even_layers(source.layers, asked.layers) if asked.layers else tuple(range(source.layers))
+    layers = outer_layers(source.layers, asked.layers) if asked.layers else tuple(range(source.layers))
     source.check_layers(len(layers))
     prompts, notices = prompts_of(asked.workloads), list[str]()
     with Loaded(asked.target, asked.options, notices, progress) as target:
