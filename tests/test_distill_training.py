@@ -24,7 +24,7 @@ from outrider.backends.gguf import GgufModel, Weights
 from outrider.core.data import Span
 from outrider.core.errors import InputError, SettingError
 from outrider.core.params import SamplingParams
-from outrider.distill import train
+from outrider.distill import evaluation, train
 from outrider.distill.checkpoint import Checkpoint, read_gguf
 from outrider.distill.corpus import Corpus, Text, text_of
 from outrider.distill.evaluation import StepCosts, predictions_of
@@ -251,7 +251,7 @@ def test_evaluations_of_a_short_training_are_of_fewer_answers(
         counts.append(len(texts))
         return found(texts, *given)
 
-    found = train.evaluate
+    found = evaluation.evaluate
     monkeypatch.setattr(train, "evaluate", evaluate)
     settings = replace(SETTINGS, steps=steps, evaluate_every=steps)
     trainer = trainer_of(teacher, tmp_path / "run", replace(settings, patience=1))
