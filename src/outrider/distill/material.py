@@ -82,7 +82,10 @@ def _first(
         if not examples:
             return range(count)
         best = partial(best_layers, model, subset, examples, count)
-        found = kept(plan.out / "layers.json", best, lambda found: [*map(int, found)], "layers", "Remove it.")
+        numbers = range(layers)  # raises ValueError for one that there is not
+        found = kept(
+            plan.out / "layers.json", best, lambda found: [*map(numbers.index, found)], "layers", "Remove it."
+        )
         notices.append(f"its layers are {', '.join(map(str, found))} of {layers}")
         return found
 
