@@ -23,8 +23,8 @@ import numpy as np
 from outrider import __version__
 from outrider.backends.gguf import build_id
 from outrider.backends.machine import physical_cores
-from outrider.certify.certificate import model_files
 from outrider.core.errors import OutriderError
+from outrider.lab.certify.certificate import model_files
 from outrider.lab.machine import machine
 
 Row = dict[str, Any]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.servers import Server
+from outrider.lab.bench.servers import Server
 
 ANSWER_PATIENCE_S = 1800
 

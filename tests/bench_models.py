@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
-from outrider.bench.plan import SweepPlan
 from outrider.core.data import Row
 from outrider.core.errors import BackendError
 from outrider.costs import CallCosts
+from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.lab.rows import ModelRow, PairRow, Role

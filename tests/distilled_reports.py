@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.distill.report import (
+from outrider.lab.distill.report import (
     Category,
     Contender,
     Curve,

@@ -10,9 +10,9 @@ import numpy as np
 from llama_cpp_models import SMALL
 from outrider.backends.gguf import Weights
 from outrider.core.data import Logits, Span
-from outrider.distill.checkpoint import Checkpoint
-from outrider.distill.export import Provenance
-from outrider.distill.starting import random_weights
+from outrider.lab.distill.checkpoint import Checkpoint
+from outrider.lab.distill.export import Provenance
+from outrider.lab.distill.starting import random_weights
 
 PROVENANCE = Provenance(
     teacher="tiny", teacher_sha256="ab" * 32, data="3 prompts, greedy and at temperature 0.7",

@@ -17,17 +17,17 @@ from bench_models import FakeLoader, plan
 from bench_rows import bench_rows
 from cli_helpers import call
 from outrider.backends.gguf import LoadOptions, candidates
-from outrider.bench.changes import changes, differences
-from outrider.bench.export import export
-from outrider.bench.plan import SweepPlan, make_plan, plan_values
-from outrider.bench.report import print_report, write_report
-from outrider.bench.results import Results
-from outrider.bench.store import Store
-from outrider.bench.summary.counts import quality_of
-from outrider.bench.sweep import run_sweep
 from outrider.cli.bench_json import summary_json
 from outrider.core.errors import BackendError, SettingError
 from outrider.costs import PairCosts, export_costs
+from outrider.lab.bench.changes import changes, differences
+from outrider.lab.bench.export import export
+from outrider.lab.bench.plan import SweepPlan, make_plan, plan_values
+from outrider.lab.bench.report import print_report, write_report
+from outrider.lab.bench.results import Results
+from outrider.lab.bench.store import Store
+from outrider.lab.bench.summary.counts import quality_of
+from outrider.lab.bench.sweep import run_sweep
 from outrider.lab.rows import AnswerRow, ModelRow, Row, RunRow, SkippedRow
 from outrider.lab.settings import Setting
 from outrider.lab.workloads.reading import WorkloadSpec

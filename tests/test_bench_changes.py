@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 
 from bench_rows import bench_rows
-from outrider.bench.changes import changes, differences, print_changes
-from outrider.bench.export import COLUMNS, export
-from outrider.bench.results import Results
 from outrider.core.errors import InputError, SettingError
+from outrider.lab.bench.changes import changes, differences, print_changes
+from outrider.lab.bench.export import COLUMNS, export
+from outrider.lab.bench.results import Results
 from outrider.lab.rows import AnswerRow, BlockRow, HeadRow, Row
 from test_bench_statistics import run_row
 from test_bench_summary import model

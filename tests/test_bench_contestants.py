@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from outrider.bench.contestants import Answer, Contestant, ContestantError
-from outrider.bench.plan import ContestantSpec
-from outrider.bench.servers import Server, fill
 from outrider.core.data import Grammar
 from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams
+from outrider.lab.bench.contestants import Answer, Contestant, ContestantError
+from outrider.lab.bench.plan import ContestantSpec
+from outrider.lab.bench.servers import Server, fill
 from real_server import MODEL, REASON, real_server
 
 HELLO = ({"role": "user", "content": "Hello"},)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from outrider.backends.gguf.registry import DIALECTS
-from outrider.bench.plan import SweepPlan, make_plan, parse_lengths, plan_text, plan_values
 from outrider.core.errors import HubError, ModelFileError, SettingError
+from outrider.lab.bench.plan import SweepPlan, make_plan, parse_lengths, plan_text, plan_values
 from outrider.lab.models import ModelFile, find_models
 from outrider.lab.workloads import BUILT_IN
 from outrider.lab.workloads.reading import WorkloadSpec

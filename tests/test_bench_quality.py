@@ -17,9 +17,9 @@ from engines import PROMPT, VOCABULARY
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.gguf.quantizer import quantize
-from outrider.bench.quality import Reference, Teacher, compare, families, log_softmax, score
 from outrider.core.data import Row
 from outrider.core.errors import BackendError, InputError, SettingError, VocabularyMismatch
+from outrider.lab.bench.quality import Reference, Teacher, compare, families, log_softmax, score
 from outrider.lab.models import ModelFile
 from outrider.lab.rows import AnswerRow
 from outrider.models import ModelCard, embedded_default, read_card

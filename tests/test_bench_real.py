@@ -11,11 +11,11 @@ import pytest
 
 from cli_helpers import COMMAND, TEMPLATE
 from outrider.backends.gguf.quantizer import quantize
-from outrider.bench.plan import SweepPlan
-from outrider.bench.results import Results
-from outrider.bench.store import read_rows
-from outrider.bench.sweep import run_sweep
 from outrider.costs import PairCosts, export_costs
+from outrider.lab.bench.plan import SweepPlan
+from outrider.lab.bench.results import Results
+from outrider.lab.bench.store import read_rows
+from outrider.lab.bench.sweep import run_sweep
 from outrider.lab.rows import PairRow, QualityRow, SkippedRow
 from outrider.models import HubOptions
 from recordings import FLAT, SMALL, curve

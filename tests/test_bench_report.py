@@ -20,12 +20,12 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from bench_rows import DRAFTS, TARGETS, bench_rows, head_row, skipped
-from outrider.bench.report import print_report, write_report
-from outrider.bench.results import Cell, Results
-from outrider.bench.summary import predictions, speeds
-from outrider.bench.summary.account import time_saved
-from outrider.bench.summary.speeds import measured_cells, verdicts
 from outrider.core.errors import SettingError
+from outrider.lab.bench.report import print_report, write_report
+from outrider.lab.bench.results import Cell, Results
+from outrider.lab.bench.summary import predictions, speeds
+from outrider.lab.bench.summary.account import time_saved
+from outrider.lab.bench.summary.speeds import measured_cells, verdicts
 from outrider.lab.rows import CostsRow, HeadRow, PredictionRow, Row, RunRow
 
 BIG = TARGETS[0]

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from outrider.bench.results import Results
-from outrider.bench.summary.speeds import outcome, verdicts
+from outrider.lab.bench.results import Results
+from outrider.lab.bench.summary.speeds import outcome, verdicts
 from outrider.lab.rows import BlockRow, HeadRow, Row, RunRow
 from outrider.lab.statistics import Interval, estimate, self_ratio, t_tail
 

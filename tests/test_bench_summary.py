@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from bench_rows import bench_rows
-from outrider.bench.results import Cell, Results
-from outrider.bench.store import Store
-from outrider.bench.summary import counts, predictions, speeds
-from outrider.bench.summary.account import time_saved
-from outrider.bench.summary.speeds import measured_cells, pareto_points, verdicts
 from outrider.core.errors import InputError
+from outrider.lab.bench.results import Cell, Results
+from outrider.lab.bench.store import Store
+from outrider.lab.bench.summary import counts, predictions, speeds
+from outrider.lab.bench.summary.account import time_saved
+from outrider.lab.bench.summary.speeds import measured_cells, pareto_points, verdicts
 from outrider.lab.rows import (
     AnswerRow,
     BlockRow,

@@ -16,14 +16,14 @@ from bench_models import row as model_row
 from counted_time import counted_time
 from outrider.backends.fake import FakeModel
 from outrider.backends.gguf import LoadOptions
-from outrider.bench.contestants import Answer, ContestantError, RefusedError
-from outrider.bench.results import Results
-from outrider.bench.rounds import _Runner
-from outrider.bench.store import ROWS, Store, read_rows
-from outrider.bench.sweep import run_sweep
 from outrider.core.data import Completion, StepRecord
 from outrider.core.errors import ConstraintError, InputError, ModelFileError, SettingError
 from outrider.lab import loaded
+from outrider.lab.bench.contestants import Answer, ContestantError, RefusedError
+from outrider.lab.bench.results import Results
+from outrider.lab.bench.rounds import _Runner
+from outrider.lab.bench.store import ROWS, Store, read_rows
+from outrider.lab.bench.sweep import run_sweep
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.lab.progress import Progress
@@ -335,7 +335,7 @@ def swept_with(stranger: Stranger, swept: Any, folder: Path, monkeypatch: pytest
     def rivals(*_: object) -> Iterator[Stranger]:
         yield stranger
 
-    monkeypatch.setattr("outrider.bench.work.TargetWork._rivals", rivals)
+    monkeypatch.setattr("outrider.lab.bench.work.TargetWork._rivals", rivals)
     return run_sweep(swept, folder / "run", loader=FakeLoader())
 
 
@@ -465,7 +465,7 @@ def test_a_draft_is_timed_on_texts_that_it_can_read(tmp_path: Path, monkeypatch:
         timed.extend(f"{answer.workload} {answer.case}" for _, answer in cases)
         return iter(())
 
-    monkeypatch.setattr("outrider.bench.stages.probe_draft", probed)
+    monkeypatch.setattr("outrider.lab.bench.stages.probe_draft", probed)
     wide = plan(tmp_path, drafts=("twin",), costs=None)
     (tmp_path / "letters.jsonl").write_text('{"prompt": "%s"}\n{"prompt": "dd ef"}\n' % ("abc " * 12))
     results = run_sweep(wide, tmp_path / "run", loader=Narrow())

@@ -31,8 +31,8 @@ from exactness import texts_of as enumerated
 from harness import read_rows
 from outrider import Engine, FixedPolicy
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.certify.faults import Fault, verifier_with
 from outrider.core.data import Distribution, point_mass
+from outrider.lab.certify.faults import Fault, verifier_with
 from outrider.verify.rules import accept_probability, verify_block, verify_tokens
 from tiny_gguf import write_tiny
 

@@ -10,11 +10,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+from outrider.lab.plan.calls import model_error
 from outrider.lab.recording import read_recordings
-from outrider.planning.calls import model_error
 from plan import acceptance, check
 
-BUNDLED = Path(__file__).parents[1] / "src/outrider/planning/acceptance.toml"
+BUNDLED = Path(__file__).parents[1] / "src/outrider/lab/plan/acceptance.toml"
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from outrider.bench.servers import ContestantError, Server, fill
+from outrider.lab.bench.servers import ContestantError, Server, fill
 from outrider.server.metrics import Metrics
 from outrider.server.worker import WorkerState
 from serve import agent, report, soak

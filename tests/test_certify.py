@@ -21,10 +21,22 @@ from engines import (
     same_vocabulary,
 )
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.certify.certificate import SCHEMA, Certificate, as_json, reasons, write_certificate
-from outrider.certify.checks import certify
-from outrider.certify.exact_distribution import CachedModel, DisturbedLogits, LogitsCache, exact_distribution
-from outrider.certify.faults import (
+from outrider.core.contracts import Drafter, RewindKind
+from outrider.core.data import Logits, Request, Span
+from outrider.core.errors import PromptError, SettingError
+from outrider.core.params import SamplingParams, Verification
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.engine import Engine
+from outrider.lab.certify.certificate import SCHEMA, Certificate, as_json, reasons, write_certificate
+from outrider.lab.certify.checks import certify
+from outrider.lab.certify.exact_distribution import (
+    CachedModel,
+    DisturbedLogits,
+    LogitsCache,
+    exact_distribution,
+)
+from outrider.lab.certify.faults import (
     CALL_FAULTS,
     FAULTS,
     MASK_FAULTS,
@@ -34,15 +46,8 @@ from outrider.certify.faults import (
     check_shown,
     verifier_with,
 )
-from outrider.certify.plan import CertifyPlan, Findings, Subject
-from outrider.certify.text_equality import Compared, compare_texts, repeat
-from outrider.core.contracts import Drafter, RewindKind
-from outrider.core.data import Logits, Request, Span
-from outrider.core.errors import PromptError, SettingError
-from outrider.core.params import SamplingParams, Verification
-from outrider.drafters.model import ModelDrafter
-from outrider.drafters.suffix import SuffixDrafter
-from outrider.engine import Engine
+from outrider.lab.certify.plan import CertifyPlan, Findings, Subject
+from outrider.lab.certify.text_equality import Compared, compare_texts, repeat
 from outrider.policy import FixedPolicy
 
 LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3, scale=1.0)

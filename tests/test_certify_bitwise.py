@@ -12,15 +12,15 @@ from engines import PROMPT, VOCABULARY, ScriptedDrafter, oracle
 from outrider.backends.bitwise import BitwiseModel, EqualSizes
 from outrider.backends.bitwise.probe import TRIED
 from outrider.backends.fake import FakeModel, Rounding, random_logits
-from outrider.certify.certificate import Certificate, as_json, reasons
-from outrider.certify.checks import certify
-from outrider.certify.faults import check_fault, unequal_sizes
-from outrider.certify.plan import CertifyPlan, Findings, Subject
-from outrider.certify.runs import compare_rows
 from outrider.cli.verify_report import print_verdict
 from outrider.core.data import Logits, Span
 from outrider.core.errors import SettingError
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.lab.certify.certificate import Certificate, as_json, reasons
+from outrider.lab.certify.checks import certify
+from outrider.lab.certify.faults import check_fault, unequal_sizes
+from outrider.lab.certify.plan import CertifyPlan, Findings, Subject
+from outrider.lab.certify.runs import compare_rows
 from outrider.policy import FixedPolicy
 
 LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3, scale=1.0)

@@ -12,13 +12,6 @@ import pytest
 
 from constrained import OneOf, Pieces
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.certify.certificate import Certificate, as_json
-from outrider.certify.checks import certify
-from outrider.certify.exact_distribution import LogitsCache, exact_distribution, find_start
-from outrider.certify.faults import CALL_FAULTS, FAULTS, MASK_FAULTS, REDUCED_FAULT, check_fault
-from outrider.certify.plan import CertifyPlan, Findings, Subject
-from outrider.certify.runs import generate
-from outrider.certify.text_equality import after, compare_texts, repeat
 from outrider.core.contracts import Constraint, Drafter
 from outrider.core.data import Grammar, Logits, Request, Span
 from outrider.core.errors import SettingError
@@ -26,6 +19,13 @@ from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
+from outrider.lab.certify.certificate import Certificate, as_json
+from outrider.lab.certify.checks import certify
+from outrider.lab.certify.exact_distribution import LogitsCache, exact_distribution, find_start
+from outrider.lab.certify.faults import CALL_FAULTS, FAULTS, MASK_FAULTS, REDUCED_FAULT, check_fault
+from outrider.lab.certify.plan import CertifyPlan, Findings, Subject
+from outrider.lab.certify.runs import generate
+from outrider.lab.certify.text_equality import after, compare_texts, repeat
 from outrider.lab.comparison import compare, find_divergence
 from outrider.models.vocab import compare as align
 from outrider.policy import FixedPolicy

@@ -10,16 +10,16 @@ import pytest
 
 from engines import PROMPT, VOCABULARY, same_vocabulary
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.certify.certificate import acceptance_power, as_json, reasons
-from outrider.certify.checks import certify
-from outrider.certify.decisions import KINDS, RULES, Decisions, ScoreTests, _Law
-from outrider.certify.faults import check_fault, verifier_with
-from outrider.certify.plan import CertifyPlan, Findings, Subject
-from outrider.certify.statistics import ERRORS, ScoreTest
 from outrider.core.data import Distribution, Draft, Request
 from outrider.core.errors import SettingError
 from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
+from outrider.lab.certify.certificate import acceptance_power, as_json, reasons
+from outrider.lab.certify.checks import certify
+from outrider.lab.certify.decisions import KINDS, RULES, Decisions, ScoreTests, _Law
+from outrider.lab.certify.faults import check_fault, verifier_with
+from outrider.lab.certify.plan import CertifyPlan, Findings, Subject
+from outrider.lab.certify.statistics import ERRORS, ScoreTest
 from outrider.policy import FixedPolicy
 from outrider.verify import Verifier
 from test_certify import certificate_of

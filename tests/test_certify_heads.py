@@ -13,12 +13,12 @@ from backends import MAINLINE
 from head_files import write_eagle
 from llama_cpp_models import TEXT
 from outrider.backends.gguf import LoadOptions
-from outrider.certify.certificate import reasons
-from outrider.certify.checks import certify
-from outrider.certify.faults import check_fault
-from outrider.certify.plan import CertifyPlan, Findings, Subject
 from outrider.core.errors import SettingError
 from outrider.drafters.model import ModelDrafter
+from outrider.lab.certify.certificate import reasons
+from outrider.lab.certify.checks import certify
+from outrider.lab.certify.faults import check_fault
+from outrider.lab.certify.plan import CertifyPlan, Findings, Subject
 from outrider.policy import FixedPolicy
 from outrider.session.pair import Pair
 from tiny_gguf import write_tiny

@@ -9,11 +9,11 @@ import pytest
 
 from outrider.backends.bitwise import BitwiseModel
 from outrider.backends.gguf import LoadOptions
-from outrider.certify.certificate import reasons
-from outrider.certify.checks import certify
-from outrider.certify.faults import check_fault, unequal_sizes
-from outrider.certify.plan import CertifyPlan, Subject
 from outrider.core.errors import SettingError
+from outrider.lab.certify.certificate import reasons
+from outrider.lab.certify.checks import certify
+from outrider.lab.certify.faults import check_fault, unequal_sizes
+from outrider.lab.certify.plan import CertifyPlan, Subject
 from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
 from outrider.policy import FixedPolicy

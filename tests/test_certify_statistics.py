@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.certify.statistics import MIN_EXPECTED, pool, simulate_null
+from outrider.lab.certify.statistics import MIN_EXPECTED, pool, simulate_null
 from outrider.lab.statistics import holm
 
 PROBS = np.array([0.4, 0.25, 0.15, 0.1, 0.06, 0.04])

@@ -12,13 +12,13 @@ import pytest
 from engines import LANGUAGE
 from engines import VOCABULARY as LETTERS
 from outrider.backends.fake import FakeModel, FakeVocabulary
-from outrider.check.check import judge_lookup_alone, measure_rewind
-from outrider.check.report import Report, Rewind
 from outrider.core.data import Grammar
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.costs.break_even import least_needed
 from outrider.lab import predict
+from outrider.lab.check.check import judge_lookup_alone, measure_rewind
+from outrider.lab.check.report import Report, Rewind
 from outrider.lab.facts import acceptance_of, break_evens, calls_of, tokenizers_of
 from outrider.lab.judged import DraftReport, judge, replayed
 from outrider.lab.loaded import LoadedDraft, LoadedTarget

@@ -16,12 +16,12 @@ from rich.console import Console
 
 from bench_rows import bench_rows
 from cli_helpers import Outcome, call
-from outrider.bench.plan import SweepPlan, plan_text
-from outrider.bench.report.view import View
-from outrider.bench.results import Results
-from outrider.bench.store import ROWS
 from outrider.cli.bench import show_progress, time_left
 from outrider.costs import PairCosts, export_costs
+from outrider.lab.bench.plan import SweepPlan, plan_text
+from outrider.lab.bench.report.view import View
+from outrider.lab.bench.results import Results
+from outrider.lab.bench.store import ROWS
 from outrider.lab.progress import Progress
 from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.models import HubOptions
@@ -62,10 +62,12 @@ class Sweep:
 
 @pytest.fixture
 def sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sweep:
-    module, stand_in = ModuleType("outrider.bench.sweep"), Sweep()
+    module, stand_in = ModuleType("outrider.lab.bench.sweep"), Sweep()
     vars(module)["run_sweep"] = stand_in
-    monkeypatch.setitem(sys.modules, "outrider.bench.sweep", module)
-    monkeypatch.setattr("outrider.bench.report.write_report", lambda _, path: path.write_text("<!doctype"))
+    monkeypatch.setitem(sys.modules, "outrider.lab.bench.sweep", module)
+    monkeypatch.setattr(
+        "outrider.lab.bench.report.write_report", lambda _, path: path.write_text("<!doctype")
+    )
     monkeypatch.chdir(tmp_path)
     return stand_in
 

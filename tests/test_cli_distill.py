@@ -26,9 +26,9 @@ from tiny_gguf import write_tiny
 pytest.importorskip("torch")
 
 from outrider.cli.distill_report import StepInterrupt, TimeLeft, show_distilling
-from outrider.distill import evaluation, export, measure
-from outrider.distill.export import read_provenance
-from outrider.distill.report import Report
+from outrider.lab.distill import evaluation, export, measure
+from outrider.lab.distill.export import read_provenance
+from outrider.lab.distill.report import Report
 from outrider.models import read_card
 from outrider.models.header import read_header
 from outrider.policy.pretrained import CALIBRATION_KEY
@@ -208,7 +208,7 @@ def test_another_run_takes_the_answers_goes_on_with_a_draft_and_makes_a_curve(
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     distill: Call, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from outrider.distill.train import Trainer
+    from outrider.lab.distill.train import Trainer
 
     step = Trainer._step
 

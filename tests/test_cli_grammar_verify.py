@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import TEMPLATE, Outcome, call
-from outrider.certify.plan import CertifyPlan
 from outrider.cli import verify as command
 from outrider.cli.settings import VerifySettings
 from outrider.core.params import Verification
+from outrider.lab.certify.plan import CertifyPlan
 from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
 from tiny_gguf import write_tiny

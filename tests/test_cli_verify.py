@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import COMMAND, PATIENCE_S, TEMPLATE, Outcome, call, environment
-from outrider.certify.plan import CertifyPlan
 from outrider.cli import verify as command
 from outrider.cli.settings import VerifySettings
 from outrider.core.params import Verification
+from outrider.lab.certify.plan import CertifyPlan
 from tiny_gguf import write_tiny
 
 Call = Callable[..., Outcome]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.cluster.affinity import MAX_CHARACTERS, routing_key
-from outrider.cluster.merging import merged
 from outrider.core.errors import SettingError
+from outrider.fleet.ray.affinity import MAX_CHARACTERS, routing_key
+from outrider.fleet.ray.merging import merged
 from outrider.server.settings import ServeSettings
 
 HELLO = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello"}]

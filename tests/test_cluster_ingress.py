@@ -66,7 +66,7 @@ class Scripted:
 
 def through(*scripts: list[Any], path: str = "/v1/chat/completions") -> tuple[list[Message], Any, Scripted]:
     """What a client gets of replicas like these, who made the request, and what is left of them."""
-    from outrider.cluster.serving import Replicas
+    from outrider.fleet.ray.serving import Replicas
 
     replicas = Replicas.__new__(Replicas)
     vars(replicas).update(_settings=ServeSettings(), _draining=False, _handle=(handle := Scripted(*scripts)))
@@ -122,7 +122,7 @@ def test_where_all_die_or_all_are_full_the_client_gets_the_reason() -> None:
 
 
 def test_a_replica_holds_what_comes_before_the_first_token() -> None:
-    from outrider.cluster.serving import Asked, Replica
+    from outrider.fleet.ray.serving import Asked, Replica
 
     waiting = {**FIRST, "body": b": waiting\n\n"}
 
@@ -171,8 +171,8 @@ def open_tiny() -> tuple[Models, Callable[[], None]]:
 @pytest.fixture(scope="module")
 def two() -> Iterator[str]:
     """The address of a server of two replicas, each of which has room for two requests."""
-    from outrider.cluster.joining import joined
-    from outrider.cluster.serving import Replicas
+    from outrider.fleet.ray.joining import joined
+    from outrider.fleet.ray.serving import Replicas
 
     with cluster(("any", "any")) as made, joined(made.address):
         replicas = Replicas(open_tiny, SETTINGS, 2, 2)

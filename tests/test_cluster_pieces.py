@@ -13,14 +13,14 @@ from rich.console import Console
 
 from bench_models import FakeLoader, plan
 from counted_time import counted_time
-from outrider.bench.report import print_report
-from outrider.bench.report.words import winners
-from outrider.bench.results import Results
-from outrider.bench.store import read_rows
-from outrider.bench.sweep import Executor, Sweep, run_sweep
-from outrider.cluster.machines import facts_here, host_id, kind_name, same_kind
-from outrider.cluster.pieces import Kit, Piece, Stage, Where, work
 from outrider.core.errors import BackendError
+from outrider.fleet.ray.machines import facts_here, host_id, kind_name, same_kind
+from outrider.fleet.ray.pieces import Kit, Piece, Stage, Where, work
+from outrider.lab.bench.report import print_report
+from outrider.lab.bench.report.words import winners
+from outrider.lab.bench.results import Results
+from outrider.lab.bench.store import read_rows
+from outrider.lab.bench.sweep import Executor, Sweep, run_sweep
 from outrider.lab.copies import MissingFile, at_hand, copies_dir
 from outrider.lab.models import ModelFile, find_models
 from outrider.lab.progress import Progress

@@ -21,9 +21,9 @@ import pytest
 
 from bench_models import FakeLoader, plan
 from clusters import TESTS, cluster, kill_node
-from outrider.bench.store import read_rows
-from outrider.bench.sweep import run_sweep
 from outrider.core.errors import BackendError, SettingError
+from outrider.lab.bench.store import read_rows
+from outrider.lab.bench.sweep import run_sweep
 from outrider.lab.copies import at_hand
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile, find_models
@@ -44,9 +44,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
-from outrider.cluster.files import send  # noqa: E402
-from outrider.cluster.joining import joined, nodes_alive  # noqa: E402
-from outrider.cluster.sweeping import RaySweep  # noqa: E402
+from outrider.fleet.ray.files import send  # noqa: E402
+from outrider.fleet.ray.joining import joined, nodes_alive  # noqa: E402
+from outrider.fleet.ray.sweeping import RaySweep  # noqa: E402
 
 LABELS = ("alpha", "beta", "gamma")
 CONTROLS = {"finalists": 0, "controls": ("model 3", "lookup 4")}
@@ -198,7 +198,7 @@ def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch
     assert "it is no address" in refused("127.0.0.1:99999")
     with serving_http() as port:
         assert "what answers there is no Ray cluster" in refused(f"127.0.0.1:{port}")
-    monkeypatch.setattr("outrider.cluster.joining._ANSWER_S", 0.2)
+    monkeypatch.setattr("outrider.fleet.ray.joining._ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert "nothing answers there (timed out)" in refused(f"127.0.0.1:{silent.getsockname()[1]}")
 
@@ -228,7 +228,7 @@ def test_a_cluster_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_more_replicas_than_the_cluster_has_room_for_are_refused() -> None:
-    from outrider.cluster.serving import Replicas
+    from outrider.fleet.ray.serving import Replicas
     from outrider.server.settings import ServeSettings
 
     with (

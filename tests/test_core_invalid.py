@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from examples import examples
-from outrider.bench.store import read_rows
 from outrider.core.errors import InputError
 from outrider.core.invalid import Invalid, invalid
-from outrider.distill.plan import kept
-from outrider.distill.report import CurvePoint
+from outrider.lab.bench.store import read_rows
+from outrider.lab.distill.plan import kept
+from outrider.lab.distill.report import CurvePoint
 from outrider.lab.recording import SCHEMA, read_recordings
 
 

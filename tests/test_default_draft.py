@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from outrider.backends.gguf import LoadOptions, Weights
-from outrider.certify.text_equality import compare_texts
 from outrider.core.data import Request
 from outrider.core.params import SamplingParams
-from outrider.distill.export import read_provenance
+from outrider.lab.certify.text_equality import compare_texts
+from outrider.lab.distill.export import read_provenance
 from outrider.lab.held_out import is_held_out
 from outrider.lab.written_prompts import written_prompts
 from outrider.models import cache_dir, embedded, embedded_draft

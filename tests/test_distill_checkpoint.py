@@ -14,8 +14,8 @@ from gguf.quants import quantize
 
 from distilling import random_model, spoken
 from outrider.core.errors import ModelFileError, SettingError
-from outrider.distill.checkpoint import Array, Checkpoint, Shape, read_gguf, rotation_layout, tensor_sizes
-from outrider.distill.starting import keep_layers, narrow, random_weights, relearned, restrict
+from outrider.lab.distill.checkpoint import Array, Checkpoint, Shape, read_gguf, rotation_layout, tensor_sizes
+from outrider.lab.distill.starting import keep_layers, narrow, random_weights, relearned, restrict
 from outrider.models.vocab.subset import Subset
 from tiny_gguf import write_tiny
 
@@ -34,7 +34,7 @@ def model(path: Path) -> Checkpoint:
 
 def logits(model: Checkpoint, tokens: list[int] = TOKENS) -> Array:
     torch = pytest.importorskip("torch")
-    from outrider.distill.network import Network, causal
+    from outrider.lab.distill.network import Network, causal
 
     network = Network.of(model, 64, dtype=torch.float32, device=torch.device("cpu"))
     with torch.inference_mode():

@@ -21,12 +21,12 @@ from outrider.backends.gguf import GgufModel, Weights
 from outrider.core.contracts import Constraint
 from outrider.core.data import Grammar
 from outrider.core.errors import BackendError, ConstraintError, InputError, PromptError, SettingError
-from outrider.distill.corpus import Corpus, Text, batch_of, text_of
-from outrider.distill.examples import Example, example_path, read_example, read_examples, write_example
-from outrider.distill.generate import generate, top_tokens
-from outrider.distill.material import Material, other_answers
-from outrider.distill.plan import DataPlan, DistillPlan, TrainingPlan, claim
-from outrider.distill.questions import Question, asked
+from outrider.lab.distill.corpus import Corpus, Text, batch_of, text_of
+from outrider.lab.distill.examples import Example, example_path, read_example, read_examples, write_example
+from outrider.lab.distill.generate import generate, top_tokens
+from outrider.lab.distill.material import Material, other_answers
+from outrider.lab.distill.plan import DataPlan, DistillPlan, TrainingPlan, claim
+from outrider.lab.distill.questions import Question, asked
 from outrider.lab.held_out import conversation_hash, is_held_out
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt

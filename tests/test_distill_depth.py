@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny products take longer on more
 
 from outrider.core.data import Span
-from outrider.distill.checkpoint import Checkpoint, read_gguf
-from outrider.distill.depth import best_layers
-from outrider.distill.examples import Example
-from outrider.distill.generate import top_tokens
-from outrider.distill.network import Network, TorchModel
-from outrider.distill.starting import random_weights, restrict
+from outrider.lab.distill.checkpoint import Checkpoint, read_gguf
+from outrider.lab.distill.depth import best_layers
+from outrider.lab.distill.examples import Example
+from outrider.lab.distill.generate import top_tokens
+from outrider.lab.distill.network import Network, TorchModel
+from outrider.lab.distill.starting import random_weights, restrict
 from outrider.models.vocab.subset import Subset
 from tiny_gguf import write_tiny
 

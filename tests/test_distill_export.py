@@ -18,9 +18,9 @@ from full_disk import file_size_limit
 from llama_cpp_models import SMALL
 from outrider.backends.gguf import Weights
 from outrider.core.errors import ModelFileError, OutriderError, SettingError, VocabularyMismatch
-from outrider.distill.checkpoint import ARCHITECTURES, Checkpoint, read_gguf
-from outrider.distill.export import Written, read_provenance, read_subset, write_gguf
-from outrider.distill.starting import keep_layers, narrow, random_weights, restrict
+from outrider.lab.distill.checkpoint import ARCHITECTURES, Checkpoint, read_gguf
+from outrider.lab.distill.export import Written, read_provenance, read_subset, write_gguf
+from outrider.lab.distill.starting import keep_layers, narrow, random_weights, restrict
 from outrider.models.fields import fields_of
 from outrider.models.header import read_header
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS
@@ -103,7 +103,7 @@ def test_every_architecture_is_written_and_read_back(
     target: Target, tmp_path: Path, architecture: str
 ) -> None:
     torch = pytest.importorskip("torch")
-    from outrider.distill.network import Network, causal
+    from outrider.lab.distill.network import Network, causal
 
     model = random_model(target.checkpoint, architecture)
     model = model.with_weights(replace(model.shape, rope_base=5e5, norm_epsilon=1e-3), model.weights)

@@ -24,19 +24,19 @@ from head_files import OPTIONS
 from outrider.backends.gguf import Weights
 from outrider.backends.gguf.model import GgufModel
 from outrider.core.data import Span
-from outrider.distill.corpus import Corpus, Text, batch_of
-from outrider.distill.evaluation import Predictions, StepCosts
-from outrider.distill.examples import Example, example_path, read_example
-from outrider.distill.export import read_provenance, write_head
-from outrider.distill.generate import generate
-from outrider.distill.head import HeadCheckpoint, first_head, head_text, layers_read, read_target
-from outrider.distill.head_network import HeadNetwork
-from outrider.distill.losses import Labels, acceptance, loss_of
-from outrider.distill.plan import LOSSES, DraftPlan
-from outrider.distill.questions import Question
-from outrider.distill.states import read_states, read_tokens, states_path, write_states
-from outrider.distill.train import Trainer, TrainingSettings
 from outrider.engine import Engine
+from outrider.lab.distill.corpus import Corpus, Text, batch_of
+from outrider.lab.distill.evaluation import Predictions, StepCosts
+from outrider.lab.distill.examples import Example, example_path, read_example
+from outrider.lab.distill.export import read_provenance, write_head
+from outrider.lab.distill.generate import generate
+from outrider.lab.distill.head import HeadCheckpoint, first_head, head_text, layers_read, read_target
+from outrider.lab.distill.head_network import HeadNetwork
+from outrider.lab.distill.losses import Labels, acceptance, loss_of
+from outrider.lab.distill.plan import LOSSES, DraftPlan
+from outrider.lab.distill.questions import Question
+from outrider.lab.distill.states import read_states, read_tokens, states_path, write_states
+from outrider.lab.distill.train import Trainer, TrainingSettings
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt
 from outrider.models import read_card

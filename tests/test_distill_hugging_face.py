@@ -13,15 +13,15 @@ import pytest
 
 from distilling import random_model
 from outrider.core.errors import ModelFileError, SettingError
-from outrider.distill.checkpoint import ARCHITECTURES, Checkpoint, read_gguf
-from outrider.distill.starting import restrict
+from outrider.lab.distill.checkpoint import ARCHITECTURES, Checkpoint, read_gguf
+from outrider.lab.distill.starting import restrict
 from outrider.models.vocab.subset import Subset
 from tiny_gguf import Reduced, write_tiny
 
 pytest.importorskip("torch")
 from safetensors.numpy import load_file, save_file
 
-from outrider.distill.hugging_face import read_safetensors, write_safetensors
+from outrider.lab.distill.hugging_face import read_safetensors, write_safetensors
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny products take longer on more
 
 from exactness import dense
-from outrider.distill.evaluation import THRESHOLDS, Predictions, StepCosts, expected_speed
-from outrider.distill.losses import Labels, acceptance, loss_of
-from outrider.distill.plan import Loss
+from outrider.lab.distill.evaluation import THRESHOLDS, Predictions, StepCosts, expected_speed
+from outrider.lab.distill.losses import Labels, acceptance, loss_of
+from outrider.lab.distill.plan import Loss
 from outrider.verify.rules import accept_probability
 
 Probs = npt.NDArray[np.float64]

@@ -16,8 +16,8 @@ torch.set_num_threads(1)  # tiny products take longer on more
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from outrider.distill.muon import Muon, orthogonal
-from outrider.distill.train import TrainingSettings, optimizers_of
+from outrider.lab.distill.muon import Muon, orthogonal
+from outrider.lab.distill.train import TrainingSettings, optimizers_of
 
 
 def drawn(seed: int, *shape: int) -> Any:

@@ -17,8 +17,8 @@ from engines import LANGUAGE
 from engines import VOCABULARY as LETTERS
 from outrider.backends.fake import FakeModel
 from outrider.core.params import SamplingParams
-from outrider.distill.examples import Example
-from outrider.distill.report import Contender, Figure, pictures
+from outrider.lab.distill.examples import Example
+from outrider.lab.distill.report import Contender, Figure, pictures
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFacts
 from outrider.lab.prompts import Prompt, Workload
@@ -29,7 +29,7 @@ from outrider.lab.subject import Subject
 from recordings import FLAT, SMALL, DraftKind, TextKind, curve, recording
 
 pytest.importorskip("torch")
-from outrider.distill.measure import PARTS, nested, own_times, slope_of, with_draft, without_draft
+from outrider.lab.distill.measure import PARTS, nested, own_times, slope_of, with_draft, without_draft
 
 FACTS = ModelFacts("m", "m.gguf", "llama", "Q8_0", 1000, 1000, 0, 0, 1000, 900, 4096)
 DRAFT = Path("draft.gguf")

@@ -18,10 +18,10 @@ from outrider.backends.gguf import GgufModel, Weights
 from outrider.core.data import Span
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
-from outrider.distill.checkpoint import read_gguf
-from outrider.distill.network import Network, TorchModel
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
+from outrider.lab.distill.checkpoint import read_gguf
+from outrider.lab.distill.network import Network, TorchModel
 from outrider.models.vocab import align
 from outrider.policy import FixedPolicy
 from tiny_gguf import write_tiny

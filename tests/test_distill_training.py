@@ -24,22 +24,22 @@ from outrider.backends.gguf import GgufModel, Weights
 from outrider.core.data import Span
 from outrider.core.errors import InputError, SettingError
 from outrider.core.params import SamplingParams
-from outrider.distill import evaluation, train
-from outrider.distill.checkpoint import Checkpoint, read_gguf
-from outrider.distill.corpus import Corpus, Text, text_of
-from outrider.distill.evaluation import StepCosts, predictions_of
-from outrider.distill.examples import Example, example_path, read_example
-from outrider.distill.export import write_gguf
-from outrider.distill.generate import generate, open_teacher
-from outrider.distill.network import Network, TorchModel
-from outrider.distill.on_policy import OnPolicy
-from outrider.distill.plan import DataPlan, DistillPlan
-from outrider.distill.questions import Question
-from outrider.distill.report import Evaluation
-from outrider.distill.starting import keep_layers, random_weights, restrict
-from outrider.distill.train import ROUNDED, Trainer, TrainingSettings, rate_at, rounded
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
+from outrider.lab.distill import evaluation, train
+from outrider.lab.distill.checkpoint import Checkpoint, read_gguf
+from outrider.lab.distill.corpus import Corpus, Text, text_of
+from outrider.lab.distill.evaluation import StepCosts, predictions_of
+from outrider.lab.distill.examples import Example, example_path, read_example
+from outrider.lab.distill.export import write_gguf
+from outrider.lab.distill.generate import generate, open_teacher
+from outrider.lab.distill.network import Network, TorchModel
+from outrider.lab.distill.on_policy import OnPolicy
+from outrider.lab.distill.plan import DataPlan, DistillPlan
+from outrider.lab.distill.questions import Question
+from outrider.lab.distill.report import Evaluation
+from outrider.lab.distill.starting import keep_layers, random_weights, restrict
+from outrider.lab.distill.train import ROUNDED, Trainer, TrainingSettings, rate_at, rounded
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.lab.prompts import Prompt
@@ -190,7 +190,7 @@ def test_the_best_by_expected_speed_is_kept_not_the_last(
         del arguments
         return found_of(0.5, next(speeds))
 
-    monkeypatch.setattr("outrider.distill.train.evaluate", scripted)
+    monkeypatch.setattr("outrider.lab.distill.train.evaluate", scripted)
     trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, steps=40, evaluate_every=2, patience=3))
     weights: list[dict[str, Any]] = []
     best = trainer.run(
@@ -212,7 +212,7 @@ def test_where_no_draft_pays_the_one_that_agrees_most_is_kept(
         del arguments
         return found_of(next(agreements), 7.0)
 
-    monkeypatch.setattr("outrider.distill.train.evaluate", scripted)
+    monkeypatch.setattr("outrider.lab.distill.train.evaluate", scripted)
     trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, steps=40, evaluate_every=2, patience=2))
     trainer.run()
     assert trainer.state.step == 8 and trainer.state.best_step == 4

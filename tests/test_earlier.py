@@ -17,7 +17,7 @@ from outrider.core.contracts import DraftRequest
 from outrider.core.data import Draft
 from outrider.drafters.earlier import BLOCK_TOKENS, EarlierDrafter, Memory
 from outrider.drafters.suffix_array import ContextIndex, ContextReader
-from outrider.tiers import Folder, RememberedTexts
+from outrider.engine.tiers import Folder, RememberedTexts
 
 texts = st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=8)
 

@@ -23,7 +23,6 @@ from backends import FILES, IK, MAINLINE, NATIVE, Native, over
 from cli_helpers import call
 from engines import GREEDY, asked
 from kinds import KINDS
-from outrider.certify.plan import CertifyPlan
 from outrider.cli import verify
 from outrider.cli.settings import VerifySettings
 from outrider.core.contracts import Model
@@ -32,6 +31,7 @@ from outrider.core.errors import BackendError
 from outrider.core.params import Verification
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
+from outrider.lab.certify.plan import CertifyPlan
 from outrider.models.chat import ChatTemplate
 from outrider.policy import FixedPolicy
 from outrider.server.assembly import create_app

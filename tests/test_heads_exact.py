@@ -18,11 +18,11 @@ from backends import MAINLINE
 from exactness import Enumerated, Rng, Text, explore, plain
 from head_files import write_eagle
 from outrider.backends.gguf import LoadOptions, Weights
-from outrider.certify.faults import break_calls
 from outrider.core.contracts import Model
 from outrider.core.data import Distribution, Request, Row, Span
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
 from outrider.engine import Engine
+from outrider.lab.certify.faults import break_calls
 from outrider.policy import FixedPolicy
 from outrider.sampling import draw
 from outrider.session import Session

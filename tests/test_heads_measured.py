@@ -17,15 +17,15 @@ from engines import GREEDY, asked
 from head_files import with_good_head, write_files
 from llama_cpp_models import TEXT
 from outrider.backends.gguf import LoadOptions
-from outrider.bench.plan import SweepPlan
-from outrider.bench.report.choice import choices
-from outrider.bench.report.view import View
-from outrider.bench.results import Results
-from outrider.bench.sweep import run_sweep
 from outrider.costs import PairCosts, export_costs
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab import predict
+from outrider.lab.bench.plan import SweepPlan
+from outrider.lab.bench.report.choice import choices
+from outrider.lab.bench.report.view import View
+from outrider.lab.bench.results import Results
+from outrider.lab.bench.sweep import run_sweep
 from outrider.lab.facts import acceptance_of
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget
 from outrider.lab.models import OWN_HEAD, find_model, find_models, own_head

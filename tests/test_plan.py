@@ -20,10 +20,7 @@ from cli_helpers import ROOT, Outcome, call, environment
 from examples import examples
 from outrider.core.errors import InputError, SettingError
 from outrider.costs.break_even import expected_tokens
-from outrider.lab.predict import Prices, predict
-from outrider.lab.recording import read_recordings
-from outrider.lab.settings import Setting
-from outrider.planning.acceptance import (
+from outrider.lab.plan.acceptance import (
     LONGEST,
     Acceptance,
     Drafting,
@@ -33,12 +30,15 @@ from outrider.planning.acceptance import (
     read_acceptance,
     workloads,
 )
-from outrider.planning.calls import MeasuredCurve, PlannedCurve, machine_of, model_error
-from outrider.planning.catalogue import catalogue
-from outrider.planning.metrics import read_metrics
-from outrider.planning.plan import LENGTHS, Asked, Model, make_plan, plan_batch
-from outrider.planning.recorded import Recorded
-from outrider.planning.shapes import find_shape
+from outrider.lab.plan.calls import MeasuredCurve, PlannedCurve, machine_of, model_error
+from outrider.lab.plan.catalogue import catalogue
+from outrider.lab.plan.metrics import read_metrics
+from outrider.lab.plan.plan import LENGTHS, Asked, Model, make_plan, plan_batch
+from outrider.lab.plan.recorded import Recorded
+from outrider.lab.plan.shapes import find_shape
+from outrider.lab.predict import Prices, predict
+from outrider.lab.recording import read_recordings
+from outrider.lab.settings import Setting
 from recordings import FLAT, SMALL, curve, recording
 
 KNOWN = catalogue()

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from examples import examples
 from outrider.core.errors import ModelFileError, SettingError
-from outrider.models import embedded_default
-from outrider.planning.calls import (
+from outrider.lab.plan.calls import (
     Machine,
     PlannedCurve,
     call_bytes,
@@ -23,8 +22,9 @@ from outrider.planning.calls import (
     machine_of,
     memory_bytes,
 )
-from outrider.planning.catalogue import catalogue
-from outrider.planning.shapes import ModelShape, find_shape, head_of
+from outrider.lab.plan.catalogue import catalogue
+from outrider.lab.plan.shapes import ModelShape, find_shape, head_of
+from outrider.models import embedded_default
 
 KNOWN = catalogue()
 MODELS = st.sampled_from(sorted(KNOWN.tables["models"]))

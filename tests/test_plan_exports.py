@@ -14,12 +14,12 @@ import pytest
 
 from cli_helpers import Outcome, call
 from outrider.cli.llama_options import llama_options
-from outrider.planning.acceptance import Acceptance
-from outrider.planning.calls import PlannedCurve, machine_of
-from outrider.planning.catalogue import catalogue
-from outrider.planning.exports import ENGINES, Export
-from outrider.planning.plan import Asked, Model, make_plan, plan_batch
-from outrider.planning.shapes import HEADS, find_shape, head_of
+from outrider.lab.plan.acceptance import Acceptance
+from outrider.lab.plan.calls import PlannedCurve, machine_of
+from outrider.lab.plan.catalogue import catalogue
+from outrider.lab.plan.exports import ENGINES, Export
+from outrider.lab.plan.plan import Asked, Model, make_plan, plan_batch
+from outrider.lab.plan.shapes import HEADS, find_shape, head_of
 
 KNOWN = catalogue()
 PARSE = """

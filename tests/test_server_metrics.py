@@ -29,10 +29,10 @@ from outrider.core.contracts import Drafter
 from outrider.core.data import Completion, Grammar, Request, StepRecord, Update
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
+from outrider.engine.tiers import TierCounts
 from outrider.policy import FixedPolicy
 from outrider.server.metrics import Metrics
 from outrider.server.worker import WorkerState
-from outrider.tiers import TierCounts
 
 DOCS = Path(__file__).parents[1] / "docs"
 REQUEST = Request(PROMPT, GREEDY, max_tokens=12, ignore_end=True)

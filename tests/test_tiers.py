@@ -23,7 +23,7 @@ from outrider.core.data import Request
 from outrider.core.errors import BackendError, SettingError
 from outrider.core.saved import SavedState
 from outrider.engine import Engine
-from outrider.tiers import Disk, Folder, KvTiers
+from outrider.engine.tiers import Disk, Folder, KvTiers
 
 LARGE = 2**30
 TEXTS = [tuple((i + j * (i + 2)) % 5 for j in range(90)) for i in range(4)]

@@ -16,9 +16,9 @@ from engines import language_model, plain
 from outrider.core.data import Completion, Request
 from outrider.core.errors import BackendError
 from outrider.core.saved import SavedState
+from outrider.engine.tiers import Disk, Folder, SavedText
 from outrider.server.worker import Worker
 from outrider.session import Session
-from outrider.tiers import Disk, Folder, SavedText
 from serving import Running
 from test_tiers import LARGE, TEXTS, Server, request, tiers_of
 

@@ -21,9 +21,9 @@ from outrider.core.params import SamplingParams
 from outrider.core.saved import SavingModel
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
+from outrider.engine.tiers import Disk, Folder, KvTiers
 from outrider.models.vocab import align
 from outrider.policy import FixedPolicy
-from outrider.tiers import Disk, Folder, KvTiers
 
 __all__ = ["backend"]  # pytest finds the fixture by its name
 

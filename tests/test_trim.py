@@ -30,18 +30,18 @@ from outrider.lab.loaded import Loaded
 from outrider.lab.models import find_models
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.recording import Recording, as_json
+from outrider.lab.trim import trim as trim_module
+from outrider.lab.trim.counting import answer_prompts
+from outrider.lab.trim.cut import Cut, outer_layers, write_trimmed
+from outrider.lab.trim.material import prompts_of, recorded_answers, texts_of
+from outrider.lab.trim.source import OUTPUT, Source, read_source
+from outrider.lab.trim.tokens import Answer, Usage, floor_of
+from outrider.lab.trim.trim import TrimRequest, trim
+from outrider.lab.trim.types import Speeds, measure_types
 from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
 from outrider.models.hub import HubOptions
 from outrider.models.vocab import align, tokenizer_id
 from outrider.models.vocab.subset import OTHER, Subset
-from outrider.trim import trim as trim_module
-from outrider.trim.counting import answer_prompts
-from outrider.trim.cut import Cut, outer_layers, write_trimmed
-from outrider.trim.material import prompts_of, recorded_answers, texts_of
-from outrider.trim.source import OUTPUT, Source, read_source
-from outrider.trim.tokens import Answer, Usage, floor_of
-from outrider.trim.trim import TrimRequest, trim
-from outrider.trim.types import Speeds, measure_types
 from tiny_gguf import MERGES, write_tiny
 from vocabularies import TableVocabulary, Token
 

@@ -15,8 +15,6 @@ from engines import GREEDY, PROMPT, language_model, plain
 from formats_samples import HERMES, TOOLS, VOCABULARY, template
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.backends.gguf import registry as libraries
-from outrider.bench.report.view import View
-from outrider.bench.results import Results
 from outrider.cli.grammar import read_grammar
 from outrider.constraints import sources
 from outrider.core.data import Grammar, Request
@@ -25,6 +23,8 @@ from outrider.core.settings import Structure
 from outrider.drafters import model as drafters
 from outrider.engine import Engine
 from outrider.formats import format_of, syntaxes
+from outrider.lab.bench.report.view import View
+from outrider.lab.bench.results import Results
 from outrider.policy import FixedPolicy
 from outrider.session import Session
 
@@ -94,7 +94,7 @@ def test_a_chat_format(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_picture() -> None:
     prompts: Callable[[View], Any] = example(
-        "Example: a picture", import_module("outrider.bench.report.pictures.pareto")
+        "Example: a picture", import_module("outrider.lab.bench.report.pictures.pareto")
     )["prompts"]
     made = prompts(View(Results.read(SWEEP)))
     assert made.panels[0].svg.startswith("<svg") and made.table.rows

@@ -27,7 +27,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import append, describe
-from outrider.bench.results import Results
+from outrider.lab.bench.results import Results
 from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
 

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import Row, append, argument_parser, describe, resume, run_program
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.core.data import Span
-from outrider.distill.checkpoint import Checkpoint, read_gguf
-from outrider.distill.export import Provenance, write_gguf
-from outrider.distill.starting import random_weights
+from outrider.lab.distill.checkpoint import Checkpoint, read_gguf
+from outrider.lab.distill.export import Provenance, write_gguf
+from outrider.lab.distill.starting import random_weights
 from outrider.models.embedded import embedded_default
 from outrider.models.vocab.subset import Subset, choose_subset
 

@@ -9,7 +9,7 @@ import numpy as np
 from draft_influence import texts
 from draft_influence.texts import Dialogue
 from outrider import Pair
-from outrider.distill.examples import Example
+from outrider.lab.distill.examples import Example
 
 
 def examples_of(name: str, pair: Pair, count: int, seed: int) -> list[Example]:

@@ -27,16 +27,16 @@ from draft_influence.labels import examples_of
 from harness import argument_parser, run_program
 from outrider import LoadOptions, Pair, __version__
 from outrider.core.errors import OutriderError
-from outrider.distill.checkpoint import Checkpoint, read_gguf
-from outrider.distill.corpus import Corpus, text_of
-from outrider.distill.depth import best_layers
-from outrider.distill.evaluation import StepCosts
-from outrider.distill.examples import Example
-from outrider.distill.export import Provenance, write_gguf
-from outrider.distill.plan import DraftPlan
-from outrider.distill.report import Evaluation
-from outrider.distill.starting import first_draft
-from outrider.distill.train import Trainer, TrainingSettings
+from outrider.lab.distill.checkpoint import Checkpoint, read_gguf
+from outrider.lab.distill.corpus import Corpus, text_of
+from outrider.lab.distill.depth import best_layers
+from outrider.lab.distill.evaluation import StepCosts
+from outrider.lab.distill.examples import Example
+from outrider.lab.distill.export import Provenance, write_gguf
+from outrider.lab.distill.plan import DraftPlan
+from outrider.lab.distill.report import Evaluation
+from outrider.lab.distill.starting import first_draft
+from outrider.lab.distill.train import Trainer, TrainingSettings
 from outrider.models import embedded_draft
 from outrider.models.hub import file_sha256
 from outrider.models.vocab.subset import Subset

@@ -23,9 +23,9 @@ from draft_influence import parts
 from draft_influence.positions import positions, texts_of
 from draft_influence.subjects import Candidate, Sizes, Tokens, encoded, opened_draft, opened_target
 from harness import argument_parser, describe, resume, run_program
-from outrider.certify.plan import BUILT_IN
 from outrider.core.contracts import Model
 from outrider.core.errors import OutriderError
+from outrider.lab.certify.plan import BUILT_IN
 
 PARTS = ("greedy", "certificate", "positions", "sampled", "first tokens")
 QUICK = Sizes(

@@ -12,15 +12,15 @@ import numpy as np
 from draft_influence import texts
 from draft_influence.subjects import FILTERS, Candidate, Sizes, Tokens, engine_of
 from draft_influence.two_samples import two_samples
-from outrider.certify.certificate import reasons, totals
-from outrider.certify.checks import certify
-from outrider.certify.exact_distribution import LENGTH, CachedModel, LogitsCache
-from outrider.certify.plan import CertifyPlan, Subject
-from outrider.certify.text_equality import compare_texts
 from outrider.core.contracts import Model
 from outrider.core.data import Completion, Request
 from outrider.core.params import SamplingParams, Verification
 from outrider.engine import Engine
+from outrider.lab.certify.certificate import reasons, totals
+from outrider.lab.certify.checks import certify
+from outrider.lab.certify.exact_distribution import LENGTH, CachedModel, LogitsCache
+from outrider.lab.certify.plan import CertifyPlan, Subject
+from outrider.lab.certify.text_equality import compare_texts
 from outrider.policy import FixedPolicy
 
 Cell = dict[str, Any]

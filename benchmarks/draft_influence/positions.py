@@ -11,11 +11,11 @@ import numpy.typing as npt
 from draft_influence.onestep import BLOCK, TOKEN, Rule, Step, greedy_step, mass, one_step, total_variation
 from draft_influence.parts import Cell
 from draft_influence.subjects import FILTERS, Candidate, Sizes, Tokens, engine_of
-from outrider.certify.exact_distribution import LogitsCache
 from outrider.core.contracts import DraftRequest, Model
 from outrider.core.data import Distribution, Request, Row, point_mass
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import Rows
+from outrider.lab.certify.exact_distribution import LogitsCache
 from outrider.sampling import RequestSampler
 
 

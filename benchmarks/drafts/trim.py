@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import Row, append, argument_parser, describe, run_program
 from outrider.backends.gguf import LoadOptions
 from outrider.lab.models import find_models
+from outrider.lab.trim.report import Report
+from outrider.lab.trim.trim import TrimRequest, trim
 from outrider.models.hub import HubOptions
-from outrider.trim.report import Report
-from outrider.trim.trim import TrimRequest, trim
 
 
 def main() -> None:

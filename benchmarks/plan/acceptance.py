@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness import argument_parser, run_program
+from outrider.lab.plan.acceptance import ALL, LONGEST, Drafting
+from outrider.lab.plan.recorded import Recorded
 from outrider.lab.recording import Recording, read_recordings
-from outrider.planning.acceptance import ALL, LONGEST, Drafting
-from outrider.planning.recorded import Recorded
 
 RECORDINGS = Path(__file__).parents[1] / "policy" / "qwen_q4.recordings.jsonl"
 KINDS = {

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness import argument_parser, read_rows, run_program, table
-from outrider.planning.calls import Machine, PlannedCurve, call_bytes, machine_of
-from outrider.planning.catalogue import Catalogue, Device, catalogue
-from outrider.planning.shapes import HEADS, ModelShape, find_shape, head_of
+from outrider.lab.plan.calls import Machine, PlannedCurve, call_bytes, machine_of
+from outrider.lab.plan.catalogue import Catalogue, Device, catalogue
+from outrider.lab.plan.shapes import HEADS, ModelShape, find_shape, head_of
 
 HERE = Path(__file__).parent
 FITTED = ("SmolLM2", "qwen2.5-coder-0.5b")

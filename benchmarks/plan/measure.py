@@ -14,9 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from harness import Row, append, argument_parser, describe, resume, run_program
+from outrider.lab.plan.catalogue import catalogue
+from outrider.lab.plan.shapes import find_shape
 from outrider.models import embedded_default, read_card
-from outrider.planning.catalogue import catalogue
-from outrider.planning.shapes import find_shape
 
 BACKENDS = ("llama.cpp", "ik")
 

@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Row, Spread, append, argument_parser, describe, read_rows, resume, run_program
-from outrider.bench.servers import Server
+from outrider.lab.bench.servers import Server
 from serve.client import client_of, events
 from serve.contestants import contestants, values_of
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from outrider.bench.servers import Server
+from outrider.lab.bench.servers import Server
 from serve.processes import cpu_s
 
 IDLE_SHARE = 0.05

@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Row, Spread, append, argument_parser, describe, read_rows, resume, run_program
-from outrider.bench.servers import Server
+from outrider.lab.bench.servers import Server
 from serve.client import ask, client_of
 from serve.questions import Question
 from serve.restart import beginning

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from outrider.bench.servers import Server
+from outrider.lab.bench.servers import Server
 
 
 def cpu_s(server: Server) -> float:

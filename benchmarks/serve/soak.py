@@ -32,7 +32,7 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Row, argument_parser, describe, run_program
-from outrider.bench.servers import Server
+from outrider.lab.bench.servers import Server
 from serve.abuse import KINDS, Visitor
 from serve.client import client_of
 from serve.contestants import contestants, values_of

@@ -18,7 +18,7 @@ import httpx
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Row, append, argument_parser, describe, resume, run_program
-from outrider.bench.servers import Server
+from outrider.lab.bench.servers import Server
 from serve.processes import rss_bytes
 
 SAME = ("threads", "models", "cpu")

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness import argument_parser, run_program
-from outrider.bench.results import Cell, Results
-from outrider.bench.stages import choose
-from outrider.bench.summary.account import time_saved
-from outrider.bench.summary.predictions import prediction_error
-from outrider.bench.summary.speeds import measured_speedup, paired
+from outrider.lab.bench.results import Cell, Results
+from outrider.lab.bench.stages import choose
+from outrider.lab.bench.summary.account import time_saved
+from outrider.lab.bench.summary.predictions import prediction_error
+from outrider.lab.bench.summary.speeds import measured_speedup, paired
 from outrider.lab.rows import PredictionRow
 from outrider.lab.settings import Setting
 from outrider.lab.statistics import estimate

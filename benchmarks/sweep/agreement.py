@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from outrider.bench.results import Cell, Results
-from outrider.bench.summary.speeds import noise, outcome, paired
+from outrider.lab.bench.results import Cell, Results
+from outrider.lab.bench.summary.speeds import noise, outcome, paired
 from outrider.lab.statistics import Interval, estimate
 
 

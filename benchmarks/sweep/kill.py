@@ -19,8 +19,8 @@ from collections import Counter
 from pathlib import Path
 
 from harness import argument_parser, run_program
-from outrider.bench.store import read_rows
 from outrider.costs import CallCosts, CallPoint, PairCosts, export_costs
+from outrider.lab.bench.store import read_rows
 from outrider.lab.rows import BlockRow, HeadRow, Row, RunRow
 from outrider.lab.settings import Setting
 

@@ -12,8 +12,8 @@ import typer
 
 import outrider
 from golden.api import serve
-from outrider.bench.plan import ContestantSpec, SweepPlan, plan_text
 from outrider.cli.main import app
+from outrider.lab.bench.plan import ContestantSpec, SweepPlan, plan_text
 from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.server.configuration import Configuration, as_toml
 from outrider.server.settings import ServeSettings

@@ -16,11 +16,6 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from outrider.backends.gguf import show_log
-from outrider.bench.contestants import headers_of
-from outrider.bench.plan import ContestantSpec, SweepPlan, make_plan, plan_text, plan_values
-from outrider.bench.results import Results
-from outrider.bench.servers import words_of
-from outrider.bench.store import ROWS
 from outrider.cli.bench_settings import (
     BenchSettings,
     CompareSettings,
@@ -36,11 +31,16 @@ from outrider.core.extras import require_extra
 from outrider.core.files import check_writable, write_whole
 from outrider.core.schema import settings_of
 from outrider.costs import import_costs
+from outrider.lab.bench.contestants import headers_of
+from outrider.lab.bench.plan import ContestantSpec, SweepPlan, make_plan, plan_text, plan_values
+from outrider.lab.bench.results import Results
+from outrider.lab.bench.servers import words_of
+from outrider.lab.bench.store import ROWS
 from outrider.lab.progress import Progress
 from outrider.lab.workloads.reading import load_workload, workload_values
 
 if TYPE_CHECKING:
-    from outrider.bench.sweep import Executor
+    from outrider.lab.bench.sweep import Executor
 
 _FLAGS = {
     name: setting.flag
@@ -73,7 +73,7 @@ def bench(settings: BenchSettings) -> int:
         if "passed over" in workload.source:
             print_notes(errors, [f"{workload.name}: {workload.source}"])
     # What follows takes a second to import: a plan that is wrong is refused before.
-    from outrider.bench.sweep import run_sweep
+    from outrider.lab.bench.sweep import run_sweep
 
     show_log(settings.verbose)
     try:
@@ -97,9 +97,9 @@ def _executor(settings: BenchSettings, plan: SweepPlan, stack: ExitStack) -> Exe
     """What does the work elsewhere; None: it is done here."""
     if settings.ray is None:
         return None
-    from outrider.bench.loader import LlamaCppLoader
-    from outrider.cluster.joining import joined
-    from outrider.cluster.sweeping import RaySweep
+    from outrider.fleet.ray.joining import joined
+    from outrider.fleet.ray.sweeping import RaySweep
+    from outrider.lab.bench.loader import LlamaCppLoader
 
     stack.enter_context(joined(settings.ray))
     hub = hub_options(settings)
@@ -284,7 +284,7 @@ def report(settings: ReportSettings) -> int:
 
 def show(results: Results, html: Path | None, *, as_json: bool, folder: Path) -> None:
     """The report as a table or as JSON on standard output, and as a page if it is to be written."""
-    from outrider.bench.report import print_report, write_report
+    from outrider.lab.bench.report import print_report, write_report
 
     if html is not None:
         write_report(results, html)
@@ -298,7 +298,7 @@ def show(results: Results, html: Path | None, *, as_json: bool, folder: Path) ->
 
 def compare(settings: CompareSettings) -> int:
     """Show what changed from one run to another; returns the exit status. Raises InputError."""
-    from outrider.bench.changes import print_changes
+    from outrider.lab.bench.changes import print_changes
 
     print_changes(Results.read(settings.before), Results.read(settings.after), _console())
     return 0
@@ -310,7 +310,7 @@ def export(settings: ExportSettings) -> int:
     if to.suffix.lower() not in (".csv", ".parquet"):
         raise SettingError(str(to), "its name says no format", "End it in .csv or .parquet.")
     check_writable(to, "table")
-    from outrider.bench.export import export as write_table
+    from outrider.lab.bench.export import export as write_table
 
     write_table(Results.read(settings.folder), to)
     write(readable(f"wrote {to}") + "\n")

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.report.choice import Choice, choices
-from outrider.bench.report.view import View
-from outrider.bench.results import Cell, Results
-from outrider.bench.summary.account import time_saved
-from outrider.bench.summary.predictions import predicted_speedup, prediction_error
-from outrider.bench.summary.speeds import (
+from outrider.lab.bench.report.choice import Choice, choices
+from outrider.lab.bench.report.view import View
+from outrider.lab.bench.results import Cell, Results
+from outrider.lab.bench.summary.account import time_saved
+from outrider.lab.bench.summary.predictions import predicted_speedup, prediction_error
+from outrider.lab.bench.summary.speeds import (
     best_setting,
     fastest,
     measured_speedup,

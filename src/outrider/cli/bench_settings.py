@@ -1,4 +1,4 @@
-"""The settings of `bench` and its subcommands, by the names of a plan's settings (`outrider.bench.plan`).
+"""The settings of `bench` and its subcommands, by the names of a plan's settings (`outrider.lab.bench.plan`).
 
 What is not given leaves what the plan's file says, or the plan's defaults.
 """

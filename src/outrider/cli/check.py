@@ -11,9 +11,6 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.backends.gguf import LoadOptions, candidates, show_log
-from outrider.check import check as check_pair
-from outrider.check.check import CheckRequest
-from outrider.check.report import LookupReport, Report, Rewind, Sample
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.load_options import load_options
 from outrider.cli.output import Cell, print_notes, print_rows, readable, write_json
@@ -22,6 +19,9 @@ from outrider.cli.settings import CheckSettings
 from outrider.core.contracts import RewindKind
 from outrider.core.errors import SettingError
 from outrider.core.invalid import invalid
+from outrider.lab.check import check as check_pair
+from outrider.lab.check.check import CheckRequest
+from outrider.lab.check.report import LookupReport, Report, Rewind, Sample
 from outrider.lab.facts import Acceptance, BreakEven, Calls, Tokenizers
 from outrider.lab.judged import DraftReport
 from outrider.lab.loaded import Progress

@@ -16,7 +16,7 @@ from outrider.cli.output import INTERRUPTED, print_notes, readable, write, write
 from outrider.cli.plans import hub_options
 from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
-from outrider.distill.plan import DataPlan, DistillPlan, DraftPlan, Kind, Loss, TeacherKind, TrainingPlan
+from outrider.lab.distill.plan import DataPlan, DistillPlan, DraftPlan, Kind, Loss, TeacherKind, TrainingPlan
 from outrider.lab.models import DEFAULT, ModelFile, find_model
 from outrider.models.hub import HubOptions
 
@@ -41,7 +41,7 @@ def distill(settings: DistillSettings) -> int:
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     file, plan = plan_of(settings)
     # PyTorch takes a second or two: a wrong option is refused before.
-    from outrider.distill.questions import asked
+    from outrider.lab.distill.questions import asked
 
     asked(plan.data)
     work = _Work(settings, file, plan, errors)
@@ -62,8 +62,8 @@ def distill(settings: DistillSettings) -> int:
 def _answer_on_cluster(work: _Work, address: str) -> None:
     """Have the answers made there; what follows finds them."""
     from outrider.cli.distill_report import StepInterrupt, show_distilling
-    from outrider.cluster.answering import answer
-    from outrider.cluster.joining import joined
+    from outrider.fleet.ray.answering import answer
+    from outrider.fleet.ray.joining import joined
 
     with (
         joined(address),
@@ -77,7 +77,7 @@ def _answer_on_cluster(work: _Work, address: str) -> None:
 
 def _record(work: _Work) -> None:
     from outrider.cli.distill_report import StepInterrupt, show_distilling
-    from outrider.distill.run import record
+    from outrider.lab.distill.run import record
 
     with StepInterrupt() as interrupt, show_distilling(work.errors, interrupt) as progress:
         notices = record(work.file, work.plan, progress)
@@ -92,9 +92,9 @@ def _record(work: _Work) -> None:
 
 def _distill(work: _Work) -> None:
     from outrider.cli.distill_report import StepInterrupt, print_distilled, show_distilling
-    from outrider.distill.measure import learning_curve, measure_held_out
-    from outrider.distill.report import write_report
-    from outrider.distill.run import distill as run
+    from outrider.lab.distill.measure import learning_curve, measure_held_out
+    from outrider.lab.distill.report import write_report
+    from outrider.lab.distill.run import distill as run
 
     settings, file, plan = work.settings, work.file, work.plan
     with StepInterrupt() as interrupt, show_distilling(work.errors, interrupt) as progress:

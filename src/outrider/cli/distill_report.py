@@ -16,7 +16,7 @@ from rich.text import Text
 from outrider.cli.bench import show_progress
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import print_rows, print_table
-from outrider.distill.report import (
+from outrider.lab.distill.report import (
     NAMES,
     Contender,
     Curve,
@@ -28,7 +28,7 @@ from outrider.distill.report import (
     Report,
     Training,
 )
-from outrider.distill.run import Progress
+from outrider.lab.distill.run import Progress
 from outrider.lab.numbers import NOTHING, digits, duration, percent
 from outrider.lab.progress import Progress as Shown
 

@@ -13,7 +13,7 @@ from outrider.core.settings import (
     Target,
     Verbose,
 )
-from outrider.distill.plan import USUAL_VOCABULARY, DataPlan, DraftPlan, TrainingPlan
+from outrider.lab.distill.plan import USUAL_VOCABULARY, DataPlan, DraftPlan, TrainingPlan
 
 _USUAL_DATA, _USUAL_DRAFT, _USUAL_TRAINING = DataPlan(), DraftPlan(), TrainingPlan()
 

@@ -14,8 +14,8 @@ from outrider.cli.plan_report import print_known, print_observed, print_plan
 from outrider.cli.plan_settings import PlanSettings
 from outrider.core.errors import SettingError
 from outrider.core.files import check_writable, write_whole
-from outrider.planning.acceptance import ALL, of_workload, read_acceptance, source
-from outrider.planning.calls import (
+from outrider.lab.plan.acceptance import ALL, of_workload, read_acceptance, source
+from outrider.lab.plan.calls import (
     Curve,
     Machine,
     PlannedCurve,
@@ -24,11 +24,11 @@ from outrider.planning.calls import (
     model_error,
     read_curves,
 )
-from outrider.planning.catalogue import Catalogue, catalogue
-from outrider.planning.exports import ENGINES
-from outrider.planning.metrics import Observed, advice, read_metrics
-from outrider.planning.plan import MAX_BATCH, Asked, Model, make_plan
-from outrider.planning.shapes import HEADS, ModelShape, find_shape, head_of
+from outrider.lab.plan.catalogue import Catalogue, catalogue
+from outrider.lab.plan.exports import ENGINES
+from outrider.lab.plan.metrics import Observed, advice, read_metrics
+from outrider.lab.plan.plan import MAX_BATCH, Asked, Model, make_plan
+from outrider.lab.plan.shapes import HEADS, ModelShape, find_shape, head_of
 
 _LIST = "--list shows what is known."
 
@@ -70,7 +70,7 @@ def _plan_and_show(
             data["observed"] = observed.as_json(advised)
     data["notices"] = notices
     if settings.html is not None:
-        from outrider.planning.page import page  # loads slowly
+        from outrider.lab.plan.page import page  # loads slowly
 
         write_whole(settings.html, page(made, about, data), "page")
     if settings.export is not None:
@@ -175,8 +175,8 @@ def _recordings(settings: PlanSettings, asked: Asked, about: str) -> Iterator[tu
     if settings.acceptance or settings.workload:
         way_out = "Leave out --acceptance and --workload."
         raise SettingError("--recordings", "acceptance is given too", way_out)
+    from outrider.lab.plan.recorded import Recorded
     from outrider.lab.recording import read_recordings  # they load slowly
-    from outrider.planning.recorded import Recorded
 
     found = [recording for path in settings.recordings for recording in read_recordings(path)]
     if not found:

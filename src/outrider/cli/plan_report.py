@@ -9,10 +9,10 @@ from rich.text import Text
 
 from outrider.cli.output import Cell, print_rows, print_table, readable
 from outrider.lab import numbers
-from outrider.planning.calls import error_line
-from outrider.planning.catalogue import Catalogue
-from outrider.planning.metrics import Observed
-from outrider.planning.plan import LENGTHS, BatchPlan, Model, Plan
+from outrider.lab.plan.calls import error_line
+from outrider.lab.plan.catalogue import Catalogue
+from outrider.lab.plan.metrics import Observed
+from outrider.lab.plan.plan import LENGTHS, BatchPlan, Model, Plan
 
 _SHADES = ((0.95, "red"), (1.02, "dim"), (1.3, "green"))
 """How a speed-up below each is set."""

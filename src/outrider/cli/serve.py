@@ -37,7 +37,7 @@ from outrider.session.drafts import resolve_models
 from outrider.session.loading import memory_bytes as pair_bytes
 
 if TYPE_CHECKING:
-    from outrider.cluster.serving import Replicas
+    from outrider.fleet.ray.serving import Replicas
 
 LOG = logging.getLogger("outrider.server")
 
@@ -87,8 +87,8 @@ def _replicas(
     settings: ServeSettings, address: str, sockets: Sequence[socket], tls: SSLContext | None, stack: ExitStack
 ) -> tuple[Replicas, dict[str, str]]:
     """Replicas on a cluster, for which this process takes the requests in; what is said of them."""
-    from outrider.cluster.joining import LOCAL, joined
-    from outrider.cluster.serving import Replicas
+    from outrider.fleet.ray.joining import LOCAL, joined
+    from outrider.fleet.ray.serving import Replicas
 
     least, most = settings.replica_range
     stack.enter_context(joined(address))

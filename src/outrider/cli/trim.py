@@ -18,10 +18,10 @@ from outrider.cli.settings import TrimSettings
 from outrider.core.errors import SettingError
 from outrider.lab.models import ModelFile
 from outrider.lab.statistics import Interval
+from outrider.lab.trim.report import Measured, Report
+from outrider.lab.trim.trim import TrimRequest, trim
 from outrider.lab.verdict import as_text
 from outrider.models.reference import local_shards
-from outrider.trim.report import Measured, Report
-from outrider.trim.trim import TrimRequest, trim
 
 _SHOWN_SIZES = 7
 

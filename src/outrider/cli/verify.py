@@ -13,10 +13,6 @@ from typing import Any
 from rich.console import Console
 
 from outrider import __version__
-from outrider.certify.certificate import Certificate, as_json, model_files, write_certificate
-from outrider.certify.checks import certify
-from outrider.certify.faults import check_fault
-from outrider.certify.plan import BUILT_IN, CertifyPlan, Subject
 from outrider.cli.grammar import read_grammar
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import bars_or_lines, print_notes, write_json
@@ -30,6 +26,10 @@ from outrider.core.errors import PromptError, SettingError
 from outrider.core.files import check_writable
 from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
+from outrider.lab.certify.certificate import Certificate, as_json, model_files, write_certificate
+from outrider.lab.certify.checks import certify
+from outrider.lab.certify.faults import check_fault
+from outrider.lab.certify.plan import BUILT_IN, CertifyPlan, Subject
 from outrider.lab.machine import machine, versions
 from outrider.session import Pair, Session, settings_of
 

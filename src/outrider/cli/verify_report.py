@@ -8,11 +8,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from outrider.certify.certificate import Certificate, reasons, totals
-from outrider.certify.plan import Findings
-from outrider.certify.text_equality import Compared, Difference
 from outrider.cli.output import Cell, print_rows
 from outrider.cli.report import structure_line
+from outrider.lab.certify.certificate import Certificate, reasons, totals
+from outrider.lab.certify.plan import Findings
+from outrider.lab.certify.text_equality import Compared, Difference
 
 _SHOWN_TIES = 4
 

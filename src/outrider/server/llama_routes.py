@@ -15,6 +15,7 @@ from starlette.responses import Response
 from outrider.core.errors import BackendError, InputError
 from outrider.core.files import reason_of
 from outrider.core.saved import SavedState
+from outrider.engine.tiers import Folder, SavedText, Unusable
 from outrider.server.answers.llama import LlamaAnswer
 from outrider.server.documented import ANSWER, ANSWER_OR_EVENTS, errors_as
 from outrider.server.errors import Problem, invalid_field
@@ -26,7 +27,6 @@ from outrider.server.protocol import answers_of_others as answers
 from outrider.server.protocol.llama import InfillRequest, LlamaRequest, SlotRequest
 from outrider.server.protocol.requests import ChatRequest
 from outrider.server.service import Service, caller_of
-from outrider.tiers import Folder, SavedText, Unusable
 
 _Answer = dict[str, Any]
 _Result = TypeVar("_Result")

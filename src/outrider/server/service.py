@@ -16,6 +16,7 @@ from outrider.core.data import Grammar
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
+from outrider.engine.tiers import Folder
 from outrider.formats import format_of
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.infill import Infill, find_infill
@@ -29,7 +30,6 @@ from outrider.server.turns import Turns
 from outrider.server.worker import Worker
 from outrider.session import Session
 from outrider.session.keeping import identity_of
-from outrider.tiers import Folder
 
 _Result = TypeVar("_Result")
 

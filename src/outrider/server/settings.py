@@ -27,8 +27,8 @@ from outrider.core.settings import (
     Template,
     Verbose,
 )
+from outrider.engine.tiers import Folder
 from outrider.session.keeping import Keeping
-from outrider.tiers import Folder
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=1024)]

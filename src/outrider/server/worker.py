@@ -23,10 +23,10 @@ from outrider.core.data import Completion, Request, Update
 from outrider.core.errors import BackendError, OutriderError
 from outrider.core.saved import Reading
 from outrider.costs.other_programs import OtherPrograms
+from outrider.engine.tiers import TierCounts
 from outrider.server.errors import Problem
 from outrider.server.turns import Turns
 from outrider.session import Session
-from outrider.tiers import TierCounts
 
 _log = logging.getLogger(__name__)
 

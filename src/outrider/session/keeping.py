@@ -11,8 +11,8 @@ from outrider.backends.tuning.scoring import Loaded, native_of, subject_of
 from outrider.core.contracts import Model
 from outrider.core.errors import ModelFileError
 from outrider.core.files import reason_of
+from outrider.engine.tiers import Disk, Folder, KvTiers, RememberedTexts
 from outrider.models.reference import local_shards
-from outrider.tiers import Disk, Folder, KvTiers, RememberedTexts
 
 SAVE_S = 20.0
 """what a session that ends may take to save what its target still holds"""

@@ -21,11 +21,11 @@ from outrider.drafters.earlier import EarlierDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.engine import Engine
+from outrider.engine.tiers import KvTiers
 from outrider.models.chat import ChatTemplate
 from outrider.session.keeping import SAVE_S, Keeping
 from outrider.session.learned import AutoSettings, Learned
 from outrider.session.schemas import Schema, parser_of, read_schema
-from outrider.tiers import KvTiers
 
 if TYPE_CHECKING:
     from outrider.constraints import Compiled, Compiler

@@ -1,6 +1,0 @@
-"""The verdict before anyone waits: does this draft, or lookup alone, pay with this target on this machine."""
-
-from outrider.check.check import CheckRequest, check
-from outrider.check.report import Report
-
-__all__ = ["CheckRequest", "Report", "check"]

@@ -1,0 +1,160 @@
+"""The tier on disk: a file for each text, no more bytes than may be, those used longest ago removed first."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core.files import reason_of
+from outrider.core.saved import Extent, SavedState
+from outrider.engine.tiers.folder import Folder, Unusable
+
+_log = logging.getLogger(__name__)
+
+_SUFFIX = ".kv"
+_HEAD_BYTES = 512
+"""about what a head has besides its tokens"""
+
+Tokens = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedText:
+    """A text and how much of it a copy holds; `scope` is the digest of its cache namespace."""
+
+    scope: str
+    tokens: Tokens
+    extent: Extent
+
+    @classmethod
+    def of(cls, head: dict[str, Any]) -> SavedText:
+        """What the head of a file says. Raises Unusable."""
+        try:
+            extent = Extent(head["length"], head["any_from"], tuple(head["checkpoints"]))
+            return cls(head["scope"], np.array(head["tokens"], np.int32), extent)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise Unusable("it is of another kind") from None
+
+    def head(self) -> dict[str, Any]:
+        """The head of its file."""
+        extent = self.extent
+        return {
+            "scope": self.scope,
+            "length": extent.length,
+            "any_from": extent.any_from,
+            "checkpoints": extent.checkpoints,
+            "tokens": self.tokens.tolist(),
+        }
+
+    def equals(self, other: SavedText) -> bool:
+        """Whether both are the same."""
+        same = self.scope == other.scope and self.extent == other.extent
+        return same and np.array_equal(self.tokens, other.tokens)
+
+
+class Disk:
+    """Texts in a folder, `max_bytes` at most, files of other models among them. `notices` say what of the
+    folder is not used."""
+
+    def __init__(self, folder: Folder, max_bytes: int) -> None:
+        self.folder = folder
+        self.notices: list[str] = []
+        self._max_bytes = max_bytes
+        self._is_failing = False
+        self.num_bytes = sum(size for _, size, _ in self._files())
+        """of all files"""
+
+    def found(self) -> Iterator[tuple[str, SavedText, int, int]]:
+        """Name, text, bytes of the state and of the file for each text that is there, the one that was used
+        longest ago first."""
+        own, num_others = self.folder.names(_SUFFIX)
+        if num_others:
+            files = "1 file is" if num_others == 1 else f"{num_others} files are"
+            self.notices.append(
+                f"{self.folder.path}: {files} of another model, library or setting, and not used"
+            )
+        for _, size, path in self._files():
+            if path not in own:
+                continue
+            try:
+                head = self.folder.read_head(path)
+                yield path.stem, SavedText.of(head), sum(head["sizes"]), size
+            except (OSError, Unusable) as error:
+                self.notices.append(f"{path} is not used: {_reason(error)}")
+
+    def read(self, name: str, text: SavedText) -> SavedState | None:
+        """The state of a text; None, with a line in the log, where the file is of no use."""
+        path = self._path(name)
+        try:
+            head, parts = self.folder.read(path)
+            if not SavedText.of(head).equals(text):
+                raise Unusable("it is of another text")
+            return SavedState(text.extent, tuple(parts))
+        except FileNotFoundError:  # a server that shares the folder has made room
+            return None
+        except (OSError, Unusable, MemoryError) as error:
+            _log.warning("%s is not used: %s", path, _reason(error))
+            return None
+
+    def to_remove(self, text: SavedText, state: SavedState, spared: Collection[str]) -> list[Path] | None:
+        """The files that have to make room for a text: those used longest ago, but no name that is `spared`.
+        None where there can be no room."""
+        needed = sum(part.nbytes for part in state.parts) + 12 * text.tokens.size + _HEAD_BYTES
+        files, found = list(self._files()), []
+        total = needed + sum(size for _, size, _ in files)
+        for _, size, path in files:
+            if total > self._max_bytes and path.stem not in spared:
+                found.append(path)
+                total -= size
+        return found if total <= self._max_bytes else None
+
+    def write(self, name: str, text: SavedText, state: SavedState, in_place_of: Sequence[Path]) -> int:
+        """Write a text in place of some files; returns the bytes of its file (0, with a line in the log,
+        where that failed)."""
+        size = 0
+        try:
+            for path in in_place_of:
+                path.unlink(missing_ok=True)
+            size = self.folder.write(self._path(name), text.head(), state.parts)
+            self._is_failing = False
+        except OSError as error:
+            if not self._is_failing:
+                _log.warning("%s: KV is not written to disk: %s", self.folder.path, _reason(error))
+            self._is_failing = True
+        self.num_bytes = sum(size for _, size, _ in self._files())
+        return size
+
+    def remove(self, name: str) -> None:
+        """Remove a text; harmless where it is gone."""
+        with suppress(OSError):
+            self.num_bytes -= self._path(name).stat().st_size
+            self._path(name).unlink()
+
+    def used(self, name: str) -> None:
+        """A text was of use: it stays longer."""
+        with suppress(OSError):
+            os.utime(self._path(name))
+
+    def _path(self, name: str) -> Path:
+        return self.folder.path / f"{name}{_SUFFIX}"
+
+    def _files(self) -> Iterator[tuple[int, int, Path]]:
+        """When each file was used last, its bytes, and its path; the oldest first."""
+        found = []
+        for path in self.folder.path.glob(f"*{_SUFFIX}"):
+            with suppress(OSError):  # gone meanwhile
+                status = path.lstat()
+                found.append((status.st_mtime_ns, status.st_size, path))
+        yield from sorted(found)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, Unusable) else reason_of(error)

@@ -1,0 +1,148 @@
+"""Into a cluster and out of it again, and which of its nodes can work."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from outrider.core.errors import SettingError
+from outrider.fleet.ray.machines import LABEL, Node, facts_here, kind_name, same_kind
+
+LOCAL = "local"
+_ANSWER_S = 5.0
+"""for an address to take a connection"""
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)
+"""to a server of gRPC, which Ray's are: HTTP/2's preface and settings, which it answers with its own"""
+_FACTS_S = 120.0
+"""for a node to say what it is; its first worker imports everything"""
+ENVIRONMENT = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""of every task: a node's GPUs are there for all of them"""
+
+
+@contextmanager
+def joined(address: str, **local: Any) -> Iterator[None]:
+    """In the cluster at `address`: HOST:PORT, ray://HOST:PORT, auto (one that runs on this machine), or
+    local: a cluster of this machine alone, made with the options `local`, which ends with the block.
+
+    Raises SettingError where there is none, or one that this program cannot work with.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    _check_address(address)
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address == LOCAL:
+        options |= {"include_dashboard": False, **local}
+    try:
+        ray.init(address=address, **options)
+    except Exception as error:  # ray raises whatever its parts do
+        ray.shutdown()
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        why = " ".join(lines[:3])[:300].rstrip(".") or type(error).__name__
+        raise SettingError(f"--ray {address}", why, _way_out(why)) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _way_out(why: str) -> str:
+    if "ersion" in why:
+        return f"Use Ray {ray.__version__} and the same Python on every machine."
+    return (
+        "Name the HOST:PORT of a cluster's head, or `local`; `ray start --head` begins a cluster. "
+        "One that asks for a token needs RAY_AUTH_MODE=token here, too."
+    )
+
+
+def _check_address(address: str) -> None:
+    if address in (LOCAL, "auto"):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise SettingError(f"--ray {address}", "it is no address", "Give HOST:PORT, auto or local.")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S) as connection:
+            connection.sendall(_GREETING)
+            is_ray = "RAY_USE_TLS" in os.environ or connection.recv(4)[3:] == b"\4"
+    except OSError as error:
+        why = f"nothing answers there ({error.strerror or error})".lower()
+        raise SettingError(f"--ray {address}", why, "Is `ray start --head` running there?") from None
+    if not is_ray:
+        why = "what answers there is no Ray cluster"
+        raise SettingError(f"--ray {address}", why, "A cluster's head says its port; mostly it is 6379.")
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")  # else it tries for minutes
+
+
+def nodes_alive() -> dict[str, dict[str, Any]]:
+    """The nodes that live, by their ids, as Ray describes them."""
+    return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+
+
+def on_node(node: str) -> NodeAffinitySchedulingStrategy:
+    """On this node, or not at all."""
+    return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+def find_nodes(
+    backends: Sequence[str], check: Callable[[str], None], wanted: Sequence[str] = ()
+) -> tuple[list[Node], dict[str, str]]:
+    """The nodes that can work, each with its kind, and why others cannot, by their names; `wanted` are the
+    kinds that may, where not all do. Raises SettingError where none is left, and for a kind that no node has.
+    """
+    ask = ray.remote(num_cpus=0, max_retries=1, runtime_env={"env_vars": ENVIRONMENT})(facts_here)
+    alive = {id: node for id, node in nodes_alive().items() if node["Resources"].get("CPU", 0) >= 1}
+    asked = {id: ask.options(scheduling_strategy=on_node(id)).remote(backends, check) for id in alive}
+    found, reasons = [], dict[str, str]()
+    for id, answer in asked.items():
+        name = f"{alive[id]['NodeManagerAddress']} ({id[:6]})"
+        said, why = _answer(answer, backends)
+        if said is None:
+            reasons[name] = why
+            continue
+        labels: Mapping[str, str] = alive[id].get("Labels") or {}
+        resources = alive[id]["Resources"]
+        kind = kind_name(said["facts"], labels.get(LABEL))
+        cpus, gpus, memory = (float(resources.get(what, 0)) for what in ("CPU", "GPU", "memory"))
+        found.append(Node(id, name, said["host"], kind, cpus, gpus, memory, said["facts"]))
+    if not found:
+        why = next((f"{name}: {why}" for name, why in reasons.items()), "it has no node with a CPU")
+        raise SettingError("the cluster", f"none of its nodes can work ({why})", "Set the nodes up for it.")
+    _check_kinds(found, wanted)
+    left_out = {f"node {name}": why for name, why in reasons.items()}
+    return [node for node in found if not wanted or node.kind in wanted], left_out
+
+
+def _answer(answer: Any, backends: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
+    """What a node said of itself; None and the reason where it cannot work."""
+    try:
+        said: dict[str, Any] = ray.get(answer, timeout=_FACTS_S)
+    except ray.exceptions.GetTimeoutError:
+        ray.cancel(answer, force=True)
+        return None, f"it did not answer within {_FACTS_S:g} s"
+    except ray.exceptions.RayError as error:
+        last = next((line for line in reversed(str(error).splitlines()) if line.strip()), "no reason")
+        return None, last.strip().rstrip(".")
+    other, own = said["facts"]["outrider"], version("outrider")
+    if other != own:
+        return None, f"it has Outrider {other}, and this is {own}"
+    if len(said["refused"]) == len(backends) > 0:
+        return None, "; ".join(f"backend {name}: {why}" for name, why in said["refused"].items())
+    return said, ""
+
+
+def _check_kinds(nodes: Sequence[Node], wanted: Sequence[str]) -> None:
+    known = dict[str, tuple[Any, ...]]()
+    for node in nodes:
+        if known.setdefault(node.kind, same_kind(node.facts)) != same_kind(node.facts):
+            why = "nodes with this label are different machines"
+            raise SettingError(f"{LABEL}={node.kind}", why, "Give each kind of machine a label of its own.")
+    for kind in wanted:
+        if kind not in known:
+            way_out = f"There are: {'; '.join(known)}."
+            raise SettingError(f"--machines {kind}", "no node of the cluster is such a machine", way_out)

@@ -1,0 +1,175 @@
+"""A piece of a sweep's work on whatever machine it is given to: rows in, rows out, and no word of Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+from tempfile import TemporaryDirectory
+from threading import Thread
+from time import monotonic, time
+from typing import Literal, NamedTuple
+
+from outrider.lab.bench.ledger import Ledger
+from outrider.lab.bench.plan import SweepPlan
+from outrider.lab.bench.stages import Loader, Stages
+from outrider.lab.bench.work import TargetWork
+from outrider.lab.copies import at_hand
+from outrider.lab.models import ModelFile
+from outrider.lab.progress import Meter, Progress
+from outrider.lab.prompts import Workload
+from outrider.lab.rows import Ran, Row
+from outrider.models.hub import HubOptions
+
+Stage = Literal["record", "score", "quality", "costs", "replay", "run"]
+TIMED: tuple[Stage, ...] = ("costs", "run")
+"""what is alone on its host"""
+
+Item = Row | Progress
+"""What a piece gives: rows, and how far it is in between."""
+
+
+class Where(NamedTuple):
+    """The node that a piece is on."""
+
+    machine: str
+    host: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stage of the work on a target. `machine` is the kind that it is about, of the stages that are about
+    one; `reference` the target whose texts quality is scored on, and `targets` those that are scored."""
+
+    stage: Stage
+    targets: tuple[ModelFile, ...]
+    drafts: tuple[ModelFile, ...] = ()
+    machine: str = ""
+    reference: str = ""
+
+    @property
+    def target(self) -> ModelFile:
+        """The target, or the first of several."""
+        return self.targets[0]
+
+    @property
+    def name(self) -> str:
+        """No other's in a sweep."""
+        of = (file.name for file in self.drafts) if self.stage == "score" else ()
+        return " | ".join([self.stage, self.target.name, *of, *filter(None, [self.machine])])
+
+    @property
+    def file_bytes(self) -> int:
+        """Of what has to be in memory at once, at least."""
+        drafts = sum(file.card.file_bytes for file in self.drafts)
+        return max(file.card.file_bytes for file in self.targets) + drafts
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """What every piece of a sweep needs."""
+
+    plan: SweepPlan
+    workloads: tuple[Workload, ...]
+    loader: Loader
+    hub: HubOptions
+    has_files: bool = True
+    """False in tests: models are not files"""
+
+    def find(self, file: ModelFile) -> ModelFile:
+        """The same model by a path of this machine. Raises MissingFile."""
+        return at_hand(file, [*self.plan.targets, *self.plan.drafts], self.hub) if self.has_files else file
+
+
+def work(
+    piece: Piece, kit: Kit, rows: Sequence[Row], where: Where, left_s: float | None = None
+) -> Iterator[Item]:
+    """Do a piece, given all rows so far: what it finds out, as soon as it does.
+
+    `left_s` are the seconds that are left for real runs (None: as many as they take). Once this is closed,
+    nothing goes on. Raises MissingFile, ModelFileError and BackendError.
+    """
+    found: Queue[Item | BaseException | None] = Queue()
+    is_closed = False
+
+    def put(item: Item) -> None:
+        if is_closed:
+            raise _Closed
+        found.put(item)
+
+    def run() -> None:
+        try:
+            _do(piece, kit, _Found(piece, rows, where, put), left_s)
+        except BaseException as error:  # it is raised where the items are taken
+            found.put(error)
+        else:
+            found.put(None)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        while (item := found.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        is_closed = True
+        thread.join()
+
+
+class _Closed(Exception):
+    """Nobody takes what a piece finds out any more."""
+
+
+class _Found:
+    """The rows that a piece knows; those that are added are stamped, and handed on."""
+
+    def __init__(self, piece: Piece, rows: Sequence[Row], where: Where, put: Callable[[Item], None]) -> None:
+        self.rows = list(rows)
+        self.put = put
+        self._piece, self._where, self._began = piece, where, time()
+
+    def append(self, row: Row) -> None:
+        now = time()
+        ran = Ran(**self._where._asdict(), job=self._piece.name, began_unix_s=self._began, ended_unix_s=now)
+        row = row.model_copy(update={"ran": ran})
+        self._began = now
+        self.rows.append(row)
+        self.put(row)
+
+
+def _do(piece: Piece, kit: Kit, found: _Found, left_s: float | None) -> None:
+    meter = Meter(found.put)
+    drafts = [kit.find(file) for file in piece.drafts]
+    end_s = None if left_s is None else monotonic() + left_s
+
+    with TemporaryDirectory(prefix="outrider-") as folder:
+        for file in map(kit.find, piece.targets):
+            meter.say("loading", file.name)
+            target, row = kit.loader.target(file)
+            with closing(target):
+                ledger = Ledger(found, target, kit.workloads, piece.machine)
+                ledger.note_model(row)
+                stages = Stages(kit.plan, ledger, kit.loader, meter, measures=piece.stage in TIMED)
+                _stage(piece, TargetWork(stages, file), drafts, Path(folder), end_s)
+
+
+def _stage(
+    piece: Piece, work: TargetWork, drafts: Sequence[ModelFile], folder: Path, end_s: float | None
+) -> None:
+    if piece.stage == "record":
+        work.record()
+    elif piece.stage == "quality":
+        work.quality(folder, piece.reference, is_compared=len(piece.targets) > 1)
+    elif piece.stage == "costs":
+        work.stages.measure_target()
+        work.score(drafts)
+    else:
+        work.score(drafts)
+        if piece.stage == "replay":
+            work.replay()
+        elif piece.stage == "run":
+            work.run(drafts, lambda: end_s is not None and monotonic() > end_s)

@@ -1,0 +1,387 @@
+"""A sweep on a cluster: its pieces as Ray tasks, timings alone on their physical host, rows in the driver."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, OutriderError, SettingError
+from outrider.fleet.ray.files import send
+from outrider.fleet.ray.joining import ENVIRONMENT, find_nodes, nodes_alive
+from outrider.fleet.ray.machines import Node, same_kind
+from outrider.fleet.ray.pieces import TIMED, Item, Kit, Piece, Where, work
+from outrider.lab.bench.ledger import MIN_TOKENS
+from outrider.lab.bench.sweep import Sweep
+from outrider.lab.copies import MissingFile
+from outrider.lab.models import ModelFile
+from outrider.lab.progress import Progress
+from outrider.lab.rows import AnswerRow, DoneRow, MachineRow, OffersRow, Row
+from outrider.models.hub import HubOptions
+
+_MAX_ATTEMPTS = 5
+"""of a piece whose process or node died"""
+_WAIT_S = 1.0
+
+
+@dataclass(slots=True)
+class _Running:
+    """A piece that was handed to Ray: a generator of its items, or the reservation that it waits for."""
+
+    piece: Piece
+    hosts: tuple[str, ...] = ()
+    """the host that is reserved for a timing"""
+    group: PlacementGroup | None = None
+    nodes: tuple[str, ...] = ()
+    """the nodes of the reservation"""
+    items: Any = None
+    rows: list[Row] = field(default_factory=list)
+
+
+class RaySweep:
+    """The executor of a sweep on the cluster that this process is in. `check` raises BackendError where a
+    library is missing; `machines` are the kinds that are measured, where not all are.
+
+    Raises SettingError where no node can work, before anything is written.
+    """
+
+    def __init__(
+        self,
+        backends: Sequence[str],
+        check: Callable[[str], None],
+        hub: HubOptions,
+        machines: Sequence[str] = (),
+        *,
+        has_files: bool = True,
+    ) -> None:
+        self._hub, self._has_files = hub, has_files
+        self._nodes, self._left_out = find_nodes(backends, check, machines)
+
+    def check_backend(self, backend: str) -> None:
+        """Each node has said which backends it has by the time that it is asked for work."""
+
+    def run(self, sweep: Sweep, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
+        """Raises SettingError where a machine is another than when the run began."""
+        for node, why in self._left_out.items():
+            sweep.skip(node, why)
+        kinds = _note_machines(sweep, self._nodes)
+        kit = Kit(sweep.plan, tuple(sweep.workloads), sweep.loader, self._hub, self._has_files)
+        driver = _Driver(sweep, kit, self._nodes, kinds, targets, drafts)
+        try:
+            driver.run()
+        finally:
+            driver.close()
+
+
+def _note_machines(sweep: Sweep, nodes: Sequence[Node]) -> list[str]:
+    """Write the kinds down. Raises SettingError where one is another machine than when the run began."""
+    known = {row.machine: row for row in sweep.store.rows if isinstance(row, MachineRow)}
+    for kind in (kinds := list(dict.fromkeys(node.kind for node in nodes))):
+        mine = [node for node in nodes if node.kind == kind]
+        if kind not in known:
+            hosts = tuple(dict.fromkeys(node.host for node in mine))
+            sweep.store.append(MachineRow(machine=kind, facts=dict(mine[0].facts), hosts=hosts))
+        elif same_kind(known[kind].facts) != same_kind(mine[0].facts):
+            why = "it is another kind of machine than the one that this run began with"
+            raise SettingError(f"machine {kind}", why, "Name another folder (-o), or label it otherwise.")
+    return kinds
+
+
+class _Driver:
+    """Hands out what can be done next, and adds what comes back to the store."""
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        kit: Kit,
+        nodes: list[Node],
+        kinds: Sequence[str],
+        targets: Sequence[ModelFile],
+        drafts: Sequence[ModelFile],
+    ) -> None:
+        self.sweep, self.nodes, self.kinds, self.targets = sweep, nodes, kinds, targets
+        self.drafts = {file.name: sweep.drafts_of(file, drafts) for file in targets}
+        self.done: set[str] = set()
+        self.lost: dict[str, str] = {}
+        """targets that cannot be loaded anywhere, and why"""
+        self.left_out: set[str] = set()
+        """pieces that were given up: nothing follows on them"""
+        self.running: dict[str, _Running] = {}
+        self.attempts: Counter[str] = Counter()
+        self.too_small: set[tuple[str, str]] = set()
+        """pieces and hosts without the memory for them"""
+        self._kit = ray.put(kit)
+        self._where = {node.id: Where(node.kind, node.host, node.name) for node in nodes}
+        task = ray.remote(num_returns="streaming", max_retries=0, runtime_env={"env_vars": ENVIRONMENT})
+        self._task = task(_on_a_node)
+
+    def run(self) -> None:
+        """Until nothing is left that can be done."""
+        while True:
+            for piece in self._possible():
+                if piece.name not in self.done and piece.name not in self.running:
+                    self._start(piece)
+            if not self.running:
+                return
+            self._wait()
+
+    def close(self) -> None:
+        """Give everything back that is reserved."""
+        for running in self.running.values():
+            if running.group is not None:
+                remove_placement_group(running.group)
+
+    # What can be done now
+
+    def _possible(self) -> Iterator[Piece]:
+        """Every piece whose predecessors are done, itself too."""
+        rows = self.sweep.store.rows
+        over = {(row.target, row.machine) for row in rows if isinstance(row, DoneRow)}
+        for file in self.targets:
+            left = [kind for kind in self.kinds if (file.name, kind) not in over]
+            if not left or file.name in self.lost:
+                continue
+            record = Piece("record", (file,))
+            yield record
+            if record.name not in self.done:
+                continue
+            if not any(_counts(row, file.name) for row in rows):
+                why = f"it answered none of the prompts with {MIN_TOKENS} tokens or more"
+                self.sweep.skip(file.name, why)
+                for kind in left:
+                    self.sweep.store.append(DoneRow(target=file.name, machine=kind))
+                continue
+            yield from self._after_answers(file, left)
+        if self.sweep.plan.quality:
+            yield from self._quality()
+
+    def _after_answers(self, file: ModelFile, kinds: Sequence[str]) -> Iterator[Piece]:
+        scores = [Piece("score", (file,), (draft,)) for draft in self.drafts[file.name]]
+        yield from scores
+        if any(piece.name not in self.done for piece in scores):
+            return
+        offered = {
+            row.draft
+            for row in self.sweep.store.rows
+            if isinstance(row, OffersRow) and row.target == file.name
+        }
+        usable = tuple(draft for draft in self.drafts[file.name] if draft.name in offered)
+        for kind in kinds:
+            stages: tuple[Any, ...] = ("costs", "replay", "run")
+            for stage in stages:
+                piece = Piece(stage, (file,), usable, kind)
+                yield piece
+                if piece.name not in self.done or piece.name in self.left_out:
+                    break
+
+    def _quality(self) -> Iterator[Piece]:
+        """The quantizations of one model, once all have answered: one after the other on one machine."""
+        for reference in dict.fromkeys(self.sweep.relatives.values()):
+            family = [f for f in self.targets if self.sweep.relatives.get(f.name) == reference]
+            family.sort(key=lambda file: file.name != reference)
+            recorded = all(Piece("record", (f,)).name in self.done for f in family if f.name not in self.lost)
+            family = [file for file in family if file.name not in self.lost]
+            if len(family) > 1 and recorded and family[0].name == reference:
+                yield Piece("quality", tuple(family), reference=reference)
+
+    # Handing out
+
+    def _start(self, piece: Piece) -> None:
+        fitting = [node for node in self.nodes if self._fits(piece, node)]
+        if not fitting:
+            gigabytes = piece.file_bytes / 1e9
+            where = f"no {piece.machine}" if piece.machine else "no node"
+            self._give_up(piece, f"{where} is left that can do it (it needs {gigabytes:.1f} GB at least)")
+        elif piece.stage in TIMED:
+            self._reserve(piece, fitting)
+        elif sum(not other.hosts for other in self.running.values()) < len(self.nodes):
+            ids = ",".join(node.id for node in fitting)
+            cpus = min(node.cpus for node in fitting)
+            options = {"num_cpus": cpus, "label_selector": {"ray.io/node-id": f"in({ids})"}}
+            self.running[piece.name] = running = _Running(piece)
+            self._submit(running, options)
+
+    def _fits(self, piece: Piece, node: Node) -> bool:
+        if piece.machine not in ("", node.kind) or (piece.name, node.host) in self.too_small:
+            return False
+        return node.memory_bytes >= piece.file_bytes
+
+    def _reserve(self, piece: Piece, fitting: Sequence[Node]) -> None:
+        """Ask for all CPUs of all nodes on a host: then nothing that Ray runs shares it, whoever's it is. One
+        timing a host is asked for at a time."""
+        busy = {host for other in self.running.values() for host in other.hosts}
+        free = [node for node in fitting if node.host not in busy]
+        if not free:
+            return
+        host = free[0].host
+        here = [node for node in self.nodes if node.host == host]
+        here.sort(key=lambda node: node.id != free[0].id)
+        group = placement_group(
+            [{"CPU": node.cpus, **({"GPU": node.gpus} if node.gpus else {})} for node in here],
+            bundle_label_selector=[{"ray.io/node-id": node.id} for node in here],
+        )
+        nodes = tuple(node.id for node in here)
+        self.running[piece.name] = _Running(piece, (host,), group, nodes, group.ready())
+
+    def _submit(self, running: _Running, options: dict[str, Any]) -> None:
+        minutes, left_s = self.sweep.plan.minutes, None
+        if minutes is not None:
+            left_s = max(60 * minutes - (perf_counter() - self.sweep.started_s), 0.0)
+        rows = ray.put(self.sweep.store.rows)
+        running.items = self._task.options(**options).remote(
+            running.piece, self._kit, rows, self._where, left_s
+        )
+
+    # Taking in
+
+    def _wait(self) -> None:
+        by_ref = {running.items: name for name, running in self.running.items()}
+        ready, _ = ray.wait([*by_ref], timeout=_WAIT_S)
+        if not ready:
+            self._look_after_nodes()
+        for ref in ready:
+            running = self.running[by_ref[ref]]
+            if running.group is not None and isinstance(ref, ray.ObjectRef):
+                self._begin_timing(running)
+            else:
+                self._take(running)
+
+    def _begin_timing(self, running: _Running) -> None:
+        """The host is reserved: the first of its nodes does the piece."""
+        strategy = PlacementGroupSchedulingStrategy(running.group, placement_group_bundle_index=0)
+        node = next(node for node in self.nodes if node.id == running.nodes[0])
+        gpus = {"num_gpus": node.gpus} if node.gpus else {}
+        self._submit(running, {"num_cpus": node.cpus, "scheduling_strategy": strategy, **gpus})
+
+    def _take(self, running: _Running) -> None:
+        """The next item of a piece, or its end."""
+        piece = running.piece
+        try:
+            item: Item | str = ray.get(next(running.items))
+        except StopIteration:
+            self._release(running)
+            self.done.add(piece.name)
+        except ray.exceptions.RayTaskError as error:
+            self._release(running)
+            self._failed(piece, error.cause)
+        except ray.exceptions.RayError as error:  # the process or the node died
+            self._release(running)
+            self._look_after_nodes()
+            self._again(piece, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        else:
+            if isinstance(item, Progress):
+                self._say(piece, item)
+            elif isinstance(item, str):
+                self._say(piece, Progress("starting", 0.0, None, item))
+            else:
+                self.sweep.store.append(item)
+
+    def _release(self, running: _Running) -> None:
+        del self.running[running.piece.name]
+        if running.group is not None:
+            remove_placement_group(running.group)
+
+    def _look_after_nodes(self) -> None:
+        """Forget nodes that died; a reservation on one would wait for ever."""
+        alive = nodes_alive()
+        if all(node.id in alive for node in self.nodes):
+            return
+        self.nodes[:] = [node for node in self.nodes if node.id in alive]
+        for running in [*self.running.values()]:
+            waits = running.group is not None and isinstance(running.items, ray.ObjectRef)
+            if waits and any(id not in alive for id in running.nodes):
+                self._release(running)
+
+    def _again(self, piece: Piece, why: str) -> None:
+        self.attempts[piece.name] += 1
+        if self.attempts[piece.name] >= _MAX_ATTEMPTS:
+            self._give_up(piece, f"its process ended {_MAX_ATTEMPTS} times ({why})")
+
+    def _failed(self, piece: Piece, cause: BaseException) -> None:
+        if isinstance(cause, _Lacking):
+            self._send(piece, cause)
+        elif not isinstance(cause, _Failed):
+            raise cause
+        elif isinstance(cause.error, OutOfMemory):
+            self.too_small.add((piece.name, cause.host))
+            self.sweep.skip(f"{piece.name} on {cause.host}", cause.error.why)
+        elif isinstance(cause.error, ModelFileError | BackendError):
+            self._give_up(piece, f"it could not be loaded: {cause.error.why}", cause.error)
+        else:
+            raise cause.error
+
+    def _send(self, piece: Piece, lacking: _Lacking) -> None:
+        file = next(f for f in (*piece.targets, *piece.drafts) if f.fingerprint == lacking.fingerprint)
+        try:
+            send(
+                file, lacking.node, lambda part: self._say(piece, Progress("sending", part, None, file.name))
+            )
+        except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, OutriderError):
+                raise cause from None
+            self._again(piece, str(error).splitlines()[0])
+
+    def _give_up(self, piece: Piece, why: str, error: OutriderError | None = None) -> None:
+        """Leave a piece out, and what needs it."""
+        self.sweep.skip(piece.target.name if piece.stage == "record" else piece.name, why)
+        self.done.add(piece.name)
+        self.left_out.add(piece.name)
+        if piece.stage == "record":
+            self.lost[piece.target.name] = why
+            self.sweep.failures.append(error or BackendError(piece.target.name, why))
+
+    def _say(self, piece: Piece, now: Progress) -> None:
+        """How far all is: a piece counts as much as another."""
+        total = len(self.targets) * (1 + len(self.kinds) * 3)
+        spent_s = perf_counter() - self.sweep.started_s
+        ended = len(self.done)
+        left_s = spent_s * max(total - ended, 1) / (ended + 1)
+        self.sweep.meter.expect("cluster", left_s)
+        on = f"{piece.machine}: " if piece.machine and len(self.kinds) > 1 else ""
+        self.sweep.meter.say(now.stage, f"{on}{now.detail}")
+
+
+def _counts(row: Row, target: str) -> bool:
+    return isinstance(row, AnswerRow) and row.target == target and len(row.tokens) >= MIN_TOKENS
+
+
+class _Lacking(Exception):
+    """A node lacks a file."""
+
+    def __init__(self, fingerprint: str, node: str) -> None:
+        super().__init__(fingerprint, node)
+        self.fingerprint, self.node = fingerprint, node
+
+
+class _Failed(Exception):
+    """A piece failed on a host."""
+
+    def __init__(self, error: OutriderError, host: str) -> None:
+        super().__init__(error, host)
+        self.error, self.host = error, host
+
+
+def _on_a_node(
+    piece: Piece, kit: Kit, rows: Sequence[Row], where: dict[str, Where], left_s: float | None
+) -> Iterator[Item]:
+    """The task: a piece, on the node that Ray chose."""
+    node = ray.get_runtime_context().get_node_id()
+    here = where[node]
+    try:
+        for item in work(piece, kit, rows, here, left_s):
+            if isinstance(item, Progress) and len(where) > 1:
+                item = Progress(item.stage, item.done, item.left_s, f"{here.node}: {item.detail}")
+            yield item
+    except MissingFile as error:
+        files = (*piece.targets, *piece.drafts)
+        missing = next(file for file in files if str(file.path) == error.what)
+        raise _Lacking(missing.fingerprint, node) from None
+    except OutriderError as error:
+        raise _Failed(error, here.host) from None

@@ -1,0 +1,85 @@
+"""What to run: of each file the library, the draft and the setting that are fastest here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from outrider.lab.bench.report.view import Best, View
+from outrider.lab.bench.results import Cell
+from outrider.lab.bench.summary import speeds
+from outrider.lab.settings import Setting
+from outrider.lab.statistics import Interval, estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to run a file with. `ran` is what was measured; `rival` the fastest of the same file under another
+    backend, be it for certain or not (None: there is no other), `gain` how much faster than that it is and
+    `outcome` whether that is beyond the noise."""
+
+    ran: Cell
+    backend: str
+    speed: Interval
+    command: tuple[str, ...]
+    """`outrider run` as it was measured, in words"""
+    rival: Choice | None = None
+    gain: Interval | None = None
+    outcome: speeds.Outcome = "tie"
+
+
+def best_cell(view: View, target: str) -> Best | None:
+    """The best way to speculate with a target over all workloads; None where nothing is known. What is faster
+    for certain comes before what only looks faster, and no draft model before one that adds nothing."""
+    cells = [view.best(target, draft, view.pooled) for draft in view.columns] if view.pooled_first else []
+    ranked = [((cell.outcome == "faster", cell.speedup.value), cell) for cell in cells if cell.speedup]
+    if not ranked:
+        return None
+    best = max(ranked, key=lambda pair: pair[0])[1]
+    alone = next((cell for cell in cells if cell.draft is None), best)
+    if best.draft is None or alone.outcome != "faster" or not alone.is_measured:
+        return best
+    strata = speeds.paired(view.results, best.cell, alone.cell)
+    return alone if strata and estimate(strata).interval.low <= 1 else best
+
+
+def choices(view: View) -> list[Choice]:
+    """Of every file what was measured fastest, under whichever backend; files that never ran are left out."""
+    found = []
+    for target in view.results.targets:
+        same = view.results.same_file(target)
+        ran = [choice for name in same if (choice := _choice(view, name)) is not None]
+        if target != same[0] or not ran:
+            continue
+        first, *others = sorted(ran, key=lambda choice: -choice.speed.value)
+        rival = _choice(view, others[0].ran.target, certain=False) if others else None
+        if rival and (compared := speeds.faster_than(view.results, first.ran, rival.ran)):
+            first = replace(first, rival=rival, gain=compared[0], outcome=compared[1])
+        found.append(first)
+    return found
+
+
+def _choice(view: View, target: str, *, certain: bool = True) -> Choice | None:
+    """The best of one target: plain decoding where nothing measured is faster, for `certain` or at all."""
+    best = best_cell(view, target)
+    ran = Cell.plain_of(target, view.pooled)
+    if best is not None and best.is_measured and best.speedup is not None:
+        is_faster = best.outcome == "faster" if certain else best.speedup.value > 1
+        ran = best.cell if is_faster else ran
+    speed = speeds.measured_speed(view.results, ran)
+    if speed is None:
+        return None
+    return Choice(ran, view.results.backend(target), speed, _command(view, ran))
+
+
+def _command(view: View, ran: Cell) -> tuple[str, ...]:
+    backend = view.results.backend(ran.target)
+    words = ["outrider", "run"]
+    target = view.results.model(ran.target, "target")
+    draft = None if ran.draft is None else view.results.draft(ran.draft, ran.target)
+    words += [] if target is None else ["-m", target.path]
+    if draft is None:  # a head drafts unless it is switched off
+        words += ["--no-mtp"] if any(row.beside == ran.target for row in view.results.models) else []
+    elif target is None or draft.path != target.path:
+        words += ["-md", draft.path]
+    words += ["--backend", backend] if backend else []
+    return (*words, *Setting.of(ran.setting).flags)

@@ -1,0 +1,157 @@
+"""The report's tables without a picture: everything measured, quality, models, what was skipped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.lab import numbers
+from outrider.lab.bench.report.tables import Table
+from outrider.lab.bench.report.view import View, draft_name, workload_name
+from outrider.lab.bench.summary import counts, speeds
+from outrider.lab.rows import PairRow
+
+_FIGURES = ("tokens/s", "predicted", "measured", "tokens a target call")
+
+
+def measured(view: View) -> Table:
+    """Everything that ran for real, other engines too, predicted beside measured. Which draft another engine
+    has only its own command or server knows."""
+    rows = []
+    for verdict in speeds.verdicts(view.results):
+        cell, ours = verdict.cell, verdict.cell.contestant is None
+        per_call = counts.tokens_per_target_call(view.results, cell) if ours else None
+        row = {
+            "target": cell.target,
+            "backend": (view.results.backend(cell.target) if ours else "") or numbers.NOTHING,
+            "draft": draft_name(cell.draft) if ours else numbers.NOTHING,
+            "workload": workload_name(cell.workload),
+            "setting": cell.contestant or cell.setting,
+            "tokens/s": numbers.rate(speeds.measured_speed(view.results, cell)),
+            "predicted": numbers.speedup(view.predicted(cell) if ours else None),
+            "measured": numbers.speedup(verdict.speedup),
+            "95 % interval": numbers.bounds(verdict.speedup),
+            "tokens a target call": numbers.NOTHING if per_call is None else f"{per_call:.2f}",
+            "verdict": verdict.outcome,
+        }
+        rows.append(row)
+    return Table("Everything that ran for real", rows, figures=_FIGURES)
+
+
+def engines(view: View) -> Table:
+    """Of that, the other engines."""
+    kept = ("target", "workload", "setting", "tokens/s", "measured", "95 % interval", "verdict")
+    theirs = [row for row in measured(view).rows if row["draft"] == numbers.NOTHING]
+    rows = [{name: row[name] for name in kept} for row in theirs]
+    return Table("Other engines", rows, figures=_FIGURES)
+
+
+def quality(view: View) -> Table:
+    """What each quantization of a target costs in quality, and its size."""
+    rows = []
+    for target in view.results.targets:
+        model = view.results.model(target, "target")
+        if found := counts.quality_of(view.results, target):
+            row = {
+                "target": target,
+                "against": found.reference,
+                "mean KL, nats": f"{found.mean_kl:.4f}",
+                "top-1 agreement": numbers.percent(found.top1_agreement, 1),
+                "tokens": f"{found.num_tokens:,}",
+                "file": numbers.gigabytes(model.file_bytes if model else None),
+            }
+            rows.append(row)
+    figures = ("mean KL, nats", "top-1 agreement", "tokens", "file")
+    return Table("Quality of quantizations", rows, figures=figures)
+
+
+def models(view: View) -> Table:
+    """The files that took part, by their content."""
+    rows = [
+        {
+            "model": row.model,
+            "role": row.role,
+            "backend": row.backend or numbers.NOTHING,
+            "architecture": row.architecture,
+            "quantization": row.quantization,
+            "parameters": f"{row.parameters / 1e6:,.0f} M"
+            + (
+                f" ({row.active_parameters / 1e6:,.0f} M active)"
+                if row.active_parameters != row.parameters
+                else ""
+            ),
+            "file": numbers.gigabytes(row.file_bytes),
+            "memory": numbers.gigabytes(row.memory_bytes or None),
+            "fingerprint": row.fingerprint,
+            "load options": _plain(row.effective),
+            "path": row.path,
+        }
+        for row in view.results.models
+    ]
+    return Table("Models", rows, figures=("parameters", "file", "memory"))
+
+
+def tokenizers(view: View) -> Table:
+    """How the tokenizers of each pair line up."""
+    rows = [
+        {
+            "target": row.target,
+            "draft": row.draft,
+            "tokenizers": _lined_up(row),
+            "common tokens": f"{row.common_tokens:,}",
+            "of the text tokens": numbers.percent(row.text_ratio, 1),
+            "sample text cut alike": numbers.percent(row.cut_ratio, 1),
+        }
+        for row in view.results.pairs
+    ]
+    figures = ("common tokens", "of the text tokens", "sample text cut alike")
+    return Table("Tokenizers of the pairs", rows, figures=figures)
+
+
+def _lined_up(row: PairRow) -> str:
+    if row.identical:
+        return "identical"
+    if not row.usable:
+        return f"not usable: {row.why_not or 'unknown'}"
+    if row.reduced_from is not None:
+        return f"reduced: the draft knows {row.common_tokens:,} of {row.reduced_from:,} tokens"
+    return "usable"
+
+
+def skipped(view: View) -> Table:
+    """What takes no part, and why."""
+    left_out = [(row.what, row.why) for row in view.results.skipped]
+    left_out += [
+        (f"{pair.draft} for {pair.target}", pair.why_not or "its tokenizer does not line up")
+        for pair in view.results.pairs
+        if not pair.usable
+    ]
+    return Table("What took no part", [{"what": what, "why": why} for what, why in left_out])
+
+
+def machine(view: View) -> Table:
+    """What was measured on, and with which builds."""
+    return _facts("Machine and builds", view.results.head.machine)
+
+
+def plan(view: View) -> Table:
+    """What was asked for."""
+    blocks = view.results.blocks
+    effective = {f"in force: {name}": value for row in blocks for name, value in row.effective.items()}
+    return _facts("Plan", {**view.results.head.plan, **effective})
+
+
+def _facts(caption: str, facts: Mapping[str, Any]) -> Table:
+    rows = [{"what": name.replace("_", " "), "value": _plain(value)} for name, value in facts.items()]
+    return Table(caption, rows)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = [f"{name} {_plain(part)}" for name, part in value.items()]
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value)) or numbers.NOTHING
+    if value is None:
+        return numbers.NOTHING
+    return value if isinstance(value, str) else json.dumps(value)

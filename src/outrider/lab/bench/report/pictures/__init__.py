@@ -1,0 +1,27 @@
+"""The report's pictures, in their order. Each module draws one of them from a `View`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from outrider.lab.bench.report.pictures.acceptance import acceptance
+from outrider.lab.bench.report.pictures.accuracy import accuracy
+from outrider.lab.bench.report.pictures.costs import costs
+from outrider.lab.bench.report.pictures.heat import heat
+from outrider.lab.bench.report.pictures.lengths import lengths
+from outrider.lab.bench.report.pictures.pareto import pareto
+from outrider.lab.bench.report.pictures.picture import Missing, Picture
+from outrider.lab.bench.report.pictures.times import times
+from outrider.lab.bench.report.view import View
+
+__all__ = ["PICTURES"]
+
+PICTURES: tuple[Callable[[View], Picture | Missing], ...] = (
+    heat,
+    lengths,
+    acceptance,
+    costs,
+    times,
+    pareto,
+    accuracy,
+)

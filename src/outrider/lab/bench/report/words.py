@@ -1,0 +1,206 @@
+"""What a run says, in sentences: for the terminal and for the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from outrider.lab import numbers
+from outrider.lab.bench.report.choice import Choice, best_cell
+from outrider.lab.bench.report.view import Best, View, draft_name, workload_name
+from outrider.lab.bench.results import Cell, Results
+from outrider.lab.bench.summary import counts, predictions, speeds
+from outrider.lab.bench.summary.account import time_saved
+from outrider.lab.settings import PLAIN
+
+METHOD = (
+    "Each target's answers were recorded once, decoded plainly. Each draft model was scored on them, and "
+    "the time of calls was measured; from these three every setting was replayed: that is “predicted”. "
+    "The most promising settings and a few controls then ran for real, interleaved with plain decoding "
+    "in shuffled order within blocks: that is “measured”. A figure is the median over a case's "
+    "repetitions and the geometric mean over cases, then over workloads. Speed counts decoding: the "
+    "draft model's reading of the prompt is in it, the target's is not. A speed-up is the time of plain "
+    "decoding over that of the setting, in the same blocks. Intervals are 95 %, by bootstrap over cases "
+    "and repetitions. The noise is what plain decoding differs by from itself. A tie is a result whose "
+    "interval holds 1, that lies within the noise, or that is not certain enough for one of so many "
+    "(Holm's procedure over all results of a table). docs/method.md of Outrider says all of this in full."
+)
+
+_WORDS = {"faster": "wins on", "slower": "loses on", "tie": "ties on"}
+
+
+def verdict(view: View, target: str) -> str:
+    """What to do with a target on this machine, in one sentence or two."""
+    best = best_cell(view, target)
+    if best is None:
+        return f"{target}: nothing was measured or predicted yet."
+    start = "On this machine" if best.is_measured else "By prediction, not yet measured"
+    ran, speedup = _setting(best.cell), numbers.speedup(best.speedup)
+    if best.outcome == "faster":
+        mine = _by_workload(view, best)
+        speeds_said = ""
+        if best.plain is not None and best.speedup is not None:
+            after = numbers.digits(best.plain.value * best.speedup.value)
+            speeds_said = f" (from {numbers.rate(best.plain)} to about {after} tokens/s)"
+        end = f" Each workload at its best setting, it {_details(mine)}." if len(mine) > 1 else ""
+        return (
+            f"{start}, {target} is fastest with {ran}, {speedup} plain decoding over "
+            f"{workload_name(best.workload)}{speeds_said}.{end}{_of_drafts(view, best)}"
+        )
+    verb = "ties" if best.outcome == "tie" else "is slower"
+    cells = [view.best(target, draft, best.workload) for draft in view.columns]
+    for cell in sorted(cells, key=lambda cell: cell is not best):
+        mine = _by_workload(view, cell)
+        if any(single.outcome == "faster" for single in mine):
+            other = "" if cell is best else f" with {draft_name(cell.draft)}"
+            return (
+                f"{start}, {target} gains nothing over all workloads ({ran} {verb} at {speedup}), but by "
+                f"workload{other} it {_details(mine)}."
+            )
+    return f"{start}, decode {target} plainly: the best that was tried, {ran}, {verb} ({speedup})."
+
+
+def winner(view: View, target: str) -> str:
+    """What is fastest with a target, in a few words."""
+    if (best := best_cell(view, target)) is None:
+        return f"{target}: nothing was measured or predicted yet."
+    if best.outcome != "faster":
+        return f"{target}: plain decoding."
+    how = "" if best.is_measured else ", by prediction"
+    return f"{target}: {_setting(best.cell)}, {numbers.speedup(best.speedup)} plain decoding{how}."
+
+
+def winners(results: Results) -> list[tuple[str, str]]:
+    """Of a sweep over several kinds of machines, by their names, what wins on each with each target."""
+    views = ((name, View(sheet)) for name, sheet in results.sheets.items())
+    return [(name, winner(view, target)) for name, view in views for target in view.results.targets]
+
+
+def taken(choice: Choice) -> str:
+    """Which library to take for a file, and with what, in a sentence that ends before the command."""
+    name, rival = choice.ran.target.removesuffix(f" ({choice.backend})"), choice.rival
+    if rival is None or choice.gain is None:
+        return f"Run {name} so:"
+    gain = f"{numbers.speedup(choice.gain)} ({numbers.bounds(choice.gain)}) the best under"
+    if choice.outcome == "faster":
+        said = f"Take {choice.backend} for {name}, with {_setting(choice.ran)}: {gain}"
+    else:
+        said = f"For {name} either library will do: {choice.backend} with {_setting(choice.ran)} is {gain}"
+    return (
+        f"{said} {rival.backend} ({_setting(rival.ran)}); {numbers.rate(choice.speed)} tokens/s against "
+        f"{numbers.rate(rival.speed)}. Run it so:"
+    )
+
+
+def _setting(ran: Cell) -> str:
+    """What a file was run with."""
+    if ran.setting == PLAIN.name:
+        return "plain decoding"
+    draft = "no draft model" if ran.draft is None else f"the draft {ran.draft}"
+    return f"{draft} and the setting “{ran.setting}”"
+
+
+def _of_drafts(view: View, best: Best) -> str:
+    """What draft models add to lookup alone, where that is nothing."""
+    drafts = [draft for draft in view.columns_of(best.target) if draft is not None]
+    has_ran = any(view.best(best.target, draft, best.workload).is_measured for draft in drafts)
+    if best.draft is not None or not best.is_measured or not has_ran:
+        return ""
+    return " No draft model adds anything to that beyond the noise."
+
+
+def _by_workload(view: View, cell: Best) -> list[Best]:
+    return [view.best(cell.target, cell.draft, workload) for workload in view.results.workloads]
+
+
+def _details(cells: Sequence[Best]) -> str:
+    """On which workloads it wins, ties, loses: each at the setting that is best there."""
+    parts = []
+    for outcome, word in _WORDS.items():
+        found = [cell for cell in cells if cell.speedup and cell.outcome == outcome]
+        named = [
+            f"{cell.workload} ({'' if cell.is_measured else '≈ '}{numbers.speedup(cell.speedup)})"
+            for cell in found
+        ]
+        parts += [f"{word} {joined(named)}"] if named else []
+    return joined(parts, ", ")
+
+
+def joined(names: Iterable[str], last: str = " and ") -> str:
+    """A list as people write it.
+
+    >>> joined(["a", "b", "c"])
+    'a, b and c'
+    """
+    *others, end = list(names) or [""]
+    return f"{', '.join(others)}{last}{end}" if others else end
+
+
+def prediction_line(view: View) -> str:
+    """How far predictions were off."""
+    found = predictions.prediction_error(view.results)
+    figures = found.anchored or found.raw
+    if figures is None:
+        return "No setting was both predicted and run: nothing is known about the error of predictions."
+    what = "predicted speed-ups" if found.anchored else "predicted speeds"
+    return (
+        f"Over {figures.settings} result{'s' * (figures.settings != 1)} the {what} were off by "
+        f"{numbers.percent(figures.median_error, 1)} in the median; "
+        f"{numbers.percent(figures.within_5_ratio)} were within 5 %, "
+        f"{numbers.percent(figures.within_10_ratio)} within 10 %."
+    )
+
+
+def time_line(view: View) -> str:
+    """What the sweep took, and what running everything would have taken."""
+    account = time_saved(view.results)
+    if not account.took_s:
+        return "Nothing has run yet."
+    text = f"Model calls took {numbers.duration(account.took_s)}"
+    if account.everything_s is None:
+        return f"{text}."
+    return (
+        f"{text}; running all {account.combinations} combinations for real would have taken about "
+        f"{numbers.duration(account.everything_s)} ({account.ran} of them ran)."
+    )
+
+
+def notes(view: View) -> list[str]:
+    """What to keep in mind: noise, hiccups, intervals that cannot be trusted, texts that differed."""
+    said = []
+    found = [(target, speeds.noise(view.results, target, view.pooled)) for target in view.results.targets]
+    if noises := [f"{target} ±{numbers.percent(n.high - 1, 1)}" for target, n in found if n]:
+        said.append(f"Noise of plain decoding against itself: {joined(noises)}.")
+    hiccups = counts.hiccups(view.results)
+    if hiccups.calls:
+        said.append(
+            f"Hiccups of the machine: {hiccups.hiccups} of {hiccups.calls} single-token calls took more than "
+            f"twice the median ({numbers.percent(hiccups.ratio, 2)})."
+        )
+    measured = [best.speedup for best in view.bests.values() if best.is_measured and best.speedup]
+    caveats = Counter(speedup.caveat for speedup in measured if speedup.caveat)
+    said += [
+        f"{count} of {len(measured)} measured best settings rest on little ({caveat})."
+        for caveat, count in caveats.items()
+    ]
+    return said + _equality(view)
+
+
+def _equality(view: View) -> list[str]:
+    """How many answers equal the recorded ones, as far as that can be said."""
+    checked = [row for row in view.results.runs if row.equal is not None]
+    others = [row for row in checked if row.equal is False]
+    if not others:
+        equal = f"All {len(checked)} answers that can be compared equal the recorded ones."
+        return [equal] if checked else []
+    settings = {
+        f"{row.contestant} ({row.target})"
+        if row.contestant
+        else f"{row.setting} ({row.target}, {draft_name(row.draft)})"
+        for row in others
+    }
+    return [
+        f"{len(others)} of {len(checked)} answers differ from the recorded ones somewhere, in "
+        f"{joined(sorted(settings)[:4])}{' and others' if len(settings) > 4 else ''}. `outrider verify` "
+        "says by what margin."
+    ]

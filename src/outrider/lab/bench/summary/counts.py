@@ -1,0 +1,140 @@
+"""What happened inside: drafted and accepted tokens, calls, where the time went, memory, quality, hiccups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from outrider.lab.bench.results import Cell, Results
+from outrider.lab.rows import CaseOutcome, ModelRow, RunRow
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Tokens drafted and accepted at the first, second, … place of a draft, over all requests of a cell."""
+
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+    is_measured: bool
+    """else they are replay's"""
+
+    @property
+    def ratios(self) -> tuple[float | None, ...]:
+        """Accepted over drafted at each place; None where nothing was drafted there."""
+        return tuple(a / d if d else None for a, d in zip_longest(self.accepted, self.drafted, fillvalue=0))
+
+
+@dataclass(frozen=True, slots=True)
+class TimeShares:
+    """Where the decoding time of a cell went, as shares of it: they add up to 1."""
+
+    target_calls: float
+    draft_calls: float
+    own: float
+    """the engine's own: all that is no model call"""
+    is_measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hiccups:
+    """Single-token target calls that took more than twice their block's median, of how many."""
+
+    hiccups: int
+    calls: int
+
+    @property
+    def ratio(self) -> float | None:
+        """Their share; None without calls."""
+        return self.hiccups / self.calls if self.calls else None
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """A target's quantization against the reference's texts: means over all their tokens."""
+
+    reference: str
+    mean_kl: float
+    """nats"""
+    top1_agreement: float
+    num_tokens: int
+
+
+def acceptance_by_position(results: Results, cell: Cell) -> Acceptance | None:
+    """Counted in real requests, or where none ran in replayed ones; other engines report no positions."""
+    parts = _parts(results, cell)
+    if not parts:
+        return None
+    drafted, accepted = _added(row.drafted for row in parts), _added(row.accepted for row in parts)
+    return Acceptance(drafted, accepted, isinstance(parts[0], RunRow))
+
+
+def time_shares(results: Results, cell: Cell) -> TimeShares | None:
+    """Of real requests that say where their time went, or where none ran of replayed ones."""
+    parts = _parts(results, cell)
+    timed = [
+        (part.decode_s if isinstance(part, RunRow) else part.seconds, part.verify_s, part.draft_s or 0.0)
+        for part in parts
+        if part.verify_s is not None
+    ]
+    whole, verify, drafting = map(sum, zip(*timed, strict=True)) if timed else (0.0, 0.0, 0.0)
+    if whole <= 0:
+        return None
+    own = max(1 - verify / whole - drafting / whole, 0.0)
+    return TimeShares(verify / whole, drafting / whole, own, isinstance(parts[0], RunRow))
+
+
+def tokens_per_target_call(results: Results, cell: Cell) -> float | None:
+    """Generated tokens over target calls; of real requests, or where none ran of replayed ones."""
+    counted = [(row.tokens, row.target_calls) for row in _parts(results, cell) if row.target_calls]
+    return sum(tokens for tokens, _ in counted) / sum(calls for _, calls in counted) if counted else None
+
+
+def hiccups(results: Results) -> Hiccups:
+    """Over all complete blocks."""
+    return Hiccups(sum(row.hiccups for row in results.blocks), sum(row.calls for row in results.blocks))
+
+
+def memory_bytes(results: Results, target: str, draft: str | None) -> int | None:
+    """What target and draft add to the process; of a model where it was not measured the size of its file."""
+    rows = _models(results, target, draft)
+    found = [row.memory_bytes or row.file_bytes for row in rows if row is not None]
+    return sum(found) if len(found) == len(rows) else None
+
+
+def memory_is_measured(results: Results, target: str, draft: str | None) -> bool:
+    """Whether `memory_bytes` is measured for all of it."""
+    return all(row is not None and row.memory_bytes for row in _models(results, target, draft))
+
+
+def _models(results: Results, target: str, draft: str | None) -> list[ModelRow | None]:
+    """The row of the target and of the draft beside it, in the same library."""
+    rows = [results.model(target, "target")]
+    return rows if draft is None else [*rows, results.draft(draft, target)]
+
+
+def quality_of(results: Results, target: str) -> Quality | None:
+    """How a target scores its reference's texts, under whichever backend; None where it was not scored."""
+    same = results.same_file(target)
+    rows = [row for row in results.quality if row.target in same]
+    rows = [row for row in rows if row.reference == rows[-1].reference]
+    total = sum(row.num_tokens for row in rows)
+    if not total:
+        return None
+    mean_kl = sum(row.mean_kl * row.num_tokens for row in rows) / total
+    agreement = sum(row.top1_agreement * row.num_tokens for row in rows) / total
+    return Quality(rows[-1].reference, mean_kl, agreement, total)
+
+
+def _parts(results: Results, cell: Cell) -> Sequence[RunRow | CaseOutcome]:
+    """The real requests of a cell, under each of its workloads; where none ran the replayed cases."""
+    names = results.workloads if cell.workload is None else (cell.workload,)
+    cells = [cell._replace(workload=name) for name in names]
+    if runs := [row for one in cells for row in results.runs_by_cell.get(one, ())]:
+        return runs
+    replayed = [results.prediction_by_cell[one] for one in cells if one in results.prediction_by_cell]
+    return [case for row in replayed for case in row.cases]
+
+
+def _added(counts: Iterable[tuple[int, ...] | None]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(*filter(None, counts), fillvalue=0)))

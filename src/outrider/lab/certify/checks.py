@@ -1,0 +1,135 @@
+"""All tests of a certificate, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import cast
+
+from outrider.backends.gguf.head_model import HeadModel
+from outrider.core.contracts import Model
+from outrider.core.data import Request
+from outrider.core.errors import PromptError, SettingError
+from outrider.core.params import Rule, SamplingParams, Verification
+from outrider.engine import Engine
+from outrider.lab.certify.exact_distribution import LENGTH, SEARCHED_TOKENS
+from outrider.lab.certify.faults import (
+    CALL_FAULTS,
+    REDUCED_FAULT,
+    break_calls,
+    break_masks,
+    check_shown,
+    verifier_with,
+)
+from outrider.lab.certify.head_states import compare_head
+from outrider.lab.certify.plan import CertifyPlan, Findings, Progress, Subject
+from outrider.lab.certify.runs import RowRecorder
+from outrider.lab.certify.sampled import sampled_tests
+from outrider.lab.certify.text_equality import compare_texts, repeat
+
+_GREEDY = SamplingParams(temperature=0)
+_TEMPERATURES = (0.7, 1.0)
+
+
+def certify(
+    subject: Subject,
+    prompts: Sequence[tuple[int, ...]],
+    plan: CertifyPlan,
+    progress: Progress = lambda _stage, _done, _total: None,
+) -> Findings:
+    """Run every test on these prompts (tokens of the target).
+
+    The models' sequence 0 is used and forgotten, and another one where there is one and texts must be
+    bit-equal. Where nothing is drafted the sampled tests are left out. Raises PromptError without prompts,
+    or for one that leaves no room in the context, SettingError for a grammar without `Subject.constrain` and
+    for a fault that cannot show.
+    """
+    target = break_calls(plan.fault, subject.target)
+    _check(subject, prompts, plan)
+    speculates = subject.speculates(plan.grammar)
+    engine = Engine(
+        cast(Model, RowRecorder(target)) if subject.bit_equal else target,
+        subject.drafters,
+        subject.policy,
+        verifier=verifier_with(plan.fault),
+        constrain=break_masks(plan.fault, subject.constrain),
+    )
+    compare = partial(compare_texts, engine, constrain=subject.constrain)
+    requests = [
+        Request(prompt, _GREEDY, plan.num_tokens, verification=plan.verification, grammar=plan.grammar)
+        for prompt in prompts
+    ]
+    few = requests[: plan.num_repeated]
+    greedy = [compare(request, i) for i, request in _each("greedy", requests, progress)]
+    beside, heads = [], []
+    if subject.bit_equal and target.max_sequences > 1:
+        for i, request in _each("beside", few, progress):
+            other = replace(requests[(i + 1) % len(requests)], grammar=None, ignore_end=True)
+            beside.append(compare(request, i, beside=other))
+    stable, repeated = [], []
+    for i, request in _each("seeds", few, progress):
+        for seeded in _seeded(request, plan.seed + i, plan):
+            repeated.append(repeat(engine, seeded, i))
+            if seeded.verification.rule == "stable":
+                stable.append(compare(seeded, i))
+    if isinstance(subject.draft, HeadModel):
+        each = _each("head", few, progress)
+        heads = [compare_head(engine, subject.draft, request, i) for i, request in each]
+    check_shown(plan.fault, target)
+    engine.reset()
+    sampled, decisions, calls = sampled_tests(subject, prompts, plan, progress) if speculates else ((), (), 0)
+    return Findings(
+        speculates=speculates,
+        stand_in=speculates and subject.draft is None,
+        greedy=tuple(greedy),
+        stable=tuple(stable),
+        repeated=tuple(repeated),
+        sampled=sampled,
+        decisions=decisions,
+        sampled_calls=calls,
+        bit_equal=subject.bit_equal,
+        beside=tuple(beside),
+        head=tuple(heads),
+    )
+
+
+def _each(stage: str, requests: Sequence[Request], progress: Progress) -> Iterator[tuple[int, Request]]:
+    """The requests with their numbers, each reported."""
+    for i, request in enumerate(requests):
+        progress(stage, i, len(requests))
+        yield i, request
+
+
+def _seeded(request: Request, seed: int, plan: CertifyPlan) -> Iterator[Request]:
+    """Sampled ways of a request; also under the seed-stable rule, which promises the same text without
+    drafters."""
+    both = plan.rule == "auto" and plan.lenience == 1
+    rules: tuple[Rule, ...] = ("auto", "stable") if both else (plan.rule,)
+    for temperature, rule in product(_TEMPERATURES, rules):
+        yield replace(
+            request,
+            sampling=SamplingParams(temperature=temperature, seed=seed),
+            max_tokens=plan.num_seeded,
+            verification=Verification(rule, lenience=plan.lenience),
+        )
+
+
+def _check(subject: Subject, prompts: Sequence[tuple[int, ...]], plan: CertifyPlan) -> None:
+    if not prompts:
+        raise PromptError("prompts", "there are none", "Give at least one (-p or -f).")
+    if plan.fault in CALL_FAULTS and not subject.speculates(plan.grammar):
+        why = "it breaks the calls that check drafts, and nothing is drafted"
+        raise SettingError(f"--inject {plan.fault}", why, "Let something be drafted.")
+    if plan.fault == REDUCED_FAULT and not subject.lacks_tokens:
+        why = "it leaves out the tokens that the draft lacks, and none of the target's are missing"
+        raise SettingError(f"--inject {plan.fault}", why, "Give a draft of fewer tokens (outrider trim).")
+    searched = LENGTH if plan.grammar is None else SEARCHED_TOKENS + LENGTH
+    room = max(plan.num_tokens, plan.num_seeded, searched)
+    context = subject.target.context_length
+    for i, prompt in enumerate(prompts, 1):
+        if len(prompt) + room >= context:
+            reason = f"its {len(prompt)} tokens and {room} more do not fit a context of {context}"
+            way_out = "Give a larger context (-c), fewer tokens (-n) or a shorter prompt."
+            raise PromptError(f"prompt {i}", reason, way_out)

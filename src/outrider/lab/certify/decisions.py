@@ -1,0 +1,179 @@
+"""Every decision about a draft, against the probabilities that its rule gives it.
+
+Given the target's distributions p and a draft of tokens x with its distributions q, the papers say with which
+probability each number of tokens is accepted, and what follows them. The verdicts that the engine got are
+recorded while it samples, and each is asked for again many times with fresh random numbers. How far they
+depart in the direction of an error is tested (`outrider.lab.certify.statistics.ScoreTest`): the acceptance
+ratio p / q off by a factor, q subtracted with such a factor after a rejection, a bonus token of another
+temperature. The laws are written out here once more: those of `outrider.verify` are under test.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Literal, cast
+
+import numpy as np
+
+from outrider.core.data import Distribution, Draft, Request, Verdict
+from outrider.lab.certify.runs import Wrapped
+from outrider.lab.certify.statistics import ERRORS, Probs, ScoreTest
+from outrider.sampling import point_mass, probability
+from outrider.verify import VerificationRule
+
+Kind = Literal["acceptance", "recovered", "bonus"]
+KINDS: tuple[Kind, ...] = ("acceptance", "recovered", "bonus")
+RULES = ("token", "block", "stable")
+"""The rules with a law. Drafts without distributions follow that of `token` under `block` too."""
+
+MakeVerifier = Callable[[Request, int], VerificationRule]
+ScoreTests = dict[tuple[str, Kind], ScoreTest]
+_Key = tuple[tuple[int, ...], tuple[int, ...], bool]
+
+
+class Decisions:
+    """The verdicts under one rule on one prompt, by what they depend on: the tokens before, and the draft."""
+
+    def __init__(self, rule: str) -> None:
+        self._rule = rule
+        self._verdicts: dict[_Key, tuple[_Law, Counter[tuple[int, int]]]] = {}
+
+    def recorded(self, make: MakeVerifier) -> MakeVerifier:
+        """Makes the same verifiers, whose verdicts are recorded."""
+        return lambda request, seed: cast(VerificationRule, _Recorded(make(request, seed), self._note))
+
+    def _note(
+        self, before: tuple[int, ...], target: Sequence[Distribution], draft: Draft, verdict: Verdict
+    ) -> None:
+        if not draft.tokens or verdict.token is None:
+            return
+        key = (before, draft.tokens, draft.probs is None)
+        if key not in self._verdicts:
+            rule = "token" if self._rule == "block" and draft.probs is None else self._rule
+            targets = [target[i] for i in range(len(draft) + 1)]
+            self._verdicts[key] = _Law(rule, targets, draft), Counter()
+        self._verdicts[key][1][verdict.num_accepted, verdict.token] += 1
+
+    def repeat(self, make: MakeVerifier, request: Request, times: int, seed: int) -> None:
+        """Ask for each verdict so many times again; not under the seed-stable rule, where a draft belongs
+        to its seed."""
+        if self._rule == "stable":
+            return
+        verifier = make(request, seed)
+        for (before, _, _), (law, verdicts) in self._verdicts.items():
+            for _ in range(times * verdicts.total()):
+                found = verifier.verify(law.targets, law.draft, len(before))  # type: ignore[arg-type]
+                if found.token is not None:
+                    verdicts[found.num_accepted, found.token] += 1
+
+    def add_to(self, tests: ScoreTests) -> None:
+        """Add all verdicts to the tests of this rule."""
+        for law, verdicts in self._verdicts.values():
+            accepted = np.zeros(len(law.draft) + 1, dtype=np.int64)
+            followed: defaultdict[int, Counter[int]] = defaultdict(Counter)
+            for (num_accepted, token), count in verdicts.items():
+                accepted[num_accepted] += count
+                followed[num_accepted][token] += count
+            tests[law.rule, "acceptance"].add([law.accepted(error) for error in ERRORS], accepted)
+            for num_accepted, tokens in followed.items():
+                kind: Kind = "bonus" if num_accepted == len(law.draft) else "recovered"
+                if kind == "recovered" and law.rule == "stable" and law.draft.probs is not None:
+                    continue  # target and draft are coupled: this law has no short form
+                counts = np.array([tokens.pop(int(t), 0) for t in law.targets[num_accepted].tokens])
+                laws = [law.following(num_accepted, error) for error in ERRORS]
+                tests[law.rule, kind].add(laws, counts, impossible=tokens.total())
+
+
+class _Recorded(Wrapped):
+    """A VerificationRule that shows each verdict, with the tokens generated before."""
+
+    def __init__(self, inner: VerificationRule, note: Callable[..., None]) -> None:
+        super().__init__(inner)
+        self._note = note
+        self._before: tuple[int, ...] = ()
+
+    def verify(self, target: Sequence[Distribution], draft: Draft, position: int) -> Verdict:
+        verdict: Verdict = self.inner.verify(target, draft, position)
+        self._note(self._before, target, draft, verdict)
+        if verdict.token is not None:
+            self._before += (*draft.tokens[: verdict.num_accepted], verdict.token)
+        return verdict
+
+
+class _Law:
+    """What a rule does with a draft. `error` makes it wrong: 0.03 takes p / q for 3 % more than it is."""
+
+    def __init__(self, rule: str, targets: Sequence[Distribution], draft: Draft) -> None:
+        offered = draft.probs or tuple(map(point_mass, draft.tokens))
+        self.rule = rule
+        self.targets = targets
+        self.draft = draft
+        self._ratios = []
+        self._offered = []
+        """q of the tokens of p, at each position"""
+        for p, q, token in zip(targets, offered, draft.tokens, strict=False):
+            q_of = dict(zip(q.tokens.tolist(), q.probs.tolist(), strict=True))
+            self._offered.append(np.array([q_of.get(other, 0.0) for other in p.tokens.tolist()]))
+            if rule == "stable":
+                self._ratios.append(_coupled(p, q, token))
+            else:
+                self._ratios.append(probability(p, token) / max(q_of.get(token, 0.0), 1e-300))
+
+    def accepted(self, error: float) -> Probs:
+        """The probability of each number of accepted tokens."""
+        length, left = len(self.draft), 1.0
+        law = np.zeros(length + 1)
+        if self.rule == "block":
+            running = self._running(error)
+            for i in range(length, 0, -1):
+                chance = running[i]
+                if i < length:
+                    rest = self._excess(i, error).sum()
+                    chance = rest / (rest + 1 - chance) if rest > 0 else 0.0
+                law[i], left = left * chance, left * (1 - chance)
+            law[0] = left
+            return law
+        for i, ratio in enumerate(self._ratios):
+            accept = min(1.0, (1 + error) * ratio)
+            law[i], left = left * (1 - accept), left * accept
+        law[length] = left
+        return law
+
+    def following(self, num_accepted: int, error: float) -> Probs:
+        """The distribution, over the target's tokens, of what follows so many accepted ones."""
+        p = self.targets[num_accepted].probs
+        if num_accepted == len(self.draft):
+            tempered: Probs = p ** (1 + error)
+            tempered /= tempered.sum()
+            return tempered
+        if self.rule == "stable":  # a point mass: any other token of the target's
+            rest = np.where(self._offered[num_accepted] > 0, 0.0, p)
+        else:
+            rest = self._excess(num_accepted, error)
+        # where a rejection has probability 0 there is no law; the rule gives the target's
+        return rest / rest.sum() if rest.sum() > 0 else p
+
+    def _running(self, error: float) -> list[float]:
+        """The products of p / q along the draft, cut to 1 after each factor (Sun et al. 2024)."""
+        running = [1.0]
+        for ratio in self._ratios:
+            running.append(min(1.0, running[-1] * (1 + error) * ratio))
+        return running
+
+    def _excess(self, i: int, error: float) -> Probs:
+        """max(0, p - q) at position i, of which block verification first scales p."""
+        scale = self._running(error)[i] if self.rule == "block" else 1.0
+        rest: Probs = np.maximum(scale * self.targets[i].probs - self._offered[i] / (1 + error), 0.0)
+        return rest
+
+
+def _coupled(p: Distribution, q: Distribution, token: int) -> float:
+    """The probability that p chooses a token, given that q chose it with the same noise: of exponential
+    races with these rates (Daliri et al. 2024) both are won with 1 / Σ max(p / p(x), q / q(x))."""
+    own, offered = probability(p, token), probability(q, token)
+    if own == 0:
+        return 0.0
+    tokens = np.union1d(p.tokens, q.tokens)
+    both = [max(probability(p, t) * offered / own, probability(q, t)) for t in map(int, tokens)]
+    return 1.0 / sum(both)

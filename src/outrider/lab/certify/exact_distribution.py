@@ -1,0 +1,300 @@
+"""What sampling is tested against: where in an answer, and the exact distribution of the texts there.
+
+A few tokens tell much only where their entropy is high. A free answer is tested at its beginning. The
+beginning of a constrained one is often all but certain (`{"name": "`), so its greedy text is followed, and
+the test begins where text is forced, if possible such that the model likes to spell in several ways, and
+where the entropy of the tokens is highest: there masks, forced drafts and what the draft model makes of both
+decide the outcome.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core.contracts import UNLIMITED, Constraint, Model, RewindKind, Vocabulary
+from outrider.core.data import Logits, Row, Span
+from outrider.core.errors import BackendError, ConstraintError, RewindUnsupported
+from outrider.core.params import SamplingParams
+from outrider.core.sequences import common_prefix
+from outrider.lab.certify.statistics import Null, pool, simulate_null
+from outrider.lab.teacher_forced import teacher_forced
+from outrider.sampling import RequestSampler
+
+LENGTH = 3
+"""Tokens of a short continuation: room for a draft of two."""
+
+SEARCHED_TOKENS = 32
+"""Tokens of a constrained answer among which the start is chosen."""
+
+POWER_SHIFT = 0.05
+"""Total variation of the shift that the stated power is about."""
+
+_MIN_EXPECTED = 50
+"""A text is followed further while so many samples are expected to begin with it."""
+_DRAWS_PER_LEVEL = 4
+"""Null draws times the level of a test: p-values reach this far below it."""
+_OPEN_NATS = 0.05
+"""Entropy above which a choice counts as open."""
+
+Text = tuple[int, ...]
+MakeConstraint = Callable[[], Constraint] | None
+"""Makes the constraint after a prompt; None where nothing limits the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The prompt that samples are generated from; its last `num_answer` tokens begin the answer.
+
+    `forced` grades what is ahead: 2 where text is forced that has several likely spellings, 1 where text
+    is forced, else 0. `entropy` is that of the first token (of a constrained answer: the texts' tokens
+    together), in nats. Of two starts, the greater (`forced`, `entropy`) tells more.
+    """
+
+    prompt: Text
+    num_answer: int
+    forced: int
+    entropy: float
+
+    @property
+    def answer(self) -> Text:
+        """The beginning of the answer."""
+        return self.prompt[len(self.prompt) - self.num_answer :]
+
+
+def find_start(rows: LogitsCache, prompt: Text, constrain: MakeConstraint) -> Start:
+    """Where the answer to this prompt is tested."""
+    vocabulary = rows.model.vocabulary
+    constraint = constrain() if constrain is not None else None
+    sampler = RequestSampler(SamplingParams(temperature=1.0), vocabulary, prompt, constraint)
+    answer: list[int] = []
+    places: list[tuple[int, float]] = []
+    """for each place, the grade of what is forced there, and its entropy"""
+    while len(places) < SEARCHED_TOKENS:
+        try:
+            drawn = sampler.distribution(rows.after((*prompt, *answer), 1)[0], ())
+        except ConstraintError:
+            break
+        entropy = float(-(drawn.probs * np.log(drawn.probs)).sum())
+        forced = constraint is not None and bool(constraint.forced(()))
+        places.append((forced + (forced and entropy > _OPEN_NATS), entropy))
+        best = int(drawn.tokens[np.argmax(drawn.probs)])
+        if constraint is None or vocabulary.ends_generation(best):
+            break
+        constraint.accept((best,))
+        sampler.accept((best,))
+        answer.append(best)
+        if constraint.is_complete:
+            break
+    starts = []
+    for i in range(len(places)):
+        grades, entropies = zip(*places[i : i + LENGTH], strict=True)
+        starts.append(Start((*prompt, *answer[:i]), i, max(grades), sum(entropies)))
+    return max(starts, key=lambda start: (start.forced, start.entropy), default=Start(prompt, 0, 0, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """The exact distribution over beginnings of a text: `cells` are texts of which none begins another, and
+    every text begins with one of them; each has its cell of the test, which rare ones share."""
+
+    cells: dict[Text, int]
+    null: Null
+    power: float
+    detectable_shift: float | None
+
+    def cell(self, tokens: Sequence[int]) -> int | None:
+        """The test's cell of a text; None for one that plain decoding never gives."""
+        beginnings = (tuple(tokens[:length]) for length in range(len(tokens) + 1))
+        return next((self.cells[text] for text in beginnings if text in self.cells), None)
+
+    def counts(self, texts: Counter[Text]) -> tuple[npt.NDArray[np.int64], int]:
+        """Samples in each of the test's cells, and how many lie in none."""
+        counts: Counter[int | None] = Counter()
+        for text, count in texts.items():
+            counts[self.cell(text)] += count
+        return np.array([counts[cell] for cell in range(len(self.null.probs))]), counts[None]
+
+
+def exact_distribution(
+    rows: LogitsCache,
+    prompt: Text,
+    sampling: SamplingParams,
+    num_samples: int,
+    level: float,
+    rng: np.random.Generator,
+    constrain: MakeConstraint = None,
+) -> Exact:
+    """The distribution of the first `LENGTH` tokens by the chain rule, its null statistics, and the
+    power of a test at `level`."""
+    cells = _chain_rule(rows, prompt, sampling, num_samples, constrain)
+    probs = np.array(list(cells.values()))
+    groups = pool(probs, num_samples)
+    masses = np.bincount(groups, weights=probs).astype(np.float64)
+    null = simulate_null(masses, num_samples, math.ceil(_DRAWS_PER_LEVEL / level), rng)
+    return Exact(
+        cells=dict(zip(cells, groups.tolist(), strict=True)),
+        null=null,
+        power=null.power(POWER_SHIFT, level, rng),
+        detectable_shift=null.detectable_shift(level, rng),
+    )
+
+
+def _chain_rule(
+    rows: LogitsCache,
+    prompt: Text,
+    sampling: SamplingParams,
+    num_samples: int,
+    constrain: MakeConstraint,
+) -> dict[Text, float]:
+    """The probability of every cell: of whole texts, and of beginnings too rare to tell apart."""
+    vocabulary = rows.model.vocabulary
+    sampler = RequestSampler(sampling, vocabulary, prompt, constrain() if constrain else None)
+
+    def has_ended(text: Text) -> bool:
+        """Whether the engine would end a text here: an end token, or nothing else may follow."""
+        if constrain is None or vocabulary.ends_generation(text[-1]):
+            return vocabulary.ends_generation(text[-1])
+        constraint = constrain()
+        constraint.accept(text)
+        return constraint.is_complete
+
+    cells: dict[Text, float] = {}
+    open_texts: list[tuple[Text, float]] = [((), 1.0)]
+    while open_texts:
+        text, mass = open_texts.pop()
+        rare = len(text) == LENGTH or mass * num_samples < _MIN_EXPECTED
+        if text and (rare or has_ended(text)):
+            cells[text] = mass
+            continue
+        [row] = rows.after((*prompt, *text), 1)
+        try:
+            following = sampler.distribution(row, text)
+        except ConstraintError:  # a dead end is an end
+            cells[text] = mass
+            continue
+        for token, prob in zip(following.tokens.tolist(), following.probs.tolist(), strict=True):
+            open_texts.append(((*text, token), mass * prob))
+    return cells
+
+
+# Models that are asked once for each prefix: thousands of engine runs at the cost of a few calls.
+
+_CHUNK_TOKENS = 256
+
+
+class LogitsCache:
+    """The rows of a model by prefix, each asked for once; it uses the model's sequence 0. `calls` counts the
+    model calls that it took."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.calls = 0
+        self._rows: dict[Text, Row] = {}
+        self._stored: Text = ()
+        """the text of which the model holds the beginning"""
+
+    def after(self, tokens: Sequence[int], count: int) -> list[Row]:
+        """The rows after the last `count` prefixes of `tokens`, the whole of it included."""
+        text = tuple(tokens)
+        ends = range(len(text) - count + 1, len(text) + 1)
+        missing = next((end for end in ends if text[:end] not in self._rows), None)
+        if missing is not None:
+            self._evaluate(text, missing - 1)
+        return [self._rows[text[:end]] for end in ends]
+
+    def _evaluate(self, text: Text, start: int) -> None:
+        """Ask the model for the rows from `start` on, in one call where the tokens before are stored."""
+        keep = min(start, common_prefix(self._stored, text))
+        if keep < self.model.length(0):
+            try:
+                self.model.truncate(0, keep)
+            except RewindUnsupported:
+                self.model.truncate(0, 0)
+        self._stored = text
+        for rows in teacher_forced(self.model, text, start, chunk=_CHUNK_TOKENS):
+            self.calls += 1
+            for row in rows:
+                start += 1
+                kept = self._rows.setdefault(text[:start], row.copy())
+                kept.setflags(write=False)
+
+    def forget(self) -> None:
+        """Free the rows and the model's sequence."""
+        self._rows.clear()
+        self._stored = ()
+        self.model.truncate(0, 0)
+
+
+class DisturbedLogits(LogitsCache):
+    """Another cache's rows, flattened and with normal noise of its own on every logit: a draft model that is
+    right often enough to be accepted, and wrong often enough to be rejected. It makes no calls of its own."""
+
+    SCALE = 0.8
+    NOISE = 1.0
+
+    def __init__(self, source: LogitsCache, seed: int) -> None:
+        super().__init__(source.model)
+        self._source = source
+        self._seed = seed
+
+    def _evaluate(self, text: Text, start: int) -> None:
+        for end in range(start + 1, len(text) + 1):
+            if text[:end] not in self._rows:
+                [row] = self._source.after(text[:end], 1)
+                rng = np.random.default_rng((self._seed, *text[:end]))
+                noise = rng.standard_normal(len(row), dtype=np.float32) * np.float32(self.NOISE)
+                self._rows[text[:end]] = row * np.float32(self.SCALE) + noise
+
+    def forget(self) -> None:
+        """Free the rows."""
+        self._rows.clear()
+
+
+class CachedModel:
+    """A Model with one sequence whose rows come from `rows`; limits and vocabulary are those of
+    `model`. It can always rewind: nothing is computed."""
+
+    max_sequences = 1
+    rewind: RewindKind = "free"
+    max_draft = UNLIMITED
+
+    def __init__(self, model: Model, rows: LogitsCache) -> None:
+        self.name = model.name
+        self.vocabulary: Vocabulary = model.vocabulary
+        self.context_length = self.capacity_tokens = model.context_length
+        self.max_batch_tokens = model.max_batch_tokens
+        self.max_rows = model.max_rows
+        self._rows = rows
+        self._stored: list[int] = []
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        [span] = spans
+        if span.sequence != 0 or span.start != len(self._stored):
+            raise BackendError(self.name, f"{span} does not follow what is stored")
+        tokens = [*self._stored, *span.tokens]
+        rows = self._rows.after(tokens, span.rows) if span.rows else []
+        self._stored = tokens
+        return [np.array(rows) if rows else np.empty((0, self.vocabulary.size), dtype=np.float32)]
+
+    def length(self, sequence: int) -> int:
+        return len(self._stored) if sequence == 0 else 0
+
+    def reach(self, sequence: int, length: int) -> int:  # noqa: ARG002
+        return length
+
+    def truncate(self, sequence: int, length: int) -> None:
+        if sequence != 0 or not 0 <= length <= len(self._stored):
+            raise BackendError("truncate", f"{len(self._stored)} tokens are stored, {length} cannot be kept")
+        del self._stored[length:]
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        raise RewindUnsupported(self.name, f"{sequence} cannot take {length} tokens from {source}: it is one")
+
+    def close(self) -> None:
+        self._stored.clear()

@@ -1,0 +1,230 @@
+"""What is tested, how much of it, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from outrider.backends.bitwise import BitwiseModel
+from outrider.core.contracts import Drafter, Model, Policy
+from outrider.core.data import Grammar
+from outrider.core.errors import SettingError
+from outrider.core.params import Rule, Verification
+from outrider.lab.certify.faults import Constrain, Fault, check_fault, check_shows
+from outrider.lab.certify.text_equality import Compared, Repeated
+from outrider.models.vocab import Alignment
+from outrider.policy import FixedPolicy
+
+Progress = Callable[[str, int, int], None]
+"""Called with the stage, how much of it is done and how much there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is put to the test: a target with its drafters, and the policy that asks them.
+
+    `draft` is the model of a model drafter, `alignment` how its tokens map to the target's.
+    `constrain` makes the constraint of a grammar; needed where the plan has one.
+    """
+
+    target: Model
+    drafters: tuple[Drafter, ...] = ()
+    policy: Policy = field(default_factory=FixedPolicy)
+    draft: Model | None = None
+    alignment: Alignment | None = None
+    constrain: Constrain | None = None
+
+    @property
+    def bit_equal(self) -> bool:
+        """Whether the target makes equal calls alone, so that texts must be bit-equal."""
+        return isinstance(self.target, BitwiseModel)
+
+    @property
+    def lacks_tokens(self) -> bool:
+        """Whether there is a draft model that cannot say all of the target's tokens."""
+        return self.alignment is not None and len(self.alignment.common) < self.target.vocabulary.size
+
+    def speculates(self, grammar: Grammar | None = None) -> bool:
+        """Whether anything is ever drafted for this target: what a grammar forces needs no drafter."""
+        off = isinstance(self.policy, FixedPolicy) and self.policy.draft_max == 0
+        forces = grammar is not None and grammar.fast_forward != "off"
+        return bool(self.drafters or forces) and self.target.rewind != "none" and not off
+
+
+@dataclass(frozen=True, slots=True)
+class CertifyPlan:
+    """How much is tested, and how.
+
+    `num_tokens` per prompt and greedy run; `num_seeded` per run with a seed, on `num_repeated` prompts;
+    `samples` for each setting on each of `num_sampled` prompts, each of whose decisions about drafts is made
+    `repeats` times more. `significance` is the probability that sound sampling fails at all. A `rule` that is
+    not auto is tested alone. `grammar` limits every output.
+
+    Raises SettingError for a negative seed, a lenience out of range, and a fault that cannot show.
+    """
+
+    num_tokens: int = 128
+    num_seeded: int = 64
+    num_repeated: int = 3
+    num_sampled: int = 3
+    samples: int = 3_000
+    repeats: int = 4
+    significance: float = 0.001
+    seed: int = 0
+    rule: Rule = "auto"
+    lenience: float = 1.0
+    fault: Fault | None = None
+    grammar: Grammar | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise SettingError("seed", f"{self.seed} is negative", "Give 0 or more.")
+        if self.fault is not None:
+            check_shows(check_fault(self.fault), self.grammar)
+        _ = self.verification
+
+    @property
+    def verification(self) -> Verification:
+        """The rule in force, as a request has it."""
+        return Verification(self.rule, lenience=self.lenience)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTest:
+    """One test: did the texts of a setting follow their exact distribution?
+
+    `statistic` is chi-square over `cells`; None where `impossible` samples, which plain decoding never
+    gives, make it infinite. `power` is the probability to find a shift of total variation 0.05 at the
+    level of the corrected test, `detectable_shift` the smallest that is found with probability 0.95
+    (None: no shift is), both in the direction that is hardest to find. `behind_tokens` of a constrained
+    answer came before the texts, the same for all of them.
+    """
+
+    setting: str
+    prompt: int
+    behind_tokens: int
+    samples: int
+    cells: int
+    impossible: int
+    statistic: float | None
+    p_value: float
+    power: float
+    detectable_shift: float | None
+    drafted_tokens: int
+    accepted_tokens: int
+    rejected: bool = False
+    """after the correction for the number of all tests"""
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionTest:
+    """One test: were the decisions of a rule made with its probabilities?
+
+    `kind` is "acceptance", "recovered" or "bonus" (`lab.certify.decisions`). `statistic` is the sum of
+    the scores in standard deviations; None where one of `impossible` outcomes decides, or no outcome tells.
+    `detectable_error` is the smallest error that these decisions show with probability 0.95: of the
+    acceptance ratio, of what is subtracted after a rejection, of the temperature (None: none up to 30 %).
+    """
+
+    rule: str
+    kind: str
+    decisions: int
+    impossible: int
+    statistic: float | None
+    p_value: float
+    detectable_error: float | None
+    rejected: bool = False
+
+
+MAX_DIFFERENCE = 0.3
+"""in parts of the difference between the logits of two places; rounding makes less than 0.1"""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTest:
+    """Logits of a head's first drafts along a text, against those of a head that reads the text beside a
+    target that never drafted: at how many places, and the largest difference, in parts of that between two
+    places."""
+
+    prompt: int
+    places: int
+    difference: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether they differ by no more than rounding."""
+        return self.difference <= MAX_DIFFERENCE
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What the tests found."""
+
+    speculates: bool
+    stand_in: bool
+    """whether the draft model of the sampled tests was the target's own, disturbed"""
+    greedy: tuple[Compared, ...]
+    stable: tuple[Compared, ...]
+    repeated: tuple[Repeated, ...]
+    sampled: tuple[SampledTest, ...]
+    decisions: tuple[DecisionTest, ...]
+    sampled_calls: int
+    """calls of the real models for all samples"""
+
+    bit_equal: bool = False
+    """whether texts had to be equal without exception, and the bits of logits too"""
+    beside: tuple[Compared, ...] = ()
+    """greedy texts that were generated while another request ran, where the target has room for two"""
+    head: tuple[HeadTest, ...] = ()
+    """what a head drafted from, where one drafts"""
+
+    @property
+    def kinds(self) -> dict[str, tuple[Compared, ...]]:
+        """All that was compared with plain decoding, token by token, by what it is called."""
+        beside = "greedy, beside another request"
+        return {"greedy": self.greedy, beside: self.beside, "seed-stable": self.stable}
+
+    @property
+    def texts(self) -> list[Compared]:
+        """The same, without names."""
+        return [part for parts in self.kinds.values() for part in parts]
+
+    @property
+    def compared_rows(self) -> int:
+        """At how many positions the bits of logits were compared."""
+        return sum(part.rows.positions for part in self.texts if part.rows is not None)
+
+    @property
+    def holds(self) -> bool:
+        """Whether every test holds."""
+        return (
+            all(compared.holds for compared in self.texts)
+            and (not self.bit_equal or self.compared_rows > 0)
+            and all(run.position is None for run in self.repeated)
+            and not any(test.rejected for test in self.sampled)
+            and not any(test.rejected for test in self.decisions)
+            and all(test.holds for test in self.head)
+        )
+
+
+# The prompts of a certificate when none are given: the kinds of text that models are used for.
+
+BUILT_IN: tuple[str, ...] = (
+    "Write the opening paragraph of a story about a lighthouse keeper who receives a letter.",
+    "Rename the variable x to total in this function and return all of it:\n\n"
+    "def add_up(values):\n    x = 0\n    for value in values:\n        x += value\n    return x\n",
+    "Extract name, city and age as JSON: Maria Keller, who is 34, moved from Graz to Porto last spring.",
+    "List eight things to pack for a week of hiking, one per line, with a reason for each.",
+    "Translate into French, then repeat the English: The train to the coast leaves at half past six.",
+    "A tank holds 240 litres. It loses 3 litres an hour and gains 50 a day. When is it dry? Show the steps.",
+    "Summarise in two sentences: Bees find their way by the sun. On cloudy days they read the pattern of "
+    "polarised light instead. A bee that has found food dances, and the dance tells direction and distance.",
+    "Explain to a ten-year-old why the sky is blue and sunsets are red.",
+    "Correct the spelling and change nothing else: Their going to recieve the package tommorow, "
+    "becuase the curier was delayd in the mountians.",
+    "Give five unusual names for a bakery that is open at night.",
+    "Write a SQL query that lists each customer with the number of orders placed in 2023, largest first.",
+    "Fill in the rest of the table:\n\n| country | capital |\n|---|---|\n| Norway | Oslo |\n"
+    "| Kenya | Nairobi |\n| Peru | Lima |\n| Japan |",
+)
+"""One conversation's first message each."""

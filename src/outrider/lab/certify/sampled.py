@@ -1,0 +1,255 @@
+"""Sampling with speculation, against the distribution that plain decoding samples from.
+
+The real engine generates a few tokens of an answer thousands of times, on the models' cached logits, and
+the counts of the texts are tested against their exact probabilities: the chain rule over the same logits,
+through the same sampler. What a text of several tokens tells apart: decisions within a draft, recovered
+and bonus tokens, and penalties that must see the drafted prefix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from outrider.core.contracts import Drafter
+from outrider.core.data import Request
+from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.engine import Engine
+from outrider.lab.certify.decisions import KINDS, RULES, Decisions, MakeVerifier, ScoreTests
+from outrider.lab.certify.exact_distribution import (
+    LENGTH,
+    CachedModel,
+    DisturbedLogits,
+    Exact,
+    LogitsCache,
+    MakeConstraint,
+    Start,
+    Text,
+    exact_distribution,
+    find_start,
+)
+from outrider.lab.certify.faults import break_masks, verifier_with
+from outrider.lab.certify.plan import CertifyPlan, DecisionTest, Progress, SampledTest, Subject
+from outrider.lab.certify.runs import generate
+from outrider.lab.certify.statistics import ScoreTest
+from outrider.lab.certify.text_equality import after
+from outrider.lab.statistics import holm
+from outrider.models.vocab import compare
+from outrider.policy import FixedPolicy
+
+_CANDIDATES = 24
+"""Prompts among which those of the highest entropy are chosen."""
+_REPORT_EVERY = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to sample that is put to the test. `drafter` is "model", "lookup" or "none": nothing is drafted
+    but what a grammar forces."""
+
+    drafter: str
+    verification: Verification
+    sampling: SamplingParams
+
+    @property
+    def name(self) -> str:
+        """The setting, for people."""
+        rule, drafts = self.verification.rule, self.verification.draft_sampling
+        kinds = {"lookup": "lookup", "none": "forced text"}
+        kind = kinds.get(self.drafter) or {"greedy": "most likely", "sampled": "drawn"}.get(drafts)
+        penalties = ", penalties" if self.sampling.repeat_penalty != 1 else ""
+        return f"{rule}{f', {kind}' if kind else ''}, T={self.sampling.temperature:g}{penalties}"
+
+
+def settings_under_test(plan: CertifyPlan) -> list[Setting]:
+    """Every rule with both kinds of draft at two temperatures, and one with penalties; of a rule
+    that is asked for (not auto) only the settings with that rule. Under a grammar that forces text also
+    what that does alone, without a drafter."""
+    wanted, is_lossy = plan.rule, plan.lenience < 1
+    kinds: list[tuple[str, Rule, DraftSampling]] = [
+        ("model", "token", "sampled"),
+        ("model", "token", "greedy"),
+        ("model", "block", "sampled"),
+        ("model", "block", "greedy"),
+        ("model", "stable", "sampled"),
+        ("model", "auto", "auto"),
+        ("lookup", "auto", "auto"),
+    ]
+    if is_lossy:
+        kinds = [kind for kind in kinds if kind[1] in ("token", "auto")]
+    if wanted != "auto":
+        kinds = [kind for kind in kinds if kind[1] == wanted] + [("lookup", wanted, "auto")]
+    if plan.grammar is not None and plan.grammar.fast_forward != "off":
+        kinds.append(("none", wanted, "auto"))
+    found = [
+        Setting(drafter, Verification(rule, drafts, plan.lenience), SamplingParams(temperature=temperature))
+        for temperature in (0.7, 1.0)
+        for drafter, rule, drafts in kinds
+    ]
+    penalised = SamplingParams(
+        temperature=1.0, repeat_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.4
+    )
+    last: Rule = "block" if wanted == "auto" and not is_lossy else kinds[0][1]
+    return [*found, Setting("model", replace(found[0].verification, rule=last), penalised)]
+
+
+def sampled_tests(
+    subject: Subject, prompts: Sequence[Text], plan: CertifyPlan, progress: Progress
+) -> tuple[tuple[SampledTest, ...], tuple[DecisionTest, ...], int]:
+    """Test every setting on the prompts of the highest entropy.
+
+    Returns the tests of texts and of decisions, corrected for their number, and how many calls of the real
+    models all of them took. Without a draft model the target itself, disturbed, is in its place. Seeds belong
+    to the number of the test and of the sample.
+    """
+    settings, sampler = settings_under_test(plan), _Sampler(subject, plan)
+    decided: ScoreTests = {(rule, kind): ScoreTest() for rule in RULES for kind in KINDS}
+    tests: list[SampledTest] = []
+    progress("sampled", 0, 1)
+    try:
+        chosen = sampler.most_uncertain(prompts)
+        total = len(chosen) * len(settings) * plan.samples
+        level = plan.significance / (len(chosen) * len(settings) + len(decided))
+        for index, start in chosen:
+            exact: dict[SamplingParams, Exact] = {}
+            for setting in settings:
+                number, sampling = len(tests), setting.sampling
+                if sampling not in exact:
+                    exact[sampling] = sampler.exact(start, sampling, level, number)
+
+                def report(done: int, before: int = number * plan.samples) -> None:
+                    progress("sampled", before + done, total)
+
+                tests.append(sampler.test(index, start, setting, exact[sampling], number, decided, report))
+            sampler.forget()
+    finally:
+        sampler.forget()
+    decisions = [
+        DecisionTest(
+            rule,
+            kind,
+            test.outcomes,
+            test.impossible,
+            test.statistic,
+            test.p_value(),
+            test.detectable_error(level),
+        )
+        for (rule, kind), test in decided.items()
+        if test.outcomes
+    ]
+    rejected = holm([*(t.p_value for t in tests), *(t.p_value for t in decisions)], plan.significance)
+    of_texts, of_decisions = rejected[: len(tests)], rejected[len(tests) :]
+    return (
+        tuple(replace(test, rejected=bad) for test, bad in zip(tests, of_texts, strict=True)),
+        tuple(replace(test, rejected=bad) for test, bad in zip(decisions, of_decisions, strict=True)),
+        sampler.rows.calls + sampler.draft_rows.calls,
+    )
+
+
+class _Sampler:
+    """Generates with engines on a subject's models, whose logits are cached."""
+
+    def __init__(self, subject: Subject, plan: CertifyPlan) -> None:
+        self._subject, self._plan = subject, plan
+        self.rows = LogitsCache(subject.target)
+        self.draft_rows: LogitsCache = DisturbedLogits(self.rows, plan.seed)
+        if subject.draft is not None:
+            self.draft_rows = LogitsCache(subject.draft)
+        draft = self.draft_rows.model
+        self._alignment = subject.alignment or compare(subject.target.vocabulary, draft.vocabulary)
+
+    def forget(self) -> None:
+        """Free all rows, and the models' sequences."""
+        self.draft_rows.forget()
+        self.rows.forget()
+
+    def most_uncertain(self, prompts: Sequence[Text]) -> list[tuple[int, Start]]:
+        """Of the first few prompts those whose samples have the highest entropy, and where these start."""
+        starts = [
+            (i, find_start(self.rows, prompt, self._sound()))
+            for i, prompt in enumerate(prompts[:_CANDIDATES])
+        ]
+        starts.sort(key=lambda entry: (entry[1].forced, entry[1].entropy), reverse=True)
+        return sorted(starts[: self._plan.num_sampled], key=lambda entry: entry[0])
+
+    def _sound(self, answer: Sequence[int] = ()) -> MakeConstraint:
+        """Makes the constraint of an answer that begins with these tokens."""
+        make, grammar = after(self._subject.constrain, answer), self._plan.grammar
+        return None if make is None or grammar is None else partial(make, grammar)
+
+    def exact(self, start: Start, sampling: SamplingParams, level: float, number: int) -> Exact:
+        """What the texts of test `number` are compared with."""
+        rng, sound = np.random.default_rng((self._plan.seed, number)), self._sound(start.answer)
+        samples = self._plan.samples
+        return exact_distribution(self.rows, start.prompt, sampling, samples, level, rng, sound)
+
+    def test(
+        self,
+        index: int,
+        start: Start,
+        setting: Setting,
+        exact: Exact,
+        number: int,
+        decided: ScoreTests,
+        report: Callable[[int], None],
+    ) -> SampledTest:
+        """Generate the texts of test `number`, one for each seed, test their counts, and add the decisions
+        about drafts to the tests of these."""
+        plan, rule = self._plan, setting.verification.rule
+        if rule == "auto":
+            rule = "token" if setting.verification.is_lossy else "block"
+        # A stream of its own: the null distribution must not be made of the samples' seeds.
+        source = np.random.SeedSequence((plan.seed, number, 1))
+        seeds = source.generate_state(plan.samples, np.uint64).tolist()
+        decisions, make = Decisions(rule), verifier_with(plan.fault)
+        engine = self._engine(setting, start, decisions.recorded(make))
+        request = Request(
+            start.prompt, setting.sampling, LENGTH, verification=setting.verification, grammar=plan.grammar
+        )
+        texts: Counter[Text] = Counter()
+        drafted = accepted = 0
+        for i, seed in enumerate(seeds):
+            if i % _REPORT_EVERY == 0:
+                report(i)
+            done = generate(engine, replace(request, sampling=replace(setting.sampling, seed=seed)))
+            texts[done.tokens] += 1
+            drafted += sum(len(record.draft) for record in done.records)
+            accepted += sum(record.num_accepted for record in done.records)
+        decisions.repeat(make, request, plan.repeats, seeds[0])
+        decisions.add_to(decided)
+        counts, impossible = exact.counts(texts)
+        statistic = None if impossible else exact.null.statistic(counts)
+        return SampledTest(
+            setting=setting.name,
+            prompt=index,
+            behind_tokens=start.num_answer,
+            samples=len(seeds),
+            cells=len(counts),
+            impossible=impossible,
+            statistic=statistic,
+            p_value=exact.null.p_value(math.inf if statistic is None else statistic),
+            power=exact.power,
+            detectable_shift=exact.detectable_shift,
+            drafted_tokens=drafted,
+            accepted_tokens=accepted,
+        )
+
+    def _engine(self, setting: Setting, start: Start, make: MakeVerifier) -> Engine:
+        model = CachedModel(self.draft_rows.model, self.draft_rows)
+        drafters: dict[str, list[Drafter]] = {
+            "lookup": [SuffixDrafter(min_match=1)],
+            "model": [ModelDrafter(model, self._alignment)],
+        }
+        # Drafts as long as the text, however doubtful: what is rarely offered is rarely tested.
+        policy = FixedPolicy(draft_max=LENGTH, p_min=0, hand_over=0)
+        constrain = break_masks(self._plan.fault, after(self._subject.constrain, start.answer))
+        target = CachedModel(self._subject.target, self.rows)
+        found = drafters.get(setting.drafter, [])
+        return Engine(target, found, policy, verifier=make, constrain=constrain)

@@ -1,0 +1,234 @@
+"""A target, then one draft after the other: loaded, measured, judged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+from outrider.backends.gguf import LoadOptions, device_names, physical_cores
+from outrider.backends.tuning.options import tuned_options
+from outrider.core.contracts import Model
+from outrider.core.data import Span
+from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, PromptError, SettingError
+from outrider.costs.calibrate import DEFAULT_SECONDS
+from outrider.lab.check.report import LookupReport, Report, Rewind, Sample
+from outrider.lab.facts import break_evens, calls_of
+from outrider.lab.judged import SHOWN_CALLS, DraftReport, judge, replayed
+from outrider.lab.loaded import Loaded, LoadedTarget, Progress
+from outrider.lab.models import ModelFile
+from outrider.lab.predict import expect, with_policy_times
+from outrider.lab.prompts import Workload
+from outrider.lab.record import Question, questions_of, record_answers
+from outrider.lab.settings import AUTO_LOOKUP
+from outrider.lab.subject import Subject, offers_along
+from outrider.lab.verdict import judge_lookup, overall
+from outrider.session import DEFAULT_CONTEXT_TOKENS
+from outrider.session.drafts import FoundFile, for_heads
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRequest:
+    """What is to be checked: files, prompts, and `seconds` for the target's answers and again for each draft.
+    `context_length` None is the usual one, 0 what the target was trained with."""
+
+    target: ModelFile
+    drafts: tuple[ModelFile, ...]
+    workloads: tuple[Workload, ...]
+    seconds: float = 45.0
+    context_length: int | None = None
+    options: LoadOptions = field(default_factory=LoadOptions)
+    draft_options: LoadOptions | None = None
+    found: tuple[FoundFile, ...] | None = None
+    """what a search for drafts came to, where none was named: of those one that cannot be loaded is passed
+    over"""
+
+    @property
+    def costs_s(self) -> float:
+        """The time for a model's cost curve, where none is known."""
+        return min(DEFAULT_SECONDS, self.seconds / 4)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.seconds <= 3600:
+            reason = "it is no time to measure for"
+            raise SettingError(f"--seconds {self.seconds:g}", reason, "Give 1 to 3600.")
+
+
+def check(request: CheckRequest, progress: Progress = lambda _what, _part: None) -> Report:
+    """Judge lookup and every draft on the target's own answers.
+
+    Costs of calls are taken from earlier measurements on this machine where there are any. A draft whose
+    tokenizer does not line up, or a target that cannot rewind, is a verdict. Raises ModelFileError,
+    PromptError, OutOfMemory or BackendError.
+    """
+    started = perf_counter()
+    notices: list[str] = []
+    heads = [file.card for file in request.drafts if file.is_head and file.path != request.target.path]
+    if heads and request.found is None:  # those that were found may be passed over
+        request = replace(request, options=for_heads(request.options, heads[0], notices))
+    with Loaded(request.target, request.options, notices, progress) as target:
+        usual = min(DEFAULT_CONTEXT_TOKENS, target.weights.trained_context)
+        model = target.open(usual if request.context_length is None else request.context_length)
+        asked = LoadedTarget(request.target.name, model, target.template)
+        questions, lines = questions_of(request.workloads, asked)
+        notices += lines
+        rewind = measure_rewind(model, max((question.tokens for question in questions), key=len))
+        subject = Subject(asked, target.facts(), target.costs("all", request.costs_s), ())
+        sample: Sample | None = None
+        lookup: LookupReport | None = None
+        if rewind.kind != "none":
+            subject, sample = _answered(request, subject, questions, notices, progress)
+            progress("replaying lookup", None)
+            lookup = judge_lookup_alone(subject)
+        subject = replace(subject, facts=target.facts())
+        drafts: list[DraftReport] = []
+        for file in request.drafts:
+            begun = perf_counter()
+            try:
+                judged = _judged(request, subject, file, notices, progress)
+            except (BackendCrash, ModelFileError, OutOfMemory) as error:
+                if request.found is None:
+                    raise
+                notices.append(f"{file.name} is passed over: {error.why}")
+            else:
+                drafts.append(replace(judged, seconds=perf_counter() - begun))
+    verdicts = [(d.model.name, d.verdict, d.speedups.auto if d.speedups else None) for d in drafts]
+    sentence, pays = overall(lookup.verdict if lookup else None, verdicts)
+    library = target.weights.library
+    return Report(
+        machine=f"{', '.join(device_names())}, {physical_cores()} cores",
+        target=subject.facts,
+        rewind=rewind,
+        calls=calls_of(subject.costs),
+        sample=sample,
+        lookup=lookup,
+        drafts=tuple(drafts),
+        verdict=f"{sentence} (measured with {library.title})",
+        pays=pays,
+        notices=tuple(dict.fromkeys(notices)),
+        seconds=perf_counter() - started,
+        backend=library.backend,
+        library_to_take=library_to_take(request.target.path, request.options, library.backend),
+        found=request.found or (),
+    )
+
+
+def _judged(
+    request: CheckRequest, subject: Subject, file: ModelFile, notices: list[str], progress: Progress
+) -> DraftReport:
+    """One draft on the target's answers. Raises ModelFileError, OutOfMemory or BackendError."""
+    draft = offers_along(
+        subject,
+        file,
+        request.draft_options or request.options,
+        notices,
+        progress,
+        seconds=request.seconds,
+        costs_s=request.costs_s,
+    )
+    progress(f"replaying {file.name}", None)
+    return judge(subject, draft, replayed(subject, draft))
+
+
+def _answered(
+    request: CheckRequest,
+    subject: Subject,
+    questions: Sequence[Question],
+    notices: list[str],
+    progress: Progress,
+) -> tuple[Subject, Sample]:
+    """The target's own answers."""
+    started = perf_counter()
+    answers, short = record_answers(
+        subject.target,
+        questions,
+        subject.costs,
+        seconds=request.seconds,
+        progress=lambda part: progress("the target answers", part),
+        left_out=notices.append,
+    )
+    if short:
+        notices.append(
+            f"left out for ending within a few tokens, where drafts save nothing: {short} of the answers"
+        )
+    if not answers:
+        why = "the target says next to nothing to them" if short else notices[-1]
+        raise PromptError("prompts", why, "Give others (--prompts).")
+    tokens = sum(len(answer.row.tokens) for answer in answers)
+    sample = Sample(
+        answers=len(answers),
+        tokens=tokens,
+        workloads=dict(Counter(answer.row.workload for answer in answers)),
+        plain_tokens_per_s=tokens / sum(answer.row.decode_s for answer in answers),
+        seconds=perf_counter() - started,
+    )
+    return subject.corrected(answers), sample
+
+
+# Which native library to take for a file: what a trial found here before, or when the file was loaded.
+
+
+def library_to_take(path: Path, options: LoadOptions, measured: str) -> str:
+    """A sentence that names the faster library for the file, where several were tried side by side under
+    these options; empty where that never happened, or where a library of one's own was asked for. `measured`
+    is the backend that all else was measured with. Nothing is measured here."""
+    if options.library:
+        return ""
+    kept = tuned_options(path, replace(options, backend="auto"))
+    if kept is None or not kept.compared:
+        return ""
+    take = kept.options.backend
+    other = "" if take == measured else f", not {measured}, which was asked for"
+    return f"take --backend {take}{other} ({kept.compared})"
+
+
+def judge_lookup_alone(subject: Subject) -> LookupReport:
+    """What lookup makes of the answers."""
+    found = expect(
+        subject.answers, with_policy_times([a.recording for a in subject.answers], subject.prices())
+    )
+    speedups = found.speedups(AUTO_LOOKUP)
+    drafted, accepted = found.looked_up
+    calls = subject.costs.calls_s(SHOWN_CALLS, context=0).tolist()
+    verdict = judge_lookup(speedups.auto, calls)
+    return LookupReport(break_evens(subject.costs), drafted, accepted, speedups, verdict)
+
+
+# What taking rejected drafts back costs a model.
+
+_TEXT_TOKENS = 64
+_REJECTED_TOKENS = 3
+_ROUNDS = 7
+
+
+def measure_rewind(model: Model, text: Sequence[int], *, clock: Callable[[], float] = perf_counter) -> Rewind:
+    """Time calls over a single token, with and without a few tokens taken back before them.
+
+    Uses sequence 0 and leaves it empty. Raises BackendError when a call fails.
+    """
+    size = min(_TEXT_TOKENS, model.context_length - 4 * _ROUNDS, model.max_batch_tokens)
+    tokens = tuple(islice(cycle(text), max(size, 0)))
+    if model.rewind == "none" or len(tokens) < _REJECTED_TOKENS + _ROUNDS:
+        return Rewind(model.rewind, None, None)
+    model.truncate(0, 0)
+    try:
+        model.decode([Span(0, tokens, 0, 1)])
+        times: dict[int, list[float]] = {0: [], _REJECTED_TOKENS: []}
+        for back in [*times] * _ROUNDS:
+            length = model.length(0)
+            if back:  # snapshots reach no further than the last call
+                model.decode([Span(0, tokens[-1 - back :], length, 1, checkpoint=True)])
+            started = clock()
+            if back:
+                length += 1
+                model.truncate(0, model.reach(0, length))
+            start = model.length(0)  # what a checkpoint lost is evaluated again
+            model.decode([Span(0, (*tokens[-1 - back :][: length - start], tokens[-1]), start, 1)])
+            times[back].append(clock() - started)
+    finally:
+        model.truncate(0, 0)
+    return Rewind(model.rewind, *map(median, times.values()))

@@ -1,0 +1,80 @@
+"""Which layers of a model a draft begins with: those that agree most with the target's answers untrained.
+
+Which ones these are differs much between models and numbers of layers, and so does what is left without the
+others: it is tried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, embedding
+
+from outrider.lab.distill.checkpoint import Checkpoint
+from outrider.lab.distill.corpus import TrainingBatch, batch_of, text_of
+from outrider.lab.distill.examples import Example
+from outrider.lab.distill.losses import acceptance
+from outrider.lab.distill.network import Network, causal, device_of
+from outrider.models.vocab.subset import Subset
+
+_TEXTS, _TEXT_TOKENS = 12, 128
+"""that are judged: enough to tell a good choice from a bad one"""
+_DIVISIONS = 8
+"""of the layers into first and last ones that are tried, about: neighbours differ little"""
+
+
+def best_layers(model: Checkpoint, subset: Subset, examples: Sequence[Example], count: int) -> list[int]:
+    """The `count` layers of `model`, whose tokens are those of `subset`, with which most drafts drawn along
+    the answers of `examples` would be accepted.
+
+    Tried are the first few with the last few, and the layers that change their input most, by the cosine of
+    the states before and after (ShortGPT, arXiv 2403.03853).
+    """
+    some = examples[:: -(-len(examples) // _TEXTS)]
+    texts = [text for example in some if (text := text_of(example, subset, _TEXT_TOKENS))]
+    with torch.no_grad():
+        judge = _Judge(model, batch_of(texts, device_of()))
+        return max(_candidates(judge.influences(), count), key=judge.accepted)
+
+
+def _candidates(influences: Sequence[float], count: int) -> Iterator[list[int]]:
+    layers = range(len(influences))
+    yield sorted(sorted(layers, key=lambda layer: -influences[layer])[:count])
+    for first in range(1, count, max(1, count // _DIVISIONS)):
+        yield [*layers[:first], *layers[len(layers) - (count - first) :]]
+
+
+class _Judge:
+    """A model along some answers. `states`: what goes into each of its layers, and what comes out of the
+    last; (texts, tokens, width) each."""
+
+    def __init__(self, model: Checkpoint, batch: TrainingBatch) -> None:
+        device = batch.tokens.device
+        self._batch = batch
+        self._network = Network.of(model, batch.tokens.shape[1], dtype=torch.float32, device=device)
+        self.states = [embedding(batch.tokens, self._network.weights["token_embd.weight"])]
+        for layer in range(model.shape.layers):
+            self.states.append(self._after(layer, self.states[-1]))
+
+    def influences(self) -> list[float]:
+        """How much each layer changes its input: one minus the mean cosine of before and after."""
+        wanted = [states.flatten(0, 1)[self._batch.places] for states in self.states]
+        changes = pairwise(wanted)
+        return [float(1 - cosine_similarity(before, after, dim=-1).mean()) for before, after in changes]
+
+    def accepted(self, layers: Sequence[int]) -> float:
+        """How often a token drawn from these layers alone would be accepted."""
+        same = next((at for at, layer in enumerate(layers) if at != layer), len(layers))
+        states = self.states[same]  # of the layers before, none is missing
+        for layer in layers[same:]:
+            states = self._after(layer, states)
+        ends = self._network.normed(states).flatten(0, 1)[self._batch.places]
+        return float(acceptance(self._network.logits(ends), self._batch.labels).mean())
+
+    def _after(self, layer: int, states: Tensor) -> Tensor:
+        tokens = self._batch.tokens
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        return self._network.layer(layer, states, positions, causal)

@@ -1,0 +1,110 @@
+"""How far a draft's distributions are from its target's: the losses of training.
+
+A target's distribution is known by its K most likely tokens and what is left for the rest; both losses take
+the rest as one more token, for the target and for the draft. p is the target's, q the draft's.
+
+- "kl": KL(p || q), which cares for every token that the target may choose.
+- "tv": total variation, 1 - Σ min(p, q): one minus the share of sampled drafts that are accepted
+  (Leviathan et al. 2023, arXiv 2211.17192, section 3.2; used as a loss by DistillSpec, arXiv 2310.08461).
+- "hybrid": λ KL + (1 - λ) TV with λ = exp(-3 α), α the acceptance at that position: far from the
+  target KL pulls, near it acceptance itself is what counts (speculators, "lk_hybrid").
+
+A token whose logit is -∞ cannot be drafted: the losses compare what is left of the target's distribution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.lab.distill.plan import Loss
+
+_HYBRID_RATE = 3.0
+_MIN_P = 1e-9
+_MIN_Q = 1e-7
+"""about the rounding of 1 - Σ q in 32 bits"""
+_MIN_KNOWN = 0.01
+"""of a target's distribution: where a draft cannot say more of it, there is nothing to learn"""
+
+
+_LATER = 0.8
+"""what a place of a head's draft counts for, against the one before it (EAGLE-3)"""
+
+
+def weights_of(places: int) -> list[float]:
+    """What the loss at each of so many places of a draft counts for; 1 together."""
+    weights = [_LATER**place for place in range(places)]
+    return [weight / sum(weights) for weight in weights]
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """The target's distributions at n positions, in the draft's ids.
+
+    `ids` (n, K) int64, distinct in a row but for entries of no probability; `probs` (n, K) and `rest` (n,)
+    sum to 1 together.
+    """
+
+    ids: Tensor
+    probs: Tensor
+    rest: Tensor
+
+    def at(self, positions: slice | Tensor) -> Labels:
+        """Those of some of the positions."""
+        return Labels(self.ids[positions], self.probs[positions], self.rest[positions])
+
+
+def _log_q(logits: Tensor, labels: Labels) -> Tensor:
+    """The draft's log probabilities of the labelled tokens (n, K)."""
+    # One kernel each way: logsumexp alone would take longer backwards than the whole network.
+    return functional.log_softmax(logits, dim=-1, dtype=torch.float32).gather(-1, labels.ids)
+
+
+def _drafted(log_q: Tensor, labels: Labels) -> tuple[Tensor, Labels]:
+    """Both without the tokens that cannot be drafted."""
+    never = log_q.detach() == -torch.inf
+    known = 1 - (labels.probs * never).sum(-1)
+    scale = torch.where(known > _MIN_KNOWN, 1 / known.clamp(min=_MIN_KNOWN), 0)
+    probs = labels.probs.masked_fill(never, 0) * scale[:, None]
+    rest = torch.where(scale > 0, labels.rest * scale, 1)
+    return log_q.masked_fill(never, 0), Labels(labels.ids, probs, rest)
+
+
+def _rest_q(log_q: Tensor, labels: Labels) -> Tensor:
+    """The draft's probability of the rest (n,)."""
+    held = (labels.probs > 0).to(log_q.dtype)
+    rest_q = 1 - (log_q.exp() * held).sum(-1)
+    # Raised without touching its gradient: a draft that has nothing left for the rest must still learn it.
+    return rest_q + (rest_q.clamp(min=_MIN_Q) - rest_q).detach()
+
+
+def loss_of(kind: Loss, logits: Tensor, labels: Labels) -> Tensor:
+    """The loss at each of n positions, of logits (n, vocabulary)."""
+    log_q, labels = _drafted(_log_q(logits, labels), labels)
+    rest_q = _rest_q(log_q, labels)
+    if kind == "kl":
+        return _kl(log_q, rest_q, labels)
+    alpha = _alpha(log_q, rest_q, labels)
+    if kind == "tv":
+        return 1 - alpha
+    weight = torch.exp(-_HYBRID_RATE * alpha.detach())
+    return weight * _kl(log_q, rest_q, labels) + (1 - weight) * (1 - alpha)
+
+
+def acceptance(logits: Tensor, labels: Labels) -> Tensor:
+    """Σ min(p, q) at each position: how often a token drawn from the draft would be accepted."""
+    log_q = _log_q(logits, labels)
+    return _alpha(log_q, _rest_q(log_q, labels), labels)
+
+
+def _kl(log_q: Tensor, rest_q: Tensor, labels: Labels) -> Tensor:
+    p, rest_p = labels.probs, labels.rest
+    listed = (p * (p.clamp(min=_MIN_P).log() - log_q)).sum(-1)
+    return listed + rest_p * (rest_p.clamp(min=_MIN_P).log() - rest_q.log())
+
+
+def _alpha(log_q: Tensor, rest_q: Tensor, labels: Labels) -> Tensor:
+    return torch.minimum(labels.probs, log_q.exp()).sum(-1) + torch.minimum(labels.rest, rest_q)

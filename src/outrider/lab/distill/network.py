@@ -1,0 +1,311 @@
+"""Llama-like models in PyTorch, over a dict of tensors with GGUF's names: for training, and as a Model.
+
+What a layer is: RMS norm, attention with rotary positions (grouped keys and values), RMS norm, gated
+feed-forward, each added to its input. Qwen2 has biases on queries, keys and values, Qwen3 norms on
+queries and keys; both are used where the weights are there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from functools import cache, partial
+from timeit import repeat
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.functional import scaled_dot_product_attention as attention
+
+from outrider.core.contracts import UNLIMITED, RewindKind, Vocabulary
+from outrider.core.data import Logits, Span
+from outrider.core.errors import BackendError
+from outrider.lab.distill.checkpoint import Checkpoint, Shape
+from outrider.lab.distill.corpus import TrainingBatch
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+_NEVER_TRIM_BYTES = 2**31 - 1
+_CLEARLY_FASTER = 1.5
+_TRIALS = 20
+
+
+def device_of() -> torch.device:
+    """A GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@cache
+def has_fast_half(device: torch.device) -> bool:
+    """Whether products of bfloat16 numbers are clearly faster there than those of 32 bits: on GPUs they are;
+    on a processor it is tried out, since its instructions alone do not tell (AVX-512's own 16-bit products
+    brought 4 times the speed on one processor and nothing on another)."""
+    if device.type != "cpu":
+        return True
+    best_s = []
+    for dtype in (torch.float32, torch.bfloat16):
+        # as large as a product of a small model's layer
+        left, right = (torch.ones(*size, dtype=dtype) for size in ((256, 512), (512, 1536)))
+        best_s.append(min(repeat(partial(torch.mm, left, right), number=1, repeat=_TRIALS)))
+    return best_s[0] > _CLEARLY_FASTER * best_s[1]
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what is freed for the next step, in this process from now on.
+
+    Large blocks are otherwise handed back to the system after every operation and fetched again, page by
+    page: a quarter of all time on the machine where it was measured. Elsewhere nothing changes.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, _NEVER_TRIM_BYTES)
+
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""How a layer attends: its number, queries (batch, heads, tokens, head_width), keys and values (batch,
+kv_heads, tokens, head_width); what comes out is shaped as the queries."""
+
+
+def causal(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Every token sees itself and those before it in its own row."""
+    del layer
+    groups = queries.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+    return functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+
+
+class Rotation:
+    """Cosines and sines of the rotary positions 0 … length - 1: (length, head_width / 2) each, float32."""
+
+    def __init__(self, shape: Shape, length: int, device: torch.device) -> None:
+        self.length = length
+        half = shape.head_width // 2
+        frequencies = shape.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
+        angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
+        self.cos = angles.cos().float().to(device)
+        self.sin = angles.sin().float().to(device)
+
+    def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate `x` (batch, heads, tokens, head_width) to `positions` (batch, tokens)."""
+        cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+        first, second = x.float().chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+class Network:
+    """A model's weights as tensors, and what it makes of tokens.
+
+    `weights`: by their GGUF names, on one device; they may require gradients.
+    """
+
+    def __init__(self, shape: Shape, weights: Mapping[str, Tensor], max_tokens: int) -> None:
+        self.shape = shape
+        self.weights = dict(weights)
+        self.device = next(iter(self.weights.values())).device
+        self._rotation = Rotation(shape, max_tokens, self.device)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, max_tokens: int, *, dtype: torch.dtype, device: torch.device) -> Self:
+        """A checkpoint's network for texts of up to `max_tokens`."""
+        weights = {
+            name: torch.tensor(values, device=device, dtype=dtype)
+            for name, values in checkpoint.weights.items()
+        }
+        return cls(checkpoint.shape, weights, max_tokens)
+
+    def with_weights(self, weights: Mapping[str, Tensor]) -> Self:
+        """The same shape with other weights."""
+        other = copy(self)
+        other.weights = dict(weights)
+        return other
+
+    def reach(self, max_tokens: int) -> None:
+        """See to it that texts of so many tokens can be run."""
+        if max_tokens > self._rotation.length:
+            self._rotation = Rotation(self.shape, max_tokens, self.device)
+
+    def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """The last layer's states (batch, tokens, width) of `tokens` (batch, tokens) at `positions`."""
+        x = functional.embedding(tokens, self.weights["token_embd.weight"])
+        for layer in range(self.shape.layers):
+            x = self.layer(layer, x, positions, attend)
+        return self.normed(x)
+
+    def layer(self, layer: int, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """What one layer makes of its input `x` (batch, tokens, width)."""
+        name = f"blk.{layer}."
+        x = x + self._attention(name, layer, self._norm(x, f"{name}attn_norm"), positions, attend)
+        return x + self._feed_forward(name, self._norm(x, f"{name}ffn_norm"))
+
+    def normed(self, x: Tensor) -> Tensor:
+        """The output of the last layer as the output layer takes it."""
+        return self._norm(x, "output_norm")
+
+    def along(self, batch: TrainingBatch) -> Iterator[Tensor]:
+        """The last states at labelled positions, for each place of a draft: a model's are the same at all."""
+        positions = torch.arange(batch.tokens.shape[1], device=self.device).expand_as(batch.tokens)
+        yield self.hidden(batch.tokens, positions, causal).flatten(0, 1)[batch.places]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits (…, vocabulary) of states (…, width)."""
+        name = "output.weight" if "output.weight" in self.weights else "token_embd.weight"
+        return functional.linear(states, self.weights[name])
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        weight = self.weights[f"{name}.weight"]
+        return functional.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), self.shape.norm_epsilon)
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return functional.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+
+    def _heads(self, x: Tensor, name: str) -> Tensor:
+        """(batch, tokens, heads * head_width) to (batch, heads, tokens, head_width), normed if wanted."""
+        x = self._linear(x, name).unflatten(-1, (-1, self.shape.head_width))
+        if f"{name}_norm.weight" in self.weights:
+            x = self._norm(x, f"{name}_norm")
+        return x.transpose(1, 2)
+
+    def _attention(self, name: str, layer: int, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        queries = self._rotation(self._heads(x, f"{name}attn_q"), positions)
+        keys = self._rotation(self._heads(x, f"{name}attn_k"), positions)
+        values = self._linear(x, f"{name}attn_v").unflatten(-1, (-1, self.shape.head_width)).transpose(1, 2)
+        mixed = attend(layer, queries, keys, values)
+        return self._linear(mixed.transpose(1, 2).flatten(-2), f"{name}attn_output")
+
+    def _feed_forward(self, name: str, x: Tensor) -> Tensor:
+        gated = functional.silu(self._linear(x, f"{name}ffn_gate")) * self._linear(x, f"{name}ffn_up")
+        return self._linear(gated, f"{name}ffn_down")
+
+
+_DENSE = 0.5
+"""share of the sequences of a run that must be wanted"""
+_STRETCH = 32
+"""lines whose attention is computed at once"""
+
+
+class TorchModel:
+    """A Model over a network. Its calls are padded to the longest span: give spans of one length together.
+
+    `context_length` is in tokens of one sequence; the KV of all sequences is allocated at once.
+    """
+
+    rewind: RewindKind = "free"
+    max_draft = UNLIMITED
+
+    def __init__(
+        self, name: str, network: Network, vocabulary: Vocabulary, max_sequences: int, context_length: int
+    ) -> None:
+        self.name = name
+        self.vocabulary = vocabulary
+        self.context_length = context_length
+        self.max_sequences = max_sequences
+        self.capacity_tokens = max_sequences * context_length
+        self.max_batch_tokens = self.capacity_tokens
+        self.max_rows = self.capacity_tokens
+        self._network = network
+        network.reach(context_length + 1)
+        shape = network.shape
+        self._lengths = [0] * max_sequences
+        # The last place is written by padding alone.
+        size = (2, max_sequences, shape.kv_heads, context_length + 1, shape.head_width)
+        like = network.weights["token_embd.weight"]
+        self._cache = [like.new_zeros(size) for _ in range(shape.layers)]
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        self._check(spans)
+        with torch.inference_mode():
+            rows = self._decode(spans)
+        for span in spans:
+            self._lengths[span.sequence] = span.start + len(span.tokens)
+        return rows
+
+    def _decode(self, spans: Sequence[Span]) -> list[Logits]:
+        lines = {span.sequence: span for span in spans}
+        # Where few are missing between the first and the last sequence, these are run along with nothing to
+        # read: the cache of a run of sequences need not be copied.
+        run = range(min(lines), max(lines) + 1)
+        sequences = run if len(lines) >= _DENSE * len(run) else sorted(lines)
+        longest = max(len(span.tokens) for span in spans)
+        tokens = torch.zeros(len(sequences), longest, dtype=torch.long)
+        starts = torch.full((len(sequences),), self.context_length)
+        for line, sequence in enumerate(sequences):
+            if span := lines.get(sequence):
+                tokens[line, : len(span.tokens)] = torch.tensor(span.tokens)
+                starts[line] = span.start
+        # Padding that runs past the end goes to the cache's last place, which nothing else looks at.
+        positions = (starts[:, None] + torch.arange(longest)).clamp(max=self.context_length)
+        tokens, positions = tokens.to(self._network.device), positions.to(self._network.device)
+        states = self._network.hidden(tokens, positions, self._attend(sequences, positions))
+        at = {sequence: line for line, sequence in enumerate(sequences)}
+        rows = [states[at[s.sequence], len(s.tokens) - s.rows : len(s.tokens)] for s in spans]
+        logits = self._network.logits(torch.cat(rows)).float().cpu().numpy()
+        ends = np.cumsum([span.rows for span in spans])
+        return [logits[end - span.rows : end] for end, span in zip(ends, spans, strict=True)]
+
+    def _check(self, spans: Sequence[Span]) -> None:
+        if len({span.sequence for span in spans}) < len(spans):
+            raise BackendError(self.name, "two spans of one sequence in one call")
+        for span in spans:
+            if span.start != self._lengths[span.sequence]:
+                raise BackendError(self.name, f"sequence {span.sequence} does not hold {span.start} tokens")
+            if span.start + len(span.tokens) > self.context_length:
+                reason = (
+                    f"{span.start + len(span.tokens)} tokens do not fit its context of {self.context_length}"
+                )
+                raise BackendError(self.name, reason, "Give it a larger one.")
+
+    def _attend(self, sequences: range | list[int], positions: Tensor) -> Attend:
+        """Attention over each sequence's cache, up to each token's own place; some lines at a time, since
+        each costs as much as the longest text among them."""
+        device = positions.device
+        places = torch.tensor(sequences, device=device)
+        stretches: list[tuple[slice, slice | Tensor, Tensor]] = []
+        for at in range(0, len(sequences), _STRETCH):
+            lines, piece = slice(at, at + _STRETCH), sequences[at : at + _STRETCH]
+            longest = max(self._lengths[sequence] for sequence in piece)
+            end = min(longest + positions.shape[1], self.context_length + 1)
+            visible = torch.arange(end, device=device) <= positions[lines, :, None]
+            is_run = isinstance(piece, range)
+            chosen = slice(piece[0], piece[-1] + 1) if is_run else torch.tensor(piece, device=device)
+            stretches.append((lines, chosen, visible))
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            kv = self._cache[layer]
+            for stored, new in zip(kv, (keys, values), strict=True):
+                stored[places[:, None], :, positions] = new.transpose(1, 2)
+            # The queries that share a key head are laid side by side: no key is copied for them.
+            batch, heads, tokens, width = queries.shape
+            groups = heads // keys.shape[1]
+            stacked = queries.reshape(batch, keys.shape[1], groups * tokens, width)
+            mixed = []
+            for lines, chosen, visible in stretches:
+                mask = visible[:, None].repeat(1, 1, groups, 1)
+                stored_keys, stored_values = (part[chosen, :, : visible.shape[-1]] for part in kv)
+                mixed.append(attention(stacked[lines], stored_keys, stored_values, attn_mask=mask))
+            return torch.cat(mixed).reshape(batch, heads, tokens, width)
+
+        return attend
+
+    def length(self, sequence: int) -> int:
+        return self._lengths[sequence]
+
+    def reach(self, sequence: int, length: int) -> int:  # noqa: ARG002
+        return length
+
+    def truncate(self, sequence: int, length: int) -> None:
+        self._lengths[sequence] = min(length, self._lengths[sequence])
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        for kv in self._cache:
+            kv[:, sequence, :, :length] = kv[:, source, :, :length]
+        self._lengths[sequence] = length
+
+    def close(self) -> None:
+        self._cache.clear()
+        vars(self).pop("_network", None)  # its maker may keep the network

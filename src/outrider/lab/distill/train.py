@@ -1,0 +1,358 @@
+"""The training of a draft: steps, evaluation on held-out answers, checkpoints, and resuming after a kill.
+
+What a step sees depends on the seed and its number alone, and a checkpoint holds everything else, so that
+an interrupted training ends in the same weights as one that ran through.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.core.errors import InputError, SettingError
+from outrider.lab.distill.checkpoint import Array, Checkpoint
+from outrider.lab.distill.corpus import Corpus, Text, TrainingBatch, batch_of
+from outrider.lab.distill.evaluation import Predictions, StepCosts, evaluate, predicted
+from outrider.lab.distill.head import HeadCheckpoint
+from outrider.lab.distill.head_network import HeadNetwork
+from outrider.lab.distill.losses import loss_of, weights_of
+from outrider.lab.distill.muon import Muon
+from outrider.lab.distill.network import Network, device_of, has_fast_half
+from outrider.lab.distill.plan import Loss
+from outrider.lab.distill.report import Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """How a draft is trained. `batch_tokens`: of a step, padding included; `patience`: evaluations without
+    a better one before training ends early."""
+
+    steps: int
+    batch_tokens: int = 8192
+    learning_rate: float = 1e-3
+    warmup_steps: int = 50
+    least_rate: float = 0.05
+    """of the learning rate, at the last step"""
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    loss: Loss = "hybrid"
+    on_policy: float = 0.0
+    """share of the steps of the second half that train on the draft's own text"""
+    quantization: str = "F32"
+    """of the file that the draft will be written to, and of its embedding: evaluations see the weights as
+    they will be there, and so do the steps after `round_from` of all"""
+    embedding_quantization: str = "F32"
+    round_from: float = 0.5
+    evaluate_every: int = 200
+    patience: int = 5
+    seed: int = 0
+
+
+def optimizers_of(
+    weights: Mapping[str, Tensor], settings: TrainingSettings
+) -> tuple[torch.optim.Optimizer, ...]:
+    """Muon for the layers' matrices; AdamW for embeddings, norms and biases."""
+    layers = [w for name, w in weights.items() if w.dim() > 1 and name not in ENDS]
+    others = [w for name, w in weights.items() if w.dim() < 2 or name in ENDS]
+    rate = settings.learning_rate
+    muon = Muon(layers, lr=rate, weight_decay=settings.weight_decay)
+    return muon, torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+
+def rate_at(step: int, settings: TrainingSettings) -> float:
+    """A linear start, then half a cosine down to `least_rate`."""
+    if step < settings.warmup_steps:
+        return (step + 1) / settings.warmup_steps
+    done = (step - settings.warmup_steps) / max(settings.steps - settings.warmup_steps, 1)
+    return settings.least_rate + (1 - settings.least_rate) * (1 + math.cos(math.pi * done)) / 2
+
+
+ROUNDED = {"Q4_0": 8, "Q5_0": 16}
+"""Quantizations of one scale for each 32 numbers, and the steps below zero that they have."""
+
+_BLOCK = 32
+
+
+def rounded(weight: Tensor, quantization: str) -> Tensor:
+    """A matrix (outputs, inputs) as `quantization` would hold it; as it is where that is not known here, or
+    where the inputs are no whole blocks. The gradient passes unchanged."""
+    steps = ROUNDED.get(quantization)
+    if steps is None or weight.dim() != 2 or weight.shape[1] % _BLOCK:
+        return weight
+    blocks = weight.detach().reshape(-1, _BLOCK)
+    largest = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
+    scale = largest / -steps
+    inverse = scale.reciprocal().nan_to_num(posinf=0.0, neginf=0.0)
+    levels = (blocks * inverse + steps + 0.5).floor().clamp(0, 2 * steps - 1) - steps
+    held = (levels * scale.half().float()).reshape(weight.shape)
+    return weight + (held - weight).detach()
+
+
+ENDS = ("token_embd.weight", "output.weight")
+
+_PIECE_POSITIONS = 1024
+"""whose logits are held at once: few enough for the caches, many enough for one addition to the gradients"""
+
+_EVALUATED_RATIO = 0.1
+"""of a training's time goes to evaluations at most"""
+_PASS_RATIO = 1 / 3
+"""of the time of a step over as many tokens"""
+_LEAST_JUDGING = 16
+"""texts"""
+
+
+def _judging(held_out: Sequence[Text], settings: TrainingSettings) -> Sequence[Text]:
+    """Those of the held-out texts that evaluations have the time for."""
+    evaluations = settings.steps / settings.evaluate_every + 1
+    tokens = _EVALUATED_RATIO / _PASS_RATIO * settings.steps * settings.batch_tokens / evaluations
+    every = math.ceil(sum(len(text.tokens) for text in held_out) / tokens)
+    return held_out[:: max(1, min(every, len(held_out) // _LEAST_JUDGING))]
+
+
+OwnTexts = Callable[[Network, int], Sequence[Text]]
+"""Texts that the draft continued itself, at a step; see `on_policy`."""
+
+
+@dataclass(slots=True)
+class TrainingState:
+    """Where a training is: all but its weights and optimizers."""
+
+    step: int = 0
+    history: list[Evaluation] = field(default_factory=list)
+    best_step: int = 0
+    losses: list[float] = field(default_factory=list)
+    """of the steps since the last evaluation"""
+    last_loss: float = math.nan
+    trained_tokens: int = 0
+    """labelled positions of all steps"""
+
+
+class Trainer:
+    """One training of a draft in a folder, which may hold a checkpoint of it.
+
+    Raises InputError when that checkpoint is damaged or of another training.
+    """
+
+    def __init__(
+        self,
+        start: Checkpoint,
+        corpus: Corpus,
+        held_out: Sequence[Text],
+        costs: StepCosts,
+        settings: TrainingSettings,
+        folder: Path,
+        *,
+        own_texts: OwnTexts | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.settings = settings
+        self.corpus = corpus
+        self._held_out = held_out
+        self._judging = _judging(held_out, settings)
+        self._costs = costs
+        self._path = folder / "checkpoint.pt"
+        self._start = start
+        self._own_texts = own_texts
+        self.device = device or device_of()
+        longest = max((len(text.tokens) for text in (*corpus.texts, *held_out)), default=1)
+        kind = HeadNetwork if isinstance(start, HeadCheckpoint) else Network
+        self.network = kind.of(start, longest, dtype=torch.float32, device=self.device)
+        for weight in self.network.weights.values():
+            weight.requires_grad_()
+        self._half = has_fast_half(self.device)
+        self._optimizers = optimizers_of(self.network.weights, settings)
+        self.state = TrainingState()
+        self._best: dict[str, Tensor] = self._copy()
+        self._load()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps are done, or none of the last evaluations was a better one."""
+        settings, state = self.settings, self.state
+        since_best = sum(found.step > state.best_step for found in state.history)
+        return state.step >= settings.steps or since_best >= settings.patience
+
+    def run(self, on_step: Callable[[Trainer], None] | None = None) -> Checkpoint:
+        """Train to the end: the best draft by expected tokens per second. `on_step` is called after each
+        step."""
+        if not self.state.history:
+            self._evaluate()
+        batches = islice(self.corpus.batches(), self.state.step, None)
+        while not self.is_over:
+            self._step(next(batches))
+            if self.state.step % self.settings.evaluate_every == 0 or self.state.step == self.settings.steps:
+                self._evaluate()
+                self.save()
+            if on_step is not None:
+                on_step(self)
+        return self.best()
+
+    def time_steps(self, count: int) -> list[float]:
+        """Seconds of the first steps, which are lost: for a trainer that is thrown away."""
+        times = []
+        for numbers in islice(self.corpus.batches(), count):
+            before = perf_counter()
+            self._step(numbers)
+            times.append(perf_counter() - before)
+        return times
+
+    def best(self) -> Checkpoint:
+        """The best draft so far."""
+        weights: dict[str, Array] = {name: w.cpu().numpy() for name, w in self._best.items()}
+        return self._start.with_weights(self._start.shape, weights)
+
+    def predictions(self) -> list[Predictions]:
+        """What the best draft so far, rounded as in its file, predicts along the held-out greedy answers."""
+        with torch.no_grad():
+            logits_of = partial(self._logits, network=self._as_written(self._best))
+            return predicted(self._held_out, logits_of, self.settings.batch_tokens, self.device)
+
+    def _step(self, numbers: Sequence[int]) -> None:
+        batch = batch_of(self._texts(numbers), self.device)
+        early = self.state.step < self.settings.round_from * self.settings.steps
+        loss = self._backward(batch, self.network if early else self._as_written())
+        torch.nn.utils.clip_grad_norm_(self.network.weights.values(), self.settings.clip)
+        rate = self.settings.learning_rate * rate_at(self.state.step, self.settings)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.state.step += 1
+        self.state.last_loss = loss
+        self.state.losses.append(loss)
+        self.state.trained_tokens += len(batch.places)
+
+    def _backward(self, batch: TrainingBatch, network: Network) -> float:
+        """Add a batch's gradients to the weights'; its mean loss.
+
+        The output layer is computed in pieces, forward and backward: the logits of a whole batch would fill
+        more memory than everything else, and moving them would take longer than computing them.
+        """
+        states = self._states(batch, network)
+        ends = [found.detach().requires_grad_() for found in states]
+        total = 0.0
+        for place, (end, weight) in enumerate(zip(ends, weights_of(len(ends)), strict=True)):
+            labels = batch.labels.at(batch.numbers >= place)
+            for at in range(0, len(end), _PIECE_POSITIONS):
+                piece = slice(at, at + _PIECE_POSITIONS)
+                with self._autocast():
+                    logits = network.logits(end[piece])
+                loss = loss_of(self.settings.loss, logits, labels.at(piece)).sum() * weight / len(end)
+                loss.backward()
+                total += float(loss.detach())
+        learnt = [(found, end.grad) for found, end in zip(states, ends, strict=True) if len(end)]
+        torch.autograd.backward(*map(list, zip(*learnt, strict=True)))
+        return total
+
+    def _texts(self, numbers: Sequence[int]) -> Sequence[Text]:
+        """What the next step trains on: a batch of the target's answers, or texts of the draft's own."""
+        step, settings = self.state.step, self.settings
+        is_late = 2 * step >= settings.steps
+        texts: Sequence[Text] = ()
+        if self._own_texts is not None and is_late:
+            drawn = np.random.default_rng((settings.seed, step)).random()
+            texts = self._own_texts(self.network, step) if drawn < settings.on_policy else ()
+        return texts or [self.corpus.texts[i] for i in numbers]
+
+    def _as_written(self, weights: Mapping[str, Tensor] | None = None) -> Network:
+        """The draft with its weights (None: those in training) rounded as in its file."""
+        settings, weights = self.settings, weights or self.network.weights
+
+        def kind(name: str) -> str:
+            return settings.embedding_quantization if name in ENDS else settings.quantization
+
+        return self.network.with_weights({name: rounded(w, kind(name)) for name, w in weights.items()})
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._half)  # type: ignore[no-any-return]
+
+    def _states(self, batch: TrainingBatch, network: Network) -> list[Tensor]:
+        """The last states of a batch, as `Network.along` gives them."""
+        network.reach(batch.tokens.shape[1])
+        with self._autocast():
+            return list(network.along(batch))
+
+    def _logits(self, batch: TrainingBatch, network: Network) -> Iterator[Tensor]:
+        """Logits of a batch, for each place of a draft."""
+        for states in self._states(batch, network):
+            with self._autocast():
+                logits = network.logits(states)
+            yield logits
+
+    def _evaluate(self) -> None:
+        state, settings = self.state, self.settings
+        with torch.no_grad():
+            logits_of = partial(self._logits, network=self._as_written())
+        found = evaluate(
+            self._judging, logits_of, settings.loss, settings.batch_tokens, self._costs, self.device
+        )
+        trained = float(np.mean(state.losses)) if state.losses else None
+        state.losses.clear()
+        found = found.model_copy(update={"step": state.step, "train_loss": trained})
+        if not state.history or found.rank > max(e.rank for e in state.history):
+            state.best_step = state.step
+            self._best = self._copy()
+        state.history.append(found)
+
+    def _copy(self) -> dict[str, Tensor]:
+        return {name: weight.detach().clone() for name, weight in self.network.weights.items()}
+
+    # Checkpoints
+
+    def save(self) -> None:
+        """Write the checkpoint, whole or not at all. Raises SettingError when the disk is full."""
+        history = [evaluation.model_dump() for evaluation in self.state.history]
+        content = {
+            "settings": asdict(self.settings),
+            "weights": {name: w.detach() for name, w in self.network.weights.items()},
+            "best": self._best,
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "state": asdict(self.state) | {"history": history},
+        }
+        partial = self._path.with_name(f"{self._path.name}.partial")
+        try:
+            torch.save(content, partial)
+            partial.replace(self._path)
+        except (OSError, RuntimeError) as error:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            reason = f"the checkpoint could not be written ({error})"
+            way_out = "Free some space; training goes on from the last."
+            raise SettingError(str(self._path.parent), reason, way_out) from error
+
+    def _load(self) -> None:
+        if not self._path.exists():
+            return
+        path, weights = str(self._path), self.network.weights
+        try:
+            content = torch.load(self._path, map_location=self.device, weights_only=True)
+            settings, stored, self._best, optimizers, state = (
+                content[part] for part in ("settings", "weights", "best", "optimizers", "state")
+            )
+            shapes = {name: w.shape for name, w in stored.items()}
+        except Exception as error:  # torch.load raises whatever its parts do
+            way_out = "Remove it: training starts again."
+            raise InputError(path, f"it is damaged ({error})", way_out) from error
+        if changed := [name for name, value in asdict(self.settings).items() if settings.get(name) != value]:
+            reason = f"it is of a training with other settings ({', '.join(changed)})"
+            raise InputError(path, reason, "Use the same settings, or another folder.")
+        if shapes != {name: w.shape for name, w in weights.items()}:
+            raise InputError(path, "it is of a draft of another shape", "Use another folder.")
+        with torch.no_grad():
+            for name, weight in weights.items():
+                weight.copy_(stored[name])
+        for optimizer, values in zip(self._optimizers, optimizers, strict=True):
+            optimizer.load_state_dict(values)
+        history = [Evaluation(**found) for found in state["history"]]
+        self.state = TrainingState(**state | {"history": history})

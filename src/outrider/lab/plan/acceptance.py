@@ -1,0 +1,143 @@
+"""What drafts are expected to bring: tables of acceptance by position, given, bundled or of recordings."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from itertools import pairwise
+from typing import Any, Literal
+
+from outrider.core.errors import SettingError
+from outrider.lab.plan.catalogue import unknown
+
+Drafting = Literal["lookup", "draft", "both"]
+
+LONGEST = 16
+"""tokens of the longest draft that is planned"""
+ALL = "all"
+"""the bundled table over all kinds of text"""
+_WAY_OUT = "Give a probability such as 0.8, or the share accepted by position: 0.8,0.65,0.5."
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Of one kind of drafter: how often it has a draft, and by position how often that has a token there and
+    how often this one and all before it are accepted, both as parts of the drafts.
+
+    >>> Acceptance.of(0.5).expected(2)
+    0.75
+    """
+
+    accepted: tuple[float, ...]
+    drafted: tuple[float, ...] = (1.0,) * LONGEST
+    offered: float = 1.0
+
+    def expected(self, length: int) -> float:
+        """Tokens that a draft of at most so many is expected to bring."""
+        return sum(self.accepted[:length])
+
+    @classmethod
+    def of(cls, probability: float) -> Acceptance:
+        """Every token is accepted with this probability once those before it are."""
+        return cls(tuple(probability**i for i in range(1, LONGEST + 1)))
+
+    @classmethod
+    def by_position(cls, accepted: Sequence[float]) -> Acceptance:
+        """The share of drafts whose first 1, 2, … tokens are accepted; beyond the last it goes on falling as
+        between the last two."""
+        found = list(accepted)
+        before = found[-2] if len(found) > 1 else 1.0
+        ratio = found[-1] / before if before else 0.0
+        while len(found) < LONGEST:
+            found.append(found[-1] * ratio)
+        return cls(tuple(found[:LONGEST]))
+
+
+def read_acceptance(text: str, what: str = "--acceptance") -> tuple[str, Acceptance]:
+    """What is said of whom: "0.8", "0.8,0.6", "lookup=0.5" or "NAME=…" for a draft of several. Raises
+    SettingError."""
+    name, _, values = text.rpartition("=")
+    try:
+        found = [float(value) for value in values.split(",")]
+    except ValueError:
+        raise SettingError(f"{what} {text}", f"{values!r} is no number", _WAY_OUT) from None
+    if not all(0 <= value <= 1 for value in found):
+        raise SettingError(f"{what} {text}", "a share is between 0 and 1", _WAY_OUT)
+    if any(later > earlier for earlier, later in pairwise(found)):
+        reason = "the shares by position rise, though a token counts only where all before it were accepted"
+        raise SettingError(f"{what} {text}", reason, _WAY_OUT)
+    return name, Acceptance.of(found[0]) if len(found) == 1 else Acceptance.by_position(found)
+
+
+@cache
+def _bundled() -> Mapping[str, Any]:
+    return tomllib.loads((files(__package__) / "acceptance.toml").read_text(encoding="utf-8"))
+
+
+def workloads() -> list[str]:
+    """The names of the bundled tables."""
+    return list(_bundled()["workloads"])
+
+
+def source() -> str:
+    """What the bundled tables were measured on."""
+    return str(_bundled()["source"])
+
+
+def of_workload(name: str) -> dict[Drafting, Acceptance]:
+    """The bundled table of a kind of text. Raises SettingError, with the nearest names."""
+    tables = _bundled()["workloads"]
+    if name not in tables:
+        raise unknown("workload", name, tables)
+    return {
+        kind: Acceptance(tuple(entry["accepted"]), tuple(entry["drafted"]), entry["offered"])
+        for kind, entry in tables[name].items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What decoding some text takes, or an expected step: tokens that come of it, and how many target calls
+    and draft calls of each size, in tokens of one sequence."""
+
+    tokens: float
+    target_calls: Mapping[int, float]
+    draft_calls: Mapping[int, float]
+
+
+PLAIN = Steps(1.0, {1: 1.0}, {})
+
+
+def expected_steps(drafting: Drafting, length: int, tables: Mapping[str, Acceptance | None]) -> Steps | None:
+    """An expected step that drafts at most so many tokens; None where a table that it needs is missing.
+
+    Where both draft, the model is asked when lookup has nothing; its acceptance there is taken to be that
+    anywhere. A draft model's first call also reads the target's last token.
+    """
+    lookup, model = tables.get("lookup"), tables.get("draft")
+    parts: list[tuple[float, Acceptance, bool]] = []
+    if drafting != "draft":
+        if lookup is None:
+            return None
+        parts.append((lookup.offered, lookup, False))
+    if drafting != "lookup":
+        if model is None:
+            return None
+        parts.append((1.0 - sum(share for share, _, _ in parts), model, True))
+    tokens, target, draft = 1.0, {1: 1.0}, dict[int, float]()
+    for share, table, is_model in parts:
+        tokens += share * table.expected(length)
+        target[1] -= share
+        longer = [*table.drafted[1:length], 0.0]
+        for size, (here, beyond) in enumerate(zip(table.drafted, longer, strict=False), 1):
+            target[size + 1] = target.get(size + 1, 0.0) + share * (here - beyond)
+        if is_model:
+            draft = {2: share, 1: share * (length - 1)}
+    return Steps(tokens, _positive(target), _positive(draft))
+
+
+def _positive(calls: Mapping[int, float]) -> dict[int, float]:
+    return {size: number for size, number in sorted(calls.items()) if number > 1e-12}

@@ -1,0 +1,222 @@
+"""The cost model: how long a call takes, from the bytes that it moves and the operations that it does.
+
+A call over n tokens for each of b sequences, with c tokens stored of each, on D devices:
+
+(1) Bytes. The dense weights once, the experts that n·b tokens are expected to use, K and V of each sequence
+    once, and the logits written and read: B = W + e(n·b)·W_e + b·KV(c) + 2·2·n·b·V.
+(2) Operations. Two for each parameter that a token uses, and 4·h·c for its attention:
+    O = n·b·(2·P + 4·h·(c + n/2)).
+(3) One device takes t = ((B / bandwidth)^p + (O / operations)^p)^(1/p): both at once where p is large
+    (Williams et al., "Roofline", 2009), one after the other where it is 1.
+(4) Devices that share each layer (tensor parallelism) take t/D and two all-reduces for each layer, of
+    2(D-1)/D · n·b·width values each (Shoeybi et al., "Megatron-LM", 2019). Devices that have a part of the
+    layers each take t, and D-1 hops.
+(5) Beside that every call takes a fixed time, every layer, and every token in every layer.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from outrider.core.errors import SettingError
+from outrider.core.files import parse_json, read_text
+from outrider.costs import CallCosts
+from outrider.lab.plan.catalogue import Catalogue, Device
+from outrider.lab.plan.shapes import ModelShape
+
+_ACTIVATION_BYTES = 2
+_LOGIT_BYTES = 2
+_COUNTED = re.compile(r"(?P<name>.+?)(?:x(?P<count>\d+))?")
+_MEASURE = "Measure them: outrider costs --costs FILE."
+_RESERVED_RATIO = 0.1
+"""of the memory, for what is computed in: as vLLM's --gpu-memory-utilization leaves it"""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """So many devices of a kind."""
+
+    device: Device
+    count: int = 1
+
+    @property
+    def name(self) -> str:
+        """As it is asked for."""
+        return self.device.name + (f"x{self.count}" if self.count > 1 else "")
+
+    @property
+    def usable_bytes(self) -> float:
+        """Of all devices, for weights and KV."""
+        return self.device.memory_gb * 1e9 * self.count * (1 - _RESERVED_RATIO)
+
+    def as_json(self) -> dict[str, Any]:
+        """What it is, as plain data."""
+        known = {"name": self.name, "title": self.device.title, "count": self.count}
+        return known | {"usable_bytes": self.usable_bytes, "source": self.device.source}
+
+    @property
+    def watts(self) -> float | None:
+        """The rated power of all devices."""
+        return None if self.device.watts is None else self.device.watts * self.count
+
+
+def machine_of(name: str, known: Catalogue) -> Machine:
+    """The machine of a name such as h100 or h100x8. Raises SettingError, with the nearest names."""
+    table = known.tables["hardware"]
+    match = _COUNTED.fullmatch(name.lower())
+    is_whole = name in table or match is None
+    base, count = (name, 1) if is_whole else (match["name"], int(match["count"] or 1))  # type: ignore[index]
+    if not 1 <= count <= 4096:
+        raise SettingError(name, f"{count} devices are out of range", "Give 1 to 4096.")
+    return Machine(known.device(base), count)
+
+
+@dataclass(frozen=True, slots=True)
+class CallTime:
+    """Seconds of a call: reading, computing, both as they overlap, between devices, and the fixed rest."""
+
+    memory_s: float
+    operations_s: float
+    device_s: float
+    link_s: float
+    fixed_s: float
+
+    @property
+    def total_s(self) -> float:
+        """The whole call."""
+        return self.device_s + self.link_s + self.fixed_s
+
+
+def call_bytes(shape: ModelShape, num_tokens: int, *, batch: int = 1, context: int = 0) -> float:
+    """What a call moves, equation (1)."""
+    tokens = num_tokens * batch
+    weights = shape.dense_bytes + shape.distinct_experts(tokens) * shape.expert_bytes
+    logits = 2 * _LOGIT_BYTES * tokens * shape.vocabulary
+    return weights + batch * shape.kv_bytes(context) + logits
+
+
+def call_operations(shape: ModelShape, num_tokens: int, *, batch: int = 1, context: int = 0) -> float:
+    """What a call computes, equation (2)."""
+    seen = context + num_tokens / 2
+    windowed = min(seen, shape.window_tokens)
+    attention = 4 * (shape.attention_width * seen + shape.window_attention_width * windowed)
+    return num_tokens * batch * (2 * shape.active_parameters + attention)
+
+
+def call_time(
+    shape: ModelShape, machine: Machine, num_tokens: int, *, batch: int = 1, context: int = 0
+) -> CallTime:
+    """What a call takes, by its parts: equations (1) to (5)."""
+    device, count = machine.device, machine.count
+    is_shared = device.parallel == "tensor"
+    parts = count if is_shared else 1
+    bandwidth = device.memory_gb_s * 1e9 * device.bandwidth_ratio * parts
+    memory_s = call_bytes(shape, num_tokens, batch=batch, context=context) / bandwidth
+    operations = call_operations(shape, num_tokens, batch=batch, context=context)
+    operations_s = operations / (device.operations_s(shape.operations) * parts)
+    longer, shorter = max(memory_s, operations_s), min(memory_s, operations_s)
+    device_s = longer * (1 + (shorter / longer) ** device.overlap) ** (1 / device.overlap) if longer else 0.0
+    activation = num_tokens * batch * shape.width * _ACTIVATION_BYTES / (device.link_gb_s * 1e9)
+    hops = 2 * shape.layers if is_shared else 1
+    each_s = 2 * (count - 1) / count * activation if is_shared else (count - 1) * activation
+    wait_s = device.link_s * (1 if is_shared else count - 1)
+    link_s = hops * (wait_s + each_s) if count > 1 else 0.0
+    layer_s = device.layer_s + num_tokens * batch * device.layer_token_s
+    return CallTime(memory_s, operations_s, device_s, link_s, device.call_s + shape.layers * layer_s)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedCurve:
+    """What the cost model says, on the best of `machines` for each call: a small draft may be faster on one
+    device than on all. A target's calls also take what a step takes besides, once (`is_target`)."""
+
+    shape: ModelShape
+    machines: tuple[Machine, ...]
+    is_target: bool = False
+
+    def call_s(self, num_tokens: int, *, batch: int = 1, context: int = 0) -> float:
+        """Seconds of a call over so many tokens of each of `batch` sequences with `context` tokens each."""
+        return min(
+            call_time(self.shape, machine, num_tokens, batch=batch, context=context).total_s
+            + self.is_target * machine.device.step_s
+            for machine in self.machines
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredCurve:
+    """In its place the curve of one model, measured where it will run."""
+
+    costs: CallCosts
+
+    def call_s(self, num_tokens: int, *, batch: int = 1, context: int = 0) -> float:
+        """The same, of calls that were measured."""
+        return self.costs.call_s(num_tokens * batch, context=context * batch, num_sequences=batch)
+
+
+Curve = PlannedCurve | MeasuredCurve
+
+
+def read_curves(path: Path, notices: list[str]) -> tuple[MeasuredCurve, MeasuredCurve | None]:
+    """Those of target and draft, as `outrider costs` writes or prints them; what they lack is added to the
+    `notices`. Raises SettingError."""
+    try:
+        data: Any = parse_json(read_text(path, _MEASURE))
+    except ValueError:
+        data = None
+    if not isinstance(data, dict) or "target" not in data:
+        raise SettingError(str(path), "it holds no measured curves", _MEASURE)
+    target, draft = (
+        None if data.get(role) is None else MeasuredCurve(CallCosts.from_json(data[role], str(path)))
+        for role in ("target", "draft")
+    )
+    if target is None:
+        raise SettingError(str(path), "it holds no curve of a target", _MEASURE)
+    if not any(point.num_sequences > 1 for point in target.costs.points):
+        notices.append("calls over several sequences were not measured, but guessed (outrider costs -np N)")
+    return target, draft
+
+
+def memory_bytes(shapes: Iterable[ModelShape], *, batch: int, context: int) -> tuple[float, float]:
+    """Weights and KV of all these models, for so many sequences of so many tokens."""
+    models = list(shapes)
+    kv = sum(batch * shape.kv_bytes(context) for shape in models)
+    return sum(shape.memory_bytes for shape in models), kv
+
+
+def largest_batch(shapes: Iterable[ModelShape], machine: Machine, context: int) -> int:
+    """The most sequences that fit, 0 where the weights alone do not."""
+    models = list(shapes)
+    free = machine.usable_bytes - sum(shape.memory_bytes for shape in models)
+    each = sum(shape.kv_bytes(context) for shape in models)
+    if free < 0:
+        return 0
+    return int(free // each) if each else 1_000_000
+
+
+# How wrong the cost model was where it was checked: what `benchmarks/plan/check.py` found.
+
+
+@cache
+def model_error() -> Mapping[str, Any]:
+    """Relative errors of calls, of calls over a call of one token, and of published speed-ups: `median`, and
+    `most`, which nine in ten were below."""
+    return tomllib.loads((files(__package__) / "checked.toml").read_text(encoding="utf-8"))
+
+
+def error_line() -> str:
+    """The same in a sentence."""
+    calls, ratios, speedups = (model_error()[name] for name in ("calls", "call_ratios", "speedups"))
+    return (
+        f"was off by {speedups['median']:.0%} in {speedups['rows']} published speed-ups with known acceptance"
+        f" (one in ten by more than {speedups['most']:.0%}), by {calls['median']:.0%} in {calls['rows']}"
+        f" calls measured on a processor ({ratios['median']:.0%} against a call of one token); acceptance"
+        " comes on top"
+    )

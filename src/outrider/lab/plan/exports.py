@@ -1,0 +1,219 @@
+"""A plan as what other engines start from: vLLM, SGLang and llama.cpp's server."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from outrider.lab.plan.calls import Machine, PlannedCurve
+from outrider.lab.plan.plan import SIZES, Model, Plan, Way, plan_batch
+from outrider.lab.plan.shapes import HEADS
+
+_HEAD_NAME = "NAME-OF-THE-HEAD"
+_NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+"""vLLM's lookup, of matches of so many tokens"""
+_CHECKPOINTS = ("int4", "awq", "gptq", "nvfp4", "mxfp4", "int8")
+"""types of weights that an engine does not make by itself"""
+_SGLANG_HEADS = {"mtp": "NEXTN", "eagle": "EAGLE", "eagle3": "EAGLE3"}
+_LLAMA_HEADS = {"mtp": "draft-mtp", "eagle3": "draft-eagle3"}
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What an engine is started with. `config` is vLLM's --speculative-config, or the drafting flags of
+    others with their values; None where the plan is to decode plainly. `notes` say what is predicted and what
+    to know, a sentence each."""
+
+    engine: str
+    command: Sequence[str]
+    config: Mapping[str, Any] | None
+    notes: Sequence[str]
+
+    @property
+    def script(self) -> str:
+        """The command as a shell script, with the notes as its comments."""
+        return "\n".join([*(f"# {note}" for note in self.notes), shlex.join(self.command)]) + "\n"
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return asdict(self)
+
+
+class _Pair:
+    """What is exported of a plan: its models by the names that engines load, and the way that is chosen for
+    the first batch size. `joins`: the engine lets lookup and a draft model draft together."""
+
+    def __init__(self, plan: Plan, *, joins: bool = False) -> None:
+        self.plan = plan
+        self.way = plan.chosen(joins=joins)
+        self.devices = plan.asked.machine.count if plan.asked.machine else 1
+        self.most = max(plan.asked.batches)
+        self.context = plan.asked.context
+        self.draft = next((m for m in plan.asked.drafts if self.way and m.name == self.way.draft), None)
+        self.target_name = self.name_of(plan.asked.target)
+        self.is_head = self.draft is not None and self.draft.name in HEADS
+        self.draft_name = _HEAD_NAME if self.is_head else self.name_of(self.draft) if self.draft else ""
+
+    @staticmethod
+    def name_of(model: Model) -> str:
+        """What an engine loads."""
+        return (model.shape.hub if model.shape else "") or model.name
+
+    def schedule(self, way: Way) -> list[list[int]]:
+        """The best draft length of one drafter by batch size, in ranges that begin at 1: [from, to, length],
+        the length 0 where it does not pay."""
+        found: list[list[int]] = []
+        sizes = [*(size for size in SIZES if size < self.most), self.most]
+        for size, beyond in zip(sizes, [*sizes[1:], self.most + 1], strict=True):
+            best = plan_batch(self.plan.asked, size).best_of(way.drafting, way.draft)
+            length = best.length if best is not None and best.speedup.value > 1 else 0
+            if found and found[-1][2] == length:
+                found[-1][1] = beyond - 1
+            else:
+                found.append([size, beyond - 1, length])
+        return found
+
+    def notes(self, engine: str) -> list[str]:
+        """What is predicted, and why."""
+        plan, way, batch = self.plan, self.way, self.plan.batches[0]
+        where = f" on {plan.asked.machine.name}" if plan.asked.machine else ""
+        start = f"Outrider's plan for {engine}: {plan.asked.target.name}{where}, "
+        start += f"{batch.batch} x {self.context} tokens: {batch.plain_tokens_per_s:.0f} tokens/s plainly"
+        if way is None:
+            return [f"{start}; no draft is expected to pay."]
+        found = [
+            f"{start}, {way.tokens_per_s:.0f} with {way.name} drafting {way.length} "
+            f"({way.speedup.value:.2f}x): a prediction, not a measurement.",
+            f"{way.tokens_per_call:.2f} tokens are expected of each target call.",
+        ]
+        if needed := batch.break_even.get(way.draft):
+            found.append(f"{way.draft} pays from an acceptance of {needed[0]:.0%} of each token on.")
+        if plan.pays_to is not None:
+            found.append(
+                f"Above {plan.pays_to} sequences at once drafts are expected to cost more than they gain."
+            )
+        if others := [m.name for m in plan.asked.models if m.name.rpartition(":")[2] in _CHECKPOINTS]:
+            found.append(
+                f"{', '.join(others)}: name a checkpoint of that type, the one below has other weights."
+            )
+        if self.draft_name == _HEAD_NAME and way.draft != "mtp":
+            found.append(f"Put the head's own name in the place of {_HEAD_NAME}.")
+        return found
+
+    @property
+    def draft_devices(self) -> int:
+        """1 or all, as vLLM has it: where the draft's steps are faster."""
+        machine, curve = self.plan.asked.machine, self.draft.curve if self.draft else None
+        if machine is None or not isinstance(curve, PlannedCurve):
+            return self.devices
+        one, all_ = (
+            PlannedCurve(curve.shape, (places,)).call_s(1, context=self.context)
+            for places in (Machine(machine.device), machine)
+        )
+        return 1 if one <= all_ else self.devices
+
+
+def _quantized(model: Model | None) -> list[str]:
+    """What has an engine make 8-bit weights of a checkpoint that comes in others."""
+    return ["--quantization", "fp8"] if model is not None and model.name.endswith(":fp8") else []
+
+
+def _vllm(plan: Plan) -> Export:
+    pair = _Pair(plan)
+    command = ["vllm", "serve", pair.target_name]
+    if pair.devices > 1:
+        command += ["--tensor-parallel-size", str(pair.devices)]
+    command += ["--max-model-len", str(pair.context), "--max-num-seqs", str(pair.most)]
+    command += _quantized(plan.asked.target)
+    notes = pair.notes("vLLM")
+    if (way := pair.way) is None:
+        return Export("vllm", command, None, notes)
+    lengths = pair.schedule(way)
+    config: dict[str, Any] = {"num_speculative_tokens": max(length for *_, length in lengths)}
+    if way.drafting == "lookup":
+        config |= _NGRAM
+    elif pair.is_head:
+        config |= {"method": way.draft} | ({} if way.draft == "mtp" else {"model": pair.draft_name})
+    else:
+        config |= {"method": "draft_model", "model": pair.draft_name}
+        config |= {"draft_tensor_parallel_size": pair.draft_devices} if pair.devices > 1 else {}
+        config |= {"quantization": "fp8"} if _quantized(pair.draft) else {}
+    if len(lengths) > 1:
+        config["num_speculative_tokens_per_batch_size"] = lengths
+        notes.append(
+            "Lengths by batch size are tried by vLLM with EAGLE heads and DFlash alone; leave out "
+            "num_speculative_tokens_per_batch_size where its version refuses it."
+        )
+    notes.append("With a speculative config vLLM refuses requests with min_p or logit_bias.")
+    return Export("vllm", [*command, "--speculative-config", json.dumps(config)], config, notes)
+
+
+def _with_flags(
+    engine: str, command: Sequence[str], flags: Mapping[str, Any], notes: Sequence[str]
+) -> Export:
+    words = [str(word) for pair in flags.items() for word in pair]
+    return Export(engine, [*command, *words], flags or None, notes)
+
+
+def _sglang(plan: Plan) -> Export:
+    pair = _Pair(plan)
+    notes = pair.notes("SGLang")
+    command = ["python", "-m", "sglang.launch_server", "--model-path", pair.target_name]
+    if pair.devices > 1:
+        command += ["--tp-size", str(pair.devices)]
+    command += ["--context-length", str(pair.context), "--max-running-requests", str(pair.most)]
+    command += _quantized(plan.asked.target)
+    flags: dict[str, Any] = {}
+    if (way := pair.way) is not None and plan.pays_to is not None and plan.pays_to < pair.most:
+        notes.append(
+            "SGLang drafts at every batch size: start a second server without drafts for larger ones."
+        )
+    if way is not None and way.drafting == "lookup":
+        flags["--speculative-algorithm"] = "NGRAM"
+        flags["--speculative-ngram-max-bfs-breadth"] = 1  # a chain, as it is planned
+    elif way is not None:
+        flags["--speculative-algorithm"] = _SGLANG_HEADS.get(way.draft, "STANDALONE")
+        if way.draft != "mtp":
+            flags["--speculative-draft-model-path"] = pair.draft_name
+        flags |= {"--speculative-num-steps": way.length, "--speculative-eagle-topk": 1}
+    if way is not None:
+        flags["--speculative-num-draft-tokens"] = way.length + 1
+    return _with_flags("sglang", command, flags, notes)
+
+
+def _llama_server(plan: Plan) -> Export:
+    pair = _Pair(plan, joins=True)
+    notes = pair.notes("llama-server")
+
+    def named(name: str, file: str, hub: str) -> tuple[str, str]:
+        return (file, name) if name.endswith(".gguf") or name == _HEAD_NAME else (hub, f"{name}-GGUF")
+
+    command = ["llama-server", *named(pair.target_name, "-m", "-hf")]
+    command += ["-c", str(pair.context * pair.most), "-np", str(pair.most)]
+    kinds, flags = list[str](), dict[str, Any]()
+    if (way := pair.way) is not None and way.drafting != "lookup":
+        kinds.append(_LLAMA_HEADS.get(way.draft, "draft-simple"))
+        flags["--spec-draft-n-max"] = way.length
+        if way.draft != "mtp":
+            flags |= [named(pair.draft_name, "-md", "-hfd")]
+    if way is not None and way.drafting != "draft":
+        kinds.append("ngram-simple")
+        flags["--spec-ngram-simple-size-m"] = way.length
+    if not pair.target_name.endswith(".gguf"):
+        notes.append(
+            "llama-server takes GGUF files: name one of each model (-m FILE, or -hf OWNER/REPO:QUANT)."
+        )
+    return _with_flags(
+        "llama-server", command, {"--spec-type": ",".join(kinds), **flags} if kinds else {}, notes
+    )
+
+
+ENGINES: Mapping[str, Callable[[Plan], Export]] = {
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "llama-server": _llama_server,
+}
+"""What each engine is started with for a plan, by its name; the first batch size decides who drafts."""

@@ -1,0 +1,334 @@
+"""The plan: for each batch size who should draft and how far, what comes of it, and whether it fits."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.core.errors import SettingError
+from outrider.costs.break_even import break_even
+from outrider.lab.numbers import gigabytes
+from outrider.lab.plan.acceptance import LONGEST, PLAIN, Acceptance, Drafting, Steps, expected_steps
+from outrider.lab.plan.calls import Curve, Machine, largest_batch, memory_bytes
+from outrider.lab.plan.shapes import ModelShape
+from outrider.lab.statistics import Interval, speedup_of
+
+SCHEMA = "outrider.plan/1"
+LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, LONGEST)
+"""draft lengths that are compared"""
+MAX_BATCH = 4096
+"""Larger batches are not looked at."""
+SIZES: Sequence[int] = (*sorted({size for i in range(12) for size in (2**i, 3 * 2**i // 2)}), MAX_BATCH)
+"""batch sizes that are tried where all are of interest"""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A target or a draft: what its calls take, its sizes where they are known, and of a draft what its
+    tokens are expected to bring."""
+
+    name: str
+    curve: Curve
+    shape: ModelShape | None = None
+    acceptance: Acceptance | None = None
+
+
+Counted = Callable[[Drafting, str, int], Sequence[Steps] | None]
+"""The steps of each recorded text by who drafts, the draft's name ("" for lookup) and the length; None where
+its offers were not recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is planned. `counted` is of recordings, where there are any: then tables are not used."""
+
+    target: Model
+    drafts: Sequence[Model]
+    batches: Sequence[int]
+    context: int
+    machine: Machine | None = None
+    lookup: Acceptance | None = None
+    counted: Counted | None = None
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """All of them, the target first."""
+        return (self.target, *self.drafts)
+
+    @property
+    def shapes(self) -> list[ModelShape]:
+        """Those that are known."""
+        return [model.shape for model in self.models if model.shape is not None]
+
+    def steps(self, drafting: Drafting, draft: Model | None, length: int) -> Sequence[Steps] | None:
+        """Of each recorded text, or one expected step; None where nothing is known."""
+        if self.counted is not None:
+            return self.counted(drafting, draft.name if draft else "", length)
+        given = {"lookup": self.lookup, "draft": draft.acceptance if draft else None}
+        step = expected_steps(drafting, length, given)
+        return None if step is None else [step]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to draft at one batch size. `speedup` is over plain decoding of the same batch; without
+    recordings its ends are its value."""
+
+    drafting: Drafting
+    draft: str
+    length: int
+    tokens_per_call: float
+    tokens_per_s: float
+    speedup: Interval
+
+    @property
+    def name(self) -> str:
+        """Who drafts, in words."""
+        return {"lookup": "lookup", "draft": self.draft, "both": f"lookup and {self.draft}"}[self.drafting]
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return {
+            "drafters": self.drafting,
+            "draft": self.draft or None,
+            "draft_length": self.length,
+            "tokens_per_call": self.tokens_per_call,
+            "tokens_per_s": self.tokens_per_s,
+            "speedup": self.speedup.value,
+            "low": self.speedup.low,
+            "high": self.speedup.high,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """One batch size: plain decoding in tokens per second of all sequences, and every way to draft.
+
+    `weights_bytes` and `kv_bytes` are of all models (None: not known), `usable_bytes` of the machine.
+    `break_even` is by draft model the least acceptance at which its drafts pay, with the length of which
+    that holds. `watts` is the rated power.
+    """
+
+    batch: int
+    plain_tokens_per_s: float
+    ways: Sequence[Way]
+    break_even: Mapping[str, tuple[float, int] | None]
+    weights_bytes: float | None = None
+    kv_bytes: float | None = None
+    usable_bytes: float | None = None
+    watts: float | None = None
+
+    @property
+    def best(self) -> Way | None:
+        """The fastest way; None where plain decoding is as fast."""
+        return _paying(self.ways)
+
+    def best_of(self, drafting: Drafting, draft: str) -> Way | None:
+        """The fastest way of one drafter, whether it pays or not."""
+        mine = [way for way in self.ways if (way.drafting, way.draft) == (drafting, draft)]
+        return max(mine, key=lambda way: way.speedup.value, default=None)
+
+    @property
+    def missing_bytes(self) -> float:
+        """How many are too few; 0 where that is not known."""
+        if self.weights_bytes is None or self.kv_bytes is None or self.usable_bytes is None:
+            return 0.0
+        return max(self.weights_bytes + self.kv_bytes - self.usable_bytes, 0.0)
+
+    @property
+    def joules(self) -> tuple[float, float] | None:
+        """Of a token: plain, and by the best way; at the rated power, which decoding seldom draws."""
+        if self.watts is None:
+            return None
+        fastest = self.best.tokens_per_s if self.best else self.plain_tokens_per_s
+        return self.watts / self.plain_tokens_per_s, self.watts / fastest
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain data."""
+        sizes = ("weights_bytes", "kv_bytes", "usable_bytes", "missing_bytes")
+        memory = {name: getattr(self, name) for name in sizes} | {"fits": self.missing_bytes == 0}
+        least = {
+            name: found and {"acceptance": found[0], "draft_length": found[1]}
+            for name, found in self.break_even.items()
+        }
+        return {
+            "batch": self.batch,
+            "plain_tokens_per_s": self.plain_tokens_per_s,
+            "best": self.best and self.best.as_json(),
+            "ways": [way.as_json() for way in self.ways],
+            "break_even_acceptance": least,
+            "memory": None if self.weights_bytes is None else memory,
+            "joules_per_token": self.joules and dict(zip(("plain", "best"), self.joules, strict=True)),
+        }
+
+
+def _paying(ways: Sequence[Way]) -> Way | None:
+    fastest = max(ways, key=lambda way: way.speedup.value, default=None)
+    return fastest if fastest is not None and fastest.speedup.value > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All batch sizes. `pays_to` is the largest batch at which some way pays (0: none), `fits_to` the largest
+    that fits; either is None where there is no end to it up to the largest that is looked at."""
+
+    asked: Asked
+    batches: Sequence[BatchPlan]
+    pays_to: int | None
+    fits_to: int | None
+
+    def chosen(self, *, joins: bool) -> Way | None:
+        """The fastest way at the first batch size, None where none pays; without `joins` of lookup alone and
+        of draft models alone."""
+        return _paying([way for way in self.batches[0].ways if joins or way.drafting != "both"])
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain data."""
+        machine = self.asked.machine
+        return {
+            "schema": SCHEMA,
+            "target": _model_json(self.asked.target),
+            "drafts": [_model_json(draft) for draft in self.asked.drafts],
+            "hardware": machine and machine.as_json(),
+            "context_tokens": self.asked.context,
+            "batches": [batch.as_json() for batch in self.batches],
+            "pays_to_batch": self.pays_to,
+            "fits_to_batch": self.fits_to,
+        }
+
+
+def _model_json(model: Model) -> dict[str, Any]:
+    if (shape := model.shape) is None:
+        return {"name": model.name}
+    return {
+        "name": model.name,
+        "parameters": shape.parameters,
+        "active_parameters": shape.active_parameters,
+        "weights_bytes": shape.memory_bytes,
+        "kv_token_bytes": shape.kv_bytes(1),
+        "weights_type": shape.type,
+    }
+
+
+def make_plan(asked: Asked) -> Plan:
+    """Plan every batch size. Raises SettingError for a draft that is larger than the target, and where not
+    even the smallest batch fits, with how much is missing."""
+    _check_sizes(asked)
+    batches = [plan_batch(asked, batch) for batch in asked.batches]
+    _check_memory(asked, batches[0])
+    limit = MAX_BATCH
+    if asked.machine is not None and asked.shapes:
+        limit = min(largest_batch(asked.shapes, asked.machine, asked.context), MAX_BATCH)
+    pays = _pays_to(asked, limit)
+    return Plan(asked, batches, None if pays >= limit else pays, None if limit == MAX_BATCH else limit)
+
+
+def _check_sizes(asked: Asked) -> None:
+    if (target := asked.target.shape) is None:
+        return
+    for draft in asked.drafts:
+        if draft.shape is not None and draft.shape.active_parameters > target.active_parameters:
+            sizes = [f"{shape.active_parameters / 1e9:.3g}B" for shape in (draft.shape, target)]
+            reason = f"it is larger than its target ({sizes[0]} active parameters against {sizes[1]})"
+            raise SettingError(f"draft {draft.name}", reason, "Swap the two.")
+
+
+def _check_memory(asked: Asked, batch: BatchPlan) -> None:
+    if not batch.missing_bytes or (machine := asked.machine) is None:
+        return
+    missing, weights, kv, usable = (
+        gigabytes(round(size or 0))
+        for size in (batch.missing_bytes, batch.weights_bytes, batch.kv_bytes, batch.usable_bytes)
+    )
+    needed = math.ceil((batch.missing_bytes + machine.usable_bytes) / machine.usable_bytes * machine.count)
+    reason = (
+        f"{missing} too little memory: {weights} of weights and {kv} of KV for {batch.batch} x "
+        f"{asked.context} tokens, where {usable} of {machine.count} x {machine.device.memory_gb:g} GB can be "
+        "used"
+    )
+    way_out = f"Take {machine.device.name}x{needed}, weights of fewer bits (:fp8, :int4), or a smaller model."
+    raise SettingError(f"{asked.target.name} on {machine.name}", reason, way_out)
+
+
+class _Batch:
+    """What steps of one batch size take: the calls that they are made of, each worked out once."""
+
+    def __init__(self, asked: Asked, batch: int) -> None:
+        self._asked = asked
+        self._batch = batch
+        self._known: dict[tuple[int, int], float] = {}
+        self.plain_s = self.seconds(PLAIN, None)
+
+    def call_s(self, model: Model, num_tokens: int) -> float:
+        """A call over so many tokens of each sequence."""
+        key = id(model), num_tokens
+        if key not in self._known:
+            calls = model.curve.call_s(num_tokens, batch=self._batch, context=self._asked.context)
+            self._known[key] = calls
+        return self._known[key]
+
+    def seconds(self, text: Steps, draft: Model | None) -> float:
+        """A text, in a batch of its like."""
+        total = sum(count * self.call_s(self._asked.target, n) for n, count in text.target_calls.items())
+        if draft is not None:
+            total += sum(count * self.call_s(draft, n) for n, count in text.draft_calls.items())
+        return total
+
+    def ways(self, drafting: Drafting, draft: Model | None) -> Iterator[Way]:
+        """One drafter at every length; nothing where nothing is known of it."""
+        for length in LENGTHS:
+            if not (texts := self._asked.steps(drafting, draft, length)):
+                return
+            tokens = [text.tokens for text in texts]
+            calls = sum(sum(text.target_calls.values()) for text in texts)
+            found = [self.seconds(text, draft) for text in texts]
+            value = tokens[0] * self.plain_s / found[0]
+            speedup = Interval(value, value, value)
+            if len(texts) > 1:
+                speedup = speedup_of([number * self.plain_s for number in tokens], found)
+            rate = self._batch / self.plain_s * speedup.value
+            yield Way(drafting, draft.name if draft else "", length, sum(tokens) / calls, rate, speedup)
+
+    def break_even(self, draft: Model) -> tuple[float, int] | None:
+        """The least acceptance of each token at which a draft pays, and its length."""
+        calls_s = [self.call_s(self._asked.target, n) for n in range(1, LONGEST + 2)]
+        first_s, next_s = self.call_s(draft, 2), self.call_s(draft, 1)
+        found = [(break_even(calls_s, n, first_s + (n - 1) * next_s), n) for n in range(1, LONGEST + 1)]
+        return min(((value, n) for value, n in found if value is not None), default=None)
+
+
+def plan_batch(asked: Asked, batch: int) -> BatchPlan:
+    """One batch size."""
+    costs = _Batch(asked, batch)
+    drafters: list[tuple[Drafting, Model | None]] = [("lookup", None)]
+    for draft in asked.drafts:
+        drafters += [("draft", draft), ("both", draft)]
+    weights, kv = memory_bytes(asked.shapes, batch=batch, context=asked.context)
+    return BatchPlan(
+        batch=batch,
+        plain_tokens_per_s=batch / costs.plain_s,
+        ways=[way for drafting, draft in drafters for way in costs.ways(drafting, draft)],
+        break_even={draft.name: costs.break_even(draft) for draft in asked.drafts},
+        weights_bytes=weights if asked.target.shape else None,
+        kv_bytes=kv if asked.target.shape else None,
+        usable_bytes=asked.machine.usable_bytes if asked.machine else None,
+        watts=asked.machine.watts if asked.machine else None,
+    )
+
+
+def _pays_to(asked: Asked, limit: int) -> int:
+    """The largest batch up to `limit` at which some way pays, of SIZES and those between the last of them
+    that does and the next; 0 where none does."""
+
+    def pays(batch: int) -> bool:
+        return plan_batch(asked, batch).best is not None
+
+    sizes = [0, *(size for size in SIZES if size < limit), limit]
+    last = max((i for i, size in enumerate(sizes) if size and pays(size)), default=0)
+    if last in (0, len(sizes) - 1):
+        return sizes[last]
+    between = range(sizes[last] + 1, sizes[last + 1])
+    return sizes[last] + bisect_left(between, True, key=lambda batch: not pays(batch))

@@ -1,0 +1,312 @@
+"""What a call has to read and to compute of a model: from a GGUF header, a config.json, or a known name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from outrider.core.errors import ModelFileError
+from outrider.core.files import parse_json, read_text
+from outrider.core.invalid import invalid
+from outrider.lab.plan.catalogue import Catalogue, ModelFields, unknown
+
+KV_BYTES = 2
+"""of a value in the KV cache: 16 bits"""
+HEADS = ("mtp", "eagle", "eagle3")
+"""drafts that are a layer on the target's hidden states"""
+_EAGLE3_TOKENS = 32_000
+"""the vocabulary of usual EAGLE-3 heads"""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A model by its sizes.
+
+    `dense_…` are the weights that every call reads, the output layer among them, the embedding not where it
+    is only looked up; `expert_…` those of one expert, over all layers. `kv_values` are the values of K and V
+    of a token in the layers that see all of a text, `window_kv_values` those in layers that see the last
+    `window_tokens`. `attention_width` is heads times width of a head, over all layers that see all of a text,
+    `window_attention_width` over the others.
+    """
+
+    name: str
+    layers: int
+    width: int
+    vocabulary: int
+    dense_parameters: float
+    dense_bytes: float
+    memory_bytes: float
+    kv_values: float
+    attention_width: float = 0.0
+    expert_parameters: float = 0.0
+    expert_bytes: float = 0.0
+    experts: int = 0
+    experts_used: int = 0
+    window_tokens: int = 0
+    window_kv_values: float = 0.0
+    window_attention_width: float = 0.0
+    operations: str = "f16"
+    embedding_parameters: float = 0.0
+    hub: str = ""
+    type: str = ""
+    is_head: bool = False
+
+    @property
+    def parameters(self) -> float:
+        """All of them."""
+        return self.dense_parameters + self.embedding_parameters + self.experts * self.expert_parameters
+
+    @property
+    def active_parameters(self) -> float:
+        """Those that one token is multiplied by."""
+        return self.dense_parameters + self.experts_used * self.expert_parameters
+
+    def distinct_experts(self, num_tokens: int) -> float:
+        """How many experts of a layer so many tokens are expected to use: each uses `experts_used` different
+        ones, any as likely as any other, whatever the other tokens use.
+
+        Tokens of one text agree more than that, so fewer are used.
+        """
+        if not self.experts:
+            return 0.0
+        missed = (1 - self.experts_used / self.experts) ** num_tokens
+        return self.experts * (1 - missed)
+
+    def kv_bytes(self, context: int) -> float:
+        """Of a sequence with so many tokens."""
+        seen = min(context, self.window_tokens)
+        return KV_BYTES * (self.kv_values * context + self.window_kv_values * seen)
+
+
+def shape_of(fields: ModelFields, name: str, known: Catalogue, weights: str = "") -> ModelShape:
+    """The shape of a model by its fields, its weights all of the type `weights` where that is given."""
+    kind = known.weight_type(weights or fields.type)
+    expert_kind = known.weight_type(weights or fields.expert_type or fields.type)
+    matrices = 3 if fields.gated else 2
+    dense_layers = fields.dense_layers if fields.experts else fields.layers
+    inner = (fields.dense_inner or fields.inner) if fields.experts else fields.inner
+    routed = fields.layers - dense_layers
+    attention, kv, heads = _attention(fields)
+    shared = routed * fields.width * (matrices * fields.shared_inner + fields.experts)
+    output = fields.width * fields.vocabulary
+    dense = fields.layers * attention + dense_layers * matrices * fields.width * inner + shared + output
+    expert = routed * matrices * fields.width * fields.inner if fields.experts else 0
+    embedding = 0 if fields.tied else output
+    dense_bytes = dense * kind.bits / 8
+    expert_bytes = expert * expert_kind.bits / 8
+    windowed = min(fields.window_layers, fields.layers)
+    return ModelShape(
+        name=name,
+        layers=fields.layers,
+        width=fields.width,
+        vocabulary=fields.vocabulary,
+        dense_parameters=dense,
+        dense_bytes=dense_bytes,
+        memory_bytes=dense_bytes + fields.experts * expert_bytes + embedding * kind.bits / 8,
+        kv_values=kv * (fields.layers - windowed),
+        attention_width=heads * (fields.layers - windowed),
+        expert_parameters=expert,
+        expert_bytes=expert_bytes,
+        experts=fields.experts,
+        experts_used=fields.experts_used,
+        window_tokens=fields.window_tokens,
+        window_kv_values=kv * windowed,
+        window_attention_width=heads * windowed,
+        operations=kind.operations,
+        embedding_parameters=embedding,
+        hub=fields.hub,
+        type=weights or fields.expert_type or fields.type,
+    )
+
+
+def _attention(fields: ModelFields) -> tuple[float, float, float]:
+    """Of a layer: parameters of attention, values of K and V of a token, and heads times their width."""
+    width, heads = fields.width, fields.heads
+    if fields.kv_rank:  # compressed: DeepSeek-V2's MLA
+        nope, rope, value = fields.nope_width, fields.rope_width, fields.value_width
+        query = (
+            fields.q_rank * (width + heads * (nope + rope))
+            if fields.q_rank
+            else width * heads * (nope + rope)
+        )
+        down = width * (fields.kv_rank + rope)
+        up = fields.kv_rank * heads * (nope + value)
+        return query + down + up + heads * value * width, fields.kv_rank + rope, heads * (nope + rope)
+    head = fields.head_width or width // heads
+    kv = 2 * (fields.kv_heads or heads) * head
+    return width * (2 * heads * head + kv), kv, heads * head
+
+
+def head_of(target: ModelShape, kind: str) -> ModelShape:
+    """The draft that is one more layer of a target: its MTP layer, or an EAGLE head. Its logits are those of
+    the target's output layer; an EAGLE-3 head has its own, over fewer tokens."""
+    per_layer = 1 / target.layers
+    output = target.width * target.vocabulary
+    bytes_each = target.dense_bytes / target.dense_parameters
+    joined = (3 if kind == "eagle3" else 2) * target.width**2
+    own_output = target.width * _EAGLE3_TOKENS if kind == "eagle3" else output
+    own = (target.dense_parameters - output) * per_layer + joined
+    keeps = own + (own_output if kind == "eagle3" else 0)
+    return replace(
+        target,
+        name=kind,
+        layers=1,
+        vocabulary=_EAGLE3_TOKENS if kind == "eagle3" else target.vocabulary,
+        dense_parameters=own + own_output,
+        dense_bytes=(own + own_output) * bytes_each,
+        memory_bytes=keeps * bytes_each + target.experts * target.expert_bytes * per_layer,
+        kv_values=(target.kv_values + target.window_kv_values) * per_layer,
+        attention_width=(target.attention_width + target.window_attention_width) * per_layer,
+        expert_parameters=target.expert_parameters * per_layer,
+        expert_bytes=target.expert_bytes * per_layer,
+        window_kv_values=0.0,
+        window_attention_width=0.0,
+        embedding_parameters=0.0,
+        hub="",
+        is_head=True,
+    )
+
+
+def find_shape(reference: str, known: Catalogue) -> ModelShape:
+    """The shape that is meant: NAME[:TYPE], a GGUF file, or a config.json (or its folder), with :TYPE too.
+
+    Raises SettingError, with the nearest names, and ModelFileError.
+    """
+    path = Path(reference).expanduser()
+    name, _, weights = reference.rpartition(":")
+    if not path.exists() and name:
+        path = Path(name).expanduser()
+    else:
+        name, weights = reference, ""
+    weights = weights.lower()
+    if path.suffix == ".gguf":
+        return _of_gguf(path)
+    if path.is_dir() or path.suffix == ".json" or "/" in name:
+        return _of_config(path / "config.json" if path.is_dir() else path, known, weights)
+    if name not in known.tables["models"] and reference.lower() not in known.tables["models"]:
+        raise unknown("model", name, known.tables["models"])
+    fields = known.model(name.lower() if name not in known.tables["models"] else name)
+    return shape_of(fields, reference, known, weights)
+
+
+def _of_gguf(path: Path) -> ModelShape:
+    from outrider.backends.gguf.sizes import read_sizes  # not needed for known names
+    from outrider.models.gguf import check_whole, read_card
+
+    card = read_card(path)
+    check_whole(card)
+    sizes = read_sizes(path)
+    experts = card.expert_count if card.expert_used_count else 0
+    routed = sum(size for name, size in sizes.tensors.items() if "_exps." in name)
+    expert = routed / experts if experts else 0.0
+    dense = card.bytes_per_token - card.expert_used_count * expert if experts else card.bytes_per_token
+    idle = card.parameters - card.active_parameters
+    expert_parameters = idle / (experts - card.expert_used_count) if experts > card.expert_used_count else 0.0
+    has_output = "output.weight" in sizes.tensors
+    embedding = sizes.width * sizes.vocabulary if has_output else 0
+    whole = [layer for layer in sizes.layers if not layer.has_window]
+    windowed = [layer for layer in sizes.layers if layer.has_window]
+    return ModelShape(
+        name=path.stem,
+        layers=card.block_count or len(sizes.layers),
+        width=sizes.width,
+        vocabulary=sizes.vocabulary,
+        dense_parameters=card.parameters - experts * expert_parameters - embedding,
+        dense_bytes=dense,
+        memory_bytes=card.file_bytes,
+        kv_values=sum(layer.key_values + layer.value_values for layer in whole),
+        attention_width=sizes.attention * len(whole),
+        expert_parameters=expert_parameters,
+        expert_bytes=expert,
+        experts=experts,
+        experts_used=card.expert_used_count,
+        window_tokens=sizes.window_tokens,
+        window_kv_values=sum(layer.key_values + layer.value_values for layer in windowed),
+        window_attention_width=sizes.attention * len(windowed),
+        operations="f16" if card.quantization in ("F16", "BF16", "F32") else "i8",
+        embedding_parameters=embedding,
+        hub=str(path),
+        type=card.quantization.lower(),
+    )
+
+
+# What config.json calls them; the first that is there is taken.
+_KEYS: Mapping[str, Sequence[str]] = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "width": ("hidden_size", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_head", "num_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads"),
+    "head_width": ("head_dim", "d_kv"),
+    "vocabulary": ("vocab_size",),
+    "tied": ("tie_word_embeddings",),
+    "experts": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "experts_used": ("num_experts_per_tok", "num_experts_per_token", "moe_top_k"),
+    "dense_layers": ("first_k_dense_replace",),
+    "q_rank": ("q_lora_rank",),
+    "kv_rank": ("kv_lora_rank",),
+    "nope_width": ("qk_nope_head_dim",),
+    "rope_width": ("qk_rope_head_dim",),
+    "value_width": ("v_head_dim",),
+    "window_tokens": ("sliding_window",),
+}
+_INNER = ("intermediate_size", "n_inner", "d_ff", "ffn_dim")
+_TYPES = {"fp8": "fp8", "mxfp4": "mxfp4", "awq": "awq", "gptq": "gptq", "nvfp4": "nvfp4"}
+
+
+def _of_config(path: Path, known: Catalogue, weights: str) -> ModelShape:
+    text = read_text(path, "Name a known model, a GGUF file, or a model's config.json.", ModelFileError)
+    try:
+        config = parse_json(text)
+    except ValueError as error:
+        raise ModelFileError(str(path), f"it is no JSON ({error})", "Download it again.") from None
+    if not isinstance(config, dict):
+        raise ModelFileError(str(path), "it is no model's config", "Name a model's config.json.")
+    nested = config.get("text_config")
+    config = {**config, **nested} if isinstance(nested, dict) else config
+    fields = _fields_of(config)
+    if missing := [
+        name for name in ("layers", "width", "heads", "inner", "vocabulary") if name not in fields
+    ]:
+        keys = [(_KEYS.get(name) or _INNER)[0] for name in missing]
+        raise ModelFileError(str(path), f"it lacks {', '.join(keys)}", "Name the model's own config.json.")
+    try:
+        read = ModelFields.model_validate(fields)
+    except ValidationError as error:
+        raise ModelFileError(str(path), str(invalid(error)), "Name the model's own config.json.") from None
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return replace(shape_of(read, name, known, weights), hub=str(config.get("_name_or_path") or name))
+
+
+def _fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that a config says; what is null there is left out."""
+    found = {
+        name: config[key] for name, keys in _KEYS.items() for key in keys[::-1] if config.get(key) is not None
+    }
+    inner = next((config[key] for key in _INNER if config.get(key) is not None), None)
+    if experts := found.get("experts"):
+        own = config.get("moe_intermediate_size")
+        found |= {"inner": own or inner, "dense_inner": inner if own else 0}
+        shared = config.get("n_shared_experts") or 0
+        found["shared_inner"] = config.get("shared_expert_intermediate_size") or shared * (own or inner or 0)
+        if not found.get("experts_used"):
+            found["experts_used"] = min(int(experts), 1)
+    elif inner is not None:
+        found["inner"] = inner
+    if "kv_rank" in found:
+        found.pop("head_width", None)
+    kinds = config.get("layer_types") or ()
+    windowed = sum(kind == "sliding_attention" for kind in kinds)
+    if config.get("use_sliding_window") is False or not found.get("window_tokens"):
+        found.pop("window_tokens", None)
+    else:
+        period = config.get("sliding_window_pattern") or 0
+        layers = found.get("layers", 0)
+        found["window_layers"] = windowed or (layers - layers // period if period else 0 if kinds else layers)
+    method = str((config.get("quantization_config") or {}).get("quant_method", ""))
+    if kind := _TYPES.get(method):
+        found |= {"expert_type": kind} if method == "mxfp4" and experts else {"type": kind}
+    return {name: value for name, value in found.items() if value is not None}
