@@ -1,26 +1,115 @@
-"""llama.cpp's own server as a process: start it, ask it, and see that it is quiet when nobody asks."""
+"""A server as a process on a free loopback port, and llama.cpp's own server in particular."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import signal
+import socket
 import subprocess
+import tempfile
+import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from outrider.lab.bench.servers import Server
+import httpx
 
 ANSWER_PATIENCE_S = 1800
+START_PATIENCE_S = 300.0
+END_PATIENCE_S = 30.0
+
+
+class Server:
+    """A running server; a context manager that ends it with all that it started.
+
+    It counts as started when `/health` answers 200. Raises OSError with the end of its log when that takes
+    too long.
+
+    Args:
+        name: What messages call it.
+        command: A shell-like line in which `{port}` and the names of `values` are filled in.
+        values: What is filled in.
+    """
+
+    def __init__(self, name: str, command: str, values: Mapping[str, object]) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.name = name
+        self.address = f"http://127.0.0.1:{port}"
+        words = [word.format(**values, port=port) for word in shlex.split(command)]
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115, it lives as long as the process
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is ours to answer, and its group can be ended as a whole
+        )
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_PATIENCE_S
+        while self.is_alive and time.monotonic() < deadline:
+            with suppress(httpx.HTTPError):
+                # the loopback has no proxy
+                if httpx.get(self.address + "/health", timeout=2, trust_env=False).status_code == 200:
+                    return
+            time.sleep(0.2)
+        raise OSError(f"{self.name} does not start. The end of its log:\n{self.end_of_log()}")
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def end_of_log(self) -> str:
+        """The last lines that it wrote, on either stream."""
+        self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(self._log.tell() - 10_000, 0))
+        return b"\n".join(self._log.read().splitlines()[-20:]).decode(errors="replace")
+
+    def close(self) -> None:
+        """End the process and what it started; ending it twice is harmless."""
+        if self._log.closed:
+            return
+        self._signal(signal.SIGTERM)
+        try:
+            self._process.wait(END_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:  # an interrupt while waiting, or children that outlived it
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            self._log.close()
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):  # nobody is left; macOS says so of zombies
+            os.killpg(self._process.pid, number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
 
 
 class LlamaServer(Server):
     """A running llama-server with one slot; a context manager that ends it.
 
-    `arguments` follow model, context and threads. Raises ContestantError with the end of its log when it
-    does not start.
+    `arguments` follow model, context and threads. Raises OSError when it does not start.
     """
 
     def __init__(

@@ -19,8 +19,8 @@ BURST_S = 0.002
 """Chunks that come within so short a time were made by one step: they are one burst."""
 
 
-def body_of(question: Question, max_tokens: int, model: str | None = None) -> dict[str, Any]:
-    """The request: greedy, streamed, with usage at the end; to `model`, or the only one."""
+def body_of(question: Question, max_tokens: int) -> dict[str, Any]:
+    """The request: greedy, streamed, with usage at the end."""
     body: dict[str, Any] = {
         "messages": list(question.messages),
         "max_tokens": max_tokens,
@@ -28,8 +28,6 @@ def body_of(question: Question, max_tokens: int, model: str | None = None) -> di
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if model is not None:
-        body["model"] = model
     if question.schema is not None:
         schema = {"name": "answer", "strict": True, "schema": question.schema}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -44,20 +42,14 @@ def client_of(address: str, patience_s: float) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=address, timeout=patience_s, trust_env=False, limits=limits)
 
 
-async def ask(
-    client: httpx.AsyncClient,
-    question: Question,
-    max_tokens: int,
-    patience_s: float,
-    model: str | None = None,
-) -> Row:
+async def ask(client: httpx.AsyncClient, question: Question, max_tokens: int, patience_s: float) -> Row:
     """Ask and time it. A failure is a row with an `error`; times are seconds, `start_s` is of any origin.
 
     `gaps_s` are the pauses between bursts; the tokens of a burst have none among them.
     """
     arrivals: list[tuple[float, str]] = []
     found: Row = {"id": question.id, "group": question.group, "start_s": perf_counter()}
-    stream = client.stream("POST", "/v1/chat/completions", json=body_of(question, max_tokens, model))
+    stream = client.stream("POST", "/v1/chat/completions", json=body_of(question, max_tokens))
     try:
         async with asyncio.timeout(patience_s), stream as response:
             if response.status_code != 200:

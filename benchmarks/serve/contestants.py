@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from outrider.lab.bench.servers import Server
+from llama_server import Server
 from serve.processes import cpu_s
 
 IDLE_SHARE = 0.05

@@ -32,8 +32,7 @@ import httpx
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Row, append, argument_parser, describe, resume, run_program, turn
-from llama_server import version
-from outrider.lab.bench.servers import Server
+from llama_server import Server, version
 from serve.client import ask, client_of
 from serve.contestants import check_idle, check_memory, contestants, values_of
 from serve.processes import cpu_s, rss_bytes

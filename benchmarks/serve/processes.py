@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from outrider.lab.bench.servers import Server
+from llama_server import Server
 
 
 def cpu_s(server: Server) -> float:
@@ -15,9 +15,9 @@ def cpu_s(server: Server) -> float:
     return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
 
-def rss_bytes(server: Server, *, own: bool = False) -> int:
-    """Memory in use by the process and its children; `own`: without mapped files, such as weights."""
-    return sum(_rss_bytes(pid, own) for pid in _family(server.pid))
+def rss_bytes(server: Server) -> int:
+    """Memory in use by the process and its children."""
+    return sum(map(_rss_bytes, _family(server.pid)))
 
 
 def _family(pid: int) -> Iterator[int]:
@@ -30,9 +30,9 @@ def _family(pid: int) -> Iterator[int]:
         yield from _family(int(child))
 
 
-def _rss_bytes(pid: int, own: bool) -> int:
+def _rss_bytes(pid: int) -> int:
     try:
-        resident, of_files = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
+        resident = Path(f"/proc/{pid}/statm").read_text().split()[1]
     except OSError:
         return 0
-    return (int(resident) - own * int(of_files)) * os.sysconf("SC_PAGE_SIZE")
+    return int(resident) * os.sysconf("SC_PAGE_SIZE")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from harness import read_rows
-from structured.cases import load_cases
 
 FOLDER = Path(__file__).parent
 OWN = (
@@ -23,6 +22,7 @@ OWN = (
 )
 GROUPS = {"edit": "edit", "coding": "code", "summarization": "summary", "rag": "summary"}
 """Groups of the categories that prompts have; JSON comes with schemas from elsewhere, all else is chat."""
+SCHEMAS = FOLDER.parent / "structured" / "cases.jsonl"
 SCHEMA_GROUPS = ("tool", "record", "nested")
 LONGEST_PROMPT = 6000
 """characters: a longer one would be most of a round's time"""
@@ -65,8 +65,11 @@ def load_questions(more: Sequence[Path] = ()) -> list[Question]:
     found = [
         question for path in (*OWN, *more) for row in read_rows(path) if (question := _question(path, row))
     ]
-    cases = [case for case in load_cases(names=SCHEMA_GROUPS) if case.kind == "json_schema"]
-    return found + [Question(c.id, "json", ({"role": "user", "content": c.prompt},), c.limit) for c in cases]
+    cases = [row for row in read_rows(SCHEMAS) if row["kind"] in SCHEMA_GROUPS and "json_schema" in row]
+    return found + [
+        Question(case["id"], "json", ({"role": "user", "content": case["prompt"]},), case["json_schema"])
+        for case in cases
+    ]
 
 
 def tool_questions() -> list[Question]:
