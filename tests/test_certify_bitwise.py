@@ -19,7 +19,7 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.lab.certify.certificate import Certificate, as_json, reasons
 from outrider.lab.certify.checks import certify
 from outrider.lab.certify.faults import check_fault, unequal_sizes
-from outrider.lab.certify.plan import CertifyPlan, Findings, Subject
+from outrider.lab.certify.plan import BESIDE, GREEDY, REPEATED, CertifyPlan, Findings, Subject
 from outrider.lab.certify.runs import compare_rows
 from outrider.policy import FixedPolicy
 
@@ -64,14 +64,14 @@ def test_equal_calls_hold_bit_for_bit(
 ) -> None:
     findings = certify(subject(bitwise(*kernels, num_sequences)), PROMPTS, QUICK)
     assert findings.holds and reasons(findings) == []
-    assert len(findings.beside) == (2 if num_sequences == 2 else 0)
-    tokens = sum(part.tokens for part in findings.texts)
+    assert len(findings.texts.get(BESIDE, ())) == (2 if num_sequences == 2 else 0)
+    tokens = sum(part.tokens for name, parts in findings.texts.items() if name != REPEATED for part in parts)
     document = as_json(certificate_of(findings))
     assert document["kind"] == "bit-equal"
     assert document["logits"] == {
         "holds": True, "compared_positions": tokens, "differing_positions": 0, "differences": []
     }  # fmt: skip
-    assert sum(part.counts.accepted_tokens for part in findings.texts) > 0
+    assert sum(part.counts.accepted_tokens for part in findings.all_texts) > 0
     print_verdict(certificate_of(findings), None)
     said = " ".join(capsys.readouterr().out.split())
     assert "bit for bit" in said and f"{tokens} positions, with drafts and without: the same bits" in said
@@ -82,7 +82,7 @@ def test_other_targets_are_compared_but_for_near_ties() -> None:
     findings = certify(subject(FakeModel(VOCABULARY, LANGUAGE)), PROMPTS, ONE_RULE)
     document = as_json(certificate_of(findings))
     assert document["kind"] == "equal but for near-ties"
-    assert document["logits"] is None and document["beside_another_request"] is None
+    assert document["logits"] is None and BESIDE not in document["texts"]
 
 
 @pytest.mark.parametrize("num_sequences", [1, 2])
@@ -94,7 +94,7 @@ def test_unequal_calls_are_found(
     findings = certify(subject(model), PROMPTS, NEEDED)
     assert not findings.holds and any("logits, greedy" in reason for reason in reasons(findings))
     document = as_json(certificate_of(findings, NEEDED))
-    assert document["verdict"] == "does not hold" and document["fault"] == "unequal-calls"
+    assert document["verdict"] == "does not hold" and document["plan"]["fault"] == "unequal-calls"
     logits = document["logits"]
     assert not logits["holds"] and 0 < logits["differing_positions"] <= logits["compared_positions"]
     assert logits["differences"][0]["first"] is not None
@@ -121,7 +121,7 @@ def test_bits_that_differ_fail_where_every_text_is_equal() -> None:
         context_length=256,
     )
     findings = certify(subject(model), PROMPTS, ONE_RULE)
-    assert not any(part.differences for part in findings.texts)
+    assert not any(part.differences for part in findings.all_texts)
     assert not findings.holds and all("logits" in reason for reason in reasons(findings))
 
 
@@ -142,11 +142,15 @@ def test_a_near_tie_is_no_excuse() -> None:
         return Flipping(VOCABULARY, LANGUAGE, context_length=length, max_sequences=1)
 
     shared = certify(subject(make(256)), PROMPTS, ONE_RULE)
-    assert all(part.holds for part in shared.greedy) and any(part.differences for part in shared.greedy)
+    assert all(part.holds for part in shared.texts[GREEDY]) and any(
+        part.differences for part in shared.texts[GREEDY]
+    )
     kept = BitwiseModel(make, EqualSizes((1, 2, 3, 4, 5)), context_length=256)
     findings = certify(subject(kept), PROMPTS, ONE_RULE)
     assert not findings.holds and "texts differ; first in prompt" in reasons(findings)[0]
-    assert as_json(certificate_of(findings))["greedy"]["near_ties"] == []
+    assert not any(
+        part["near_tie"] for part in as_json(certificate_of(findings))["texts"][GREEDY]["differences"]
+    )
 
 
 def test_a_broken_rule_is_found_there_too() -> None:

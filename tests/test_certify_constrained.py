@@ -22,8 +22,8 @@ from outrider.engine import Engine
 from outrider.lab.certify.certificate import Certificate, as_json
 from outrider.lab.certify.checks import certify
 from outrider.lab.certify.exact_distribution import LogitsCache, exact_distribution, find_start
-from outrider.lab.certify.faults import CALL_FAULTS, FAULTS, MASK_FAULTS, REDUCED_FAULT, check_fault
-from outrider.lab.certify.plan import CertifyPlan, Findings, Subject
+from outrider.lab.certify.faults import MASK_FAULT, RULE_FAULTS, check_fault
+from outrider.lab.certify.plan import GREEDY, CertifyPlan, Findings, Subject
 from outrider.lab.certify.runs import generate
 from outrider.lab.certify.text_equality import after, compare_texts, repeat
 from outrider.lab.comparison import compare, find_divergence
@@ -72,7 +72,7 @@ def test_a_sound_engine_holds(sound: Findings) -> None:
     assert len(alone) == 2 and all(test.drafted_tokens > 0 for test in alone)
     assert all(test.drafted_tokens >= test.accepted_tokens for test in sound.sampled)
     assert all(test.cells > 1 for test in sound.sampled), "where nothing is left to chance nothing is tested"
-    assert sum(part.counts.drafted_tokens for part in sound.greedy) > 0
+    assert sum(part.counts.drafted_tokens for part in sound.texts[GREEDY]) > 0
 
 
 @pytest.mark.parametrize("fast_forward", ["canonical", "off"])
@@ -88,7 +88,7 @@ def test_the_other_modes_hold(fast_forward: str) -> None:
 def test_forced_text_is_tested_without_any_drafter() -> None:
     findings = certify(subject_of(drafters=()), PROMPTS, replace(QUICK, rule="block"))
     assert findings.holds and findings.speculates
-    assert sum(part.counts.accepted_tokens for part in findings.greedy) > 0
+    assert sum(part.counts.accepted_tokens for part in findings.texts[GREEDY]) > 0
     off = replace(QUICK, grammar=replace(GRAMMAR, fast_forward="off"))
     nothing = certify(subject_of(constrained(forcing=False), drafters=()), PROMPTS, off)
     assert nothing.holds and not nothing.speculates
@@ -97,9 +97,8 @@ def test_forced_text_is_tested_without_any_drafter() -> None:
 @pytest.mark.parametrize(
     "fault",
     [  # test_certify finds the others without a grammar
-        pytest.param(fault, marks=[] if fault in (*MASK_FAULTS, "kept-rejected") else pytest.mark.slow)
-        for fault in FAULTS
-        if fault not in (*CALL_FAULTS, REDUCED_FAULT)
+        pytest.param(fault, marks=[] if fault in (MASK_FAULT, "kept-rejected") else pytest.mark.slow)
+        for fault in (*RULE_FAULTS, MASK_FAULT)
     ],
 )
 def test_every_fault_is_found(fault: str) -> None:
@@ -109,18 +108,14 @@ def test_every_fault_is_found(fault: str) -> None:
     assert not findings.holds and any(test.rejected for test in findings.sampled)
     if fault == "unmasked-drafts":
         assert any(test.impossible for test in findings.sampled)
-        assert any(not difference.near_tie for part in findings.greedy for difference in part.differences)
+        assert any(
+            not difference.near_tie for part in findings.texts[GREEDY] for difference in part.differences
+        )
 
 
-@pytest.mark.parametrize("fault", MASK_FAULTS)
-def test_faults_of_masks_need_masks(fault: str) -> None:
+def test_a_fault_of_masks_needs_masks() -> None:
     with pytest.raises(SettingError, match="there is none"):
-        CertifyPlan(fault=check_fault(fault))
-
-
-def test_the_forcing_mask_is_no_fault_where_it_is_asked_for() -> None:
-    with pytest.raises(SettingError, match="changes nothing"):
-        CertifyPlan(fault="forcing-mask", grammar=replace(GRAMMAR, fast_forward="canonical"))
+        CertifyPlan(fault=check_fault(MASK_FAULT))
 
 
 def test_a_grammar_needs_someone_to_compile_it() -> None:
@@ -215,11 +210,11 @@ def test_the_start_has_open_and_forced_text_ahead() -> None:
     start = find_start(memory, PROMPTS[0], partial(constrained(), GRAMMAR))
     assert start.prompt == (*PROMPTS[0], *start.answer)
     assert any(text.startswith(WORDS.text(start.answer)) for text in TEXTS)
-    assert start.forced == 2 and start.entropy > free.entropy / 2
+    assert start.forced and start.entropy > free.entropy / 2
     certain = find_start(memory, PROMPTS[0], partial(constrained(["abb"], canonical=True), GRAMMAR))
-    assert certain.entropy == 0 and certain.forced == 1
+    assert certain.entropy == 0 and certain.forced
     off = find_start(memory, PROMPTS[0], partial(constrained(forcing=False), GRAMMAR))
-    assert off.forced == 0 and off.entropy > 0
+    assert not off.forced and off.entropy > 0
 
 
 def test_the_exact_distribution_is_the_chain_rule_under_the_mask() -> None:
@@ -266,4 +261,4 @@ def test_a_seed_repeats_a_text_whatever_was_learned_about_its_spelling() -> None
         engine = Engine(FakeModel(WORDS, LANGUAGE), [drafter], EAGER, constrain=constrained(TEXTS))
         sampling = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, seed=seed)
         request = Request((0, 1), sampling, 30, verification=Verification("token"), grammar=GRAMMAR)
-        assert repeat(engine, request).position is None
+        assert repeat(engine, request).holds

@@ -163,7 +163,7 @@ def test_wrong_recovered_tokens_are_found() -> None:
     found = findings(rule="token", fault=check_fault("no-residual"))
     rejected = {test.kind for test in found.decisions if test.rejected}
     assert rejected == {"recovered"}
-    alone = replace(found, greedy=(), stable=(), repeated=(), sampled=())
+    alone = replace(found, texts={}, sampled=())
     assert not alone.holds and reasons(alone), "decisions alone decide"
 
 

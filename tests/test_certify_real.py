@@ -13,7 +13,7 @@ from outrider.core.errors import SettingError
 from outrider.lab.certify.certificate import reasons
 from outrider.lab.certify.checks import certify
 from outrider.lab.certify.faults import check_fault, unequal_sizes
-from outrider.lab.certify.plan import CertifyPlan, Subject
+from outrider.lab.certify.plan import BESIDE, REPEATED, CertifyPlan, Subject
 from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
 from outrider.policy import FixedPolicy
@@ -43,8 +43,9 @@ def test_bit_equal_text_is_certified_and_unequal_calls_are_found(backend: str) -
         prompts = [tuple(session.encode([{"role": "user", "content": text}])) for text in PROMPTS]
         findings = certify(subject_of(session), prompts, PLAN)
         assert findings.bit_equal and findings.holds, reasons(findings)
-        assert findings.compared_rows == sum(part.tokens for part in findings.texts) > 0
-        assert sum(part.counts.drafted_tokens for part in findings.beside) > 0
+        compared = [part for name, parts in findings.texts.items() if name != REPEATED for part in parts]
+        assert findings.compared_rows == sum(part.tokens for part in compared) > 0
+        assert sum(part.counts.drafted_tokens for part in findings.texts[BESIDE]) > 0
         broken = replace(PLAN, fault=check_fault("unequal-calls"))
         assert isinstance(session.target, BitwiseModel)
         if not unequal_sizes(session.target):

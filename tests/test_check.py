@@ -17,8 +17,7 @@ from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.costs.break_even import least_needed
 from outrider.lab import predict
-from outrider.lab.check.check import judge_lookup_alone, measure_rewind
-from outrider.lab.check.report import Report, Rewind
+from outrider.lab.check.check import Report, judge_lookup_alone
 from outrider.lab.facts import acceptance_of, break_evens, calls_of, tokenizers_of
 from outrider.lab.judged import DraftReport, judge, replayed
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
@@ -376,20 +375,6 @@ def constant(seconds: float) -> CallTime:
     return lambda *_call: seconds
 
 
-def test_a_rewind_is_timed_with_the_call_after_it() -> None:
-    model = TimedModel(constant(0.05))
-    found = measure_rewind(model, [0] * 100, clock=model.clock)
-    assert found.kind == "free"
-    assert found.call_s == pytest.approx(0.05) and found.rewound_call_s == pytest.approx(0.05)
-    assert model.length(0) == 0
-    short = TimedModel(constant(0.05))
-    assert measure_rewind(short, [0, 1], clock=short.clock).rewound_call_s == pytest.approx(0.05)
-    snapshots = TimedModel(constant(0.05), rewind="snapshots", max_draft=8)
-    assert measure_rewind(snapshots, [0] * 100, clock=snapshots.clock).rewound_call_s == pytest.approx(0.05)
-    recurrent = TimedModel(rewind="none")
-    assert measure_rewind(recurrent, [0] * 100) == Rewind("none", None, None) and not recurrent.calls
-
-
 def workload(name: str, count: int, text: str = "abcd ") -> Workload:
     prompts = tuple(Prompt(f"{name}{i}", text * 4) for i in range(count))
     return Workload(name, prompts, GREEDY, 128, "here")
@@ -445,7 +430,7 @@ def test_plain_data_has_no_infinity() -> None:
     known, _ = subject("random", None, count=1)
     lookup = judge_lookup_alone(known)
     report = Report(
-        machine="m", target=FACTS, rewind=Rewind("free", 0.1, 0.1), calls=calls_of(known.costs), sample=None,
+        machine="m", target=FACTS, rewind="free", calls=calls_of(known.costs), sample=None,
         lookup=lookup, drafts=(), verdict="v", pays=False, notices=(), seconds=1.0,
     )  # fmt: skip
     data = report.as_json()

@@ -71,7 +71,7 @@ def test_a_draft_is_judged_and_the_status_says_what_json_says(check: Call) -> No
     assert speedups["bound"]["value"] >= speedups["auto"]["value"] > 0 and speedups["llama_cpp_default"]
     assert draft["verdict"]["outcome"] in ("pays", "undecided", "does not pay")
     assert shown["lookup"]["speedups"]["llama_cpp_default"] is None
-    assert shown["rewind"]["kind"] == "free" and shown["rewind"]["rewound_call_s"] > 0
+    assert shown["rewind"] == "free"
     assert sorted(map(int, shown["calls"]["ratios"])) == [1, 2, 4, 8, 16]
     assert shown["sample"]["workloads"] == {"prompts": shown["sample"]["answers"]}
 

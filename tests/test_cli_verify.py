@@ -90,11 +90,11 @@ def test_json_goes_to_standard_output_and_nowhere_else(verify: Call, tmp_path: P
 
 
 def test_an_injected_fault_fails(verify: Call, tmp_path: Path) -> None:
-    outcome = verify("--inject", "swapped", "-o", "broken.json")
+    outcome = verify("--inject", "no-residual", "-o", "broken.json")
     assert outcome.status == 1
-    assert outcome.out.startswith("DOES NOT HOLD") and "fault injected: swapped" in outcome.out
+    assert outcome.out.startswith("DOES NOT HOLD") and "fault injected: no-residual" in outcome.out
     document = json.loads((tmp_path / "broken.json").read_text())
-    assert document["fault"] == "swapped" and document["reasons"]
+    assert document["plan"]["fault"] == "no-residual" and document["reasons"]
 
 
 @pytest.mark.slow
@@ -111,7 +111,10 @@ def test_bit_equal_text_is_the_stronger_verdict(verify: Call) -> None:
     document = json.loads(verify("--bitwise", "--rule", "auto", "--json", "-p", "a b", "-p", "c").out)
     assert document["verdict"] == "holds" and document["kind"] == "bit-equal"
     assert document["logits"]["compared_positions"] > 0 == document["logits"]["differing_positions"]
-    assert document["beside_another_request"]["texts"] == 1 and document["settings"]["bitwise"] is True
+    assert (
+        document["texts"]["greedy, beside another request"]["texts"] == 1
+        and document["settings"]["bitwise"] is True
+    )
     document = json.loads(verify("--no-bitwise", "--json", "-p", "a b").out)
     assert document["kind"] == "equal but for near-ties" and document["logits"] is None
 

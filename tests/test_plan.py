@@ -239,18 +239,6 @@ def test_models_that_do_not_fit_are_planned_at_fewer_bits(
     assert "do not fit on h100x8" in plan["notices"][0]
 
 
-def test_a_page_holds_the_map_of_every_drafter(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture, tmp_path: Path
-) -> None:
-    page = tmp_path / "plan.html"
-    found = run(monkeypatch, capfdbinary, *PAIR, "--html", str(page), "--json")
-    text = page.read_text(encoding="utf-8")
-    for name in ("lookup", "llama-3.2-1b", "lookup and llama-3.2-1b"):
-        assert f"<h2>{name}: speed-up" in text
-    data = text.split('id="plan">')[1].split("</script>")[0]
-    assert json.loads(data) == json.loads(found.out)
-
-
 def test_measured_curves_take_the_models_place(
     monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture, tmp_path: Path
 ) -> None:
@@ -305,7 +293,6 @@ TOO_LARGE = ("--target", "llama-3.1-405b:bf16", "--on", "h100x4")
         ((*PAIR, "--recordings", str(RECORDINGS), "--workload", "code"), "acceptance is given too"),
         ((*PAIR, "--costs", str(RECORDINGS)), "it holds no measured curves"),
         ((*PAIR, "--hardware", "nowhere.toml"), "no such file or directory"),
-        ((*PAIR, "--html", "nowhere/plan.html"), "its folder does not exist"),
         (("--draft", "mtp", "--costs", str(CURVE)), "whose shape is not known"),
         (("--metrics", "http://127.0.0.1:9/"), "it does not answer"),
         (("--metrics", str(CURVE)), "no metrics of vLLM, llama-server or Outrider"),

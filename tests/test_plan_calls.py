@@ -58,22 +58,13 @@ def test_a_call_costs_no_less_for_more_of_anything(
     shape, machine = find_shape(model, KNOWN), Machine(KNOWN.device(device), count)
 
     def seconds(tokens: int, batch: int, context: int) -> float:
-        return call_time(shape, machine, tokens, batch=batch, context=context).total_s
+        return call_time(shape, machine, tokens, batch=batch, context=context)
 
     here = seconds(tokens, batch, context)
     assert here > 0
     assert seconds(tokens + 1, batch, context) >= here
     assert seconds(tokens, batch + 1, context) >= here
     assert seconds(tokens, batch, context + 100) >= here
-
-
-@settings(max_examples=examples(50))
-@given(MODELS, DEVICES, st.integers(1, 64))
-def test_reading_and_computing_overlap_at_best(model: str, device: str, tokens: int) -> None:
-    found = call_time(find_shape(model, KNOWN), Machine(KNOWN.device(device)), tokens)
-    assert max(found.memory_s, found.operations_s) <= found.device_s * (1 + 1e-12)
-    assert found.device_s <= (found.memory_s + found.operations_s) * (1 + 1e-12)
-    assert found.link_s == 0
 
 
 def test_a_dense_call_reads_its_weights_once_and_computes_for_every_token() -> None:
@@ -88,17 +79,16 @@ def test_a_dense_call_reads_its_weights_once_and_computes_for_every_token() -> N
 def test_devices_that_share_layers_read_faster_and_wait_for_each_other() -> None:
     shape = find_shape("llama-3.1-70b", KNOWN)
     one, eight = (call_time(shape, machine_of(name, KNOWN), 1) for name in ("h100", "h100x8"))
-    assert eight.memory_s == pytest.approx(one.memory_s / 8)
-    assert eight.link_s > one.link_s == 0
+    assert one / 8 < eight < one / 4
     first, second = (call_time(shape, machine_of(name, KNOWN), 1) for name in ("wse-3", "wse-3x4"))
-    assert second.memory_s == first.memory_s and second.link_s > 0
+    assert second > first, "a pipeline only adds hops"
 
 
 def test_a_small_draft_takes_the_devices_that_are_faster_for_it() -> None:
     shape = find_shape("llama-3.2-1b", KNOWN)
     one, eight = machine_of("h100", KNOWN), machine_of("h100x8", KNOWN)
     both = PlannedCurve(shape, (one, eight)).call_s(1)
-    assert both == min(call_time(shape, machine, 1).total_s for machine in (one, eight))
+    assert both == min(call_time(shape, machine, 1) for machine in (one, eight))
 
 
 @settings(max_examples=examples(50))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -19,9 +18,8 @@ from outrider.cli.settings import CheckSettings
 from outrider.core.contracts import RewindKind
 from outrider.core.errors import SettingError
 from outrider.core.invalid import invalid
-from outrider.lab.check import check as check_pair
-from outrider.lab.check.check import CheckRequest
-from outrider.lab.check.report import LookupReport, Report, Rewind, Sample
+from outrider.lab.check.check import CheckRequest, LookupReport, Report, Sample
+from outrider.lab.check.check import check as check_pair
 from outrider.lab.facts import Acceptance, BreakEven, Calls, Tokenizers
 from outrider.lab.judged import DraftReport
 from outrider.lab.loaded import Progress
@@ -34,6 +32,7 @@ from outrider.lab.models import (
     own_head,
     usable_backends,
 )
+from outrider.lab.numbers import count, gigabytes, milliseconds
 from outrider.lab.predict import Speedups
 from outrider.lab.prompts import Workload
 from outrider.lab.verdict import DraftVerdict, Outcome, as_text
@@ -156,6 +155,7 @@ _FOUND = {True: "measured", False: "-"}
 _Rows = Sequence[tuple[str, str]]
 
 _REWINDS: Mapping[RewindKind, str] = {
+    "none": "no: its state is recurrent or hybrid, so rejected tokens cannot be taken back",
     "free": "free",
     "window": "as far as its sliding window reaches (--swa-full: always)",
     "snapshots": "by snapshots of its recurrent state, as far as a draft reaches",
@@ -205,7 +205,7 @@ def _target_rows(report: Report) -> list[tuple[str, str]]:
         ("model", _model(report.target)),
         ("size", _size(report.target)),
         *([("library", report.target.library)] if report.target.library else []),
-        ("rewind", _rewind(report.rewind)),
+        ("rewind", _REWINDS[report.rewind]),
         ("calls", _calls(report.calls)),
     ]
     if report.sample is not None:
@@ -228,16 +228,16 @@ def _lookup_rows(lookup: LookupReport) -> list[tuple[str, str]]:
 def _draft_rows(draft: DraftReport, report: Report) -> list[tuple[str, str]]:
     rows = [("model", _model(draft.model)), ("size", _size(draft.model))]
     if draft.kind != "model":
-        reads = f"{_bytes(draft.model.bytes_per_token)}, the output layer included"
+        reads = f"{gigabytes(draft.model.bytes_per_token)}, the output layer included"
         rows = [
             ("model", f"{HEADS[draft.kind]} that draft from the target's hidden states"),
-            ("size", f"{_bytes(draft.model.file_bytes)} beside the target; a token reads {reads}"),
+            ("size", f"{gigabytes(draft.model.file_bytes)} beside the target; a token reads {reads}"),
         ]
     rows.append(("tokenizer", _tokenizers(draft.tokenizers)))
     rows += [("", difference) for difference in draft.tokenizers.differences if not draft.tokenizers.usable]
     cost = f"it reads {draft.bytes_ratio:.2f} of the target's bytes for a token"
     if draft.step_ratio is not None and draft.calls is not None:
-        cost = f"{_ms(draft.calls.call_s)}, {draft.step_ratio:.2f} of the target's; {cost}"
+        cost = f"{milliseconds(draft.calls.call_s)}, {draft.step_ratio:.2f} of the target's; {cost}"
     rows.append(("step", cost))
     if draft.acceptance is None or draft.speedups is None:
         return rows
@@ -265,34 +265,25 @@ def _speedup_rows(speedups: Speedups) -> list[tuple[str, str]]:
 def _model(model: ModelFacts) -> str:
     experts = f", {model.experts_used} of {model.experts} experts a token" if model.experts else ""
     active = (
-        f" ({_count(model.active_parameters)} active)" if model.active_parameters < model.parameters else ""
+        f" ({count(model.active_parameters)} active)" if model.active_parameters < model.parameters else ""
     )
     return (
-        f"{model.architecture}, {_count(model.parameters)} parameters{active}{experts}, {model.quantization}"
+        f"{model.architecture}, {count(model.parameters)} parameters{active}{experts}, {model.quantization}"
     )
 
 
 def _size(model: ModelFacts) -> str:
-    memory = f"; {_bytes(model.memory_bytes)} of memory in use" if model.memory_bytes else ""
-    return f"{_bytes(model.file_bytes)}, of which a token reads {_bytes(model.bytes_per_token)}{memory}"
-
-
-def _rewind(rewind: Rewind) -> str:
-    if rewind.kind == "none":
-        return "no: its state is recurrent or hybrid, so rejected tokens cannot be taken back"
-    how = _REWINDS[rewind.kind]
-    if rewind.call_s is None or rewind.rewound_call_s is None:
-        return how
-    return f"{how}: a call takes {_ms(rewind.call_s)}, after a rewind {_ms(rewind.rewound_call_s)}"
+    memory = f"; {gigabytes(model.memory_bytes)} of memory in use" if model.memory_bytes else ""
+    return f"{gigabytes(model.file_bytes)}, of which a token reads {gigabytes(model.bytes_per_token)}{memory}"
 
 
 def _calls(calls: Calls) -> str:
     ratios = ", ".join(f"{n}: {ratio:.2f}x" for n, ratio in calls.ratios.items() if n > 1)
-    return f"{_ms(calls.call_s)} over one token; over {ratios}"
+    return f"{milliseconds(calls.call_s)} over one token; over {ratios}"
 
 
 def _sample(sample: Sample) -> str:
-    names = ", ".join(f"{count} {name}" for name, count in sample.workloads.items())
+    names = ", ".join(f"{number} {name}" for name, number in sample.workloads.items())
     return f"{sample.answers} of up to 64 tokens in {sample.seconds:.0f} s: {names}"
 
 
@@ -329,25 +320,3 @@ def _break_even(found: Sequence[BreakEven]) -> str:
         for even in found
     ]
     return f"acceptance by drafted tokens: {', '.join(parts)}"
-
-
-def _count(number: int) -> str:
-    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= unit:
-            return f"{number / unit:.{2 if number < 10 * unit else 0}f}{name}"
-    return str(number)
-
-
-def _bytes(number: int) -> str:
-    return (
-        f"{number / 1e9:.2f} GB"
-        if number >= 1e9
-        else f"{number / 1e6:.0f} MB"
-        if number >= 1e7
-        else f"{number / 1e6:.1f} MB"
-    )
-
-
-def _ms(seconds: float) -> str:
-    milliseconds = seconds * 1e3
-    return f"{milliseconds:.{max(0, 1 - math.floor(math.log10(max(milliseconds, 1e-3))))}f} ms"

@@ -13,7 +13,6 @@ from outrider.cli.output import bars, print_notes, write, write_json
 from outrider.cli.plan_report import print_known, print_observed, print_plan
 from outrider.cli.plan_settings import PlanSettings
 from outrider.core.errors import SettingError
-from outrider.core.files import check_writable, write_whole
 from outrider.lab.plan.acceptance import ALL, of_workload, read_acceptance, source
 from outrider.lab.plan.calls import (
     Curve,
@@ -43,8 +42,6 @@ def plan(settings: PlanSettings) -> int:
     if settings.export is not None and settings.export not in ENGINES:
         way_out = f"Choose one of {', '.join(ENGINES)}."
         raise SettingError("--export", f"{settings.export!r} is no engine", way_out)
-    if settings.html is not None:
-        check_writable(settings.html, "page")
     observed = None if settings.metrics is None else read_metrics(settings.metrics)
     if observed is not None and settings.target is None and settings.costs is None:
         advised = ["name --target, --draft and --on, and the plan says what it expected and what to change"]
@@ -69,10 +66,6 @@ def _plan_and_show(
             advised = advice(observed, asked)
             data["observed"] = observed.as_json(advised)
     data["notices"] = notices
-    if settings.html is not None:
-        from outrider.lab.plan.page import page  # loads slowly
-
-        write_whole(settings.html, page(made, about, data), "page")
     if settings.export is not None:
         started = ENGINES[settings.export](made)
         write_json(started.as_json()) if settings.print_json else write(started.script)

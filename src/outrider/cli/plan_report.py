@@ -40,9 +40,9 @@ def print_plan(console: Console, plan: Plan, acceptance: str) -> None:
 def _described(model: Model) -> str:
     if (shape := model.shape) is None:
         return f"{model.name} (measured)"
-    active = f", {shape.active_parameters / 1e9:.3g}B active" if shape.experts else ""
+    active = f", {numbers.count(shape.active_parameters)} active" if shape.experts else ""
     size = numbers.gigabytes(round(shape.memory_bytes))
-    return f"{model.name} ({shape.parameters / 1e9:.3g}B{active}; {shape.type}, {size})"
+    return f"{model.name} ({numbers.count(shape.parameters)}{active}; {shape.type}, {size})"
 
 
 def _row(batch: BatchPlan, several: bool) -> tuple[Cell, ...]:
@@ -97,9 +97,6 @@ def _ends(plan: Plan) -> Iterator[tuple[str, Cell]]:
         yield "pays", "at no batch size"
     if plan.fits_to is not None:
         yield "fits", f"up to {plan.fits_to} sequences of {plan.asked.context} tokens"
-    if joules := plan.batches[0].joules:
-        plain, best = map(numbers.digits, joules)
-        yield "energy", f"{plain} J a token plainly, {best} by the best way, at the rated power"
     yield "the model", error_line()
 
 

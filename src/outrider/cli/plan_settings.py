@@ -79,7 +79,6 @@ class PlanSettings(JsonOutput):
         panel=OUTPUT,
         help="A running server's metrics (or a file of them): what acceptance they show, what to change.",
     )
-    html: Path | None = setting(None, panel=OUTPUT, help="Write the plan as a page there, too.")
     list_known: bool = setting(
         False, "--list", panel=OUTPUT, help="Show the hardware and models that are known."
     )

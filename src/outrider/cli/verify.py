@@ -40,7 +40,6 @@ _TITLES = {
     "greedy": "greedy texts",
     "beside": "two at once",
     "seeds": "seeded texts",
-    "head": "what the head reads",
     "sampled": "samples",
 }
 """Stages of the tests, as the bars call them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -11,10 +10,17 @@ from rich.text import Text
 from outrider.cli.output import Cell, print_rows
 from outrider.cli.report import structure_line
 from outrider.lab.certify.certificate import Certificate, reasons, totals
-from outrider.lab.certify.plan import Findings
+from outrider.lab.certify.plan import BESIDE, GREEDY, REPEATED, STABLE, Findings
 from outrider.lab.certify.text_equality import Compared, Difference
 
 _SHOWN_TIES = 4
+_TEXT_ROWS = {
+    GREEDY: ("greedy", ""),
+    BESIDE: ("", "while another request runs: "),
+    REPEATED: ("same seed", "twice: "),
+    STABLE: ("seed-stable", "with and without drafts: "),
+}
+"""label and beginning of the lines about texts"""
 
 
 def print_verdict(certificate: Certificate, place: Path | None) -> None:
@@ -30,9 +36,9 @@ def print_verdict(certificate: Certificate, place: Path | None) -> None:
 def _headline(certificate: Certificate) -> Text:
     plan, findings = certificate.plan, certificate.findings
     if not certificate.holds:
-        is_equal = replace(findings, head=()).holds
-        what = "the head drafts worse than it could" if is_equal else "speculation changes the output"
-        headline = Text("DOES NOT HOLD", style="bold red").append(f": {what}", "not bold")
+        headline = Text("DOES NOT HOLD", style="bold red").append(
+            ": speculation changes the output", "not bold"
+        )
     elif not findings.speculates:
         headline = Text("HOLDS, BUT NOTHING WAS SPECULATED", style="bold yellow").append(
             ": this target decoded plainly", "not bold"
@@ -62,17 +68,13 @@ def _rows(certificate: Certificate) -> list[tuple[str, str]]:
     rows.append(("models", ", ".join(names)))
     if certificate.plan.grammar is not None:
         rows.append(("structure", structure_line(certificate.plan.grammar)))
-    rows.append(("greedy", _texts_line(findings.greedy)))
-    rows += [("", line) for line in _tie_lines(findings.greedy)]
-    if findings.beside:
-        rows.append(("", f"while another request runs: {_texts_line(findings.beside)}"))
-    rows.append(("same seed", _seeds_line(findings)))
-    if findings.stable:
-        rows.append(("seed-stable", f"with and without drafts: {_texts_line(findings.stable)}"))
+    for name, parts in findings.texts.items():
+        label, what = _TEXT_ROWS[name]
+        rows.append((label, what + _texts_line(parts)))
+        if name == GREEDY:
+            rows += [("", line) for line in _tie_lines(parts)]
     if findings.bit_equal:
         rows.append(("logits", _logits_line(findings)))
-    if findings.head:
-        rows.append(("head", _head_line(findings)))
     rows.append(("sampled", _sampled_line(certificate)))
     if findings.decisions:
         rows.append(("acceptance", _decisions_line(findings)))
@@ -106,15 +108,9 @@ def _texts_line(parts: tuple[Compared, ...]) -> str:
 
 
 def _logits_line(findings: Findings) -> str:
-    differing = sum(part.rows.differing for part in findings.texts if part.rows is not None)
+    differing = sum(part.rows.differing for part in findings.all_texts if part.rows is not None)
     line = f"{findings.compared_rows} positions, with drafts and without: "
     return line + (f"other bits at {differing}" if differing else "the same bits")
-
-
-def _head_line(findings: Findings) -> str:
-    places, wrong = sum(test.places for test in findings.head), sum(not test.holds for test in findings.head)
-    line = f"its logits at {places} places, with drafts and without: "
-    return line + (f"others in {wrong} texts" if wrong else "the same but for rounding")
 
 
 def _widest(ties: list[Difference]) -> float:
@@ -132,12 +128,6 @@ def _tie_lines(parts: tuple[Compared, ...]) -> list[str]:
     if len(ties) > _SHOWN_TIES:
         lines.append(f"and {len(ties) - _SHOWN_TIES} more, in the certificate")
     return lines
-
-
-def _seeds_line(findings: Findings) -> str:
-    bad = sum(run.position is not None for run in findings.repeated)
-    line = f"twice: {len(findings.repeated)} texts, "
-    return line + (f"{bad} differ" if bad else "each the same both times")
 
 
 def _places(findings: Findings) -> str:

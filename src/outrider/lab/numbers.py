@@ -64,7 +64,21 @@ def gigabytes(size: int | None) -> str:
     """
     if size is None:
         return NOTHING
-    return f"{digits(size / 1e9)} GB" if size >= 995_000_000 else f"{size / 1e6:.0f} MB"
+    if size >= 995_000_000:
+        return f"{digits(size / 1e9)} GB"
+    return f"{size / 1e6:.0f} MB" if size >= 9_950_000 else f"{digits(size / 1e6)} MB"
+
+
+def count(number: float) -> str:
+    """Parameters or tokens, to three digits.
+
+    >>> count(1_777_088_000), count(134_500_000), count(999)
+    ('1.78B', '134M', '999')
+    """
+    for size, unit in ((1e9, "B"), (1e6, "M")):
+        if number >= size:
+            return f"{digits(number / size)}{unit}"
+    return f"{number:.0f}"
 
 
 def duration(seconds: float | None) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.core.files import write_whole
-from outrider.lab.certify.exact_distribution import LENGTH, POWER_SHIFT
-from outrider.lab.certify.plan import CertifyPlan, Findings
+from outrider.lab.certify.exact_distribution import LENGTH
+from outrider.lab.certify.plan import REPEATED, CertifyPlan, Findings
 from outrider.lab.certify.text_equality import Compared, Counts
 from outrider.models.hub import file_sha256
 from outrider.models.reference import local_shards
@@ -25,6 +25,8 @@ BIT_EQUAL = "bit-equal"
 """the kind of verdict under which no text may differ, nor any bit of its logits"""
 NEAR_TIES = "equal but for near-ties"
 """the kind under which two tokens of all but equal logits may change places"""
+_SHOWN_ROWS = 3
+"""texts whose bits differ that are told of"""
 _TEXTS_METHOD = (
     f"chi-square of {LENGTH} tokens against their exact distribution, null distribution simulated, "
     "rare cells pooled; the first ones, under a grammar those after `behind_tokens` of the answer"
@@ -61,43 +63,23 @@ class Certificate:
 
 def totals(findings: Findings) -> Counts:
     """What all runs on the real models took, those of the samples left out."""
-    texts = [part.counts for part in findings.texts]
-    return sum((*texts, *(run.counts for run in findings.repeated)), Counts())
+    return sum((part.counts for part in findings.all_texts), Counts())
 
 
 def reasons(findings: Findings) -> list[str]:
     """Why a certificate does not hold, one line for each kind of test; nothing where it does."""
-    texts, logits = [], []
+    lines = [
+        _why_texts(name, parts, bit_equal=findings.bit_equal)
+        for name, parts in findings.texts.items()
+        if any(part.differences and not part.holds for part in parts)
+    ]
     if findings.bit_equal and not findings.compared_rows:
-        logits.append("logits: none were compared")
-    for name, parts in findings.kinds.items():
-        failed = [part for part in parts if part.differences and not part.holds]
-        if failed:
-            last = failed[0].differences[-1]
-            how = "" if findings.bit_equal else ", not by rounding"
-            texts.append(
-                f"{name}: {len(failed)} of {len(parts)} texts differ{how}; first in prompt "
-                f"{failed[0].prompt + 1} at token {last.position + 1}: {last.speculative_text!r} "
-                f"instead of {last.plain_text!r}"
-            )
-        rows = [(part.prompt, part.rows) for part in parts if part.rows is not None]
-        odd = [(prompt, found) for prompt, found in rows if found.first is not None]
-        if odd and findings.compared_rows:
-            logits.append(
-                f"logits, {name}: their bits differ at {sum(found.differing for _, found in odd)} of "
-                f"{sum(found.positions for _, found in rows)} positions; first in prompt {odd[0][0] + 1} "
-                f"at token {(odd[0][1].first or 0) + 1}"
-            )
-    lines = [*texts, *logits]
-    if wrong := [test for test in findings.head if not test.holds]:
-        worst = max(test.difference for test in wrong)
-        lines.append(
-            f"head: in {len(wrong)} of {len(findings.head)} texts it drafts from more than what was accepted "
-            f"(its logits differ by {worst:.2f} of what two places differ by)"
-        )
-    unsteady = [run for run in findings.repeated if run.position is not None]
-    if unsteady:
-        lines.append(f"same seed twice: {len(unsteady)} of {len(findings.repeated)} texts differ")
+        lines.append("logits: none were compared")
+    lines += [
+        f"logits, {entry['test']}, prompt {entry['prompt'] + 1}: other bits at {entry['differing']} of "
+        f"{entry['positions']} positions, first at token {entry['first'] + 1}"
+        for entry in _differing_rows(findings)[:_SHOWN_ROWS]
+    ]
     lines += [
         f"{test.rule} rule, {test.kind}: "
         + (f"{test.impossible} impossible outcomes" if test.impossible else f"p = {test.p_value:.1e}")
@@ -116,6 +98,16 @@ def reasons(findings: Findings) -> list[str]:
     return lines
 
 
+def _why_texts(name: str, parts: Sequence[Compared], *, bit_equal: bool) -> str:
+    failed = [part for part in parts if part.differences and not part.holds]
+    last = failed[0].differences[-1]
+    how = "" if bit_equal or name == REPEATED else ", not by rounding"
+    return (
+        f"{name}: {len(failed)} of {len(parts)} texts differ{how}; first in prompt {failed[0].prompt + 1} at "
+        f"token {last.position + 1}: {last.speculative_text!r} instead of {last.plain_text!r}"
+    )
+
+
 def as_json(certificate: Certificate) -> dict[str, Any]:
     """The certificate as plain data."""
     findings, plan = certificate.findings, certificate.plan
@@ -127,9 +119,6 @@ def as_json(certificate: Certificate) -> dict[str, Any]:
         "reasons": reasons(findings),
         "speculated": findings.speculates,
         "lossy": plan.verification.is_lossy,
-        "lenience": plan.lenience,
-        "fault": plan.fault,
-        "seed": plan.seed,
         "started": certificate.started,
         "duration_s": round(certificate.duration_s, 3),
         "models": certificate.models,
@@ -140,26 +129,18 @@ def as_json(certificate: Certificate) -> dict[str, Any]:
         "counts": {
             "prompts": len(certificate.prompts),
             **asdict(totals(findings)),
-            "near_ties": sum(found.near_tie for part in findings.texts for found in part.differences),
+            "near_ties": sum(found.near_tie for part in findings.all_texts for found in part.differences),
             "tests": len(findings.sampled),
             "samples": sum(test.samples for test in findings.sampled),
             "sampled_model_calls": findings.sampled_calls,
         },
-        "greedy": _compared(findings.greedy),
-        "beside_another_request": _compared(findings.beside) if findings.beside else None,
+        "texts": {name: _compared(parts) for name, parts in findings.texts.items()},
         "logits": _logits(findings) if findings.bit_equal else None,
-        **({"head": [asdict(test) for test in findings.head]} if findings.head else {}),
-        "determinism": {
-            "same_seed_twice": [asdict(run) for run in findings.repeated],
-            "with_and_without_drafters": _compared(findings.stable),
-        },
         "sampled": {
             "holds": not any(test.rejected for test in findings.sampled),
             "method": _TEXTS_METHOD,
             "draft_model": draft if findings.speculates else None,
-            "significance": plan.significance,
             "correction": "Holm",
-            "power_shift": POWER_SHIFT,
             "tests": [asdict(test) for test in findings.sampled],
         },
         "decisions": {
@@ -173,14 +154,19 @@ def as_json(certificate: Certificate) -> dict[str, Any]:
     }
 
 
-def _logits(findings: Findings) -> dict[str, Any]:
-    """How the bits of logits compare, position by position."""
-    entries = [
+def _differing_rows(findings: Findings) -> list[dict[str, Any]]:
+    """The texts whose logits differ in their bits, and where."""
+    return [
         {"prompt": part.prompt, "temperature": part.temperature, "test": name, **asdict(part.rows)}
-        for name, parts in findings.kinds.items()
+        for name, parts in findings.texts.items()
         for part in parts
         if part.rows is not None and part.rows.differing
     ]
+
+
+def _logits(findings: Findings) -> dict[str, Any]:
+    """How the bits of logits compare, position by position."""
+    entries = _differing_rows(findings)
     return {
         "holds": bool(findings.compared_rows) and not entries,
         "compared_positions": findings.compared_rows,
@@ -190,17 +176,15 @@ def _logits(findings: Findings) -> dict[str, Any]:
 
 
 def _compared(parts: Sequence[Compared]) -> dict[str, Any]:
-    flat = [
-        {"prompt": part.prompt, "temperature": part.temperature, **asdict(difference)}
-        for part in parts
-        for difference in part.differences
-    ]
     return {
         "holds": all(part.holds for part in parts),
         "texts": len(parts),
         "compared_tokens": sum(part.tokens for part in parts),
-        "near_ties": [entry for entry in flat if entry["near_tie"]],
-        "differences": [entry for entry in flat if not entry["near_tie"]],
+        "differences": [
+            {"prompt": part.prompt, "temperature": part.temperature, **asdict(difference)}
+            for part in parts
+            for difference in part.differences
+        ],
     }
 
 

@@ -8,28 +8,27 @@ from functools import partial
 from itertools import product
 from typing import cast
 
-from outrider.backends.gguf.head_model import HeadModel
 from outrider.core.contracts import Model
 from outrider.core.data import Request
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.engine import Engine
 from outrider.lab.certify.exact_distribution import LENGTH, SEARCHED_TOKENS
-from outrider.lab.certify.faults import (
-    CALL_FAULTS,
-    REDUCED_FAULT,
-    break_calls,
-    break_masks,
-    check_shown,
-    verifier_with,
+from outrider.lab.certify.faults import CALL_FAULTS, break_calls, break_masks, check_shown, verifier_with
+from outrider.lab.certify.plan import (
+    BESIDE,
+    GREEDY,
+    REPEATED,
+    STABLE,
+    CertifyPlan,
+    Findings,
+    Progress,
+    Subject,
 )
-from outrider.lab.certify.head_states import compare_head
-from outrider.lab.certify.plan import CertifyPlan, Findings, Progress, Subject
 from outrider.lab.certify.runs import RowRecorder
 from outrider.lab.certify.sampled import sampled_tests
-from outrider.lab.certify.text_equality import compare_texts, repeat
+from outrider.lab.certify.text_equality import Compared, compare_texts, repeat
 
-_GREEDY = SamplingParams(temperature=0)
 _TEMPERATURES = (0.7, 1.0)
 
 
@@ -58,40 +57,39 @@ def certify(
     )
     compare = partial(compare_texts, engine, constrain=subject.constrain)
     requests = [
-        Request(prompt, _GREEDY, plan.num_tokens, verification=plan.verification, grammar=plan.grammar)
+        Request(
+            prompt,
+            SamplingParams(temperature=0),
+            plan.num_tokens,
+            verification=plan.verification,
+            grammar=plan.grammar,
+        )
         for prompt in prompts
     ]
     few = requests[: plan.num_repeated]
-    greedy = [compare(request, i) for i, request in _each("greedy", requests, progress)]
-    beside, heads = [], []
+    texts: dict[str, list[Compared]] = {GREEDY: [], BESIDE: [], REPEATED: [], STABLE: []}
+    for i, request in _each("greedy", requests, progress):
+        texts[GREEDY].append(compare(request, i))
     if subject.bit_equal and target.max_sequences > 1:
         for i, request in _each("beside", few, progress):
             other = replace(requests[(i + 1) % len(requests)], grammar=None, ignore_end=True)
-            beside.append(compare(request, i, beside=other))
-    stable, repeated = [], []
+            texts[BESIDE].append(compare(request, i, beside=other))
     for i, request in _each("seeds", few, progress):
         for seeded in _seeded(request, plan.seed + i, plan):
-            repeated.append(repeat(engine, seeded, i))
+            texts[REPEATED].append(repeat(engine, seeded, i))
             if seeded.verification.rule == "stable":
-                stable.append(compare(seeded, i))
-    if isinstance(subject.draft, HeadModel):
-        each = _each("head", few, progress)
-        heads = [compare_head(engine, subject.draft, request, i) for i, request in each]
+                texts[STABLE].append(compare(seeded, i))
     check_shown(plan.fault, target)
     engine.reset()
     sampled, decisions, calls = sampled_tests(subject, prompts, plan, progress) if speculates else ((), (), 0)
     return Findings(
         speculates=speculates,
         stand_in=speculates and subject.draft is None,
-        greedy=tuple(greedy),
-        stable=tuple(stable),
-        repeated=tuple(repeated),
+        texts={name: tuple(parts) for name, parts in texts.items() if parts},
         sampled=sampled,
         decisions=decisions,
         sampled_calls=calls,
         bit_equal=subject.bit_equal,
-        beside=tuple(beside),
-        head=tuple(heads),
     )
 
 
@@ -122,9 +120,6 @@ def _check(subject: Subject, prompts: Sequence[tuple[int, ...]], plan: CertifyPl
     if plan.fault in CALL_FAULTS and not subject.speculates(plan.grammar):
         why = "it breaks the calls that check drafts, and nothing is drafted"
         raise SettingError(f"--inject {plan.fault}", why, "Let something be drafted.")
-    if plan.fault == REDUCED_FAULT and not subject.lacks_tokens:
-        why = "it leaves out the tokens that the draft lacks, and none of the target's are missing"
-        raise SettingError(f"--inject {plan.fault}", why, "Give a draft of fewer tokens (outrider trim).")
     searched = LENGTH if plan.grammar is None else SEARCHED_TOKENS + LENGTH
     room = max(plan.num_tokens, plan.num_seeded, searched)
     context = subject.target.context_length

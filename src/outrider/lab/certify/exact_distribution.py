@@ -2,9 +2,8 @@
 
 A few tokens tell much only where their entropy is high. A free answer is tested at its beginning. The
 beginning of a constrained one is often all but certain (`{"name": "`), so its greedy text is followed, and
-the test begins where text is forced, if possible such that the model likes to spell in several ways, and
-where the entropy of the tokens is highest: there masks, forced drafts and what the draft model makes of both
-decide the outcome.
+the test begins where text is forced and the entropy of the tokens is highest: there masks, forced drafts and
+what the draft model makes of both decide the outcome.
 """
 
 from __future__ import annotations
@@ -32,15 +31,10 @@ LENGTH = 3
 SEARCHED_TOKENS = 32
 """Tokens of a constrained answer among which the start is chosen."""
 
-POWER_SHIFT = 0.05
-"""Total variation of the shift that the stated power is about."""
-
 _MIN_EXPECTED = 50
 """A text is followed further while so many samples are expected to begin with it."""
 _DRAWS_PER_LEVEL = 4
 """Null draws times the level of a test: p-values reach this far below it."""
-_OPEN_NATS = 0.05
-"""Entropy above which a choice counts as open."""
 
 Text = tuple[int, ...]
 MakeConstraint = Callable[[], Constraint] | None
@@ -51,14 +45,14 @@ MakeConstraint = Callable[[], Constraint] | None
 class Start:
     """The prompt that samples are generated from; its last `num_answer` tokens begin the answer.
 
-    `forced` grades what is ahead: 2 where text is forced that has several likely spellings, 1 where text
-    is forced, else 0. `entropy` is that of the first token (of a constrained answer: the texts' tokens
-    together), in nats. Of two starts, the greater (`forced`, `entropy`) tells more.
+    `forced`: whether text is forced among the tokens ahead. `entropy` is that of the first token (of a
+    constrained answer: the texts' tokens together), in nats. Of two starts, the greater (`forced`,
+    `entropy`) tells more.
     """
 
     prompt: Text
     num_answer: int
-    forced: int
+    forced: bool
     entropy: float
 
     @property
@@ -73,16 +67,15 @@ def find_start(rows: LogitsCache, prompt: Text, constrain: MakeConstraint) -> St
     constraint = constrain() if constrain is not None else None
     sampler = RequestSampler(SamplingParams(temperature=1.0), vocabulary, prompt, constraint)
     answer: list[int] = []
-    places: list[tuple[int, float]] = []
-    """for each place, the grade of what is forced there, and its entropy"""
+    places: list[tuple[bool, float]] = []
+    """for each place, whether text is forced there, and its entropy"""
     while len(places) < SEARCHED_TOKENS:
         try:
             drawn = sampler.distribution(rows.after((*prompt, *answer), 1)[0], ())
         except ConstraintError:
             break
         entropy = float(-(drawn.probs * np.log(drawn.probs)).sum())
-        forced = constraint is not None and bool(constraint.forced(()))
-        places.append((forced + (forced and entropy > _OPEN_NATS), entropy))
+        places.append((constraint is not None and bool(constraint.forced(())), entropy))
         best = int(drawn.tokens[np.argmax(drawn.probs)])
         if constraint is None or vocabulary.ends_generation(best):
             break
@@ -93,9 +86,9 @@ def find_start(rows: LogitsCache, prompt: Text, constrain: MakeConstraint) -> St
             break
     starts = []
     for i in range(len(places)):
-        grades, entropies = zip(*places[i : i + LENGTH], strict=True)
-        starts.append(Start((*prompt, *answer[:i]), i, max(grades), sum(entropies)))
-    return max(starts, key=lambda start: (start.forced, start.entropy), default=Start(prompt, 0, 0, 0.0))
+        forced, entropies = zip(*places[i : i + LENGTH], strict=True)
+        starts.append(Start((*prompt, *answer[:i]), i, any(forced), sum(entropies)))
+    return max(starts, key=lambda start: (start.forced, start.entropy), default=Start(prompt, 0, False, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +98,6 @@ class Exact:
 
     cells: dict[Text, int]
     null: Null
-    power: float
     detectable_shift: float | None
 
     def cell(self, tokens: Sequence[int]) -> int | None:
@@ -130,8 +122,8 @@ def exact_distribution(
     rng: np.random.Generator,
     constrain: MakeConstraint = None,
 ) -> Exact:
-    """The distribution of the first `LENGTH` tokens by the chain rule, its null statistics, and the
-    power of a test at `level`."""
+    """The distribution of the first `LENGTH` tokens by the chain rule, its null statistics, and what a test
+    at `level` detects."""
     cells = _chain_rule(rows, prompt, sampling, num_samples, constrain)
     probs = np.array(list(cells.values()))
     groups = pool(probs, num_samples)
@@ -140,7 +132,6 @@ def exact_distribution(
     return Exact(
         cells=dict(zip(cells, groups.tolist(), strict=True)),
         null=null,
-        power=null.power(POWER_SHIFT, level, rng),
         detectable_shift=null.detectable_shift(level, rng),
     )
 

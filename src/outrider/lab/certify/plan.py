@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from outrider.backends.bitwise import BitwiseModel
@@ -10,8 +10,8 @@ from outrider.core.contracts import Drafter, Model, Policy
 from outrider.core.data import Grammar
 from outrider.core.errors import SettingError
 from outrider.core.params import Rule, Verification
-from outrider.lab.certify.faults import Constrain, Fault, check_fault, check_shows
-from outrider.lab.certify.text_equality import Compared, Repeated
+from outrider.lab.certify.faults import MASK_FAULT, Constrain, check_fault
+from outrider.lab.certify.text_equality import Compared
 from outrider.models.vocab import Alignment
 from outrider.policy import FixedPolicy
 
@@ -39,11 +39,6 @@ class Subject:
         """Whether the target makes equal calls alone, so that texts must be bit-equal."""
         return isinstance(self.target, BitwiseModel)
 
-    @property
-    def lacks_tokens(self) -> bool:
-        """Whether there is a draft model that cannot say all of the target's tokens."""
-        return self.alignment is not None and len(self.alignment.common) < self.target.vocabulary.size
-
     def speculates(self, grammar: Grammar | None = None) -> bool:
         """Whether anything is ever drafted for this target: what a grammar forces needs no drafter."""
         off = isinstance(self.policy, FixedPolicy) and self.policy.draft_max == 0
@@ -55,10 +50,14 @@ class Subject:
 class CertifyPlan:
     """How much is tested, and how.
 
-    `num_tokens` per prompt and greedy run; `num_seeded` per run with a seed, on `num_repeated` prompts;
-    `samples` for each setting on each of `num_sampled` prompts, each of whose decisions about drafts is made
-    `repeats` times more. `significance` is the probability that sound sampling fails at all. A `rule` that is
-    not auto is tested alone. `grammar` limits every output.
+    Args:
+        num_tokens: Of each prompt's greedy text.
+        num_seeded: Tokens of a text with a seed, on `num_repeated` prompts.
+        samples: For each setting on each of `num_sampled` prompts.
+        repeats: How often each decision about a draft is made again.
+        significance: The probability that sound sampling fails at all.
+        rule: One that is not auto is tested alone.
+        grammar: Limits every output.
 
     Raises SettingError for a negative seed, a lenience out of range, and a fault that cannot show.
     """
@@ -73,14 +72,15 @@ class CertifyPlan:
     seed: int = 0
     rule: Rule = "auto"
     lenience: float = 1.0
-    fault: Fault | None = None
+    fault: str | None = None
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise SettingError("seed", f"{self.seed} is negative", "Give 0 or more.")
-        if self.fault is not None:
-            check_shows(check_fault(self.fault), self.grammar)
+        if self.fault is not None and check_fault(self.fault) == MASK_FAULT and self.grammar is None:
+            why = "it breaks the masks of a grammar, and there is none"
+            raise SettingError(f"--inject {MASK_FAULT}", why, "Add --json-schema or another kind.")
         _ = self.verification
 
     @property
@@ -94,10 +94,9 @@ class SampledTest:
     """One test: did the texts of a setting follow their exact distribution?
 
     `statistic` is chi-square over `cells`; None where `impossible` samples, which plain decoding never
-    gives, make it infinite. `power` is the probability to find a shift of total variation 0.05 at the
-    level of the corrected test, `detectable_shift` the smallest that is found with probability 0.95
-    (None: no shift is), both in the direction that is hardest to find. `behind_tokens` of a constrained
-    answer came before the texts, the same for all of them.
+    gives, make it infinite. `detectable_shift` is the smallest total variation that is found with
+    probability 0.95 at the level of the corrected test, in the direction that is hardest to find (None: no
+    shift is). `behind_tokens` of a constrained answer came before the texts, the same for all of them.
     """
 
     setting: str
@@ -108,7 +107,6 @@ class SampledTest:
     impossible: int
     statistic: float | None
     p_value: float
-    power: float
     detectable_shift: float | None
     drafted_tokens: int
     accepted_tokens: int
@@ -136,74 +134,52 @@ class DecisionTest:
     rejected: bool = False
 
 
-MAX_DIFFERENCE = 0.3
-"""in parts of the difference between the logits of two places; rounding makes less than 0.1"""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadTest:
-    """Logits of a head's first drafts along a text, against those of a head that reads the text beside a
-    target that never drafted: at how many places, and the largest difference, in parts of that between two
-    places."""
-
-    prompt: int
-    places: int
-    difference: float
-
-    @property
-    def holds(self) -> bool:
-        """Whether they differ by no more than rounding."""
-        return self.difference <= MAX_DIFFERENCE
+GREEDY = "greedy"
+BESIDE = "greedy, beside another request"
+"""where the target has room for two, and texts must be bit-equal"""
+REPEATED = "same seed twice"
+STABLE = "seed-stable"
+"""with drafts and without"""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the tests found."""
+    """What the tests found.
+
+    Args:
+        speculates: Whether anything was drafted at all.
+        stand_in: Whether the draft model of the sampled tests was the target's own, disturbed.
+        texts: What was compared token by token, by its name (`GREEDY` and so on).
+        sampled_calls: Calls of the real models for all samples.
+        bit_equal: Whether texts had to be equal without exception, and the bits of logits too.
+    """
 
     speculates: bool
     stand_in: bool
-    """whether the draft model of the sampled tests was the target's own, disturbed"""
-    greedy: tuple[Compared, ...]
-    stable: tuple[Compared, ...]
-    repeated: tuple[Repeated, ...]
+    texts: Mapping[str, tuple[Compared, ...]]
     sampled: tuple[SampledTest, ...]
     decisions: tuple[DecisionTest, ...]
     sampled_calls: int
-    """calls of the real models for all samples"""
-
     bit_equal: bool = False
-    """whether texts had to be equal without exception, and the bits of logits too"""
-    beside: tuple[Compared, ...] = ()
-    """greedy texts that were generated while another request ran, where the target has room for two"""
-    head: tuple[HeadTest, ...] = ()
-    """what a head drafted from, where one drafts"""
 
     @property
-    def kinds(self) -> dict[str, tuple[Compared, ...]]:
-        """All that was compared with plain decoding, token by token, by what it is called."""
-        beside = "greedy, beside another request"
-        return {"greedy": self.greedy, beside: self.beside, "seed-stable": self.stable}
-
-    @property
-    def texts(self) -> list[Compared]:
-        """The same, without names."""
-        return [part for parts in self.kinds.values() for part in parts]
+    def all_texts(self) -> list[Compared]:
+        """All that was compared token by token."""
+        return [part for parts in self.texts.values() for part in parts]
 
     @property
     def compared_rows(self) -> int:
         """At how many positions the bits of logits were compared."""
-        return sum(part.rows.positions for part in self.texts if part.rows is not None)
+        return sum(part.rows.positions for part in self.all_texts if part.rows is not None)
 
     @property
     def holds(self) -> bool:
         """Whether every test holds."""
         return (
-            all(compared.holds for compared in self.texts)
+            all(compared.holds for compared in self.all_texts)
             and (not self.bit_equal or self.compared_rows > 0)
-            and all(run.position is None for run in self.repeated)
             and not any(test.rejected for test in self.sampled)
             and not any(test.rejected for test in self.decisions)
-            and all(test.holds for test in self.head)
         )
 
 

@@ -53,7 +53,7 @@ class Counts:
 class Difference:
     """A token that speculation and plain decoding disagree about.
 
-    `position` counts generated tokens. None means that the text had ended. `margin` is by how
+    `position` counts generated tokens. A token of None: the text had ended. The margins are by how
     much the best score leads the second in each run's own call shapes: in logits where decoding is
     greedy, in scores (log probability plus noise) under the seed-stable rule. A difference is a
     near-tie only when the replays alone give each run's own token.
@@ -87,17 +87,6 @@ class Compared:
         if self.rows is not None:
             return not self.differences and self.rows.holds
         return all(difference.near_tie for difference in self.differences)
-
-
-@dataclass(frozen=True, slots=True)
-class Repeated:
-    """Two runs with the same seed: `position` is the first token that differs, None where none does."""
-
-    prompt: int
-    temperature: float
-    rule: str
-    position: int | None
-    counts: Counts
 
 
 def compare_texts(
@@ -138,16 +127,18 @@ def compare_texts(
     return Compared(prompt, temperature, num_tokens, tuple(differences), Counts.of(runs), rows)
 
 
-def repeat(engine: Engine, request: Request, prompt: int = 0) -> Repeated:
-    """Run a request twice from a cold start; its seed must be given."""
+def repeat(engine: Engine, request: Request, prompt: int = 0) -> Compared:
+    """Run a request twice from a cold start and compare the texts; its seed must be given. No difference is a
+    near-tie."""
     runs = []
     for _ in range(2):
         engine.preferred.forget()
         runs.append(run(engine, request))
     engine.reset()
-    position = first_difference(runs[0].tokens, runs[1].tokens)
-    temperature, rule = request.sampling.temperature, request.verification.rule
-    return Repeated(prompt, temperature, rule, position, Counts.of(runs))
+    found = _difference(engine.target.vocabulary, *runs)
+    num_tokens = len(runs[0].tokens) if found is None else found.position + 1
+    temperature = float(request.sampling.temperature)
+    return Compared(prompt, temperature, num_tokens, () if found is None else (found,), Counts.of(runs))
 
 
 def after(constrain: Constrain | None, tokens: Sequence[int]) -> Constrain | None:
@@ -175,27 +166,31 @@ def _resume(engine: Engine, request: Request, tokens: Sequence[int], constrain: 
     return found
 
 
-def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """Where two token sequences part, the end of the shorter included; None where they are equal."""
-    return None if tuple(a) == tuple(b) else common_prefix(a, b)
+def _difference(vocabulary: Vocabulary, speculative: Run, plain: Run) -> Difference | None:
+    """The first difference of two texts, the end of the shorter included; None where they are equal."""
+    runs = speculative.text, plain.text
+    if runs[0] == runs[1]:
+        return None
+    at = common_prefix(*runs)
+    ours, theirs = (text[at] if at < len(text) else None for text in runs)
+    our_text, their_text = (_shown(vocabulary, token) for token in (ours, theirs))
+    position = at - len(speculative.prompt)
+    return Difference(position, ours, theirs, our_text, their_text, near_tie=False)
 
 
 def _first_difference(engine: Engine, speculative: Run, plain: Run, score: PlainScores) -> Difference | None:
-    """The first difference after the plain run's prompt, audited."""
-    num_prompt, start = len(speculative.prompt), len(plain.prompt)
-    at = first_difference(speculative.text[start:], plain.text[start:])
-    if at is None:
+    """The first difference of the texts, audited."""
+    difference = _difference(engine.target.vocabulary, speculative, plain)
+    if difference is None:
         return None
-    at += start
-    runs = (speculative, plain)
-    ours, theirs = (found.text[at] if at < len(found.text) else None for found in runs)
-    our_text, their_text = (_shown(engine.target.vocabulary, token) for token in (ours, theirs))
-    difference = Difference(at - num_prompt, ours, theirs, our_text, their_text, near_tie=False)
+    ours, theirs = difference.speculative_token, difference.plain_token
     # Where texts must be bit-equal rounding is no excuse, and none ends a text early.
     if speculative.rows is not None or ours is None or theirs is None:
         return difference
+    num_prompt = len(speculative.prompt)
+    at = num_prompt + difference.position
     choices, margins = [], []
-    for found in runs:
+    for found in (speculative, plain):
         tokens, values = score(_replay(engine.target, found, at), found.text[num_prompt:at])
         best = int(np.argmax(values))  # of equals the lowest id
         choices.append(int(tokens[best]))

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import cycle, islice
 from pathlib import Path
-from statistics import median
 from time import perf_counter
+from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from outrider.backends.gguf import LoadOptions, device_names, physical_cores
 from outrider.backends.tuning.options import tuned_options
-from outrider.core.contracts import Model
-from outrider.core.data import Span
+from outrider.core.contracts import RewindKind
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, PromptError, SettingError
 from outrider.costs.calibrate import DEFAULT_SECONDS
-from outrider.lab.check.report import LookupReport, Report, Rewind, Sample
-from outrider.lab.facts import break_evens, calls_of
+from outrider.lab.facts import BreakEven, Calls, break_evens, calls_of
 from outrider.lab.judged import SHOWN_CALLS, DraftReport, judge, replayed
 from outrider.lab.loaded import Loaded, LoadedTarget, Progress
-from outrider.lab.models import ModelFile
-from outrider.lab.predict import expect, with_policy_times
+from outrider.lab.models import ModelFacts, ModelFile
+from outrider.lab.predict import Speedups, expect, with_policy_times
 from outrider.lab.prompts import Workload
 from outrider.lab.record import Question, questions_of, record_answers
 from outrider.lab.settings import AUTO_LOOKUP
 from outrider.lab.subject import Subject, offers_along
-from outrider.lab.verdict import judge_lookup, overall
+from outrider.lab.verdict import DraftVerdict, judge_lookup, overall
 from outrider.session import DEFAULT_CONTEXT_TOKENS
 from outrider.session.drafts import FoundFile, for_heads
+
+SCHEMA = "outrider.check/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,57 @@ class CheckRequest:
             raise SettingError(f"--seconds {self.seconds:g}", reason, "Give 1 to 3600.")
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The recorded answers: how many of each workload, and how fast plain decoding made them."""
+
+    answers: int
+    tokens: int
+    workloads: Mapping[str, int]
+    plain_tokens_per_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LookupReport:
+    """Lookup alone. `drafted` tokens were looked up by the automatic choice, `accepted` of them were
+    right."""
+
+    break_even: tuple[BreakEven, ...]
+    drafted: int
+    accepted: int
+    speedups: Speedups
+    verdict: DraftVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a check found, in seconds, bytes and tokens; ratios are of target steps or of plain
+    decoding. `pays` is the exit status as a question."""
+
+    machine: str
+    target: ModelFacts
+    rewind: RewindKind
+    calls: Calls
+    sample: Sample | None
+    lookup: LookupReport | None
+    drafts: tuple[DraftReport, ...]
+    verdict: str
+    pays: bool
+    notices: tuple[str, ...]
+    seconds: float
+    backend: str = ""
+    """the native library that all of it was measured with"""
+    library_to_take: str = ""
+    """which one to take, in a sentence; empty where they were not compared"""
+    found: tuple[FoundFile, ...] = ()
+    """what could draft, where no draft was named"""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, for JSON: an unknown end of an interval is None."""
+        return {"schema": SCHEMA, **to_jsonable_python(self, inf_nan_mode="null")}
+
+
 def check(request: CheckRequest, progress: Progress = lambda _what, _part: None) -> Report:
     """Judge lookup and every draft on the target's own answers.
 
@@ -76,11 +128,10 @@ def check(request: CheckRequest, progress: Progress = lambda _what, _part: None)
         asked = LoadedTarget(request.target.name, model, target.template)
         questions, lines = questions_of(request.workloads, asked)
         notices += lines
-        rewind = measure_rewind(model, max((question.tokens for question in questions), key=len))
         subject = Subject(asked, target.facts(), target.costs("all", request.costs_s), ())
         sample: Sample | None = None
         lookup: LookupReport | None = None
-        if rewind.kind != "none":
+        if model.rewind != "none":
             subject, sample = _answered(request, subject, questions, notices, progress)
             progress("replaying lookup", None)
             lookup = judge_lookup_alone(subject)
@@ -102,7 +153,7 @@ def check(request: CheckRequest, progress: Progress = lambda _what, _part: None)
     return Report(
         machine=f"{', '.join(device_names())}, {physical_cores()} cores",
         target=subject.facts,
-        rewind=rewind,
+        rewind=model.rewind,
         calls=calls_of(subject.costs),
         sample=sample,
         lookup=lookup,
@@ -196,39 +247,3 @@ def judge_lookup_alone(subject: Subject) -> LookupReport:
     calls = subject.costs.calls_s(SHOWN_CALLS, context=0).tolist()
     verdict = judge_lookup(speedups.auto, calls)
     return LookupReport(break_evens(subject.costs), drafted, accepted, speedups, verdict)
-
-
-# What taking rejected drafts back costs a model.
-
-_TEXT_TOKENS = 64
-_REJECTED_TOKENS = 3
-_ROUNDS = 7
-
-
-def measure_rewind(model: Model, text: Sequence[int], *, clock: Callable[[], float] = perf_counter) -> Rewind:
-    """Time calls over a single token, with and without a few tokens taken back before them.
-
-    Uses sequence 0 and leaves it empty. Raises BackendError when a call fails.
-    """
-    size = min(_TEXT_TOKENS, model.context_length - 4 * _ROUNDS, model.max_batch_tokens)
-    tokens = tuple(islice(cycle(text), max(size, 0)))
-    if model.rewind == "none" or len(tokens) < _REJECTED_TOKENS + _ROUNDS:
-        return Rewind(model.rewind, None, None)
-    model.truncate(0, 0)
-    try:
-        model.decode([Span(0, tokens, 0, 1)])
-        times: dict[int, list[float]] = {0: [], _REJECTED_TOKENS: []}
-        for back in [*times] * _ROUNDS:
-            length = model.length(0)
-            if back:  # snapshots reach no further than the last call
-                model.decode([Span(0, tokens[-1 - back :], length, 1, checkpoint=True)])
-            started = clock()
-            if back:
-                length += 1
-                model.truncate(0, model.reach(0, length))
-            start = model.length(0)  # what a checkpoint lost is evaluated again
-            model.decode([Span(0, (*tokens[-1 - back :][: length - start], tokens[-1]), start, 1)])
-            times[back].append(clock() - started)
-    finally:
-        model.truncate(0, 0)
-    return Rewind(model.rewind, *map(median, times.values()))

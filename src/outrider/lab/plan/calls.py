@@ -61,11 +61,6 @@ class Machine:
         known = {"name": self.name, "title": self.device.title, "count": self.count}
         return known | {"usable_bytes": self.usable_bytes, "source": self.device.source}
 
-    @property
-    def watts(self) -> float | None:
-        """The rated power of all devices."""
-        return None if self.device.watts is None else self.device.watts * self.count
-
 
 def machine_of(name: str, known: Catalogue) -> Machine:
     """The machine of a name such as h100 or h100x8. Raises SettingError, with the nearest names."""
@@ -76,22 +71,6 @@ def machine_of(name: str, known: Catalogue) -> Machine:
     if not 1 <= count <= 4096:
         raise SettingError(name, f"{count} devices are out of range", "Give 1 to 4096.")
     return Machine(known.device(base), count)
-
-
-@dataclass(frozen=True, slots=True)
-class CallTime:
-    """Seconds of a call: reading, computing, both as they overlap, between devices, and the fixed rest."""
-
-    memory_s: float
-    operations_s: float
-    device_s: float
-    link_s: float
-    fixed_s: float
-
-    @property
-    def total_s(self) -> float:
-        """The whole call."""
-        return self.device_s + self.link_s + self.fixed_s
 
 
 def call_bytes(shape: ModelShape, num_tokens: int, *, batch: int = 1, context: int = 0) -> float:
@@ -112,8 +91,8 @@ def call_operations(shape: ModelShape, num_tokens: int, *, batch: int = 1, conte
 
 def call_time(
     shape: ModelShape, machine: Machine, num_tokens: int, *, batch: int = 1, context: int = 0
-) -> CallTime:
-    """What a call takes, by its parts: equations (1) to (5)."""
+) -> float:
+    """Seconds of a call: equations (1) to (5)."""
     device, count = machine.device, machine.count
     is_shared = device.parallel == "tensor"
     parts = count if is_shared else 1
@@ -129,7 +108,7 @@ def call_time(
     wait_s = device.link_s * (1 if is_shared else count - 1)
     link_s = hops * (wait_s + each_s) if count > 1 else 0.0
     layer_s = device.layer_s + num_tokens * batch * device.layer_token_s
-    return CallTime(memory_s, operations_s, device_s, link_s, device.call_s + shape.layers * layer_s)
+    return device_s + link_s + device.call_s + shape.layers * layer_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,7 +123,7 @@ class PlannedCurve:
     def call_s(self, num_tokens: int, *, batch: int = 1, context: int = 0) -> float:
         """Seconds of a call over so many tokens of each of `batch` sequences with `context` tokens each."""
         return min(
-            call_time(self.shape, machine, num_tokens, batch=batch, context=context).total_s
+            call_time(self.shape, machine, num_tokens, batch=batch, context=context)
             + self.is_target * machine.device.step_s
             for machine in self.machines
         )

@@ -18,7 +18,7 @@ from outrider.core.files import read_toml
 from outrider.core.invalid import invalid
 
 _SECTIONS = ("kinds", "hardware", "types", "models")
-_WAY_OUT = "Name a TOML file like Outrider's planning/catalogue.toml."
+_WAY_OUT = "Name a TOML file like Outrider's lab/plan/catalogue.toml."
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -46,7 +46,6 @@ class Device(_Entry):
     memory_gb_s: Positive
     tera_operations_s: dict[str, Positive]
     link_gb_s: Positive = 25.0
-    watts: Positive | None = None
     bandwidth_ratio: Ratio
     operations_ratio: Ratio
     overlap: Annotated[float, Field(ge=1, le=64)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.core.errors import SettingError
 from outrider.costs.break_even import break_even
-from outrider.lab.numbers import gigabytes
+from outrider.lab.numbers import count, gigabytes
 from outrider.lab.plan.acceptance import LONGEST, PLAIN, Acceptance, Drafting, Steps, expected_steps
 from outrider.lab.plan.calls import Curve, Machine, largest_batch, memory_bytes
 from outrider.lab.plan.shapes import ModelShape
@@ -109,7 +109,7 @@ class BatchPlan:
 
     `weights_bytes` and `kv_bytes` are of all models (None: not known), `usable_bytes` of the machine.
     `break_even` is by draft model the least acceptance at which its drafts pay, with the length of which
-    that holds. `watts` is the rated power.
+    that holds.
     """
 
     batch: int
@@ -119,7 +119,6 @@ class BatchPlan:
     weights_bytes: float | None = None
     kv_bytes: float | None = None
     usable_bytes: float | None = None
-    watts: float | None = None
 
     @property
     def best(self) -> Way | None:
@@ -138,14 +137,6 @@ class BatchPlan:
             return 0.0
         return max(self.weights_bytes + self.kv_bytes - self.usable_bytes, 0.0)
 
-    @property
-    def joules(self) -> tuple[float, float] | None:
-        """Of a token: plain, and by the best way; at the rated power, which decoding seldom draws."""
-        if self.watts is None:
-            return None
-        fastest = self.best.tokens_per_s if self.best else self.plain_tokens_per_s
-        return self.watts / self.plain_tokens_per_s, self.watts / fastest
-
     def as_json(self) -> dict[str, Any]:
         """The same as plain data."""
         sizes = ("weights_bytes", "kv_bytes", "usable_bytes", "missing_bytes")
@@ -161,7 +152,6 @@ class BatchPlan:
             "ways": [way.as_json() for way in self.ways],
             "break_even_acceptance": least,
             "memory": None if self.weights_bytes is None else memory,
-            "joules_per_token": self.joules and dict(zip(("plain", "best"), self.joules, strict=True)),
         }
 
 
@@ -231,7 +221,7 @@ def _check_sizes(asked: Asked) -> None:
         return
     for draft in asked.drafts:
         if draft.shape is not None and draft.shape.active_parameters > target.active_parameters:
-            sizes = [f"{shape.active_parameters / 1e9:.3g}B" for shape in (draft.shape, target)]
+            sizes = [count(shape.active_parameters) for shape in (draft.shape, target)]
             reason = f"it is larger than its target ({sizes[0]} active parameters against {sizes[1]})"
             raise SettingError(f"draft {draft.name}", reason, "Swap the two.")
 
@@ -315,7 +305,6 @@ def plan_batch(asked: Asked, batch: int) -> BatchPlan:
         weights_bytes=weights if asked.target.shape else None,
         kv_bytes=kv if asked.target.shape else None,
         usable_bytes=asked.machine.usable_bytes if asked.machine else None,
-        watts=asked.machine.watts if asked.machine else None,
     )
 
 
