@@ -46,29 +46,9 @@ def test_a_lock_holds_every_dependency_with_its_hashes(name: str, requirements: 
             assert requirement.specifier.contains(version), requirement
 
 
-def test_the_locks_agree() -> None:
-    plain, dev = versions("requirements.lock"), versions(DEV)
-    assert all(dev[package] == plain[package] for package in plain.keys() & dev.keys())
-    assert len(dev) > len(plain)
-
-
 def test_what_has_to_be_compiled_is_in_a_lock_of_its_own() -> None:
     assert "llama-cpp-python" in versions(ENGINE)
     assert "llama-cpp-python" not in versions("requirements.lock") | versions(DEV)
-
-
-def test_what_ray_needs_besides_goes_with_the_other_locks() -> None:
-    besides, dev = versions("scripts/ray-requirements.txt"), versions(DEV)
-    [ray] = packages(EXTRAS["ray"])
-    assert all(ray.specifier.contains(version) for version in besides["ray"])
-    assert not besides.keys() & versions("requirements.lock").keys()
-    assert all(dev[package] == besides[package] for package in besides.keys() & dev.keys())
-
-
-def test_everything_but_training_clusters_and_compiling_is_in_all() -> None:
-    every = {"serve", "bench", "parquet", "all", "distill", "ray", "llama-cpp", "dev"}
-    assert set(EXTRAS) == every
-    assert Requirement(EXTRAS["all"][0]).extras == every - {"all", "distill", "ray", "llama-cpp", "dev"}
 
 
 @pytest.mark.parametrize("name", [*LOCKS, "scripts/uv-requirements.txt"])
