@@ -28,29 +28,14 @@ def test_p_values_never_reach_zero_and_count_the_sample_itself() -> None:
     assert null.p_value(float(null.statistics[-1])) == pytest.approx(2 / 100)
 
 
-def test_the_stated_power_is_what_a_shift_meets() -> None:
+def test_a_shift_is_found() -> None:
     rng = np.random.default_rng(3)
-    level = 0.001
     null = simulate_null(PROBS, 2000, 20_000, rng)
-    shift = null.detectable_shift(level, rng)
-    assert shift is not None and 0.03 < shift < 0.15
-    shifted = PROBS.copy()  # halves: {0.4, 0.1} and the rest
-    gains = np.array([True, False, False, True, False, False])
-    shifted[gains] += shift * PROBS[gains] / PROBS[gains].sum()
-    shifted[~gains] -= shift * PROBS[~gains] / PROBS[~gains].sum()
-    draws = rng.multinomial(2000, shifted, size=500)
-    found = np.mean([null.p_value(null.statistic(draw)) <= level for draw in draws])
-    assert found > 0.9
-    assert null.power(shift / 4, level, rng) < 0.5
-
-
-def test_power_grows_with_samples_and_certainty_has_none() -> None:
-    rng = np.random.default_rng(4)
-    few, many = (simulate_null(PROBS, n, 5000, rng).power(0.05, 0.01, rng) for n in (200, 5000))
-    assert few < 0.3 and many > 0.95
-    certain = simulate_null(np.array([1.0]), 200, 1000, rng)
-    assert certain.power(0.05, 0.01, rng) == 0.0 and certain.detectable_shift(0.01, rng) is None
-    assert simulate_null(PROBS, 5000, 10, rng).power(0.4, 0.001, rng) == 0.0  # too few draws to reject
+    shifted = PROBS + np.array([0.06, -0.03, -0.03, 0, 0, 0])
+    found = np.mean(
+        [null.p_value(null.statistic(rng.multinomial(2000, shifted))) <= 0.01 for _ in range(200)]
+    )
+    assert found > 0.95
 
 
 @given(st.lists(st.floats(1e-4, 1.0), min_size=1, max_size=30), st.integers(20, 3000))

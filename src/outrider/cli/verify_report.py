@@ -159,16 +159,11 @@ def _sampled_line(certificate: Certificate) -> str:
     if not findings.sampled:
         return "not tested: nothing is drafted"
     least = min(test.p_value for test in findings.sampled)
-    shifts = [test.detectable_shift for test in findings.sampled]
-    found = [shift for shift in shifts if shift is not None]
     rejected = sum(test.rejected for test in findings.sampled)
     line = (
         f"{len(findings.sampled)} tests of {plan.samples} texts{_places(findings)}: "
         + (f"{rejected} reject" if rejected else "none rejects")
         + f" (least p {least:.2g}; significance {plan.significance:g} over all, Holm)"
     )
-    if found:
-        line += f"; any shift of {max(found):.1%} or more is found with probability 0.95"
-    if len(found) < len(shifts):
-        line += f"; {len(shifts) - len(found)} too certain to test anything"
-    return line
+    certain = sum(test.cells == 1 for test in findings.sampled)
+    return line + (f"; {certain} too certain to test anything" if certain else "")

@@ -98,7 +98,6 @@ class Exact:
 
     cells: dict[Text, int]
     null: Null
-    detectable_shift: float | None
 
     def cell(self, tokens: Sequence[int]) -> int | None:
         """The test's cell of a text; None for one that plain decoding never gives."""
@@ -122,18 +121,14 @@ def exact_distribution(
     rng: np.random.Generator,
     constrain: MakeConstraint = None,
 ) -> Exact:
-    """The distribution of the first `LENGTH` tokens by the chain rule, its null statistics, and what a test
-    at `level` detects."""
+    """The distribution of the first `LENGTH` tokens by the chain rule, and its null statistics for a test at
+    `level`."""
     cells = _chain_rule(rows, prompt, sampling, num_samples, constrain)
     probs = np.array(list(cells.values()))
     groups = pool(probs, num_samples)
     masses = np.bincount(groups, weights=probs).astype(np.float64)
     null = simulate_null(masses, num_samples, math.ceil(_DRAWS_PER_LEVEL / level), rng)
-    return Exact(
-        cells=dict(zip(cells, groups.tolist(), strict=True)),
-        null=null,
-        detectable_shift=null.detectable_shift(level, rng),
-    )
+    return Exact(dict(zip(cells, groups.tolist(), strict=True)), null)
 
 
 def _chain_rule(

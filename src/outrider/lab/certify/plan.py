@@ -94,9 +94,8 @@ class SampledTest:
     """One test: did the texts of a setting follow their exact distribution?
 
     `statistic` is chi-square over `cells`; None where `impossible` samples, which plain decoding never
-    gives, make it infinite. `detectable_shift` is the smallest total variation that is found with
-    probability 0.95 at the level of the corrected test, in the direction that is hardest to find (None: no
-    shift is). `behind_tokens` of a constrained answer came before the texts, the same for all of them.
+    gives, make it infinite. `behind_tokens` of a constrained answer came before the texts, the same for all
+    of them.
     """
 
     setting: str
@@ -107,7 +106,6 @@ class SampledTest:
     impossible: int
     statistic: float | None
     p_value: float
-    detectable_shift: float | None
     drafted_tokens: int
     accepted_tokens: int
     rejected: bool = False

@@ -235,7 +235,6 @@ class _Sampler:
             impossible=impossible,
             statistic=statistic,
             p_value=exact.null.p_value(math.inf if statistic is None else statistic),
-            detectable_shift=exact.detectable_shift,
             drafted_tokens=drafted,
             accepted_tokens=accepted,
         )
