@@ -18,8 +18,15 @@ from outrider.costs import CallCosts
 from outrider.costs.break_even import least_needed
 from outrider.lab import predict
 from outrider.lab.check.check import Report, judge_lookup_alone
-from outrider.lab.facts import acceptance_of, break_evens, calls_of, tokenizers_of
-from outrider.lab.judged import DraftReport, judge, replayed
+from outrider.lab.judged import (
+    DraftReport,
+    acceptance_of,
+    break_evens,
+    calls_of,
+    judge,
+    replayed,
+    tokenizers_of,
+)
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFacts
 from outrider.lab.predict import expect
@@ -153,9 +160,9 @@ def test_tokenizers_that_do_not_line_up_are_a_verdict() -> None:
     assert refusal is not None
     report = judge(known, DraftOffers(FACTS, "free", alignment, refusal), None)
     assert report.verdict.outcome == "cannot work" and report.speedups is None
-    assert "do not line up" in report.verdict.sentence and report.tokenizers.differences
+    assert "do not line up" in report.verdict.sentence and report.tokenizers.report.differences
     assert any("model family" in advice for advice in report.verdict.advice)
-    assert not report.tokenizers.usable and report.tokenizers.lost_tokens == 4
+    assert report.tokenizers.why_not is not None and report.tokenizers.lost_tokens == 4
 
 
 def test_models_that_cannot_rewind_are_a_verdict() -> None:

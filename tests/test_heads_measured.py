@@ -26,7 +26,7 @@ from outrider.lab.bench.report.choice import choices
 from outrider.lab.bench.report.view import View
 from outrider.lab.bench.results import Results
 from outrider.lab.bench.sweep import run_sweep
-from outrider.lab.facts import acceptance_of
+from outrider.lab.judged import acceptance_of
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget
 from outrider.lab.models import OWN_HEAD, find_model, find_models, own_head
 from outrider.lab.predict import DRAFT

@@ -21,7 +21,7 @@ from outrider.core.data import Draft, Mask, Row, TokenEstimate
 from outrider.core.errors import VocabularyMismatch
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter, Rows
-from outrider.lab.facts import tokenizers_of
+from outrider.lab.judged import tokenizers_of
 from outrider.lab.recording import record_offers
 from outrider.lab.subject import pair_row
 from outrider.models.vocab import Alignment, align, compare, tokenizer_id
@@ -342,7 +342,7 @@ def test_recorded_offers_are_the_drafters_own() -> None:
 
 def test_a_check_and_a_sweep_say_how_much_is_known() -> None:
     found = tokenizers_of(align(VOCABULARY, REDUCED), VOCABULARY, [])
-    assert (found.usable, found.reduced, found.common_tokens, found.lost_tokens) == (True, True, 4, 2)
+    assert found.why_not is None and (found.report.common_tokens, found.lost_tokens) == (4, 2)
     row = pair_row("t", "d", align(VOCABULARY, REDUCED).report)
     assert (row.usable, row.reduced_from, row.common_tokens) == (True, 6, 4)
     refused = compare(FakeVocabulary("bd xyz"), REDUCED)

@@ -20,8 +20,7 @@ from outrider.core.errors import SettingError
 from outrider.core.invalid import invalid
 from outrider.lab.check.check import CheckRequest, LookupReport, Report, Sample
 from outrider.lab.check.check import check as check_pair
-from outrider.lab.facts import Acceptance, BreakEven, Calls, Tokenizers
-from outrider.lab.judged import DraftReport
+from outrider.lab.judged import Acceptance, BreakEven, Calls, DraftReport, Tokenizers
 from outrider.lab.loaded import Progress
 from outrider.lab.models import (
     DEFAULT,
@@ -234,7 +233,8 @@ def _draft_rows(draft: DraftReport, report: Report) -> list[tuple[str, str]]:
             ("size", f"{gigabytes(draft.model.file_bytes)} beside the target; a token reads {reads}"),
         ]
     rows.append(("tokenizer", _tokenizers(draft.tokenizers)))
-    rows += [("", difference) for difference in draft.tokenizers.differences if not draft.tokenizers.usable]
+    if draft.tokenizers.why_not is not None:
+        rows += [("", difference) for difference in draft.tokenizers.report.differences]
     cost = f"it reads {draft.bytes_ratio:.2f} of the target's bytes for a token"
     if draft.step_ratio is not None and draft.calls is not None:
         cost = f"{milliseconds(draft.calls.call_s)}, {draft.step_ratio:.2f} of the target's; {cost}"
@@ -288,19 +288,20 @@ def _sample(sample: Sample) -> str:
 
 
 def _tokenizers(found: Tokenizers) -> str:
+    report = found.report
     if found.identical:
-        return f"the same {found.target_tokens:,} tokens"
-    if found.reduced and not found.usable:
-        return "reduced, for another target or damaged"
-    if found.reduced:
-        known = f"reduced: it knows {found.common_tokens:,} of the target's {found.target_tokens:,} tokens"
+        return f"the same {report.target_tokens:,} tokens"
+    lost = "" if found.lost_ratio is None else f", {found.lost_ratio:.1%} of these answers"
+    if report.is_reduced:
+        if found.why_not is not None:
+            return "reduced, for another target or damaged"
+        known = f"reduced: it knows {report.common_tokens:,} of the target's {report.target_tokens:,} tokens"
         return known if found.lost_ratio is None else f"{known}, {1 - found.lost_ratio:.1%} of these answers"
-    agree = f"{found.common_tokens:,} tokens agree ({found.text_ratio:.1%} of the text tokens)"
-    text = f"{agree}, {found.cut_ratio:.0%} of sample text is cut alike"
+    agree = f"{report.common_tokens:,} tokens agree ({report.text_ratio:.1%} of the text tokens)"
+    text = f"{agree}, {report.cuts.ratio:.0%} of sample text is cut alike"
     if not found.lost_tokens:
         return f"{text}; nothing is lost"
-    share = "" if found.lost_ratio is None else f", {found.lost_ratio:.1%} of these answers"
-    return f"{text}; {found.lost_tokens:,} text tokens the draft cannot offer{share}"
+    return f"{text}; {found.lost_tokens:,} text tokens the draft cannot offer{lost}"
 
 
 def _acceptance(acceptance: Acceptance) -> str:

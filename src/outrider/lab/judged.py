@@ -2,30 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.core.contracts import RewindKind
-from outrider.costs.break_even import least_needed
-from outrider.lab.facts import (
-    Acceptance,
-    BreakEven,
-    Calls,
-    Tokenizers,
-    acceptance_of,
-    break_evens,
-    calls_of,
-    tokenizers_of,
-)
+import numpy as np
+
+from outrider.core.contracts import RewindKind, Vocabulary
+from outrider.costs import CallCosts
+from outrider.costs.break_even import break_even_of, least_needed
 from outrider.lab.models import ModelFacts
 from outrider.lab.predict import DRAFT, Expectation, Speedups, expect, with_policy_times
+from outrider.lab.record import Answer
+from outrider.lab.recording import Recording
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting
-from outrider.lab.statistics import Interval
-from outrider.lab.subject import DraftOffers, Subject
+from outrider.lab.statistics import Interval, share_of
+from outrider.lab.subject import DraftOffers, Subject, tokenizer_fault
 from outrider.lab.verdict import DraftNumbers, DraftVerdict, cannot_work, judge_draft
 from outrider.models.gguf import ModelKind
+from outrider.models.vocab import Alignment, AlignmentReport
 
+_SIZES = (1, 2, 4, 8, 16)
+_DRAFTED = (1, 3, 8)
+POSITIONS = 8
+"""Places of a draft that are counted separately."""
 SHOWN_CALLS = 17
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What calls cost: `call_s` over one token, `ratios` by number of tokens against that."""
+
+    call_s: float
+    ratios: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """From which acceptance drafts of so many tokens are no slower than plain decoding; None: never."""
+
+    drafted_tokens: int
+    acceptance: float | None
+
+
+def calls_of(costs: CallCosts) -> Calls:
+    """What calls over a few tokens cost at an empty context."""
+    calls_s = costs.calls_s(max(_SIZES), context=0)
+    return Calls(float(calls_s[0]), {n: float(calls_s[n - 1] / calls_s[0]) for n in _SIZES})
+
+
+def break_evens(costs: CallCosts, draft: CallCosts | None = None) -> tuple[BreakEven, ...]:
+    """By draft length, the acceptance from which drafts pay: looked-up ones, or a draft model's."""
+    return tuple(BreakEven(n, break_even_of(costs, draft, n)) for n in _DRAFTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizers:
+    """How two vocabularies line up; `why_not`: why the draft cannot work with the target. The draft cannot
+    offer `lost_tokens` of the target's text tokens, which are `lost_ratio` of those in the recorded answers.
+    """
+
+    report: AlignmentReport
+    identical: bool
+    lost_tokens: int
+    lost_ratio: float | None
+    why_not: str | None
+
+
+def tokenizers_of(alignment: Alignment, target: Vocabulary, answers: Sequence[Answer]) -> Tokenizers:
+    """How a pair lines up, and how much of these answers the draft cannot offer."""
+    missing = np.flatnonzero(alignment.to_draft < 0).tolist()
+    lost = {token for token in missing if not target.is_control(token)}
+    tokens = [token for answer in answers for token in answer.row.tokens]
+    ratio = sum(token in lost for token in tokens) / len(tokens) if tokens else None
+    why_not = tokenizer_fault(alignment.report)
+    return Tokenizers(alignment.report, alignment.identical, len(lost), ratio, why_not)
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How often the draft's most likely token is the answer's: over all positions, and at the first,
+    second, … place of a draft, those before it being right (None: never met). A head is less often right at
+    later places, which it reads with states of its own."""
+
+    rate: Interval
+    positions: int
+    by_position: tuple[float | None, ...]
+
+
+def acceptance_of(recordings: Sequence[Recording], name: str) -> Acceptance:
+    """The acceptance of the draft model's offers on at least one answer that is not empty."""
+    runs = [recording.offers[name].num_right(recording.tokens) for recording in recordings]
+    met, right = np.zeros(POSITIONS, dtype=int), np.zeros(POSITIONS, dtype=int)
+    for answer in runs:
+        for start, accepted in enumerate(answer):
+            right[:accepted] += 1
+            met[: min(accepted + 1, len(answer) - start)] += 1
+    return Acceptance(
+        rate=share_of([sum(map(bool, answer)) for answer in runs], list(map(len, runs))),
+        positions=sum(map(len, runs)),
+        by_position=tuple(float(r / m) if m else None for r, m in zip(right, met, strict=True)),
+    )
 
 
 @dataclass(frozen=True, slots=True)

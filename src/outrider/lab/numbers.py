@@ -72,10 +72,10 @@ def gigabytes(size: int | None) -> str:
 def count(number: float) -> str:
     """Parameters or tokens, to three digits.
 
-    >>> count(1_777_088_000), count(134_500_000), count(999)
-    ('1.78B', '134M', '999')
+    >>> count(1_777_088_000), count(134_500_000), count(247_104), count(999)
+    ('1.78B', '134M', '247k', '999')
     """
-    for size, unit in ((1e9, "B"), (1e6, "M")):
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{digits(number / size)}{unit}"
     return f"{number:.0f}"

@@ -13,7 +13,6 @@ from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.drafters.model import ModelDrafter
-from outrider.lab.facts import tokenizer_fault
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget, Progress
 from outrider.lab.models import ModelFacts, ModelFile
 from outrider.lab.predict import DRAFT, Prices, prices_of
@@ -34,6 +33,18 @@ TOO_LONG = (
     "none of the prompts fits the draft's context",
     ("shorter prompts (--prompts FILE)", "a draft with a longer context", LOOKUP),
 )
+
+
+def tokenizer_fault(report: AlignmentReport) -> str | None:
+    """Why the draft's tokenizer does not do for the target; None where it does."""
+    if report.usable:
+        return None
+    if report.map_fault is not None:
+        return report.map_fault
+    kinds = f"the tokenizers do not line up ({report.target_kind}; {report.draft_kind})"
+    if report.common_text_tokens < report.text_tokens:
+        kinds += f": {report.common_text_tokens:,} of {report.text_tokens:,} text tokens agree"
+    return f"{kinds}, and {report.cuts.ratio:.0%} of sample text is cut alike"
 
 
 def pair_row(

@@ -16,8 +16,16 @@ from outrider.backends.tuning.options import tuned_options
 from outrider.core.contracts import RewindKind
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, PromptError, SettingError
 from outrider.costs.calibrate import DEFAULT_SECONDS
-from outrider.lab.facts import BreakEven, Calls, break_evens, calls_of
-from outrider.lab.judged import SHOWN_CALLS, DraftReport, judge, replayed
+from outrider.lab.judged import (
+    SHOWN_CALLS,
+    BreakEven,
+    Calls,
+    DraftReport,
+    break_evens,
+    calls_of,
+    judge,
+    replayed,
+)
 from outrider.lab.loaded import Loaded, LoadedTarget, Progress
 from outrider.lab.models import ModelFacts, ModelFile
 from outrider.lab.predict import Speedups, expect, with_policy_times

@@ -29,7 +29,7 @@ from outrider.lab.distill.questions import asked
 from outrider.lab.distill.report import Category, Contender, Curve, CurvePoint, Figure, Kind, Measured
 from outrider.lab.distill.run import Distilled, Progress
 from outrider.lab.distill.train import Trainer
-from outrider.lab.facts import acceptance_of, calls_of
+from outrider.lab.judged import acceptance_of, calls_of
 from outrider.lab.loaded import Loaded, LoadedTarget
 from outrider.lab.models import ModelFile, find_models, own_head
 from outrider.lab.predict import BOUND, DRAFT, Expectation, Prices, expect, with_policy_times
