@@ -17,15 +17,14 @@ from rich.console import Console
 
 from backends import MAINLINE
 from cli_helpers import TEMPLATE, Outcome, call
-from distilled_reports import report as made_up
 from outrider.backends.gguf import guard, heads
 from outrider.backends.tuning.scoring import costs_of
-from outrider.cli.distill_report import print_distilled
 from tiny_gguf import write_tiny
 
 pytest.importorskip("torch")
 
-from outrider.cli.distill_report import StepInterrupt, TimeLeft, show_distilling
+from distilled_reports import report as made_up
+from outrider.cli.distill_report import StepInterrupt, TimeLeft, print_distilled, show_distilling
 from outrider.lab.distill import evaluation, export, measure
 from outrider.lab.distill.export import read_provenance
 from outrider.lab.distill.report import Report

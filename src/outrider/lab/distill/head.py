@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,11 +20,13 @@ from outrider.backends.gguf.heads import why_no_heads
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import ModelFileError
 from outrider.lab.distill.checkpoint import Array, Checkpoint, read_gguf
-from outrider.lab.distill.corpus import Text, text_of
 from outrider.lab.distill.examples import Example, tokens_used
 from outrider.lab.distill.plan import DraftPlan
 from outrider.lab.distill.states import read_tokens, states_path
 from outrider.models.vocab.subset import Subset
+
+if TYPE_CHECKING:
+    from outrider.lab.distill.corpus import Text
 
 ARCHITECTURE = "eagle3"
 INSTEAD = "Leave out --kind eagle3: a draft model reads nothing of its target."
@@ -112,6 +115,8 @@ def first_head(
 def head_text(example: Example, subset: Subset, max_tokens: int, states: Path) -> Text | None:
     """As `text_of`, with the target's own tokens and its states, which lie in a folder. None too where
     nothing comes before the first label: a head reads no text's first token."""
+    from outrider.lab.distill.corpus import text_of  # it needs PyTorch
+
     text = text_of(example, subset, max_tokens)
     if text is None or len(text.tokens) <= len(text.ids):
         return None
