@@ -311,9 +311,9 @@ def test_every_answer_of_a_conversation_is_limited(outrider: Call) -> None:
         (["--json-mode", "--lenient-schema"], "--lenient-schema: --json-mode does not use it"),
         (
             ["--json-mode", "--json-style", "wide"],
-            "--json-style wide: it is not known. Choose one of spaced,",
+            '--json-style: wide cannot be used: it has to be "spaced", ',
         ),
-        (["--json-mode", "--fast-forward", "on"], "Choose one of exact, canonical, off"),
+        (["--json-mode", "--fast-forward", "on"], 'it has to be "exact", "canonical" or "off"'),
         (["--json-mode", "--constrain-after", ""], "--constrain-after: it is empty"),
         (["--json-mode", "--ignore-eos"], "--ignore-eos: an output that is limited ends"),
         (["-j", "absent.json"], "schema absent.json: no such file"),

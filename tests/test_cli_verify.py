@@ -158,7 +158,7 @@ def test_prompts_come_from_lines_and_json_lines(verify: Call, tmp_path: Path) ->
     ("arguments", "complaint"),
     [
         (["--inject", "sloppy"], "'sloppy' is no known fault"),
-        (["--rule", "best"], "rule: 'best' is not known"),
+        (["--rule", "best"], "--rule: best cannot be used"),
         (["--lenience", "2"], "lenience"),
         (["-n", "0"], "-n 0"),
         (["--seed", "-3"], "seed"),

@@ -100,7 +100,7 @@ SETTINGS = {
     "penalties": replace(AS_IT_IS, repeat_penalty=1.7, presence_penalty=0.6, frequency_penalty=0.4),
     "filters": replace(AS_IT_IS, temperature=0.7, top_k=2, top_p=0.9, min_p=0.1),
     "cold": replace(AS_IT_IS, temperature=0.4, min_tokens=3, frequency_penalty=1.0, repeat_last_n=2),
-    "repeats": replace(AS_IT_IS, dry_multiplier=1.0, dry_allowed_length=1, dry_breakers=()),
+    "repeats": replace(AS_IT_IS, dry_multiplier=1.0, dry_allowed_length=1, dry_sequence_breakers=()),
     "chance": replace(AS_IT_IS, xtc_probability=0.5, xtc_threshold=0.1),
     "dynamic": replace(AS_IT_IS, temperature=1.0, dynatemp_range=0.6, typical_p=0.9),
 }

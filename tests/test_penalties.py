@@ -140,7 +140,7 @@ def test_a_row_to_which_nothing_applies_is_not_copied() -> None:
 
 
 def test_dry_lowers_what_would_go_on_a_repetition() -> None:
-    params = SamplingParams(dry_multiplier=1.0, dry_base=2.0, dry_breakers=(), dry_last_n=-1)
+    params = SamplingParams(dry_multiplier=1.0, dry_base=2.0, dry_sequence_breakers=(), dry_penalty_last_n=-1)
     # "abc" came before and was followed by d; "bc" by e.
     assert changes(params, ids("abcdfbceabc")) == {3: -2.0, 4: -1.0}
     assert changes(params, ids("abcdfbceab"), ids("c")) == {3: -2.0, 4: -1.0}
@@ -148,7 +148,9 @@ def test_dry_lowers_what_would_go_on_a_repetition() -> None:
 
 
 def test_a_breaker_ends_the_repetition() -> None:
-    params = SamplingParams(dry_multiplier=1.0, dry_base=2.0, dry_breakers=(",",), dry_last_n=-1)
+    params = SamplingParams(
+        dry_multiplier=1.0, dry_base=2.0, dry_sequence_breakers=(",",), dry_penalty_last_n=-1
+    )
     assert changes(params, ids("abcdabc")) == {3: -2.0}
     assert changes(params, ids("a,bcda,bc")) == {3: -1.0}
     assert changes(params, ids("abc,dabc,")) == {}
@@ -179,7 +181,11 @@ def test_dry_against_all_pairs_of_suffixes(
     prompt: list[int], accepted: list[list[int]], drafted: list[int], last: int, allowed: int
 ) -> None:
     params = SamplingParams(
-        dry_multiplier=0.5, dry_base=1.5, dry_allowed_length=allowed, dry_last_n=last, dry_breakers=()
+        dry_multiplier=0.5,
+        dry_base=1.5,
+        dry_allowed_length=allowed,
+        dry_penalty_last_n=last,
+        dry_sequence_breakers=(),
     )
     sampler = RequestSampler(params, LETTERS, prompt)
     for tokens in accepted:
@@ -192,7 +198,7 @@ def test_dry_against_all_pairs_of_suffixes(
 
 
 def test_a_long_repetition_neither_overflows_nor_takes_quadratic_time() -> None:
-    params = SamplingParams(dry_multiplier=1.0, dry_base=3.0, dry_breakers=(), dry_last_n=-1)
+    params = SamplingParams(dry_multiplier=1.0, dry_base=3.0, dry_sequence_breakers=(), dry_penalty_last_n=-1)
     text = [0] * 50_000
     ours = RequestSampler(params, LETTERS, text).adjust(flat(), [0])
     assert math.isfinite(ours[0]) and ours[0] < -1e37 and not ours[1:].any()
@@ -200,7 +206,9 @@ def test_a_long_repetition_neither_overflows_nor_takes_quadratic_time() -> None:
 
 def test_a_cut_inside_a_character_spells_no_breaker() -> None:
     vocabulary = TableVocabulary(bytes_and("é!"))
-    params = SamplingParams(dry_multiplier=1.0, dry_base=2.0, dry_breakers=("é",), dry_last_n=-1)
+    params = SamplingParams(
+        dry_multiplier=1.0, dry_base=2.0, dry_sequence_breakers=("é",), dry_penalty_last_n=-1
+    )
     unbroken, broken = vocabulary.tokenize("abcdabc"), vocabulary.tokenize("abé!cdabé!c")
     row = np.zeros(vocabulary.size, dtype=np.float32)
     assert RequestSampler(params, vocabulary, unbroken).adjust(row, ())[ord("d")] == -2
@@ -230,8 +238,8 @@ def settings(draw: st.DrawFn) -> SamplingParams:
         repeat_last_n=int(one_of(-1, 0, 1, 3, 64)),
         dry_multiplier=one_of(0, 0.8),
         dry_allowed_length=int(one_of(0, 1, 2)),
-        dry_last_n=int(one_of(-1, 0, 3, 64)),
-        dry_breakers=(",",),
+        dry_penalty_last_n=int(one_of(-1, 0, 3, 64)),
+        dry_sequence_breakers=(",",),
         logit_bias=draw(st.sampled_from([(), ((1, 2.0), (2, -1.0))])),
         banned=draw(st.sampled_from([(), (0, 3)])),
         min_tokens=draw(st.integers(0, 6)),

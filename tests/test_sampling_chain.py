@@ -30,9 +30,9 @@ TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 def samplers(params: SamplingParams, vocab: Any, size: int, num_tokens: int) -> list[Any]:
     """llama.cpp's samplers in the order of its own default chain."""
     biases = [*params.logit_bias, *((token, -math.inf) for token in params.banned)]
-    breakers = [string.encode() for string in params.dry_breakers]
+    breakers = [string.encode() for string in params.dry_sequence_breakers]
     repeat_window = num_tokens if params.repeat_last_n < 0 else params.repeat_last_n
-    dry_window = num_tokens if params.dry_last_n < 0 else params.dry_last_n
+    dry_window = num_tokens if params.dry_penalty_last_n < 0 else params.dry_penalty_last_n
     return [
         lib.llama_sampler_init_logit_bias(
             size,
@@ -140,8 +140,13 @@ ALONE = {
     "presence": {"presence_penalty": 1.5, "repeat_last_n": -1},
     "frequency": {"frequency_penalty": 0.4, "repeat_last_n": 100},
     "dry": {"dry_multiplier": 0.8},
-    "dry whole text": {"dry_multiplier": 0.3, "dry_last_n": -1, "dry_base": 1.2, "dry_breakers": ()},
-    "dry from 0": {"dry_multiplier": 0.8, "dry_allowed_length": 0, "dry_breakers": ("he", "\n")},
+    "dry whole text": {
+        "dry_multiplier": 0.3,
+        "dry_penalty_last_n": -1,
+        "dry_base": 1.2,
+        "dry_sequence_breakers": (),
+    },
+    "dry from 0": {"dry_multiplier": 0.8, "dry_allowed_length": 0, "dry_sequence_breakers": ("he", "\n")},
     "top-n-sigma": {"top_n_sigma": 1.0},
     "top-k": {"top_k": 40},
     "top-k of one": {"top_k": 1},
@@ -189,8 +194,8 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
         "dry_multiplier": (0.5, 1.0),
         "dry_base": (1.0, 1.5),
         "dry_allowed_length": (1, 3),
-        "dry_last_n": (-1, 20),
-        "dry_breakers": ((), ("the", ":"), ("ab", "\n")),
+        "dry_penalty_last_n": (-1, 20),
+        "dry_sequence_breakers": ((), ("the", ":"), ("ab", "\n")),
         "logit_bias": (((7, 3.0), (8, -1.0)),),
         "banned": (tuple(rng.integers(0, 280, 5).tolist()),),
     }
@@ -223,7 +228,9 @@ def test_breakers_that_span_tokens_or_are_part_of_one(
     for _ in range(30):
         text = "".join(words[i] for i in rng.integers(0, len(words), 30))
         history = tiny().vocabulary.tokenize(text + text[: rng.integers(len(text))], parse_special=True)
-        params = replace(OFF, dry_multiplier=0.2, dry_base=1.1, dry_last_n=-1, dry_breakers=breakers)
+        params = replace(
+            OFF, dry_multiplier=0.2, dry_base=1.1, dry_penalty_last_n=-1, dry_sequence_breakers=breakers
+        )
         check(random_row(rng, 300), params, history)
 
 

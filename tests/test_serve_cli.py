@@ -52,7 +52,7 @@ def test_what_is_wrong_is_found_before_a_model_is_loaded(run: Run, tmp_path: Pat
     cert = ("--tls-cert", str(keys), "--tls-key", str(keys))
     assert "certificate and key cannot be used" in refused(run(*missing, *cert))
     assert str(tmp_path / "absent") in refused(run(*missing, "--corpus", str(tmp_path / "absent")))
-    assert "--policy sometimes: it is not known" in refused(run(*missing, "--policy", "sometimes"))
+    assert "--policy: sometimes cannot be used" in refused(run(*missing, "--policy", "sometimes"))
     assert "--max-running: 0 cannot be used" in refused(run(*missing, "-np", "0"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -55,13 +55,6 @@ def test_the_command_line_wins_over_the_environment_over_the_file_over_defaults(
     assert found.origins["max_waiting"] == f"{path}: max_waiting"
 
 
-def test_what_the_longest_step_was_called_goes_on_working(tmp_path: Path) -> None:
-    path = file(tmp_path, "[limits]\nmax_pause = 0.25\n")
-    assert read_configuration({}, {}, path).settings.max_gap_s == 0.25
-    assert read_configuration({"max_gap": 80.0}, {}, path).settings.max_gap_s == 0.08
-    assert ServeSettings().max_gap_s is None
-
-
 def test_the_environment_may_name_the_file_and_the_command_line_another(tmp_path: Path) -> None:
     path = file(tmp_path, "[server]\nport = 1\n")
     other = tmp_path / "other.toml"

@@ -21,6 +21,7 @@ from httpx2 import Response
 from starlette.testclient import TestClient
 
 from outrider.core.errors import ModelFileError, OutOfMemory, SettingError
+from outrider.core.settings import sampling_params
 from outrider.server.assembly import assemble, create_app, metrics_of
 from outrider.server.configuration import as_toml, read_configuration
 from outrider.server.keys import ApiKey, KeyRing, digest_of
@@ -422,13 +423,13 @@ threads = 3
 def test_a_file_describes_several_models(tmp_path: Path) -> None:
     found = read_configuration({}, {}, config(tmp_path, SEVERAL))
     coder, big = found.models["coder"], found.models["big.one"]
-    assert (coder.model, coder.model_draft, coder.ctx_size, coder.temp) == (
+    assert (coder.model, coder.model_draft, coder.ctx_size, sampling_params(coder).temperature) == (
         "coder.gguf",
         "draft.gguf",
         8192,
         0.5,
     )
-    assert (big.hf_repo, big.model, big.temp, big.alias, big.threads) == (
+    assert (big.hf_repo, big.model, sampling_params(big).temperature, big.alias, big.threads) == (
         "owner/repo:Q8_0",
         None,
         0.25,

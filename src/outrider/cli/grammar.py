@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import cast, get_args
 
 from outrider.cli.prompt import encodable
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError, SettingError
 from outrider.core.files import decoded, reason_of
-from outrider.core.params import FastForward, GrammarKind, JsonStyle, grammar_kind
+from outrider.core.params import GrammarKind, grammar_kind
 from outrider.core.settings import Structure
 
 MAX_BYTES = 1_000_000
@@ -37,10 +36,10 @@ def read_grammar(settings: Structure, stdin_gives: str | None = None) -> Grammar
     grammar = Grammar(
         kind=kind,
         text=encodable(text, flag),
-        style=cast(JsonStyle, settings.json_style or "spaced"),
+        style=settings.json_style or "spaced",
         lenient=settings.lenient_schema,
         after=settings.constrain_after,
-        fast_forward=cast(FastForward, settings.fast_forward or "exact"),
+        fast_forward=settings.fast_forward or "exact",
     )
     from outrider.constraints.sources import lark_source
 
@@ -71,8 +70,6 @@ def _check(settings: Structure) -> str | None:
     _belongs("--json-style", settings.json_style is not None, flag, ("--json-schema", "--json-mode"))
     _belongs("--fast-forward", settings.fast_forward is not None, flag, tuple(kinds))
     _belongs("--constrain-after", settings.constrain_after is not None, flag, tuple(kinds))
-    _known("--json-style", settings.json_style, get_args(JsonStyle))
-    _known("--fast-forward", settings.fast_forward, get_args(FastForward))
     if settings.constrain_after == "":
         raise SettingError("--constrain-after", "it is empty", "Leave it out: all of the output is limited.")
     encodable(settings.constrain_after or "", "--constrain-after")
@@ -99,11 +96,6 @@ def _belongs(name: str, is_given: bool, flag: str | None, to: tuple[str, ...]) -
         "it says how output is limited, and nothing limits it" if flag is None else f"{flag} does not use it"
     )
     raise SettingError(name, why, f"Leave it out, or give {' or '.join(to)}.")
-
-
-def _known(name: str, value: str | None, known: tuple[str, ...]) -> None:
-    if value is not None and value not in known:
-        raise SettingError(f"{name} {value}", "it is not known", f"Choose one of {', '.join(known)}.")
 
 
 def _schema(given: str) -> str:

@@ -6,9 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
-
-import typer
+from typing import Any
 
 from outrider.backends.gguf import LoadOptions
 from outrider.cli.grammar import read_grammar
@@ -19,8 +17,7 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar, Request, Thought
 from outrider.core.errors import InputError, SettingError
 from outrider.core.files import check_writable, read_text
-from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
-from outrider.core.schema import values_for
+from outrider.core.params import SamplingParams, Verification
 from outrider.core.settings import (
     Drafting,
     DraftModel,
@@ -30,6 +27,7 @@ from outrider.core.settings import (
     PairSettings,
     Sampling,
     Target,
+    sampling_params,
 )
 from outrider.drafters.corpus_store import list_files
 from outrider.models import NO_DRAFT
@@ -38,20 +36,10 @@ from outrider.models.hub import HubOptions
 from outrider.policy import FixedPolicy
 from outrider.session.learned import AutoSettings
 
-POLICIES = ("auto", "lookup", "model", "fixed", "plain")
 UNLIMITED_TOKENS = 2048
 """Room for an answer of unknown length."""
 _TAIL_TOKENS = 32
 """of a prompt: enough to see whether its end opens the model's reasoning"""
-
-
-_RENAMED = {
-    "temperature": "temp",
-    "dynatemp_exponent": "dynatemp_exp",
-    "typical_p": "typical",
-    "dry_last_n": "dry_penalty_last_n",
-}
-"""Samplers whose settings have llama.cpp's names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +101,7 @@ def plan_run(settings: RunSettings, stdin_gives: str | None) -> RunPlan:
 
     Raises SettingError, PromptError and GrammarError for what cannot work.
     """
-    if settings.strict:
-        typer.echo("note: --strict is --bitwise now, which keeps what it promised", err=True)
-        settings = settings.model_copy(update={"bitwise": True})
-    sampling = sampling_params(settings)
+    sampling = _sampling(settings)
     pair = plan_pair(settings, greedy=sampling.is_greedy)
     encodable(settings.system or "", "system message")
     if "" in settings.stop:
@@ -142,8 +127,8 @@ def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
     sources = settings if isinstance(settings, DraftSources) else DraftSources()
     policy = drafting_policy(settings, sources.costs)
     verification = Verification(
-        rule=cast(Rule, settings.rule),
-        draft_sampling=cast(DraftSampling, sources.draft_sampling),
+        rule=settings.rule,
+        draft_sampling=sources.draft_sampling,
         lenience=settings.lenience if isinstance(settings, Lenience) else 1.0,
     )
     draft = draft_reference(settings)
@@ -169,27 +154,19 @@ def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
     return plan
 
 
-def sampling_params(settings: Sampling) -> SamplingParams:
+def _sampling(settings: Sampling) -> SamplingParams:
     """The samplers' settings but for --ban, which needs a vocabulary. Raises SettingError."""
-    breakers = SamplingParams().dry_breakers
+    given: dict[str, Any] = {"logit_bias": tuple(map(_bias, settings.logit_bias))}
     if settings.dry_sequence_breaker:
-        breakers = tuple(text for text in settings.dry_sequence_breaker if text != "none")
-    given = values_for(SamplingParams, settings, **_RENAMED) | {
-        "top_k": max(settings.top_k, 0),
-        "top_n_sigma": max(settings.top_n_sigma, 0),
-        "dry_breakers": breakers,
-        "logit_bias": tuple(map(_bias, settings.logit_bias)),
-        "seed": None if settings.seed == -1 else settings.seed,
-    }
-    return SamplingParams(**given)
+        breakers = (text for text in settings.dry_sequence_breaker if text != "none")
+        given["dry_sequence_breakers"] = tuple(breakers)
+    return sampling_params(settings, seed=None if settings.seed == -1 else settings.seed, **given)
 
 
 def drafting_policy(settings: Drafting, costs: Path | None) -> FixedPolicy | AutoSettings:
     """Who drafts and how far. Lengths that only fixed drafts have ask for these. Raises SettingError."""
     fixed_only = settings.draft_min is not None or settings.draft_p_min is not None
     kind = settings.policy or ("fixed" if fixed_only else "auto")
-    if kind not in POLICIES:
-        raise SettingError(f"--policy {kind}", "it is not known", f"Choose one of {', '.join(POLICIES)}.")
     if fixed_only and kind != "fixed":
         flag = "--draft-min" if settings.draft_min is not None else "--draft-p-min"
         raise SettingError(

@@ -19,6 +19,7 @@ from outrider.cli.output import print_notes, readable
 from outrider.cli.plans import PairPlan, plan_pair
 from outrider.cli.run import load_pair, open_session, room_of
 from outrider.core.errors import ModelFileError, SettingError
+from outrider.core.settings import sampling_params
 from outrider.policy import AutoPolicy
 from outrider.server.assembly import assemble, metrics_of, service_of
 from outrider.server.configuration import Configuration
@@ -108,7 +109,7 @@ def open_models(settings: ServeSettings) -> tuple[Models, Callable[[], None]]:
 
 
 def _plan(settings: ServeSettings) -> PairPlan:
-    return plan_pair(settings, greedy=settings.temp == 0 or settings.top_k == 1)
+    return plan_pair(settings, greedy=sampling_params(settings).is_greedy)
 
 
 def _load(settings: ServeSettings, plan: PairPlan, errors: Console) -> Pair:

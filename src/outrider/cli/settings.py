@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from outrider.core.loading_settings import Context, Loading, Threads
+from outrider.core.params import PolicyName
 from outrider.core.schema import (
     MACHINE,
     MODELS,
@@ -90,7 +91,6 @@ class Prediction(Group):
     prediction: Path | None = setting(
         None, help="Draft from this text, which the answer will be much like: a file to be edited."
     )
-    strict: bool = setting(False, hidden=True, help="An earlier name of --bitwise.")
 
 
 class RunSettings(
@@ -144,7 +144,7 @@ class VerifySettings(PairSettings, Structure, Lenience, JsonOutput):
     test_seed: int = setting(
         0, "-s", "--seed", panel=SAMPLING, help="Seed of all tests: their outcome repeats."
     )
-    policy: str | None = with_default(Drafting, "policy", "fixed")
+    policy: PolicyName | None = with_default(Drafting, "policy", "fixed")
     inject: str | None = setting(
         None,
         metavar="FAULT",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
@@ -24,63 +25,89 @@ within bounds."""
 FastForward = Literal["exact", "canonical", "off"]
 
 
-_ABOVE_0 = math.nextafter(0.0, 1.0)
+def sampler(
+    default: float,
+    help: str,
+    *flags: str,
+    metavar: str | None = None,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+) -> Any:
+    """A sampler's parameter: all that the command line, the server and its documents know of it.
 
-
-def _number(default: float, least: float, greatest: float, rule: str, name: str = "") -> Any:
-    """A field of finite numbers from `least` to `greatest`, which is the `rule` in words; `name` is for
-    people, where it is not the field's own."""
-    return field(default=default, metadata={"range": (least, greatest), "rule": rule, "name": name})
+    Args:
+        default: llama.cpp's.
+        help: One line for `--help`.
+        flags: On the command line, where the field's name does not give it.
+        metavar: What stands for the value in the help.
+        ge: The least value.
+        gt: What every value is greater than.
+        le: The greatest value.
+    """
+    bounds = {name: bound for name, bound in (("ge", ge), ("gt", gt), ("le", le)) if bound is not None}
+    return field(
+        default=default, metadata={"help": help, "flags": flags, "metavar": metavar, "bounds": bounds}
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen: llama.cpp's samplers, in its order, with its defaults.
 
-    Temperature 0 is greedy. A neutral value switches a sampler off: 0 for `dynatemp_range`,
-    `top_k`, `min_p`, `top_n_sigma`, `xtc_probability`, the presence and frequency penalties and
-    `dry_multiplier`; 1 for `top_p`, `typical_p` and `repeat_penalty`. `repeat_last_n` and
-    `dry_last_n` are windows in tokens, prompt included (0: off, -1: everything). `logit_bias`
-    adds to single tokens' logits; `banned` tokens are never chosen, end tokens not before
-    `min_tokens` were generated. `seed` None draws a fresh one.
+    The fields are the one declaration of each sampler: settings and requests are made from them.
+    Windows are in tokens, prompt included. `logit_bias` adds to single tokens' logits; `banned` tokens are
+    never chosen. `seed` None draws a fresh one.
 
     Raises SettingError for a value out of range.
     """
 
-    temperature: float = _number(0.8, 0.0, math.inf, "be 0 or more")
-    dynatemp_range: float = _number(0.0, 0.0, math.inf, "be 0 (off) or more")
-    dynatemp_exponent: float = _number(1.0, -math.inf, math.inf, "be a number")
-    top_k: int = _number(40, 0, math.inf, "be 0 (off) or more", "top-k")
-    top_p: float = _number(0.95, _ABOVE_0, 1.0, "lie in (0, 1]; 1 is off", "top-p")
-    min_p: float = _number(0.05, 0.0, 1.0, "lie in [0, 1]; 0 is off", "min-p")
-    typical_p: float = _number(1.0, _ABOVE_0, 1.0, "lie in (0, 1]; 1 is off", "typical")
-    top_n_sigma: float = _number(0.0, 0.0, math.inf, "be 0 (off) or more", "top-n-sigma")
-    xtc_probability: float = _number(0.0, 0.0, 1.0, "lie in [0, 1]")
-    xtc_threshold: float = _number(0.1, 0.0, 1.0, "lie in [0, 1]")
-    repeat_penalty: float = _number(1.0, _ABOVE_0, math.inf, "be more than 0; 1 is off")
-    presence_penalty: float = _number(0.0, -math.inf, math.inf, "be a number; 0 is off")
-    frequency_penalty: float = _number(0.0, -math.inf, math.inf, "be a number; 0 is off")
-    repeat_last_n: int = _number(64, -1, math.inf, "be a number of tokens, 0 (off) or -1 (everything)")
-    dry_multiplier: float = _number(0.0, 0.0, math.inf, "be 0 (off) or more")
-    dry_base: float = _number(1.75, 1.0, math.inf, "be 1 or more")
-    dry_allowed_length: int = _number(2, 0, math.inf, "be 0 or more")
-    dry_last_n: int = _number(64, -1, math.inf, "be a number of tokens, 0 (off) or -1 (everything)")
-    dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    temperature: float = sampler(
+        0.8, "Temperature; 0 is greedy.", "--temp", "--temperature", metavar="T", ge=0
+    )
+    dynatemp_range: float = sampler(0.0, "Temperature ±R by entropy; 0: constant.", metavar="R", ge=0)
+    dynatemp_exponent: float = sampler(1.0, "Exponent of that.", "--dynatemp-exp", metavar="E")
+    top_k: int = sampler(40, "Keep the K most likely tokens; 0 or -1: all.", metavar="K", ge=-1)
+    top_p: float = sampler(0.95, "Keep the nucleus of mass P; 1: all.", metavar="P", ge=0, le=1)
+    min_p: float = sampler(
+        0.05, "Keep tokens of at least P times the top's probability; 0: all.", metavar="P", ge=0, le=1
+    )
+    typical_p: float = sampler(
+        1.0, "Typical tokens of mass P; 1: all.", "--typical", "--typical-p", metavar="P", gt=0, le=1
+    )
+    top_n_sigma: float = sampler(
+        0.0,
+        "Keep logits within N standard deviations of the top; 0 or -1: all.",
+        "--top-n-sigma",
+        "--top-nsigma",
+        metavar="N",
+        ge=-1,
+    )
+    xtc_probability: float = sampler(
+        0.0, "How often XTC drops top tokens; 0: never.", metavar="P", ge=0, le=1
+    )
+    xtc_threshold: float = sampler(0.1, "XTC: the probability of a top token.", metavar="P", ge=0, le=1)
+    repeat_penalty: float = sampler(1.0, "Divide logits of repeated tokens; 1: off.", metavar="X", gt=0)
+    presence_penalty: float = sampler(0.0, "Subtract X from repeated tokens.", metavar="X")
+    frequency_penalty: float = sampler(0.0, "Subtract X for each repetition.", metavar="X")
+    repeat_last_n: int = sampler(64, "Tokens that penalties look at; 0: none, -1: all.", ge=-1)
+    dry_multiplier: float = sampler(0.0, "DRY: penalise repeated sequences; 0: off.", metavar="X", ge=0)
+    dry_base: float = sampler(1.75, "DRY: growth of the penalty per token.", metavar="X", ge=1)
+    dry_allowed_length: int = sampler(2, "DRY: repetitions this short are free.", ge=0)
+    dry_penalty_last_n: int = sampler(64, "DRY: tokens looked at; 0: none, -1: all.", ge=-1)
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     logit_bias: tuple[tuple[int, float], ...] = ()
     banned: tuple[int, ...] = ()
-    min_tokens: int = _number(0, 0, math.inf, "be 0 or more")
+    min_tokens: int = sampler(0, "No end token before N tokens.", ge=0)
     seed: int | None = None
 
     def __post_init__(self) -> None:
         for given in fields(self):
             if given.metadata:
-                value, (least, greatest) = getattr(self, given.name), given.metadata["range"]
-                name = given.metadata["name"] or given.name.replace("_", " ")
-                fits = least <= value <= greatest and abs(value) != math.inf
-                _require(fits, name, value, given.metadata["rule"])
+                _check_bounds(given.name, getattr(self, given.name), given.metadata["bounds"])
         for token, bias in self.logit_bias:
             is_number = not math.isnan(bias) and bias < math.inf
-            _require(is_number, "logit bias", f"{bias} for token {token}", "be a number or -inf")
+            _require(is_number, "logit_bias", f"{bias} for token {token}", "be a number or -inf")
         _require(self.seed is None or self.seed >= 0, "seed", self.seed, "be 0 or more, or absent")
 
     @property
@@ -88,6 +115,16 @@ class SamplingParams:
         """Whether the same logits always give the same token: nothing is left to chance."""
         xtc = self.xtc_probability > 0 and self.xtc_threshold <= 0.5
         return self.top_k == 1 or (self.temperature == 0 and self.dynatemp_range == 0 and not xtc)
+
+
+_IN_WORDS = {"ge": "{:g} or more", "gt": "more than {:g}", "le": "{:g} or less"}
+
+
+def _check_bounds(name: str, value: float, bounds: Mapping[str, float]) -> None:
+    least, above = bounds.get("ge", -math.inf), bounds.get("gt", -math.inf)
+    if not (math.isfinite(value) and least <= value <= bounds.get("le", math.inf) and value > above):
+        words = " and ".join(_IN_WORDS[kind].format(bound) for kind, bound in bounds.items())
+        raise SettingError(name, f"{value} cannot be used", f"It must be {words or 'a finite number'}.")
 
 
 def _require(holds: bool, name: str, value: object, rule: str) -> None:
@@ -108,10 +145,12 @@ the whole draft, never fewer tokens. "stable": the text depends on the seed alon
 DraftSampling = Literal["auto", "greedy", "sampled"]
 """A draft model's tokens: its most likely ones, sampled from its distribution, or what is accepted more."""
 
+PolicyName = Literal["auto", "lookup", "model", "fixed", "plain"]
+"""Who drafts, and how far: what pays; the same without the draft model, or without lookups; drafts of a fixed
+length; nobody."""
 
 DraftingPolicy = Literal["auto", "lookup", "model", "fixed"]
-"""Who drafts for a request, and how far: what pays; the same without the draft model, or without lookups;
-drafts of a fixed length."""
+"""A policy for one request, where `draft_max` 0 is plain decoding."""
 
 
 @dataclass(frozen=True, slots=True)

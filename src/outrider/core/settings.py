@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import Field as DataclassField
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, create_model
 
 from outrider.core.loading_settings import Context, DraftContext, Loading
-from outrider.core.params import SamplingParams, Verification
+from outrider.core.params import (
+    DraftSampling,
+    FastForward,
+    JsonStyle,
+    PolicyName,
+    Rule,
+    SamplingParams,
+    Verification,
+)
 from outrider.core.schema import (
     MODELS,
     SAMPLING,
@@ -20,7 +30,6 @@ from outrider.core.schema import (
     setting,
 )
 
-_SAMPLING = SamplingParams()
 _VERIFICATION = Verification()
 
 # Models
@@ -94,71 +103,58 @@ class Reasoning(Group):
 # Sampling
 
 
-class BasicSampling(Group):
-    """The samplers that a server has a default for."""
-
-    panel = SAMPLING
-    temp: Annotated[Number, Field(ge=0)] = setting(
-        _SAMPLING.temperature, "--temp", "--temperature", metavar="T", help="Temperature; 0 is greedy."
-    )
-    top_k: int = setting(_SAMPLING.top_k, metavar="K", help="Keep the K most likely tokens; 0: all.")
-    top_p: Annotated[Number, Field(gt=0, le=1)] = setting(
-        _SAMPLING.top_p, metavar="P", help="Keep the nucleus of mass P; 1: all."
-    )
-    min_p: Share = setting(
-        _SAMPLING.min_p, metavar="P", help="Keep tokens of at least P times the top's probability."
-    )
+def _setting_name(sampler: DataclassField[Any]) -> str:
+    """A sampler's name among settings: its first flag."""
+    first: str = (*sampler.metadata["flags"], sampler.name)[0]
+    return first.removeprefix("--").replace("-", "_")
 
 
-class Sampling(BasicSampling):
-    """llama.cpp's samplers; `outrider.core.params.SamplingParams` has the ranges of most."""
+def samplers(defaults: SamplingParams, *names: str) -> type[Group]:
+    """A group with a setting for each sampler of SamplingParams, or for those that are named."""
+    made: dict[str, Any] = {}
+    for sampler in fields(SamplingParams):
+        shown, default = sampler.metadata, getattr(defaults, sampler.name)
+        if shown and (sampler.name in names or not names):
+            number = Number if isinstance(default, float) else int
+            kind = Annotated[number, Field(**shown["bounds"])]  # type: ignore[valid-type]
+            declared = setting(default, *shown["flags"], metavar=shown["metavar"], help=shown["help"])
+            made[_setting_name(sampler)] = (kind, declared)
+    return create_model("Samplers", __base__=Group, **made)
+
+
+def sampling_params(settings: Group, **others: Any) -> SamplingParams:
+    """What settings say of the samplers, and the parameters that need more than a setting. Raises
+    SettingError."""
+    names = {sampler.name: _setting_name(sampler) for sampler in fields(SamplingParams) if sampler.metadata}
+    given = {name: getattr(settings, own) for name, own in names.items() if hasattr(settings, own)}
+    return SamplingParams(**given, **others)
+
+
+if TYPE_CHECKING:  # a class that is made when the program runs has no type
+
+    class _Samplers(Group):
+        """A setting for each sampler, with llama.cpp's defaults."""
+
+    class ServedSampling(Group):
+        """What requests get that say nothing about it."""
+else:
+    _Samplers = samplers(SamplingParams())
+    _Samplers.panel = SAMPLING
+    _OPENAI = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    ServedSampling = samplers(_OPENAI, "temperature", "top_k", "top_p", "min_p")
+    ServedSampling.panel = SAMPLING
+
+
+class Sampling(_Samplers):
+    """llama.cpp's samplers, and what else chooses tokens."""
 
     panel = SAMPLING
     seed: int = setting(-1, "-s", help="Random seed; -1: a fresh one.")
-    typical: float = setting(
-        _SAMPLING.typical_p, "--typical", "--typical-p", metavar="P", help="Typical tokens of mass P; 1: all."
-    )
-    top_n_sigma: float = setting(
-        _SAMPLING.top_n_sigma,
-        "--top-n-sigma",
-        "--top-nsigma",
-        metavar="N",
-        help="Keep logits within N standard deviations of the top; 0: all.",
-    )
-    xtc_probability: float = setting(
-        _SAMPLING.xtc_probability, metavar="P", help="How often XTC drops top tokens; 0: never."
-    )
-    xtc_threshold: float = setting(
-        _SAMPLING.xtc_threshold, metavar="P", help="XTC: what probability makes a top token."
-    )
-    dynatemp_range: float = setting(
-        _SAMPLING.dynatemp_range, metavar="R", help="Temperature ±R by entropy; 0: constant."
-    )
-    dynatemp_exp: float = setting(_SAMPLING.dynatemp_exponent, metavar="E", help="Exponent of that.")
-    repeat_penalty: float = setting(
-        _SAMPLING.repeat_penalty, metavar="X", help="Divide logits of repeated tokens; 1: off."
-    )
-    presence_penalty: float = setting(
-        _SAMPLING.presence_penalty, metavar="X", help="Subtract X from repeated tokens."
-    )
-    frequency_penalty: float = setting(
-        _SAMPLING.frequency_penalty, metavar="X", help="Subtract X for each repetition."
-    )
-    repeat_last_n: int = setting(_SAMPLING.repeat_last_n, help="Tokens that penalties look at; -1: all.")
-    dry_multiplier: float = setting(
-        _SAMPLING.dry_multiplier, metavar="X", help="DRY: penalise going on as before; 0: off."
-    )
-    dry_base: float = setting(_SAMPLING.dry_base, metavar="X", help="DRY: its growth per token.")
-    dry_allowed_length: int = setting(
-        _SAMPLING.dry_allowed_length, help="DRY: repetitions this short are free."
-    )
-    dry_penalty_last_n: int = setting(_SAMPLING.dry_last_n, help="DRY: tokens looked at; -1: all.")
     dry_sequence_breaker: list[str] = setting(
         [], help="DRY: ends a repetition (repeatable; replaces the usual ones; none: no breakers)."
     )
     logit_bias: list[str] = setting([], "-l", metavar="ID±BIAS", help="Add to a logit: 15043+1 (repeatable).")
     ban: list[str] = setting([], metavar="TOKEN", help="Never this token: its id, or its text (repeatable).")
-    min_tokens: int = setting(_SAMPLING.min_tokens, help="No end token before N tokens.")
 
 
 # Structured output
@@ -187,12 +183,12 @@ class Structure(Group):
         metavar="GRAMMAR",
         help="Text of this grammar: a GBNF file, a .lark file, - for stdin, or GBNF itself (it has a ::=).",
     )
-    json_style: str | None = setting(
+    json_style: JsonStyle | None = setting(
         None,
         metavar="STYLE",
         help="White space of JSON: spaced (the default), compact, pretty or flexible (as the model likes).",
     )
-    fast_forward: str | None = setting(
+    fast_forward: FastForward | None = setting(
         None,
         metavar="MODE",
         help="Text with only one way to go on: exact (drafted; the default), canonical (its usual tokens "
@@ -213,7 +209,7 @@ class Drafting(Group):
     """Who drafts, how far, and what keeps a draft."""
 
     panel = SPECULATION
-    policy: str | None = setting(
+    policy: PolicyName | None = setting(
         None,
         metavar="WHO",
         help="Who drafts and how far: auto (what pays here), lookup or model (auto, but only these), fixed "
@@ -241,7 +237,7 @@ class Drafting(Group):
         metavar="P",
         help="Fixed lengths: end a draft before a token that is less likely than P to be right (0.65).",
     )
-    rule: str = setting(
+    rule: Rule = setting(
         _VERIFICATION.rule,
         metavar="RULE",
         help="What keeps drafted tokens: auto, token, block, or stable (the text depends on the seed alone).",
@@ -260,7 +256,7 @@ class DraftSources(Group):
     """What drafts are made from, beyond the models and the text."""
 
     panel = SPECULATION
-    draft_sampling: str = setting(
+    draft_sampling: DraftSampling = setting(
         _VERIFICATION.draft_sampling,
         metavar="HOW",
         help="The draft's tokens: its most likely (greedy), drawn (sampled), or the better (auto).",

@@ -48,9 +48,9 @@ def _excludes_top_choices(params: SamplingParams) -> bool:
 def _survivors(row: Row, best: int, params: SamplingParams) -> Candidates:
     """What the filters before XTC leave."""
     candidates = whole(row, best)
-    if params.top_n_sigma:
+    if params.top_n_sigma > 0:
         candidates = filters.top_n_sigma(candidates.possible(), params.top_n_sigma)
-    if params.top_k:
+    if params.top_k > 0:
         candidates = filters.top_k(candidates, params.top_k)
     candidates = candidates.possible()
     if params.typical_p < 1:

@@ -197,8 +197,8 @@ class Dry:
 
     def __init__(self, params: SamplingParams, vocabulary: Vocabulary, tokens: Sequence[int]) -> None:
         self._params = params
-        self._breakers = breakers_of(params.dry_breakers, vocabulary)
-        last = tokens[-params.dry_last_n :] if params.dry_last_n > 0 else tokens
+        self._breakers = breakers_of(params.dry_sequence_breakers, vocabulary)
+        last = tokens[-params.dry_penalty_last_n :] if params.dry_penalty_last_n > 0 else tokens
         heads = np.array([token in self._breakers for token in last], dtype=np.bool_)
         self._window = _Window(np.array(last, dtype=np.int64), _repeat_lengths(last), heads)
 
@@ -209,7 +209,7 @@ class Dry:
     def _after(self, tokens: Sequence[int]) -> _Window:
         window = self._window
         for token in tokens:
-            window = window.appended(token, token in self._breakers, self._params.dry_last_n)
+            window = window.appended(token, token in self._breakers, self._params.dry_penalty_last_n)
         return window
 
     def penalties(self, drafted: Sequence[int]) -> tuple[Tokens, npt.NDArray[np.float32]]:

@@ -38,7 +38,7 @@ class RequestSampler:
         self._bias = bias_of(params, vocabulary)
         self._early_bias = with_end_barred(params, vocabulary) if params.min_tokens else self._bias
         self._counts = TokenCounts(params.repeat_last_n, tokens) if penalises(params) else None
-        repeats_cost = params.dry_multiplier > 0 and params.dry_last_n != 0
+        repeats_cost = params.dry_multiplier > 0 and params.dry_penalty_last_n != 0
         self._dry = Dry(params, vocabulary, tokens) if repeats_cost else None
 
     @property

@@ -17,12 +17,11 @@ from pydantic import SecretStr, ValidationError
 from outrider.core.errors import SettingError
 from outrider.core.files import read_toml, reason_of
 from outrider.core.schema import setting_error
-from outrider.core.settings import Models
+from outrider.core.settings import Models, ServedSampling
 from outrider.models.reference import is_companion, is_sidecar
 from outrider.server.settings import (
     TABLES,
     Machine,
-    Sampling,
     ServedModels,
     ServeSettings,
     Speculation,
@@ -132,7 +131,7 @@ def _named_in_file(path: Path, name: str, table: str | None) -> str:
 # Several models: a table [models.NAME] for each, files of a folder, and the one that -m names.
 
 _OF_MODELS = {
-    name for group in (ServedModels, Speculation, Sampling, Machine) for name in group.model_fields
+    name for group in (ServedModels, Speculation, ServedSampling, Machine) for name in group.model_fields
 } | {"alias"}
 """settings that a model may have for itself"""
 _NAMING = {*Models.model_fields, "alias", "chat_template_file", "costs"} - {"hf_token", "offline"}

@@ -14,7 +14,8 @@ from starlette.requests import HTTPConnection
 
 from outrider.core.data import Grammar
 from outrider.core.errors import OutriderError
-from outrider.core.params import SamplingParams, Verification
+from outrider.core.params import Verification
+from outrider.core.settings import sampling_params
 from outrider.drafters.model import ModelDrafter
 from outrider.engine.tiers import Folder
 from outrider.formats import format_of
@@ -68,9 +69,7 @@ class Service:
         self.template = session.template
         self.context_tokens = session.target.context_length
         """of a prompt and its answer together"""
-        self.defaults = SamplingParams(
-            temperature=settings.temp, top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p
-        )
+        self.defaults = sampling_params(settings)
         self.verification = verification or Verification()
         self.format = format_of(session.template, session.target.vocabulary)
         self.controls = ControlTokens(session.target.vocabulary)

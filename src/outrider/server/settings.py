@@ -16,14 +16,14 @@ from pydantic import Field, SecretStr
 
 from outrider.core.errors import SettingError
 from outrider.core.loading_settings import Context, DraftContext, Loading
-from outrider.core.schema import Count, Group, Natural, Number, Share, setting, with_default
+from outrider.core.schema import Count, Group, Natural, setting
 from outrider.core.settings import (
-    BasicSampling,
     Drafting,
     DraftSources,
     Models,
     PairSettings,
     Reasoning,
+    ServedSampling,
     Template,
     Verbose,
 )
@@ -41,15 +41,6 @@ class Speculation(Drafting, DraftSources):
 
 class ServedModels(Models, Template, Reasoning):
     """Which models; as `outrider run` has them."""
-
-
-class Sampling(BasicSampling):
-    """What requests that say nothing about it get. OpenAI's defaults."""
-
-    temp: Annotated[Number, Field(ge=0)] = with_default(BasicSampling, "temp", 1.0)
-    top_k: Natural = with_default(BasicSampling, "top_k", 0)
-    top_p: Annotated[Number, Field(gt=0, le=1)] = with_default(BasicSampling, "top_p", 1.0)
-    min_p: Share = with_default(BasicSampling, "min_p", 0.0)
 
 
 class Machine(Context, DraftContext, Loading):
@@ -134,9 +125,6 @@ class Limits(Group):
         help="The longest step while several requests run, in milliseconds: prompts are read in parts, and "
         "drafts end, so that none is longer. Default: 5 times a step without either.",
     )
-    max_pause: Annotated[float, Field(gt=0)] | None = setting(
-        None, hidden=True, help="What --max-gap was called, in seconds."
-    )
     kept_sequences: Annotated[int, Field(ge=0, le=192)] = setting(
         8, help="Ended requests whose KV is kept for others that begin alike."
     )
@@ -168,8 +156,8 @@ class Limits(Group):
 
     @property
     def max_gap_s(self) -> float | None:
-        """The longest step in seconds, under either name; None: the default."""
-        return self.max_pause if self.max_gap is None else self.max_gap / 1000
+        """The longest step in seconds; None: the default."""
+        return None if self.max_gap is None else self.max_gap / 1000
 
 
 class Cache(Group):
@@ -242,7 +230,7 @@ class Replicas(Group):
 TABLES: dict[str, type[Group]] = {
     "models": ServedModels,
     "speculation": Speculation,
-    "sampling": Sampling,
+    "sampling": ServedSampling,
     "machine": Machine,
     "server": Server,
     "access": Access,
@@ -255,7 +243,17 @@ TABLES: dict[str, type[Group]] = {
 
 
 class ServeSettings(
-    Sampling, Reasoning, Server, Access, Limits, Cache, Replicas, Logs, Machine, Speculation, PairSettings
+    ServedSampling,
+    Reasoning,
+    Server,
+    Access,
+    Limits,
+    Cache,
+    Replicas,
+    Logs,
+    Machine,
+    Speculation,
+    PairSettings,
 ):
     """All settings in force. `check` finds those that exclude each other."""
 

@@ -18,8 +18,6 @@ from outrider.server.settings import ServeSettings
 
 _MIN_TEMPERATURE = 1e-4
 """Below it one token has all the weight: decoding is greedy, and no logit can become too large."""
-_MIN_TOP_P = 1e-6
-"""Keeps the most likely token alone, as 0 is meant to."""
 _BARRED = -100.0
 """A bias that OpenAI's clients bar a token with."""
 
@@ -62,19 +60,12 @@ def _biases(asked: dict[str, float]) -> tuple[tuple[int, float], ...]:
 
 _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "temperature": lambda value: value if value >= _MIN_TEMPERATURE else 0.0,
-    "top_p": lambda value: max(value, _MIN_TOP_P),
-    "top_k": lambda value: max(value, 0),
-    "top_n_sigma": lambda value: max(value, 0.0),
     "dry_sequence_breakers": tuple,
     "logit_bias": _biases,
     "seed": lambda value: value if value >= 0 else None,
 }
 """Fields whose values mean the same in other numbers to the engine."""
-_ENGINE_NAMES = {
-    "repetition_penalty": "repeat_penalty",
-    "dry_penalty_last_n": "dry_last_n",
-    "dry_sequence_breakers": "dry_breakers",
-}
+_ENGINE_NAMES = {"repetition_penalty": "repeat_penalty"}
 """Fields that the engine has under another name."""
 _PARAMETERS = {parameter.name for parameter in dataclass_fields(SamplingParams)}
 _SAMPLED = [name for name in SamplingFields.model_fields if _ENGINE_NAMES.get(name, name) in _PARAMETERS]
