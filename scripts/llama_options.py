@@ -1,10 +1,10 @@
-"""Bring the table of llama.cpp's options up to a version of its programs.
+"""Compare the table of llama.cpp's options with a version of its programs.
 
     llama-cli --help > cli.txt; llama-server --help > server.txt; llama-completion --help > completion.txt
-    python scripts/llama_options.py --version b11434 cli.txt server.txt completion.txt
+    python scripts/llama_options.py cli.txt server.txt completion.txt
 
-Rows of `src/outrider/cli/llama_options.tsv` keep what they say of an option; a new option gets the fate "?",
-which the tests refuse, and options that are gone lose their rows.
+Prints the options that neither `src/outrider/cli/llama_options.toml` nor Outrider has, and those of the table
+that are gone. A person decides what becomes of a new one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-TABLE = Path(__file__).parents[1] / "src" / "outrider" / "cli" / "llama_options.tsv"
+from outrider.cli.commands import COMMANDS, _load
+from outrider.cli.llama_options import COMMANDS as TAKE_OPTIONS
+from outrider.cli.llama_options import DRAFTING, table
+from outrider.core.schema import settings_of
+
 _COLUMN = 40
 """where descriptions begin"""
 _NAMES = re.compile(r"(?:-[^\s,]+,?\s+|-[^\s,]+,?$)+")
@@ -42,26 +46,22 @@ def options(help_text: str) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def main() -> None:
-    """Write the table again from help texts."""
+    """Print what is new and what is gone."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("help", nargs="+", type=Path, help="what --help says, a file for each program")
-    parser.add_argument("--version", required=True, help="of llama.cpp")
-    arguments = parser.parse_args()
-    known = {}
-    if TABLE.exists():
-        for line in TABLE.read_text(encoding="utf-8").splitlines()[2:]:
-            names, _, fate, note = line.split("\t")
-            known[names] = (fate, note)
-    found: dict[str, str] = {}
-    for path in arguments.help:
-        for option, value in options(path.read_text(encoding="utf-8")):
-            found.setdefault(" ".join(option), value)
-    rows = [f"# llama.cpp {arguments.version}", "names\tvalue\tfate\tnote"]
-    rows += ["\t".join((names, value, *known.get(names, ("?", "")))) for names, value in found.items()]
-    TABLE.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    print(f"{len(found)} options, {sum(row.split(chr(9))[2] == '?' for row in rows[2:])} of them new")
+    texts = [path.read_text(encoding="utf-8") for path in parser.parse_args().help]
+    there = {name for text in texts for names, _ in options(text) for name in names}
+    found = known()
+    print("new:", *sorted(there - found), "\ngone:", *sorted(set(table()) - there))
+
+
+def known() -> set[str]:
+    """The names that are in the table, or flags of a command that takes llama.cpp's options."""
+    groups = [_load(COMMANDS[name].settings) for name in TAKE_OPTIONS]
+    ours = {name for group in groups for setting in settings_of(group).values() for name in setting.names}
+    return {*ours, *table(), *DRAFTING, "-h", "--help"}
 
 
 if __name__ == "__main__":

@@ -254,7 +254,7 @@ def test_policies_are_chosen_by_name(run: Call) -> None:
     assert policy("--policy", "plain")["draft_max"] == 0
     assert policy("--draft-p-min", "0.3")["kind"] == "fixed"
     for wrong, why in (
-        (("--policy", "best"), "auto, lookup, model, fixed, plain"),
+        (("--policy", "best"), '"auto", "lookup", "model", "fixed" or "plain"'),
         (("--policy", "auto", "--draft-min", "2"), "--policy fixed"),
         (("--policy", "fixed", "--costs", "x.json"), "does not look at them"),
         (("--policy", "plain", "--explain"), "--policy auto"),

@@ -33,9 +33,7 @@ def status_with(output: int, arguments: tuple[str, ...], monkeypatch: pytest.Mon
     return ended.value.code
 
 
-@pytest.mark.parametrize(
-    "arguments", [*HELP, (), ("--version",), ("setup",), ("plan", "--list")], ids=" ".join
-)
+@pytest.mark.parametrize("arguments", [*HELP, ("--version",), ("setup",), ("plan", "--list")], ids=" ".join)
 def test_a_full_disk_is_named(
     arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

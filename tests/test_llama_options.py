@@ -7,15 +7,15 @@ import runpy
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from outrider.backends.gguf import LoadOptions
-from outrider.cli.llama_options import COMMANDS, llama_options, translate
+from outrider.cli.llama_options import COMMANDS, table, translate
 from outrider.cli.load_options import load_options
 from outrider.cli.serve_settings import ServeOptions
 from outrider.cli.settings import ChatSettings, RunSettings
@@ -28,48 +28,42 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = {
     "serve": settings_of(ServeOptions),
 }
 FLAGS = {
-    command: {flag for setting in settings.values() for flags in setting.flags for flag in flags.split("/")}
-    | {"-h", "--help"}
+    command: {"-h": False, "--help": False}
+    | {name: setting.kind is not bool for setting in settings.values() for name in setting.names}
     for command, settings in SETTINGS.items()
 }
-SCRIPT = Path(__file__).parents[1] / "scripts" / "llama_options.py"
-SCRIPT_NAMES = runpy.run_path(str(SCRIPT))
-TABLE = SCRIPT_NAMES["TABLE"]
+"""The flags of each command, and whether they take a value."""
+SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "llama_options.py"))
 
 
 def in_command(command: str, *arguments: str) -> tuple[list[str], list[str]]:
-    return translate(command, arguments, SETTINGS[command])
+    return translate(command, arguments, SETTINGS.__getitem__)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_has_one_of_five_fates(command: str) -> None:
-    for name in sorted(llama_options()):
-        has_one_of_five_fates(name, command)
-
-
-def has_one_of_five_fates(name: str, command: str) -> None:
-    option = llama_options()[name]
-    values = [{"--spec-type": "none", "--spec-draft-sampling": "greedy"}.get(name, "1")] * option.num_values
-    if name in FLAGS[command]:  # then it is the command's own
-        assert in_command(command, name, *values)[0][0] == name
-        return
-    try:
-        found, notices = in_command(command, name, *values, "a prompt")
-    except SettingError as error:
-        assert str(error).startswith(f"{name}: ") and option.fate in ("same", "instead", "no")
-        if option.fate == "same":  # another command has it
-            assert any(set((option.note, *option.names)) & FLAGS[other] for other in COMMANDS)
+def test_every_option_of_the_table_is_answered(command: str) -> None:
+    for name, (fate, note) in table().items():
+        value = ["1"] if fate == "no_effect_with_value" or FLAGS["run"].get(note) else []
+        try:
+            found, notices = in_command(command, name, *value, "a prompt")
+        except SettingError as error:
+            expected = {
+                "see": f"{name}: it is not supported. See {note}.",
+                "not_supported": f"{name}: it is not supported. Leave it out.",
+                "other_name": f"{name}: outrider {command} has no such option. ",
+            }[fate]
+            assert str(error).startswith(expected)
         else:
-            assert option.note in str(error)
-        return
-    assert found[-1] == "a prompt"
-    if option.fate == "drafting":
-        assert option.note and (found[0] in FLAGS[command] or notices)
-    elif option.fate == "ignored":
-        assert found == ["a prompt"] and notices == [f"{name} changes nothing here: {option.note}."]
-    else:
-        assert option.fate == "same" and not notices
-        assert found[0] in FLAGS[command] and found[1:-1] == values
+            if fate == "other_name":
+                assert found == [note, *value, "a prompt"] and not notices
+            else:
+                assert found == ["a prompt"] and notices == [f"{name} has no effect here"]
+
+
+def test_the_table_has_no_flag_of_ours_and_leads_to_some() -> None:
+    ours = {name for flags in FLAGS.values() for name in flags}
+    assert not ours & set(table())
+    assert {note for fate, note in table().values() if fate == "other_name"} <= ours
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -122,29 +116,7 @@ def test_a_line_becomes_one_of_ours(arguments: str, found: str) -> None:
         ),
         ("--spec-type ngram-mod --draft-p-min 0.7 -n 5", "--policy lookup -n 5", ["--draft-p-min"]),
         ("--spec-type none --spec-draft-n-max 16", "--policy plain", ["--spec-draft-n-max"]),
-        # The longest draft of lookups that are alone; of the types that are named.
         ("--spec-type ngram-mod --spec-ngram-mod-n-max 48", "--policy lookup --draft-max 48", []),
-        (
-            "--spec-type ngram-mod,ngram-simple --spec-ngram-mod-n-max 9 --spec-ngram-simple-size-m 16",
-            "--policy lookup --draft-max 16",
-            [],
-        ),
-        (
-            "--spec-type ngram-mod --spec-ngram-mod-n-max 9 --spec-ngram-simple-size-m 16",
-            "--policy lookup --draft-max 9",
-            ["--spec-ngram-simple-size-m"],
-        ),
-        (
-            "--spec-type ngram-mod,draft-simple --spec-ngram-mod-n-max 9",
-            "--policy auto",
-            ["--spec-ngram-mod-n-max"],
-        ),
-        (
-            "--spec-type ngram-mod --draft-max 4 --spec-ngram-mod-n-max 9",
-            "--policy lookup --draft-max 4",
-            ["--spec-ngram-mod-n-max"],
-        ),
-        ("--spec-ngram-mod-n-max 48 --policy auto", "--policy auto", ["--spec-ngram-mod-n-max"]),
         ("--spec-draft-sampling probabilistic", "--draft-sampling sampled", []),
         ("--spec-draft-threads 2 -ctkd q8_0 -p --policy", "-td 2 -ctkd q8_0 -p --policy", []),
         ("--spec-type none -p hi -- --spec-type", "--policy plain -p hi -- --spec-type", []),
@@ -156,17 +128,20 @@ def test_who_drafts_becomes_a_policy(command: str, arguments: str, found: str, u
         return
     words, notices = in_command(command, *arguments.split())
     assert (" ".join(words), [line.split()[0] for line in notices]) == (found, unused)
-    assert all(" changes nothing here: " in line for line in notices)
+    assert all(" has no effect here" in line for line in notices)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--spec-type ngram", "--spec-type ngram: it is not known. Choose among none, draft-simple, "),
-        ("--spec-type draft-simple,draft-dflash", "--spec-type draft-dflash: files of this kind are not run"),
+        ("--spec-type ngram", "--spec-type ngram: it is not supported. Choose of none, draft-simple, "),
+        (
+            "--spec-type draft-simple,draft-dflash",
+            "--spec-type draft-dflash: it is not supported. Choose of none, ",
+        ),
         ("--spec-type none --policy auto", "--spec-type: --policy says who drafts, too. Give one of them."),
-        ("--spec-draft-sampling best", "--spec-draft-sampling best: it is not known. Choose one of greedy,"),
-        ("--spec-type", "--spec-type : it is not known"),
+        ("--spec-draft-sampling best", "--spec-draft-sampling best: there is no such way. Choose greedy or"),
+        ("--spec-type", "--spec-type : it is not supported"),
     ],
 )
 def test_what_cannot_draft_is_said(arguments: str, message: str) -> None:
@@ -196,9 +171,9 @@ def test_no_word_is_read_as_several_short_options(word: str) -> None:
 
 
 def test_an_option_of_another_command_says_so() -> None:
-    with pytest.raises(SettingError, match="outrider serve takes it"):
+    with pytest.raises(SettingError, match="outrider serve has it"):
         in_command("run", "--ssl-key-file", "key.pem")
-    with pytest.raises(SettingError, match="requests and outrider run take it"):
+    with pytest.raises(SettingError, match="outrider run has it"):
         in_command("serve", "--seed", "1")
 
 
@@ -211,7 +186,7 @@ def test_the_table_is_what_help_texts_say() -> None:
         "-kvo,  --kv-offload, -nkvo, --no-kv-offload\n"
         "--cpu-strict <0|1>                      use strict placement\n"
     )
-    assert list(SCRIPT_NAMES["options"](help_text)) == [
+    assert list(SCRIPT["options"](help_text)) == [
         (("-h", "--help", "--usage"), ""),
         (("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"), "N"),
         (("-kvo", "--kv-offload"), ""),
@@ -227,29 +202,19 @@ def test_the_table_has_every_option_of_a_built_program(program: str) -> None:
     path = shutil.which(program)
     if path is None:
         pytest.skip(f"{program} is not on the PATH")
-    version = TABLE.read_text(encoding="utf-8").splitlines()[0].removeprefix("# llama.cpp b")
+    version = files("outrider.cli").joinpath("llama_options.toml").read_text(encoding="utf-8")
+    version = version.partition(":")[0].removeprefix("# llama.cpp b")
     said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
     build = re.search(r"\(build (\d+)|version: (\d+) ", said.stdout + said.stderr)
     if build is None or (build[1] or build[2]) not in (version, "0"):  # a build without git has number 0
         pytest.skip(f"{program} is not of version {version}: {said.stdout}{said.stderr}")
     shown = subprocess.run([path, "--help"], capture_output=True, text=True, check=True).stdout
-    table = llama_options()
-    found = list(SCRIPT_NAMES["options"](shown))
-    assert len(found) > 100
-    for names, value in found:
-        assert table[names[0]].names == names and bool(table[names[0]].num_values) == bool(value)
+    found = [name for names, _ in SCRIPT["options"](shown) for name in names]
+    assert len(found) > 100 and set(found) <= SCRIPT["known"]()
 
 
 def test_the_program_says_what_it_ignores_and_what_it_refuses() -> None:
     line = [sys.executable, "-m", "outrider", "run", "--warmup", "--mirostat", "2", "-p", "hi"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and not done.stdout
-    assert done.stderr == "error: --mirostat: not supported here; use --min-p and --temp. Leave it out.\n"
-
-
-def test_the_document_counts_the_table() -> None:
-    document = (SCRIPT.parents[1] / "docs" / "llama_options.md").read_text(encoding="utf-8")
-    counts = Counter(option.fate for option in set(llama_options().values()))
-    for fate, count in counts.items():
-        assert f"| {fate} | {count} |" in document
-    assert f"the\n{counts.total()} has one of five fates" in document
+    assert done.stderr == "error: --mirostat: it is not supported. See --min-p.\n"

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from cli_helpers import Outcome, call
-from outrider.cli.llama_options import llama_options
 from outrider.lab.plan.acceptance import Acceptance
 from outrider.lab.plan.calls import PlannedCurve, machine_of
 from outrider.lab.plan.catalogue import catalogue
@@ -105,16 +104,6 @@ def test_nothing_is_exported_where_nothing_pays() -> None:
         found = exported("nothing", engine)
         assert found.config is None and "no draft is expected to pay" in found.script
         assert "spec" not in " ".join(found.command)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_llama_server_knows_every_flag(case: str) -> None:
-    command = exported(case, "llama-server").command
-    flags = [word for word in command if word.startswith("-")]
-    for flag in flags:
-        assert flag in llama_options(), flag
-    kinds = llama_options()["--spec-type"]
-    assert kinds.num_values == 1
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -6,7 +6,6 @@ import gc
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -19,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from outrider.cli import llama_options
-from outrider.cli.output import INTERRUPTED, PIPE_CLOSED, leave
+from outrider.cli.output import INTERRUPTED, PIPE_CLOSED, leave, let_rich_leave
 from outrider.core.schema import Group, Setting, setting_error, settings_of
 
 _RUN = """Generate text with a target model and its drafts; say what it took.
@@ -29,8 +28,8 @@ Exit status: 0; 2 for what cannot be done; 3 for an output that is cut off befor
 """
 _BENCH = """Find the pairing and the settings that win here: sweep targets, drafts, settings and workloads.
 
-[bold]outrider bench init[/bold] writes a commented plan; [bold]bench report[/bold], [bold]compare[/bold] and
-[bold]export[/bold] read runs (-h says more). Interrupted, it goes on where it was when it is started again.
+outrider bench init writes a commented plan; bench report, compare and export read runs (-h says more).
+Interrupted, it goes on where it was when it is started again.
 """
 
 
@@ -118,24 +117,41 @@ COMMANDS = {
 }
 
 
+_COLUMN = 26
+"""Where what options mean begins in the help."""
+
+
 def _load(place: str) -> Any:
     module, _, name = place.partition(":")
     return getattr(import_module(f"outrider.cli.{module}"), name)
 
 
 class Command(TyperCommand):
-    """A command whose help fits a terminal of 80 columns."""
+    """A command whose help lists its settings panel by panel, in 80 columns."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
+    def format_options(self, _ctx: Any, formatter: Any) -> None:
         spec = COMMANDS[self.name or ""]
         hidden = _load(spec.hidden) if spec.hidden else ()
-        shown = copy(self)
-        shown.params = _tidy([param for param in self.params if param.name not in hidden])
-        TyperCommand.format_help(shown, ctx, formatter)
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for setting in settings_of(_load(spec.settings)).values():
+            if setting.name not in hidden:
+                panels.setdefault(setting.panel, []).append(_help_record(setting))
+        for panel, records in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(records, col_max=_COLUMN)
 
-    def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
-        return _tidy([option])[0] if option else None
+
+def _help_record(setting: Setting) -> tuple[str, str]:
+    """How a setting is written, with one long name, and what it means."""
+    written = setting.metavar or ""
+    if not setting.is_argument:
+        short = [name for name in setting.names if not name.startswith("--")]
+        long = f"--[no-]{setting.flag.removeprefix('--')}" if "/" in "".join(setting.flags) else setting.flag
+        written = f"{', '.join([*short, long])} {written if setting.kind is not bool else ''}"
+    is_shown = setting.default is not None and setting.kind is not bool
+    return written.rstrip().ljust(
+        _COLUMN
+    ), f"{setting.help} [{setting.default}]" if is_shown else setting.help
 
 
 class Commands(TyperGroup):
@@ -145,7 +161,7 @@ class Commands(TyperGroup):
         super().__init__(**attributes)
         for name, spec in COMMANDS.items():
             if " " not in name:
-                self.add_command(TyperCommand(name, help=spec.help, rich_markup_mode="rich"))
+                self.add_command(TyperCommand(name, help=spec.help, rich_markup_mode=None))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         # `bench init` and its like are commands of their own; anything else after `bench` is a plan.
@@ -155,11 +171,16 @@ class Commands(TyperGroup):
         resolved = super().resolve_command(ctx, args)
         rest = resolved[2]
         if args[0] in llama_options.COMMANDS:
-            settings = settings_of(_load(COMMANDS[args[0]].settings))
-            rest, notices = llama_options.translate(args[0], rest, settings)
+            rest, notices = llama_options.translate(
+                args[0], rest, lambda name: settings_of(_load(COMMANDS[name].settings))
+            )
             for notice in notices:
                 typer.echo(f"note: {notice}", err=True)
         return resolved[0], _made(args[0]), rest
+
+    def format_commands(self, _ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name].help.splitlines()[0]) for name in self.commands])
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         with _reader_may_leave():
@@ -169,14 +190,6 @@ class Commands(TyperGroup):
         with _reader_may_leave():
             return super().invoke(ctx)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        self.params = _tidy(self.params)
-        super().format_help(ctx, formatter)
-
-    def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
-        return _tidy([option])[0] if option else None
-
 
 @contextmanager
 def _reader_may_leave() -> Iterator[None]:
@@ -185,21 +198,6 @@ def _reader_may_leave() -> Iterator[None]:
         yield
     except BrokenPipeError:
         leave(PIPE_CLOSED)
-
-
-def _tidy(params: list[Any]) -> list[Any]:
-    """Options as the help shows them: one long name each, and one name for a switch's two sides."""
-    params = list(map(copy, params))
-    for param in params:
-        short = [name for name in param.opts if not name.startswith("--")]
-        long = [name for name in param.opts if name.startswith("--")][:1]
-        if param.secondary_opts:
-            long = [f"--[no-]{long[0].removeprefix('--')}"]
-            param.secondary_opts = []
-        param.opts = [*short, *long]
-        if getattr(param, "is_flag", False):
-            param.metavar = ""
-    return params
 
 
 @cache
@@ -222,27 +220,15 @@ def _made(name: str) -> Any:
     parameters += map(_parameter, settings.values())
     vars(command)["__signature__"] = Signature(parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    program = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    program = typer.Typer(add_completion=False, rich_markup_mode=None)
     program.command(name, cls=Command, help=spec.help)(command)
     return get_command(program)
 
 
 def _parameter(setting: Setting) -> Parameter:
     """A setting as typer has it: a parameter whose annotation says the rest."""
-    shown: Any
-    if setting.is_argument:
-        shown = typer.Argument(
-            metavar=setting.metavar, help=setting.help, show_default=not setting.is_required
-        )
-    else:
-        shown = typer.Option(
-            *setting.flags,
-            help=setting.help,
-            metavar=setting.metavar,
-            rich_help_panel=setting.panel,
-            show_default=setting.kind is not bool,
-            hidden=setting.is_hidden,
-        )
+    is_argument = setting.is_argument
+    shown: Any = typer.Argument(metavar=setting.metavar) if is_argument else typer.Option(*setting.flags)
     # Numbers are read by the settings themselves, whose errors name the value that was given.
     one = str if setting.kind in (int, float) else setting.kind
     kind: Any = list[one] if setting.is_list else one  # type: ignore[valid-type]
@@ -259,6 +245,7 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
 
 def _carry_out(spec: CommandSpec, settings: Group) -> int:
     """Do what a command is for; returns the exit status. After Ctrl-C it is said so."""
+    let_rich_leave()
     try:
         function: Callable[[Group], int] = _load(spec.function)
         if not gc.isenabled():  # since the program's start: what was imported stays

@@ -1,132 +1,175 @@
-"""Command lines made for llama.cpp: every option of its programs has one of five fates here.
+"""Command lines made for llama.cpp: what the options of its programs mean here.
 
-`llama_options.tsv` holds what `--help` lists in one version (`scripts/llama_options.py`), with a fate for
-each:
-
-- same: it does here what it does there; the note is its name here, where it has another.
-- drafting: with others it says who drafts and how far; `llama_drafting` makes a policy of them.
-- ignored: it is accepted and changes nothing; the note says why, in a line.
-- instead: it is refused; the note says what to use.
-- no: it is refused as not supported; the note says what to know.
+Most are Outrider's own under the same name. `llama_options.toml` lists the others: those that have another
+name here, those without effect, those whose purpose something else serves, and those that are not supported.
+The `--spec-*` options that say together who drafts become a policy.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from itertools import islice
 
-from outrider.cli.llama_drafting import Words, drafting_options
 from outrider.core.errors import SettingError
 from outrider.core.schema import Setting
 
 COMMANDS = ("run", "chat", "serve")
-"""those that take llama.cpp's options"""
+"""Those that take llama.cpp's options."""
 
 _HELP = ("-h", "--help")
 _NUMBER = re.compile(r"-\d|-\.\d")
 _ATTACHED = re.compile(r"(-[A-Za-z])(-?\d.*)")
-"""a value that is written right after a short name: -n64"""
+"""A value that is written right after a short name: -n64."""
 
-
-@dataclass(frozen=True, slots=True)
-class LlamaOption:
-    """An option of llama.cpp: its names, how many values it takes, its fate here and a note on that."""
-
-    names: tuple[str, ...]
-    num_values: int
-    fate: str
-    note: str
+DRAFTING = ("--spec-type", "--spec-default", "--spec-draft-sampling")
+"""Options that say together who drafts."""
+_DRAFT_MODELS = ("draft-simple", "draft-mtp", "draft-eagle3")
+_LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+_DEFAULT_TYPES = ("ngram-mod",)
+"""What --spec-default stands for."""
+_SAMPLING = {"greedy": "greedy", "probabilistic": "sampled"}
+_MODEL_CAP = "--spec-draft-n-max"
+_FIXED_LENGTHS = ("draft_min", "draft_p_min")
+"""Settings that llama.cpp has for draft models alone."""
 
 
 @cache
-def llama_options() -> Mapping[str, LlamaOption]:
-    """The table, by every name of each option."""
-    found: dict[str, LlamaOption] = {}
-    for line in (files(__package__) / "llama_options.tsv").read_text(encoding="utf-8").splitlines()[2:]:
-        names, value, fate, note = line.split("\t")
-        option = LlamaOption(tuple(names.split()), len(value.split()) if value else 0, fate, note)
-        found |= dict.fromkeys(option.names, option)
+def table() -> Mapping[str, tuple[str, str]]:
+    """By each of llama.cpp's names that is not Outrider's: what becomes of it (a key of the file), and its
+    name here, or what serves its purpose."""
+    text = (files(__package__) / "llama_options.toml").read_text(encoding="utf-8")
+    found: dict[str, tuple[str, str]] = {}
+    for fate, content in tomllib.loads(text).items():
+        groups = content if isinstance(content, dict) else {"": content}
+        for note, names in groups.items():
+            found |= dict.fromkeys(names.split(), (fate, note))
     return found
 
 
-def translate(
-    command: str, arguments: Sequence[str], settings: Mapping[str, Setting]
-) -> tuple[list[str], list[str]]:
-    """The arguments of a command with its own flags alone, and a notice for each that changes nothing.
+SettingsOf = Callable[[str], Mapping[str, Setting]]
+"""Gives the settings of a command."""
 
-    Args:
-        command: Its name.
-        arguments: What follows it on the command line.
-        settings: Those of the command; a flag of theirs means what the command says, whatever llama.cpp says.
+
+def translate(command: str, arguments: Sequence[str], settings_of: SettingsOf) -> tuple[list[str], list[str]]:
+    """The arguments of a command with its own flags alone, and a notice for each that has no effect.
+
+    A flag of the command means what the command says, whatever llama.cpp says.
 
     Raises:
-        SettingError: For an option that is refused, and for an unknown one with a single dash: it
-            is never read as several short ones.
+        SettingError: For an option that is refused, and for an unknown one with a single dash: it is never
+            read as several short ones.
     """
-    flags = _flags(settings)
-    found: Words = []
-    drafting: list[tuple[str, str]] = []
-    notices: list[str] = []
-    words = iter(arguments)
-    for word in words:
+    line = _Line(command, arguments, settings_of)
+    for word in line.words:
+        line.read(word)
+    found = line.with_policy() if line.types else line.found
+    return [part for word, values in found for part in (word, *values)], line.notices
+
+
+class _Line:
+    """A command line that is read word by word."""
+
+    def __init__(self, command: str, arguments: Sequence[str], settings_of: SettingsOf) -> None:
+        self.words = iter(arguments)
+        self.found: list[tuple[str, list[str]]] = []
+        """options with their values, in order"""
+        self.types: list[str] = []
+        """llama.cpp's types of drafts"""
+        self.notices: list[str] = []
+        self._command = command
+        self._settings_of = settings_of
+        self._settings = settings_of(command)
+        self._flags = _flags(self._settings)
+
+    def read(self, word: str) -> None:
+        """Take a word, and the values that belong to it."""
         name, equals, attached = word.partition("=") if word.startswith("--") else (word, "", "")
         if word == "--":
-            found.append((word, list(words)))
+            self.found.append((word, list(self.words)))
         elif not word.startswith("-") or word == "-" or _NUMBER.match(word):
-            found.append((word, []))
-        elif name in flags:
-            found.append((word, list(islice(words, flags[name] and not equals))))
-        elif (short := _ATTACHED.fullmatch(word)) and flags.get(short[1]):
-            found.append((short[1], [short[2]]))
-        elif (option := llama_options().get(name)) is None:
-            _check_known(command, word, flags)
-            found.append((word, []))
+            self.found.append((word, []))
+        elif name in self._flags:
+            self.found.append((word, list(islice(self.words, self._flags[name] and not equals))))
+        elif (short := _ATTACHED.fullmatch(word)) and self._flags.get(short[1]):
+            self.found.append((short[1], [short[2]]))
+        elif name in DRAFTING:
+            self._read_drafting(
+                name, attached if equals or name == "--spec-default" else next(self.words, "")
+            )
         else:
-            values = [attached] if equals else list(islice(words, option.num_values))
-            if option.fate == "same":
-                found.append((_flag(command, name, option, flags), values))
-            elif option.fate == "ignored":
-                notices.append(f"{name} changes nothing here: {option.note}.")
-            elif option.fate == "drafting":
-                drafting.append((name, " ".join(values)))
-            else:
-                raise _refusal(name, option)
-    found, about_drafting = drafting_options(drafting, found, settings)
-    return [part for word, values in found for part in (word, *values)], notices + about_drafting
+            self._read_other(name, word, [attached] if equals else [])
+
+    def _read_drafting(self, name: str, value: str) -> None:
+        if name == "--spec-draft-sampling":
+            if value not in _SAMPLING:
+                way_out = f"Choose {' or '.join(_SAMPLING)}."
+                raise SettingError(f"{name} {value}", "there is no such way", way_out)
+            self.found.append(("--draft-sampling", [_SAMPLING[value]]))
+            return
+        known = ("none", *_DRAFT_MODELS, *_LOOKUPS)
+        for kind in _DEFAULT_TYPES if name == "--spec-default" else value.split(","):
+            if kind not in known:
+                way_out = f"Choose of {', '.join(known)}."
+                raise SettingError(f"{name} {kind}", "it is not supported", way_out)
+            self.types.append(kind)
+
+    def _read_other(self, name: str, word: str, attached: list[str]) -> None:
+        fate, note = table().get(name, ("", ""))
+        if fate == "other_name" and note in self._flags:
+            self.found.append((note, attached or list(islice(self.words, self._flags[note]))))
+        elif fate.startswith("no_effect"):
+            list(islice(self.words, fate == "no_effect_with_value" and not attached))
+            self.notices.append(f"{name} has no effect here")
+        elif fate in ("see", "not_supported"):
+            raise SettingError(name, "it is not supported", f"See {note}." if note else "Leave it out.")
+        else:
+            self._check_known(name, note or name)
+            self.found.append((word, []))
+
+    def _check_known(self, name: str, ours: str) -> None:
+        """Raise SettingError for a flag (`ours`: its name here) of another command, and for an unknown one
+        with a single dash. The parser refuses an unknown long one, with the nearest name."""
+        why = f"outrider {self._command} has no such option"
+        for other in COMMANDS:
+            if ours in _flags(self._settings_of(other)):
+                raise SettingError(name, why, f"outrider {other} has it.")
+        if not name.startswith("--"):
+            near = get_close_matches(name, [flag for flag in self._flags if not flag.startswith("--")], 1)
+            help_ = f"outrider {self._command} --help lists what there is."
+            raise SettingError(name, why, f"Did you mean {near[0]}?" if near else help_)
+
+    def with_policy(self) -> list[tuple[str, list[str]]]:
+        """The options, with the policy that the types of drafts come to.
+
+        Lengths that are given for a draft model are kept, for whatever drafts; where no draft model is to
+        draft they have no effect.
+        """
+        if self._is_given("policy"):
+            raise SettingError("--spec-type", "--policy says who drafts, too", "Give one of them.")
+        models = any(name in _DRAFT_MODELS for name in self.types)
+        lookups = any(name in _LOOKUPS for name in self.types)
+        if models and any(map(self._is_given, _FIXED_LENGTHS)):
+            return [("--policy", ["fixed"]), *([] if lookups else [("--no-lookup", [])]), *self.found]
+        if models:
+            return [("--policy", ["auto" if lookups else "model"]), *self.found]
+        lengths = {name for setting in _FIXED_LENGTHS for name in self._settings[setting].names}
+        unused = [word for word, _ in self.found if word.partition("=")[0] in {_MODEL_CAP, *lengths}]
+        self.notices += [f"{name} has no effect here: --spec-type names no draft model" for name in unused]
+        kept = [option for option in self.found if option[0] not in unused]
+        return [("--policy", ["lookup" if lookups else "plain"]), *kept]
+
+    def _is_given(self, setting: str) -> bool:
+        return any(word.partition("=")[0] in self._settings[setting].names for word, _ in self.found)
 
 
 def _flags(settings: Mapping[str, Setting]) -> dict[str, bool]:
     """The flags of a command: whether each takes a value."""
     takes_value = dict.fromkeys(_HELP, False)
     for setting in settings.values():
-        names = (name for flags in setting.flags for name in flags.split("/"))
-        takes_value |= dict.fromkeys(names, setting.kind is not bool)
+        takes_value |= dict.fromkeys(setting.names, setting.kind is not bool)
     return takes_value
-
-
-def _flag(command: str, name: str, option: LlamaOption, flags: Mapping[str, bool]) -> str:
-    """What the command calls an option."""
-    ours = next((known for known in (option.note, *option.names) if known in flags), None)
-    if ours is None:
-        others = "requests and outrider run take it" if command == "serve" else "outrider serve takes it"
-        raise SettingError(name, f"outrider {command} has no such option; {others}", "Leave it out.")
-    return ours
-
-
-def _refusal(name: str, option: LlamaOption) -> SettingError:
-    if option.fate == "instead":
-        return SettingError(name, "it is another option here", option.note)
-    return SettingError(name, f"not supported here; {option.note}", "Leave it out.")
-
-
-def _check_known(command: str, word: str, flags: Mapping[str, bool]) -> None:
-    if word.startswith("--"):
-        return  # said by the parser, with the nearest name
-    near = get_close_matches(word, [flag for flag in flags if not flag.startswith("--")], 1)
-    way_out = f"Did you mean {near[0]}?" if near else f"outrider {command} --help lists what there is."
-    raise SettingError(word, f"outrider {command} has no such option", way_out)

@@ -6,8 +6,6 @@ from contextlib import suppress
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from outrider import __version__
 from outrider.cli.commands import Commands
@@ -20,7 +18,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Speculative decoding that measures, decides and proves: the same text in fewer target calls.",
 )
@@ -66,6 +64,9 @@ def main() -> None:
         what = f"{error.filename}: {reason_of(error)}. Check it, or name another."
     except MemoryError:
         what = "memory: this machine has none left. Choose a smaller model or context (-c)."
+    from rich.console import Console  # loads slowly
+    from rich.text import Text
+
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     errors.print(Text.assemble(("error: ", "bold red"), readable(what)))
     leave(USAGE_ERROR)

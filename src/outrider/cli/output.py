@@ -10,16 +10,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
-from typing import Any, NoReturn, TextIO, cast
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias, cast
 
 from outrider.core.errors import SettingError
 from outrider.core.files import reason_of
+
+if TYPE_CHECKING:  # rich loads slowly, and --help needs none of it
+    from rich.console import Console
+    from rich.progress import TaskID
+    from rich.text import Text
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
@@ -127,7 +126,12 @@ def open_streams() -> None:
     if not isinstance(sys.stdout, _Stream):
         sys.stdout = cast(TextIO, _Stream(sys.stdout, _output_errors))
         sys.stderr = cast(TextIO, _Stream(sys.stderr, _nothing_to_say_it_on))
-    # Rich's exit status would be 1, by which some commands say what they found.
+
+
+def let_rich_leave() -> None:
+    """Let rich exit with 141 when its reader left: with 1 some commands say what they found."""
+    from rich.console import Console
+
     Console.on_broken_pipe = lambda _: leave(PIPE_CLOSED)  # type: ignore[assignment,method-assign]
 
 
@@ -143,7 +147,7 @@ def leave(status: int) -> NoReturn:
 
 # Rows and tables for people: one look for all commands, in 80 columns.
 
-Cell = str | Text
+Cell: TypeAlias = "str | Text"
 
 
 def print_rows(
@@ -157,6 +161,9 @@ def print_rows(
         width: Columns for the subjects at least.
         style: That of the subjects.
     """
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table.grid(padding=(0, 2))
     table.add_column(style=style, no_wrap=True, min_width=width)
     table.add_column(overflow="fold")
@@ -175,6 +182,8 @@ def print_table(
 ) -> None:
     """Columns under their names, `gap` apart: those named in `left` begin on the left, the others end on the
     right."""
+    from rich.table import Table
+
     table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
     for name in head:
         is_left = name in left
@@ -186,11 +195,15 @@ def print_table(
 
 def print_notes(console: Console, notices: Iterable[str]) -> None:
     """What was switched off and why, and the like."""
+    from rich.text import Text
+
     for notice in notices:
         console.print(Text(readable(f"note: {notice}"), style="yellow"))
 
 
 def _cell(content: Cell) -> Text:
+    from rich.text import Text
+
     return content if isinstance(content, Text) else Text(readable(content))
 
 
@@ -207,6 +220,9 @@ EVERY_S = 10.0
 def bars(errors: Console, *, stacked: bool = False) -> Iterator[Report]:
     """A bar for what is being done, on standard error where that is a terminal. `stacked`: what was done
     before stays above it."""
+    from rich.markup import escape
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
         tasks: dict[str, TaskID] = {}
@@ -232,7 +248,7 @@ def bars_or_lines(errors: Console) -> Iterator[Report]:
 
     def write_line(what: str, part: float) -> None:
         if ticker.is_due(what):
-            errors.print(Text(f"{readable(what)}: {part:.0%}"))
+            errors.print(f"{readable(what)}: {part:.0%}", markup=False)
 
     yield write_line
 

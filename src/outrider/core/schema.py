@@ -52,7 +52,6 @@ def setting(
     metavar: str | None = None,
     panel: str | None = None,
     argument: bool = False,
-    hidden: bool = False,
 ) -> Any:
     """A setting of a group, and how the command line has it.
 
@@ -63,14 +62,12 @@ def setting(
         metavar: Stands for the value; None: by type.
         panel: Where the help lists it; None: its group's.
         argument: It has no name and is given by its place.
-        hidden: The help leaves it out.
     """
     shown: Any = {
         "flags": list(flags),
         "metavar": metavar,
         "panel": panel,
         "argument": argument,
-        "hidden": hidden,
     }
     return Field(default, description=help, json_schema_extra=shown)
 
@@ -110,16 +107,20 @@ class Setting:
     is_required: bool
     is_list: bool
     is_argument: bool
-    is_hidden: bool
     flags: tuple[str, ...]
     panel: str
     metavar: str | None
     help: str
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All its flags, those that switch it off included."""
+        return tuple(name for flag in self.flags for name in flag.split("/"))
+
+    @property
     def flag(self) -> str:
         """What messages call it: its first long name."""
-        return next((flag for flag in self.flags if flag.startswith("--")), self.metavar or "").split("/")[0]
+        return next((name for name in self.names if name.startswith("--")), self.metavar or "")
 
 
 @cache
@@ -154,7 +155,6 @@ def _setting(group: type[Group], name: str) -> Setting:
         is_required=field.is_required(),
         is_list=get_origin(field.annotation) is list,
         is_argument=shown["argument"],
-        is_hidden=shown["hidden"],
         flags=() if shown["argument"] else _flags(name, kind, field.default, shown["flags"]),
         panel=shown["panel"] or vars(home).get("panel", OUTPUT),
         metavar=shown["metavar"] or _METAVARS[kind],
