@@ -344,7 +344,7 @@ def test_an_error_is_one_message(run: Call, outrider: Call, models: Path) -> Non
         (run("-ngl", "many", "hi"), ["-ngl", "'many'"]),
         (run("--draft-max", "-1", "hi"), ["draft max", "-1"]),
         (run("--draft-p-min", "2", "hi"), ["--draft-p-min: 2"]),
-        (run("--draft-sampling", "x", "hi"), ["draft sampling", "greedy"]),
+        (run("--draft-sampling", "x", "hi"), ["--draft-sampling", "greedy"]),
         (run("--repetitions", "0", "hi"), ["--repetitions", "0"]),
         (run("-hf", "a/b", "hi"), ["-m and -hf", "one of them"]),
         (run("-r", "", "hi"), ["-r", "empty"]),
