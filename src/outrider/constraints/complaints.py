@@ -9,13 +9,13 @@ _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 _LEADS = re.compile(
     r'^(?:failed to compile JSON schema: |Unsatisfiable schema: |invalid regex ".*" \(in regex\): )+'
 )
-_NOTHING_FITS = "NoExtensionBias"
+NOTHING_FITS = "NoExtensionBias"
 _TOO_LARGE = ("too big", "too large", "too many expressions", "size limit", "too complex", "limit exceeded")
 
 
 def reason(message: str) -> str:
     """What is wrong, in one line without a full stop."""
-    if _NOTHING_FITS in message:
+    if NOTHING_FITS in message:
         return "nothing can match it"
     line = message.strip().split("\n", 1)[0]
     line = _LEADS.sub("", _PLACE.sub("", line))
@@ -33,6 +33,6 @@ def place(message: str) -> tuple[int, int] | None:
 
 def dead_end(message: str) -> str:
     """Why a matcher cannot go on."""
-    if _NOTHING_FITS in message:
+    if NOTHING_FITS in message:
         return "the grammar leaves no token that may follow"
     return f"the next token could not be worked out ({reason(message)})"

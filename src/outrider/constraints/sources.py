@@ -10,8 +10,7 @@ from typing import NamedTuple
 from llguidance import regex_to_lark
 
 from outrider.constraints.gbnf import gbnf_to_lark
-from outrider.constraints.json_schema import prepare
-from outrider.constraints.json_schema.merging import check_merging
+from outrider.constraints.json_schema import check_merging, prepare
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError
 

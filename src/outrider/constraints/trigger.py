@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from outrider.constraints.gbnf.rules import union
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import GrammarError
 
@@ -68,4 +67,6 @@ def _marked(parts: list[int | str]) -> list[str]:
 
 def _ranges(tokens: Iterable[int]) -> str:
     """Token ids as ranges: 1-3,7-7."""
-    return ",".join(f"{first}-{last}" for first, last in union(tuple((token, token) for token in tokens)))
+    runs = groupby(enumerate(sorted(tokens)), key=lambda entry: entry[1] - entry[0])
+    ids = ([token for _, token in run] for _, run in runs)
+    return ",".join(f"{run[0]}-{run[-1]}" for run in ids)
