@@ -46,7 +46,7 @@ class Hub:
     """The stand-in: what it holds, what it was asked, and the tricks it plays.
 
     `interrupt` is called once, after `interrupt_after` bytes of a download were sent, and then
-    the connection breaks. `damage` flips bits in every download. `status` answers everything.
+    the connection breaks. `status` answers everything.
     """
 
     endpoint: str
@@ -54,7 +54,6 @@ class Hub:
     asked: list[Asked] = field(default_factory=list)
     interrupt: Callable[[], None] | None = None
     interrupt_after: int = 0
-    damage: bool = False
     status: int | None = None
 
     def downloads(self) -> list[Asked]:
@@ -132,10 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"ETag": f'"{_sha256(data)}"', "X-Repo-Commit": repository.commit, "Accept-Ranges": "bytes"}
         if start:
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        rest = data[start:]
-        if self.hub.damage:
-            rest = bytes(byte ^ 1 for byte in rest)
-        self._send(206 if start else 200, headers, rest)
+        self._send(206 if start else 200, headers, data[start:])
 
     def _send(self, status: int, headers: dict[str, str], body: bytes) -> None:
         self.send_response(status)

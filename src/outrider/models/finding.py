@@ -17,7 +17,6 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-from huggingface_hub import constants
 
 from outrider.core.errors import HubError, ModelFileError
 from outrider.models.embedded import embedded_draft
@@ -132,10 +131,9 @@ class _Search:
     def _files(self) -> Iterator[tuple[Path, str]]:
         """GGUF files that may be models of their own and are no larger than the target, the first part of
         split ones, each once."""
-        cache = Path(self._hub.cache_dir or constants.HF_HUB_CACHE).expanduser()
         folders = [(self._target.path.parent, _BESIDE)]
         folders += [] if self._snapshot is None else [(self._snapshot, _OWN)]
-        folders += [(folder, _CACHED) for folder in sorted(cache.glob("models--*/snapshots"))]
+        folders += [(folder, _CACHED) for folder in sorted(self._hub.cache.glob("models--*/snapshots"))]
         own = self._target.path.resolve()
         seen = {_identity(own.with_name(name)) for name in shard_names(own.name)}
         files = [
