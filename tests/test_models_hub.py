@@ -252,5 +252,5 @@ def test_interrupted_download_is_not_taken_for_the_file(hub: Hub, options: HubOp
 def test_answer_that_is_not_the_hubs(hub: Hub, options: HubOptions) -> None:
     hub.status = 200
     for reference in ("hf:owner/model-GGUF", "hf:owner/model-GGUF/m-Q8_0.gguf"):
-        with pytest.raises(HubError, match="[Hh]ub"):
+        with pytest.raises(HubError, match=r"[Hh]ub"):
             resolve(reference, hub=options)
