@@ -121,7 +121,7 @@ class Fake(Backend):
             max_rows=max_rows,
             max_batch_tokens=batch_tokens,
             rewind=KINDS[kind].rewind,
-            max_draft=6 if KINDS[kind].rewind == "snapshots" else None,
+            num_snapshots=6,
         )
 
     @contextmanager

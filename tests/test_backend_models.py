@@ -11,7 +11,7 @@ import pytest
 
 from backends import FILES, IK, MAINLINE, REFUSED, Kept, Native, next_rows, store
 from outrider.backends.gguf import LoadOptions, Weights, check_build, guard
-from outrider.core.contracts import Model
+from outrider.core.contracts import FREE, Model
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
 from outrider.models import cache_dir
@@ -124,7 +124,7 @@ def test_rewinding_is_like_never_having_been_there(real: Real) -> None:
     expected = real.expected((*real.text[:12], *real.text[60:68]))
     neighbour = real.expected(real.text[30:36])
     with closing(real.open(context_length=64, max_sequences=2)) as model:
-        assert model.rewind == "free"
+        assert model.rewinding == FREE
         store(model, real.text[:24])
         store(model, real.text[30:35], sequence=1)
         model.truncate(0, 12)

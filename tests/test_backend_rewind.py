@@ -38,7 +38,7 @@ __all__ = ["backend"]  # pytest finds the fixture by its name
 @over(*KINDS)
 def test_what_a_model_can_forget_is_known_when_it_is_loaded(backend: Backend, kind: str) -> None:
     model = backend.open(kind)
-    assert model.rewind == KINDS[kind].rewind
+    assert model.rewinding.kind == KINDS[kind].rewind
     model.close()
 
 
@@ -123,7 +123,7 @@ def test_snapshots_take_back_all_but_the_first_token_of_a_call_once(
     backend: Backend, kind: str, num_tokens: int
 ) -> None:
     model = backend.open(kind, 256, max_sequences=2)
-    first, kept = num_tokens - min(model.max_draft, num_tokens - 1), 40
+    first, kept = num_tokens - min(model.rewinding.max_rejected, num_tokens - 1), 40
     for back in (1, num_tokens - first):
         model.truncate(0, 0)
         store(model, TEXT[:40])

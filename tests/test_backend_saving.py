@@ -67,7 +67,7 @@ def test_what_was_saved_goes_on_in_another_context_as_if_it_had_been_evaluated_t
 def test_what_was_restored_can_be_cut_where_the_extent_says(backend: Backend, kind: str) -> None:
     with closing(opened(backend, kind)) as model:
         store(model, LONG)
-        if model.rewind == "free":
+        if model.rewinding.is_free:
             model.copy(0, 1, 80)  # cells that two sequences share
         else:
             store(model, TEXT[:80], sequence=1)

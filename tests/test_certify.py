@@ -108,7 +108,7 @@ def test_every_fault_is_found(fault: str) -> None:
 @pytest.mark.parametrize("rewind", ["free", "snapshots", "checkpoints"])
 def test_a_rejected_token_that_stays_is_found(rewind: RewindKind) -> None:
     def compared(fault: str | None) -> Compared:
-        model = FakeModel(VOCABULARY, LANGUAGE, rewind=rewind, max_draft=4)
+        model = FakeModel(VOCABULARY, LANGUAGE, rewind=rewind, num_snapshots=4)
         target = break_calls(fault, model)
         request = Request(PROMPT, SamplingParams(temperature=0), 40, ignore_end=True)
         found = compare_texts(Engine(target, [ScriptedDrafter(oracle(LANGUAGE, 1))], EAGER), request)

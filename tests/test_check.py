@@ -12,6 +12,7 @@ import pytest
 from engines import LANGUAGE
 from engines import VOCABULARY as LETTERS
 from outrider.backends.fake import FakeModel, FakeVocabulary
+from outrider.core.contracts import FREE, UNABLE
 from outrider.core.data import Grammar
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
@@ -156,7 +157,7 @@ def test_tokenizers_that_do_not_line_up_are_a_verdict() -> None:
     known, _ = subject("random", None)
     other = FakeVocabulary("wxyz ")
     alignment = compare(LETTERS, other)
-    refusal = why_unusable(known, "free", alignment)
+    refusal = why_unusable(known, FREE, alignment)
     assert refusal is not None
     report = judge(known, DraftOffers(FACTS, "free", alignment, refusal), None)
     assert report.verdict.outcome == "cannot work" and report.speedups is None
@@ -168,11 +169,11 @@ def test_tokenizers_that_do_not_line_up_are_a_verdict() -> None:
 def test_models_that_cannot_rewind_are_a_verdict() -> None:
     known, _ = subject("random", None)
     same = compare(LETTERS, LETTERS)
-    assert why_unusable(known, "free", same) is None
-    draft = why_unusable(known, "none", same)
+    assert why_unusable(known, FREE, same) is None
+    draft = why_unusable(known, UNABLE, same)
     assert draft is not None and "the draft cannot forget" in draft[0]
     recurrent = LoadedTarget("m", FakeModel(LETTERS, LANGUAGE, rewind="none"))
-    target = why_unusable(replace(known, target=recurrent), "free", same)
+    target = why_unusable(replace(known, target=recurrent), FREE, same)
     assert target is not None and "the target cannot take rejected" in target[0]
 
 

@@ -114,12 +114,12 @@ def assert_drafted(model: Model, completions: Sequence[Completion]) -> None:
         for record in completion.records
         if record.draft
     ]
-    if model.rewind == "none":
+    if not model.rewinding.is_possible:
         assert not drafted
         return
     assert any(accepted == length for length, accepted in drafted)
     assert any(accepted < length for length, accepted in drafted)
-    assert max(length for length, _ in drafted) <= model.max_draft
+    assert max(length for length, _ in drafted) <= model.rewinding.max_rejected
 
 
 @every_kind
@@ -176,7 +176,7 @@ def test_structured_text_is_that_of_plain_decoding(backend: Native, kind: str) -
         assert_like([found], [expected])
         assert (found.text, found.finish_reason) == (expected.text, expected.finish_reason)
         num_calls = sum(record.kind == "decode" for record in found.records)
-        assert (num_calls < len(found.tokens)) == (model.rewind != "none")
+        assert (num_calls < len(found.tokens)) == model.rewinding.is_possible
 
 
 @contextmanager

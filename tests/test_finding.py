@@ -15,6 +15,7 @@ from head_files import write_heads
 from hub_standin import Repository, serve
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.tuning.scoring import machine_id
+from outrider.core.contracts import UNABLE
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory
 from outrider.costs import CallCosts
 from outrider.costs.store import Subject, costs_dir, fingerprint, known_costs
@@ -338,7 +339,7 @@ def test_for_a_target_that_cannot_rewind_nothing_is_loaded(
 ) -> None:
     target = make("target", layers=40)
     make("small", layers=4)
-    monkeypatch.setattr(Weights, "rewind", "none")
+    monkeypatch.setattr(Weights, "rewinding", UNABLE)
     draft, notices = loaded(target, hub)
     assert draft is None
     assert "-md auto: target cannot take rejected drafts back, so no draft is loaded" in notices

@@ -32,7 +32,7 @@ MAX_SEQUENCES = 4
 KINDS: list[dict[str, Any]] = [
     {"rewind": "free"},
     {"rewind": "window"},
-    {"rewind": "snapshots", "max_draft": 3},
+    {"rewind": "snapshots", "num_snapshots": 3},
     {"rewind": "checkpoints"},
     {"rewind": "none"},
 ]

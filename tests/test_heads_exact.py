@@ -130,7 +130,7 @@ def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         closing(Pair.load(target, head, options=kind.options)) as pair,
         pair.open(64, policy=TWO, lookup=False) as session,
     ):
-        assert session.target.rewind == kind.rewind and session.target.vocabulary.size == 12
+        assert session.target.rewinding.kind == kind.rewind and session.target.vocabulary.size == 12
         yield Drafting(session, lambda tokens: row(tuple(tokens)))
 
 

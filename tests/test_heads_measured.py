@@ -122,7 +122,7 @@ def test_a_replay_makes_the_calls_of_the_real_run(pair: tuple[LoadedTarget, Load
                 curve(FLAT),
                 {DRAFT: curve(SMALL)},
                 free=[],
-                rereads=target.model.rewind == "checkpoints",
+                rewinding=target.model.rewinding,
             )
             steps = [record for record in real.records if record.kind == "decode"]
             assert [(len(r.draft), r.num_accepted, r.work.call_tokens) for r in steps] == [

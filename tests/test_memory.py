@@ -32,7 +32,7 @@ from outrider.backends.gguf.memory import (
     needed,
 )
 from outrider.backends.gguf.model import GgufModel
-from outrider.backends.gguf.rewinding import Rewinding
+from outrider.backends.gguf.rewinding import RewindSupport
 from outrider.backends.gguf.sizes import Layer, ModelSizes, read_sizes
 from outrider.core.errors import OutOfMemory
 from outrider.models.gguf import read_card
@@ -53,8 +53,8 @@ def reported(model: Contexts, path: Path, capfd: pytest.CaptureFixture[str]) -> 
     try:
         with closing(Weights(path, model.options)) as weights:
             length = model.capacity_tokens // model.max_sequences
-            ways = Rewinding("snapshots" if model.options.snapshots else "free")
-            GgufModel(weights, length, model.max_sequences, rewinding=ways).close()
+            support = RewindSupport("snapshots" if model.options.snapshots else "free")
+            GgufModel(weights, length, model.max_sequences, support=support).close()
     finally:
         show_log(shown=False)
     found = {"cache": 0.0, "states": 0.0, "weights": 0.0, "compute": 0.0}
@@ -156,7 +156,7 @@ def test_a_head_is_counted(arch: str, tmp_path: Path, capfd: pytest.CaptureFixtu
     try:
         with closing(Weights(path, options)) as weights:
             assert weights.num_heads == 1
-            target = GgufModel(weights, 2048, 1, rewinding=Rewinding("none"))
+            target = GgufModel(weights, 2048, 1, support=RewindSupport("none"))
             HeadModel(target, 2048).close()
             target.close()
     finally:

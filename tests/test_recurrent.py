@@ -30,14 +30,15 @@ from kinds import CHECKPOINTS, SNAPSHOTS
 from llama_cpp_models import resident_bytes
 from outrider.backends.gguf import LoadOptions
 from outrider.backends.gguf.model import GgufModel, Weights
-from outrider.backends.gguf.rewinding import Checkpoints, Rewinding
-from outrider.core.contracts import RewindKind
+from outrider.backends.gguf.rewinding import RewindSupport
+from outrider.backends.rewinding import Checkpoints
+from outrider.core.contracts import CHECKPOINTS as OF_CHECKPOINTS
+from outrider.core.contracts import UNABLE, RewindKind
 from outrider.core.data import Completion, Logits, Span
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
-from outrider.engine.reread import MAX_REREAD
 from outrider.policy import FixedPolicy
 from outrider.session.pair import Pair
 from tiny_gguf import write_tiny
@@ -46,6 +47,7 @@ __all__ = ["backend"]  # pytest finds the fixture by its name
 
 TAKEN_BACK = (*CHECKPOINTS, *SNAPSHOTS)
 ALONG = FixedPolicy(draft_max=16, p_min=0.0)
+MAX_RECOMPUTED = OF_CHECKPOINTS.max_recomputed or 0
 
 
 # The engine, on a model that is exact
@@ -54,7 +56,7 @@ ALONG = FixedPolicy(draft_max=16, p_min=0.0)
 @pytest.mark.parametrize("most", [1, 3, 8])
 @pytest.mark.parametrize("num_right", [0, 1, 2, 1000])
 def test_drafts_are_no_longer_than_there_are_snapshots(most: int, num_right: int) -> None:
-    target = language_model(rewind="snapshots", max_draft=most)
+    target = language_model(rewind="snapshots", num_snapshots=most)
     drafter = ScriptedDrafter(oracle(LANGUAGE, num_right))
     completion = Engine(target, [drafter], ALONG).generate(asked(PROMPT, max_tokens=60, sampling=GREEDY))
     plain = Engine(language_model()).generate(asked(PROMPT, max_tokens=60, sampling=GREEDY))
@@ -79,12 +81,12 @@ def test_what_a_rejected_draft_left_is_read_with_the_next_call(num_right: int) -
     missing, decoded = 0, [record for record in completion.records if record.kind == "decode"]
     for record in decoded:
         assert record.num_evaluated == missing + 1 + len(record.draft)
-        assert not record.draft or missing <= MAX_REREAD
+        assert not record.draft or missing <= MAX_RECOMPUTED
         rejected = record.num_accepted < len(record.draft)
         missing = missing + 1 + record.num_accepted if rejected else 0
     assert any(len(record.draft) == 4 for record in decoded)
     if num_right < 1000:  # else a rejection would follow another for ever
-        assert any(not record.draft and record.num_evaluated > MAX_REREAD for record in decoded)
+        assert any(not record.draft and record.num_evaluated > MAX_RECOMPUTED for record in decoded)
 
 
 @pytest.mark.parametrize("rewind", ["snapshots", "checkpoints"])
@@ -93,7 +95,7 @@ def test_sequences_with_any_drafts_say_what_they_say_plainly(seed: int, rewind: 
     rng = np.random.default_rng(seed)
     prompts = [tuple(rng.integers(0, END, rng.integers(2, 9)).tolist()) for _ in range(4)]
     requests = [asked(prompt, max_tokens=30, sampling=GREEDY) for prompt in prompts]
-    target = language_model(rewind=rewind, max_draft=4, max_sequences=4, max_batch_tokens=40)
+    target = language_model(rewind=rewind, num_snapshots=4, max_sequences=4, max_batch_tokens=40)
     found = run(Engine(target, [ScriptedDrafter(random_guess(seed))], ALONG), *requests)
     assert [c.tokens for c in found] == [Engine(language_model()).generate(r).tokens for r in requests]
 
@@ -101,7 +103,7 @@ def test_sequences_with_any_drafts_say_what_they_say_plainly(seed: int, rewind: 
 @pytest.mark.parametrize("rewind", ["snapshots", "checkpoints"])
 def test_a_failed_call_is_made_good_by_reading_again(rewind: RewindKind) -> None:
     request = asked(PROMPT, max_tokens=40, sampling=GREEDY, ignore_end=True)
-    target = language_model(rewind=rewind, max_draft=4)
+    target = language_model(rewind=rewind, num_snapshots=4)
     engine = Engine(target, [ScriptedDrafter(oracle(LANGUAGE, 2))], ALONG)
     engine.submit(request)
     for _ in range(3):
@@ -243,7 +245,7 @@ def test_a_session_speculates_and_says_what_that_takes(hybrid: Path, num_snapsho
     options = LoadOptions(backend="llama.cpp", threads=1, snapshots=num_snapshots)
     with closing(Pair.load(hybrid, options=options)) as pair, pair.open(512, policy=ALONG) as session:
         [notice] = [line for line in session.notices if "recurrent state" in line]
-        size = pair.target.rewinding.state_bytes / 1e6
+        size = pair.target.rewind_support.state_bytes / 1e6
         assert size > 0
         if num_snapshots:
             assert f"snapshots of its recurrent state (4 for each sequence, {4 * size:.1f} MB)" in notice
@@ -266,41 +268,44 @@ def test_a_library_that_does_not_restore_the_state_is_found_out(
     def one_too_few(self: GgufModel, sequence: int, start: int) -> bool:
         return forget(self, sequence, start + 1 if start > 0 else start)
 
-    def one_too_early(self: Checkpoints, sequence: int, length: int) -> int:
-        return reach(self, sequence, length) and length
+    def one_too_early(self: Checkpoints, sequence: int, stored: int, length: int) -> int:
+        return reach(self, sequence, stored, length) and length
 
-    reach, restore = Checkpoints.reach, Checkpoints.restore
+    def earlier(self: Checkpoints, source: int, length: int, sequence: int) -> bool:
+        return put_back(self, source, reach(self, source, length, length), sequence)
+
+    reach, put_back = Checkpoints.reach, Checkpoints.put_back
     monkeypatch.setattr(GgufModel, "_forget", one_too_few)
     monkeypatch.setattr(Checkpoints, "reach", one_too_early)
-    monkeypatch.setattr(
-        Checkpoints,
-        "restore",
-        lambda self, context, source, length, to: restore(
-            self, context, source, reach(self, source, length), to
-        ),
-    )
+    monkeypatch.setattr(Checkpoints, "put_back", earlier)
     options = LoadOptions(backend="llama.cpp", snapshots=4)
     weights = Weights(write_tiny(tmp_path / "it.gguf", arch="lfm2"), options)
-    assert weights.rewinding.kind == "none" and weights.rewinding.notice
-    model = weights.open(64)
-    assert (model.rewind, model.max_draft) == ("none", 0)
+    assert weights.rewind_support.kind == "none" and weights.rewind_support.notice
+    assert weights.open(64).rewinding == UNABLE
     weights.close()
 
 
 def test_other_logits_after_going_back_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault: the library says that it went back, and goes on from another state."""
-    decode = GgufModel.decode
+    decode, truncate, went_back = GgufModel.decode, GgufModel.truncate, set[int]()
     options = LoadOptions(backend="llama.cpp", snapshots=4)
+
+    def noted(self: GgufModel, sequence: int, length: int) -> None:
+        truncate(self, sequence, length)
+        went_back.add(sequence)
 
     def from_another_state(self: GgufModel, spans: Sequence[Span]) -> list[Logits]:
         first = spans[0]
-        if self._snapshots.is_past(first.sequence):
+        if first.sequence in went_back:
+            went_back.discard(first.sequence)
             spans = [replace(first, tokens=tuple(token // 2 for token in first.tokens)), *spans[1:]]
         return decode(self, spans)
 
+    monkeypatch.setattr(GgufModel, "truncate", noted)
     monkeypatch.setattr(GgufModel, "decode", from_another_state)
     weights = Weights(write_tiny(tmp_path / "it.gguf", arch="lfm2"), options)
-    assert weights.rewinding.kind == "none" and "other logits" in (weights.rewinding.notice or "")
+    assert weights.rewind_support.kind == "none"
+    assert "other logits" in (weights.rewind_support.notice or "")
     weights.close()
 
 
@@ -308,12 +313,12 @@ def test_snapshots_take_a_part_of_the_memory_and_less_than_a_micro_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("outrider.backends.gguf.rewinding.available_bytes", lambda: 100e6)
-    known = Rewinding("snapshots", state_bytes=10_000_000)
+    known = RewindSupport("snapshots", state_bytes=10_000_000)
     assert [known.snapshots(16, sequences, 512) for sequences in (1, 4, 20)] == [9, 1, 0]
     assert known.snapshots(3, 1, 512) == 3
-    assert Rewinding("snapshots", 1).snapshots(16, 1, 512) == 16
-    assert Rewinding("snapshots", 1).snapshots(16, 1, 8) == 6
-    assert Rewinding("checkpoints", 1).snapshots(16, 1, 512) == 0
+    assert RewindSupport("snapshots", 1).snapshots(16, 1, 512) == 16
+    assert RewindSupport("snapshots", 1).snapshots(16, 1, 8) == 6
+    assert RewindSupport("checkpoints", 1).snapshots(16, 1, 512) == 0
 
 
 def test_three_sequences_have_no_snapshots(hybrid: Path) -> None:
@@ -326,7 +331,8 @@ def test_three_sequences_have_no_snapshots(hybrid: Path) -> None:
     ]
     with closing(Pair.load(hybrid, options=options)) as pair:
         plain = Engine(pair.target.open(128))
-        assert plain.target.rewind == pair.target.open(128, max_sequences=2).rewind == "snapshots"
+        assert plain.target.rewinding.kind == "snapshots"
+        assert pair.target.open(128, max_sequences=2).rewinding.kind == "snapshots"
         with pair.open(128, policy=ALONG, max_running=3) as session:
             assert any("snapshots are for 2 sequences at most" in notice for notice in session.notices)
             session.engine.equip([ScriptedDrafter(random_guess(3))], FixedPolicy(draft_max=3, p_min=0.0))

@@ -23,7 +23,7 @@ from engines import (
 )
 from examples import examples
 from outrider.backends.fake import FakeModel, NextLogits, random_logits
-from outrider.core.contracts import Drafter, DraftRequest, Policy, RewindKind
+from outrider.core.contracts import Drafter, DraftRequest, Policy, RewindKind, snapshots
 from outrider.core.data import Draft, DraftWork, Grammar, Request, Row, StepRecord, TokenEstimate
 from outrider.core.errors import BackendError, InputError
 from outrider.core.params import SamplingParams
@@ -61,7 +61,7 @@ def endless(seed: int, scale: float = 5.0) -> NextLogits:
 def test_no_draft_is_longer_than_the_target_can_take_back(most: int) -> None:
     text = (1, 2, 3, 4, 5) * 8
     again = Recording("again", "chat", text, text, "length", {})
-    played = replay(again, FixedPolicy(draft_max=16, p_min=0.0), CallCosts(), max_draft=most)
+    played = replay(again, FixedPolicy(draft_max=16, p_min=0.0), CallCosts(), rewinding=snapshots(most))
     assert max(len(record.draft) for record in played.records) == most
 
 
@@ -79,8 +79,7 @@ def test_a_replay_makes_the_steps_of_the_engine(
     draft = FakeModel(VOCABULARY, endless(seeds[1]))
     offers = record_offers(draft, same_vocabulary(), PROMPT, answer.tokens)
     made = Recording("1", "made up", PROMPT, answer.tokens, "length", {"draft": offers})
-    rereads = rewind == "checkpoints"
-    again = replay(made, policy, curve(FLAT), {"draft": curve(SMALL)}, rereads=rereads).records
+    again = replay(made, policy, curve(FLAT), {"draft": curve(SMALL)}, rewinding=target.rewinding).records
     real = [record for record in answer.records if record.kind == "decode"]
     assert [step(record) for record in again] == [step(record) for record in real]
     for one, other in zip(again, real, strict=True):

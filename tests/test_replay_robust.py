@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
+from outrider.core.contracts import CHECKPOINTS, FREE, Rewinding
 from outrider.costs import CallCosts
 from outrider.costs.points import Curve
 from outrider.lab.recording import Recording
@@ -25,14 +26,14 @@ def play(
     *,
     believed: float = 1.0,
     draft_believed: float = 1.0,
-    rereads: bool = False,
+    rewinding: Rewinding = FREE,
 ) -> list[Replayed]:
     """Decode the texts one after another with one policy, which may have wrong ideas of what calls take."""
     ratios, step_s = MACHINES[machine]
     thought = curve(ratios, 0.1 * believed), {"draft": curve(SMALL, step_s * draft_believed)}
     policy = AutoPolicy(*thought)
     drafts = {"draft": curve(SMALL, step_s)}
-    return [replay(each, policy, curve(ratios), drafts, rereads=rereads) for each in texts]
+    return [replay(each, policy, curve(ratios), drafts, rewinding=rewinding) for each in texts]
 
 
 def mean(values: Sequence[float]) -> float:
@@ -56,11 +57,11 @@ def texts_of(kind: TextKind, draft: DraftKind, count: int = 3) -> list[Recording
         ("target", "mixed"),
     ],
 )
-@pytest.mark.parametrize("rereads", [False, True])
+@pytest.mark.parametrize("rewinding", [FREE, CHECKPOINTS], ids=["free", "checkpoints"])
 def test_never_slower_than_plain_decoding(
-    machine: str, draft: DraftKind, kind: TextKind, rereads: bool
+    machine: str, draft: DraftKind, kind: TextKind, rewinding: Rewinding
 ) -> None:
-    speeds = [played.speedup for played in play(texts_of(kind, draft), machine, rereads=rereads)]
+    speeds = [played.speedup for played in play(texts_of(kind, draft), machine, rewinding=rewinding)]
     assert mean(speeds) > 0.96
     assert min(speeds) > 0.92, "a text on which the draft model had to be found out"
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import argument_parser, describe, run_program
 from outrider import Engine, FixedPolicy, Request, SamplingParams, Span
-from outrider.core.contracts import RewindKind
+from outrider.core.contracts import FREE
 from outrider.core.data import Logits
 from outrider.drafters.model import ModelDrafter
 from outrider.models.vocab import Alignment, AlignmentReport, Cuts
@@ -71,8 +71,7 @@ class InstantModel:
     max_sequences = 1
     max_batch_tokens = 2048
     max_rows = 128
-    rewind: RewindKind = "free"
-    max_draft = 2**31 - 1
+    rewinding = FREE
 
     def __init__(self, table: Logits) -> None:
         self.vocabulary = InstantVocabulary()

@@ -15,11 +15,12 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from outrider.backends.rewinding import Attention, Checkpoints, Rewinder, Snapshots
 from outrider.core.calls import check_spans
-from outrider.core.contracts import UNLIMITED, PartOf, RewindKind
+from outrider.core.contracts import FREE, WINDOW, PartOf, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, RewindUnsupported
-from outrider.core.saved import Extent, SavedState
+from outrider.core.saved import SavedState
 
 _Row = npt.NDArray[np.float32]
 
@@ -118,9 +119,8 @@ class Rounding:
 class FakeModel:
     """A model over `next_logits`, with the KV bookkeeping of a real one.
 
-    `rewind` "none" refuses to forget tokens, as a recurrent model does; "snapshots" forgets up to `max_draft`
-    of its last call's, "checkpoints" goes back to where a span asked for it. `rounding`: its logits are not
-    exact. `calls` holds the spans of every call made.
+    `rewind` is how it goes back; "snapshots" are `num_snapshots`. `rounding`: its logits are not exact.
+    `calls` holds the spans of every call made.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class FakeModel:
         max_batch_tokens: int = 64,
         max_rows: int = 64,
         rewind: RewindKind = "free",
-        max_draft: int | None = None,
+        num_snapshots: int = 8,
         rounding: Rounding | None = None,
     ) -> None:
         self.name = name
@@ -146,11 +146,8 @@ class FakeModel:
         self.max_batch_tokens = max_batch_tokens
         self.max_rows = max_rows
         self.attends_to_all = False
-        self.rewind: RewindKind = rewind
-        self.max_draft = (0 if rewind == "none" else UNLIMITED) if max_draft is None else max_draft
-        self._num_snapshots: dict[int, int] = {}
-        self._checkpoints: dict[int, dict[bool, int]] = {}
-        """lengths of each sequence, of spans with a draft and of those without"""
+        self._rewinder = _rewinder(rewind, num_snapshots)
+        self.rewinding = self._rewinder.rewinding
         self.calls: list[tuple[Span, ...]] = []
         self.fail_at_call: int | None = None
         self._next_logits = next_logits
@@ -173,12 +170,10 @@ class FakeModel:
         self.calls.append(tuple(spans))
         if self.fail_at_call == len(self.calls):
             raise BackendError("fake model", "a failure was planned for this call")
+        self._rewinder.before_call(spans)
         try:
             self._handed_out = [self._evaluate(span, num_tokens, num_rows) for span in spans]
-            self._num_snapshots = {s.sequence: min(len(s.tokens) - 1, self.max_draft) for s in spans}
-            for span in spans:
-                if span.checkpoint:
-                    self._checkpoints.setdefault(span.sequence, {})[span.rows > 1] = span.start
+            self._rewinder.after_call(spans)
         except BaseException:  # what a test's `next_logits` raises
             for span in spans:
                 del self._stored.get(span.sequence, [])[span.start :]
@@ -217,45 +212,33 @@ class FakeModel:
         return tuple(self._stored.get(sequence, ()))
 
     def reach(self, sequence: int, length: int) -> int:
-        back = self.length(sequence) - length
-        if self.rewind in ("free", "window") or not back:
-            return length
-        if self.rewind == "snapshots":
-            return length if back <= self._num_snapshots.get(sequence, 0) else 0
-        kept = self._checkpoints.get(sequence, {}).values() if self.rewind == "checkpoints" else ()
-        return max((at for at in kept if at <= length), default=0)
+        stored = self.length(sequence)
+        return length if length in (0, stored) else self._rewinder.reach(sequence, stored, length)
 
     def truncate(self, sequence: int, length: int) -> None:
         _insist(0 <= length <= self.length(sequence), f"cannot truncate to {length} tokens")
         if self.reach(sequence, length) != length:
             raise RewindUnsupported(self.name, f"it has no state of after {length} tokens")
         if length < self.length(sequence):
-            self._num_snapshots[sequence] = 0
-            kept = self._checkpoints.get(sequence, {})
-            self._checkpoints[sequence] = {of: at for of, at in kept.items() if at <= length}
+            self._rewinder.truncated(sequence, length)
         self._stored[sequence] = self._stored.get(sequence, [])[:length]
         self._marks[sequence] = self._marks.get(sequence, [])[:length]
 
     def copy(self, source: int, sequence: int, length: int) -> None:
         _insist(0 < length <= self.length(source), f"sequence {source} does not hold {length} tokens")
         _insist(0 <= sequence < self.max_sequences and not self.length(sequence), f"{sequence} is not empty")
-        whole = length == self.length(source)
-        can_copy = self.reach(source, length) == length if self.rewind == "checkpoints" else whole
-        if self.rewind not in ("free", "window") and (self.rewind == "none" or not can_copy):
+        if not self._rewinder.can_copy(source, self.length(source), length):
             raise RewindUnsupported(self.name, "the state of a part of the text is not kept")
+        self._rewinder.copied(source)
         self._stored[sequence] = self._stored[source][:length]
         self._marks[sequence] = self._marks[source][:length]
 
     def save(self, sequence: int) -> SavedState:
         length = self.length(sequence)
         _insist(length > 0, f"sequence {sequence} is empty")
-        is_free = self.rewind in ("free", "window")
-        kept = self._checkpoints.get(sequence, {}).values() if self.rewind == "checkpoints" else ()
-        extent = Extent(length, 0 if is_free else length, tuple(sorted({at for at in kept if at})))
+        extent, states = self._rewinder.save(sequence, length)
         stored = np.array([self._stored[sequence], self._marks[sequence]], dtype=np.int64)
-        return SavedState(
-            extent, (stored.view(np.uint8).ravel(), *(np.empty(0, np.uint8) for _ in extent.checkpoints))
-        )
+        return SavedState(extent, (stored.view(np.uint8).ravel(), *states))
 
     def restore(self, sequence: int, state: SavedState) -> None:
         _insist(not self.length(sequence), f"sequence {sequence} is not empty")
@@ -264,12 +247,24 @@ class FakeModel:
         used = sum(map(len, self._stored.values())) + len(tokens)
         _insist(used <= self.capacity_tokens, f"{used} tokens in a cache for {self.capacity_tokens}")
         self._stored[sequence], self._marks[sequence] = tokens, marks
-        self._num_snapshots[sequence] = 0
-        self._checkpoints[sequence] = dict(zip((False, True), state.extent.checkpoints, strict=False))
+        self._rewinder.restored(sequence, state)
 
     def close(self) -> None:
         self._stored.clear()
         self._marks.clear()
+
+
+def _rewinder(kind: RewindKind, num_snapshots: int) -> Rewinder:
+    match kind:
+        case "free" | "window":
+            return Attention(FREE if kind == "free" else WINDOW)
+        case "snapshots":
+            return Snapshots(num_snapshots)
+        case "checkpoints":  # the tokens are all of its state
+            return Checkpoints(
+                lambda _sequence, _older: np.empty(0, np.uint8), lambda _sequence, _state: True
+            )
+    return Rewinder()
 
 
 def _insist(holds: bool, message: str) -> None:

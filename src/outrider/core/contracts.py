@@ -20,15 +20,75 @@ from outrider.core.data import (
 )
 from outrider.core.params import Drafting, SamplingParams
 
-RewindKind = Literal["free", "window", "snapshots", "checkpoints", "none"]
-"""Whether a model can forget its last tokens. "free": any number of them, at no cost.
-"window": as far as its sliding window still holds. "snapshots": once and right after a call, all but the
-first of its tokens, `Model.max_draft` at most (some recurrent or hybrid ones). "checkpoints": back to where
-a span began for which that was asked (`Span.checkpoint`), so that tokens of it that are to stay have to be
-evaluated again (recurrent and hybrid ones). "none": not at all."""
-
 UNLIMITED = 2**31 - 1
-"""`Model.max_draft` of a model that can forget any number of tokens"""
+
+RewindKind = Literal["free", "window", "snapshots", "checkpoints", "none"]
+"""A name for each row of `REWINDING`, for people and for what is stored."""
+
+_TURN_TOKENS, _MIN_PROMPT = 16, 64
+"""The checkpoint in a prompt of so many tokens or more lies so many before its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewinding:
+    """How far a model goes back to fewer tokens, and what has to be evaluated again then.
+
+    Attributes:
+        kind: its name.
+        max_rejected: tokens of a call, its first one not among them, that it forgets right after the call.
+        is_free: it forgets any number of tokens at any time, and copies any beginning of a text.
+        outlasts_calls: it forgets tokens of earlier calls, too.
+        max_recomputed: None where accepted tokens stay. Else the tokens of a call that are to stay are lost
+            with those that are rejected, and are evaluated again with the next call. Where that is more than
+            `max_recomputed` nothing is drafted: a rejection would lose all of them once more.
+    """
+
+    kind: RewindKind = "free"
+    max_rejected: int = UNLIMITED
+    is_free: bool = False
+    outlasts_calls: bool = True
+    max_recomputed: int | None = None
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether rejected tokens can be forgotten at all."""
+        return self.max_rejected > 0
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a rejection loses the accepted tokens of its call."""
+        return self.max_recomputed is not None
+
+    def max_draft(self, num_missing: int, *, in_prompt: bool = False) -> int:
+        """The longest draft of a sequence in a call that evaluates `num_missing` of its tokens besides the
+        last one: again, or for the first time where that is `in_prompt`."""
+        if self.max_recomputed is None:
+            return self.max_rejected
+        most = 0 if in_prompt else self.max_recomputed
+        return self.max_rejected - num_missing if num_missing <= most else 0
+
+    def checkpoint_at(self, prompt_tokens: int) -> int:
+        """Where in a prompt a call has to begin so that the model can go back there later; 0 for nowhere.
+        The next turn of a conversation begins like this prompt, but for what its template puts before an
+        answer."""
+        is_needed = self.recomputes and prompt_tokens >= _MIN_PROMPT
+        return prompt_tokens - _TURN_TOKENS if is_needed else 0
+
+
+FREE = Rewinding(is_free=True)
+"""of attention"""
+WINDOW = Rewinding("window")
+"""of attention that keeps a sliding window alone: as far back as the window still holds"""
+CHECKPOINTS = Rewinding("checkpoints", max_rejected=63, max_recomputed=8)
+"""of a recurrent state: back to where a span began for which that was asked (`Span.checkpoint`)"""
+UNABLE = Rewinding("none", max_rejected=0, outlasts_calls=False)
+"""of a recurrent state that cannot be copied"""
+
+
+def snapshots(count: int) -> Rewinding:
+    """Of a recurrent state of which the library keeps so many: once, right after a call, all but the first of
+    its tokens."""
+    return Rewinding("snapshots", max_rejected=count, outlasts_calls=False) if count else UNABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +173,7 @@ class Model(Protocol):
         """Rows of logits that one call can give, over all sequences."""
 
     @property
-    def rewind(self) -> RewindKind: ...
-
-    @property
-    def max_draft(self) -> int:
-        """The most tokens of a call, its first one not among them, that can be forgotten again."""
-        ...
+    def rewinding(self) -> Rewinding: ...
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
         """Evaluate one span per sequence in a single call and store their KV.

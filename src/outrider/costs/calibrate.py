@@ -49,7 +49,7 @@ def calibrate(
     Raises BackendError when a call fails.
     """
     plan = _Plan(model, rows, clock, seconds, progress)
-    longest = model.context_length if model.rewind == "free" else 0
+    longest = model.context_length if model.rewinding.is_free else 0
     before_sequences = _BASE_SHARE + _CONTEXT_SHARE if model.max_sequences > 1 else 1.0
     with plan:
         plan.start()

@@ -151,7 +151,7 @@ class Slots:
         if source in self._kept:
             others = [*empty, *(slot for slot in self._kept if slot != source)]
             lost = self._target.length(source) - shared
-            if lost < _MIN_SAVED_TOKENS or not others or self._target.rewind != "free":
+            if lost < _MIN_SAVED_TOKENS or not others or not self._target.rewinding.is_free:
                 return source
             return others[0]
         return next(iter((*empty, *self._kept)))

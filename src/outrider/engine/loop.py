@@ -5,7 +5,8 @@ draft (or a chunk of its prompt) in one call; the verification rule accepts a pr
 tokens are committed, the KV is rewound to them, and the step is recorded.
 
 After each step, for every sequence that decodes: the target stores the committed tokens but the last (fewer
-where it went back to a checkpoint: `reread`), and drafters have observed exactly the committed tokens.
+where it lost some with a rejected draft: `core.contracts.Rewinding`), and drafters have observed exactly the
+committed tokens.
 """
 
 from __future__ import annotations
@@ -25,8 +26,19 @@ from outrider.engine.interrupts import deferred
 from outrider.engine.kv_slots import Slots, rewind
 from outrider.engine.limits import end_thought, limits_of
 from outrider.engine.prefill import PATIENT_STEPS, Pace, chunks
-from outrider.engine.reread import decodes, max_draft, reading, reread, unread, verification, with_draft
-from outrider.engine.sequence import RunningRequest, Shared, StepPlan, Verified, complete
+from outrider.engine.sequence import (
+    RunningRequest,
+    Shared,
+    StepPlan,
+    Verified,
+    complete,
+    decodes,
+    num_missing,
+    reading,
+    unread,
+    verification,
+    with_draft,
+)
 from outrider.engine.text import TextStream
 from outrider.engine.tokenization import PreferredTokenization
 from outrider.engine.verification import commit, fail, record_of, verify
@@ -87,7 +99,7 @@ class Engine:
         self.drafters = tuple(drafters)
         self.policy: Policy = policy or FixedPolicy()
         self.preferred = preferred or PreferredTokenization()
-        if self.drafters and self.target.rewind == "none":
+        if self.drafters and not self.target.rewinding.is_possible:
             self.drafters = ()
             notice = (
                 f"{self.target.name} cannot forget tokens (recurrent or hybrid state), so a rejected draft "
@@ -298,7 +310,7 @@ class Engine:
         """Decoding sequences first, then chunks of the prompts that are being read; each sequence whose next
         token comes of the call with its draft."""
         decoding = [s for s in running if decodes(self.target, s, len(running))]
-        num_decoding = len(decoding) + sum(reread(self.target, s) for s in decoding)
+        num_decoding = len(decoding) + sum(num_missing(self.target, s) for s in decoding)
         shared.num_decoding = num_decoding
         reading = self._read([s for s in running if s not in decoding], num_decoding)
         plans = [*(verification(self.target, s) for s in decoding), *reading]
@@ -333,8 +345,10 @@ class Engine:
         requests: dict[int, DraftRequest] = {}
         for plan in decoding:
             sequence = plan.sequence
-            room = min(self.target.context_length - len(sequence.tokens), share) - 1
-            room = min(room, max_draft(self.target, sequence, share))
+            missing = num_missing(self.target, sequence)
+            recomputed = 0 if plan.reads else missing
+            room = min(self.target.context_length - len(sequence.tokens), share - recomputed) - 1
+            room = min(room, self.target.rewinding.max_draft(missing, in_prompt=plan.reads))
             if sequence.num_remaining is not None:
                 room = min(room, sequence.num_remaining - 1)
             if sequence.request.drafting.draft_max is not None:
@@ -349,7 +363,7 @@ class Engine:
                     with_greedy_probs=sequence.verifier.compares,
                     constraint=sequence.constraint,
                     drafting=sequence.request.drafting,
-                    reread=reread(self.target, sequence) if self.target.rewind == "checkpoints" else None,
+                    reread=recomputed if self.target.rewinding.recomputes else None,
                     max_step_s=gap_s,
                     num_unread=plan.read_tokens,
                 )
@@ -363,7 +377,7 @@ class Engine:
 
     def _is_drafted_for(self, sequence: RunningRequest) -> bool:
         """What a constraint forces is drafted without any drafter."""
-        forced = sequence.constraint is not None and self.target.rewind != "none"
+        forced = sequence.constraint is not None and self.target.rewinding.is_possible
         return sequence.request.speculate and bool(self.drafters or forced)
 
     # The end of a step

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
+from outrider.core.contracts import Model
 from outrider.core.data import (
     Completion,
     Draft,
@@ -22,6 +23,9 @@ from outrider.engine.thought import ThoughtLimit
 from outrider.engine.tokenization import PreferredConstraint
 from outrider.sampling import RequestSampler
 from outrider.verify import VerificationRule
+
+_MAX_CALL_TOKENS = 64
+"""of a sequence that decodes"""
 
 
 @dataclass(slots=True, eq=False)
@@ -138,3 +142,52 @@ def _is_complete(sequence: RunningRequest) -> bool:
     if sequence.constraint is None:
         return True
     return sequence.text.stopped is None and sequence.constraint.is_accepted
+
+
+# What a sequence puts into a call. A target may have lost tokens with a rejected draft (`Rewinding`): these
+# are evaluated again, before the last one.
+
+
+def num_missing(target: Model, sequence: RunningRequest) -> int:
+    """Tokens of a sequence, its last one not among them, that are not stored."""
+    return len(sequence.tokens) - 1 - target.length(sequence.slot)
+
+
+def decodes(target: Model, sequence: RunningRequest, num_running: int) -> bool:
+    """Whether a sequence decodes in this step, rather than going on with its prompt."""
+    missing = num_missing(target, sequence)
+    if not missing or not sequence.num_generated:
+        return not missing
+    return missing < min(_MAX_CALL_TOKENS, target.max_batch_tokens // num_running)
+
+
+def verification(target: Model, sequence: RunningRequest) -> StepPlan:
+    """A decoding sequence's part in the call, but for its draft."""
+    stored = target.length(sequence.slot)
+    return StepPlan(sequence, Span(sequence.slot, tuple(sequence.tokens[stored:]), stored, 1), Draft())
+
+
+def with_draft(plan: StepPlan, draft: Draft | None) -> StepPlan:
+    """The same part with a draft after it."""
+    if not draft:
+        return plan
+    span = replace(plan.span, tokens=plan.span.tokens + draft.tokens, rows=1 + len(draft), checkpoint=True)
+    return replace(plan, span=span, draft=draft)
+
+
+def reading(target: Model, sequence: RunningRequest, size: int, may_end: bool) -> StepPlan:
+    """The part in the call of a sequence that reads `size` tokens of its prompt. Where these are all but the
+    last one, that one joins them if it `may`, so that the call gives the first token of the text."""
+    stored = target.length(sequence.slot)
+    ends = may_end and size == num_missing(target, sequence)
+    tokens = tuple(sequence.tokens[stored : stored + size + ends])
+    checkpoint = stored == target.rewinding.checkpoint_at(len(sequence.request.prompt))
+    span = Span(sequence.slot, tokens, stored, int(ends), checkpoint)
+    return StepPlan(sequence, span, Draft(), size) if ends else StepPlan(sequence, span, None)
+
+
+def unread(target: Model, sequence: RunningRequest) -> int:
+    """Tokens of a prompt to read before its sequence decodes, or before a checkpoint in it."""
+    checkpoint = target.rewinding.checkpoint_at(len(sequence.request.prompt))
+    to_checkpoint = checkpoint - target.length(sequence.slot)
+    return to_checkpoint if to_checkpoint > 0 else num_missing(target, sequence)

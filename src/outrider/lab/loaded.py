@@ -15,7 +15,7 @@ from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.backends.gguf.head_model import HeadModel, HeadWeights
 from outrider.backends.gguf.heads import HiddenStates, why_no_heads
 from outrider.backends.tuning.scoring import costs_of
-from outrider.core.contracts import Constraint, Model, RewindKind
+from outrider.core.contracts import FREE, Constraint, Model, Rewinding
 from outrider.core.data import Grammar
 from outrider.core.errors import PromptError
 from outrider.costs import CallCosts
@@ -88,9 +88,9 @@ class Loaded(ExitStack):
             raise
 
     @property
-    def rewind(self) -> RewindKind:
-        """How a context is taken back; a head's layers are attention alone."""
-        return "free" if self._file.is_head else self.weights.rewind
+    def rewinding(self) -> Rewinding:
+        """How far a context goes back; a head's layers are attention alone."""
+        return FREE if self._file.is_head else self.weights.rewinding
 
     @property
     def why_not(self) -> str:

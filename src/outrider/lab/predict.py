@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
 
-from outrider.core.contracts import UNLIMITED, Drafter
+from outrider.core.contracts import FREE, Drafter, Rewinding
 from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
 from outrider.drafters.model import ModelDrafter
@@ -49,10 +49,8 @@ class Prices:
     own_s: Mapping[str, float] = field(default_factory=dict)
     own_token_s: float = 0.0
     prior: PretrainedCalibration | None = None
-    max_draft: int = UNLIMITED
-    """the longest draft that the target can take back"""
-    rereads: bool = False
-    """whether the target is one of checkpoints"""
+    rewinding: Rewinding = FREE
+    """the target's"""
 
     @property
     def plain_own_s(self) -> float:
@@ -124,8 +122,7 @@ def predict(cases: Sequence[Recording], setting: Setting, prices: Prices) -> lis
             constraint=case.constrain and PreferredConstraint(case.constrain(), preferred),
             own_s=prices.step_own_s(setting),
             own_token_s=prices.own_token_s,
-            max_draft=prices.max_draft,
-            rereads=prices.rereads,
+            rewinding=prices.rewinding,
             is_warm=True,
         )
         places = range(len(case.prompt), len(case.prompt) + len(case.tokens))

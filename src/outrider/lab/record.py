@@ -98,7 +98,7 @@ def record_case(
     plain = engine.generate(request)
     decode = [record for record in plain.records if record.kind == "decode"]
     timed = [record for record in decode if not record.read_tokens]
-    if probe is not None and plain.tokens and engine.target.rewind != "none":
+    if probe is not None and plain.tokens and engine.target.rewinding.is_possible:
         timed += [record for record in _probe(engine, request, plain, probe) if record.kind == "decode"]
     return AnswerRow(
         target=target.name,

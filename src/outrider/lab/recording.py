@@ -183,9 +183,7 @@ class _Recorder:
         """What is offered after each prefix of the answer, and how it goes on where that is wrong."""
         found = self._along_answer()
         positions = [i for i in range(len(self.answer)) if found[i][0] != self.answer[i]]
-        if (
-            self.model.rewind != "checkpoints"
-        ):  # there one goes on from the one before, here the end is cut off
+        if not self.model.rewinding.recomputes:  # there one goes on from the one before
             positions.reverse()
         departures = {}
         for i in positions:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 
 from outrider.backends.gguf import LoadOptions
-from outrider.core.contracts import RewindKind
+from outrider.core.contracts import Rewinding, RewindKind
 from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS
@@ -128,22 +128,22 @@ class Subject:
         """What calls cost, and the engine's own time beside them; `prior`: the draft's."""
         prices = prices_of(self.costs, [answer.row for answer in self.answers], draft, prior)
         model = self.target.model
-        return replace(prices, max_draft=model.max_draft, rereads=model.rewind == "checkpoints")
+        return replace(prices, rewinding=model.rewinding)
 
 
 def why_unusable(
-    subject: Subject, rewind: RewindKind, alignment: Alignment, why_not: str = ""
+    subject: Subject, rewinding: Rewinding, alignment: Alignment, why_not: str = ""
 ) -> tuple[str, tuple[str, ...]] | None:
-    """Why a draft, whose own rewinding is `rewind`, cannot work with this target, and what to try instead;
+    """Why a draft, whose own contexts go back so, cannot work with this target, and what to try instead;
     None for one that can. `why_not`: why it could not with any."""
-    if subject.target.model.rewind == "none":
+    if not subject.target.model.rewinding.is_possible:
         why = "the target cannot take rejected drafts back (recurrent or hybrid state)"
         return why, ("a target of another architecture, with attention alone",)
     if (fault := tokenizer_fault(alignment.report)) is not None:
         return fault, (_OTHER_FAMILY, LOOKUP)
     if why_not:
         return why_not, ("another library (--backend llama.cpp)", LOOKUP)
-    if rewind in ("none", "snapshots"):
+    if not rewinding.outlasts_calls:
         why = "the draft cannot forget tokens (recurrent or hybrid state), so rejected ones would stay"
         return why, ("a draft of another architecture, with attention alone", LOOKUP)
     return None
@@ -189,8 +189,8 @@ def offers_along(
         is_whole = not (alignment.report.is_reduced or file.is_head)
         ratio = file.card.output_bytes / file.card.bytes_per_token if is_whole else 0.0
         kind = file.card.kind
-        found = DraftOffers(draft.facts(), draft.rewind, alignment, output_ratio=ratio, kind=kind)
-        if refusal := why_unusable(subject, draft.rewind, alignment, draft.why_not):
+        found = DraftOffers(draft.facts(), draft.rewinding.kind, alignment, output_ratio=ratio, kind=kind)
+        if refusal := why_unusable(subject, draft.rewinding, alignment, draft.why_not):
             return replace(found, refusal=refusal)
         length = subject.target.model.context_length
         draft.open(length if file.is_head else min(length, draft.weights.trained_context))

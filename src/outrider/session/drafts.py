@@ -132,7 +132,7 @@ def load_found(
     """The first of the drafts found that can be loaded, lines up and may pay; None where none does. Notices
     say which was taken, what was passed over and why, and what else there is."""
     found = named.found or Found()
-    if target.rewind == "none":
+    if not target.rewinding.is_possible:
         notices.append(f"-md auto: {target.name} cannot take rejected drafts back, so no draft is loaded")
         return None
     heads = [head for head in found.heads if not why_no_head(head.card, named.target)]

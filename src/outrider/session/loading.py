@@ -22,9 +22,9 @@ from outrider.session.session import DEFAULT_CONTEXT_TOKENS
 
 def why_no_draft(target: Weights, draft: Weights) -> str | None:
     """Why this draft model is of no use to this target; None when it is."""
-    if target.rewind == "none":
+    if not target.rewinding.is_possible:
         return f"{draft.name} is not used: {target.name} cannot take rejected drafts back"
-    if draft.rewind in ("none", "snapshots"):  # it drafts a token a call, and snapshots reach back one call
+    if not draft.rewinding.outlasts_calls:  # it drafts a token a call
         why = "cannot forget tokens (recurrent or hybrid state), so rejected drafts could not be taken back"
         return f"{draft.name} {why}: it is not used"
     return None

@@ -10,7 +10,6 @@ from pathlib import Path
 from outrider.backends.bitwise import Price
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.backends.gguf.head_model import HeadModel, HeadWeights
-from outrider.backends.gguf.rewinding import MAX_SEQUENCES
 from outrider.backends.tuning.equality import open_target
 from outrider.backends.tuning.scoring import Loaded, native_of
 from outrider.core.contracts import Policy
@@ -197,7 +196,9 @@ class Pair:
             line = f"bit-equal text: calls of {equal_calls.sizes} tokens; {equal_calls.price}"
             apart = "; requests that run at once share no calls" if max_running > 1 else ""
             notices.append(line + apart)
-        notices += _about_rewinding(self.target, target)
+        notices += self.target.rewind_support.notices(
+            self.target.name, target.rewinding, target.max_sequences
+        )
         return target, None if equal_calls is None else equal_calls.price
 
     def _drafter_settings(
@@ -211,7 +212,7 @@ class Pair:
         return DrafterSettings(
             self.target.name,
             self.target.vocabulary,
-            can_rewind=self.target.rewind != "none",
+            can_rewind=self.target.rewinding.is_possible,
             lookup=lookup,
             corpus=[Path(path) for path in corpus],
             progress=progress,
@@ -226,7 +227,7 @@ class Pair:
 
     @property
     def _has_head(self) -> bool:
-        asked = self.target.options.heads and self.target.rewind != "none"
+        asked = self.target.options.heads and self.target.rewinding.is_possible
         return asked and self.target_card.mtp_layers > 0
 
     def _about_head(self, bitwise: bool | None) -> list[str]:
@@ -268,30 +269,6 @@ class Pair:
         return self.draft.open(length, max_sequences=size, capacity_tokens=capacity), self.alignment
 
 
-def _about_rewinding(weights: Weights, target: Loaded) -> list[str]:
-    """How drafts of a recurrent target are taken back, and what that takes; why not, if it cannot be."""
-    notices = [weights.rewinding.notice] if weights.rewinding.notice else []
-    how = f"{weights.name} takes rejected drafts back by"
-    size = weights.rewinding.state_bytes * target.max_sequences / 1e6
-    if target.rewind == "snapshots":
-        notices.append(
-            f"{how} snapshots of its recurrent state ({target.max_draft} for each sequence, "
-            f"{size * target.max_draft:,.1f} MB): no draft is longer, and every call takes longer, plain "
-            "ones that it is compared with included (docs/backends.md)"
-        )
-    if weights.rewinding.kind == "snapshots" and target.rewind != "snapshots":
-        notices.append(
-            f"{weights.name}: snapshots are for {MAX_SEQUENCES} sequences at most, checkpoints are used for "
-            f"{target.max_sequences} (docs/backends.md)"
-        )
-    if target.rewind == "checkpoints":
-        notices.append(
-            f"{how} checkpoints of its recurrent state ({2 * size:,.1f} MB): accepted tokens of a rejected "
-            "draft are evaluated twice (docs/backends.md)"
-        )
-    return notices
-
-
 def _policy_for(
     target: Loaded,
     draft: tuple[GgufModel, Alignment] | None,
@@ -303,7 +280,7 @@ def _policy_for(
     cannot rewind is decoded plainly."""
     if policy is not None and not isinstance(policy, AutoSettings):
         return policy, None
-    if target.rewind == "none":
+    if not target.rewinding.is_possible:
         return None, None
     if draft is None and policy is not None and not policy.free:
         notices.append("no draft model is loaded, and the policy asks for one alone: nothing is drafted")

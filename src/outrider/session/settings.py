@@ -30,7 +30,7 @@ def settings_of(session: Session, request: Request, seed: int) -> dict[str, Any]
     policy = session.engine.policy
     settings: dict[str, Any] = {
         "context_length": target.context_length,
-        "rewind": target.rewind,
+        "rewind": target.rewinding.kind,
         "sampling": asdict(replace(request.sampling, seed=seed)),
         "verification": asdict(request.verification),
         "grammar": asdict(request.grammar) if request.grammar else None,

@@ -15,7 +15,7 @@ import numpy as np
 
 from outrider.backends.bitwise.probe import EqualSizes
 from outrider.core.calls import check_copy, check_spans
-from outrider.core.contracts import UNLIMITED, RewindKind
+from outrider.core.contracts import FREE
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, OutriderError, RewindUnsupported
 from outrider.core.saved import SavedState, SavingModel
@@ -30,8 +30,7 @@ class BitwiseModel:
     there are is a size as well.
     """
 
-    rewind: RewindKind = "free"
-    max_draft = UNLIMITED
+    rewinding = FREE
     attends_to_all = False
 
     def __init__(

@@ -88,7 +88,7 @@ def find_equality(model: Model, *, progress: Progress = lambda _part: None) -> E
     Of several groups of sizes that agree the one with the smallest call is taken. Raises BackendError when
     a call fails.
     """
-    if model.rewind == "none":
+    if not model.rewinding.is_possible:
         return Equality(None, "the model cannot forget single tokens")
     with _Calls(model) as calls:
         if calls.room == 0:
@@ -123,7 +123,7 @@ def find_equality(model: Model, *, progress: Progress = lambda _part: None) -> E
 
 def needs_no_padding(model: Model) -> bool:
     """Whether calls over single tokens agree with calls over two: a few calls that may save the others."""
-    if model.rewind == "none":
+    if not model.rewinding.is_possible:
         return False
     with _Calls(model) as calls:
         return calls.room > 0 and calls.chain(1) == calls.chain(2)

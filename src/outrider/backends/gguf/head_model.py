@@ -13,7 +13,7 @@ from outrider.backends.gguf.c_types import LibraryRefused
 from outrider.backends.gguf.heads import MTP_CONTEXT, HeadBatch, HeadStates, State
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.gguf.rewinding import Rewinding
+from outrider.backends.gguf.rewinding import RewindSupport
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
 from outrider.core.saved import SavedState
@@ -38,7 +38,7 @@ class HeadModel(GgufModel):
             target.max_sequences,
             target.options if weights is None else weights.options,
             capacity_tokens,
-            rewinding=Rewinding("free"),  # its layers are attention alone
+            support=RewindSupport("free"),  # its layers are attention alone
             beside=None if weights is None else target,
         )
         self.name = f"{target.name}, MTP head" if weights is None else weights.name
@@ -146,8 +146,8 @@ class HeadWeights(Weights):
         return True
 
     @cached_property
-    def rewinding(self) -> Rewinding:
-        return Rewinding("free")
+    def rewind_support(self) -> RewindSupport:
+        return RewindSupport("free")
 
     def open_beside(self, target: GgufModel, capacity_tokens: int) -> HeadModel:
         """The head's context, for as many sequences as the target has. Raises OutOfMemory."""

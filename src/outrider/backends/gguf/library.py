@@ -17,9 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
 from outrider.backends.gguf.c_types import (
     BOOL,
     ENUM,
@@ -47,12 +44,10 @@ from outrider.backends.gguf.options import (
 from outrider.backends.gguf.registry import TITLES
 from outrider.backends.machine import physical_cores
 from outrider.core.errors import BackendError
+from outrider.core.saved import Bytes
 
 # Where an assertion of a library fails, it would start a debugger and print its stack.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-
-State = npt.NDArray[np.uint8]
-"""A copy of what a sequence holds beside the KV of attention layers."""
 
 SHARED: Signatures = {
     **functions("llama_backend_init", None),
@@ -339,15 +334,20 @@ class Library(ABC):
         """How many snapshots of its recurrent state a sequence has: 0 for kinds of models that have none."""
         return 0
 
+    def oldest_position(self, context: int, sequence: int) -> int:
+        """The first position that a sequence stores; negative where it stores none."""
+        return int(self.functions.llama_memory_seq_pos_min(self.memory(context), sequence))
+
     def state_bytes(self, context: int, sequence: int) -> int:  # noqa: ARG002
         """Bytes of what a sequence holds beside the KV of attention layers; 0 where it cannot be copied."""
         return 0
 
-    def save_state(self, context: int, sequence: int, state: State) -> bool:  # noqa: ARG002
-        """Copy what a sequence holds beside the KV of attention layers; False where that is impossible."""
-        return False
+    def save_state(self, context: int, sequence: int, older: Bytes | None) -> Bytes | None:  # noqa: ARG002
+        """Copy what a sequence holds beside the KV of attention layers, into an `older` copy where that fits;
+        None where that is impossible."""
+        return None
 
-    def restore_state(self, context: int, sequence: int, state: State) -> bool:  # noqa: ARG002
+    def restore_state(self, context: int, sequence: int, state: Bytes) -> bool:  # noqa: ARG002
         """Put back what `save_state` copied; False where that is impossible."""
         return False
 

@@ -6,6 +6,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from outrider.backends.gguf.c_types import (
     BOOL,
     ENUM,
@@ -20,8 +22,9 @@ from outrider.backends.gguf.c_types import (
 )
 from outrider.backends.gguf.devices import device_array
 from outrider.backends.gguf.heads import HEAD_NAMES
-from outrider.backends.gguf.library import BATCH_FIELDS, Library, State
+from outrider.backends.gguf.library import BATCH_FIELDS, Library
 from outrider.backends.gguf.options import FLASH_ATTENTION, SPLIT_MODES, LoadOptions
+from outrider.core.saved import Bytes
 
 _PARTIAL_STATE = 1
 """LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: recurrent states, and what of a window is kept"""
@@ -144,13 +147,15 @@ class Dialect(Library):
     def state_bytes(self, context: int, sequence: int) -> int:
         return int(self.functions.llama_state_seq_get_size_ext(context, sequence, _PARTIAL_STATE))
 
-    def save_state(self, context: int, sequence: int, state: State) -> bool:
+    def save_state(self, context: int, sequence: int, older: Bytes | None) -> Bytes | None:
+        size = self.state_bytes(context, sequence)
+        state = older if older is not None and older.size == size else np.empty(size, dtype=np.uint8)
         copied = self.functions.llama_state_seq_get_data_ext(
-            context, state.ctypes.data, state.nbytes, sequence, _PARTIAL_STATE
+            context, state.ctypes.data, size, sequence, _PARTIAL_STATE
         )
-        return bool(copied == state.nbytes)
+        return state if size and copied == size else None
 
-    def restore_state(self, context: int, sequence: int, state: State) -> bool:
+    def restore_state(self, context: int, sequence: int, state: Bytes) -> bool:
         read = self.functions.llama_state_seq_set_data_ext(
             context, state.ctypes.data, state.nbytes, sequence, _PARTIAL_STATE
         )

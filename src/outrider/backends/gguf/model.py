@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
@@ -28,14 +29,21 @@ from outrider.backends.gguf.heads import HiddenStates, num_heads
 from outrider.backends.gguf.libraries import load_model
 from outrider.backends.gguf.library import Handle
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.gguf.rewinding import Checkpoints, Rewinding, Snapshots, find_rewinding
+from outrider.backends.gguf.rewinding import (
+    MAX_SEQUENCES,
+    TRIED_MICRO_BATCH,
+    TRIED_SNAPSHOTS,
+    RewindSupport,
+    difference_after_rewind,
+    find_support,
+)
 from outrider.backends.gguf.sizes import ModelSizes, read_sizes
 from outrider.backends.gguf.vocabulary import GgufVocabulary
 from outrider.core.calls import check_copy, check_restore, check_spans
-from outrider.core.contracts import UNLIMITED, RewindKind
+from outrider.core.contracts import Rewinding, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, RewindUnsupported
-from outrider.core.saved import Extent, SavedState
+from outrider.core.saved import SavedState
 from outrider.models.reduced import REDUCED_KEYS, read_part
 
 _NO_KV_SLOT = 1
@@ -90,14 +98,27 @@ class Weights:
         return read_sizes(self.path)
 
     @cached_property
-    def rewinding(self) -> Rewinding:
-        """How contexts are taken back to an earlier token; tried at the first use where that is not known."""
-        return find_rewinding(self)
+    def rewind_support(self) -> RewindSupport:
+        """How contexts go back to an earlier token: known for attention alone, else tried at the first
+        use."""
+        native = self.library.functions
+        if native.llama_model_is_recurrent(self.handle) or native.llama_model_is_hybrid(self.handle):
+            return find_support(self.library, self.name, self.options.snapshots, self._try_rewinding)
+        is_windowed = self.window_tokens > 0 and self.library.keeps_windows
+        return RewindSupport("window" if is_windowed and not self.options.full_window else "free")
+
+    def _try_rewinding(self, kind: RewindKind) -> tuple[float, int]:
+        asked = replace(self.options, micro_batch_tokens=TRIED_MICRO_BATCH, snapshots=TRIED_SNAPSHOTS)
+        trial = self.open(128, max_sequences=MAX_SEQUENCES, options=asked, support=RewindSupport(kind))
+        with closing(trial):
+            if not trial.rewinding.is_possible:
+                return np.inf, 0
+            return difference_after_rewind(trial), self.library.state_bytes(trial.native_context, 0)
 
     @property
-    def rewind(self) -> RewindKind:
-        """Whether contexts can forget their last tokens."""
-        return self.rewinding.kind
+    def rewinding(self) -> Rewinding:
+        """How far contexts of a sequence go back."""
+        return self.rewind_support.rewinding(self.options.snapshots)
 
     @cached_property
     def num_heads(self) -> int:
@@ -125,14 +146,14 @@ class Weights:
         max_sequences: int = 1,
         capacity_tokens: int = 0,
         options: LoadOptions | None = None,
-        rewinding: Rewinding | None = None,
+        support: RewindSupport | None = None,
     ) -> GgufModel:
         """A context of `context_length` tokens per sequence (0: as trained), of `capacity_tokens` over all
-        sequences (0: as many as each of them may have); `options`: its own, if any; `rewinding`: how it is to
-        be taken back, right or not, instead of as these weights' contexts can be."""
+        sequences (0: as many as each of them may have); `options`: its own, if any; `support`: how it is to
+        go back, right or not, instead of as these weights' contexts can."""
         length = context_length or self.trained_context
-        rewinding = rewinding or self.rewinding.of(max_sequences)
-        return GgufModel(self, length, max_sequences, options, capacity_tokens, rewinding=rewinding)
+        support = support or self.rewind_support.of(max_sequences)
+        return GgufModel(self, length, max_sequences, options, capacity_tokens, support=support)
 
     def close(self) -> None:
         """Free the weights, and the contexts that are open on them. Closing twice is harmless."""
@@ -159,14 +180,13 @@ class GgufModel:
         max_sequences: int,
         options: LoadOptions | None = None,
         capacity_tokens: int = 0,
-        rewinding: Rewinding | None = None,
+        support: RewindSupport | None = None,
         beside: GgufModel | None = None,
     ) -> None:
         self.weights = weights
         self.options = options or weights.options
         self.name, self.vocabulary = weights.name, weights.vocabulary
-        rewinding = rewinding or weights.rewinding
-        self.rewind: RewindKind = rewinding.kind
+        support = support or weights.rewind_support
         self.max_sequences = max_sequences
         capacity = capacity_tokens or context_length * max_sequences
         self._library = weights.library
@@ -175,7 +195,7 @@ class GgufModel:
         """whether it is in use: "on", "off", or "auto" where that was left to the library"""
         chosen = replace(self.options, flash_attention=attention)
         micro_batch = min(chosen.micro_batch_tokens, max(chosen.batch_tokens, chosen.max_rows))
-        snapshots = rewinding.snapshots(chosen.snapshots, max_sequences, micro_batch)
+        snapshots = support.snapshots(chosen.snapshots, max_sequences, micro_batch)
         context = open_context(
             weights, chosen, context_length, max_sequences, capacity, snapshots, self.context_type, beside
         )
@@ -193,14 +213,8 @@ class GgufModel:
         self.threads_batch: int = native.llama_n_threads_batch(context)
         self._lengths = [0] * max_sequences
         self.max_rows, self._may_have_gaps = self.options.max_rows, False
-        self.max_draft = UNLIMITED
-        if self.rewind == "snapshots":
-            self.max_draft = self._library.snapshots(context)
-            self.rewind = "snapshots" if self.max_draft else "none"
-        elif self.rewind == "none":
-            self.max_draft = 0
-        self._snapshots = Snapshots(self.max_draft)
-        self._checkpoints = Checkpoints(self._library)
+        self._rewinder = support.rewinder(self._library, context, weights.window_tokens)
+        self.rewinding = self._rewinder.rewinding
         self.hidden: HiddenStates | None = None
         """what a head reads, where they are kept"""
         self._batch = LlamaBatch(self._library.Batch, self.max_batch_tokens)
@@ -210,8 +224,7 @@ class GgufModel:
         check_spans(self, spans)
         clear_log()
         self._close_gaps(context)
-        if self.rewind == "checkpoints":
-            self._checkpoints.before_call(context, spans)
+        self._rewinder.before_call(spans)
         try:
             status = self._evaluate(context, spans)
             if status == _NO_KV_SLOT and self._make_room(context, spans):
@@ -222,7 +235,7 @@ class GgufModel:
             if status != 0:
                 why = last_error(f"{self._library.title} failed with status {status}")
                 raise BackendError(self.name, why)
-            self._snapshots.after_call(spans)
+            self._rewinder.after_call(spans)
             for span in spans:
                 self._lengths[span.sequence] = span.start + len(span.tokens)
             if self.hidden is not None:
@@ -270,18 +283,18 @@ class GgufModel:
         return kept and self._library.make_room(context)
 
     def _undo(self, spans: Sequence[Span]) -> None:
-        """A failed call may have stored some of its micro-batches. Where they cannot be taken back,
-        or have pushed out what the sequence still needs, the sequence starts again empty."""
+        """A failed call may have stored some of its micro-batches. Where they cannot be forgotten, or have
+        pushed out what the sequence still needs, the sequence starts again empty."""
         for span in spans:
-            # Whether the call changed a recurrent state is not known: only a copy of it is sure.
-            self._lengths[span.sequence] = span.start
-            removed = self.rewind not in ("snapshots", "none") and self._restored(span.sequence, span.start)
-            if not removed or not self._holds_window(span.sequence, span.start):
+            length = span.start
+            self._lengths[span.sequence] = length + len(span.tokens)
+            if not self._cut(span.sequence, length):
                 self._forget(span.sequence, -1)
-                self._lengths[span.sequence] = 0
-                self._checkpoints.gone_back(span.sequence, 0)
+                length = 0
+                self._rewinder.truncated(span.sequence, 0)
+            self._lengths[span.sequence] = length
             if self.hidden is not None:
-                self.hidden.truncate(span.sequence, self._lengths[span.sequence])
+                self.hidden.truncate(span.sequence, length)
 
     @property
     def _memory(self) -> Any:
@@ -299,22 +312,17 @@ class GgufModel:
             raise BackendError("sequence", f"there is none numbered {sequence}")
         return self._lengths[sequence]
 
-    def _restored(self, sequence: int, start: int) -> bool:
-        """Whether a sequence's tokens from position `start` on could be removed."""
-        native, kept = self._native.pointer, self._checkpoints
-        if start and self.rewind == "checkpoints" and not kept.restore(native, sequence, start, sequence):
+    def _cut(self, sequence: int, length: int) -> bool:
+        """Whether a sequence could be left with its first `length` tokens, its state included."""
+        if self.reach(sequence, length) != length:
             return False
-        return self._forget(sequence, start)
+        is_back = length == 0 or self._rewinder.put_back(sequence, length, sequence)
+        return is_back and self._forget(sequence, length)
 
     def reach(self, sequence: int, length: int) -> int:
+        _ = self._native.pointer  # refuses when it was closed
         stored = self.length(sequence)
-        if length in (0, stored):
-            return length
-        if self.rewind == "checkpoints":
-            return self._checkpoints.reach(sequence, length)
-        if self.rewind == "snapshots":
-            return length if stored - length <= self._snapshots.reach(sequence) else 0
-        return length if self.rewind != "none" and self._holds_window(sequence, length) else 0
+        return length if length in (0, stored) else self._rewinder.reach(sequence, stored, length)
 
     def truncate(self, sequence: int, length: int) -> None:
         _ = self._native.pointer  # refuses when it was closed
@@ -323,48 +331,28 @@ class GgufModel:
             raise BackendError("truncate", f"{stored} tokens are stored, so {length} cannot be kept")
         if length == stored:
             return
-        if self.reach(sequence, length) != length:
-            if self.rewind == "window":
-                # llama.cpp reports success even where needed cells are gone.
-                why = f"its sliding window no longer holds what {length} tokens need"
-                raise RewindUnsupported(self.name, why, "Use --swa-full.")
-            raise RewindUnsupported(self.name, f"it has no state of after {length} tokens")
-        if not self._restored(sequence, length):
-            why = f"{self._library.title} refuses to forget back to {length} tokens"
-            raise RewindUnsupported(self.name, why)
+        if not self._cut(sequence, length):
+            # llama.cpp itself reports success even where needed cells are gone.
+            way_out = "Use --swa-full." if self.weights.window_tokens else ""
+            why = f"it no longer has what goes on from {length} of {stored} tokens"
+            raise RewindUnsupported(self.name, why, way_out)
         self._lengths[sequence] = length
-        self._snapshots.gone_back(sequence, length)
-        self._checkpoints.gone_back(sequence, length)
+        self._rewinder.truncated(sequence, length)
         if self.hidden is not None:
             self.hidden.truncate(sequence, length)
-
-    def _holds_window(self, sequence: int, length: int) -> bool:
-        """Whether all that a token at position `length` looks back at is stored."""
-        return length == 0 or length >= self._needed(sequence)
-
-    def _needed(self, sequence: int) -> int:
-        """The fewest tokens of a sequence that can be kept. There are no gaps in what the library stores, so
-        the oldest position in a window is enough to know."""
-        if not (self.weights.window_tokens and self._library.reuses_window_cells):
-            return 0
-        oldest: int = self._library.functions.llama_memory_seq_pos_min(self._memory, sequence)
-        return oldest + self.weights.window_tokens - 1 if oldest > 0 else -oldest * UNLIMITED
 
     def copy(self, source: int, sequence: int, length: int) -> None:
         memory = self._memory
         check_copy(self, source, sequence, length)
-        is_whole = length == self._lengths[source] and not self._snapshots.is_past(source)
-        kept = self.rewind == "checkpoints" and self._checkpoints.reach(source, length) == length
-        can_copy = self.rewind == "free" or kept or (self.rewind in ("snapshots", "checkpoints") and is_whole)
-        if not can_copy or not self._holds_window(source, length):
+        stored = self._lengths[source]
+        if not self._rewinder.can_copy(source, stored, length):
             raise RewindUnsupported(self.name, "it keeps no state of every part of a text")
         # One cache for all sequences: the cells are shared, nothing is moved.
         self._library.functions.llama_memory_seq_cp(memory, source, sequence, 0, length)
-        self._snapshots.shared(source)  # both hold one state until the next call
-        native = self._native.pointer
-        if kept and not is_whole and not self._checkpoints.restore(native, source, length, sequence):
+        if length < stored and not self._rewinder.put_back(source, length, sequence):
             self._forget(sequence, -1)
             raise RewindUnsupported(self.name, f"{self._library.title} cannot copy its state")
+        self._rewinder.copied(source)
         self._lengths[sequence] = length
         if self.hidden is not None:
             self.hidden.copy(source, sequence, length)
@@ -373,21 +361,15 @@ class GgufModel:
         if not (stored := self.length(sequence)):
             raise BackendError("save", f"sequence {sequence} is empty")
         whole = copy_out(self._library, self._native.pointer, sequence, self.name)
-        is_cut = self.rewind in ("free", "window")
-        window = self._library.reuses_window_cells and self.weights.window_tokens
-        # Of a window no more is copied than the next token looks back at.
-        cut_from = stored - 1 if 0 < window < stored else 0
-        any_from = max(self._needed(sequence), cut_from) if is_cut else stored
-        lengths, states = self._checkpoints.saved(sequence)
-        return SavedState(Extent(stored, any_from, lengths), (whole, *states))
+        extent, states = self._rewinder.save(sequence, stored)
+        return SavedState(extent, (whole, *states))
 
     def restore(self, sequence: int, state: SavedState) -> None:
         check_restore(self, sequence, state)
         self._may_have_gaps = True
         copy_in(self._library, self._native.pointer, sequence, state.parts[0], self.name)
         self._lengths[sequence] = state.extent.length
-        self._snapshots.gone_back(sequence, 0)
-        self._checkpoints.restored(sequence, state)
+        self._rewinder.restored(sequence, state)
         if self.hidden is not None:
             self.hidden.restored(sequence, state.extent.length)
 

@@ -114,7 +114,7 @@ def _find(weights: Weights, progress: Progress, *, hasty: bool) -> Equality:
 
 def _why_not(weights: Weights) -> str:
     """What rules equal bits out from the start."""
-    if weights.rewind != "free":
+    if not weights.rewinding.is_free:
         return "it cannot forget tokens freely"
     if weights.window_tokens and weights.library.reuses_window_cells:
         return "tokens that left its sliding window give way to others, out of order"

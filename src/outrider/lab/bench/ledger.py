@@ -106,8 +106,7 @@ class Ledger:
         prior = pair.prior if pair is not None else None
         drafts = None if theirs is None else theirs.costs()
         model = self.target.model
-        rereads = model.rewind == "checkpoints"
-        return Prices(mine.costs(), drafts, mine.own_s, mine.own_token_s, prior, model.max_draft, rereads)
+        return Prices(mine.costs(), drafts, mine.own_s, mine.own_token_s, prior, model.rewinding)
 
     def costs(self, model: str, role: Role) -> CostsRow | None:
         """The costs of the target, or of a draft model beside it."""

@@ -81,7 +81,7 @@ class Stages:
     @property
     def can_draft(self) -> bool:
         """Whether the target can take rejected drafts back. One that cannot only decodes plainly."""
-        return self.target.model.rewind != "none"
+        return self.target.model.rewinding.is_possible
 
     def record(self) -> None:
         """Let the target answer every case that it has not answered."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.contracts import UNLIMITED, Constraint, Model, RewindKind, Vocabulary
+from outrider.core.contracts import FREE, Constraint, Model, Vocabulary
 from outrider.core.data import Logits, Row, Span
 from outrider.core.errors import BackendError, ConstraintError, RewindUnsupported
 from outrider.core.params import SamplingParams
@@ -247,8 +247,7 @@ class CachedModel:
     `model`. It can always rewind: nothing is computed."""
 
     max_sequences = 1
-    rewind: RewindKind = "free"
-    max_draft = UNLIMITED
+    rewinding = FREE
 
     def __init__(self, model: Model, rows: LogitsCache) -> None:
         self.name = model.name

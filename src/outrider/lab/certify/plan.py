@@ -43,7 +43,7 @@ class Subject:
         """Whether anything is ever drafted for this target: what a grammar forces needs no drafter."""
         off = isinstance(self.policy, FixedPolicy) and self.policy.draft_max == 0
         forces = grammar is not None and grammar.fast_forward != "off"
-        return bool(self.drafters or forces) and self.target.rewind != "none" and not off
+        return bool(self.drafters or forces) and self.target.rewinding.is_possible and not off
 
 
 @dataclass(frozen=True, slots=True)

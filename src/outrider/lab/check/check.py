@@ -139,7 +139,7 @@ def check(request: CheckRequest, progress: Progress = lambda _what, _part: None)
         subject = Subject(asked, target.facts(), target.costs("all", request.costs_s), ())
         sample: Sample | None = None
         lookup: LookupReport | None = None
-        if model.rewind != "none":
+        if model.rewinding.is_possible:
             subject, sample = _answered(request, subject, questions, notices, progress)
             progress("replaying lookup", None)
             lookup = judge_lookup_alone(subject)
@@ -161,7 +161,7 @@ def check(request: CheckRequest, progress: Progress = lambda _what, _part: None)
     return Report(
         machine=f"{', '.join(device_names())}, {physical_cores()} cores",
         target=subject.facts,
-        rewind=model.rewind,
+        rewind=model.rewinding.kind,
         calls=calls_of(subject.costs),
         sample=sample,
         lookup=lookup,

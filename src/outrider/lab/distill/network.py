@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention as attention
 
-from outrider.core.contracts import UNLIMITED, RewindKind, Vocabulary
+from outrider.core.contracts import FREE, Vocabulary
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
 from outrider.lab.distill.checkpoint import Checkpoint, Shape
@@ -195,8 +195,7 @@ class TorchModel:
     `context_length` is in tokens of one sequence; the KV of all sequences is allocated at once.
     """
 
-    rewind: RewindKind = "free"
-    max_draft = UNLIMITED
+    rewinding = FREE
 
     def __init__(
         self, name: str, network: Network, vocabulary: Vocabulary, max_sequences: int, context_length: int

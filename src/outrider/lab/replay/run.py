@@ -10,11 +10,12 @@ from types import SimpleNamespace
 from typing import cast
 
 from outrider.core.contracts import (
-    UNLIMITED,
+    FREE,
     Constraint,
     Drafter,
     DraftRequest,
     Policy,
+    Rewinding,
     StoppingRule,
     Vocabulary,
 )
@@ -23,7 +24,6 @@ from outrider.core.params import SamplingParams
 from outrider.core.sequences import common_prefix
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.engine.reread import max_draft_after
 from outrider.lab.recording import LONGEST_DEPARTURE, MIN_PREFIX_PROB, Offers, Recording
 from outrider.policy.forced import FORCED, forced
 from outrider.sampling import RequestSampler
@@ -63,30 +63,27 @@ def replay(
     constraint: Constraint | None = None,
     own_s: float = 0.0,
     own_token_s: float = 0.0,
-    max_draft: int = UNLIMITED,
-    rereads: bool = False,
+    rewinding: Rewinding = FREE,
     is_warm: bool = False,
 ) -> Replayed:
     """Run `policy` over a recorded answer; what calls take is what the curves say.
 
     Draft models are those of `draft_costs`; `free` drafters see the prompt and the answer as they would
     in the engine (None: the lookup over the text itself). A fresh `constraint` is that of the request.
-    `own_s` is spent beside the calls of a step, and `own_token_s` for each token drafted; a draft has at most
-    `max_draft` tokens. With `rereads` the target is one of checkpoints. `is_warm`: any
-    other one has the prompt's KV from before.
+    `own_s` is spent beside the calls of a step, and `own_token_s` for each token drafted;
+    `rewinding` is the target's. `is_warm`: it has the prompt's KV from before, unless it recomputes.
     """
     drafters = _begun(recording, draft_costs or {}, free)
     policy.begin(0, len(recording.prompt), len(recording.tokens) if is_limited(recording) else None)
     answer, done, plain_s, reread, records = recording.tokens, 0, 0.0, 0, list[StepRecord]()
     while done < len(answer):
         position = len(recording.prompt) + done
-        room = min(len(answer) - done - 1 if is_limited(recording) else _ROOM, max_draft)
-        num_unread = 0 if done or (is_warm and not rereads) else len(recording.prompt) - 1
-        if rereads:
-            room = 0 if num_unread else min(room, max_draft_after(reread))
+        num_unread = 0 if done or (is_warm and not rewinding.recomputes) else len(recording.prompt) - 1
+        longest = rewinding.max_draft(reread or num_unread, in_prompt=num_unread > 0)
+        room = min(len(answer) - done - 1 if is_limited(recording) else _ROOM, longest)
         draft, work = Draft(), DraftWork()
         if room > 0:
-            lost = reread if rereads else None
+            lost = reread if rewinding.recomputes else None
             request = DraftRequest(
                 0, room, SAMPLER, constraint=constraint, reread=lost, num_unread=num_unread
             )
@@ -111,7 +108,7 @@ def replay(
         policy.observe({0: record})
         plain_s += sum(costs.call_s(1, context=position + i) + own_s for i in range(len(record.tokens)))
         done += len(record.tokens)
-        reread = reread + 1 + accepted if rereads and accepted < len(draft) else 0
+        reread = reread + 1 + accepted if rewinding.recomputes and accepted < len(draft) else 0
     return Replayed(tuple(records), sum(record.total_s for record in records), plain_s)
 
 
