@@ -103,7 +103,7 @@ class Snapshots(Rewinder):
         self._fresh.clear()  # it moves those of sequences that take no part, too
 
     def after_call(self, spans: Sequence[Span]) -> None:
-        self._fresh = {span.sequence: min(len(span.tokens) - 1, self._count) for span in spans}
+        self._fresh.update((span.sequence, min(len(span.tokens) - 1, self._count)) for span in spans)
         self._past.difference_update(self._fresh)
 
     def reach(self, sequence: int, stored: int, length: int) -> int:
