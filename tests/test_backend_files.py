@@ -14,8 +14,8 @@ from kinds import KINDS
 from llama_cpp_models import TEXT
 from outrider.backends import machine
 from outrider.backends.gguf import CONTEXT_TYPES, LoadOptions, Weights, check_build, context, guard
-from outrider.backends.gguf.context import LOG_CALLBACK
 from outrider.backends.gguf.libraries import open_library
+from outrider.backends.gguf.log import LOG_CALLBACK
 from outrider.backends.gguf.options import UNQUANTIZED
 from outrider.core.errors import (
     BackendCrash,

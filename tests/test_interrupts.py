@@ -18,7 +18,7 @@ import pytest
 
 import outrider
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
-from outrider.backends.gguf.context import ERROR_LEVEL, LOG_CALLBACK
+from outrider.backends.gguf.log import ERROR_LEVEL, LOG_CALLBACK
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.core.params import SamplingParams
 from outrider.drafters.suffix import SuffixDrafter

@@ -9,13 +9,12 @@ from pathlib import Path
 from outrider.backends.gguf import LoadOptions, Weights, candidates, refusals
 from outrider.backends.gguf.heads import why_no_heads
 from outrider.backends.gguf.library import Library
-from outrider.backends.gguf.memory import Contexts, check_memory, free_memory, needed
-from outrider.backends.gguf.sizes import ModelSizes, read_sizes
+from outrider.backends.gguf.memory import Contexts, check_memory, free_memory, total_bytes
+from outrider.backends.gguf.sizes import read_sizes
 from outrider.backends.tuning.options import Progress, checked_options, choose_options
 from outrider.core.errors import BackendCrash, ModelFileError, OutriderError
 from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import ModelCard
-from outrider.models.heads import NUM_LAYERS
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.session.session import DEFAULT_CONTEXT_TOKENS
 
@@ -54,11 +53,9 @@ def check_fit(
 def memory_bytes(
     target: ModelCard, draft: ModelCard | None, options: LoadOptions, draft_options: LoadOptions, room: Room
 ) -> int:
-    """What the weights of both models and their contexts take at most, wherever they are put. Mapped weights
-    count as if they were read."""
-    models = _contexts(target, draft, options, draft_options, room, next(candidates(options)))
-    read = [replace(model, options=replace(model.options, mmap=False)) for model in models]
-    return sum(need.total() for model in read for need in needed(model, {}).values())
+    """What the weights of both models and their KV take, wherever they are put. Mapped weights count as if
+    they were read."""
+    return total_bytes(_contexts(target, draft, options, draft_options, room, next(candidates(options))))
 
 
 def _contexts(
@@ -73,35 +70,16 @@ def _contexts(
     usual = min(DEFAULT_CONTEXT_TOKENS, sizes.trained_context)
     length = usual if room.context_length is None else room.context_length or sizes.trained_context
     capacity = room.capacity_tokens or length * room.max_sequences
-    count = room.max_sequences
-    drafted = capacity + count * LONGEST_DRAFT
+    drafted = capacity + room.max_sequences * LONGEST_DRAFT
     has_head = options.heads and sizes.num_heads > 0 and not why_no_heads(library)
-    own_values = sizes.width if has_head else 0
-    models = [Contexts(sizes, options, capacity, count, has_head, drafted, own_values)]
+    models = [Contexts(sizes, options, capacity, drafted if has_head else 0)]
     if draft is not None:
-        asked = room.draft_context_length
-        models.append(_of_draft(draft, sizes, draft_options, asked, length, drafted, count))
+        sizes = read_sizes(draft.path)
+        usual = room.draft_context_length or min(length, sizes.trained_context)
+        capacities = {"mtp": (0, drafted), "eagle3": (drafted, 0)}  # heads go along with the target
+        of_model = max(usual, min(drafted, usual * room.max_sequences)), 0
+        models.append(Contexts(sizes, draft_options, *capacities.get(draft.kind, of_model)))
     return models
-
-
-def _of_draft(
-    draft: ModelCard,
-    target: ModelSizes,
-    options: LoadOptions,
-    asked: int,
-    length: int,
-    drafted: int,
-    count: int,
-) -> Contexts:
-    """The contexts of a draft, of `asked` tokens for each of `count` sequences, or where that is 0 of the
-    target's `length`; those of a file of heads, of `drafted` over all of them."""
-    sizes = read_sizes(draft.path)
-    if draft.kind == "mtp":
-        return Contexts(sizes, options, 0, count, True, drafted, target.width)
-    if draft.kind == "eagle3":
-        return Contexts(sizes, options, drafted, count, state_values=NUM_LAYERS * target.width)
-    length = asked or min(length, sizes.trained_context)
-    return Contexts(sizes, options, max(length, min(drafted, length * count)), count)
 
 
 def load_weights(

@@ -1,6 +1,5 @@
 """GGUF models through the C API of llama.cpp or ik_llama.cpp, whichever library is there."""
 
-from outrider.backends.gguf.context import show_log
 from outrider.backends.gguf.guard import check_build, check_head, check_layers
 from outrider.backends.gguf.libraries import (
     build_id,
@@ -13,6 +12,7 @@ from outrider.backends.gguf.libraries import (
     why_not,
 )
 from outrider.backends.gguf.library import Library, LibraryFile
+from outrider.backends.gguf.log import show_log
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import BACKENDS, CONTEXT_TYPES, LoadOptions
 from outrider.backends.machine import physical_cores

@@ -24,6 +24,30 @@ _UNTOUCHED = 0xA5
 Signatures = Mapping[str, tuple[Any, ...]]
 """The result type and then the argument types of C functions, by name."""
 
+
+class CLibrary:
+    """A loaded library: `functions` are its own by mainline's names; each takes what was declared for it."""
+
+    names: ClassVar[Mapping[str, str]] = {}
+    """what it calls functions, where that differs"""
+
+    def __init__(self, title: str, functions: Any) -> None:
+        self.title = title
+        """its name in messages"""
+        self.functions = functions
+
+    def declare(self, signatures: Signatures) -> None:
+        """Say what the library's functions take and return. Raises LibraryRefused where one is missing."""
+        for name, (result, *arguments) in signatures.items():
+            own_name = self.names.get(name, name)
+            try:
+                function = getattr(self.functions, own_name)
+            except AttributeError:
+                raise LibraryRefused(f"it has no function {own_name}") from None
+            function.restype, function.argtypes = result, arguments
+            setattr(self.functions, name, function)
+
+
 _Fields = list[tuple[str, Any, Any]]
 
 

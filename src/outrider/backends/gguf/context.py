@@ -1,4 +1,4 @@
-"""What is settled before a library opens a context: kind of attention, cache types, room for the KV cache.
+"""Contexts of a native library: what is settled before one is opened, and what goes into it and out of it.
 
 The library fills what it allocates, cell by cell. Where the system promises more memory than it has, a
 context that is far too large would not fail but get this process, or another, killed.
@@ -7,28 +7,22 @@ context that is far too large would not fail but get this process, or another, k
 from __future__ import annotations
 
 import ctypes
-import os
-import re
-import sys
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from outrider.backends.gguf.heads import MTP_CONTEXT
+from outrider.backends.gguf.library import Library
+from outrider.backends.gguf.log import clear_log, last_error, speaks_of_memory
 from outrider.backends.gguf.options import UNQUANTIZED, LoadOptions
+from outrider.backends.gguf.sizes import ModelSizes
 from outrider.backends.machine import available_bytes
 from outrider.core.data import Span
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, RewindUnsupported, SettingError
 from outrider.core.saved import Bytes
-
-if TYPE_CHECKING:
-    from outrider.backends.gguf.library import Library
-    from outrider.backends.gguf.model import GgufModel, Weights
-
 
 _NARROW_HEAD = 64
 """values. On a processor llama.cpp's flash attention goes through the cache token by token: with heads of 64
@@ -47,47 +41,62 @@ _MAX_SEQUENCES = 256
 SMALLER_CONTEXT = "Give a smaller context (-c, -cd) or a smaller cache type (-ctk, -ctv)."
 
 
-def choose_attention(weights: Weights, options: LoadOptions, capacity_tokens: int, max_sequences: int) -> str:
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a context is opened with.
+
+    Attributes:
+        name: the model's, for messages.
+        context_length: tokens of each sequence.
+        capacity_tokens: cells over all sequences.
+        snapshots: of each sequence's recurrent state.
+        kind: 0, or MTP_CONTEXT for the model's MTP layers.
+        beside: the native context of the model that lends what this one lacks; 0 for none.
+    """
+
+    name: str
+    options: LoadOptions
+    context_length: int
+    max_sequences: int
+    capacity_tokens: int
+    snapshots: int = 0
+    kind: int = 0
+    beside: int = 0
+
+
+def choose_attention(
+    library: Library, sizes: ModelSizes, options: LoadOptions, capacity_tokens: int, *, in_order: bool
+) -> str:
     """What `options.flash_attention` comes to: "on", "off", or "auto" for the library's own choice.
 
+    `in_order`: the cells of a sequence lie in order and without gaps, and no adapter or window is in use.
     Raises SettingError where flash attention is needed and the library's gives wrong results.
     """
-    library = weights.library
+    asked = options.flash_attention
     if not library.flash_mixes_sequences:
         rows = min(options.micro_batch_tokens, max(options.batch_tokens, options.max_rows))
-        scores_bytes = 4 * rows * capacity_tokens * weights.sizes.attention_heads
-        is_cheaper = attends_without_flash(options, max(weights.sizes.head_widths), scores_bytes)
-        return "off" if is_cheaper and not library.uses_gpu(options) else options.flash_attention
-    # It takes the cells of a sequence to lie in order and without gaps, and those of a window at the end.
-    if max_sequences == 1 and weights.window_tokens == 0 and not weights.adapters:
-        return options.flash_attention
-    asked = options.flash_attention == "on"
-    if asked or options.cache_type_v != "f16":
-        what = "flash attention" if asked else f"cache type v {options.cache_type_v}"
+        scores_bytes = 4 * rows * capacity_tokens * sizes.attention_heads
+        is_open = asked == "auto" and options.cache_type_v in UNQUANTIZED and not library.uses_gpu(options)
+        is_cheaper = max(sizes.head_widths) <= _NARROW_HEAD and scores_bytes <= _MAX_SCORES_BYTES
+        return "off" if is_open and is_cheaper else asked
+    if in_order:
+        return asked
+    if asked == "on" or options.cache_type_v != "f16":
+        what = "flash attention" if asked == "on" else f"cache type v {options.cache_type_v}"
         title = f"{library.title}'s flash attention"
         why = f"{title} is right for a single sequence without a sliding window and LoRA only"
         raise SettingError(what, why, "Choose --backend llama.cpp, or leave it at its default.")
     return "off"
 
 
-def attends_without_flash(options: LoadOptions, head_width: int, scores_bytes: int) -> bool:
-    """Whether a processor computes attention without flash attention: where that is left open, for heads of
-    so many values, and as long as the scores of a call over all of the context take little memory."""
-    is_open = options.flash_attention == "auto" and options.cache_type_v in UNQUANTIZED
-    return is_open and head_width <= _NARROW_HEAD and scores_bytes <= _MAX_SCORES_BYTES
-
-
-def check_cache_types(weights: Weights, options: LoadOptions) -> None:
+def _check_cache_types(library: Library, sizes: ModelSizes, options: LoadOptions) -> None:
     """Raise SettingError for a type that the library computes wrongly with, and for a quantized cache whose
     blocks do not fit the model's heads: the library checks that only under flash attention, and ends the
     process otherwise."""
-    library = weights.library
     right_types = library.cache_types(options.flash_attention)
     types = (options.cache_type_k, options.cache_type_v)
-    for name, cache_type, right, width in zip(
-        "kv", types, right_types, weights.sizes.head_widths, strict=True
-    ):
-        what, blocks = f"cache type {name}", f"{cache_type} comes in blocks of {_BLOCK_VALUES} values"
+    for name, cache_type, right, width in zip("kv", types, right_types, sizes.head_widths, strict=True):
+        what = f"cache type {name}"
         if cache_type not in right:
             attention = "without" if options.flash_attention == "off" else "with"
             why = f"{library.title} is not right with {cache_type} {attention} flash attention"
@@ -95,88 +104,71 @@ def check_cache_types(weights: Weights, options: LoadOptions) -> None:
                 what, why, f"Choose one of {', '.join(right)}, or another library (--backend)."
             )
         if cache_type not in UNQUANTIZED and width % _BLOCK_VALUES:
-            why = f"{blocks}, and the model's heads have {width}"
+            why = (
+                f"{cache_type} comes in blocks of {_BLOCK_VALUES} values, and the model's heads have {width}"
+            )
             raise SettingError(what, why, f"Choose one of {', '.join(UNQUANTIZED)}.")
 
 
-def check_room(
-    weights: Weights,
-    options: LoadOptions,
-    context_length: int,
-    max_sequences: int,
-    capacity_tokens: int,
-    *,
-    of_mtp: bool,
-) -> None:
+def _check_room(library: Library, sizes: ModelSizes, opening: Opening) -> None:
     """Raise OutOfMemory when the KV cache needs more than the machine has.
 
     What is compared is the least that it can need on the host: without what a window alone keeps, and without
     what may lie on another device. What passes here may still fail in the library.
     """
-    what = f"{weights.name} with a context of {context_length} tokens"
-    if max_sequences > 1:
-        what += f" for each of {max_sequences} sequences, {capacity_tokens} in all"
-    if capacity_tokens > _MAX_CELLS:
+    options, tokens = opening.options, opening.capacity_tokens
+    what = f"{opening.name} with a context of {opening.context_length} tokens"
+    if opening.max_sequences > 1:
+        what += f" for each of {opening.max_sequences} sequences, {tokens} in all"
+    if tokens > _MAX_CELLS:
         raise OutOfMemory(what, f"llama.cpp cannot number more than {_MAX_CELLS} positions", SMALLER_CONTEXT)
-    sizes, on_gpu = weights.sizes, weights.library.uses_gpu(options)
-    num_layers = len(sizes.layers) - sizes.num_heads
-    layers = sizes.layers[num_layers:] if of_mtp else sizes.layers[:num_layers]
+    num_layers, of_head = len(sizes.layers) - sizes.num_heads, opening.kind == MTP_CONTEXT
+    layers = sizes.layers[num_layers:] if of_head else sizes.layers[:num_layers]
     cell_bytes: float = _CELL_BYTES if any(layer.key_values for layer in layers) else 0
     for layer in layers:
-        if not on_gpu and (options.full_window or not layer.has_window):
-            cell_bytes += layer.cached_bytes(options.cache_type_k, options.cache_type_v)
-    needed, available = capacity_tokens * cell_bytes, available_bytes()
+        if not library.uses_gpu(options) and (options.full_window or not layer.has_window):
+            cell_bytes += layer.cell_bytes(options.cache_type_k, options.cache_type_v)
+    needed, available = tokens * cell_bytes, available_bytes()
     if needed > available:
         reason = f"its KV cache needs {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free"
         raise OutOfMemory(what, reason, SMALLER_CONTEXT)
 
 
-def open_context(
-    weights: Weights,
-    options: LoadOptions,
-    context_length: int,
-    max_sequences: int,
-    capacity_tokens: int,
-    snapshots: int,
-    context_type: int,
-    beside: GgufModel | None,
-) -> Any:
-    """The native context of a model or of its MTP layers, `beside` another that lends it weights:
-    `capacity_tokens` over all sequences, each of up to `context_length`.
+def open_context(library: Library, model: int, sizes: ModelSizes, opening: Opening) -> int:
+    """The native context of a model or of its MTP layers.
 
     Raises SettingError, OutOfMemory, or BackendError where the library refuses it for another reason.
     """
-    if context_length < 2:
-        raise SettingError("context size", f"{context_length} tokens are too few", "Give 2 or more (-c).")
-    if not 1 <= max_sequences <= _MAX_SEQUENCES:
-        why = f"{max_sequences} cannot be served at once"
-        raise SettingError("sequences", why, f"Give 1 to {_MAX_SEQUENCES}.")
-    check_cache_types(weights, options)
-    of_mtp = context_type == MTP_CONTEXT
-    check_room(weights, options, context_length, max_sequences, capacity_tokens, of_mtp=of_mtp)
-    library = weights.library
+    length, count = opening.context_length, opening.max_sequences
+    if length < 2:
+        raise SettingError("context size", f"{length} tokens are too few", "Give 2 or more (-c).")
+    if not 1 <= count <= _MAX_SEQUENCES:
+        raise SettingError("sequences", f"{count} cannot be served at once", f"Give 1 to {_MAX_SEQUENCES}.")
+    _check_cache_types(library, sizes, opening.options)
+    _check_room(library, sizes, opening)
     library.take_log()
     clear_log()
     context = library.open_context(
-        weights.handle,
-        options,
-        capacity_tokens,
-        max_sequences,
-        snapshots,
-        context_type=context_type,
-        other=beside.native_context if beside else 0,
+        model,
+        opening.options,
+        opening.capacity_tokens,
+        count,
+        opening.snapshots,
+        context_type=opening.kind,
+        other=opening.beside,
     )
     if context:
-        if library.warms_up and weights.metadata(f"{weights.metadata('general.architecture')}.expert_count"):
+        arch = library.metadata(model, "general.architecture")
+        if library.warms_up and library.metadata(model, f"{arch}.expert_count"):
             _end_warm_up(library, context)
         return context
-    what, reason = f"{weights.name} with a context of {context_length} tokens", last_error("")
+    what, reason = f"{opening.name} with a context of {length} tokens", last_error("")
     if reason and not speaks_of_memory(reason):
         raise BackendError(what, reason, "Choose other settings for the context.")
     raise OutOfMemory(what, reason or f"{library.title} could not create it", SMALLER_CONTEXT)
 
 
-def _end_warm_up(library: Library, context: Any) -> None:
+def _end_warm_up(library: Library, context: int) -> None:
     """Make a call of one token, whichever, and forget it: the next call is no warm-up any more."""
     batch = LlamaBatch(library.Batch, 1)
     library.functions.llama_decode(context, batch.fill([Span(0, (0,), 0, 1)]))
@@ -288,69 +280,3 @@ class LlamaBatch:
 
 def _pointer(array: Any, kind: Any) -> Any:
     return array.ctypes.data_as(ctypes.POINTER(kind))
-
-
-# The log of the native libraries: silent unless asked for, its errors kept for messages.
-
-LOG_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-"""(level, text, user data) of a `ggml_log_callback`."""
-
-ERROR_LEVEL = 4
-"""ggml's level of errors: those below are for debugging, information and warnings"""
-
-_FUNCTION = re.compile(r"^[\w:~]+: ")
-"""Log lines begin with the name of the function that writes them."""
-
-_recent_errors: deque[str] = deque(maxlen=20)
-_shown = False
-
-
-def _on_log(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
-    line = text.decode("utf-8", errors="replace")
-    if level == ERROR_LEVEL and line.strip():
-        _recent_errors.append(_FUNCTION.sub("", line.strip()))
-    if _shown:
-        sys.stderr.write(line)
-        sys.stderr.flush()
-
-
-# Libraries keep the pointer: the callback must live as long as the process.
-log_callback = LOG_CALLBACK(_on_log)
-
-
-def show_log(shown: bool) -> None:
-    """Let the libraries' own log through to standard error, or hold it back (the default)."""
-    global _shown
-    _shown = shown
-
-
-def clear_log() -> None:
-    """Forget the errors logged so far, so that `last_error` speaks of what comes next."""
-    _recent_errors.clear()
-
-
-def last_error(default: str) -> str:
-    """The most telling error that was logged since `clear_log`: the first of them, since what follows
-    only passes it on."""
-    return _recent_errors[0].rstrip(".") if _recent_errors else default
-
-
-def speaks_of_memory(reason: str) -> bool:
-    """Whether an error is about memory that could not be had."""
-    return "alloc" in reason or "memory" in reason
-
-
-@contextmanager
-def silenced() -> Iterator[None]:
-    """Keep off the terminal what a library writes to standard error past its log (ik_llama.cpp's reader of
-    files does). What other threads write meanwhile is lost as well, so it is for loading alone."""
-    with ExitStack() as stack:
-        with suppress(OSError):  # it is closed: there is nothing to keep clean
-            if not _shown:
-                kept = os.dup(2)
-                stack.callback(os.close, kept)
-                stack.callback(os.dup2, kept, 2)
-                sys.stderr.flush()
-                with open(os.devnull, "w") as nowhere:
-                    os.dup2(nowhere.fileno(), 2)
-        yield

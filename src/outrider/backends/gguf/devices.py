@@ -7,22 +7,20 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.backends.gguf.c_types import (
     ENUM,
     POINTER,
     SIZE,
     TEXT,
+    CLibrary,
     LibraryRefused,
     Signatures,
     fields,
     structure,
 )
 from outrider.core.errors import SettingError
-
-if TYPE_CHECKING:
-    from outrider.backends.gguf.library import Library
 
 NO_DEVICE = "none"
 """As the only device: nothing is computed on a GPU."""
@@ -60,7 +58,7 @@ class Device:
     buffer_type: int
 
 
-def list_devices(library: Library) -> list[Device]:
+def list_devices(library: CLibrary) -> list[Device]:
     """All that the library can compute on; empty where it does not say."""
     try:
         library.declare(_DEVICES)
@@ -82,7 +80,7 @@ def _device(native: Any, index: int) -> Device:
     )
 
 
-def free_bytes(library: Library, device: Device) -> int:
+def free_bytes(library: CLibrary, device: Device) -> int:
     """The memory that a device has left. Asking a GPU prepares it for use, which takes some of it."""
     free, total = SIZE(), SIZE()
     library.functions.ggml_backend_dev_memory(device.pointer, ctypes.byref(free), ctypes.byref(total))
@@ -93,7 +91,7 @@ def free_bytes(library: Library, device: Device) -> int:
 
 
 @cache
-def device_array(library: Library, names: tuple[str, ...]) -> Any:
+def device_array(library: CLibrary, names: tuple[str, ...]) -> Any:
     """The devices of these names as a library takes them: pointers, and a last one that is null.
 
     Raises SettingError for a name that the library has no GPU of.
@@ -108,7 +106,7 @@ def device_array(library: Library, names: tuple[str, ...]) -> Any:
 
 
 @cache
-def share_array(library: Library, shares: tuple[float, ...]) -> Any:
+def share_array(library: CLibrary, shares: tuple[float, ...]) -> Any:
     """Shares of the model for each GPU, as many as a library reads. Raises SettingError for too many, where
     there are GPUs at all."""
     library.declare({"llama_max_devices": (SIZE,)})
@@ -120,7 +118,7 @@ def share_array(library: Library, shares: tuple[float, ...]) -> Any:
 
 
 @cache
-def override_array(library: Library, overrides: tuple[str, ...]) -> Any:
+def override_array(library: CLibrary, overrides: tuple[str, ...]) -> Any:
     """Where tensors lie whose names match: PATTERN=BUFFER each, the first match counts. The last one is null.
 
     Raises SettingError for a buffer that the library does not have.
@@ -136,7 +134,7 @@ def override_array(library: Library, overrides: tuple[str, ...]) -> Any:
     return (_Override * (len(entries) + 1))(*entries)
 
 
-def _buffers(library: Library) -> Iterator[tuple[str, int]]:
+def _buffers(library: CLibrary) -> Iterator[tuple[str, int]]:
     """The kinds of memory that a library can put tensors into, by name."""
     library.declare(_BUFFERS)
     native = library.functions

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +26,13 @@ from outrider.backends.gguf.c_types import (
     INT,
     POINTER,
     UINT,
+    CLibrary,
     LibraryRefused,
     Signatures,
     functions,
 )
 from outrider.core.data import Span
 from outrider.core.errors import BackendError
-
-if TYPE_CHECKING:
-    from outrider.backends.gguf.library import Library
 
 State = npt.NDArray[np.float32]
 """The hidden state of one position, or several of them side by side, shape (width,)."""
@@ -94,16 +92,16 @@ CHAINED = ("hy_v3", "mimo2", "step35")
 """Architectures of which llama.cpp runs one of several MTP layers: of others it ends the process."""
 
 
-def num_heads(library: Library, model: int) -> int:
+def num_heads(library: CLibrary, model: int, architecture: str) -> int:
     """How many layers of a loaded model predict tokens after the next one; 0 too where the library cannot run
     them."""
     if why_no_heads(library):
         return 0
     count = int(library.functions.llama_model_n_layer_nextn(model))
-    return count if count < 2 or library.metadata(model, "general.architecture") in CHAINED else 0
+    return count if count < 2 or architecture in CHAINED else 0
 
 
-def why_no_heads(library: Library, *, of_layers: bool = False) -> str:
+def why_no_heads(library: CLibrary, *, of_layers: bool = False) -> str:
     """What a library lacks to run heads, or those that read inputs of layers; empty where it has all."""
     try:
         library.declare({**_SIGNATURES, **(_LAYER_SIGNATURES if of_layers else {})})
@@ -116,7 +114,7 @@ class HiddenStates:
     """The hidden states of the tokens that a context's sequences store, as far as they were kept: those of
     the model's end, or what goes into each of `layers` (the number of all: what comes out of the last)."""
 
-    def __init__(self, library: Library, context: int, model: int, layers: Sequence[int] = ()) -> None:
+    def __init__(self, library: CLibrary, context: int, model: int, layers: Sequence[int] = ()) -> None:
         if lacks := why_no_heads(library, of_layers=bool(layers)):
             raise BackendError(library.title, f"it cannot run heads: {lacks}")
         self._native = native = library.functions
@@ -190,7 +188,7 @@ class HiddenStates:
 class HeadBatch:
     """The native batch of a head's calls: tokens, each with the hidden state before it, of `width` values."""
 
-    def __init__(self, library: Library, context: int, width: int) -> None:
+    def __init__(self, library: CLibrary, context: int, width: int) -> None:
         self._native = library.functions
         self._context, self._width = context, width
         self._batch = self._native.llama_batch_ext_init(context)

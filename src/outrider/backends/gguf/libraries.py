@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf.c_types import LibraryRefused
-from outrider.backends.gguf.context import clear_log, last_error, speaks_of_memory
 from outrider.backends.gguf.devices import free_bytes, list_devices
 from outrider.backends.gguf.library import Library, LibraryFile
+from outrider.backends.gguf.log import clear_log, last_error, speaks_of_memory
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.registry import DIALECTS
 from outrider.backends.machine import processor_name

@@ -11,7 +11,7 @@ import hashlib
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from outrider.backends.gguf.c_types import (
     SIZE,
     TEXT,
     UINT,
+    CLibrary,
     LibraryRefused,
     Params,
     Signatures,
@@ -32,8 +33,8 @@ from outrider.backends.gguf.c_types import (
     fields,
     functions,
 )
-from outrider.backends.gguf.context import LOG_CALLBACK, log_callback, silenced
 from outrider.backends.gguf.devices import NO_DEVICE, list_devices, override_array, share_array
+from outrider.backends.gguf.log import LOG_CALLBACK, log_callback, silenced
 from outrider.backends.gguf.options import (
     CONTEXT_TYPES,
     ROPE_NUMBERS,
@@ -129,7 +130,7 @@ class LibraryFile:
         return f"{self} {digest.hexdigest()}"
 
 
-class Library(ABC):
+class Library(CLibrary, ABC):
     """A loaded library. Raises LibraryRefused for one that lacks a function or lays out its parameters in
     another way than is declared here."""
 
@@ -137,8 +138,6 @@ class Library(ABC):
     """the name of its row in `gguf.registry`"""
     signatures: ClassVar[Signatures]
     """the functions of this dialect alone"""
-    names: ClassVar[Mapping[str, str]] = {}
-    """what this dialect calls functions of SHARED, where that differs"""
     ModelParams: ClassVar[type[Params]]
     ContextParams: ClassVar[tuple[type[Params], ...]]
     """llama_context_params in each of the versions that are known"""
@@ -162,10 +161,7 @@ class Library(ABC):
 
     def __init__(self, file: LibraryFile, functions: ctypes.CDLL) -> None:
         self.file = file
-        self.title = TITLES[self.backend]
-        """its name in messages"""
-        self.functions: Any = functions
-        """the C functions by mainline's names; each takes what is declared for it"""
+        super().__init__(TITLES[self.backend], functions)
         self.declare({**SHARED, **self.signatures})
         self.take_log()  # before anything is asked of it, so that not one line is written
         self._new_model_params = self._default_params("model", self.ModelParams)
@@ -183,17 +179,6 @@ class Library(ABC):
         """Let the library's log come here. Another package of the process may have taken it: llama_cpp does
         when it is imported."""
         self.functions.llama_log_set(log_callback, None)
-
-    def declare(self, signatures: Signatures) -> None:
-        """Say what the library's functions take and return. Raises LibraryRefused where one is missing."""
-        for name, (result, *arguments) in signatures.items():
-            own_name = self.names.get(name, name)
-            try:
-                function = getattr(self.functions, own_name)
-            except AttributeError:
-                raise LibraryRefused(f"it has no function {own_name}") from None
-            function.restype, function.argtypes = result, arguments
-            setattr(self.functions, name, function)
 
     def _default_params(self, what: str, *versions: type[Params]) -> Any:
         """The function that returns default parameters, declared with the first of these structures that it

@@ -16,11 +16,10 @@ import numpy as np
 
 from outrider.backends.gguf.context import (
     LlamaBatch,
+    Opening,
     choose_attention,
-    clear_log,
     copy_in,
     copy_out,
-    last_error,
     load_adapters,
     open_context,
     use_adapters,
@@ -28,6 +27,7 @@ from outrider.backends.gguf.context import (
 from outrider.backends.gguf.heads import HiddenStates, num_heads
 from outrider.backends.gguf.libraries import load_model
 from outrider.backends.gguf.library import Handle
+from outrider.backends.gguf.log import clear_log, last_error
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.rewinding import (
     MAX_SEQUENCES,
@@ -123,7 +123,9 @@ class Weights:
     @cached_property
     def num_heads(self) -> int:
         """How many of its layers predict tokens after the next one, and can be drafted with here."""
-        return num_heads(self.library, self.handle) if self.options.heads else 0
+        if not self.options.heads:
+            return 0
+        return num_heads(self.library, self.handle, self.metadata("general.architecture"))
 
     @property
     def library_line(self) -> str:
@@ -190,15 +192,24 @@ class GgufModel:
         self.max_sequences = max_sequences
         capacity = capacity_tokens or context_length * max_sequences
         self._library = weights.library
-        attention = choose_attention(weights, self.options, capacity, max_sequences)
+        in_order = max_sequences == 1 and weights.window_tokens == 0 and not weights.adapters
+        attention = choose_attention(self._library, weights.sizes, self.options, capacity, in_order=in_order)
         self.flash_attention = attention
         """whether it is in use: "on", "off", or "auto" where that was left to the library"""
         chosen = replace(self.options, flash_attention=attention)
         micro_batch = min(chosen.micro_batch_tokens, max(chosen.batch_tokens, chosen.max_rows))
         snapshots = support.snapshots(chosen.snapshots, max_sequences, micro_batch)
-        context = open_context(
-            weights, chosen, context_length, max_sequences, capacity, snapshots, self.context_type, beside
+        opening = Opening(
+            self.name,
+            chosen,
+            context_length,
+            max_sequences,
+            capacity,
+            snapshots,
+            self.context_type,
+            beside.native_context if beside else 0,
         )
+        context = open_context(self._library, weights.handle, weights.sizes, opening)
         native = self._library.functions
         self._native = Handle(self.name, context, native.llama_free, keeps=weights.native)
         use_adapters(self._library, context, weights.adapters)

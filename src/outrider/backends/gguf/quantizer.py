@@ -21,8 +21,8 @@ from typing import IO, Any
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
-from outrider.backends.gguf.context import ERROR_LEVEL, LOG_CALLBACK
 from outrider.backends.gguf.libraries import find_quantizer
+from outrider.backends.gguf.log import ERROR_LEVEL, LOG_CALLBACK
 from outrider.backends.machine import physical_cores
 from outrider.core.errors import BackendCrash, BackendError, OutOfMemory, OutriderError, SettingError
 from outrider.core.files import check_writable

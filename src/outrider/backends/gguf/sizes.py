@@ -1,5 +1,4 @@
-"""What a model's header says of its size: bytes of its tensors, what each layer keeps of a text, and how wide
-a call's intermediate values are."""
+"""What a model's header says of its size: bytes of its tensors, and what each layer keeps of a text."""
 
 from __future__ import annotations
 
@@ -12,25 +11,21 @@ from outrider.models.constants import GGML_QUANT_SIZES, GGMLQuantizationType, Ke
 from outrider.models.header import Array, Header, TensorInfo, read_header
 from outrider.models.reference import local_shards
 
-FLOAT_BYTES = 4
 _LAYER = re.compile(r"blk\.(\d+)\.(.*)")
 _WINDOW_PERIODS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "cohere2": 4}
 """One layer in so many has no window, by llama.cpp's own defaults for files that do not say it."""
-_MIXED_INPUTS = 4
-"""RWKV reads each token mixed with the one before it in up to 6 ways, of which so many exist at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What a layer keeps: values of K and V of a token, and bytes of a sequence's recurrent state.
-    `has_window`: of the last tokens alone, unless all are kept."""
+    """How many values of K and V a layer keeps of a token. `has_window`: of the last tokens alone, unless all
+    are kept."""
 
     key_values: int = 0
     value_values: int = 0
-    state_bytes: int = 0
     has_window: bool = False
 
-    def cached_bytes(self, type_k: str, type_v: str) -> float:
+    def cell_bytes(self, type_k: str, type_v: str) -> float:
         """Of a token's K and V, in caches of these types."""
         parts = ((self.key_values, type_k), (self.value_values, type_v))
         sizes = ((values, GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]]) for values, kind in parts)
@@ -39,11 +34,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Of a model: bytes of each tensor, its layers, and the widths of a token's intermediate values.
+    """Of a model: bytes of each tensor, its layers, and its widths.
 
     The last `num_heads` of the layers predict tokens after the next one (MTP). `width` is of the hidden
-    states, `widest` of what a layer makes of them, `attention` of all heads of attention; `head_widths` are
-    those of one head in K and in V.
+    states, `attention` of all heads of attention; `head_widths` are those of one head in K and in V.
     """
 
     name: str
@@ -54,15 +48,9 @@ class ModelSizes:
     vocabulary: int = 0
     trained_context: int = 0
     width: int = 0
-    widest: int = 0
     attention: int = 0
     attention_heads: int = 0
     head_widths: tuple[int, int] = (0, 0)
-
-    @property
-    def state_bytes(self) -> int:
-        """Of a sequence's recurrent state."""
-        return sum(layer.state_bytes for layer in self.layers)
 
 
 def read_sizes(path: Path) -> ModelSizes:
@@ -109,7 +97,6 @@ class _Reader:
             vocabulary=embedding.shape[-1] if embedding and embedding.shape else self._num_tokens(),
             trained_context=self._number(Keys.LLM.CONTEXT_LENGTH),
             width=width,
-            widest=max((self._made(name, shape) for name, shape in shapes), default=0),
             attention=attention,
             attention_heads=attention // head if head else 0,
             head_widths=(keys, head),
@@ -118,14 +105,6 @@ class _Reader:
     def _num_tokens(self) -> int:
         tokens = self._header.fields.get(Keys.Tokenizer.LIST)
         return tokens.length if isinstance(tokens, Array) else 0
-
-    def _made(self, name: str, shape: tuple[int, ...]) -> int:
-        """How many values of a token a tensor makes: the experts that are used make theirs at once."""
-        if name.startswith("time_mix"):
-            return _MIXED_INPUTS * shape[0]
-        if len(shape) < 2 or "conv" in name:
-            return 0
-        return shape[1] * (self._number(Keys.LLM.EXPERT_USED_COUNT) if len(shape) > 2 else 1)
 
     def _layer(self, index: int) -> Layer:
         shapes = self._shapes.get(index, {})
@@ -142,19 +121,4 @@ class _Reader:
             values = kv_heads * (self._number(Keys.Attention.VALUE_LENGTH) or usual)
         # Where the file's own pattern is a list, all are taken to have one: the least that it can be.
         has_window = self._window > 0 and (not self._period or index % self._period < self._period - 1)
-        state = self._state_values() * FLOAT_BYTES if is_recurrent else 0
-        return Layer(keys, values, state, has_window)
-
-    def _state_values(self) -> int:
-        """Of a layer's recurrent state: llama.cpp's `llama_hparams::n_embd_r` and `n_embd_s`."""
-        width, inner = self._number(Keys.LLM.EMBEDDING_LENGTH), self._number(Keys.SSM.INNER_SIZE)
-        if size := self._number(Keys.WKV.HEAD_SIZE):
-            return (self._number(Keys.LLM.TOKEN_SHIFT_COUNT) or 2) * width + width * size
-        state = self._number(Keys.SSM.STATE_SIZE)
-        if length := self._number(Keys.ShortConv.L_CACHE):
-            return width * (length - 1)
-        kernel = max(self._number(Keys.SSM.CONV_KERNEL) - 1, 0)
-        if size := self._number("{arch}.kda.head_dim"):
-            heads = self._number(Keys.Attention.HEAD_COUNT)
-            return 3 * (kernel or 3) * heads * size + heads * size * size
-        return kernel * (inner + 2 * self._number(Keys.SSM.GROUP_COUNT) * state) + state * inner
+        return Layer(keys, values, has_window)
