@@ -88,7 +88,7 @@ def _shaded(value: float, is_top: bool) -> Text:
 
 
 def _ends(plan: Plan) -> Iterator[tuple[str, Cell]]:
-    """Where it ends to pay, and to fit; and how wrong all that may be."""
+    """Up to which batch drafting pays and the models fit, and how wrong all that may be."""
     if plan.pays_to is None:
         yield "pays", f"up to the largest batch that {'fits' if plan.fits_to else 'is looked at'}"
     elif plan.pays_to:

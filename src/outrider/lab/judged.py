@@ -38,7 +38,7 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """From which acceptance drafts of so many tokens are no slower than plain decoding; None: never."""
+    """The acceptance from which drafts of this length are no slower than plain decoding; None: never."""
 
     drafted_tokens: int
     acceptance: float | None

@@ -103,7 +103,7 @@ class Loaded(ExitStack):
         return f"it is one of {self._file.card.mtp_layers}, and {title} runs no more than one in such a model"
 
     def open(self, context_length: int) -> GgufModel:
-        """A context of so many tokens for one sequence (0: as trained); not of what cannot draft. Raises
+        """A context for one sequence (0 tokens: as trained); not for what cannot draft. Raises
         OutOfMemory."""
         assert not self.why_not, self.why_not
         if self._file.is_head and isinstance(self._beside, GgufModel):
@@ -131,7 +131,7 @@ class Loaded(ExitStack):
         return None if now is None or self._before is None else max(now - self._before, 0)
 
     def costs(self, rows: Rows, seconds: float) -> CallCosts:
-        """What calls of the open model cost: known here, or measured for so many seconds. Its sequences are
+        """What calls of the open model cost: known here, or measured for `seconds`. Its sequences are
         empty afterwards. Raises BackendError."""
         assert self._model is not None, "open it first"
         what = f"measuring the calls of {self._file.name}"
@@ -198,7 +198,7 @@ class LoadedTarget:
         return format_of(self.template, self.model.vocabulary)
 
     def encode(self, prompt: Prompt, answers: Sequence[str] = ()) -> tuple[int, ...]:
-        """The tokens of a prompt, or of its follow-up after so many answers.
+        """The tokens of a prompt, or of the follow-up that comes after these answers.
 
         Raises PromptError where the chat template cannot hold it, or where there is none.
         """

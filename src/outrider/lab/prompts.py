@@ -26,7 +26,7 @@ class Prompt:
     """None: the workload's"""
 
     def after(self, answers: Sequence[str]) -> list[Mapping[str, Any]] | str:
-        """What is asked after so many answers: messages up to the next follow-up, or one text."""
+        """What is asked after these answers: messages up to the next follow-up, or one text."""
         turns = list(zip(answers, self.follow_ups, strict=False))
         if isinstance(self.messages, str):
             return self.messages + "".join(f"{answer}\n\n{question}" for answer, question in turns)

@@ -178,7 +178,7 @@ def offers_along(
     costs_s: float = DEFAULT_SECONDS,
     known: CallCosts | None = None,
 ) -> DraftOffers:
-    """Load a draft, and let it draft along the subject's answers for so many seconds in all.
+    """Load a draft, and let it draft along the subject's answers, for `seconds` in all.
 
     Its calls are measured for up to `costs_s` where they are not known here; `known`: the costs of a draft of
     the same shape and types. Raises ModelFileError, OutOfMemory or BackendError.

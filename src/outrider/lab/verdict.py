@@ -113,7 +113,7 @@ def overall(
 ) -> tuple[str, bool]:
     """One sentence over all drafts (name, verdict, expected speed-up), and whether anything pays.
 
-    Lookup that pays does not make up for drafts of which none can work: they were asked about.
+    Where none of the drafts can work the answer is no, even if lookup pays: the drafts were asked about.
     """
     able = [(name, verdict, speedup) for name, verdict, speedup in drafts if verdict.outcome != "cannot work"]
     if lookup is None or (drafts and not able):

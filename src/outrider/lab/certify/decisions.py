@@ -33,7 +33,7 @@ _Key = tuple[tuple[int, ...], tuple[int, ...], bool]
 
 
 class Decisions:
-    """The verdicts under one rule on one prompt, by what they depend on: the tokens before, and the draft."""
+    """The verdicts of one rule on one prompt, by what decides them: the tokens before, and the draft."""
 
     def __init__(self, rule: str) -> None:
         self._rule = rule
@@ -56,7 +56,7 @@ class Decisions:
         self._verdicts[key][1][verdict.num_accepted, verdict.token] += 1
 
     def repeat(self, make: MakeVerifier, request: Request, times: int, seed: int) -> None:
-        """Ask for each verdict so many times again; not under the seed-stable rule, where a draft belongs
+        """Ask for each verdict again, `times` as often; not under the seed-stable rule, where a draft belongs
         to its seed."""
         if self._rule == "stable":
             return
@@ -141,7 +141,7 @@ class _Law:
         return law
 
     def following(self, num_accepted: int, error: float) -> Probs:
-        """The distribution, over the target's tokens, of what follows so many accepted ones."""
+        """The distribution, over the target's tokens, of what follows `num_accepted` draft tokens."""
         p = self.targets[num_accepted].probs
         if num_accepted == len(self.draft):
             tempered: Probs = p ** (1 + error)

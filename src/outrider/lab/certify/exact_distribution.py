@@ -32,7 +32,7 @@ SEARCHED_TOKENS = 32
 """Tokens of a constrained answer among which the start is chosen."""
 
 _MIN_EXPECTED = 50
-"""A text is followed further while so many samples are expected to begin with it."""
+"""A text is extended while at least this many samples are expected to begin with it."""
 _DRAWS_PER_LEVEL = 4
 """Null draws times the level of a test: p-values reach this far below it."""
 
@@ -93,8 +93,9 @@ def find_start(rows: LogitsCache, prompt: Text, constrain: MakeConstraint) -> St
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """The exact distribution over beginnings of a text: `cells` are texts of which none begins another, and
-    every text begins with one of them; each has its cell of the test, which rare ones share."""
+    """The exact distribution over beginnings of a text: `cells` are texts, none of which is a prefix
+    of another, and every text begins with one of them. Each maps to its cell of the test; rare ones share
+    one."""
 
     cells: dict[Text, int]
     null: Null
@@ -183,7 +184,7 @@ class LogitsCache:
         self.calls = 0
         self._rows: dict[Text, Row] = {}
         self._stored: Text = ()
-        """the text of which the model holds the beginning"""
+        """the model holds a prefix of this text"""
 
     def after(self, tokens: Sequence[int], count: int) -> list[Row]:
         """The rows after the last `count` prefixes of `tokens`, the whole of it included."""

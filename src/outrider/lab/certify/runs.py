@@ -141,7 +141,7 @@ class ComparedRows:
 
 
 def compare_rows(ours: RowDigests, theirs: RowDigests, num_prompt: int) -> ComparedRows:
-    """Compare the rows after every prefix that both runs evaluated, from a prompt of so many tokens on."""
+    """Compare the rows after every prefix that both runs evaluated, from the end of the prompt on."""
     shared = [prefix for prefix in theirs if prefix in ours and len(prefix) >= num_prompt]
     differing = sorted(len(prefix) - num_prompt for prefix in shared if ours[prefix] != theirs[prefix])
     return ComparedRows(len(shared), len(differing), differing[0] if differing else None)

@@ -74,7 +74,7 @@ def _chi_square(counts: Counts, probs: Probs, num_samples: int) -> Probs:
     return np.round(statistics, 9)
 
 
-# One direction in which outcomes may depart from their laws, over many laws at once
+# A test against one kind of error, over outcomes of many laws at once
 
 ERRORS = (0.0, -0.01, 0.01, -0.03, 0.03, -0.1, 0.1, -0.3, 0.3)
 """The errors under which a law is known: none, then pairs; the first pair gives the direction."""
@@ -86,7 +86,7 @@ _STEEPNESS = np.array([*np.arange(0.5, 9, 0.5), 10, 12, 16, 24, 36])
 
 
 class ScoreTest:
-    """Do outcomes, each of a known law, depart from their laws as an error of a known kind would have it?
+    """Do outcomes, each of a known law, deviate from their laws as an error of a known kind would make them?
 
     The score of an outcome is by how much an error changes the logarithm of its probability, per unit of
     error; their sum is compared with its bound under the laws (Chernoff's, which holds for any number

@@ -36,7 +36,7 @@ class Acceptance:
     offered: float = 1.0
 
     def expected(self, length: int) -> float:
-        """Tokens that a draft of at most so many is expected to bring."""
+        """Expected accepted tokens of a draft of at most `length`."""
         return sum(self.accepted[:length])
 
     @classmethod
@@ -112,7 +112,7 @@ PLAIN = Steps(1.0, {1: 1.0}, {})
 
 
 def expected_steps(drafting: Drafting, length: int, tables: Mapping[str, Acceptance | None]) -> Steps | None:
-    """An expected step that drafts at most so many tokens; None where a table that it needs is missing.
+    """The expected step with drafts of at most `length` tokens; None where a table that it needs is missing.
 
     Where both draft, the model is asked when lookup has nothing; its acceptance there is taken to be that
     anywhere. A draft model's first call also reads the target's last token.

@@ -121,7 +121,7 @@ class PlannedCurve:
     is_target: bool = False
 
     def call_s(self, num_tokens: int, *, batch: int = 1, context: int = 0) -> float:
-        """Seconds of a call over so many tokens of each of `batch` sequences with `context` tokens each."""
+        """Seconds of a call over `num_tokens` of each of `batch` sequences with `context` tokens each."""
         return min(
             call_time(self.shape, machine, num_tokens, batch=batch, context=context)
             + self.is_target * machine.device.step_s
@@ -164,7 +164,7 @@ def read_curves(path: Path, notices: list[str]) -> tuple[MeasuredCurve, Measured
 
 
 def memory_bytes(shapes: Iterable[ModelShape], *, batch: int, context: int) -> tuple[float, float]:
-    """Weights and KV of all these models, for so many sequences of so many tokens."""
+    """Weights and KV of all these models, for `batch` sequences of `context` tokens."""
     models = list(shapes)
     kv = sum(batch * shape.kv_bytes(context) for shape in models)
     return sum(shape.memory_bytes for shape in models), kv

@@ -14,7 +14,7 @@ from outrider.lab.plan.shapes import HEADS
 
 _HEAD_NAME = "NAME-OF-THE-HEAD"
 _NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}
-"""vLLM's lookup, of matches of so many tokens"""
+"""vLLM's lookup, with matches of 2 to 5 tokens"""
 _CHECKPOINTS = ("int4", "awq", "gptq", "nvfp4", "mxfp4", "int8")
 """types of weights that an engine does not make by itself"""
 _SGLANG_HEADS = {"mtp": "NEXTN", "eagle": "EAGLE", "eagle3": "EAGLE3"}

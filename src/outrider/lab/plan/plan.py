@@ -1,4 +1,4 @@
-"""The plan: for each batch size who should draft and how far, what comes of it, and whether it fits."""
+"""The plan: for each batch size who should draft and how far, what that gains, and whether it fits."""
 
 from __future__ import annotations
 
@@ -108,8 +108,7 @@ class BatchPlan:
     """One batch size: plain decoding in tokens per second of all sequences, and every way to draft.
 
     `weights_bytes` and `kv_bytes` are of all models (None: not known), `usable_bytes` of the machine.
-    `break_even` is by draft model the least acceptance at which its drafts pay, with the length of which
-    that holds.
+    `break_even` maps each draft model to the least acceptance at which its drafts pay, and their length.
     """
 
     batch: int
@@ -253,7 +252,7 @@ class _Batch:
         self.plain_s = self.seconds(PLAIN, None)
 
     def call_s(self, model: Model, num_tokens: int) -> float:
-        """A call over so many tokens of each sequence."""
+        """A call over `num_tokens` of each sequence."""
         key = id(model), num_tokens
         if key not in self._known:
             calls = model.curve.call_s(num_tokens, batch=self._batch, context=self._asked.context)
@@ -261,7 +260,7 @@ class _Batch:
         return self._known[key]
 
     def seconds(self, text: Steps, draft: Model | None) -> float:
-        """A text, in a batch of its like."""
+        """A text, in a batch of texts like it."""
         total = sum(count * self.call_s(self._asked.target, n) for n, count in text.target_calls.items())
         if draft is not None:
             total += sum(count * self.call_s(draft, n) for n, count in text.draft_calls.items())

@@ -73,7 +73,7 @@ class Recorded:
         ]
 
     def acceptance(self, drafting: Drafting, draft: str, length: int) -> Acceptance:
-        """The table of one kind of drafter over all texts, from drafts of at most so many tokens."""
+        """The table of one kind of drafter over all texts, from drafts of at most `length` tokens."""
         records = [record for played in self._replays(drafting, draft, length) for record in played.records]
         drafts = [record for record in records if len(record.draft)]
         return Acceptance(

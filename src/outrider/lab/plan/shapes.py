@@ -66,7 +66,7 @@ class ModelShape:
         return self.dense_parameters + self.experts_used * self.expert_parameters
 
     def distinct_experts(self, num_tokens: int) -> float:
-        """How many experts of a layer so many tokens are expected to use: each uses `experts_used` different
+        """How many experts of a layer `num_tokens` are expected to use: each uses `experts_used` different
         ones, any as likely as any other, whatever the other tokens use.
 
         Tokens of one text agree more than that, so fewer are used.
@@ -77,7 +77,7 @@ class ModelShape:
         return self.experts * (1 - missed)
 
     def kv_bytes(self, context: int) -> float:
-        """Of a sequence with so many tokens."""
+        """Of a sequence with `context` tokens."""
         seen = min(context, self.window_tokens)
         return KV_BYTES * (self.kv_values * context + self.window_kv_values * seen)
 
