@@ -59,7 +59,7 @@ def found(data: Any) -> Invalid:
         ({"path": 3}, "path: it has to be a path"),
         ({"word": "y"}, "word: it is no x."),
         ({"parts": 3}, "parts: it has to be an array"),
-        ({"parts": []}, "parts: it has to be an array of at least 1 entry"),
+        ({"parts": []}, "parts: it has to be an array with at least 1 item"),
         ({"parts": [3]}, "parts[1]: it has to be an object"),
         ({"parts": [{"name": "a"}, {}]}, "parts[2].name: it is missing"),
         ({"parts": [{"name": 3}]}, "parts[1].name: it has to be text"),

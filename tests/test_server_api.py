@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
 
-from outrider.server.protocol.answers import ChatCompletion, Completions
 from outrider.server.settings import ServeSettings
 from serving import DEFAULT_ANSWER, Serving, events, serving, user
 
@@ -47,7 +48,7 @@ def complete(served: Serving, prompt: Any, **fields: Any) -> dict[str, Any]:
     response = served.post("/v1/completions", prompt=prompt, **fields)
     assert response.status_code == 200, response.text
     body: dict[str, Any] = response.json()
-    Completions.model_validate(body)
+    Completion.model_validate(body)
     return body
 
 

@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 from httpx2 import Response
 
-from outrider.core.invalid import accepted
 from outrider.server.errors import Problem
-from outrider.server.protocol.answers import ErrorAnswer
-from outrider.server.protocol.base import Body
-from outrider.server.protocol.requests import GenerationRequest
 from outrider.server.settings import ServeSettings
 from serving import Serving, events, serving, user
 
@@ -46,8 +42,8 @@ def served() -> Iterator[Serving]:
 def refusal(response: Response, status: int = 400) -> dict[str, Any]:
     """The error object of a refusal."""
     assert response.status_code == status, response.text
-    ErrorAnswer.model_validate(response.json())
     error: dict[str, Any] = response.json()["error"]
+    assert response.json().keys() == {"error"} and error.keys() == {"message", "type", "param", "code"}
     assert error["message"].endswith((".", "?"))
     return error
 
@@ -243,7 +239,7 @@ WHOLE: dict[str, dict[str, Any]] = {
 }
 VALIDATORS_WORDS = re.compile(
     r"[Ii]nput should|valid (string|number|integer|list|dict|boolean)|instance of|extract|validation"
-    r"|match pattern|docs/api.md says of it"
+    r"|docs/api.md says of it"
 )
 
 
@@ -276,50 +272,6 @@ def test_no_value_is_refused_in_the_validators_words(served: Serving, path: str)
         assert error["message"].count(". ") >= 1, f"no way out: {error}"
         assert error["param"] or "the body" in error["message"], error
     assert num_refused > 100
-
-
-RAISES = {
-    "any": (), "default": (), "definition-ref": (), "definitions": (), "function-after": (), "no-info": (),
-    "function-before": (), "function-wrap": (), "model-field": (), "model-fields": (), "nullable": (),
-    "union": (),
-    "bool": ("bool_type",), "dict": ("dict_type",), "float": ("float_type", "finite_number"),
-    "int": ("int_type", "int_from_float"), "list": ("list_type",), "literal": ("literal_error",),
-    "model": ("model_type", "model_attributes_type"), "str": ("string_type",),
-    "tagged-union": ("union_tag_invalid",),
-}  # fmt: skip
-BOUNDS = {
-    "ge": "greater_than_equal", "gt": "greater_than", "le": "less_than_equal", "lt": "less_than",
-    "pattern": "string_pattern_mismatch",
-}  # fmt: skip
-
-
-def raised_by(schema: Any, seen: set[int]) -> Iterator[str]:
-    """The types of all errors that a pydantic schema, and what it consists of, can raise."""
-    if isinstance(schema, dict) and id(schema) not in seen:
-        seen.add(id(schema))
-        kind = schema.get("type")
-        if isinstance(kind, str):
-            yield from RAISES[kind]
-            yield from (error for bound, error in BOUNDS.items() if bound in schema)
-            prefix = "string_" if kind == "str" else ""
-            for bound, error in (("min_length", "too_short"), ("max_length", "too_long")):
-                if bound in schema:
-                    yield prefix + error
-        schema = [part for name, part in schema.items() if name != "metadata"]
-    for part in schema if isinstance(schema, list | tuple) else ():
-        yield from raised_by(part, seen)
-
-
-@pytest.mark.parametrize("model", [*Body.__subclasses__(), *GenerationRequest.__subclasses__()])
-def test_every_error_of_the_models_has_words_of_ours(model: type[Body]) -> None:
-    found = set(raised_by(model.__pydantic_core_schema__, set()))
-    assert {"model_type", "string_type"} <= found or model is GenerationRequest
-    for kind in found:
-        context = dict.fromkeys(("ge", "gt", "le", "lt", "min_length", "max_length"), 1) | dict.fromkeys(
-            ("expected", "expected_tags", "discriminator"), "x"
-        )
-        words = accepted([{"type": kind, "ctx": context}])
-        assert not VALIDATORS_WORDS.search(words), kind
 
 
 def test_what_was_given_is_said(served: Serving) -> None:

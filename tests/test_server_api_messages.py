@@ -11,7 +11,6 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from outrider.server.protocol.answers import AnthropicMessage
 from outrider.server.settings import ServeSettings
 from serving import Serving, events, live, serving, user
 from test_server_api_structured import CALL, CLOCK, HERMES, SCHEMA, THINKING, WEATHER
@@ -44,7 +43,7 @@ def message(served: Serving, said: str, **more: Any) -> dict[str, Any]:
     response = served.post(PATH, **fields(said, **more))
     assert response.status_code == 200, response.text
     body: dict[str, Any] = response.json()
-    AnthropicMessage.model_validate(body)
+    Message.model_validate(body)
     Message.model_validate(body)
     return body
 

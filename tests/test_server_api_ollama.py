@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.server.prepare.ollama import plan_ollama_chat
-from outrider.server.protocol.ollama import OllamaChatRequest
+from outrider.server.apis.ollama import OllamaChatRequest, plan_ollama_chat
 from outrider.server.settings import ServeSettings
 from serving import Serving, serving, user
 from test_server_api_structured import CALL, CLOCK, HERMES, SCHEMA, THINKING, WEATHER

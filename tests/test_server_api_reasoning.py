@@ -12,10 +12,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from outrider.core.data import Logits, Span
+from outrider.server.apis.chat import ChatRequest, plan_chat
 from outrider.server.guard import protect
 from outrider.server.keys import ApiKey, KeyRing
-from outrider.server.prepare.chat import plan_chat
-from outrider.server.protocol.requests import ChatRequest
 from outrider.server.settings import ServeSettings
 from serving import Serving, SlowModel, events, serving, user
 from test_server_api_structured import CALL, HERMES, SCHEMA, THINKING

@@ -11,9 +11,7 @@ from openai.types.responses import Response as OpenAIResponse
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from outrider.server.prepare.responses import as_chat
-from outrider.server.protocol.answers import Response
-from outrider.server.protocol.requests import ResponseRequest
+from outrider.server.apis.responses import ResponseRequest, as_chat
 from serving import Serving, events, serving
 from test_server_api_structured import CALL, HERMES, SCHEMA, THINKING, WEATHER
 
@@ -33,7 +31,6 @@ def respond(served: Serving, asked: Any, **fields: Any) -> dict[str, Any]:
     response = served.post(PATH, input=asked, **fields)
     assert response.status_code == 200, response.text
     body: dict[str, Any] = response.json()
-    Response.model_validate(body)
     OpenAIResponse.model_validate(body)
     return body
 

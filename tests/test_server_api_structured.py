@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletion
 
-from outrider.server.protocol.answers import ChatCompletion
 from serving import Serving, events, serving, user
 
 CHAT = "/v1/chat/completions"

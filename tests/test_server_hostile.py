@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 from examples import examples
 from outrider.core.data import Request
 from outrider.core.errors import BackendError
+from outrider.server.apis.chat import ChatRequest, plan_chat
 from outrider.server.guard import protect
 from outrider.server.keys import KeyRing
-from outrider.server.prepare.chat import plan_chat
-from outrider.server.protocol.answers import ErrorAnswer
-from outrider.server.protocol.requests import ChatRequest
 from outrider.server.settings import ServeSettings
 from serving import DEFAULT_ANSWER, ByteVocabulary, Running, Serving, serving, user
 
@@ -166,10 +164,9 @@ def harmless(response: Response) -> None:
         if isinstance(body["error"], str):  # Ollama's
             assert list(body) == ["error"] and 0 < len(response.content) < 4_000
             return
-        if isinstance(code := body["error"]["code"], int):  # llama-server's
+        if isinstance(code := body["error"].get("code"), int):  # llama-server's
             assert code == response.status_code
-            body["error"]["code"] = None
-        assert ErrorAnswer.model_validate(body).error.message
+        assert body["error"]["message"]
         assert len(response.content) < 4_000
 
 

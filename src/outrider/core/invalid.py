@@ -1,47 +1,38 @@
-"""What pydantic found wrong with a value, in one plain line: where it is, and why it cannot be used."""
+"""What pydantic found wrong with a value, in one line: where it is, and why it cannot be used."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-_ACCEPTED = {
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "dataclass_type": "an object",
-    "dict_type": "an object",
-    "enum": "{expected}",
-    "finite_number": "a finite number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "greater_than": "more than {gt}",
-    "greater_than_equal": "{ge} or more",
-    "int_from_float": "a whole number",
-    "int_parsing": "a whole number",
-    "int_parsing_size": "a whole number of fewer digits",
-    "int_type": "a whole number",
-    "less_than": "less than {lt}",
-    "less_than_equal": "{le} or less",
-    "list_type": "an array",
-    "literal_error": "{expected}",
-    "model_attributes_type": "an object",
-    "model_type": "an object",
-    "path_type": "a path",
-    "string_too_long": "text of at most {max_length} characters",
-    "string_too_short": "text of at least {min_length} character",
-    "string_type": "text",
-    "too_long": "an array of at most {max_length} entries",
-    "too_short": "an array of at least {min_length} entry",
-    "tuple_type": "an array",
-    "union_tag_invalid": "{expected_tags}",
-}
-"""What a value may be, by the type of pydantic's error."""
 _ALTERNATIVES = {"bool", "float", "int", "str"}
 """Types in the place of an error, which pydantic adds where a field takes several."""
-_PREFIX = "Value error, "
+_REASONS = {"missing": "it is missing", "extra_forbidden": "it is not known", "json_invalid": "it is no JSON"}
+_ACCEPTED = re.compile(
+    r"Input should be (?P<value>.+?)(?: or (?:instance|object) .*|, (?:unable|got|but) .*)?"
+    r"|Input tag .* expected tags: (?P<tags>.+)"
+    r"|Input is not (?P<path>a valid path) .*"
+    r"|(?P<kind>\w+) should (?:have|match) (?P<size>.+?)(?: after .*)?"
+)
+"""Pydantic's messages that say what is accepted."""
+_PLAIN = (
+    (r"greater than or equal to (\S+)", r"\1 or more"),
+    (r"less than or equal to (\S+)", r"\1 or less"),
+    ("greater than", "more than"),
+    ("a valid boolean", "true or false"),
+    ("a valid integer", "a whole number"),
+    ("a valid string", "text"),
+    ("a valid (list|tuple)", "an array"),
+    ("a valid dictionary", "an object"),
+    ("a valid ", "a "),
+    ("'", '"'),
+)
+"""Pydantic's words, and those of people who know JSON or a command line rather than Python."""
+_SIZED = {"String": "text", "List": "an array", "Tuple": "an array", "Dictionary": "an object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,29 +68,20 @@ def accepted(errors: Sequence[Mapping[str, Any]]) -> str:
     """What each of the alternatives of a field would have taken, in words; empty where none is known."""
     found = []
     for error in errors:
-        if (words := _ACCEPTED.get(error["type"])) is not None:
-            context = (error.get("ctx") or {}).items()
-            plain = {
-                key: f"{value:g}" if isinstance(value, float) else str(value).replace("'", '"')
-                for key, value in context
-            }
-            found.append(words.format(**plain))
+        if match := _ACCEPTED.fullmatch(str(error["msg"])):
+            words = match["value"] or match["tags"] or match["path"] or match["size"]
+            for theirs, ours in _PLAIN:
+                words = re.sub(theirs, ours, words)
+            found.append(f"{_SIZED[match['kind']]} with {words}" if match["kind"] else words)
     return " or ".join(dict.fromkeys(found))
 
 
 def _reason(first: Mapping[str, Any], beside: Sequence[Mapping[str, Any]]) -> str:
-    message = str(first["msg"])
-    if first["type"] == "missing":
-        return "it is missing"
-    if first["type"] == "extra_forbidden":
-        return "it is not known"
-    if first["type"] == "json_invalid":
-        return "it is no JSON"
-    if message.startswith(_PREFIX):
-        message = message.removeprefix(_PREFIX)
-    elif words := accepted(beside):
+    if first["type"] in _REASONS:
+        return _REASONS[first["type"]]
+    if words := accepted(beside):
         return f"it has to be {words}"
-    [line, *_] = message.splitlines() or [""]
+    [line, *_] = str(first["msg"]).removeprefix("Value error, ").splitlines() or [""]
     return line[:1].lower() + line[1:]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
@@ -11,18 +12,24 @@ from starlette.types import ASGIApp
 
 from outrider.backends.gguf import build_id
 from outrider.core.params import Verification
-from outrider.server import errors, routes
+from outrider.server import errors
+from outrider.server.apis import anthropic, chat, completions, info, llama, ollama, responses, slots
 from outrider.server.guard import protect
 from outrider.server.keys import KeyRing
-from outrider.server.llama_routes import llama_router, slots_router
 from outrider.server.metrics import Metrics
 from outrider.server.models import Models
-from outrider.server.ollama_routes import ollama_router, refusing_router
 from outrider.server.page import Page, page
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings
 from outrider.server.worker import WorkerState
 from outrider.session import Session
+
+_ROUTERS = [api.router for api in (chat, completions, responses, anthropic, llama, slots, ollama, info)]
+_ERROR = {"application/json": {"schema": {"type": "object"}}}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "An error of the request: the message says the way out.", "content": _ERROR},
+    "5XX": {"description": "The server failed, is ending or is not ready.", "content": _ERROR},
+}
 
 
 def create_app(served: Service | Models, *, page: Page | None = None, has_keys: bool = False) -> FastAPI:
@@ -42,13 +49,19 @@ def create_app(served: Service | Models, *, page: Page | None = None, has_keys: 
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        responses=_ERRORS,
     )
+    app.state.models = models
     errors.install(app, models.metrics.observe_error if models.metrics else None)
     guarded = [Depends(HTTPBearer(auto_error=False, description="An API key."))] if has_keys else []
-    for router in (routes.text_router, routes.info_router, llama_router, ollama_router, slots_router):
-        app.include_router(router(models), dependencies=guarded)
-    app.include_router(refusing_router(), dependencies=guarded)
-    app.include_router(routes.open_router(models, page))
+    several = [info.several_router] if len(models.first_names) > 1 else []
+    for router in (*_ROUTERS, *several):
+        app.include_router(router, dependencies=guarded)
+    app.include_router(info.open_router)
+    if models.metrics is not None:
+        app.include_router(info.metrics_router)
+    if page is not None:
+        app.include_router(info.page_router(page))
     return app
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -131,6 +132,15 @@ class Problem(Exception):
         return Problem(self.status, message, code=self.code, type=self.type, param=param)
 
 
+@contextmanager
+def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Within it every Problem is raised in terms of another API's names of fields."""
+    try:
+        yield
+    except Problem as error:
+        raise error.renamed(names) from None
+
+
 def anthropic_error(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
     """OpenAI's error object in the shape of Anthropic's API."""
     kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
@@ -248,11 +258,8 @@ def _invalid(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
         why = f"{where}: {found['msg']}."
     else:
         beside = [error for error in errors if _path(error, body) == _path(found, body)]
-        takes = "a token's number, in digits" if kind == "string_pattern_mismatch" else accepted(beside)
-        code, why = (
-            "invalid_value",
-            f"{where}: it is {_given(given)}. Give {takes or 'what docs/api.md says of it'}.",
-        )
+        takes = accepted(beside) or "what docs/api.md says of it"
+        code, why = "invalid_value", f"{where}: it is {_given(given)}. Give {takes}."
     return Problem(400, why, code=code, param=path or None)
 
 

@@ -14,6 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from starlette.requests import HTTPConnection
+
 from outrider.core.errors import OutOfMemory, OutriderError
 from outrider.server.errors import Problem
 from outrider.server.metrics import AllMetrics, Metrics
@@ -339,6 +341,12 @@ class Models:
         for model in self._models:
             if model.loaded is not None:
                 _close(model.loaded)
+
+
+def models_of(request: HTTPConnection) -> Models:
+    """The models of the application that a request came to."""
+    models: Models = request.app.state.models
+    return models
 
 
 def _close(loaded: LoadedModel) -> None:

@@ -22,10 +22,10 @@ from outrider.formats import format_of
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.infill import Infill, find_infill
 from outrider.policy import AutoPolicy
+from outrider.server.control_tokens import ControlTokens
 from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.keys import Caller
 from outrider.server.metrics import Metrics
-from outrider.server.prepare.control_tokens import ControlTokens
 from outrider.server.settings import ServeSettings
 from outrider.server.turns import Turns
 from outrider.server.worker import Worker

@@ -1,25 +1,140 @@
-"""A request's limits, sampling, speculation and grammar, in the engine's terms."""
+"""What one HTTP request asks of the engine, and how its answers are to be read."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
-from dataclasses import replace
 from typing import Any
 
-from outrider.core.data import Grammar
-from outrider.core.errors import SettingError
-from outrider.core.params import GrammarKind, SamplingParams, Verification, grammar_kind
+from outrider.core.data import Grammar, Request, Thought
+from outrider.core.errors import InputError, SettingError
+from outrider.core.params import Drafting, GrammarKind, SamplingParams, Verification, grammar_kind
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.formats import AnswerReader
+from outrider.server.apis.messages import text_of
+from outrider.server.apis.shapes import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Prediction,
+    SamplingFields,
+    TextRequest,
+)
 from outrider.server.errors import invalid_field, problem_of
-from outrider.server.protocol.base import GrammarFields, JsonObjectFormat, JsonSchemaFormat, SamplingFields
-from outrider.server.protocol.requests import ChatRequest, TextRequest
+from outrider.server.service import Service
 from outrider.server.settings import ServeSettings
 
-_MIN_TEMPERATURE = 1e-4
-"""Below it one token has all the weight: decoding is greedy, and no logit can become too large."""
-_BARRED = -100.0
-"""A bias that OpenAI's clients bar a token with."""
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """Requests, one for each choice, in the order of their indices.
+
+    `policy` is who drafts, by name. `bitwise`: the texts are those of plain decoding, bit for bit.
+    `notices` are lines that belong into the answer. `reader` makes what reads a choice's text; None: it is
+    content from the first character to the last. `echoes` are the texts that the choices begin with (an
+    echoed prompt). After `max_decode_s` an answer ends that has begun a new line.
+    """
+
+    requests: tuple[Request, ...]
+    policy: str
+    bitwise: bool
+    notices: tuple[str, ...]
+    choices_per_prompt: int
+    show_sources: bool
+    reader: Callable[[], AnswerReader] | None = None
+    echoes: tuple[str, ...] = ()
+    max_decode_s: float | None = None
+
+    @property
+    def has_logprobs(self) -> bool:
+        return self.requests[0].logprobs is not None
+
+
+def plan_of(
+    service: Service,
+    body: TextRequest,
+    prompts: Sequence[tuple[int, ...]],
+    namespace: str,
+    *,
+    max_tokens: int | None,
+    grammar: Grammar | None,
+    notices: Sequence[str],
+    logprobs: int | None,
+    visible: tuple[int, ...] = (),
+    thought: Thought | None = None,
+    reader: Callable[[], AnswerReader] | None = None,
+    echoes: tuple[str, ...] = (),
+) -> GenerationPlan:
+    """`body.n` choices for each prompt, in the cache namespace; `grammar` is compiled, `notices` say
+    what of it is not enforced. Raises Problem."""
+    speculation, bitwise = body.speculation, service.session.bitwise
+    policy = (speculation and speculation.policy) or "auto"
+    if policy == "model" and service.draft_name is None:
+        why = "no draft model is loaded. Say auto or lookup, or start the server with one."
+        raise invalid_field("speculation.policy", why)
+    cap = speculation.max_draft if speculation else None
+    drafting = Drafting() if policy == "plain" else Drafting(policy, cap)
+    prediction, more = _predicted(service, body.prediction)
+    sampling = sampling_of(body, service.defaults)
+    verification = verification_of(body, service.verification, sampling, bitwise=bitwise)
+    request = Request(
+        prompt=prompts[0],
+        sampling=sampling,
+        max_tokens=max_tokens,
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        ignore_end=bool(body.ignore_eos),
+        speculate=policy != "plain",
+        verification=verification,
+        logprobs=logprobs,
+        grammar=grammar,
+        drafting=drafting,
+        prediction=prediction,
+        scope=namespace,
+        visible=visible,
+        thought=thought,
+    )
+    number = body.n or 1
+    seeds = [None if sampling.seed is None else sampling.seed + i for i in range(number)]
+    keeps_text = policy == "plain" or verification.keeps_text(greedy=sampling.is_greedy)
+    return GenerationPlan(
+        requests=tuple(
+            replace(request, prompt=prompt, sampling=replace(sampling, seed=seed))
+            for prompt in prompts
+            for seed in seeds
+        ),
+        policy=service.policy_name if policy == "auto" else policy,
+        bitwise=bitwise and keeps_text,
+        notices=(*notices, *more, *sampler_notices(body)),
+        choices_per_prompt=number,
+        show_sources=bool(speculation and speculation.show_sources),
+        reader=reader,
+        echoes=echoes,
+    )
+
+
+def _predicted(service: Service, asked: Prediction | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The tokens of a text that an answer is expected to be like, and why they are of no use, if so. It
+    is read as text, whatever it spells. No answer is longer than the context: what is after that is left
+    out."""
+    if asked is None:
+        return (), ()
+    followed = any(isinstance(d, PredictionDrafter) for d in service.session.engine.drafters)
+    notices = () if followed else ("prediction: it is not used, for this model cannot follow one",)
+    text = text_of(asked.content)[: service.max_characters]
+    try:
+        tokens = service.vocabulary.tokenize(text, add_special=False)
+    except InputError as error:
+        raise problem_of(error, "prediction") from None
+    return tuple(tokens[: service.context_tokens]), notices
+
+
+def compile_grammar(service: Service, body: TextRequest, grammar: Grammar, field: str) -> tuple[str, ...]:
+    """Compile the grammar of a field; what of it is not enforced. Raises Problem."""
+    if body.ignore_eos:
+        why = f"{field} says where the answer ends. Leave one of the two out."
+        raise invalid_field("ignore_eos", why)
+    return service.compile(grammar, field)
 
 
 # What one request may ask for
@@ -54,6 +169,12 @@ def check_choices(settings: ServeSettings, number: int, field: str) -> None:
 # Sampling and verification
 
 
+_MIN_TEMPERATURE = 1e-4
+"""Below it one token has all the weight: decoding is greedy, and no logit can become too large."""
+_BARRED = -100.0
+"""A bias that OpenAI's clients bar a token with."""
+
+
 def _biases(asked: dict[str, float]) -> tuple[tuple[int, float], ...]:
     return tuple((int(token), bias if bias > _BARRED else float("-inf")) for token, bias in asked.items())
 
@@ -65,10 +186,7 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "seed": lambda value: value if value >= 0 else None,
 }
 """Fields whose values mean the same in other numbers to the engine."""
-_ENGINE_NAMES = {"repetition_penalty": "repeat_penalty"}
-"""Fields that the engine has under another name."""
 _PARAMETERS = {parameter.name for parameter in dataclass_fields(SamplingParams)}
-_SAMPLED = [name for name in SamplingFields.model_fields if _ENGINE_NAMES.get(name, name) in _PARAMETERS]
 _SAMPLERS: dict[str, dict[str, float]] = {
     "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
     "dry": {"dry_multiplier": 0.0},
@@ -85,13 +203,12 @@ _SAMPLERS: dict[str, dict[str, float]] = {
 
 def sampling_of(fields: SamplingFields, defaults: SamplingParams) -> SamplingParams:
     """How the next token is chosen. Raises Problem."""
-    if fields.repeat_penalty is not None and fields.repetition_penalty is not None:
+    if {"repeat_penalty", "repetition_penalty"} <= fields.sampling().keys():
         why = "it is another name of repeat_penalty. Leave one of them out."
         raise invalid_field("repetition_penalty", why)
     given: dict[str, Any] = {}
-    for name in _SAMPLED:
-        parameter, value = _ENGINE_NAMES.get(name, name), getattr(fields, name)
-        if value is not None:
+    for name, value in fields.sampling().items():
+        if (parameter := "repeat_penalty" if name == "repetition_penalty" else name) in _PARAMETERS:
             given[parameter] = _CONVERSIONS[name](value) if name in _CONVERSIONS else value
     if fields.samplers is not None:
         kept = set(map(_known_sampler, fields.samplers))
@@ -137,7 +254,7 @@ def verification_of(
 _OBJECT = {"type": "object"}
 
 
-def grammar_of(fields: ChatRequest | TextRequest, settings: ServeSettings) -> tuple[Grammar | None, str]:
+def grammar_of(fields: TextRequest, settings: ServeSettings) -> tuple[Grammar | None, str]:
     """What limits the answer, and the field that says so; None and "" where nothing does.
 
     Raises Problem for two of them, and for a text that is too long.
@@ -166,7 +283,7 @@ def grammar_of(fields: ChatRequest | TextRequest, settings: ServeSettings) -> tu
     return grammar, name
 
 
-def grammar_fields(fields: GrammarFields) -> Iterator[tuple[str, GrammarKind, Any]]:
+def grammar_fields(fields: TextRequest) -> Iterator[tuple[str, GrammarKind, Any]]:
     """Each field that may limit the answer, the kind of its grammar ("": its text tells), and its value."""
     asked = fields.response_format
     if isinstance(asked, JsonObjectFormat):

@@ -1,8 +1,12 @@
-"""An answer and its choices as they grow, the log probabilities of their tokens, and what they took."""
+"""Answers and their choices as they grow, the log probabilities of their tokens, and what they took.
+
+An answer is given whole or as a stream. OpenAI's come in chunks, those of typed events in parts.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,12 +26,14 @@ from outrider.formats import (
     ToolCallStart,
 )
 from outrider.policy import AutoPolicy
-from outrider.server.prepare.plan import GenerationPlan
+from outrider.server.apis.plan import GenerationPlan
+from outrider.server.apis.shapes import TextRequest
 from outrider.server.service import Service
 from outrider.session.readout import read_out
 from outrider.session.speedup import Estimate, estimate_speedup
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+Chunk = dict[str, Any]
 
 _MIN_LOGPROB = -9_999.0
 """What OpenAI gives for a token that is next to impossible; JSON has no infinity."""
@@ -252,6 +258,71 @@ class PartedAnswer(Answer):
     @abstractmethod
     def _end(self) -> Iterator[dict[str, Any]]:
         """End the answer."""
+
+
+class ChunkedAnswer(Answer):
+    """An answer of OpenAI's: choices, which a stream gives in chunks."""
+
+    done = "[DONE]"
+    id_prefix: ClassVar[str]
+    object: ClassVar[str]
+    chunk_object: ClassVar[str]
+    nothing: ClassVar[Any]
+    """what a choice's last chunk adds"""
+
+    def __init__(self, service: Service, body: TextRequest, plan: GenerationPlan) -> None:
+        super().__init__(service, plan)
+        self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._num_open = len(self.choices)
+        self._head = {
+            "id": f"{self.id_prefix}{self.id}",
+            "object": self.chunk_object,
+            "created": int(time.time()),
+            "model": service.name,
+            "system_fingerprint": service.fingerprint,
+        }
+
+    def whole(self) -> dict[str, Any]:
+        choices = [self._whole(choice) for choice in self.choices]
+        return {**self._head, "object": self.object, "choices": choices, **self.sums()}
+
+    def next(self, choice: Choice, outcome: Update | Completion) -> Iterator[Chunk]:
+        for delta, events in self._deltas(choice, choice.take(outcome)):
+            chunk = self._chunk(choice, delta)
+            if self.plan.show_sources:
+                chunk["outrider"] = choice.progress(events)
+            yield chunk
+        if isinstance(outcome, Completion):
+            self._num_open -= 1
+            chunk = self._chunk(choice, self.nothing, choice.finish_reason)
+            if self._num_open:
+                yield chunk
+            elif self._with_usage:
+                yield chunk
+                yield {**self._head, "choices": [], **self.sums()}
+            else:
+                yield chunk | {"outrider": self.sums()["outrider"]}
+
+    def _chunk(self, choice: Choice, delta: Any, finish_reason: str | None = None) -> Chunk:
+        chunk = {**self._head, "choices": [self._entry(choice, delta, finish_reason)]}
+        return chunk | {"usage": None} if self._with_usage else chunk
+
+    @abstractmethod
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        """The entry of `choices` in the whole answer."""
+
+    @abstractmethod
+    def _deltas(self, choice: Choice, events: Sequence[Event]) -> Iterator[tuple[Any, Sequence[Event]]]:
+        """What these events add, in as few chunks as may be, and the events of each."""
+
+    @abstractmethod
+    def _entry(self, choice: Choice, delta: Any, finish_reason: str | None) -> dict[str, Any]:
+        """The entry of `choices` in a chunk."""
+
+
+def joined(events: Iterable[Event]) -> str:
+    """The text of events."""
+    return "".join(event.text for event in events if not isinstance(event, ToolCallStart))
 
 
 def parsed_arguments(text: str) -> dict[str, Any]:

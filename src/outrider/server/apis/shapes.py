@@ -1,12 +1,12 @@
-"""What all models of requests have in common: unknown fields are named, and so are known ones that are not
-supported.
-"""
+"""What the requests of all APIs have in common. Unknown fields are named, and so are known ones that are not
+supported."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -16,11 +16,12 @@ from pydantic import (
     Field,
     ValidationError,
     WrapValidator,
+    create_model,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from outrider.core.params import DraftSampling, FastForward, Rule
+from outrider.core.params import DraftSampling, FastForward, Rule, SamplingParams
 
 _MAX_LEVELS = 250
 _MAX_UNKNOWN = 16
@@ -38,13 +39,17 @@ def unsupported(why: str, field: str | None = None) -> PydanticCustomError:
 
 
 class Shape(BaseModel):
-    """A JSON object of a request. `refused` are fields that other servers know and this one does not
-    support, with the reason and the way out; null is as if they were not there. `renamed` are other
-    servers' names of fields; -1 in them is null."""
+    """A JSON object of a request.
+
+    `refused` are fields that other servers know and this one does not support, with the reason and the way
+    out; null is as if they were not there. `ignored` are fields that are accepted and have no effect.
+    `renamed` are other servers' names of fields; -1 in them is null.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     refused: ClassVar[Mapping[str, str]] = {}
+    ignored: ClassVar[frozenset[str]] = frozenset()
     renamed: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
@@ -57,8 +62,9 @@ class Shape(BaseModel):
                 raise unsupported(why, field)
         data = _with_own_names(data, cls.renamed)
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = [key for key in data if key not in known and key not in cls.refused]
-        dropped = {*cls.refused, *unknown[_MAX_UNKNOWN:]}  # to name a few of a million is enough
+        dropped = (cls.refused.keys() | cls.ignored) - known
+        unknown = [key for key in data if key not in known and key not in dropped]
+        dropped |= set(unknown[_MAX_UNKNOWN:])  # to name a few of a million is enough
         return {key: value for key, value in data.items() if key not in dropped}
 
 
@@ -100,6 +106,9 @@ def _is_unicode(text: str) -> bool:
         return False
 
 
+# How a field is checked, where its type does not say enough
+
+
 def explained(why: str) -> WrapValidator:
     """Says `why` a value other than those of the type is not supported; numbers never are. With {} in it for
     the value it speaks of texts alone."""
@@ -132,7 +141,9 @@ def few(most: int) -> BeforeValidator:
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > most:
-            raise PydanticCustomError("too_long", "", {"max_length": most})
+            raise PydanticCustomError(
+                "too_long", "{why}", {"why": f"Dictionary should have at most {most} items"}
+            )
         return value
 
     return BeforeValidator(check)
@@ -142,34 +153,52 @@ WHOLE = BeforeValidator(
     lambda value: int(value) if isinstance(value, float) and value.is_integer() else value
 )
 """For integers, which JSON may write with a fraction of zero."""
+MAX_INT = 2**31 - 1
 
-
-# The fields that the endpoints of text share: sampling, speculation, what limits an answer, and what
-# clients send that has no meaning here.
-
-PolicyName = Literal["auto", "lookup", "model", "fixed", "plain"]
 Json = dict[str, Any]
-
-Probability = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0, le=1)]
-UpTo100 = Annotated[float, Field(ge=0, le=100)]
-Penalty = Annotated[float, Field(ge=-100, le=100)]
-Factor = Annotated[float, Field(ge=0.01, le=100)]
-NumTokens = Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
-NumTokensOrOff = Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE]
-MaxTokens = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
+Text = Annotated[str, Field(min_length=1)]
+Token = Annotated[int, Field(ge=0, le=MAX_INT)]
+Tokens = Annotated[Many[Token], Field(min_length=1)]
+NumTokensOrOff = Annotated[int, Field(ge=-1, le=MAX_INT), WHOLE]
+MaxTokens = Annotated[int, Field(ge=1, le=MAX_INT), WHOLE]
 NumChoices = Annotated[int, Field(ge=1, le=128), WHOLE]
 NumLogprobs = Annotated[int, Field(ge=0, le=20), WHOLE]
-TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 StopText = Annotated[str, Field(min_length=1, max_length=1_000)]
-SchemaText = Annotated[str, Field(min_length=1)]
-SchemaName = Annotated[str, Field(max_length=256)]
-SamplerName = Annotated[str, Field(max_length=64)]
 AllowedTexts = Annotated[Many[str], Field(min_length=1, max_length=10_000)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-_DIALECTS = "GBNF where it holds `::=`, else llguidance's Lark."
+
+# How the next token is chosen: made of the fields and ranges of SamplingParams
+
+_LEAST = {"repeat_penalty": 0.01, "dynatemp_exponent": 0.0}
+"""Where requests begin elsewhere than the engine: no logit can become too large."""
+_LARGEST = 100.0
+"""No number of theirs is larger, where the engine has no limit."""
+
+
+def _sampled() -> dict[str, Any]:
+    """A field for each number of SamplingParams."""
+    found: dict[str, Any] = {}
+    for parameter in fields(SamplingParams):
+        if parameter.metadata:
+            kind, largest = (int, MAX_INT) if isinstance(parameter.default, int) else (float, _LARGEST)
+            bounds = {"le": largest} | parameter.metadata["bounds"]
+            if parameter.name in _LEAST:
+                bounds = {"le": largest, "ge": _LEAST[parameter.name]}
+            elif "gt" not in bounds:
+                bounds = {"ge": -largest} | bounds
+            checks = (WHOLE,) if kind is int else ()
+            described = Field(None, description=parameter.metadata["help"])
+            found[parameter.name] = Annotated[kind, Field(**bounds), *checks] | None, described
+    return found
+
+
+if TYPE_CHECKING:
+    _Sampled = Shape
+else:
+    _Sampled = create_model("_Sampled", __base__=Shape, **_sampled())
+
 _MAX_BIASES = 4_096
-_MIROSTAT = "Accepted, without effect: there is no mirostat."
 
 
 def _biases(value: Any) -> Any:
@@ -190,73 +219,49 @@ class Speculation(Shape):
     than plain decoding would, and the answer says so.
     """
 
-    policy: PolicyName | None = Field(None, description="Who drafts; `plain`: nobody.")
+    policy: Literal["auto", "lookup", "model", "fixed", "plain"] | None = Field(
+        None, description="Who drafts; `plain`: nobody."
+    )
     max_draft: Annotated[int, Field(ge=0, le=64), WHOLE] | None = Field(
         None, description="The most tokens that are drafted in one step."
     )
     fast_forward: FastForward | None = Field(None, description="What becomes of text that a grammar forces.")
     rule: Rule | None = Field(None, description="Which drafted tokens are kept.")
     draft_sampling: DraftSampling | None = None
-    lenience: Positive | None = Field(
+    lenience: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="Below 1: accept tokens up to 1 / lenience times as likely as the model has them."
     )
     show_sources: bool | None = Field(None, description="Tell, with every piece of the text, who drafted it.")
 
 
-class StreamOptions(Shape):
-    """What a stream tells besides the text."""
+class SamplingFields(_Sampled):
+    """How the next token is chosen: OpenAI's fields, and llama.cpp's samplers under its names."""
 
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = Field(None, description="Has no effect: nothing is obfuscated.")
+    ignored: ClassVar = frozenset({"mirostat_tau", "mirostat_eta"})
 
-
-class CommonSampling(Shape):
-    """How the next token is chosen, in the names that OpenAI, llama.cpp and Ollama share."""
-
-    temperature: UpTo100 | None = None
-    top_p: Probability | None = None
-    top_k: NumTokensOrOff | None = Field(None, description="0 or -1: off.")
-    min_p: Probability | None = None
-    typical_p: Positive | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repeat_penalty: Factor | None = None
-    repeat_last_n: NumTokensOrOff | None = None
     mirostat: Annotated[int, only(0, "mirostat is not supported")] | None = None
-    mirostat_tau: Any = Field(None, description=_MIROSTAT)
-    mirostat_eta: Any = Field(None, description=_MIROSTAT)
     seed: Annotated[int, Field(ge=-1, le=2**63 - 1), WHOLE] | None = Field(
         None, description="-1 draws a fresh one; the n-th of several answers has seed + n."
     )
     stop: StopText | Annotated[Many[StopText], Field(max_length=32)] | None = None
-
-
-class SamplingFields(CommonSampling):
-    """How the next token is chosen: OpenAI's fields, and llama.cpp's samplers under its names."""
-
-    top_n_sigma: Annotated[float, Field(ge=-1, le=1_000)] | None = Field(None, description="0 or less: off.")
-    dynatemp_range: UpTo100 | None = None
-    dynatemp_exponent: UpTo100 | None = None
-    xtc_probability: Probability | None = None
-    xtc_threshold: Probability | None = None
-    repetition_penalty: Factor | None = Field(None, description="vLLM's name of repeat_penalty.")
-    dry_multiplier: UpTo100 | None = None
-    dry_base: Annotated[float, Field(ge=1, le=100)] | None = None
-    dry_allowed_length: NumTokens | None = None
-    dry_penalty_last_n: NumTokensOrOff | None = None
+    repetition_penalty: Annotated[float, Field(ge=_LEAST["repeat_penalty"], le=_LARGEST)] | None = Field(
+        None, description="vLLM's name of repeat_penalty."
+    )
     dry_sequence_breakers: Annotated[Many[StopText], Field(max_length=64)] | None = None
-    samplers: Annotated[Many[SamplerName], Field(max_length=32)] | None = Field(
+    samplers: Annotated[Many[Annotated[str, Field(max_length=64)]], Field(max_length=32)] | None = Field(
         None,
         description="Those that are not named are off. Their order is fixed (docs/sampling.md): the notices "
         "name another, and samplers that are not known here.",
     )
     logit_bias: Annotated[
-        dict[TokenId, Penalty] | None,
+        dict[
+            Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
+        ]
+        | None,
         Field(max_length=_MAX_BIASES),
         few(_MAX_BIASES),
         BeforeValidator(_biases),
     ] = Field(None, description="By token id; -100 bars a token. Also llama.cpp's pairs of both.")
-    min_tokens: NumTokens | None = None
     ignore_eos: bool | None = None
     bitwise: bool | None = Field(
         None,
@@ -264,6 +269,11 @@ class SamplingFields(CommonSampling):
         "asks; what is drawn is drawn by the seed-stable rule. An error where the server does not keep it.",
     )
     speculation: Speculation | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields of this kind that were given, for a request of another API."""
+        given = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def fast_forward(self) -> FastForward:
@@ -273,6 +283,8 @@ class SamplingFields(CommonSampling):
 
 # What an answer may be limited to: OpenAI's response_format, llama.cpp's json_schema and grammar, vLLM's
 # structured_outputs and its older guided_ fields.
+
+_DIALECTS = "GBNF where it holds `::=`, else llguidance's Lark."
 
 
 class TextFormat(Shape):
@@ -292,7 +304,7 @@ class NamedSchema(Shape):
     """A JSON schema. `strict` false goes on without keywords that cannot be enforced and names them in
     the answer's notices; else they are refused."""
 
-    name: SchemaName | None = None
+    name: Annotated[str, Field(max_length=256)] | None = None
     description: str | None = None
     json_schema: Json = Field(alias="schema")
     strict: bool | None = None
@@ -305,9 +317,6 @@ class JsonSchemaFormat(Shape):
     json_schema: NamedSchema
 
 
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
-
-
 class StructuredOutputs(Shape):
     """vLLM's way to limit an answer; exactly one of them."""
 
@@ -316,8 +325,9 @@ class StructuredOutputs(Shape):
         "whitespace_pattern": "White space by a pattern is not supported. Say disable_any_whitespace, "
         "or leave it out",
     }
+    ignored: ClassVar = frozenset({"disable_fallback"})
 
-    json_schema: Json | SchemaText | None = Field(None, alias="json")
+    json_schema: Json | Text | None = Field(None, alias="json")
     regex: str | None = None
     choice: AllowedTexts | None = None
     grammar: str | None = Field(None, description=_DIALECTS)
@@ -326,17 +336,106 @@ class StructuredOutputs(Shape):
     disable_additional_properties: Annotated[
         Literal[False] | None, explained("a schema is taken as it is. Say additionalProperties in it")
     ] = None
-    disable_fallback: bool | None = Field(None, description="Has no effect: there is no fallback.")
 
 
-class GrammarFields(Shape):
-    """The fields that limit an answer; at most one of them."""
+# What all requests for text share
 
-    response_format: ResponseFormat | None = None
+REFUSED = {
+    "audio": "this server writes text alone. Leave audio out",
+    "functions": "functions are no longer in use. Say tools",
+    "function_call": "function_call is no longer in use. Say tool_choice",
+    "web_search_options": "this server does not search the web. Leave it out",
+    "moderation": "nothing is moderated here. Leave it out",
+    "n_probs": "it is llama.cpp's name. Say logprobs and top_logprobs",
+    "guided_whitespace_pattern": "white space by a pattern is not supported. Leave it out",
+    "structural_tag": "structural tags are not supported. Use tools, or a grammar",
+}
+"""Fields that other servers know, why they are not supported, and the way out."""
+
+
+class StreamOptions(Shape):
+    """What a stream tells besides the text."""
+
+    ignored: ClassVar = frozenset({"include_obfuscation"})
+
+    include_usage: bool | None = None
+
+
+class GenerationRequest(SamplingFields, Body):
+    """What the endpoints of text share, with fields that clients send and that have nothing to act on
+    here."""
+
+    refused: ClassVar = REFUSED
+    ignored: ClassVar = SamplingFields.ignored | {
+        # Beginnings of prompts are kept by themselves, the model stays loaded, no answer is stored.
+        *("cache_prompt", "n_cache_reuse", "prompt_cache_options", "keep_alive", "store"),
+        # There is one tier, X-Request-Id names a request, and API keys take turns.
+        *("service_tier", "request_id", "priority"),
+        # The server chooses where an answer is generated, and cuts nothing out of a conversation.
+        *("id_slot", "slot_id", "n_keep", "n_discard"),
+        # `outrider` has the timings, with the end of the answer.
+        *("timings_per_token", "return_progress"),
+    }
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=64), few(64)] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    # vllm-router writes these into every body, with what holds here anyway.
+    no_stop_trim: Literal[False] | None = None
+    skip_special_tokens: Literal[True] | None = None
+    return_hidden_states: Literal[False] | None = None
+    separate_reasoning: Literal[True] | None = None
+    stream_reasoning: Literal[True] | None = None
+    include_reasoning: Literal[True] | None = None
+
+
+class TextPart(Shape):
+    """A part of a message's content. Images, audio and files are not supported."""
+
+    type: Annotated[Literal["text"], explained("this server reads text alone. Leave parts of type {} out")]
+    text: str
+
+
+class Prediction(Shape):
+    """What much of the answer will be like: a source of drafts."""
+
+    type: Literal["content"]
+    content: str | Many[TextPart]
+
+
+class TextRequest(GenerationRequest):
+    """What chats and completions have in common, whoever's they are: how many choices, and at most one field
+    that limits the answer."""
+
+    n: NumChoices | None = None
+    prediction: Prediction | None = None
+    response_format: (
+        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None
+    ) = None
     json_schema: Json | None = Field(None, description="llama.cpp's name for a JSON schema.")
     grammar: str | None = Field(None, description=_DIALECTS)
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Json | SchemaText | None = None
+    guided_json: Json | Text | None = None
     guided_regex: str | None = None
     guided_choice: AllowedTexts | None = None
     guided_grammar: str | None = None
+
+
+class ReasoningFields(Shape):
+    """How much the model is to think."""
+
+    reasoning_budget: NumTokensOrOff | None = Field(
+        None, description="Tokens of reasoning, after which its end is forced. -1: no limit."
+    )
+
+
+BUDGET_NAMES = dict.fromkeys(
+    ("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget", "thinking_budget"),
+    "reasoning_budget",
+)
+"""llama-server's names of it, vLLM's and others'."""

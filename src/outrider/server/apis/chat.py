@@ -1,28 +1,126 @@
-"""A chat request as requests of the engine."""
+"""OpenAI's chat completions. Requests for responses, messages (Anthropic) and chats (Ollama) become requests
+for these, and the rest is one way."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import groupby
+from typing import Annotated, Any, ClassVar, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
 
 from outrider.core.data import Grammar, Thought
 from outrider.core.errors import InputError
-from outrider.formats import Named, ToolChoice, ToolSpec
-from outrider.server.errors import invalid_field, problem_of
-from outrider.server.prepare.parameters import (
+from outrider.formats import (
+    ContentDelta,
+    Event,
+    Named,
+    ReasoningDelta,
+    ToolArgumentsDelta,
+    ToolCallStart,
+    ToolChoice,
+    ToolSpec,
+)
+from outrider.server.apis.answers import Choice, Chunk, ChunkedAnswer, joined
+from outrider.server.apis.generation import EVENTS_TOO, answer
+from outrider.server.apis.messages import Message, NamedTool, ToolMode, Tools
+from outrider.server.apis.plan import (
+    GenerationPlan,
     answer_tokens,
     check_choices,
     check_schema,
+    compile_grammar,
     grammar_fields,
     grammar_of,
+    plan_of,
 )
-from outrider.server.prepare.plan import GenerationPlan, compile_grammar, plan_of
-from outrider.server.protocol.messages import Message, NamedTool
-from outrider.server.protocol.requests import ChatRequest, Effort
-from outrider.server.service import Service
+from outrider.server.apis.shapes import (
+    BUDGET_NAMES,
+    REFUSED,
+    Body,
+    Effort,
+    Json,
+    Many,
+    MaxTokens,
+    NumLogprobs,
+    ReasoningFields,
+    TextRequest,
+    explained,
+    few,
+)
+from outrider.server.errors import Problem, invalid_field, problem_of
+from outrider.server.models import models_of
+from outrider.server.service import Service, caller_of
+
+router = APIRouter(tags=["text"])
+
+
+class ChatRequest(TextRequest, ReasoningFields):
+    """A conversation to be continued."""
+
+    refused: ClassVar = REFUSED
+    # continue_final_message says whether a turn begins.
+    ignored: ClassVar = TextRequest.ignored | {"add_generation_prompt"}
+    renamed: ClassVar = {"n_predict": "max_tokens", "num_predict": "max_tokens"} | BUDGET_NAMES
+
+    messages: Annotated[Many[Message], Field(min_length=1)]
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
+    tools: Tools | None = None
+    tool_choice: ToolMode | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: Annotated[Json, Field(max_length=64), few(64)] | None = Field(
+        None, description="Variables for the model's chat template."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="The last message is the assistant's, and the answer goes on where it ends."
+    )
+    modalities: Annotated[
+        Many[Literal["text"]] | None,
+        explained('this server writes text alone. Say ["text"], or leave it out'),
+    ] = None
+    verbosity: Annotated[
+        Literal["medium"] | None, explained("it is not supported. Ask for it in a message")
+    ] = None
+
+
+@router.post("/v1/chat/completions", responses=EVENTS_TOO)
+async def chat(body: ChatRequest, request: Request) -> Response:
+    """Continue a conversation; with `stream`, as server-sent events."""
+    return await answer(request, body, plan_chat, ChatAnswer)
+
+
+class ControlRequest(Body):
+    """What is to become of a running answer: `id` is its own, or the X-Request-Id of its request."""
+
+    id: Annotated[str, Field(min_length=1, max_length=128)]
+    action: Literal["reasoning_end"]
+    model: str | None = None
+
+
+@router.post("/v1/chat/completions/control")
+async def control(body: ControlRequest, request: Request) -> Any:
+    """End the reasoning of an answer that runs: of a chat, a response or a message."""
+    caller, names = caller_of(request).name, {body.id, body.id.rpartition("-")[2].rpartition("_")[2]}
+    services = models_of(request).services()
+    running = [service.thinking.get((caller, name)) for service in services for name in names]
+    if not any(running):
+        why = "there is no such answer that may reason. Give its id, or the X-Request-Id of its request."
+        raise Problem(404, f"id: {why}", code="not_found", param="id")
+    for end in filter(None, running):
+        end()
+    return {"success": True}
+
+
+# The plan
 
 _EFFORTS = {"reasoning_effort", "enable_thinking"}
 """A template's variables that say how much a model is to think."""
@@ -260,3 +358,62 @@ def _logprobs(body: ChatRequest) -> int | None:
     if body.top_logprobs:
         raise invalid_field("top_logprobs", "logprobs is not true. Say it, or leave top_logprobs out.")
     return None
+
+
+# The answer
+
+_FIELDS: dict[type, str] = {ContentDelta: "content", ReasoningDelta: "reasoning_content"}
+
+
+class ChatAnswer(ChunkedAnswer):
+    """The answer to one chat request."""
+
+    id_prefix = "chatcmpl-"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    nothing: ClassVar = {}
+
+    def first(self) -> Iterator[Chunk]:
+        for choice in self.choices:
+            yield self._chunk(choice, {"role": "assistant", "content": ""})
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        if choice.calls:
+            message["content"] = choice.content or None
+            message["tool_calls"] = [_call(call.id, call.name, call.arguments) for call in choice.calls]
+        return {
+            "index": choice.index,
+            "message": message,
+            "finish_reason": choice.finish_reason,
+            "logprobs": self._logprobs(choice) if self.plan.has_logprobs else None,
+        }
+
+    def _deltas(self, choice: Choice, events: Sequence[Event]) -> Iterator[tuple[Any, Sequence[Event]]]:
+        """In the order of the events, neighbours of one kind in one."""
+        for kind, group in groupby(events, type):
+            found = list(group)
+            if kind in _FIELDS:
+                yield {_FIELDS[kind]: joined(found)}, found
+            else:
+                yield {"tool_calls": [_call_delta(choice, event) for event in found]}, found
+
+    def _entry(self, choice: Choice, delta: Any, finish_reason: str | None) -> dict[str, Any]:
+        logprobs = self._logprobs(choice) if choice.scored else None
+        return {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+    def _logprobs(self, choice: Choice) -> dict[str, Any]:
+        return {"content": choice.take_logprobs(), "refusal": None}
+
+
+def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _call_delta(choice: Choice, event: Event) -> dict[str, Any]:
+    if isinstance(event, ToolCallStart):
+        return {"index": event.index, **_call(choice.calls[event.index].id, event.name, "")}
+    assert isinstance(event, ToolArgumentsDelta)
+    return {"index": event.index, "function": {"arguments": event.text}}

@@ -16,16 +16,27 @@ from starlette.types import Receive, Scope, Send
 
 from outrider.core.data import Completion, Update
 from outrider.core.errors import OutriderError
-from outrider.server.answers.choice import EVENTS, Answer, Choice, estimate_of
+from outrider.server.apis.answers import EVENTS, LINES, Answer, Choice, estimate_of
+from outrider.server.apis.plan import GenerationPlan
+from outrider.server.apis.shapes import GenerationRequest
 from outrider.server.errors import Problem, internal_error, problem_of
 from outrider.server.keys import Caller, TokenUsage
-from outrider.server.models import Models
-from outrider.server.prepare.plan import GenerationPlan
-from outrider.server.protocol.requests import GenerationRequest
+from outrider.server.models import models_of
 from outrider.server.service import Service, caller_of
 from outrider.server.worker import Job, Outcome
 
 _Body = TypeVar("_Body", bound=GenerationRequest)
+
+EVENTS_TOO: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with `stream`, events whose data is JSON or [DONE].",
+        "content": {EVENTS: {"schema": {"type": "string"}}},
+    }
+}
+"""What the OpenAPI document says of an endpoint that streams, besides JSON."""
+LINES_TOO: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer, or lines of JSON.", "content": {LINES: {"schema": {"type": "string"}}}}
+}
 
 _QUIET_S = 15.0
 """After such a silence a comment is sent, so that no proxy closes the connection."""
@@ -111,7 +122,6 @@ class Generations:
 
 
 async def answer(
-    models: Models,
     request: Request,
     body: _Body,
     plan: Callable[[Service, _Body, str], GenerationPlan],
@@ -120,7 +130,7 @@ async def answer(
     """The response to a request: a JSON object, or events. `plan` gets the caller's cache namespace.
     Raises Problem and OutriderError."""
     caller = caller_of(request)
-    async with models.serving(body.model) as service:
+    async with models_of(request).serving(body.model) as service:
         planned = await service.prepared(partial(plan, service, body, caller.namespace))
         result = make(service, body, planned)
         with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Conversations and tools as requests hold them: a chat's messages, and the items of a response's input."""
+"""Conversations and tools, as the requests for chats hold them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
-from outrider.server.protocol.base import Many, Shape, explained, unsupported
+from outrider.server.apis.shapes import Json, Many, Shape, Text, TextPart, explained, unsupported
 
-ToolMode = Literal["none", "auto", "required"]
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
-Name = Annotated[str, Field(min_length=1)]
-
-_TEXT_ONLY = "this server reads text alone. Leave {} out"
-_TEXT_PARTS = explained(_TEXT_ONLY.format("parts of type {}"))
-_PARSED = "What OpenAI's client for Python adds to an answer that it parsed: not read."
-_PROVIDERS = "What litellm adds to answers: not read."
+ToolMode = Literal["none", "auto", "required"]
+MAX_TOOLS = 512
 
 
-class _OfFunction(Shape):
+class OfFunction(Shape):
+    """Something that is about a function."""
+
     type: Annotated[Literal["function"], explained("tools of type {} are not supported. Give functions")]
 
 
@@ -31,11 +28,11 @@ class Function(Shape):
 
     name: ToolName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Json | None = None
     strict: bool | None = None
 
 
-class Tool(_OfFunction):
+class Tool(OfFunction):
     """A tool: a function."""
 
     function: Function
@@ -47,47 +44,34 @@ class NamedFunction(Shape):
     name: ToolName
 
 
-class NamedTool(_OfFunction):
+class NamedTool(OfFunction):
     """A tool that has to be called."""
 
     function: NamedFunction
 
 
-class FunctionTool(Function, _OfFunction):
-    """A function that the model may call; `parameters` is a JSON schema of its arguments."""
-
-
-class NamedFunctionTool(NamedFunction, _OfFunction):
-    """The function that has to be called."""
-
-
-# Messages of chat completions
-
-
-class TextPart(Shape):
-    """A part of a message's content. Images, audio and files are not supported."""
-
-    type: Annotated[Literal["text"], _TEXT_PARTS]
-    text: str
+Tools = Annotated[Many[Tool], Field(max_length=MAX_TOOLS)]
 
 
 class CalledFunction(Shape):
     """The function of an earlier call; `arguments` is JSON text, as the model wrote it."""
 
-    name: Name
+    # What OpenAI's client for Python adds to an answer that it parsed, and what litellm adds.
+    ignored: ClassVar = frozenset({"parsed_arguments", "provider_specific_fields"})
+
+    name: Text
     arguments: str
-    parsed_arguments: Any = Field(default=None, description=_PARSED)
-    provider_specific_fields: Any = Field(default=None, description=_PROVIDERS)
 
 
 class ToolCall(Shape):
     """A call that the assistant made in an earlier turn."""
 
+    ignored: ClassVar = frozenset({"provider_specific_fields"})
+
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None
-    provider_specific_fields: Any = Field(default=None, description=_PROVIDERS)
 
     @classmethod
     def of(cls, id: str, name: str, arguments: Mapping[str, Any]) -> ToolCall:
@@ -100,11 +84,11 @@ class Message(Shape):
     """One turn. `content` in parts is joined; a `developer` message counts as a system message."""
 
     refused: ClassVar = {
-        "audio": _TEXT_ONLY.format("audio"),
+        "audio": "this server reads text alone. Leave audio out",
         "function_call": "function_call is no longer in use. Say tool_calls",
         "annotations": "annotations of earlier answers are not read. Leave them out",
     }
-
+    ignored: ClassVar = frozenset({"parsed", "provider_specific_fields"})
     renamed: ClassVar = {"reasoning": "reasoning_content"}
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -114,8 +98,6 @@ class Message(Shape):
     reasoning_content: str | None = None
     tool_calls: Many[ToolCall] | None = None
     tool_call_id: str | None = None
-    parsed: Any = Field(default=None, description=_PARSED)
-    provider_specific_fields: Any = Field(default=None, description=_PROVIDERS)
 
     @model_validator(mode="before")
     @classmethod
@@ -149,98 +131,12 @@ class Message(Shape):
         return plain | {"tool_calls": calls} if calls else plain
 
 
-class Prediction(Shape):
-    """What much of the answer will be like: a source of drafts."""
-
-    type: Literal["content"]
-    content: str | Many[TextPart]
-
-
-# Items of responses
-
-
-class Part(Shape):
-    """A part of a message: text. Images, audio and files are not supported."""
-
-    type: Annotated[Literal["input_text", "output_text"], _TEXT_PARTS]
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-
-class _Item(Shape):
-    """What earlier answers say of an item besides: accepted, without effect."""
-
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-
-
-class MessageItem(_Item):
-    """Something said."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Many[Part]
-    phase: Literal["commentary", "final_answer"] | None = None
-
-
-class FunctionCallItem(_Item):
-    """A call that the assistant made."""
-
-    refused: ClassVar = {"namespace": "tools have no namespaces here. Leave it out"}
-
-    type: Literal["function_call"]
-    call_id: str
-    name: Name
-    arguments: str
-
-
-class FunctionOutputItem(_Item):
-    """What a call returned."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | Many[Part]
-
-
-class ReasoningText(Shape):
-    """What the assistant thought."""
-
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class ReasoningItem(_Item):
-    """What the assistant thought before its answer. A summary alone is not read."""
-
-    refused: ClassVar = {
-        "encrypted_content": "nothing is encrypted here. Give content, or leave the item out"
-    }
-
-    type: Literal["reasoning"]
-    summary: list[Any] | None = None
-    content: Many[ReasoningText] | None = None
-
-
 def type_of(data: Any) -> str | None:
-    """What kind of item or block it is."""
+    """The kind of an item or a block; a message where it does not say."""
     if isinstance(data, dict):
         kind = data.get("type", "message")
         return kind if isinstance(kind, str) else None
     return getattr(data, "type", None)
-
-
-Item = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(
-        type_of,
-        custom_error_type="unsupported",
-        custom_error_message="messages, function calls, their outputs and reasoning are read. Leave others",
-    ),
-]
 
 
 class _HasText(Protocol):

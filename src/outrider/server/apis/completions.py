@@ -1,0 +1,315 @@
+"""OpenAI's completions: texts to be continued as they stand, or with a gap to be filled."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from outrider.core.contracts import Vocabulary
+from outrider.core.data import TokenLogprob
+from outrider.core.errors import InputError
+from outrider.formats import Event
+from outrider.models.infill import Infill
+from outrider.server.apis.answers import Choice, Chunk, ChunkedAnswer, finite, joined, spelling_of
+from outrider.server.apis.generation import EVENTS_TOO, answer
+from outrider.server.apis.plan import (
+    GenerationPlan,
+    answer_tokens,
+    check_choices,
+    compile_grammar,
+    grammar_of,
+    plan_of,
+)
+from outrider.server.apis.shapes import (
+    REFUSED,
+    Many,
+    MaxTokens,
+    NumChoices,
+    NumLogprobs,
+    Text,
+    TextRequest,
+    Tokens,
+)
+from outrider.server.errors import invalid_field, problem_of
+from outrider.server.service import Service
+
+router = APIRouter(tags=["text"])
+
+_OPENAI_MAX_TOKENS = 16
+
+Prompt = str | list[int | str]
+"""text, or tokens; llama-server's may have text among the tokens"""
+
+
+class CompletionRequest(TextRequest):
+    """Texts to be continued as they stand, without a chat template."""
+
+    renamed: ClassVar = {"n_predict": "max_tokens", "num_predict": "max_tokens"}
+    refused: ClassVar = REFUSED | {
+        "prompt_embeds": "prompts are text or tokens. Leave it out",
+        "use_beam_search": "beam search is not supported. Leave it out",
+    }
+
+    prompt: (
+        Text
+        | Tokens
+        | Annotated[Many[Text], Field(min_length=1)]
+        | Annotated[Many[Tokens], Field(min_length=1)]
+    )
+    suffix: str | None = Field(
+        None, description="What follows the text that is asked for, with a model that can fill in a middle."
+    )
+    best_of: NumChoices | None = Field(
+        None, description="Only as many as `n`: all that are generated are returned."
+    )
+    echo: bool | None = Field(None, description="The answer begins with the prompt; not with logprobs.")
+    max_tokens: MaxTokens | None = Field(
+        None, description="16 unless the server is set otherwise, as OpenAI's."
+    )
+    logprobs: NumLogprobs | None = None
+
+
+@router.post("/v1/completions", responses=EVENTS_TOO)
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    """Continue texts as they stand; with `stream`, as server-sent events."""
+    return await answer(request, body, plan_completions, CompletionAnswer)
+
+
+# The plan
+
+
+def plan_completions(service: Service, body: CompletionRequest, namespace: str) -> GenerationPlan:
+    """The requests that are asked for: the choices of the first prompt, then those of the second. Raises
+    Problem."""
+    if body.echo and body.logprobs is not None:
+        why = "the prompt has no log probabilities here. Leave echo or logprobs out."
+        raise invalid_field("echo", why, code="unsupported")
+    number = body.n or 1
+    if body.best_of is not None and body.best_of != number:
+        why = f"all answers are returned, so it can only be n, which is {number}. Leave it out."
+        raise invalid_field("best_of", why, code="unsupported")
+    prompts = prompts_of(body.prompt)
+    max_tokens = answer_tokens(service.settings, body.max_tokens, _OPENAI_MAX_TOKENS, "max_tokens")
+    return plan_texts(
+        service,
+        body,
+        [_with_suffix(service, prompt, body.suffix, max_tokens) for prompt in prompts],
+        namespace,
+        max_tokens=max_tokens,
+        logprobs=body.logprobs,
+        echoes=tuple(
+            _echo(service, prompt) if body.echo else "" for prompt in prompts for _ in range(number)
+        ),
+    )
+
+
+def plan_texts(
+    service: Service,
+    body: TextRequest,
+    prompts: Sequence[tuple[int, ...]],
+    namespace: str,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    notices: Sequence[str] = (),
+    echoes: tuple[str, ...] = (),
+) -> GenerationPlan:
+    """The requests for texts after these prompts, in their order. Raises Problem."""
+    number = body.n or 1
+    check_choices(service.settings, number * len(prompts), "n" if number > 1 else "prompt")
+    grammar, field = grammar_of(body, service.settings)
+    compiled = compile_grammar(service, body, grammar, field) if grammar else ()
+    return plan_of(
+        service,
+        body,
+        prompts,
+        namespace,
+        max_tokens=max_tokens,
+        grammar=grammar,
+        notices=(*notices, *compiled),
+        logprobs=logprobs,
+        echoes=echoes,
+    )
+
+
+def prompts_of(given: str | Sequence[int | str | list[int] | list[int | str]]) -> list[Prompt]:
+    """The prompts of a request: a list with a number in it is one, any other is several. Raises Problem."""
+    if isinstance(given, str):
+        return [given]
+    if any(isinstance(part, int) for part in given):
+        if any(isinstance(part, list) for part in given):
+            raise invalid_field("prompt", "tokens and lists are mixed in it. Give a list of lists, or one.")
+        return [[part for part in given if not isinstance(part, list)]]
+    return [part if isinstance(part, str) else list(part) for part in given if not isinstance(part, int)]
+
+
+def prompt_tokens(service: Service, prompt: Prompt) -> tuple[int, ...]:
+    """The tokens of a prompt, which is the client's own: control tokens that it spells are read as such.
+    Raises Problem for one that does not fit."""
+    tokens: list[int] = []
+    for i, part in enumerate([prompt] if isinstance(prompt, str) else prompt):
+        tokens += [part] if isinstance(part, int) else _text_tokens(service, part, begins=i == 0)
+    return service.check_prompt(tokens, "prompt")
+
+
+def _text_tokens(service: Service, text: str, *, begins: bool) -> list[int]:
+    service.check_length(text, "prompt")
+    if service.controls.count(text) >= service.context_tokens:
+        why = "it has too many control tokens to fit."
+        raise invalid_field("prompt", why, code="context_length_exceeded")
+    try:
+        return service.vocabulary.tokenize(text, add_special=begins, parse_special=True)
+    except InputError as error:
+        raise problem_of(error, "prompt") from None
+
+
+def _with_suffix(
+    service: Service, prompt: Prompt, suffix: str | None, max_tokens: int | None
+) -> tuple[int, ...]:
+    if not suffix:
+        return prompt_tokens(service, prompt)
+    if not isinstance(prompt, str):
+        raise invalid_field("suffix", "it goes with a prompt that is text. Give text, or leave it out.")
+    return infill_prompt(service, prompt, suffix, field="suffix", max_tokens=max_tokens)
+
+
+def _echo(service: Service, prompt: Prompt) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return "".join(part if isinstance(part, str) else service.text_of([part]) for part in prompt)
+
+
+# Prompts of a model that fills in the middle, as long as the context has room for
+
+_REPOSITORY = "repository\n"
+_FILE = "filename\n"
+"""what both are called: clients give neither name"""
+_MIN_ANSWER = 16
+"""Tokens that are left for an answer of no certain length, at least; else an eighth of the context."""
+
+
+def infill_prompt(
+    service: Service,
+    before: str,
+    after: str,
+    *,
+    field: str,
+    begun: str = "",
+    files: Sequence[tuple[str, str]] = (),
+    max_tokens: int | None = None,
+) -> tuple[int, ...]:
+    """The tokens of a prompt for what is between two texts, after `begun`; other `files` (name and text) come
+    first. Of a text that is too long the part next to the gap is taken, of files the last ones. Raises
+    Problem in terms of `field` where the model cannot do it, or nothing has room."""
+    tokens = service.infill
+    if tokens is None:
+        why = f"{service.name} has no tokens for filling in a middle. Load a model that has, or leave it out."
+        raise invalid_field(field, why, code="unsupported")
+    start = service.vocabulary.tokenize("", add_special=True)[:1]
+    middle = _tokens(service, begun)
+    most = min(service.context_tokens - 1, service.settings.max_prompt_tokens or service.context_tokens)
+    answer = max_tokens or max(service.context_tokens // 8, _MIN_ANSWER)
+    room = min(most, service.context_tokens - answer) - len(start) - len(middle) - 3
+    if room < 1:
+        return service.check_prompt([0] * (service.context_tokens + max(1 - room, 0)), field)
+    suffix = _tokens(service, after[: service.max_characters])
+    prefix = _tokens(service, before[-service.max_characters :] if before else "")
+    suffix = suffix[: max(room // 4, room - len(prefix))]
+    prefix = prefix[len(prefix) - min(len(prefix), room - len(suffix)) :]
+    extra = _extra(service, tokens, files, room - len(prefix) - len(suffix))
+    prompt = tokens.prompt(prefix, suffix, suffix_first=service.settings.spm_infill)
+    return service.check_prompt([*start, *extra, *prompt, *middle], field)
+
+
+def _extra(service: Service, tokens: Infill, files: Sequence[tuple[str, str]], room: int) -> list[int]:
+    """The last of the files that have room, each whole, and the name of the one that is written."""
+    if not files:
+        return []
+    head = [] if tokens.repository is None else [tokens.repository, *_tokens(service, _REPOSITORY)]
+    last = [] if tokens.file is None else [tokens.file, *_tokens(service, _FILE)]
+    kept: list[list[int]] = []
+    room -= len(head) + len(last)
+    for name, text in reversed(files):
+        mark = [] if tokens.file is None else [tokens.file, *_tokens(service, f"{name}\n")]
+        part = [*mark, *_tokens(service, text[: service.max_characters])]
+        room -= len(part)
+        if room < 0:
+            break
+        kept.insert(0, part)
+    return [*head, *(token for part in kept for token in part), *last] if kept else []
+
+
+def _tokens(service: Service, text: str) -> list[int]:
+    """The tokens of a client's text, whatever it spells."""
+    return service.vocabulary.tokenize(text, add_special=False) if text else []
+
+
+# The answer
+
+
+class CompletionAnswer(ChunkedAnswer):
+    """The answer to one request for completions."""
+
+    id_prefix = "cmpl-"
+    object = chunk_object = "text_completion"
+    nothing = ""
+
+    def __init__(self, service: Service, body: CompletionRequest, plan: GenerationPlan) -> None:
+        super().__init__(service, body, plan)
+        self._logprobs = [_Logprobs(service.vocabulary, len(echo)) for echo in plan.echoes]
+
+    def first(self) -> Iterator[Chunk]:
+        for choice, echo in zip(self.choices, self.plan.echoes, strict=True):
+            if echo:
+                yield self._chunk(choice, echo)
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        return self._entry(choice, self.plan.echoes[choice.index] + choice.content, choice.finish_reason)
+
+    def _deltas(self, choice: Choice, events: Sequence[Event]) -> Iterator[tuple[Any, Sequence[Event]]]:
+        del choice
+        if events:
+            yield joined(events), events
+
+    def _entry(self, choice: Choice, delta: Any, finish_reason: str | None) -> dict[str, Any]:
+        scored = choice.take_scored()
+        logprobs = self._logprobs[choice.index].of(scored) if scored else None
+        return {"index": choice.index, "text": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+class _Logprobs:
+    """A completion's `logprobs`; its text has `position` characters so far."""
+
+    def __init__(self, vocabulary: Vocabulary, position: int) -> None:
+        self._vocabulary = vocabulary
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._position = position
+
+    def of(self, scored: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Those of the tokens that come next."""
+        offsets = []
+        for one in scored:
+            offsets.append(self._position)
+            self._position += len(self._decoder.decode(self._vocabulary.piece(one.token)))
+        return {
+            "tokens": [self._name(one.token) for one in scored],
+            "token_logprobs": [finite(one.logprob) for one in scored],
+            "top_logprobs": [self._top(one) for one in scored],
+            "text_offset": offsets,
+        }
+
+    def _top(self, one: TokenLogprob) -> dict[str, float]:
+        names = {self._name(token): finite(logprob) for token, logprob in reversed(one.top)}
+        return dict(reversed(names.items()))
+
+    def _name(self, token: int) -> str:
+        spelled = spelling_of(token, self._vocabulary)
+        try:
+            return spelled.decode()
+        except UnicodeDecodeError:  # as OpenAI spells a part of a character
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)

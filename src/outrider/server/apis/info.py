@@ -1,0 +1,227 @@
+"""Text to tokens and back, what is served, health, metrics, and the page for people."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from outrider.core.errors import InputError
+from outrider.server.apis.answers import spelling_of
+from outrider.server.apis.chat import render, tokens_of
+from outrider.server.apis.messages import Message
+from outrider.server.apis.shapes import Body, Many, Token
+from outrider.server.errors import Problem, invalid_field, problem_of
+from outrider.server.models import models_of
+from outrider.server.page import Page
+from outrider.server.service import Service
+
+router = APIRouter()
+several_router = APIRouter(tags=["models"])
+"""of a server with several models"""
+open_router = APIRouter()
+"""What needs no key, or says itself who needs one; the page has nothing for programs."""
+metrics_router = APIRouter(tags=["state"])
+
+_MAX_CHARACTERS = 1_000_000
+"""of a text for /tokenize: seconds on a core"""
+_MAX_CONTROLS = 10_000
+"""The time to read them grows with the square of their number: a tenth of a second for so many."""
+_CALL_SIZES = 32
+
+
+class TokenizeRequest(Body):
+    """A text (`content` as llama.cpp has it, `prompt` as vLLM has it) or a conversation; exactly one.
+
+    Start tokens are added to a `prompt`, and to `content` where `add_special` says so.
+    """
+
+    content: str | None = None
+    prompt: str | None = None
+    messages: Annotated[Many[Message], Field(min_length=1)] | None = None
+    model: str | None = None
+    add_special: bool | None = None
+    add_special_tokens: bool | None = Field(None, description="vLLM's name of add_special.")
+    parse_special: bool | None = Field(None, description="Read control tokens that are spelled out: true.")
+    with_pieces: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    """Tokens to be read as text."""
+
+    tokens: Many[Token]
+    model: str | None = None
+
+
+# Millions of tokens take seconds to write down, too, so that the answer is made beside the event loop.
+
+
+@router.post("/tokenize", tags=["tokens"])
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    """The tokens of a text, or of a conversation under the model's chat template."""
+    async with models_of(request).serving(body.model) as service:
+        return await service.prepared(lambda: JSONResponse(_tokenize(service, body)))
+
+
+@router.post("/detokenize", tags=["tokens"])
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+    """The text of tokens; control tokens add nothing."""
+    async with models_of(request).serving(body.model) as service:
+        return await service.prepared(lambda: JSONResponse(_detokenize(service, body)))
+
+
+def _detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
+    if body.tokens:
+        service.check_tokens(body.tokens, "tokens")
+    text = service.text_of(body.tokens)
+    return {"content": text, "prompt": text}
+
+
+def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
+    given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise invalid_field("content", "give exactly one of content, prompt and messages.")
+    try:
+        tokens = _tokens(service, body)
+    except InputError as error:
+        raise problem_of(error, given[0]) from None
+    shown = tokens if body.with_pieces or body.return_token_strs else []
+    pieces = [spelling_of(token, service.vocabulary) for token in shown]
+    found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": service.context_tokens}
+    if body.with_pieces:
+        found["tokens"] = [{"id": t, "piece": _piece(piece)} for t, piece in zip(tokens, pieces, strict=True)]
+    if body.return_token_strs:
+        found["token_strs"] = [piece.decode("utf-8", errors="replace") for piece in pieces]
+    return found
+
+
+def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
+    if body.messages is not None:
+        return tokens_of(service, render(service, body.messages, [], "none", {}))
+    name, text = ("content", body.content or "") if body.prompt is None else ("prompt", body.prompt)
+    if len(text) > _MAX_CHARACTERS:
+        raise invalid_field(name, f"it has more than {_MAX_CHARACTERS:,} characters. Send it in parts.")
+    given = body.add_special if body.add_special is not None else body.add_special_tokens
+    add_special = given if given is not None else name == "prompt"
+    parse_special = body.parse_special is not False
+    if parse_special and service.controls.count(text) > _MAX_CONTROLS:
+        why = f"it spells more than {_MAX_CONTROLS:,} control tokens."
+        raise invalid_field(name, f"{why} Say parse_special: false, or shorten it.")
+    return service.vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+# Models
+
+
+@router.get("/v1/models", tags=["models"])
+async def list_models(request: Request) -> Any:
+    """The models, under all their names, and which of them are loaded."""
+    models = models_of(request)
+    return {"object": "list", "data": [models.card(name) for name in models.names]}
+
+
+@router.get("/v1/models/{model:path}", tags=["models"])
+async def show_model(model: str, request: Request) -> Any:
+    """The model of this name."""
+    return models_of(request).card(model)
+
+
+class ModelRequest(Body):
+    """A model, by its name."""
+
+    model: str
+
+
+@several_router.post("/models/load")
+async def load(body: ModelRequest, request: Request) -> Any:
+    """Load a model before somebody asks it for something; for keys with admin = true."""
+    async with models_of(request).serving(body.model):
+        return {"success": True}
+
+
+@several_router.post("/models/unload")
+async def unload(body: ModelRequest, request: Request) -> Any:
+    """Unload a model that has no requests; for keys with admin = true."""
+    await models_of(request).unload(body.model)
+    return {"success": True}
+
+
+@router.get("/outrider/status", tags=["state"])
+async def status(request: Request, model: str | None = None) -> Any:
+    """A model, its drafters, and the seconds of a call over 1 to 32 tokens, where they are known."""
+    models = models_of(request)
+    service = models.loaded(model)
+    served = {
+        "model": models.name_of(model),
+        "models": list(models.first_names),
+        "is_loaded": service is not None,
+    }
+    return served | _status(service)
+
+
+def _status(service: Service | None) -> dict[str, Any]:
+    if service is None:
+        unknown = ("draft", "context_tokens", "policy", "chat_format", "plain_token_s", "calls_s")
+        return dict.fromkeys(unknown) | {"drafters": [], "bitwise": False, "notices": []}
+    calls_s: list[float] | None = None
+    if service.policy is not None and service.policy.knowledge.costs.is_known:
+        # The engine's thread refines the curve; to ask it changes nothing but its own cache.
+        calls_s = service.policy.knowledge.costs.calls_s(_CALL_SIZES, context=0).tolist()
+    return {
+        "draft": service.draft_name,
+        "context_tokens": service.context_tokens,
+        "drafters": [drafter.name for drafter in service.session.engine.drafters],
+        "policy": service.policy_name,
+        "bitwise": service.session.bitwise,
+        "chat_format": service.format.name if service.template is not None else None,
+        "plain_token_s": calls_s[0] if calls_s else None,
+        "calls_s": calls_s,
+        "notices": list(service.notices),
+    }
+
+
+# Health, metrics, the page
+
+
+@open_router.get("/health", tags=["state"])
+async def health(request: Request) -> Any:
+    """`ok`, or an error (503) when the server is ending, or its engine has failed."""
+    states = [service.worker.state() for service in models_of(request).services()]
+    if any(state.failed for state in states):
+        raise Problem(503, "the engine has failed. Restart the server.", code="engine_failed")
+    if any(state.draining for state in states):
+        raise Problem(503, "the server is ending. Ask another one.", code="draining", retry_after_s=5)
+    return {"status": "ok"}
+
+
+@metrics_router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    """Counters and histograms, in the format that the Accept header prefers."""
+    collected = models_of(request).metrics
+    assert collected is not None, "the endpoint is there where something is counted"
+    content, content_type = collected.render(request.headers.get("accept", ""))
+    return Response(content, headers={"content-type": content_type})
+
+
+def page_router(page: Page) -> APIRouter:
+    """The page."""
+    router = APIRouter()
+
+    @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def show(request: Request) -> Response:
+        """The page, or word that the browser has it already."""
+        if page.is_current(request.headers.get("if-none-match")):
+            return Response(status_code=304, headers=dict(page.headers))
+        return Response(page.body, headers=dict(page.headers))
+
+    return router

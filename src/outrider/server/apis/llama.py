@@ -1,0 +1,295 @@
+"""llama-server's own API: completions, infill, and what it says of itself. Slots are in `slots`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Annotated, Any, ClassVar
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from outrider.core.data import Completion, Update
+from outrider.server.apis.answers import Answer, Choice, account_of
+from outrider.server.apis.chat import ChatRequest, rendered
+from outrider.server.apis.completions import infill_prompt, plan_texts, prompt_tokens, prompts_of
+from outrider.server.apis.generation import EVENTS_TOO, answer
+from outrider.server.apis.plan import GenerationPlan, answer_tokens
+from outrider.server.apis.shapes import (
+    MAX_INT,
+    REFUSED,
+    WHOLE,
+    Many,
+    NumLogprobs,
+    NumTokensOrOff,
+    Shape,
+    Text,
+    TextRequest,
+    Token,
+)
+from outrider.server.errors import llama_error
+from outrider.server.models import models_of
+from outrider.server.service import Service
+
+router = APIRouter(tags=["llama-server"])
+
+_TEXT_ALONE = "this server reads text alone. Leave it out"
+_Mixed = Annotated[Many[Token | Text], Field(min_length=1)]
+
+
+class LlamaFields(TextRequest):
+    """What both endpoints for text have in common."""
+
+    renamed: ClassVar = {"max_tokens": "n_predict", "n_cmpl": "n"}
+    refused: ClassVar = {name: why for name, why in REFUSED.items() if name != "n_probs"} | {
+        "post_sampling_probs": "probabilities are the model's, before any sampler. Leave it out",
+        "lora": "adapters are chosen when the server is started (--lora). Leave it out",
+        "multimodal_data": _TEXT_ALONE,
+        "image_data": _TEXT_ALONE,
+    }
+
+    # A prompt is read whole, filters keep a token at least, and a silent stream has a comment every 15 s.
+    ignored: ClassVar = TextRequest.ignored | {"t_max_prompt_ms", "min_keep", "sse_ping_interval"}
+
+    n_predict: NumTokensOrOff | None = Field(
+        None, description="-1: no limit but the server's. 0: the prompt is read, and kept."
+    )
+    n_probs: NumLogprobs | None = None
+    return_tokens: bool | None = None
+    response_fields: Annotated[Many[str], Field(max_length=64)] | None = Field(
+        None, description="What the answer is to have: fields, and those of objects as object/field."
+    )
+    t_max_predict_ms: NumTokensOrOff | None = Field(
+        None, description="After so long the answer ends, if it has begun a new line. 0, -1: off."
+    )
+    n_indent: Annotated[int, Field(ge=0, le=MAX_INT), WHOLE] | None = Field(
+        None, description="Not enforced; the answer's notices say so."
+    )
+
+
+class LlamaRequest(LlamaFields):
+    """Texts to be continued as they stand: a text, tokens, both mixed, or a list of these."""
+
+    prompt: Text | Annotated[Many[Token | Text | _Mixed], Field(min_length=1)]
+
+
+class ExtraFile(Shape):
+    """Text of another file."""
+
+    ignored: ClassVar = frozenset({"time"})
+
+    text: str
+    filename: str | None = None
+
+
+class InfillRequest(LlamaFields):
+    """A gap to be filled, between `input_prefix` and `input_suffix`. `prompt` is how its text begins."""
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[Many[ExtraFile], Field(max_length=1_000)] | None = None
+    prompt: str | None = None
+
+
+@router.post("/completion", responses=EVENTS_TOO)
+@router.post("/completions", responses=EVENTS_TOO)
+async def completion(body: LlamaRequest, request: Request) -> Response:
+    """Continue texts as they stand, as llama-server; several prompts or choices give a list."""
+    return await answer(request, body, plan_llama, LlamaAnswer)
+
+
+@router.post("/infill", responses=EVENTS_TOO)
+async def infill(body: InfillRequest, request: Request) -> Response:
+    """Fill a gap between two texts, with a model that can."""
+    return await answer(request, body, plan_infill, LlamaAnswer)
+
+
+@router.post("/apply-template")
+async def apply_template(body: ChatRequest, request: Request) -> Any:
+    """The prompt that a request for a chat completion becomes."""
+    async with models_of(request).serving(body.model) as service:
+        text, _ = await service.prepared(lambda: rendered(service, body))
+        return {"prompt": "".join(service.controls.split(text))}
+
+
+@router.get("/props")
+async def props(request: Request, model: str | None = None) -> Any:
+    """A model's settings, as far as clients need them."""
+    async with models_of(request).serving(model) as service:
+        return _props(service)
+
+
+def _props(service: Service) -> dict[str, Any]:
+    template, sampling = service.template, service.defaults
+    params = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    return {
+        "default_generation_settings": {"n_ctx": service.context_tokens, "params": params},
+        "total_slots": service.worker.state().max_running,
+        "model_alias": service.name,
+        "model_path": service.session.target.name,
+        "chat_template": template.source if template else "",
+        "bos_token": template.bos if template else "",
+        "eos_token": template.eos if template else "",
+        "modalities": {"vision": False, "audio": False},
+        "build_info": service.fingerprint,
+        "is_sleeping": False,
+    }
+
+
+# The plan
+
+
+def plan_llama(service: Service, body: LlamaRequest, namespace: str) -> GenerationPlan:
+    """The requests that are asked for: the choices of the first prompt, then those of the second. Raises
+    Problem."""
+    prompts = [prompt_tokens(service, prompt) for prompt in prompts_of(body.prompt)]
+    return _plan(service, body, prompts, namespace)
+
+
+def plan_infill(service: Service, body: InfillRequest, namespace: str) -> GenerationPlan:
+    """The request for what is in a gap. Raises Problem."""
+    prompt = infill_prompt(
+        service,
+        body.input_prefix,
+        body.input_suffix,
+        field="input_prefix",
+        begun=body.prompt or "",
+        files=[(file.filename or "tmp", file.text) for file in body.input_extra or ()],
+        max_tokens=_max_tokens(service, body),
+    )
+    return _plan(service, body, [prompt], namespace)
+
+
+def _plan(
+    service: Service, body: LlamaFields, prompts: Sequence[tuple[int, ...]], namespace: str
+) -> GenerationPlan:
+    plan = plan_texts(
+        service,
+        body,
+        prompts,
+        namespace,
+        max_tokens=_max_tokens(service, body),
+        logprobs=body.n_probs or None,
+        notices=("n_indent: it is not enforced",) if body.n_indent else (),
+    )
+    limit_ms = body.t_max_predict_ms or 0
+    return replace(plan, max_decode_s=limit_ms / 1000) if limit_ms > 0 else plan
+
+
+def _max_tokens(service: Service, body: LlamaFields) -> int | None:
+    """For a prompt that is only to be read it is a token, which is not shown."""
+    asked = None if body.n_predict is None or body.n_predict < 0 else max(body.n_predict, 1)
+    return answer_tokens(service.settings, asked, None, "n_predict")
+
+
+# The answer
+
+
+class LlamaAnswer(Answer):
+    """The answer to one request of llama-server's; of several prompts or choices a list."""
+
+    def __init__(self, service: Service, body: LlamaFields, plan: GenerationPlan) -> None:
+        super().__init__(service, plan)
+        self._body = body
+        self._reads_only = body.n_predict == 0
+        self._with_tokens = bool(body.return_tokens or body.stream)
+        self._tokens: list[list[int]] = [[] for _ in self.choices]
+        self._scored: list[list[dict[str, Any]]] = [[] for _ in self.choices]
+
+    def take(self, choice: Choice, outcome: Update | Completion) -> None:
+        choice.take(outcome)
+        if isinstance(outcome, Update):
+            self._tokens[choice.index] += filter(choice.is_text, outcome.record.tokens)
+        self._scored[choice.index] += choice.take_logprobs(with_ids=True)
+
+    def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
+        found = [self._whole(choice, choice.content, self._tokens[choice.index]) for choice in self.choices]
+        return found if len(found) > 1 else found[0]
+
+    def next(self, choice: Choice, outcome: Update | Completion) -> Iterator[dict[str, Any]]:
+        length, num_tokens = len(choice.content), len(self._tokens[choice.index])
+        self.take(choice, outcome)
+        content, tokens = choice.content[length:], self._tokens[choice.index][num_tokens:]
+        if isinstance(outcome, Completion):
+            yield self._whole(choice, content, [])
+        elif content and not self._reads_only:
+            chunk = {
+                "index": choice.index,
+                "content": content,
+                "tokens": tokens,
+                "stop": False,
+                "id_slot": -1,
+                "tokens_predicted": choice.counts["generated_tokens"],
+                "tokens_evaluated": len(choice.request.prompt),
+            }
+            yield chunk | self._taken(choice)
+
+    def failed(self, body: dict[str, Any]) -> dict[str, Any]:
+        return llama_error(500, body)
+
+    def _taken(self, choice: Choice) -> dict[str, Any]:
+        """Probabilities that nobody has got yet, where they were asked for."""
+        found, self._scored[choice.index] = self._scored[choice.index], []
+        return {"completion_probabilities": found} if self._body.n_probs else {}
+
+    def _whole(self, choice: Choice, content: str, tokens: Sequence[int]) -> dict[str, Any]:
+        completion, account = choice.completion, account_of(choice, self.service.policy)
+        is_limited = choice.finish_reason == "length"
+        sampling: dict[str, Any] = asdict(choice.request.sampling)
+        settings = {name: value for name, value in sampling.items() if not isinstance(value, tuple)}
+        settings |= {"n_predict": -1 if self._body.n_predict is None else self._body.n_predict}
+        found = {
+            "index": choice.index,
+            "content": "" if self._reads_only else content,
+            "tokens": list(tokens) if self._with_tokens and not self._reads_only else [],
+            "id_slot": -1,
+            "stop": True,
+            "model": self.service.name,
+            "tokens_predicted": 0 if self._reads_only else account["generated_tokens"],
+            "tokens_evaluated": completion.prompt_tokens,
+            "generation_settings": settings | {"n_ctx": self.service.context_tokens, "seed": completion.seed},
+            "prompt": self.service.text_of(choice.request.prompt),
+            "has_new_line": "\n" in choice.content,
+            "truncated": completion.finish_reason == "context",
+            "stop_type": "limit" if is_limited else "word" if completion.stop is not None else "eos",
+            "stopping_word": completion.stop or "",
+            "tokens_cached": completion.reused_tokens,
+            "timings": _timings(completion, account),
+            **self._taken(choice),
+            "outrider": account | {"notices": list(self.plan.notices)},
+        }
+        wanted = self._body.response_fields
+        return found if wanted is None else _picked(found, wanted)
+
+
+def _timings(completion: Completion, account: dict[str, Any]) -> dict[str, Any]:
+    """How long prompt and answer took, in llama-server's words; of drafts also how many were accepted."""
+    times, found = account["times"], dict[str, Any]()
+    for name, number, seconds in (
+        ("prompt", completion.prompt_tokens - completion.reused_tokens, times["prefill_s"]),
+        ("predicted", account["generated_tokens"], times["decode_s"]),
+    ):
+        found |= {
+            f"{name}_n": number,
+            f"{name}_ms": seconds * 1000,
+            f"{name}_per_token_ms": seconds * 1000 / max(number, 1),
+            f"{name}_per_second": number / seconds if seconds else 0.0,
+        }
+    drafted = {"draft_n": account["drafted_tokens"], "draft_n_accepted": account["accepted_tokens"]}
+    return {"cache_n": completion.reused_tokens} | found | drafted
+
+
+def _picked(found: dict[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
+    """Fields by their names; `a/b` is the field b of the object a, under this name. Others are left out."""
+    picked: dict[str, Any] = {}
+    for path in wanted:
+        value: Any = found
+        for name in path.split("/"):
+            value = value.get(name, _MISSING) if isinstance(value, dict) else _MISSING
+        if value is not _MISSING:
+            picked[path] = value
+    return picked
+
+
+_MISSING = object()

@@ -1,0 +1,477 @@
+"""OpenAI's responses: a conversation as items, which becomes a request for a chat. Nothing is stored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+from uuid import uuid4
+
+from fastapi import APIRouter, Request
+from pydantic import Discriminator, Field, Tag
+from starlette.responses import Response
+
+from outrider.formats import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
+from outrider.server.apis.answers import PartedAnswer
+from outrider.server.apis.chat import ChatRequest, plan_chat
+from outrider.server.apis.generation import EVENTS_TOO, answer
+from outrider.server.apis.messages import (
+    MAX_TOOLS,
+    CalledFunction,
+    Function,
+    Message,
+    NamedFunction,
+    NamedTool,
+    OfFunction,
+    Tool,
+    ToolCall,
+    ToolMode,
+    text_of,
+    type_of,
+)
+from outrider.server.apis.plan import GenerationPlan
+from outrider.server.apis.shapes import (
+    BUDGET_NAMES,
+    REFUSED,
+    WHOLE,
+    Effort,
+    GenerationRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Many,
+    MaxTokens,
+    NamedSchema,
+    NumLogprobs,
+    ReasoningFields,
+    Shape,
+    Text,
+    TextFormat,
+    explained,
+)
+from outrider.server.errors import renamed_fields
+from outrider.server.service import Service
+
+router = APIRouter(tags=["text"])
+
+
+class FunctionTool(Function, OfFunction):
+    """A function that the model may call; `parameters` is a JSON schema of its arguments."""
+
+
+class NamedFunctionTool(NamedFunction, OfFunction):
+    """The function that has to be called."""
+
+
+class Part(Shape):
+    """A part of a message: text. Images, audio and files are not supported."""
+
+    type: Annotated[
+        Literal["input_text", "output_text"],
+        explained("this server reads text alone. Leave parts of type {} out"),
+    ]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class _Item(Shape):
+    """What earlier answers say of an item besides: accepted, without effect."""
+
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+class MessageItem(_Item):
+    """Something said."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Many[Part]
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class FunctionCallItem(_Item):
+    """A call that the assistant made."""
+
+    refused: ClassVar = {"namespace": "tools have no namespaces here. Leave it out"}
+
+    type: Literal["function_call"]
+    call_id: str
+    name: Text
+    arguments: str
+
+
+class FunctionOutputItem(_Item):
+    """What a call returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Many[Part]
+
+
+class ReasoningText(Shape):
+    """What the assistant thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(_Item):
+    """What the assistant thought before its answer. A summary alone is not read."""
+
+    refused: ClassVar = {
+        "encrypted_content": "nothing is encrypted here. Give content, or leave the item out"
+    }
+
+    type: Literal["reasoning"]
+    summary: list[Any] | None = None
+    content: Many[ReasoningText] | None = None
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(
+        type_of,
+        custom_error_type="unsupported",
+        custom_error_message="messages, function calls, their outputs and reasoning are read. Leave others",
+    ),
+]
+
+
+_OF_CHAT = "it is a field of chat completions. Say "
+_STATELESS = "nothing is stored here. Give the whole conversation as `input`"
+
+
+class SchemaFormat(NamedSchema):
+    """JSON of a schema; `strict` as in chat completions."""
+
+    type: Literal["json_schema"]
+
+
+class TextConfig(Shape):
+    """What the text of the answer has to be."""
+
+    format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    verbosity: Annotated[
+        Literal["medium"] | None, explained("it is not supported. Ask for it in a message")
+    ] = None
+
+
+class Reasoning(Shape):
+    """How much the model is to think, where its template knows that."""
+
+    refused: ClassVar = dict.fromkeys(
+        ("summary", "generate_summary"), "reasoning is given as it is, without a summary. Leave it out"
+    )
+
+    effort: Effort | None = None
+
+
+class ResponseRequest(GenerationRequest, ReasoningFields):
+    """A conversation to be continued, as items."""
+
+    renamed: ClassVar = BUDGET_NAMES
+    refused: ClassVar = REFUSED | {
+        "previous_response_id": _STATELESS,
+        "conversation": _STATELESS,
+        "prompt": "prompts are not kept here. Give `instructions` and `input`",
+        "context_management": "the conversation is not shortened here. Leave it out",
+        "logprobs": f'{_OF_CHAT}"include": ["message.output_text.logprobs"]',
+        "max_tokens": f"{_OF_CHAT}max_output_tokens",
+        "n_predict": "it is llama.cpp's name. Say max_output_tokens",
+        "messages": f"{_OF_CHAT}input",
+        "response_format": f"{_OF_CHAT}text.format",
+    }
+
+    input: str | Annotated[Many[Item], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: MaxTokens | None = None
+    max_tool_calls: Annotated[int, Field(ge=1), WHOLE] | None = Field(
+        None, description="No effect: it is about tools that the server itself runs."
+    )
+    tools: Annotated[Many[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolMode | NamedFunctionTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    include: Many[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
+        None, description="Reasoning is never encrypted: it is given as it is."
+    )
+    top_logprobs: NumLogprobs | None = None
+    truncation: Annotated[
+        Literal["disabled"] | None,
+        explained("the conversation is not shortened here. Say disabled, or leave it out"),
+    ] = None
+    store: Annotated[Literal[False] | None, explained(_STATELESS)] = None
+    background: Annotated[
+        Literal[False] | None, explained("nothing runs in the background here. Say false, or use stream")
+    ] = None
+
+
+@router.post("/v1/responses", responses=EVENTS_TOO)
+async def responses(body: ResponseRequest, request: Request) -> Response:
+    """Continue a conversation; with `stream`, as typed events. Nothing is stored."""
+    return await answer(request, body, plan_response, ResponseAnswer)
+
+
+# The plan
+
+_NAMES = {
+    "messages": "input",
+    "response_format": "text.format",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+}
+"""What the fields of a chat request are called here."""
+
+
+def plan_response(service: Service, body: ResponseRequest, namespace: str) -> GenerationPlan:
+    """The request that is asked for. Raises Problem, in terms of this endpoint's fields."""
+    with renamed_fields(_NAMES):
+        return plan_chat(service, as_chat(body), namespace)
+
+
+def as_chat(body: ResponseRequest) -> ChatRequest:
+    """The same request as one for a chat completion."""
+    wants_logprobs = "message.output_text.logprobs" in (body.include or ()) or bool(body.top_logprobs)
+    functions = [Function(**tool.model_dump(exclude={"type"})) for tool in body.tools or ()]
+    return ChatRequest(
+        **body.sampling(),
+        model=body.model,
+        messages=_messages(body),
+        max_completion_tokens=body.max_output_tokens,
+        logprobs=wants_logprobs,
+        top_logprobs=body.top_logprobs if wants_logprobs else None,
+        tools=[Tool(type="function", function=function) for function in functions],
+        tool_choice=_choice(body),
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_format(body),
+        reasoning_budget=body.reasoning_budget,
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+    )
+
+
+def _choice(body: ResponseRequest) -> Any:
+    if isinstance(body.tool_choice, NamedFunctionTool):
+        return NamedTool(type="function", function=NamedFunction(name=body.tool_choice.name))
+    return body.tool_choice
+
+
+def _format(body: ResponseRequest) -> TextFormat | JsonObjectFormat | JsonSchemaFormat | None:
+    found = body.text.format if body.text else None
+    if not isinstance(found, SchemaFormat):
+        return found
+    named = NamedSchema(name=found.name, schema=found.json_schema, strict=found.strict)
+    return JsonSchemaFormat(type="json_schema", json_schema=named)
+
+
+def _messages(body: ResponseRequest) -> list[Message]:
+    first = [Message(role="system", content=body.instructions)] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*first, Message(role="user", content=body.input)]
+    return [*first, *_turns(body.input)]
+
+
+def _turns(items: Sequence[Item]) -> list[Message]:
+    """Messages; what the assistant thought, said and called in one turn is one of them."""
+    turns: list[dict[str, Any]] = []
+    for item in items:
+        if isinstance(item, FunctionOutputItem):
+            turns.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
+        elif isinstance(item, MessageItem) and item.role != "assistant":
+            turns.append({"role": item.role, "content": text_of(item.content)})
+        else:
+            _add_to_assistant(turns, item)
+    return [Message(**turn) for turn in turns]
+
+
+def _add_to_assistant(
+    turns: list[dict[str, Any]], item: MessageItem | FunctionCallItem | ReasoningItem
+) -> None:
+    turn = turns[-1] if turns and turns[-1]["role"] == "assistant" else None
+    if turn is None or (turn["content"] and not isinstance(item, FunctionCallItem)):
+        turn = {"role": "assistant", "content": ""}
+        turns.append(turn)
+    if isinstance(item, FunctionCallItem):
+        function = CalledFunction(name=item.name, arguments=item.arguments)
+        turn.setdefault("tool_calls", []).append(ToolCall(id=item.call_id, function=function))
+    elif isinstance(item, MessageItem):
+        turn["content"] = text_of(item.content)
+    else:
+        turn["reasoning_content"] = text_of(item.content) or None
+
+
+# The answer
+
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_TEXT_EVENTS = {
+    "message": "response.output_text",
+    "reasoning": "response.reasoning_text",
+    "function_call": "response.function_call_arguments",
+}
+_GIVEN = ("instructions", "max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
+"""Fields of the request that are returned as they came."""
+
+
+class ResponseAnswer(PartedAnswer):
+    """The answer to one request for a response, in items."""
+
+    kinds: ClassVar = {ContentDelta: "message", ReasoningDelta: "reasoning"}
+    call_kind = "function_call"
+
+    def __init__(self, service: Service, body: ResponseRequest, plan: GenerationPlan) -> None:
+        super().__init__(service, plan)
+        self._num_events = 0
+        self._head = _head(f"resp_{self.id}", service, body, plan)
+
+    def first(self) -> Iterator[dict[str, Any]]:
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, response=self._head)
+
+    def _end(self) -> Iterator[dict[str, Any]]:
+        yield from self._close(self._status)
+        yield self._event(f"response.{self._status}", response=self.whole())
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._choice.finish_reason == "length" else "completed"
+
+    def whole(self) -> dict[str, Any]:
+        sums = self.sums()
+        is_cut = self._status == "incomplete"
+        return self._head | {
+            "status": self._status,
+            "completed_at": None if is_cut else int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": self._parts,
+            "usage": _usage(sums["usage"]),
+            "outrider": sums["outrider"],
+        }
+
+    def failed(self, body: dict[str, Any]) -> dict[str, Any]:
+        error = body["error"]
+        return self._event("error", **{name: error[name] for name in ("code", "message", "param")})
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        self._num_events += 1
+        return {"type": kind, "sequence_number": self._num_events - 1, **fields}
+
+    # The last item
+
+    def _item_event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """An event about a part of it."""
+        item, index = self._parts[-1], len(self._parts) - 1
+        place = {"item_id": item["id"], "output_index": index}
+        return self._event(kind, **place, **({"content_index": 0} if "content" in item else {}), **fields)
+
+    def _whole_item_event(self, kind: str) -> dict[str, Any]:
+        """An event with all of it as it is now: it goes on growing."""
+        item = dict(self._parts[-1])
+        if "content" in item:
+            item["content"] = [dict(part) for part in item["content"]]
+        return self._event(kind, output_index=len(self._parts) - 1, item=item)
+
+    def _open(self, kind: str, event: Event) -> Iterator[dict[str, Any]]:
+        item: dict[str, Any] = {
+            "id": f"{_PREFIXES[kind]}_{uuid4().hex}",
+            "type": kind,
+            "status": "in_progress",
+        }
+        self._parts.append(item)
+        self._is_open = True
+        if isinstance(event, ToolCallStart):
+            item |= {"call_id": self._choice.calls[event.index].id, "name": event.name, "arguments": ""}
+            yield self._whole_item_event("response.output_item.added")
+            return
+        if kind == "message":
+            item |= {"role": "assistant", "content": []}
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        else:
+            item |= {"summary": [], "content": []}
+            part = {"type": "reasoning_text", "text": ""}
+        yield self._whole_item_event("response.output_item.added")
+        item["content"].append(part)
+        yield self._item_event("response.content_part.added", part=dict(part))
+
+    def _grow(self, event: ContentDelta | ReasoningDelta | ToolArgumentsDelta) -> dict[str, Any]:
+        item, more = self._parts[-1], dict[str, Any]()
+        if item["type"] == "function_call":
+            item["arguments"] += event.text
+        else:
+            part = item["content"][0]
+            part["text"] += event.text
+        if item["type"] == "message":
+            more = {"logprobs": self._choice.take_logprobs()}
+            part["logprobs"] += more["logprobs"]
+            if self.plan.show_sources:
+                more["outrider"] = self._choice.progress([event])
+        return self._item_event(f"{_TEXT_EVENTS[item['type']]}.delta", delta=event.text, **more)
+
+    def _close(self, status: str = "completed") -> Iterator[dict[str, Any]]:
+        """It is finished: "completed", or "incomplete" where the answer breaks off in it."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        item = self._parts[-1]
+        item["status"] = status
+        kind = f"{_TEXT_EVENTS[item['type']]}.done"
+        if item["type"] == "function_call":
+            yield self._item_event(kind, name=item["name"], arguments=item["arguments"])
+        else:
+            part = dict(item["content"][0])
+            yield self._item_event(
+                kind, **{name: part[name] for name in ("text", "logprobs") if name in part}
+            )
+            yield self._item_event("response.content_part.done", part=part)
+        yield self._whole_item_event("response.output_item.done")
+
+
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    details = usage["completion_tokens_details"]
+    cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {name: count for name, count in details.items() if name != "audio_tokens"},
+        "total_tokens": usage["total_tokens"],
+    }
+
+
+def _head(id: str, service: Service, body: ResponseRequest, plan: GenerationPlan) -> dict[str, Any]:
+    """What is known before the first token: the request, as it is carried out."""
+    given = body.model_dump(mode="json", by_alias=True)
+    request = plan.requests[0]
+    text = given["text"] or {}
+    return {
+        "id": id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        **{name: given[name] for name in _GIVEN},
+        "max_output_tokens": request.max_tokens,
+        "metadata": body.metadata or {},
+        "model": service.name,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+        "service_tier": "default",
+        "store": False,
+        "temperature": request.sampling.temperature,
+        "text": {"format": text.get("format") or {"type": "text"}, "verbosity": "medium"},
+        "tool_choice": given["tool_choice"] or ("auto" if body.tools else "none"),
+        "tools": given["tools"] or [],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": request.sampling.top_p,
+        "truncation": "disabled",
+        "usage": None,
+    }

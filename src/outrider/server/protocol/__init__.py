@@ -1,1 +1,0 @@
-"""What may be asked, and what is answered, as Pydantic models."""
