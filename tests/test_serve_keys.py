@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -139,13 +138,6 @@ def test_a_toml_file_of_keys(tmp_path: Path) -> None:
     assert notices == ()
 
 
-def test_a_file_of_json_lines(tmp_path: Path) -> None:
-    anna = {"name": "anna", "key": ANNA, "sha256": None, "concurrency": None}
-    lines = [json.dumps(anna), "", json.dumps({"name": "ben", "key": None, "sha256": "0" * 64})]
-    keys = read_keys(file(tmp_path, "\n".join(lines), "keys.jsonl"))
-    assert [key.name for key in keys] == ["anna", "ben"]
-
-
 def test_a_file_that_others_can_read_is_mentioned(tmp_path: Path) -> None:
     path = file(tmp_path, f'[[key]]\nname = "anna"\nkey = "{ANNA}"\n')
     path.chmod(0o644)
@@ -189,13 +181,6 @@ def test_a_file_of_keys_that_is_wrong_is_named_without_the_key(
         read_keys(path)
     assert str(error.value).removeprefix(str(path)).lstrip(":, ").startswith(complaint)
     assert ANNA not in str(error.value)
-
-
-@pytest.mark.parametrize("line", ["[1]", "{", "{}" * 2, "[" * 100_000])
-def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str) -> None:
-    path = file(tmp_path, f"\n{line}\n", "keys.jsonl")
-    with pytest.raises(SettingError, match=r"keys\.jsonl, line 2: it is no JSON object"):
-        read_keys(path)
 
 
 def test_a_file_of_keys_that_is_not_there(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The server's answers to ordinary and to hostile requests, on the tiny exact model.
+"""The server's answers to ordinary requests, on the tiny exact model.
 
 The model says what the last message has between [[ and ]].
 """
@@ -20,7 +20,7 @@ from outrider.server.models import Models
 from outrider.server.settings import ServeSettings
 from serving import TEMPLATE, tiny_session, user
 
-__all__ = ["chat", "hostile", "others", "serve"]
+__all__ = ["chat", "others", "serve"]
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 REPEATING = "one two three one two three one two three one two three"
@@ -158,11 +158,6 @@ def chat() -> Any:
 def others() -> Any:
     """Tools, reasoning, completions, responses and the small endpoints."""
     return _answers({name: ask for name, ask in ORDINARY.items() if not name.startswith("chat")})
-
-
-def hostile() -> Any:
-    """What they should not send, and what is wrong in it."""
-    return _answers(HOSTILE)
 
 
 def _chat(said: str, server: str = "plain", **fields: Any) -> Ask:
@@ -344,132 +339,4 @@ ORDINARY: dict[str, Ask] = {
     "keys, bearer": Ask("/tokenize", {"content": "a"}, "keys", headers={"authorization": f"Bearer {KEY}"}),
     "keys, x-api-key": Ask("/tokenize", {"content": "a"}, "keys", headers={"x-api-key": KEY}),
     "keys, health needs none": _get("/health", "keys"),
-}
-
-_TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-_NAMED = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
-_NESTED: dict[str, Any] = {"x": None}
-for _ in range(300):
-    _NESTED = {"deeper": _NESTED}
-
-
-def _doubled(levels: int) -> dict[str, Any]:
-    """A schema of a few lines that doubles with every level when its parts are merged."""
-    parts: dict[str, Any] = {
-        f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}, {"$ref": f"#/$defs/a{i + 1}"}]}
-        for i in range(levels)
-    }
-    return {"$defs": parts | {f"a{levels}": {"type": "string"}}, "$ref": "#/$defs/a0"}
-
-
-def _raw(body: bytes, content_type: str = "application/json") -> Ask:
-    return Ask(CHAT, body, headers={"content-type": content_type})
-
-
-def _part(**part: Any) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": [part]}]
-
-
-_HI = b'{"messages": [{"role": "user", "content": "hi"}], '
-
-HOSTILE: dict[str, Ask] = {
-    "an unknown field": _chat("a", foo=1),
-    "a misspelled field": _chat("a", temprature=0.5),
-    "an unknown field inside": _chat("a", speculation={"polcy": "auto"}),
-    "an unknown field of a completion": _text("a", foo=1),
-    "an unknown field of a response": _response("a", foo=1),
-    "unsupported, audio": _chat("a", modalities=["text", "audio"]),
-    "unsupported, functions": _chat("a", functions=[{"name": "f"}]),
-    "unsupported, store": _chat("a", store=True),
-    "unsupported, mirostat": _chat("a", mirostat=2),
-    "unsupported, n_predict": _chat("a", n_predict=5),
-    "unsupported, an image": Ask(CHAT, {"messages": _part(type="image_url")}),
-    "unsupported, a kind of tool": _chat("a", tools=[{"type": "web_search"}]),
-    "unsupported, tools with a schema": _chat("a", tools=[_TOOL], response_format=_NAMED),
-    "unsupported, suffix": _text("a", suffix="end"),
-    "unsupported, best_of": _text("a", best_of=3),
-    "unsupported, echo with log probabilities": _text("a", echo=True, logprobs=1),
-    "unsupported, an earlier response": _response("a", previous_response_id="resp_1"),
-    "unsupported, background": _response("a", background=True),
-    "a number as text": _chat("a", temperature="0.5"),
-    "a negative temperature": _chat("a", temperature=-1),
-    "a switch for a number": _chat("a", temperature=True),
-    "top_p above 1": _chat("a", top_p=1.5),
-    "no choices": _chat("a", n=0),
-    "half a choice": _chat("a", n=1.5),
-    "no tokens": _chat("a", max_tokens=0),
-    "two limits": _chat("a", max_tokens=5, max_completion_tokens=6),
-    "an empty stop": _chat("a", stop=["a", ""]),
-    "too many stops": _chat("a", stop=["x"] * 33),
-    "a bias of no token": _chat("a", logit_bias={"a": 1}),
-    "a bias beyond the vocabulary": _chat("a", logit_bias={"300": 1}),
-    "a bias too large": _chat("a", logit_bias={"5": 101}),
-    "top_logprobs alone": _chat("a", top_logprobs=3),
-    "too many top_logprobs": _chat("a", logprobs=True, top_logprobs=21),
-    "two repetition penalties": _chat("a", repeat_penalty=1.1, repetition_penalty=1.2),
-    "no messages": Ask(CHAT, {"messages": []}),
-    "messages as text": Ask(CHAT, {"messages": "hi"}),
-    "an unknown role": Ask(CHAT, {"messages": [{"role": "king", "content": "hi"}]}),
-    "messages are missing": Ask(CHAT, {}),
-    "a tool is required of none": _chat("a", tool_choice="required"),
-    "a tool twice": _chat("a", tools=[_TOOL, _TOOL]),
-    "two grammars": _chat("a", response_format=_NAMED, grammar='root ::= "a"'),
-    "an unknown policy": _chat("a", speculation={"policy": "magic"}),
-    "a policy without its model": _chat("a", speculation={"policy": "model"}),
-    "no lenience": _chat("a", speculation={"lenience": 0}),
-    "lenience with the block rule": _chat("a", speculation={"rule": "block", "lenience": 0.5}),
-    "a prompt of half tokens": Ask(TEXT, {"prompt": [1, "a"]}),
-    "a schema that is not enforced": _chat(
-        "a", response_format={"type": "json_schema", "json_schema": {"schema": {"type": "object", "not": {}}}}
-    ),
-    "a broken schema": _chat("a", json_schema={"type": 5}),
-    "a broken grammar": _chat("a", grammar="root ::= ("),
-    "a broken expression": _chat("a", structured_outputs={"regex": "("}),
-    "an empty choice": _chat("a", guided_choice=[""]),
-    "a schema that explodes": _chat("a", json_schema=_doubled(40)),
-    "a reference to itself": _chat("a", json_schema={"$ref": "#"}),
-    "a reference to a file": _chat("a", json_schema={"$ref": "file:///etc/passwd"}),
-    "a huge number in a schema": _raw(_HI + b'"json_schema": {"const": 1' + b"0" * 400 + b"}}"),
-    "a grammar without an end": _chat("a", grammar="root ::= " + "(" * 20_000),
-    "no token spells what is asked": _chat("a", logit_bias={"98": -100}, grammar='root ::= "ab"'),
-    "half JSON": _raw(b"{"),
-    "nothing": _raw(b""),
-    "a list": _raw(b"[]"),
-    "null": _raw(b"null"),
-    "bytes that are no text": _raw(b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}'),
-    "half a pair of surrogates": _raw(b'{"messages": [{"role": "user", "content": "\\ud800"}]}'),
-    "nested without an end": _raw(b'{"messages": ' + b"[" * 100_000),
-    "NaN": _raw(_HI + b'"temperature": NaN}'),
-    "a seed of 5000 digits": _raw(_HI + b'"seed": 1' + b"0" * 5_000 + b"}"),
-    "of a key that comes twice the last holds": _raw(b'{"messages": 5, "seed": 3, ' + _HI[1:-2] + b"}"),
-    "another content type": _raw(b'{"messages": 5}', "text/plain"),
-    "a form": _raw(b"a=b", "application/x-www-form-urlencoded"),
-    "nested too deeply": _chat("a", chat_template_kwargs={"x": _NESTED}),
-    "a variable of the template that is taken": _chat("a", chat_template_kwargs={"messages": []}),
-    "many errors": Ask(TEXT, {"prompt": [True] * 10_000}),
-    "a prompt that cannot fit": Ask(CHAT, {"messages": user("x" * 100_000)}),
-    "a completion that cannot fit": Ask(TEXT, {"prompt": "x" * 100_000}),
-    "another model": _chat("a", model="gpt-9"),
-    "a token that is not there": Ask("/detokenize", {"tokens": [300]}),
-    "two texts to tokenize": Ask("/tokenize", {"content": "a", "prompt": "b"}),
-    "a chat without a template": _chat("a", "no template"),
-    "beyond the server's tokens": _chat("a", "limited", max_tokens=5),
-    "beyond the server's choices": _chat("a", "limited", n=3),
-    "beyond the server's prompt": Ask(CHAT, {"messages": user("x" * 50)}, "limited"),
-    "beyond the server's schema": _chat(
-        "a", "limited", json_schema={"type": "object", "description": "x" * 2_000}
-    ),
-    "no metrics": _get("/metrics", "limited"),
-    "no page": _get("/", "limited"),
-    "no such path": _get("/v2/chat"),
-    "an odd path": _get("/v1/models/%00"),
-    "a path upwards": _get("/v1/models/../../etc/passwd"),
-    "no such method": _get(CHAT),
-    "no such model": _get("/v1/models/other"),
-    "another host": _get("/v1/models", host="evil.example"),
-    "another origin": Ask("/tokenize", {"content": "a"}, headers={"origin": "https://evil.example"}),
-    "no key": Ask("/tokenize", {"content": "a"}, "keys"),
-    "a wrong key": Ask("/tokenize", {"content": "a"}, "keys", headers={"authorization": "Bearer wrong"}),
-    "a key of another scheme": _get("/v1/models", "keys", authorization="Basic YTpi"),
-    "after all of it": _chat("Good morning!", temperature=0),
 }

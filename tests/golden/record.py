@@ -44,7 +44,6 @@ GOLDENS: Mapping[str, Golden] = {
     "surface_package": Golden(surface.package),
     "api_chat": Golden(api.chat),
     "api_others": Golden(api.others),
-    "api_hostile": Golden(api.hostile),
     "replay_few": Golden(replays.few_replays),
     "replay": Golden(replays.replays, slow=True),
     "sweep": Golden(sweeps.sweeps, slow=True),

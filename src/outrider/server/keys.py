@@ -3,9 +3,8 @@
 Only SHA-256 digests are kept. A presented key is compared with every one of them in constant time, so
 that how long an answer takes says nothing about the keys.
 
-A file of keys is TOML with a `[[key]]` table for each, or JSON lines (`.jsonl`) with an object for each:
-`name`, then `key` or the `sha256` of it (hexadecimal), and if wanted `requests_per_minute`,
-`tokens_per_minute`, `concurrency` and `admin` (may read /metrics).
+A file of keys is TOML with a `[[key]]` table for each: `name`, then `key` or its `sha256` (hexadecimal), and
+if wanted `requests_per_minute`, `tokens_per_minute`, `concurrency` and `admin` (may read /metrics).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from outrider.core.errors import SettingError
-from outrider.core.files import parse_json, read_text, read_toml
+from outrider.core.files import read_toml
 from outrider.core.invalid import invalid
 from outrider.server.errors import Problem
 from outrider.server.settings import ServeSettings
@@ -107,29 +106,14 @@ def read_keys(path: Path, notices: list[str] | None = None) -> list[ApiKey]:
 
 
 def _records(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Each record of the file, and its place."""
-    way_out = "Name a file of keys (--api-keys)."
-    if path.suffix == ".jsonl":
-        numbered = enumerate(read_text(path, way_out).splitlines(), 1)
-        lines = [(number, line) for number, line in numbered if line.strip()]
-        return [(f"line {number}", _object(line, f"{path}, line {number}")) for number, line in lines]
-    content = read_toml(path, way_out)
+    """Each table of the file, and its place."""
+    content = read_toml(path, "Name a TOML file of keys (--api-keys).")
     tables = content.pop("key", [])
     if content:
         raise SettingError(f"{path}: {next(iter(content))}", "it is not known", "A key is a [[key]] table.")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise SettingError(f"{path}: key", "it is no array of tables", "Write [[key]] above each key.")
     return [(f"key {number}", table) for number, table in enumerate(tables, 1)]
-
-
-def _object(line: str, where: str) -> dict[str, Any]:
-    try:
-        found = parse_json(line)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise SettingError(where, "it is no JSON object", 'Write {"name": …, "key": …}.')
-    return found
 
 
 def _read_record(record: dict[str, Any], where: str) -> ApiKey:

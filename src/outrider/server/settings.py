@@ -99,7 +99,7 @@ class Access(Group):
     api_key: list[SecretStr] = setting(
         [], help="A key that clients must send (repeatable). Better in the environment."
     )
-    api_keys: Path | None = setting(None, help="Keys with names and limits: TOML, or JSON lines (.jsonl).")
+    api_keys: Path | None = setting(None, help="A TOML file of keys with names and limits.")
     no_auth: bool = setting(
         False, help="Listen beyond loopback without any key. Everyone who reaches it may use it."
     )
