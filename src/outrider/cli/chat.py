@@ -14,11 +14,11 @@ from pydantic import BaseModel, ValidationError
 from rich.console import Console
 from rich.text import Text
 
+from outrider.cli.opening import explanation_of, library_line, load_pair, open_session
 from outrider.cli.output import print_notes, readable
 from outrider.cli.plans import RunPlan, plan_run
 from outrider.cli.prompt import ask, read_prompt, read_text
 from outrider.cli.report import print_explanation, print_incomplete, print_readout
-from outrider.cli.run import explanation_of, library_line, load_pair, open_session
 from outrider.cli.settings import RunSettings
 from outrider.cli.stream import Shown, TokenPrinter, show
 from outrider.core.data import StepRecord

@@ -8,11 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from outrider.backends.gguf import has_gpu_code, show_log
+from outrider.backends.gguf import has_gpu_code
 from outrider.backends.native import hint_once
-from outrider.cli.interrupt import LoadInterrupt
+from outrider.cli.opening import explanation_of, library_line, load_pair, open_session
 from outrider.cli.output import INCOMPLETE, INTERRUPTED, print_notes, readable, write_json
-from outrider.cli.plans import PairPlan, plan_run
+from outrider.cli.plans import plan_run
 from outrider.cli.prompt import read_prediction, read_prompt
 from outrider.cli.report import (
     as_json,
@@ -27,16 +27,12 @@ from outrider.cli.settings import RunSettings
 from outrider.cli.stream import Shown, TokenPrinter, show
 from outrider.core.data import Completion, Request
 from outrider.core.errors import ConstraintError, PromptError
-from outrider.drafters.corpus import indexing
 from outrider.drafters.model import ModelDrafter
 from outrider.lab.comparison import Comparison, compare, is_deterministic
 from outrider.lab.recording import Recording, record_offers
 from outrider.lab.recording import as_json as recording_json
 from outrider.policy import AutoPolicy
-from outrider.session import DEFAULT_CONTEXT_TOKENS, Message, Pair, Session
-from outrider.session.explain import Explanation, explain
-from outrider.session.keeping import Keeping
-from outrider.session.loading import Room
+from outrider.session import Message, Pair, Session
 from outrider.session.readout import Readout
 from outrider.session.session import Generation
 from outrider.session.trace import write_trace
@@ -74,64 +70,6 @@ def run(settings: RunSettings) -> int:
     if interrupted:
         return INTERRUPTED
     return INCOMPLETE if plan.grammar is not None and not completion.is_complete else 0
-
-
-def load_pair(plan: PairPlan, errors: Console, max_sequences: int = 1, capacity_tokens: int = 0) -> Pair:
-    """Load the models that were asked for, or the embedded default, where the contexts of so many sequences
-    and tokens over all of them will find room."""
-    room = room_of(plan, max_sequences, capacity_tokens)
-    show_log(plan.settings.verbose)
-    with LoadInterrupt(), errors.status("loading") as status:
-        return Pair.load(
-            plan.target,
-            plan.draft,
-            options=plan.options,
-            draft_options=plan.draft_options,
-            hub=plan.hub,
-            template=plan.template,
-            room=room,
-            measuring=lambda what, part: status.update(f"choosing the library, once ({what}): {part:.0%}"),
-        )
-
-
-def room_of(plan: PairPlan, max_sequences: int, capacity_tokens: int) -> Room:
-    """The contexts of a pair, of so many sequences and tokens over all of them."""
-    return Room(plan.settings.ctx_size, plan.settings.ctx_size_draft, max_sequences, capacity_tokens)
-
-
-def open_session(
-    plan: PairPlan,
-    pair: Pair,
-    tokens: int,
-    errors: Console,
-    *,
-    max_running: int = 1,
-    kept_sequences: int = 0,
-    capacity_tokens: int = 0,
-    max_gap_s: float | None = None,
-    keeping: Keeping | None = None,
-) -> Session:
-    """Open contexts that hold `tokens`, unless their size was given, for `max_running` requests at once; the
-    others as in `Pair.open`."""
-    context = plan.settings.ctx_size
-    if context is None:
-        context = min(max(tokens, DEFAULT_CONTEXT_TOKENS), pair.target.trained_context)
-    with LoadInterrupt(), errors.status("opening") as status:
-        return pair.open(
-            context,
-            plan.settings.ctx_size_draft,
-            lookup=plan.settings.lookup,
-            corpus=plan.corpus,
-            progress=lambda *progress: status.update(f"indexing the corpus: {indexing(*progress)}"),
-            policy=plan.policy,
-            measuring=lambda what, part: status.update(f"{what}: {part:.0%}"),
-            bitwise=plan.settings.bitwise,
-            max_running=max_running,
-            kept_sequences=kept_sequences,
-            capacity_tokens=capacity_tokens,
-            max_gap_s=max_gap_s,
-            keeping=keeping,
-        )
 
 
 def print_late_notices(session: Session, errors: Console) -> None:
@@ -256,17 +194,6 @@ def _hint_at_native(settings: RunSettings, pair: Pair, errors: Console) -> None:
     wanted = errors.is_terminal and free and not has_gpu_code(pair.target.library.file)
     if wanted and (line := hint_once()):
         errors.print(Text(readable(f"note: {line}"), style="dim"))
-
-
-def library_line(pair: Pair, session: Session) -> str:
-    """What runs the models and why that, and whether texts are bit-equal."""
-    return pair.target.library_line + ("; bit-equal text" if session.bitwise else "")
-
-
-def explanation_of(session: Session, completion: Completion) -> Explanation | None:
-    """Why the automatic policy drafted as it did; None for other policies."""
-    policy = session.engine.policy
-    return explain(completion.records, policy) if isinstance(policy, AutoPolicy) else None
 
 
 def _readout(shown: Shown, comparison: Comparison | None) -> Readout:

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.backends.machine import available_bytes
+from outrider.cli.opening import load_pair, open_session, room_of
 from outrider.cli.output import print_notes, readable
 from outrider.cli.plans import PairPlan, plan_pair
-from outrider.cli.run import load_pair, open_session, room_of
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.core.settings import sampling_params
 from outrider.policy import AutoPolicy

@@ -15,10 +15,10 @@ from rich.console import Console
 from outrider import __version__
 from outrider.cli.grammar import read_grammar
 from outrider.cli.interrupt import LoadInterrupt
+from outrider.cli.opening import load_pair, open_session
 from outrider.cli.output import bars_or_lines, print_notes, write_json
 from outrider.cli.plans import UNLIMITED_TOKENS, PairPlan, plan_pair
 from outrider.cli.prompt import encodable, read_prompt, unescape
-from outrider.cli.run import load_pair, open_session
 from outrider.cli.settings import VerifySettings
 from outrider.cli.verify_report import print_verdict
 from outrider.core.data import Request
