@@ -97,7 +97,7 @@ def test_reset_forgets_the_turns_and_keeps_the_system_message(chat: Call) -> Non
 def test_commands_of_a_conversation(chat: Call) -> None:
     outcome = chat(stdin="/readout\n/help\nhello\n/readout\n\n   \n")
     assert outcome.status == 0
-    assert "nothing was answered yet" in outcome.err
+    assert "no answer yet" in outcome.err
     assert outcome.err.count("Type a message") == 2
     assert "target chat" in outcome.err and "target calls" in outcome.err
     assert any(f"library {file}" in outcome.said for file in installed())
@@ -118,7 +118,7 @@ def test_a_conversation_is_taken_back_saved_and_loaded(chat: Call, tmp_path: Pat
         f"/save {saved}",
     ]
     outcome = chat("-n", "2", stdin="\n".join(lines) + "\n")
-    assert outcome.status == 0 and "nothing was asked yet" in outcome.err
+    assert outcome.status == 0 and "no message yet" in outcome.err
     assert "9 characters go before" in outcome.err and "3 messages written" in outcome.said
     messages = json.loads(saved.read_text())["messages"]
     assert [message["role"] for message in messages] == ["system", "user", "assistant"]
@@ -132,13 +132,13 @@ def test_a_conversation_is_taken_back_saved_and_loaded(chat: Call, tmp_path: Pat
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("/foo", "There is no /foo."),
+        ("/foo", "No command /foo."),
         ("/rest", "Did you mean /reset?"),
-        ("/reset all", "/reset takes nothing after it."),
+        ("/reset all", "/reset takes no argument."),
         ("/save", "/save needs a FILE."),
         ("/save /nowhere/x", "could not be written"),
         ("/read /nowhere/x", "no such file"),
-        ("/load {there}", "it holds no conversation"),
+        ("/load {there}", "not a saved conversation"),
     ],
 )
 def test_a_command_that_cannot_be_carried_out_says_why(

@@ -218,10 +218,8 @@ def test_help_fits_the_terminal(columns: int) -> None:
     assert outcome.status == 0 and outcome.err == ""
     assert max(map(len, outcome.out.splitlines())) <= columns
     assert "<bool>" not in outcome.out
-    names = [line.split()[1] for line in outcome.out.splitlines() if line.startswith("│ -")]
-    assert names and not any("…" in name for name in names)
     for name in ["-m", "-md", "-c", "-cd", "-ngl", "-ngld", "-t", "-n", "-p", "-f", "-s", "-hf", "-hfd"]:
-        assert f" {name} " in outcome.out
+        assert f"  {name}, --" in outcome.out
     for name in ["--temp", "--top-k", "--top-p", "--min-p", "--draft-max", "--draft-min", "--draft-p-min"]:
         assert f" {name} " in outcome.out
 

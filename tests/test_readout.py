@@ -185,4 +185,4 @@ def test_forced_text_that_was_not_accepted_is_explained() -> None:
     shown = io.StringIO()
     readout = read_out(completion(record(("grammar",) * 3, 1, 2)))
     print_readout(Console(file=shown, width=200), readout, "target", None, None)
-    assert "forced text" in shown.getvalue() and "spelled the others with other tokens" in shown.getvalue()
+    assert "forced text" in shown.getvalue() and "spells the rest with other tokens" in shown.getvalue()

@@ -25,12 +25,13 @@ from outrider.core.data import StepRecord
 from outrider.core.errors import ConstraintError, InputError, OutriderError, PromptError, SettingError
 from outrider.core.files import write_whole
 from outrider.core.schema import settings_of
+from outrider.lab.numbers import counted
 from outrider.models import cache_dir
 from outrider.session import Message, Pair, Session
 from outrider.session.session import Generation
 from outrider.session.trace import write_trace
 
-_HELP = 'Type a message. Alt-Enter or """: several lines. /help: what else there is. /exit or Ctrl-D: leave.'
+_HELP = 'Type a message. Alt-Enter or """: several lines. /help: commands. /exit or Ctrl-D: leave.'
 
 
 class _Turn(BaseModel):
@@ -70,12 +71,19 @@ def chat(settings: RunSettings) -> int:
 
 
 def _check(settings: RunSettings) -> None:
-    refused = {"--compare": settings.compare, "--json": settings.print_json, "--raw": settings.raw}
+    refused = {
+        "--compare": settings.compare,
+        "--json": settings.print_json,
+        "--raw": settings.raw,
+        "--prediction": settings.prediction is not None,
+    }
     for name, is_given in refused.items():
         if is_given:
-            raise SettingError(name, "a conversation has no use for it", "Leave it out, or use outrider run.")
+            raise SettingError(name, "not available in a conversation", "Leave it out, or use outrider run.")
     if settings.prediction is not None:
-        raise SettingError("--prediction", "it is about one answer", "Leave it out, or use outrider run.")
+        raise SettingError(
+            "--prediction", "not available in a conversation", "Leave it out, or use outrider run."
+        )
     if settings.file is not None:
         raise SettingError("-f", "a conversation reads what you type", "Use -p for a first message.")
 
@@ -146,10 +154,12 @@ class _Conversation:
         command = _COMMANDS.get(name)
         if command is None:
             near = get_close_matches(name, _COMMANDS, 1)
-            hint = f"Did you mean {near[0]}?" if near else "/help lists what there is."
-            self._warn(f"There is no {name}. {hint} A message may begin with a blank and a /.")
+            hint = f"Did you mean {near[0]}?" if near else "/help lists the commands."
+            self._warn(
+                f"There is no {name}. {hint} To send a message that starts with /, type a space first."
+            )
         elif bool(argument) and not command.argument:
-            self._warn(f"{name} takes nothing after it.")
+            self._warn(f"{name} takes no argument.")
         elif not argument and command.argument.isupper():
             self._warn(f"{name} needs a {command.argument}.")
         else:
@@ -173,7 +183,7 @@ class _Conversation:
         message = self._last_message()
         del self._messages[message:]
         left = (len(self._messages) - self._num_system + 1) // 2
-        self._note(f"{left} message{'s' * (left != 1)} of yours left")
+        self._note(f"{counted(left, 'message')} of yours left")
 
     def again(self, _: str) -> None:
         message = self._last_message()
@@ -201,7 +211,7 @@ class _Conversation:
         try:
             saved = _Saved.model_validate_json(read_text(Path(file).expanduser(), "conversation"))
         except ValidationError:
-            raise PromptError(file, "it holds no conversation", "Name a file that /save wrote.") from None
+            raise PromptError(file, "not a saved conversation", "Name a file that /save wrote.") from None
         self._messages = [{"role": turn.role, "content": turn.content} for turn in saved.messages]
         self._note(f"{len(saved.messages)} messages; the conversation goes on from there")
 
@@ -217,11 +227,11 @@ class _Conversation:
         self._note(
             f"target {self._pair.target.name}, draft {draft}, context {self._session.target.context_length}"
         )
-        self._note("; ".join(shown) or "all settings have their defaults")
+        self._note("; ".join(shown) or "all settings are at their defaults")
 
     def readout(self, _: str) -> None:
         if self._last is None:
-            self._note("nothing was answered yet")
+            self._note("no answer yet")
             return
         draft = self._pair.draft_name
         explanation = explanation_of(self._session, self._last.completion)
@@ -243,7 +253,7 @@ class _Conversation:
         for place in reversed(range(len(self._messages))):
             if self._messages[place]["role"] == "user":
                 return place
-        raise PromptError("conversation", "nothing was asked yet", "Type a message.")
+        raise PromptError("conversation", "no message yet", "Type one.")
 
     # Answers
 
@@ -305,15 +315,15 @@ class _Conversation:
 
 
 _COMMANDS = {
-    "/help": _Command("", "what can be typed", _Conversation.help),
+    "/help": _Command("", "list the commands", _Conversation.help),
     "/reset": _Command("", "start over", _Conversation.reset),
     "/undo": _Command("", "forget the last message and its answer", _Conversation.undo),
     "/again": _Command("", "answer the last message once more", _Conversation.again),
     "/system": _Command("[text]", "set the system message, or show it", _Conversation.system),
-    "/read": _Command("FILE", "put a file before the next message", _Conversation.read),
+    "/read": _Command("FILE", "put a file before your next message", _Conversation.read),
     "/save": _Command("FILE", "write the conversation to a file", _Conversation.save),
-    "/load": _Command("FILE", "go on with a conversation that was saved", _Conversation.load),
-    "/settings": _Command("", "settings that differ from their defaults", _Conversation.settings),
-    "/readout": _Command("", "counts of the last answer", _Conversation.readout),
+    "/load": _Command("FILE", "continue a saved conversation", _Conversation.load),
+    "/settings": _Command("", "show the settings that differ from their defaults", _Conversation.settings),
+    "/readout": _Command("", "show the counts of the last answer", _Conversation.readout),
     "/exit": _Command("", "leave; Ctrl-D does too", _Conversation.leave),
 }

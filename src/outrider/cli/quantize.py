@@ -15,6 +15,7 @@ from outrider.cli.plans import hub_options
 from outrider.cli.settings import QuantizeSettings
 from outrider.core.errors import SettingError
 from outrider.core.files import reason_of
+from outrider.lab.numbers import gigabytes
 from outrider.models import embedded_default, resolve
 from outrider.models.reference import requantized_name
 
@@ -35,7 +36,7 @@ def quantize_model(settings: QuantizeSettings) -> int:
     try:
         for to, output in outputs.items():
             made.append(one := _make_one(settings, source, to, output, errors))
-            size = f"{one.file_bytes / 1e6:,.0f} MB, {_ratio(one)} of {one.source.name}"
+            size = f"{gigabytes(one.file_bytes)}, {_ratio(one)} of {one.source.name}"
             errors.print(Text(readable(f"{one.path.name}: {size}, {one.seconds:.1f} s")))
     except KeyboardInterrupt:
         errors.print("\ninterrupted: the file that was being written is removed")
@@ -94,12 +95,12 @@ def _types_of(made: Quantized) -> str:
 
 
 def _print(source: Path, made: Sequence[Quantized]) -> None:
-    head = ("file", "type", "MB", "ratio", "s", "weights in")
+    head = ("file", "type", "size", "ratio", "s", "weights in")
     rows = [
         (
             one.path.name,
             one.quantization,
-            f"{one.file_bytes / 1e6:,.0f}",
+            gigabytes(one.file_bytes),
             _ratio(one),
             f"{one.seconds:.1f}",
             _types_of(one),

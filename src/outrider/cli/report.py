@@ -15,6 +15,7 @@ from outrider.core.data import Completion, Grammar, Request, TokenLogprob
 from outrider.core.errors import ConstraintError
 from outrider.drafters.registry import DRAFTERS
 from outrider.lab.comparison import Comparison
+from outrider.lab.numbers import counted, time
 from outrider.policy.forced import FORCED
 from outrider.session import Session, settings_of
 from outrider.session.explain import Choices, Explanation
@@ -88,7 +89,7 @@ def print_readout(
         if len(readout.drafters) == 1:
             name, line = rows.popitem()
             rows["drafted"] = f"{line} (all by {name.strip()})"
-    drawn = f" ({readout.drawn_tokens} of the tokens were drawn)" if readout.drawn_tokens else ""
+    drawn = f" ({readout.drawn_tokens} drafted tokens were sampled)" if readout.drawn_tokens else ""
     rows["rule"] = readout.rule + drawn
     if readout.generated_tokens:
         rows["time"] = _time_line(readout, limited=grammar is not None)
@@ -106,14 +107,14 @@ def _draft_calls_line(readout: Readout, explanation: Explanation | None) -> str:
     needed = explanation.draft_must_be_right if explanation else None
     if readout.draft_calls or needed is None:
         return str(readout.draft_calls)
-    return f"0: to pay at what calls take here, {needed:.0%} of its tokens would have to be right (--explain)"
+    return f"0: to pay at these call costs, {needed:.0%} of its tokens would have to be accepted (--explain)"
 
 
 def estimate_line(explanation: Explanation) -> str:
     """The speed-up as far as one run shows it."""
     estimate = explanation.estimate
     if estimate is None:
-        return f"not known: {explanation.estimate_unknown}; --compare measures it"
+        return f"unknown: {explanation.estimate_unknown}; --compare measures it"
     return (
         f"about {estimate.speedup:.2f}x over plain decoding ({estimate.low:.2f} to {estimate.high:.2f}), "
         "estimated; --compare measures it"
@@ -122,14 +123,14 @@ def estimate_line(explanation: Explanation) -> str:
 
 def _prompt_line(readout: Readout) -> str:
     read = readout.read_tokens
-    line = _number(readout.prompt_tokens, "token")
+    line = counted(readout.prompt_tokens, "token")
     if readout.reused_tokens:
         line += f" ({readout.reused_tokens} kept from before)"
     if read < readout.prompt_tokens - 1 - readout.reused_tokens:
         line += f", {read} of them read"
     if readout.prefill_s > 0 and read > 0:
-        line += f" in {_time(readout.prefill_s)} ({read / readout.prefill_s:.0f} tokens/s)"
-    return f"{line}, {_number(readout.prefill_calls, 'prefill call')}"
+        line += f" in {time(readout.prefill_s)} ({read / readout.prefill_s:.0f} tokens/s)"
+    return f"{line}, {counted(readout.prefill_calls, 'prefill call')}" if readout.prefill_calls else line
 
 
 def _answer_line(readout: Readout, *, limited: bool) -> str:
@@ -140,7 +141,7 @@ def _answer_line(readout: Readout, *, limited: bool) -> str:
         "cancelled": "interrupted",
     }[readout.finish_reason]
     return (
-        f"{_number(readout.generated_tokens, 'token')} in {_time(readout.decode_s)} "
+        f"{counted(readout.generated_tokens, 'token')} in {time(readout.decode_s)} "
         f"({readout.tokens_per_s:.1f} tokens/s); {ended}"
     )
 
@@ -176,7 +177,7 @@ def _saved_line(readout: Readout) -> str:
 
 
 def _acceptance_line(drafted: int, accepted: int) -> str:
-    return f"{_number(drafted, 'token')}, {accepted} accepted" + (
+    return f"{counted(drafted, 'token')}, {accepted} accepted" + (
         f" ({accepted / drafted:.0%})" if drafted else ""
     )
 
@@ -186,24 +187,29 @@ def _drafter_line(name: str, counts: DrafterCounts) -> str:
     positions = " ".join(shares).rstrip(" -")
     line = f"{_acceptance_line(counts.drafted_tokens, counts.accepted_tokens)}; by position {positions}"
     if name == FORCED and counts.accepted_tokens < counts.drafted_tokens:
-        line += "; the target spelled the others with other tokens"
+        line += "; the target spells the rest with other tokens"
     return line
 
 
 def _time_line(readout: Readout, *, limited: bool) -> str:
-    time = readout.time_s
-    parts = {"draft": time.draft, "verify": time.verify, "sampling": time.sampling, "other": time.other}
+    spent_s = readout.time_s
+    parts = {
+        "draft": spent_s.draft,
+        "verify": spent_s.verify,
+        "sampling": spent_s.sampling,
+        "other": spent_s.other,
+    }
     shares = ", ".join(
-        f"{name} {_time(seconds)} ({seconds / readout.decode_s if readout.decode_s else 0:.0%})"
+        f"{name} {time(seconds)} ({seconds / readout.decode_s if readout.decode_s else 0:.0%})"
         for name, seconds in parts.items()
     )
     line = f"{shares}; {readout.overhead:.1%} of it outside model calls"
-    spent = f"{_time(time.constraint)} ({readout.constraint_share:.1%})"
+    spent = f"{time(spent_s.constraint)} ({readout.constraint_share:.1%})"
     return line + (f"; masks and forced text took {spent} of it" if limited else "")
 
 
 def _latency_line(latency: Latency) -> str:
-    return f"p50 {_time(latency.p50)}, p95 {_time(latency.p95)}, max {_time(latency.max)}"
+    return f"p50 {time(latency.p50)}, p95 {time(latency.p95)}, max {time(latency.max)}"
 
 
 def _gaps_line(readout: Readout) -> str:
@@ -211,15 +217,15 @@ def _gaps_line(readout: Readout) -> str:
     kinds = {"paced": readout.paced_character_gap_s, "unpaced": readout.character_gap_s}
     line = "; ".join(f"{kind} {_latency_line(gaps)}" for kind, gaps in kinds.items() if gaps)
     plain = readout.plain_character_gap_s
-    return line + (f"; plain decoding: p95 about {_time(plain.p95)}" if plain else "")
+    return line + (f"; plain decoding: p95 about {time(plain.p95)}" if plain else "")
 
 
 def print_comparison(console: Console, comparison: Comparison, *, deterministic: bool) -> None:
     """Speed-up with its spread, and whether the outputs are equal."""
     speedup, plain = comparison.speedup, comparison.plain
-    runs = f"{_number(speedup.repetitions, 'run')} of each, in turn"
+    runs = f"{counted(speedup.repetitions, 'run')} of each, in turn"
     rows = {
-        "plain decoding": f"{plain.tokens_per_s:.1f} tokens/s, {_number(plain.target_calls, 'target call')}",
+        "plain decoding": f"{plain.tokens_per_s:.1f} tokens/s, {counted(plain.target_calls, 'target call')}",
         "speed-up": (
             f"{speedup.decode_median:.2f}x ({speedup.decode_low:.2f} to {speedup.decode_high:.2f}); "
             f"with the prompt {speedup.median:.2f}x ({speedup.low:.2f} to {speedup.high:.2f}); {runs}"
@@ -236,7 +242,10 @@ def _equality_line(comparison: Comparison, deterministic: bool) -> str:
     if comparison.speculative.lossy:
         return f"differs from token {divergence.position if divergence else 0} on: --lenience allows it"
     if not deterministic:
-        return "differs, as two samples do (not their distribution); --rule stable or --temp 0 compares texts"
+        return (
+            "the two texts differ, as any two random samples do; the distribution is the same "
+            "(--rule stable or --temp 0 makes the texts equal)"
+        )
     if divergence is None:
         return "differs between runs of the same kind: this backend is not deterministic"
     if divergence.margin is None:
@@ -246,17 +255,6 @@ def _equality_line(comparison: Comparison, deterministic: bool) -> str:
         f"by a margin of {divergence.margin:.4f}; a margin near 0 is rounding: "
         "calls over several tokens add up in another order"
     )
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _time(seconds: float) -> str:
-    """A duration in the unit that leaves two or three digits."""
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
 
 
 # `--explain`: what was chosen and why, on one screen.
@@ -275,12 +273,12 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
         rows["draft pays"] = f"{line}; a step of it costs {share:.2f} of the target's"
     if FORCED in explanation.acceptance:
         rows["forced text"] = (
-            "what a grammar leaves no choice about is drafted without a model; it is accepted unless the "
-            "target spells it with other tokens"
+            "where a grammar leaves no choice, text is drafted without a model; the target accepts it unless "
+            "it spells the text with other tokens"
         )
     if explanation.acceptance:
-        rows["judged right"] = ", ".join(
-            f"{source_name(name)} {share:.0%} of the tokens that the target came to "
+        rows["accepted"] = ", ".join(
+            f"{source_name(name)} {share:.0%} of the drafted tokens that the target reached "
             f"(Brier score of the estimates {explanation.brier[name]:.3f})"
             for name, share in explanation.acceptance.items()
         )
@@ -300,7 +298,9 @@ def _print_curve(console: Console, explanation: Explanation) -> None:
         line = f"  {size:>3} tokens  {seconds * 1000:7.1f} ms  {seconds / calls_s[1]:5.2f}  {bar}"
         console.print(Text(readable(line)))
     if abs(explanation.drift - 1) > 0.1:
-        console.print(Text(f"  calls take {explanation.drift:.2f} of the time measured before: followed"))
+        console.print(
+            Text(f"  calls take {explanation.drift:.2f} of the time measured before, which the costs follow")
+        )
 
 
 def _break_even_line(shares: dict[int, float | None]) -> str:
@@ -312,7 +312,7 @@ def _break_even_line(shares: dict[int, float | None]) -> str:
 
 def _choice(name: str, made: Choices) -> str:
     who = " + ".join(source_name(source) for source in name.split(" + "))
-    steps = f"{who} {made.steps} step{'s' if made.steps != 1 else ''}"
+    steps = f"{who} {counted(made.steps, 'step')}"
     if not made.drafted_tokens:
         return steps
     return (

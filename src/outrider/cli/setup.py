@@ -9,11 +9,11 @@ from types import FrameType
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
-from outrider.cli.output import INTERRUPTED, Report, Ticker, bars, readable, write
+from outrider.cli.output import INTERRUPTED, bars_or_lines, readable, write
 from outrider.cli.settings import SetupSettings
 from outrider.core.errors import SettingError
+from outrider.lab.numbers import duration, gigabytes
 
 _STAGES = {
     "model": "fetching the default model, which the build is tried with",
@@ -61,20 +61,15 @@ def _build(force: bool) -> None:
     from outrider.models import embedded_default
 
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    with _ended_in_order(), _shown(errors) as progress:
-        model = embedded_default(lambda done, total: progress("model", done / total))
-        made = build_native(model, force=force, progress=progress)
+    with _ended_in_order(), bars_or_lines(errors) as report:
+        model = embedded_default(lambda done, total: report(_STAGES["model"], done / total))
+        made = build_native(model, force=force, progress=lambda stage, done: report(_STAGES[stage], done))
     path = readable(str(made.path))
     if made.built:
-        size = f"{made.path.stat().st_size / 1e6:.0f} MB, compiled in {_duration(made.seconds)}"
-        write(f"ik_llama.cpp for this CPU is built and decodes ({size}): {path}\n")
+        made_of = f"{gigabytes(made.path.stat().st_size)}, compiled in {duration(made.seconds)}"
+        write(f"ik_llama.cpp for this CPU is built and decodes ({made_of}): {path}\n")
     else:
         write(f"ik_llama.cpp for this CPU is there already (--force compiles it again): {path}\n")
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 @contextmanager
@@ -91,19 +86,3 @@ def _ended_in_order() -> Iterator[None]:
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _shown(errors: Console) -> Iterator[Report]:
-    """Where to say how far the build is: a bar on a terminal, else a line now and then."""
-    if errors.is_terminal:
-        with bars(errors) as report:
-            yield lambda stage, done: report(_STAGES[stage], done)
-        return
-    ticker = Ticker()
-
-    def write_line(stage: str, done: float) -> None:
-        if ticker.is_due(stage):
-            errors.print(Text(f"{_STAGES[stage]}: {done:.0%}" if done else _STAGES[stage]))
-
-    yield write_line

@@ -56,6 +56,24 @@ def milliseconds(seconds: float | None) -> str:
     return NOTHING if seconds is None else f"{digits(1000 * seconds)} ms"
 
 
+def time(seconds: float) -> str:
+    """A time of some seconds at most, to three digits.
+
+    >>> time(0.0123), time(1.25)
+    ('12.3 ms', '1.25 s')
+    """
+    return f"{digits(seconds)} s" if seconds >= 1 else milliseconds(seconds)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "token"), counted(2, "token")
+    ('1 token', '2 tokens')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def gigabytes(size: int | None) -> str:
     """Bytes as people count them: 1 GB is 10^9 of them.
 
