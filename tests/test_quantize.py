@@ -376,7 +376,7 @@ def test_the_command_makes_files_beside_their_source(
     assert only(tmp_path, "tiny-q4_1.gguf", "tiny-q8_0.gguf", "tiny-f16.gguf")
     lines = done.out.splitlines()
     assert lines[0] == "made of tiny-q4_1.gguf (Q4_1)"
-    assert lines[1].split() == ["file", "type", "MB", "ratio", "s", "weights", "in"]
+    assert lines[1].split() == ["file", "type", "size", "ratio", "s", "weights", "in"]
     assert lines[2].split()[:2] == ["tiny-q8_0.gguf", "Q8_0"] and lines[2].split()[-1] == "Q8_0"
     assert lines[3].split()[:2] == ["tiny-f16.gguf", "F16"]
     assert [line.split(":")[0] for line in done.err.splitlines()] == ["tiny-q8_0.gguf", "tiny-f16.gguf"]

@@ -17,7 +17,7 @@ from rich.text import Text
 from outrider.cli.opening import explanation_of, library_line, load_pair, open_session
 from outrider.cli.output import print_notes, readable
 from outrider.cli.plans import RunPlan, plan_run
-from outrider.cli.prompt import ask, read_prompt, read_text
+from outrider.cli.prompt import ask, read_file, read_prompt
 from outrider.cli.report import print_explanation, print_incomplete, print_readout
 from outrider.cli.settings import RunSettings
 from outrider.cli.stream import Shown, TokenPrinter, show
@@ -198,7 +198,7 @@ class _Conversation:
         self._note(f"system message: {shown}")
 
     def read(self, file: str) -> None:
-        text = read_text(Path(file).expanduser(), "file")
+        text = read_file(Path(file).expanduser())
         self._attached += f"{text.rstrip()}\n\n"
         self._note(f"{len(text):,} characters go before your next message")
 
@@ -209,7 +209,7 @@ class _Conversation:
 
     def load(self, file: str) -> None:
         try:
-            saved = _Saved.model_validate_json(read_text(Path(file).expanduser(), "conversation"))
+            saved = _Saved.model_validate_json(read_file(Path(file).expanduser()))
         except ValidationError:
             raise PromptError(file, "not a saved conversation", "Name a file that /save wrote.") from None
         self._messages = [{"role": turn.role, "content": turn.content} for turn in saved.messages]

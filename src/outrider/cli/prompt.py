@@ -6,10 +6,9 @@ import re
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from outrider.core.errors import PromptError, SettingError
-from outrider.core.files import decoded, reason_of
+from outrider.core.files import decoded, read_text
 
 _ESCAPES = re.compile(r"\\([ntr'\"\\]|x[0-9A-Fa-f]{2})")
 _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "'": "'", '"': '"', "\\": "\\"}
@@ -31,13 +30,13 @@ def read_prompt(argument: str | None, option: str | None, file: Path | None, *, 
     elif argument is not None:
         text = argument
     elif file is not None and str(file) != "-":
-        text = read_text(file, "prompt file")
+        text = read_file(file)
     elif file is None and sys.stdin.isatty():
         text = ""
         with suppress(EOFError):
             text = ask("prompt> ")
     else:
-        text = _decode(sys.stdin.buffer, "standard input")
+        text = _without_break(decoded(sys.stdin.buffer.read(), "standard input", PromptError))
     if not text.strip():
         raise PromptError("prompt", "it is empty", "Give some text (-p, -f, or standard input).")
     return encodable(text, "prompt")
@@ -69,27 +68,21 @@ def ask(question: str) -> str:
 
 def read_prediction(path: Path) -> str:
     """The text of a predicted answer. Raises PromptError when it is empty, cannot be read or is no text."""
-    text = read_text(path, "prediction")
+    text = read_file(path)
     if "\0" in text:
-        raise PromptError(f"prediction {path}", "it is no text (it holds zero bytes)", "Name a text file.")
+        raise PromptError(str(path), "it is no text (it holds zero bytes)", "Name a text file.")
     if not text.strip():
-        raise PromptError(f"prediction {path}", "it is empty", "Name a file with the expected answer.")
+        raise PromptError(str(path), "it is empty", "Name a file with the expected answer.")
     return text
 
 
-def read_text(path: Path, what: str) -> str:
-    """The text of a file in UTF-8. Raises PromptError, which calls the file `what`."""
-    try:
-        with path.open("rb") as file:
-            return _decode(file, str(path))
-    except OSError as error:
-        reason = reason_of(error)
-        raise PromptError(f"{what} {path}", reason, "Check the path and its permissions.") from error
+def read_file(path: Path) -> str:
+    """The text of a file without its last line break, which llama.cpp drops, too. Raises PromptError."""
+    return _without_break(read_text(path, "Check the path and its permissions.", PromptError))
 
 
-def _decode(file: BinaryIO, name: str) -> str:
-    # The line break that ends a text file is not part of the prompt; llama.cpp drops it, too.
-    return decoded(file.read(), name, PromptError).removesuffix("\n").removesuffix("\r")
+def _without_break(text: str) -> str:
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def encodable(text: str, name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
 import tomllib
@@ -21,21 +20,19 @@ def reason_of(error: BaseException) -> str:
 def read_text(path: Path, way_out: str, kind: type[InputError] = SettingError) -> str:
     """The text of a file in UTF-8. Raises `kind`, which names the file, where it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        data = path.read_bytes()
     except OSError as error:
         raise kind(str(path), reason_of(error), way_out) from None
-    except UnicodeDecodeError:
-        raise kind(str(path), "it is no UTF-8 text", way_out) from None
+    return decoded(data, str(path), kind)
 
 
 def decoded(data: bytes, name: str, kind: type[InputError]) -> str:
-    """The text of UTF-8, without a mark of it at the start. Raises `kind`, which calls it `name`, and says
-    which byte is at fault."""
-    data = data.removeprefix(codecs.BOM_UTF8)
+    """The text of UTF-8, without a byte order mark. Raises `kind`, which calls it `name` and says which byte
+    is at fault."""
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        why = f"it is not UTF-8 (byte {error.start} is {data[error.start]:#04x})"
+        why = f"it is not UTF-8 (byte {error.start} is {error.object[error.start]:#04x})"
         raise kind(name, why, "Convert it to UTF-8 first.") from error
 
 
