@@ -132,7 +132,7 @@ def test_a_conversation_is_taken_back_saved_and_loaded(chat: Call, tmp_path: Pat
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("/foo", "No command /foo."),
+        ("/foo", "There is no /foo."),
         ("/rest", "Did you mean /reset?"),
         ("/reset all", "/reset takes no argument."),
         ("/save", "/save needs a FILE."),

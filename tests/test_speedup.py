@@ -126,7 +126,7 @@ def test_a_busy_machine_is_named() -> None:
     found, unknown = estimated(steps)
     assert found is None and unknown and "x the measured time" in unknown
     line = estimate_line(explain(steps, policy_of(steps)))
-    assert line.startswith("not known: calls took ") and line.endswith("--compare measures it")
+    assert line.startswith("unknown: calls took ") and line.endswith("--compare measures it")
 
 
 @pytest.mark.parametrize(("num_plain", "num_drafted"), [(0, 1), (0, 40), (2, 40)])
