@@ -10,6 +10,7 @@ from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random
 from outrider.core.data import Row
 from outrider.core.errors import BackendError
 from outrider.costs import CallCosts
+from outrider.lab.bench.loader import Loader
 from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFile
@@ -39,8 +40,8 @@ SPOKEN = {"target": language(1), "twin": language(1), "stranger": language(2)}
 """The draft "twin" speaks as the target does, "stranger" does not."""
 
 
-class FakeLoader:
-    """The Loader of a sweep over fake models; `loaded` are those that it was asked for.
+class FakeLoader(Loader):
+    """The models of a sweep, made up; `loaded` are those that it was asked for.
     Every backend is here but those that are `missing`."""
 
     def __init__(self, missing: Sequence[str] = ()) -> None:
@@ -127,8 +128,7 @@ def plan(folder: Path, **changes: Any) -> SweepPlan:
         "workloads": tuple(files),
         "draft_lengths": "0-6",
         "p_mins": (0.0, 0.5),
-        "repetitions_least": 2,
-        "repetitions_most": 2,
+        "repetitions": 2,
         "costs": str(folder / "given.json"),
         "quality": False,
     }

@@ -13,7 +13,6 @@ from outrider.lab.rows import (
     AnswerRow,
     BlockRow,
     CaseOutcome,
-    ChoiceRow,
     CostsRow,
     HeadRow,
     ModelRow,
@@ -200,8 +199,7 @@ def head_row(
         "draft_lengths": list(LENGTHS),
         "p_mins": [0.0, 0.75],
         "workloads": [{"name": name, "temperature": 0, "max_tokens": 128} for name in workloads],
-        "repetitions_least": repetitions,
-        "repetitions_most": repetitions,
+        "repetitions": repetitions,
         "seed": 0,
     }
     return HeadRow(started="2025-01-02T03:04:05Z", machine=machine, plan=plan)
@@ -309,13 +307,6 @@ def _predicted(cell: Cell, cases: int) -> Iterator[Row]:
             cases=outcomes,
             bound_s=tuple(0.85 * outcome.seconds for outcome in outcomes) if is_auto else None,
         )
-    yield ChoiceRow(
-        target=cell.target,
-        draft=cell.draft,
-        workload=cell.workload,
-        finalists=tuple(_finalists(cell, totals)),
-        controls=("model 3",) if cell.draft else ("lookup 8",),
-    )
 
 
 def _finalists(cell: Cell, totals: dict[str, float]) -> list[str]:
@@ -360,7 +351,6 @@ def _run(
         repetition=repetition,
         order=order,
         tokens=outcome.tokens,
-        timed_tokens=outcome.tokens,
         prefill_s=PROMPT_TOKENS * PLAIN_S[cell.target] / 8,
         decode_s=outcome.seconds * noise,
         target_calls=outcome.target_calls,

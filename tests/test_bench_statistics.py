@@ -14,6 +14,7 @@ from outrider.lab.rows import BlockRow, HeadRow, Row, RunRow
 from outrider.lab.statistics import Interval, estimate, self_ratio, t_tail
 
 Floats = npt.NDArray[np.float64]
+CERTAIN = ("faster", "slower")
 
 
 def constant(plain: float, ratio: float, repetitions: int = 3) -> tuple[Floats, Floats]:
@@ -130,12 +131,13 @@ def test_drift_between_blocks_is_in_the_noise() -> None:
     [
         ((1.5, 1.4, 1.6), None, "faster"),
         ((0.8, 0.7, 0.9), (1.0, 0.98, 1.02), "slower"),
-        ((1.1, 0.99, 1.2), None, "tie"),
+        ((1.1, 0.99, 1.2), None, "unsettled"),
+        ((1.04, 0.99, 1.1), None, "tie"),
         ((1.03, 1.02, 1.04), (1.0, 0.95, 1.05), "tie"),
         ((1.06, 1.02, 1.1), (1.0, 0.95, 1.05), "faster"),
     ],
 )
-def test_a_result_within_the_noise_is_a_tie(
+def test_a_result_is_a_tie_within_the_noise_or_near_1(
     speedup: tuple[float, float, float], noise: tuple[float, float, float] | None, said: str
 ) -> None:
     assert outcome(Interval(*speedup), Interval(*noise) if noise else None) == said
@@ -187,7 +189,6 @@ def run_row(
         repetition=repetition,
         order=0,
         tokens=tokens,
-        timed_tokens=tokens,
         prefill_s=0.5,
         decode_s=decode_s,
         target_calls=tokens,
@@ -200,15 +201,15 @@ def run_row(
 @pytest.mark.parametrize(("tables", "within"), [pytest.param(100, 0.01, marks=pytest.mark.slow), (30, 0.05)])
 def test_tables_of_nothing_but_noise_are_called_ties(tables: int, within: float) -> None:
     found = [verdicts(noisy_table(seed, within=within)) for seed in range(tables)]
-    assert sum(any(v.outcome != "tie" for v in table) for table in found) / tables <= 0.07
+    assert sum(any(v.outcome in CERTAIN for v in table) for table in found) / tables <= 0.07
 
 
-def test_a_result_that_other_prompts_could_turn_round_is_a_tie() -> None:
+def test_a_result_that_other_prompts_could_turn_round_is_not_certain() -> None:
     """Prompts differ, the machine hardly: every figure is firm on these prompts, few are on others."""
     cells = [v for seed in range(20) for v in verdicts(noisy_table(seed, between=0.1, within=0.002))]
     assert sum(v.p_value < 1e-4 for v in cells) / len(cells) > 0.7
-    assert sum(v.outcome != "tie" for v in cells) / len(cells) < 0.08
-    assert all(v.outcome == "tie" for v in cells if v.speedup.low <= 1 <= v.speedup.high)
+    assert sum(v.outcome in CERTAIN for v in cells) / len(cells) < 0.08
+    assert not any(v.outcome in CERTAIN for v in cells if v.speedup.low <= 1 <= v.speedup.high)
 
 
 @pytest.mark.parametrize("cases", [1, 2])
@@ -219,9 +220,11 @@ def test_few_prompts_and_repetitions_are_enough_for_a_large_difference(cases: in
     assert {v.outcome for v in table if v.cell.setting != "model 1"} == {"tie"}
 
 
-def test_what_ran_once_is_a_tie() -> None:
+def test_what_ran_once_is_not_certain() -> None:
     table = verdicts(noisy_table(7, within=0.03, true_ratio=2.0, repetitions=1))
-    assert {(v.outcome, v.p_value) for v in table} == {("tie", 1.0)}
+    assert {v.p_value for v in table} == {1.0}
+    assert {v.outcome for v in table if v.cell.setting == "model 1"} == {"unsettled"}
+    assert {v.outcome for v in table if v.cell.setting != "model 1"} == {"tie"}
 
 
 def test_a_true_difference_is_found_among_nineteen_ties() -> None:

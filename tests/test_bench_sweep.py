@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,9 +19,8 @@ from outrider.backends.gguf import LoadOptions
 from outrider.core.data import Completion, StepRecord
 from outrider.core.errors import ConstraintError, InputError, ModelFileError, SettingError
 from outrider.lab import loaded
-from outrider.lab.bench.contestants import Answer, ContestantError, RefusedError
 from outrider.lab.bench.results import Results
-from outrider.lab.bench.rounds import _Runner
+from outrider.lab.bench.runs import _Runner
 from outrider.lab.bench.store import ROWS, Store, read_rows
 from outrider.lab.bench.sweep import run_sweep
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
@@ -31,7 +30,6 @@ from outrider.lab.record import Case
 from outrider.lab.rows import (
     AnswerRow,
     BlockRow,
-    ChoiceRow,
     DoneRow,
     HeadRow,
     ModelRow,
@@ -95,8 +93,7 @@ def test_every_setting_is_predicted_and_few_are_run(swept: Any) -> None:
     assert len(predicted) == 2 + 2 * 6 + 1 + 2 * (2 * 6 * 2 + 2)
     run = {(row.draft, row.setting) for row in results.runs}
     assert run < predicted and len(run) < len(predicted) / 3
-    for choice in of(rows, ChoiceRow):
-        assert ("auto lookup" if choice.draft is None else "auto") in (*choice.finalists, *choice.controls)
+    assert {(None, "auto lookup"), ("twin", "auto"), ("stranger", "auto"), ("twin", "model 3")} < run
 
 
 def test_predicted_and_real_runs_of_fixed_settings_make_the_same_calls(swept: Any) -> None:
@@ -274,7 +271,7 @@ def test_a_file_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_other_prompts_or_another_file_need_another_folder(tmp_path: Path) -> None:
-    small = {"drafts": (), "finalists": 0, "repetitions_least": 1, "repetitions_most": 1}
+    small = {"drafts": (), "finalists": 0, "repetitions": 1}
     first = plan(tmp_path, **small)
     run_sweep(first, tmp_path / "run", loader=FakeLoader())
 
@@ -308,82 +305,52 @@ def test_a_line_about_a_short_answer_outlives_a_kill(tmp_path: Path, monkeypatch
     assert [row.why for row in results.skipped] == ["its answer ends after 3 tokens"]
 
 
+# How long it may take
+
+
+def test_minutes_that_are_too_few_are_refused_after_one_answer(tmp_path: Path) -> None:
+    with pytest.raises(
+        SettingError, match=r"--minutes 0.1: this takes 1 at least, .* Give --minutes 1 or more"
+    ):
+        run_sweep(plan(tmp_path, minutes=0.1), tmp_path / "run", loader=FakeLoader())
+    assert len(of(read_rows(tmp_path / "run"), AnswerRow)) == 1
+    results = run_sweep(plan(tmp_path, minutes=60), tmp_path / "run", loader=FakeLoader())
+    assert results.done and len(results.answers) == 4
+
+
+def test_with_little_time_the_automatic_choice_runs_and_later_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both times the blocks hold the same settings under each workload, so that figures are over all."""
+    asked = plan(tmp_path, minutes=60)
+    monkeypatch.setattr("outrider.lab.bench.sweep.Sweep._share_s", lambda *_: 25.0)
+    results = run_sweep(asked, tmp_path / "run", loader=FakeLoader())
+    ran = {
+        name: {(r.draft, r.setting) for r in results.runs if r.workload == name}
+        for name in ("letters", "words")
+    }
+    assert ran["letters"] == ran["words"] > {(None, "plain")} and not results.done
+    assert all(Setting.of(setting).is_auto or setting == "plain" for _, setting in ran["words"])
+    monkeypatch.undo()
+    results = run_sweep(asked, tmp_path / "run", loader=FakeLoader())
+    assert results.done and {("twin", "model 3"), (None, "lookup 8")} < {
+        (r.draft, r.setting) for r in results.runs
+    }
+
+
+def test_without_any_time_left_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.lab.bench.sweep.Sweep._share_s", lambda *_: 0.0)
+    results = run_sweep(plan(tmp_path), tmp_path / "run", loader=FakeLoader())
+    assert results.predictions and not results.runs and not results.done
+
+
+def test_repetitions_can_be_added_to_a_run(tmp_path: Path) -> None:
+    run_sweep(plan(tmp_path, drafts=(), repetitions=1), tmp_path / "run", loader=FakeLoader())
+    results = run_sweep(plan(tmp_path, drafts=(), repetitions=3), tmp_path / "run", loader=FakeLoader())
+    assert Counter(block.workload for block in results.blocks) == {"letters": 3, "words": 3}
+
+
 # What takes no part, or not to the end
-
-
-class Stranger:
-    """Another engine that does as its function says."""
-
-    name = "them"
-
-    def __init__(self, does: Callable[[Case, int], None] | None = None) -> None:
-        self.asked: list[tuple[str, str]] = []
-        self.answered: set[str] = set()
-        self._does = does
-
-    def answer(self, case: Case, answered: Mapping[str, AnswerRow], seed: int) -> Answer:
-        del seed
-        self.asked.append((case.workload.name, case.id))
-        self.answered |= {f"{row.workload} {case}" for case, row in answered.items()}
-        if self._does is not None:
-            self._does(case, len(self.asked))
-        text = answered[case.id].text
-        return Answer(text, False, 24, 23, 0.1, 0.5, 3, 2, 5, 6, 1, "length")
-
-
-def swept_with(stranger: Stranger, swept: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
-    def rivals(*_: object) -> Iterator[Stranger]:
-        yield stranger
-
-    monkeypatch.setattr("outrider.lab.bench.work.TargetWork._rivals", rivals)
-    return run_sweep(swept, folder / "run", loader=FakeLoader())
-
-
-def test_another_engine_that_fails_is_left_out_from_there_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def dies(case: Case, asked: int) -> None:
-        del case
-        if asked == 6:
-            raise ContestantError("them", "the connection broke off")
-
-    stranger = Stranger(dies)
-    results = swept_with(stranger, plan(tmp_path, drafts=()), tmp_path, monkeypatch)
-    assert len(stranger.asked) == 6
-    theirs = [run for run in results.runs if run.contestant == "them"]
-    assert len(theirs) == 5 and len(results.blocks) == 4 and len(results.done) == 1
-    [skipped] = results.skipped
-    assert skipped.what == "them with target, from round 2 of letters, 2 on"
-    assert skipped.why == "the connection broke off"
-    ran = theirs[0]
-    assert (ran.target_calls, ran.draft_calls, ran.forced, ran.drafted) == (5, 6, 1, (3,))
-    assert ran.equal is None, "not its whole text"
-
-
-def test_a_request_that_another_engine_refuses_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuses(case: Case, asked: int) -> None:
-        del asked
-        if (case.workload.name, case.id) == ("words", "1"):
-            raise RefusedError("them", "it cannot be asked for a regex grammar")
-
-    stranger = Stranger(refuses)
-    results = swept_with(stranger, plan(tmp_path, drafts=()), tmp_path, monkeypatch)
-    assert len(stranger.asked) == 8
-    assert len([run for run in results.runs if run.contestant == "them"]) == 6
-    assert [(row.what, row.why) for row in results.skipped] == [
-        ("them with target: words 1", "it cannot be asked for a regex grammar")
-    ]
-
-
-def test_another_engine_is_told_of_answers_that_are_too_short_to_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short, stranger = plan(tmp_path, drafts=()), Stranger()
-    (tmp_path / "letters.jsonl").write_text('{"prompt": "abc", "max_tokens": 3}\n{"prompt": "dd ef"}\n')
-    swept_with(stranger, short, tmp_path, monkeypatch)
-    assert ("letters", "1") not in stranger.asked and "letters 1" in stranger.answered
 
 
 def test_a_text_that_cannot_go_on_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,7 +432,7 @@ def test_a_draft_is_timed_on_texts_that_it_can_read(tmp_path: Path, monkeypatch:
         timed.extend(f"{answer.workload} {answer.case}" for _, answer in cases)
         return iter(())
 
-    monkeypatch.setattr("outrider.lab.bench.stages.probe_draft", probed)
+    monkeypatch.setattr("outrider.lab.bench.target.probe_draft", probed)
     wide = plan(tmp_path, drafts=("twin",), costs=None)
     (tmp_path / "letters.jsonl").write_text('{"prompt": "%s"}\n{"prompt": "dd ef"}\n' % ("abc " * 12))
     results = run_sweep(wide, tmp_path / "run", loader=Narrow())
@@ -477,7 +444,7 @@ def test_the_seed_of_a_workload_is_that_of_its_sampling(tmp_path: Path) -> None:
     def texts(seed: int) -> list[str]:
         plan(tmp_path)
         hot = {"file": str(tmp_path / "letters.jsonl"), "max_tokens": 24, "temperature": 1.5, "seed": seed}
-        once = {"drafts": (), "finalists": 0, "repetitions_least": 1, "repetitions_most": 1}
+        once = {"drafts": (), "finalists": 0, "repetitions": 1}
         results = run_sweep(
             plan(tmp_path, workloads=(hot,), **once), tmp_path / f"run {seed}", loader=FakeLoader()
         )
@@ -485,14 +452,6 @@ def test_the_seed_of_a_workload_is_that_of_its_sampling(tmp_path: Path) -> None:
         return [answer.text for answer in results.answers]
 
     assert texts(3) != texts(90)
-
-
-def test_a_single_repetition_does_not_pass_for_a_tight_interval(tmp_path: Path) -> None:
-    loose = plan(
-        tmp_path, drafts=(), finalists=0, repetitions_least=1, repetitions_most=4, interval_ratio=0.99
-    )
-    results = run_sweep(loose, tmp_path / "run", loader=FakeLoader())
-    assert Counter(block.workload for block in results.blocks)["letters"] >= 2
 
 
 def test_memory_that_the_system_does_not_tell_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,9 +46,9 @@ class Sweep:
         *,
         hub: HubOptions,
         progress: Callable[[Progress], None],
-        executor: None,
+        elsewhere: None,
     ) -> Results:
-        assert executor is None
+        assert elsewhere is None
         self.plans.append(plan)
         self.folders.append(folder)
         self.hubs.append(hub)
@@ -110,7 +110,7 @@ def test_without_anything_the_defaults_are_swept(run: Run, sweep: Sweep, tmp_pat
 def test_flags_override_the_file(run: Run, sweep: Sweep, tmp_path: Path) -> None:
     plan = tmp_path / "mine.toml"
     plan.write_text(
-        'targets = ["a.gguf"]\nbackend = "ik"\nfinalists = 5\n'
+        'targets = ["a.gguf"]\nbackends = "ik"\nfinalists = 5\n'
         'workloads = ["chat", {name = "code", max_tokens = 9}]'
     )
     assert run(plan, "-md", "d.gguf", "-md", "e*.gguf", "--finalists", 1, "--temp", "0.5").status == 0
@@ -130,12 +130,10 @@ def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
     flags = shlex.split("""
         -m t.gguf --draft d.gguf --no-lookup-only --workload edits --workload q.jsonl#math --prompts 3
         --max-tokens 40 --temp 0.2 --seed 7 --drafters lookup,model --draft-lengths 2,4-6 --p-mins 0,0.9
-        --finalists 4 --control auto --repetitions 2-5 --interval 0.1 --minutes 1.5 --costs costs.json
+        --finalists 4 --control auto --repetitions 5 --minutes 1.5 --costs costs.json
         -c 512 -t 2 -tb 3 -ngl 12 -fa on --backend llama.cpp,ik --no-quality --offline -hft secret -o out
     """)
-    outcome = run(
-        *flags, "--contestant", "up=http://h:1/v1", "--contestant", f"ls={sys.executable} {{target}} {{port}}"
-    )
+    outcome = run(*flags)
     assert outcome.status == 0, outcome.err
     plan = sweep.plans[0]
     assert (plan.targets, plan.drafts, plan.lookup_only) == (("t.gguf",), ("d.gguf",), False)
@@ -146,8 +144,8 @@ def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
     )
     assert (plan.drafters, plan.draft_lengths, plan.p_mins) == (("lookup", "model"), (2, 4, 5, 6), (0.0, 0.9))
     assert (plan.finalists, plan.controls, plan.seed) == (4, ("auto",), 7)
-    assert (plan.repetitions_least, plan.repetitions_most, plan.interval_ratio) == (2, 5, 0.1)
-    assert (plan.minutes, plan.costs, plan.context, plan.quality) == (1.5, Path("costs.json"), 512, False)
+    assert (plan.repetitions, plan.minutes, plan.costs) == (5, 1.5, Path("costs.json"))
+    assert (plan.context, plan.quality) == (512, False)
     assert plan.backends == ("llama.cpp", "ik")
     options = plan.load_options("ik")
     assert (options.threads, options.threads_batch, options.gpu_layers, options.flash_attention) == (
@@ -155,12 +153,6 @@ def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
         3,
         12,
         "on",
-    )
-    up, started = plan.contestants
-    assert (up.name, up.url, started.command) == (
-        "up",
-        "http://h:1/v1",
-        f"{sys.executable} {{target}} {{port}}",
     )
     assert sweep.hubs == [HubOptions(token="secret", offline=True)] and sweep.folders == [Path("out")]
 
@@ -170,15 +162,12 @@ def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
     [
         ("none.toml", "none.toml: no such file"),
         ("--draft-lengths 9-3", "--draft-lengths: '9-3' is no length"),
-        ("--repetitions few", "--repetitions few: it is no range"),
-        ("--repetitions 5-3", "repetitions_least is 5, more than repetitions_most, 3"),
+        ("--repetitions 0", "--repetitions: 0: it has to be 1 or more"),
         ("--finalists -1", "--finalists: -1: it has to be 0 or more"),
         ("--drafters oracle", "--drafters: 'oracle': it has to be"),
         ("--p-mins 0,x", "--p-mins: 'x': it has to be a number"),
         ("--control fast", "--control: 'fast': it is no setting"),
         ("--workload chats --prompts 0", "--workload: 0: it has to be 1 or more"),
-        ("--contestant llama-server", "--contestant llama-server: it is no engine with a name"),
-        ("--contestant x=serve", "--contestant: its command does not say {port}"),
         ("--workload none.jsonl", "none.jsonl: no such file"),
         ("--workload other/file", "other/file: it holds no prompts"),
         ("--backend cuda", "--backend: 'cuda' is not known; choose one of auto, ik, llama.cpp"),
@@ -195,25 +184,6 @@ def test_what_is_wrong_is_refused_before_anything_runs(
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     assert said in refused(run(*flags.split()))
-    assert sweep.plans == []
-
-
-@pytest.mark.parametrize(
-    ("contestant", "said"),
-    [
-        ('command = "no-such-program {port}"', "them: there is no program 'no-such-program'"),
-        (f"command = '{sys.executable} {{port}} {{typo}}'", "nothing is known to fill in for {typo}"),
-        (
-            'url = "http://h:1"\napi_key_env = "NO_SUCH_KEY"',
-            "them: the variable NO_SUCH_KEY holds no key",
-        ),
-    ],
-)
-def test_an_engine_that_cannot_be_asked_is_refused_before_anything_runs(
-    run: Run, sweep: Sweep, tmp_path: Path, contestant: str, said: str
-) -> None:
-    (tmp_path / "plan.toml").write_text(f'[[contestants]]\nname = "them"\n{contestant}\n')
-    assert said in refused(run("plan.toml"))
     assert sweep.plans == []
 
 
@@ -309,21 +279,22 @@ def test_reports_of_runs(run: Run, finished: Path, tmp_path: Path) -> None:
     )
 
 
-def test_comparing_and_exporting_runs(run: Run, finished: Path, tmp_path: Path) -> None:
-    outcome = run("compare", finished, finished)
-    assert outcome.status == 0 and outcome.out.strip(), outcome.err
-    table = tmp_path / "rows.csv"
-    assert run("export", finished, "--to", table).status == 0
-    assert len(table.read_text().splitlines()) > len(Results.read(finished).runs)
-    assert "End it in .csv or .parquet" in refused(run("export", finished, "--to", tmp_path / "rows.xls"))
+def test_exporting_a_run(run: Run, finished: Path, tmp_path: Path) -> None:
+    results = Results.read(finished)
+    for ending, rows in ((".csv", -1), (".jsonl", 0)):
+        table = tmp_path / f"rows{ending}"
+        assert run("export", finished, "--to", table).status == 0
+        rows += len(table.read_text().splitlines())
+        assert rows == len(results.runs) + sum(len(row.cases) for row in results.predictions)
+    assert "End it in .csv or .jsonl" in refused(run("export", finished, "--to", tmp_path / "rows.xls"))
 
 
 def test_help_reads_well_at_80_columns(run: Run) -> None:
     outcome = run("-h")
     assert outcome.status == 0 and max(map(len, outcome.out.splitlines())) <= 80
-    for word in ("PLAN.toml", "--target", "--workload", "--repetitions", "--contestant", "bench init"):
+    for word in ("PLAN.toml", "--target", "--workload", "--repetitions", "--minutes", "bench init"):
         assert word in outcome.out
-    for name in ("init", "report", "compare", "export"):
+    for name in ("init", "report", "export"):
         shown = run(name, "-h").out
         assert f"Usage: outrider bench {name}" in shown and max(map(len, shown.splitlines())) <= 80
 

@@ -71,8 +71,8 @@ def sweep(folder: Path, address: str, **given: Any) -> list[Row]:
     loader, made = given.pop("loader", SlowLoader()), plan(folder, **CONTROLS)
     machines = given.pop("machines", ())
     with joined(address):
-        executor = RaySweep(made.backends, loader.check_backend, HubOptions(), machines, has_files=False)
-        run_sweep(made, folder / "run", loader=loader, executor=executor, **given)
+        elsewhere = RaySweep(made.backends, loader.check_backend, HubOptions(), machines, has_files=False)
+        run_sweep(made, folder / "run", loader=loader, elsewhere=elsewhere, **given)
     return read_rows(folder / "run")
 
 

@@ -74,7 +74,6 @@ def test_what_is_missing_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -
     [
         ("fastapi", ["serve", "-m", "none.gguf"], "error: outrider serve: FastAPI is not installed. "),
         ("matplotlib", ["bench", "-m", "none.gguf"], "error: outrider bench: Matplotlib is not installed. "),
-        ("httpx", ["bench", "plan.toml"], "error: outrider bench: HTTPX is not installed. "),
         ("matplotlib", ["bench", "report", "none", "--html", "a.html"], "error: a.html: Matplotlib is not "),
         ("torch", ["distill", "-m", "none.gguf"], "error: outrider distill: PyTorch is not installed. "),
     ],

@@ -270,8 +270,7 @@ def swept(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
         "p_mins": (0.0,),
         "controls": ("model 3", "model 2", "lookup 4"),
         "finalists": 1,
-        "repetitions_least": 1,
-        "repetitions_most": 1,
+        "repetitions": 1,
         "context": 512,
         "threads": 1,
         "costs": str(folder / "costs.json"),
@@ -300,15 +299,20 @@ def test_a_sweep_runs_a_head_as_a_draft(swept: Results) -> None:
         for case in row.cases
     }
     compared = 0
-    for run in swept.runs:
-        assert run.equal
-        if run.draft is None or Setting.of(run.setting).is_auto:
+    drafted = [run for run in swept.runs if run.draft is not None]
+    # Whoever reads the prompt has no hidden state of its last token yet, and may draft a token less.
+    readers = {
+        case: min(run.order for run in drafted if run.case == case) for case in {run.case for run in drafted}
+    }
+    assert all(run.equal for run in swept.runs)
+    for run in drafted:
+        if Setting.of(run.setting).is_auto or run.order == readers[run.case]:
             continue
         case = predicted[run.draft, run.setting, run.workload, run.case]
         assert (run.target_calls, run.draft_calls) == (case.target_calls, case.draft_calls)
         assert (run.drafted, run.accepted) == (case.drafted, case.accepted)
         compared += 1
-    assert compared >= 6
+    assert compared >= 3
 
 
 def test_the_report_of_a_sweep_with_a_head(swept: Results) -> None:

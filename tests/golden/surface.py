@@ -13,7 +13,7 @@ import typer
 import outrider
 from golden.api import serve
 from outrider.cli.main import app
-from outrider.lab.bench.plan import ContestantSpec, SweepPlan, plan_text
+from outrider.lab.bench.plan import SweepPlan, plan_text
 from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.server.configuration import Configuration, as_toml
 from outrider.server.settings import ServeSettings
@@ -21,7 +21,7 @@ from outrider.server.settings import ServeSettings
 __all__ = ["commands", "endpoints", "package", "settings"]
 
 
-_SUBCOMMANDS = ("bench init", "bench report", "bench compare", "bench export")
+_SUBCOMMANDS = ("bench init", "bench report", "bench export")
 
 
 def commands() -> Any:
@@ -63,7 +63,7 @@ def settings() -> Any:
                                      for line in shown.splitlines()))  # fmt: skip
     variables = sorted(f"OUTRIDER_{name.upper()}" for table in tables.values() for name in table)
     plan = tomllib.loads(plan_text())
-    fields = {kind.__name__: sorted(kind.model_fields) for kind in (SweepPlan, WorkloadSpec, ContestantSpec)}
+    fields = {kind.__name__: sorted(kind.model_fields) for kind in (SweepPlan, WorkloadSpec)}
     others = ["OUTRIDER_CACHE", "OUTRIDER_CONFIG"]
     return {"server": tables, "variables": variables + others, "plan": plan, "plan fields": fields}
 

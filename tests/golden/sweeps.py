@@ -15,7 +15,7 @@ from golden.normal import rounded
 __all__ = ["sweeps"]
 
 _FOLDER = Path(__file__).parents[2] / "benchmarks" / "sweep" / "results"
-_RUNS = ("sweep", "exhaustive")
+_RUNS = ("sweep",)
 
 
 def sweeps() -> Any:

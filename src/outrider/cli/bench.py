@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,13 +15,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from outrider.backends.gguf import show_log
-from outrider.cli.bench_settings import (
-    BenchSettings,
-    CompareSettings,
-    ExportSettings,
-    InitSettings,
-    ReportSettings,
-)
+from outrider.cli.bench_settings import BenchSettings, ExportSettings, InitSettings, ReportSettings
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import INTERRUPTED, Ticker, print_notes, readable, write, write_json
 from outrider.cli.plans import hub_options
@@ -31,27 +24,17 @@ from outrider.core.extras import require_extra
 from outrider.core.files import check_writable, write_whole
 from outrider.core.schema import settings_of
 from outrider.costs import import_costs
-from outrider.lab.bench.contestants import headers_of
-from outrider.lab.bench.plan import ContestantSpec, SweepPlan, make_plan, plan_text, plan_values
+from outrider.lab.bench.plan import SweepPlan, make_plan, plan_text, plan_values
 from outrider.lab.bench.results import Results
-from outrider.lab.bench.servers import words_of
 from outrider.lab.bench.store import ROWS
 from outrider.lab.progress import Progress
 from outrider.lab.workloads.reading import load_workload, workload_values
-
-if TYPE_CHECKING:
-    from outrider.lab.bench.sweep import Executor
 
 _FLAGS = {
     name: setting.flag
     for name, setting in settings_of(BenchSettings).items()
     if name in SweepPlan.model_fields
-} | {
-    "workloads": "--workload",
-    "contestants": "--contestant",
-    "repetitions_least": "--repetitions",
-    "repetitions_most": "--repetitions",
-}
+} | {"workloads": "--workload"}
 """What a plan's settings are called on the command line."""
 
 _OF_WORKLOADS = ("prompts", "max_tokens", "temperature", "seed")
@@ -78,14 +61,14 @@ def bench(settings: BenchSettings) -> int:
     show_log(settings.verbose)
     try:
         with ExitStack() as stack:
-            executor = _executor(settings, plan, stack)
+            elsewhere = _on_cluster(settings, plan, stack)
             stack.enter_context(LoadInterrupt())
             progress = stack.enter_context(show_progress(errors))
             hub = hub_options(settings)
-            results = run_sweep(plan, folder, hub=hub, progress=progress, executor=executor)
+            results = run_sweep(plan, folder, hub=hub, progress=progress, elsewhere=elsewhere)
         show(results, folder / REPORT, as_json=settings.print_json, folder=folder)
         if plan.minutes is not None:
-            _note_unfinished(results, errors)
+            _note_unfinished(results, plan.repetitions, errors)
     except KeyboardInterrupt:
         errors.print(Text("interrupted: run it again to go on"))
         return INTERRUPTED
@@ -93,24 +76,25 @@ def bench(settings: BenchSettings) -> int:
     return 0
 
 
-def _executor(settings: BenchSettings, plan: SweepPlan, stack: ExitStack) -> Executor | None:
-    """What does the work elsewhere; None: it is done here."""
+def _on_cluster(settings: BenchSettings, plan: SweepPlan, stack: ExitStack) -> Callable[..., None] | None:
+    """What does the work on a cluster; None: it is done here."""
     if settings.ray is None:
         return None
     from outrider.fleet.ray.joining import joined
     from outrider.fleet.ray.sweeping import RaySweep
-    from outrider.lab.bench.loader import LlamaCppLoader
+    from outrider.lab.bench.loader import Loader
 
     stack.enter_context(joined(settings.ray))
     hub = hub_options(settings)
-    check = LlamaCppLoader(plan, (), hub).check_backend
-    return RaySweep(plan.backends, check, hub, settings.machines)
+    return RaySweep(plan.backends, Loader(plan, (), hub).check_backend, hub, settings.machines)
 
 
-def _note_unfinished(results: Results, errors: Console) -> None:
+def _note_unfinished(results: Results, repetitions: int, errors: Console) -> None:
     """Say which targets the time was too short for."""
     sheets = [*results.sheets.values()] or [results]
-    done = set.intersection(*({row.target for row in sheet.done} for sheet in sheets))
+    done = set.intersection(
+        *({row.target for row in sheet.done if row.repetitions >= repetitions} for sheet in sheets)
+    )
     if unfinished := [target for target in results.targets if target not in done]:
         listed = ", ".join(unfinished)
         print_notes(errors, [f"the time was over before all had run: {listed}; run it again to go on"])
@@ -124,8 +108,6 @@ def plan_of(settings: BenchSettings) -> SweepPlan:
     flags = _plain_flags(given)
     if any(name in given for name in ("workload", *_OF_WORKLOADS)):
         flags["workloads"] = _workloads(given, values)
-    if "backends" in flags:
-        values.pop("backend", None)  # the same setting
     names = {name: _FLAGS[name] for name in flags if name != "workloads" or "workload" in given}
     return make_plan(values | flags, f"{path}: " if path else "", names)
 
@@ -140,27 +122,7 @@ def _plain_flags(given: Mapping[str, Any]) -> dict[str, Any]:
         raise SettingError(f"-ngl {flags['gpu_layers']}", "it is no number of layers", "Give one, or all.")
     if "library" in flags:
         flags["library"] = str(flags["library"])
-    if "repetitions" in given:
-        flags["repetitions_least"], flags["repetitions_most"] = _repetitions(given["repetitions"])
-    if "contestant" in given:
-        flags["contestants"] = [_contestant(text) for text in given["contestant"]]
     return flags
-
-
-def _repetitions(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
-    if not match:
-        raise SettingError(f"--repetitions {text}", "it is no range", "Write 3-8, or one number.")
-    return int(match[1]), int(match[2] or match[1])
-
-
-def _contestant(text: str) -> dict[str, str]:
-    name, mark, what = text.partition("=")
-    if not mark or not name.strip() or not what.strip():
-        way_out = "Write NAME=http://HOST:PORT/v1 or NAME='COMMAND'."
-        raise SettingError(f"--contestant {text}", "it is no engine with a name", way_out)
-    is_url = what.strip().startswith(("http://", "https://"))
-    return {"name": name.strip(), "url" if is_url else "command": what.strip()}
 
 
 def _workloads(given: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
@@ -175,11 +137,9 @@ def _workloads(given: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
 
 
 def _check(plan: SweepPlan, folder: Path) -> None:
-    """Refuse what would fail only after hours. Raises SettingError and ContestantError."""
+    """Refuse what would fail only after hours. Raises SettingError."""
     if plan.costs is not None:
         _check_costs(plan.costs, bool(plan.drafts))
-    for spec in plan.contestants:
-        _check_contestant(spec)
     if folder.exists() and not folder.is_dir():
         raise SettingError(str(folder), "it is a file, no folder", "Name another one (-o).")
     if folder.is_dir() and not (folder / ROWS).exists() and any(folder.iterdir()):
@@ -192,13 +152,6 @@ def _check_costs(path: Path, has_drafts: bool) -> None:
         raise SettingError(str(path), "there is no such file", "`outrider costs --costs FILE` writes one.")
     if import_costs(path).draft is None and has_drafts:
         raise SettingError(str(path), "it has no costs of a draft model", "Write it again with -md.")
-
-
-def _check_contestant(spec: ContestantSpec) -> None:
-    headers_of(spec)
-    if spec.command is not None:
-        values = {"target": "target", "draft": "draft", "port": 0, "context": 0, "threads": 0}
-        words_of(spec.name, spec.command, values)
 
 
 # How far a sweep is: one line with the time left on a terminal, a plain line now and then elsewhere.
@@ -296,24 +249,12 @@ def show(results: Results, html: Path | None, *, as_json: bool, folder: Path) ->
         print_report(results, _console())
 
 
-def compare(settings: CompareSettings) -> int:
-    """Show what changed from one run to another; returns the exit status. Raises InputError."""
-    from outrider.lab.bench.changes import print_changes
-
-    print_changes(Results.read(settings.before), Results.read(settings.after), _console())
-    return 0
-
-
 def export(settings: ExportSettings) -> int:
     """Write a run's rows as a table; returns the exit status. Raises InputError and SettingError."""
-    to = settings.to
-    if to.suffix.lower() not in (".csv", ".parquet"):
-        raise SettingError(str(to), "its name says no format", "End it in .csv or .parquet.")
-    check_writable(to, "table")
     from outrider.lab.bench.export import export as write_table
 
-    write_table(Results.read(settings.folder), to)
-    write(readable(f"wrote {to}") + "\n")
+    write_table(Results.read(settings.folder), settings.to)
+    write(readable(f"wrote {settings.to}") + "\n")
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from outrider.lab.bench.report.choice import Choice, choices
 from outrider.lab.bench.report.view import View
 from outrider.lab.bench.results import Cell, Results
-from outrider.lab.bench.summary.account import time_saved
+from outrider.lab.bench.summary.counts import model_seconds
 from outrider.lab.bench.summary.predictions import predicted_speedup, prediction_error
 from outrider.lab.bench.summary.speeds import (
     best_setting,
@@ -40,7 +40,7 @@ def summary_json(results: Results, folder: Path, report: Path | None) -> dict[st
             "report": None if report is None else str(report),
             "machines": [{"name": name, **sheet} for name, sheet in sheets.items()],
         }
-    error, time = prediction_error(results), time_saved(results)
+    error = prediction_error(results)
     cells = [
         _fastest(results, target, draft, workload)
         for target in results.targets
@@ -61,7 +61,7 @@ def summary_json(results: Results, folder: Path, report: Path | None) -> dict[st
             "raw": None if error.raw is None else asdict(error.raw),
             "anchored": None if error.anchored is None else asdict(error.anchored),
         },
-        "time": asdict(time) | {"took_s": time.took_s, "took_ratio": time.took_ratio},
+        "model_s": model_seconds(results),
         "skipped": [{"what": row.what, "why": row.why} for row in results.skipped],
     }
 

@@ -63,12 +63,6 @@ class Swept(Group):
     p_mins: str | None = setting(
         None, metavar="P", help="Ends of drafts: below these probabilities. Default: 0,0.5,0.75."
     )
-    contestant: list[str] = setting(
-        [],
-        metavar="NAME=…",
-        help="Another engine: NAME=http://HOST:PORT/v1, or NAME=COMMAND with {target}, {draft} and {port} "
-        "(repeatable).",
-    )
     quality: bool = setting(True, help="Score quantizations of a model against the best (default).")
 
 
@@ -83,14 +77,10 @@ class Precision(Group):
         metavar="SETTING",
         help='A setting to run for real in any case: "model 3", "both 8/0.75", "auto" (repeatable).',
     )
-    repetitions: str | None = setting(None, metavar="A-B", help="Repetitions, from A up to B. Default: 3-8.")
-    interval_ratio: float | None = setting(
-        None,
-        "--interval",
-        metavar="R",
-        help="Repeat until half the 95 % interval is R of the speed-up. Default: 0.03.",
+    repetitions: int | None = setting(None, help="How often each real run is repeated. Default: 4.")
+    minutes: float | None = setting(
+        None, metavar="M", help="For everything: real runs are cut to what fits. Default: no limit."
     )
-    minutes: float | None = setting(None, metavar="M", help="End the real runs after M minutes.")
     costs: Path | None = setting(None, help="Take what calls cost from this file; do not measure it.")
 
 
@@ -173,15 +163,8 @@ class ReportSettings(SummaryOutput):
     html: Path | None = setting(None, help="Write the HTML report there too.")
 
 
-class CompareSettings(Group):
-    """Those of `bench compare`."""
-
-    before: Path = setting(..., metavar="A", argument=True, help="The folder of a run.")
-    after: Path = setting(..., metavar="B", argument=True, help="That of a later one.")
-
-
 class ExportSettings(Group):
     """Those of `bench export`."""
 
     folder: Path = setting(..., metavar="FOLDER", argument=True, help="The folder of a run.")
-    to: Path = setting(..., help="A file that ends in .csv or .parquet.")
+    to: Path = setting(..., help="A file that ends in .csv or .jsonl.")

@@ -28,7 +28,7 @@ Exit status: 0; 2 for what cannot be done; 3 for an output that is cut off befor
 """
 _BENCH = """Find the pairing and the settings that win here: sweep targets, drafts, settings and workloads.
 
-outrider bench init writes a commented plan; bench report, compare and export read runs (-h says more).
+outrider bench init writes a commented plan; bench report and export read runs (-h says more).
 Interrupted, it goes on where it was when it is started again.
 """
 
@@ -73,11 +73,10 @@ COMMANDS = {
     "bench report": CommandSpec(
         "bench_settings:ReportSettings", "bench:report", "Show the report of a run, as far as it has come."
     ),
-    "bench compare": CommandSpec(
-        "bench_settings:CompareSettings", "bench:compare", "What changed between two runs, beyond the noise."
-    ),
     "bench export": CommandSpec(
-        "bench_settings:ExportSettings", "bench:export", "Write the rows of a run as a table: CSV or Parquet."
+        "bench_settings:ExportSettings",
+        "bench:export",
+        "Write the rows of a run as a table: CSV or JSON lines.",
     ),
     "check": CommandSpec(
         "settings:CheckSettings",

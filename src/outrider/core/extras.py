@@ -9,8 +9,7 @@ from outrider.core.errors import SettingError
 
 MODULES: Mapping[str, Mapping[str, str]] = {
     "serve": {"fastapi": "FastAPI", "uvicorn": "Uvicorn", "prometheus_client": "prometheus-client"},
-    "bench": {"matplotlib": "Matplotlib", "httpx": "HTTPX"},
-    "parquet": {"pyarrow": "PyArrow"},
+    "bench": {"matplotlib": "Matplotlib"},
     "ray": {"ray": "Ray"},
     "distill": {"torch": "PyTorch", "safetensors": "safetensors", "matplotlib": "Matplotlib"},
 }

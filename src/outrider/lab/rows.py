@@ -1,4 +1,4 @@
-"""What a sweep writes down, one JSON line each: the only source of its reports, comparisons and exports.
+"""What a sweep writes down, one JSON line each: the only source of its reports and exports.
 
 Every row names its kind. Times are seconds, lengths tokens, sizes bytes. A run that is gone on with adds
 rows; nothing is ever changed. Rows of a block (`BlockRow`) count only when the block is complete.
@@ -180,9 +180,11 @@ class QualityRow(_Row):
     """share of positions where both have the same most likely token"""
 
 
-class CaseOutcome(_Row):
+class CaseOutcome(BaseModel):
     """What a setting made of one case. In predictions `seconds` is decoding, the draft model's reading of the
     prompt included."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     case: str
     tokens: int
@@ -206,37 +208,23 @@ class PredictionRow(_MachineRow):
 
     kind: Literal["prediction"] = "prediction"
     target: str
-    draft: str | None
+    draft: str | None = None
     workload: str
     setting: str
     cases: tuple[CaseOutcome, ...]
     bound_s: tuple[float, ...] | None = None
 
 
-class ChoiceRow(_MachineRow):
-    """The settings of a cell that run for real, and why each does."""
-
-    kind: Literal["choice"] = "choice"
-    target: str
-    draft: str | None
-    workload: str
-    finalists: tuple[str, ...]
-    controls: tuple[str, ...]
-
-
 class RunRow(_MachineRow):
-    """One request that ran for real: a setting of ours, or another engine (`contestant`).
+    """One request that ran for real.
 
     `decode_s` starts when the target has read the prompt and includes the draft model's own reading of it.
-    For another engine `decode_s` is the time after its first token, which gave `tokens - 1` tokens:
-    `timed_tokens` are the tokens that `decode_s` produced, for either.
     """
 
     kind: Literal["run"] = "run"
     block: str
     target: str
-    draft: str | None
-    contestant: str | None = None
+    draft: str | None = None
     setting: str
     workload: str
     case: str
@@ -244,20 +232,19 @@ class RunRow(_MachineRow):
     order: int
     """its place in the block's shuffled order"""
     tokens: int
-    timed_tokens: int
     prefill_s: float
     decode_s: float
-    target_calls: int | None
-    draft_calls: int | None
-    drafted: tuple[int, ...] | None
-    """by the place in the draft; one total where an engine says no more; None where it says nothing"""
-    accepted: tuple[int, ...] | None
-    draft_s: float | None = None
-    verify_s: float | None = None
+    target_calls: int
+    draft_calls: int
+    drafted: tuple[int, ...]
+    """tokens drafted at the first, second, … place of a draft"""
+    accepted: tuple[int, ...]
+    draft_s: float = 0.0
+    verify_s: float = 0.0
     forced: int = 0
     """accepted tokens that a grammar forced"""
     equal: bool | None = None
-    """whether the tokens (text, for another engine) are those of the recorded answer; None when sampled"""
+    """whether the tokens are those of the recorded answer; None when sampled"""
     divergence: int | None = None
     """the first token that is another"""
     finish_reason: str = ""
@@ -278,11 +265,10 @@ class BlockRow(_MachineRow):
     """target calls of a single token that took more than twice the block's median"""
     calls: int
     """target calls of a single token"""
-    effective: dict[str, Any] = {}
 
 
 class SkippedRow(_Row):
-    """Something that takes no part, and why: a pair that does not line up, an engine that does not start."""
+    """Something that takes no part, and why, such as a pair that does not line up."""
 
     kind: Literal["skipped"] = "skipped"
     what: str
@@ -290,10 +276,11 @@ class SkippedRow(_Row):
 
 
 class DoneRow(_MachineRow):
-    """Everything about a target is there."""
+    """Everything about a target is there, its real runs so often."""
 
     kind: Literal["done"] = "done"
     target: str
+    repetitions: int
 
 
 class MachineRow(_MachineRow):
@@ -315,7 +302,6 @@ Row = Annotated[
     | OffersRow
     | QualityRow
     | PredictionRow
-    | ChoiceRow
     | RunRow
     | BlockRow
     | SkippedRow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,10 +13,10 @@ from threading import Thread
 from time import monotonic, time
 from typing import Literal, NamedTuple
 
-from outrider.lab.bench.ledger import Ledger
+from outrider.lab.bench.loader import Loader
 from outrider.lab.bench.plan import SweepPlan
-from outrider.lab.bench.stages import Loader, Stages
-from outrider.lab.bench.work import TargetWork
+from outrider.lab.bench.runs import RealRuns
+from outrider.lab.bench.target import TargetWork
 from outrider.lab.copies import at_hand
 from outrider.lab.models import ModelFile
 from outrider.lab.progress import Meter, Progress
@@ -85,12 +86,12 @@ class Kit:
 
 
 def work(
-    piece: Piece, kit: Kit, rows: Sequence[Row], where: Where, left_s: float | None = None
+    piece: Piece, kit: Kit, rows: Sequence[Row], where: Where, left_s: float = math.inf
 ) -> Iterator[Item]:
     """Do a piece, given all rows so far: what it finds out, as soon as it does.
 
-    `left_s` are the seconds that are left for real runs (None: as many as they take). Once this is closed,
-    nothing goes on. Raises MissingFile, ModelFileError and BackendError.
+    `left_s` are the seconds that are left for real runs. Once this is closed, nothing goes on. Raises
+    MissingFile, ModelFileError and BackendError.
     """
     found: Queue[Item | BaseException | None] = Queue()
     is_closed = False
@@ -141,35 +142,44 @@ class _Found:
         self.put(row)
 
 
-def _do(piece: Piece, kit: Kit, found: _Found, left_s: float | None) -> None:
+def _do(piece: Piece, kit: Kit, found: _Found, left_s: float) -> None:
     meter = Meter(found.put)
     drafts = [kit.find(file) for file in piece.drafts]
-    end_s = None if left_s is None else monotonic() + left_s
-
+    end_s = monotonic() + left_s
     with TemporaryDirectory(prefix="outrider-") as folder:
         for file in map(kit.find, piece.targets):
             meter.say("loading", file.name)
             target, row = kit.loader.target(file)
             with closing(target):
-                ledger = Ledger(found, target, kit.workloads, piece.machine)
-                ledger.note_model(row)
-                stages = Stages(kit.plan, ledger, kit.loader, meter, measures=piece.stage in TIMED)
-                _stage(piece, TargetWork(stages, file), drafts, Path(folder), end_s)
+                work = TargetWork(
+                    kit.plan,
+                    kit.workloads,
+                    kit.loader,
+                    file,
+                    target,
+                    found.rows,
+                    found.append,
+                    meter,
+                    piece.machine,
+                    is_timed=piece.stage in TIMED,
+                )
+                work.note_model(row)
+                _stage(piece, work, drafts, Path(folder), lambda: end_s - monotonic())
 
 
 def _stage(
-    piece: Piece, work: TargetWork, drafts: Sequence[ModelFile], folder: Path, end_s: float | None
+    piece: Piece, work: TargetWork, drafts: Sequence[ModelFile], folder: Path, left_s: Callable[[], float]
 ) -> None:
     if piece.stage == "record":
         work.record()
     elif piece.stage == "quality":
         work.quality(folder, piece.reference, is_compared=len(piece.targets) > 1)
     elif piece.stage == "costs":
-        work.stages.measure_target()
+        work.measure_target()
         work.score(drafts)
     else:
         work.score(drafts)
         if piece.stage == "replay":
             work.replay()
         elif piece.stage == "run":
-            work.run(drafts, lambda: end_s is not None and monotonic() > end_s)
+            RealRuns(work, left_s).run()

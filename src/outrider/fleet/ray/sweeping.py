@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -17,8 +17,8 @@ from outrider.fleet.ray.files import send
 from outrider.fleet.ray.joining import ENVIRONMENT, find_nodes, nodes_alive
 from outrider.fleet.ray.machines import Node, same_kind
 from outrider.fleet.ray.pieces import TIMED, Item, Kit, Piece, Where, work
-from outrider.lab.bench.ledger import MIN_TOKENS
 from outrider.lab.bench.sweep import Sweep
+from outrider.lab.bench.target import MIN_TOKENS
 from outrider.lab.copies import MissingFile
 from outrider.lab.models import ModelFile
 from outrider.lab.progress import Progress
@@ -41,14 +41,17 @@ class _Running:
     nodes: tuple[str, ...] = ()
     """the nodes of the reservation"""
     items: Any = None
-    rows: list[Row] = field(default_factory=list)
 
 
 class RaySweep:
-    """The executor of a sweep on the cluster that this process is in. `check` raises BackendError where a
-    library is missing; `machines` are the kinds that are measured, where not all are.
+    """Does the work of a sweep on the cluster that this process is in.
 
     Raises SettingError where no node can work, before anything is written.
+
+    Args:
+        backends: The native libraries that the plan names; `check` raises BackendError where one is missing.
+        machines: The kinds of machines that are measured, where not all are.
+        has_files: False in tests, whose models are no files.
     """
 
     def __init__(
@@ -63,11 +66,9 @@ class RaySweep:
         self._hub, self._has_files = hub, has_files
         self._nodes, self._left_out = find_nodes(backends, check, machines)
 
-    def check_backend(self, backend: str) -> None:
-        """Each node has said which backends it has by the time that it is asked for work."""
-
-    def run(self, sweep: Sweep, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
-        """Raises SettingError where a machine is another than when the run began."""
+    def __call__(self, sweep: Sweep, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
+        """All that has no row yet; rows are added to the sweep's store in the calling thread alone. Raises
+        SettingError where a machine is another than when the run began."""
         for node, why in self._left_out.items():
             sweep.skip(node, why)
         kinds = _note_machines(sweep, self._nodes)
@@ -142,9 +143,8 @@ class _Driver:
     def _possible(self) -> Iterator[Piece]:
         """Every piece whose predecessors are done, itself too."""
         rows = self.sweep.store.rows
-        over = {(row.target, row.machine) for row in rows if isinstance(row, DoneRow)}
         for file in self.targets:
-            left = [kind for kind in self.kinds if (file.name, kind) not in over]
+            left = [kind for kind in self.kinds if not self.sweep.is_done(file, kind)]
             if not left or file.name in self.lost:
                 continue
             record = Piece("record", (file,))
@@ -155,7 +155,8 @@ class _Driver:
                 why = f"it answered none of the prompts with {MIN_TOKENS} tokens or more"
                 self.sweep.skip(file.name, why)
                 for kind in left:
-                    self.sweep.store.append(DoneRow(target=file.name, machine=kind))
+                    row = DoneRow(target=file.name, machine=kind, repetitions=self.sweep.plan.repetitions)
+                    self.sweep.store.append(row)
                 continue
             yield from self._after_answers(file, left)
         if self.sweep.plan.quality:
@@ -230,13 +231,15 @@ class _Driver:
         self.running[piece.name] = _Running(piece, (host,), group, nodes, group.ready())
 
     def _submit(self, running: _Running, options: dict[str, Any]) -> None:
-        minutes, left_s = self.sweep.plan.minutes, None
-        if minutes is not None:
-            left_s = max(60 * minutes - (perf_counter() - self.sweep.started_s), 0.0)
         rows = ray.put(self.sweep.store.rows)
-        running.items = self._task.options(**options).remote(
-            running.piece, self._kit, rows, self._where, left_s
-        )
+        piece, share_s = running.piece, max(self.sweep.left_s(), 0.0) / self._waiting(running.piece)
+        running.items = self._task.options(**options).remote(piece, self._kit, rows, self._where, share_s)
+
+    def _waiting(self, piece: Piece) -> int:
+        """How many targets have real runs one after the other on a host of this kind, this one among them."""
+        hosts = {node.host for node in self.nodes if piece.machine in ("", node.kind)}
+        waiting = [file for file in self.targets if not self.sweep.is_done(file, piece.machine)]
+        return max(-(-len(waiting) // max(len(hosts), 1)), 1)
 
     # Taking in
 
@@ -369,7 +372,7 @@ class _Failed(Exception):
 
 
 def _on_a_node(
-    piece: Piece, kit: Kit, rows: Sequence[Row], where: dict[str, Where], left_s: float | None
+    piece: Piece, kit: Kit, rows: Sequence[Row], where: dict[str, Where], left_s: float
 ) -> Iterator[Item]:
     """The task: a piece, on the node that Ray chose."""
     node = ray.get_runtime_context().get_node_id()

@@ -1,4 +1,4 @@
-"""Loads the models of a sweep through their native library, and measures what their calls cost."""
+"""Finds and loads the models of a sweep, and measures what their calls cost."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _ROOM_TOKENS = 8
 """of a context beyond the longest text: a call's draft is cut to what is left of it"""
 
 
-class LlamaCppLoader:
-    """The Loader of a real sweep."""
+class Loader:
+    """The models of a sweep through their native library."""
 
     def __init__(self, plan: SweepPlan, workloads: Sequence[Workload], hub: HubOptions) -> None:
         self._plan = plan

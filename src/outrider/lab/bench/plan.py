@@ -8,7 +8,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.resources import files
@@ -56,30 +56,6 @@ def _lengths(value: Any) -> Any:
     return parse_lengths(",".join(map(str, parts))) if parts else ()
 
 
-class ContestantSpec(Part):
-    """Another engine: an endpoint that runs already (`url`), or a `command` that starts one."""
-
-    name: Annotated[str, Field(min_length=1)]
-    url: str | None = None
-    """up to /v1, which may be left out"""
-    command: str | None = None
-    """with {target}, {draft}, {port}, {context} and {threads} in their places"""
-    model: str | None = None
-    """what the endpoint calls its model; None: the first that it lists"""
-    api_key_env: str | None = None
-    """the variable of the environment that holds the key"""
-
-    @model_validator(mode="after")
-    def _is_one(self) -> ContestantSpec:
-        if (self.url is None) == (self.command is None):
-            raise ValueError("give url (it runs already) or command (it is started), one of them")
-        if self.url is not None and not re.match(r"https?://[^/\s]", self.url):
-            raise ValueError(f"{self.url!r} is no URL; write http://HOST:PORT/v1")
-        if self.command is not None and "{port}" not in self.command:
-            raise ValueError("its command does not say {port}, where it has to listen")
-        return self
-
-
 class SweepPlan(Part):
     """What is swept, and how precisely. Lengths are tokens; `plan.toml` beside this module explains each."""
 
@@ -104,12 +80,10 @@ class SweepPlan(Part):
     finalists: Annotated[int, Field(ge=0, le=64)] = 2
     controls: Names = ("model 3", "lookup 8")
     """settings that run for real whatever is predicted, by name"""
-    repetitions_least: Annotated[int, Field(ge=1, le=1000)] = 3
-    repetitions_most: Annotated[int, Field(ge=1, le=1000)] = 8
-    interval_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.03
-    """repeated until half the width of a speed-up's 95 % interval is this part of it, or to the most"""
+    repetitions: Annotated[int, Field(ge=1, le=1000)] = 4
+    """of every real run"""
     minutes: Annotated[float, Field(gt=0)] | None = None
-    """for real runs, over the whole sweep; None: as long as they take"""
+    """for the whole sweep; None: as long as it takes"""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     context: Annotated[int, Field(ge=0)] = 0
     """0: as much as the prompts and answers need"""
@@ -119,7 +93,6 @@ class SweepPlan(Part):
     """short names of targets that others are scored against; else those with the most bits a weight"""
     costs: Path | None = None
     """cost curves to take instead of measuring them"""
-    contestants: tuple[ContestantSpec, ...] = ()
 
     gpu_layers: int = -1
     split_mode: str = "layer"
@@ -138,17 +111,6 @@ class SweepPlan(Part):
     backends: Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)] = ("auto",)
     """native libraries, each target under each; "auto": the one that is faster for it"""
     library: str = ""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_backend(cls, data: Any) -> Any:
-        """`backend`, as everywhere else, is `backends`."""
-        if not isinstance(data, dict) or "backend" not in data:
-            return data
-        if "backends" in data:
-            raise ValueError("backend and backends are one setting: give one of them")
-        data = dict(data)
-        return {"backends": data.pop("backend"), **data}
 
     @field_validator("gpu_layers", mode="before")
     @classmethod
@@ -178,12 +140,11 @@ class SweepPlan(Part):
     def _fits_together(self) -> SweepPlan:
         if not self.drafts and not self.lookup_only:
             raise ValueError("there is no draft model and lookup_only is off: nothing is left to sweep")
-        if self.repetitions_least > self.repetitions_most:
-            least, most = self.repetitions_least, self.repetitions_most
-            raise ValueError(f"repetitions_least is {least}, more than repetitions_most, {most}")
-        way_out = 'call one of them otherwise: name = "…" beside its file'
-        _require_distinct("workloads", [spec.name for spec in self.workloads], way_out)
-        _require_distinct("contestants", [spec.name for spec in self.contestants], "rename one of them")
+        names = [spec.name for spec in self.workloads]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(
+                f'two of the workloads are called {twice!r}; give one another name: name = "…" beside it'
+            )
         if len(self.backends) > 1 and ("auto" in self.backends or self.library):
             what = "auto takes one of them by itself" if "auto" in self.backends else "library is one of them"
             raise ValueError(f"several backends: {what}; leave it out, or name one backend")
@@ -206,11 +167,6 @@ def _as_values() -> Iterator[None]:
     except SettingError as error:
         way_out = error.way_out[:1].lower() + error.way_out[1:].rstrip(".")
         raise ValueError(f"{error.what}: {error.why}; {way_out}") from None
-
-
-def _require_distinct(what: str, names: Sequence[str], way_out: str) -> None:
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"two of the {what} are called {twice!r}; {way_out}")
 
 
 # A plan from a TOML file and from flags, and what is wrong with it in one sentence.
@@ -279,8 +235,7 @@ def _complaint(error: ValidationError, source: str, names: Mapping[str, str]) ->
     shown = names.get(named) or source + first.path
     what = shown or source.removesuffix(": ") or "the plan"
     if first.kind == "extra_forbidden":
-        tables: dict[str, type[Part]] = {"workloads": WorkloadSpec, "contestants": ContestantSpec}
-        table = tables.get(named, SweepPlan)
+        table = WorkloadSpec if named == "workloads" else SweepPlan
         alike = get_close_matches(str(first.place[-1]), table.model_fields, 1, 0.6)
         way_out = f"Did you mean {alike[0]}?" if alike else _WAY_OUT
         return SettingError(what, "there is no such setting", way_out)

@@ -34,29 +34,22 @@ _P = ParamSpec("_P")
 
 
 class Cell(NamedTuple):
-    """What one figure is about. `draft` None: no draft model; `workload` None: all of them together;
-    `contestant` None: our own engine."""
+    """What one figure is about. `draft` None: no draft model; `workload` None: all of them together."""
 
     target: str
     draft: str | None
     setting: str
     workload: str | None
-    contestant: str | None = None
-
-    @classmethod
-    def plain_of(cls, target: str, workload: str | None) -> Cell:
-        """Plain decoding of a target."""
-        return cls(target, None, PLAIN.name, workload)
 
     @property
     def plain(self) -> Cell:
         """Plain decoding of the same target under the same workload."""
-        return Cell.plain_of(self.target, self.workload)
+        return Cell(self.target, None, PLAIN.name, self.workload)
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is plain decoding of ours."""
-        return self == self.plain
+        """Whether nothing is drafted."""
+        return self.setting == PLAIN.name
 
 
 @dataclass(frozen=True)
@@ -75,10 +68,10 @@ class Results:
     runs: tuple[RunRow, ...]
     blocks: tuple[BlockRow, ...]
     skipped: tuple[SkippedRow, ...]
-    done: tuple[DoneRow, ...] = ()
+    done: tuple[DoneRow, ...]
     sheets: Mapping[str, Results] = field(default_factory=dict)
-    """of a sweep over several kinds of machines the results on each, by its name; figures are made of these,
-    since each kind has costs, predictions and runs of its own"""
+    """of a sweep on a cluster the results on each kind of machine, by its name: each has costs, predictions
+    and runs of its own. What is beside them here is that of the first"""
 
     @classmethod
     def read(cls, folder: Path) -> Results:
@@ -88,26 +81,21 @@ class Results:
     @classmethod
     def of(cls, rows: Sequence[Row], source: str = "the rows") -> Results:
         """These rows, in the order in which they were written. Raises InputError without a head."""
-        heads = [row for row in rows if isinstance(row, HeadRow)]
-        if not heads:
+        head = next((row for row in rows if isinstance(row, HeadRow)), None)
+        if head is None:
             raise InputError(source, "they do not say what was measured", "Name the folder of a sweep.")
-        if machines := [row for row in rows if isinstance(row, MachineRow)]:
-            sheets = {kind.machine: cls.of(_on(rows, kind, heads[0]), source) for kind in machines}
-            whole = {
-                name: tuple(row for sheet in sheets.values() for row in getattr(sheet, name))
-                for name in ("costs", "predictions", "runs", "blocks", "done")
-            }
-            first = next(iter(sheets.values()))
-            return replace(first, head=heads[0], sheets=sheets, **whole)
-        cases = ("target", "workload", "case")
+        if kinds := [row for row in rows if isinstance(row, MachineRow)]:
+            sheets = {kind.machine: cls.of(_on(rows, kind, head), source) for kind in kinds}
+            return replace(next(iter(sheets.values())), head=head, sheets=sheets)
+        case = ("target", "workload", "case")
         return cls(
-            head=heads[0],
+            head=head,
             models=_last(rows, ModelRow, "model", "role", "backend", "beside"),
             pairs=_last(rows, PairRow, "target", "draft"),
-            answers=_last(rows, AnswerRow, *cases),
+            answers=_last(rows, AnswerRow, *case),
             costs=_last(rows, CostsRow, "model", "role", "beside"),
-            offers=_last(rows, OffersRow, "draft", *cases),
-            quality=_last(rows, QualityRow, "reference", *cases),
+            offers=_last(rows, OffersRow, "draft", *case),
+            quality=_last(rows, QualityRow, "reference", *case),
             predictions=_last(rows, PredictionRow, "target", "draft", "workload", "setting"),
             runs=_counted(rows),
             blocks=_last(rows, BlockRow, "block"),
@@ -116,7 +104,7 @@ class Results:
         )
 
     @cached_property
-    def _known(self) -> dict[Any, Any]:
+    def known(self) -> dict[Any, Any]:
         """What `once` keeps."""
         return {}
 
@@ -143,16 +131,15 @@ class Results:
     @cached_property
     def runs_by_cell(self) -> Mapping[Cell, Sequence[RunRow]]:
         """Real requests, by what ran; always of a single workload."""
-        found: dict[Cell, list[RunRow]] = {}
+        found: dict[Cell, list[RunRow]] = defaultdict(list)
         for row in self.runs:
-            cell = Cell(row.target, row.draft, row.setting, row.workload, row.contestant)
-            found.setdefault(cell, []).append(row)
-        return found
+            found[Cell(row.target, row.draft, row.setting, row.workload)].append(row)
+        return dict(found)
 
     @cached_property
     def prediction_by_cell(self) -> Mapping[Cell, PredictionRow]:
         """Predictions, by what was replayed; always of a single workload."""
-        return {Cell(r.target, r.draft, r.setting, r.workload): r for r in self.predictions}
+        return {Cell(row.target, row.draft, row.setting, row.workload): row for row in self.predictions}
 
     def model(self, name: str, role: str, backend: str | None = None) -> ModelRow | None:
         """The row of a model in this role, under this backend if there is one; in the other role, where only
@@ -186,9 +173,9 @@ def once(
     @wraps(ask)
     def known(results: Results, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         key = (ask, args, *kwargs.items())
-        if key not in results._known:
-            results._known[key] = ask(results, *args, **kwargs)
-        found: _R = results._known[key]
+        if key not in results.known:
+            results.known[key] = ask(results, *args, **kwargs)
+        found: _R = results.known[key]
         return found
 
     return known
@@ -196,23 +183,20 @@ def once(
 
 @once
 def rates(results: Results, cell: Cell) -> Mapping[str, Mapping[str, float]]:
-    """Seconds per token by case and block, of a cell with one workload. Requests that timed no token count
-    for nothing."""
+    """Seconds per token by case and block, of a cell with one workload."""
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for row in results.runs_by_cell.get(cell, ()):
-        if row.timed_tokens > 0 and row.decode_s > 0:
-            found[row.case][row.block] = row.decode_s / row.timed_tokens
+        if row.tokens > 0 and row.decode_s > 0:
+            found[row.case][row.block] = row.decode_s / row.tokens
     return found
 
 
 def _on(rows: Sequence[Row], kind: MachineRow, head: HeadRow) -> list[Row]:
     """What holds on one kind of machine, as a run of its own."""
-    mine: list[Row] = [head.model_copy(update={"machine": {**kind.facts, "kind": kind.machine}})]
-    for row in rows:
-        if isinstance(row, HeadRow | MachineRow) or getattr(row, "machine", "") not in ("", kind.machine):
-            continue
-        mine.append(row)
-    return mine
+    facts = {**kind.facts, "kind": kind.machine}
+    others = [row for row in rows if not isinstance(row, HeadRow | MachineRow)]
+    mine = [row for row in others if getattr(row, "machine", "") in ("", kind.machine)]
+    return [head.model_copy(update={"machine": facts}), *mine]
 
 
 def _last(rows: Sequence[Row], kind: type[_R], *names: str) -> tuple[_R, ...]:
@@ -232,5 +216,5 @@ def _counted(rows: Sequence[Row]) -> tuple[RunRow, ...]:
         if row.started_s < last_s.get(row.block, 0.0):  # the block's clock began again, and so did the block
             found[row.block].clear()
         last_s[row.block] = row.started_s
-        found[row.block][row.draft, row.setting, row.contestant, row.case] = row
+        found[row.block][row.draft, row.setting, row.case] = row
     return tuple(row for block in found.values() for row in block.values())

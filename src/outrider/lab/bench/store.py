@@ -28,7 +28,7 @@ ROWS = "rows.jsonl"
 _ADAPTER: TypeAdapter[Row] = TypeAdapter(Row)
 _DIGITS = 9
 """of every float: nanoseconds, and probabilities finer than they are known"""
-_MAY_CHANGE = ("plan: minutes",)
+_MAY_CHANGE = ("plan: minutes", "plan: repetitions")
 """when a run goes on"""
 _BEGINNING = b'{"kind":"head"'
 """A file without a whole row is cut off only where it is a head's beginning: else it is somebody's."""
@@ -73,12 +73,8 @@ class Store(AbstractContextManager["Store"]):
 
     def append(self, row: Row) -> None:
         """Add a row. Raises SettingError, and leaves the file as it was, where it cannot be written."""
-        plain = row.model_dump(mode="json", exclude={"ran"})
-        if getattr(row, "machine", None) == "":
-            del plain["machine"]
-        if row.ran is not None:
-            plain["ran"] = row.ran.model_dump(mode="json")
-        data = (json.dumps(_rounded(plain), separators=(",", ":")) + "\n").encode()
+        plain = row.model_dump(mode="json", exclude_defaults=not isinstance(row, HeadRow))
+        data = (json.dumps(_rounded({"kind": row.kind, **plain}), separators=(",", ":")) + "\n").encode()
         start = self._file.tell()
         try:
             written = 0
@@ -158,8 +154,7 @@ def _check_same(first: Row, head: HeadRow, folder: Path) -> None:
         f"{part}: {name}"
         for part in ("plan", "prompts")  # of workloads too: a file may have been edited since
         for name, value in now[part].items()
-        # What an older version did not know it did not do otherwise than by default.
-        if f"{part}: {name}" not in _MAY_CHANGE and then[part].get(name, value) != value
+        if f"{part}: {name}" not in _MAY_CHANGE and then[part].get(name) != value
     ]
     same = ("cpu", "physical_cores", "devices", "llama_cpp", "outrider")
     different += [key for key in same if then["machine"].get(key) != now["machine"].get(key)]

@@ -7,15 +7,19 @@ from dataclasses import dataclass, replace
 from outrider.lab.bench.report.view import Best, View
 from outrider.lab.bench.results import Cell
 from outrider.lab.bench.summary import speeds
-from outrider.lab.settings import Setting
+from outrider.lab.settings import PLAIN, Setting
 from outrider.lab.statistics import Interval, estimate
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to run a file with. `ran` is what was measured; `rival` the fastest of the same file under another
-    backend, be it for certain or not (None: there is no other), `gain` how much faster than that it is and
-    `outcome` whether that is beyond the noise."""
+    """What to run a file with.
+
+    Args:
+        ran: What was measured.
+        rival: The fastest of the same file under another backend; None where there is no other.
+        gain: How much faster than that it is, and `outcome` whether that is beyond the noise.
+    """
 
     ran: Cell
     backend: str
@@ -36,7 +40,7 @@ def best_cell(view: View, target: str) -> Best | None:
         return None
     best = max(ranked, key=lambda pair: pair[0])[1]
     alone = next((cell for cell in cells if cell.draft is None), best)
-    if best.draft is None or alone.outcome != "faster" or not alone.is_measured:
+    if best.draft is None or alone.outcome != best.outcome or not alone.is_measured:
         return best
     strata = speeds.paired(view.results, best.cell, alone.cell)
     return alone if strata and estimate(strata).interval.low <= 1 else best
@@ -51,20 +55,18 @@ def choices(view: View) -> list[Choice]:
         if target != same[0] or not ran:
             continue
         first, *others = sorted(ran, key=lambda choice: -choice.speed.value)
-        rival = _choice(view, others[0].ran.target, certain=False) if others else None
+        rival = others[0] if others else None
         if rival and (compared := speeds.faster_than(view.results, first.ran, rival.ran)):
             first = replace(first, rival=rival, gain=compared[0], outcome=compared[1])
         found.append(first)
     return found
 
 
-def _choice(view: View, target: str, *, certain: bool = True) -> Choice | None:
-    """The best of one target: plain decoding where nothing measured is faster, for `certain` or at all."""
+def _choice(view: View, target: str) -> Choice | None:
+    """The best of one target: plain decoding where nothing measured is faster or may well be."""
     best = best_cell(view, target)
-    ran = Cell.plain_of(target, view.pooled)
-    if best is not None and best.is_measured and best.speedup is not None:
-        is_faster = best.outcome == "faster" if certain else best.speedup.value > 1
-        ran = best.cell if is_faster else ran
+    ran = best.cell if best is not None and best.is_measured and best.is_faster else None
+    ran = ran or Cell(target, None, PLAIN.name, view.pooled)
     speed = speeds.measured_speed(view.results, ran)
     if speed is None:
         return None

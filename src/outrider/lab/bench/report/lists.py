@@ -12,39 +12,29 @@ from outrider.lab.bench.report.view import View, draft_name, workload_name
 from outrider.lab.bench.summary import counts, speeds
 from outrider.lab.rows import PairRow
 
-_FIGURES = ("tokens/s", "predicted", "measured", "tokens a target call")
-
 
 def measured(view: View) -> Table:
-    """Everything that ran for real, other engines too, predicted beside measured. Which draft another engine
-    has only its own command or server knows."""
+    """Everything that ran for real, predicted beside measured."""
     rows = []
     for verdict in speeds.verdicts(view.results):
-        cell, ours = verdict.cell, verdict.cell.contestant is None
-        per_call = counts.tokens_per_target_call(view.results, cell) if ours else None
+        cell = verdict.cell
+        per_call = counts.tokens_per_target_call(view.results, cell)
         row = {
             "target": cell.target,
-            "backend": (view.results.backend(cell.target) if ours else "") or numbers.NOTHING,
-            "draft": draft_name(cell.draft) if ours else numbers.NOTHING,
+            "backend": view.results.backend(cell.target) or numbers.NOTHING,
+            "draft": draft_name(cell.draft),
             "workload": workload_name(cell.workload),
-            "setting": cell.contestant or cell.setting,
+            "setting": cell.setting,
             "tokens/s": numbers.rate(speeds.measured_speed(view.results, cell)),
-            "predicted": numbers.speedup(view.predicted(cell) if ours else None),
+            "predicted": numbers.speedup(view.predicted(cell)),
             "measured": numbers.speedup(verdict.speedup),
             "95 % interval": numbers.bounds(verdict.speedup),
             "tokens a target call": numbers.NOTHING if per_call is None else f"{per_call:.2f}",
             "verdict": verdict.outcome,
         }
         rows.append(row)
-    return Table("Everything that ran for real", rows, figures=_FIGURES)
-
-
-def engines(view: View) -> Table:
-    """Of that, the other engines."""
-    kept = ("target", "workload", "setting", "tokens/s", "measured", "95 % interval", "verdict")
-    theirs = [row for row in measured(view).rows if row["draft"] == numbers.NOTHING]
-    rows = [{name: row[name] for name in kept} for row in theirs]
-    return Table("Other engines", rows, figures=_FIGURES)
+    figures = ("tokens/s", "predicted", "measured", "tokens a target call")
+    return Table("Everything that ran for real", rows, figures=figures)
 
 
 def quality(view: View) -> Table:
@@ -137,9 +127,7 @@ def machine(view: View) -> Table:
 
 def plan(view: View) -> Table:
     """What was asked for."""
-    blocks = view.results.blocks
-    effective = {f"in force: {name}": value for row in blocks for name, value in row.effective.items()}
-    return _facts("Plan", {**view.results.head.plan, **effective})
+    return _facts("Plan", view.results.head.plan)
 
 
 def _facts(caption: str, facts: Mapping[str, Any]) -> Table:

@@ -17,7 +17,7 @@ from outrider.lab.bench.report.tables import Table
 from outrider.lab.bench.report.view import View
 from outrider.lab.bench.results import Results
 
-_STYLES = {"faster": "green", "slower": "red", "tie": "yellow"}
+_STYLES = {"faster": "green", "slower": "red", "tie": "yellow", "unsettled": "cyan"}
 
 
 def print_report(results: Results, console: Console) -> None:
@@ -45,12 +45,12 @@ def _print_sheet(results: Results, console: Console) -> None:
     for choice in choices(view):
         _say(console, f"\n{words.taken(choice)}")
         _say(console, _wrapped(choice.command, console.width))
-    for table in (lists.engines(view), lists.quality(view), lists.skipped(view)):
+    for table in (lists.quality(view), lists.skipped(view)):
         if table.rows:
             _say(console, f"\n{table.caption}", "bold")
             console.print(_rich(table))
     console.print()
-    for line in (*words.notes(view), words.prediction_line(view), words.time_line(view)):
+    for line in words.notes(view):
         _say(console, line)
 
 

@@ -35,6 +35,12 @@ class Best:
         return Cell(self.target, self.draft, self.setting, self.workload)
 
     @property
+    def is_faster(self) -> bool:
+        """Whether it is faster than plain decoding, or most likely so."""
+        is_above = self.speedup is not None and self.speedup.value > 1
+        return self.outcome == "faster" or (self.outcome == "unsettled" and is_above)
+
+    @property
     def said(self) -> str:
         """The verdict in a word or two."""
         if self.speedup is None:
@@ -54,7 +60,7 @@ def workload_name(workload: str | None) -> str:
 
 def names(cell: Cell) -> dict[str, str]:
     """The columns of a table that say what a figure is about."""
-    target, draft, setting, workload, _ = cell
+    target, draft, setting, workload = cell
     named = {"target": target, "draft": draft_name(draft), "workload": workload_name(workload)}
     return {**named, "setting": setting}
 
@@ -115,7 +121,7 @@ class View:
     def settings(self, target: str, draft: str | None) -> list[str]:
         """What was replayed or ran for a pair, plain decoding apart, and what needs no draft model."""
         cells = [*self.results.prediction_by_cell, *self.results.runs_by_cell]
-        mine = [cell for cell in cells if cell.target == target and not cell.contestant]
+        mine = [cell for cell in cells if cell.target == target]
         names = [cell.setting for wanted in (draft, None) for cell in mine if cell.draft == wanted]
         return [name for name in dict.fromkeys(names) if name != PLAIN.name]
 

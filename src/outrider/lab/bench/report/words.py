@@ -10,7 +10,6 @@ from outrider.lab.bench.report.choice import Choice, best_cell
 from outrider.lab.bench.report.view import Best, View, draft_name, workload_name
 from outrider.lab.bench.results import Cell, Results
 from outrider.lab.bench.summary import counts, predictions, speeds
-from outrider.lab.bench.summary.account import time_saved
 from outrider.lab.settings import PLAIN
 
 METHOD = (
@@ -21,52 +20,76 @@ METHOD = (
     "repetitions and the geometric mean over cases, then over workloads. Speed counts decoding: the "
     "draft model's reading of the prompt is in it, the target's is not. A speed-up is the time of plain "
     "decoding over that of the setting, in the same blocks. Intervals are 95 %, by bootstrap over cases "
-    "and repetitions. The noise is what plain decoding differs by from itself. A tie is a result whose "
-    "interval holds 1, that lies within the noise, or that is not certain enough for one of so many "
-    "(Holm's procedure over all results of a table). docs/method.md of Outrider says all of this in full."
+    "and repetitions. The noise is what plain decoding differs by from itself. A result is uncertain if its "
+    "interval holds 1, or if it is not certain enough for one of so many (Holm's procedure over all results "
+    "of a table). A tie lies within the noise, or is uncertain and within 5 % of 1; farther away it is "
+    "unsettled. docs/method.md of Outrider says all of this in full."
 )
 
-_WORDS = {"faster": "wins on", "slower": "loses on", "tie": "ties on"}
+_WORDS = {"faster": "wins on", "unsettled": "is unsettled on", "slower": "loses on", "tie": "ties on"}
 
 
 def verdict(view: View, target: str) -> str:
     """What to do with a target on this machine, in one sentence or two."""
     best = best_cell(view, target)
-    if best is None:
+    if best is None or best.speedup is None:
         return f"{target}: nothing was measured or predicted yet."
     start = "On this machine" if best.is_measured else "By prediction, not yet measured"
     ran, speedup = _setting(best.cell), numbers.speedup(best.speedup)
-    if best.outcome == "faster":
+    if best.is_faster:
         mine = _by_workload(view, best)
-        speeds_said = ""
-        if best.plain is not None and best.speedup is not None:
-            after = numbers.digits(best.plain.value * best.speedup.value)
-            speeds_said = f" (from {numbers.rate(best.plain)} to about {after} tokens/s)"
+        is_settled = best.outcome == "faster"
+        likely = "fastest" if is_settled else "most likely fastest"
+        bounds = f" ({numbers.bounds(best.speedup)})" if best.is_measured else ""
+        gain = f"{speedup}{bounds} plain decoding over {workload_name(best.workload)}"
         end = f" Each workload at its best setting, it {_details(mine)}." if len(mine) > 1 else ""
-        return (
-            f"{start}, {target} is fastest with {ran}, {speedup} plain decoding over "
-            f"{workload_name(best.workload)}{speeds_said}.{end}{_of_drafts(view, best)}"
-        )
-    verb = "ties" if best.outcome == "tie" else "is slower"
+        after = _of_drafts(view, best) if is_settled else f" {unsettled(best)}"
+        return f"{start}, {target} is {likely} with {ran}, {gain}{_rates(best)}.{end}{after}"
+    verb = {"tie": "ties", "unsettled": "is most likely slower"}.get(best.outcome or "", "is slower")
     cells = [view.best(target, draft, best.workload) for draft in view.columns]
     for cell in sorted(cells, key=lambda cell: cell is not best):
         mine = _by_workload(view, cell)
-        if any(single.outcome == "faster" for single in mine):
+        if winners := [single for single in mine if single.is_faster]:
             other = "" if cell is best else f" with {draft_name(cell.draft)}"
-            return (
-                f"{start}, {target} gains nothing over all workloads ({ran} {verb} at {speedup}), but by "
-                f"workload{other} it {_details(mine)}."
-            )
+            settling = [] if any(w.outcome == "faster" for w in winners) else [unsettled(winners[0])]
+            said = f"{target} gains nothing over all workloads ({ran} {verb} at {speedup}), but by workload"
+            return " ".join([f"{start}, {said}{other} it {_details(mine)}.", *settling])
     return f"{start}, decode {target} plainly: the best that was tried, {ran}, {verb} ({speedup})."
+
+
+def _rates(best: Best) -> str:
+    if best.plain is None or best.speedup is None:
+        return ""
+    after = numbers.digits(best.plain.value * best.speedup.value)
+    return f" (from {numbers.rate(best.plain)} to about {after} tokens/s)"
+
+
+def unsettled(best: Best) -> str:
+    """Why a result is not settled, and what settles it."""
+    speedup = best.speedup
+    assert speedup is not None
+    if not best.is_measured:
+        return "It has not run for real: run the same command again, with more --minutes if it has a limit."
+    if speedup.low <= 1:
+        return (
+            "That is not settled: it gains on some prompts and not on others. More of them settle it "
+            "(--prompts, or --workload with a file of your own), in another folder (-o)."
+        )
+    times, more = f"{speedup.repetitions} times", max(2 * speedup.repetitions, 4)
+    few = "once, so the machine's noise is unknown" if speedup.repetitions == 1 else f"{times}, too few here"
+    return (
+        f"That is not settled: each prompt ran {few}. Run the same command with --repetitions {more} to "
+        "settle it: it goes on where it is."
+    )
 
 
 def winner(view: View, target: str) -> str:
     """What is fastest with a target, in a few words."""
     if (best := best_cell(view, target)) is None:
         return f"{target}: nothing was measured or predicted yet."
-    if best.outcome != "faster":
+    if not best.is_faster:
         return f"{target}: plain decoding."
-    how = "" if best.is_measured else ", by prediction"
+    how = ", by prediction" if not best.is_measured else "" if best.outcome == "faster" else ", not settled"
     return f"{target}: {_setting(best.cell)}, {numbers.speedup(best.speedup)} plain decoding{how}."
 
 
@@ -80,15 +103,17 @@ def taken(choice: Choice) -> str:
     """Which library to take for a file, and with what, in a sentence that ends before the command."""
     name, rival = choice.ran.target.removesuffix(f" ({choice.backend})"), choice.rival
     if rival is None or choice.gain is None:
-        return f"Run {name} so:"
+        return f"To run {name}:"
     gain = f"{numbers.speedup(choice.gain)} ({numbers.bounds(choice.gain)}) the best under"
     if choice.outcome == "faster":
         said = f"Take {choice.backend} for {name}, with {_setting(choice.ran)}: {gain}"
+    elif choice.outcome == "unsettled":
+        said = f"Most likely {choice.backend} is faster for {name}, with {_setting(choice.ran)}: {gain}"
     else:
         said = f"For {name} either library will do: {choice.backend} with {_setting(choice.ran)} is {gain}"
     return (
         f"{said} {rival.backend} ({_setting(rival.ran)}); {numbers.rate(choice.speed)} tokens/s against "
-        f"{numbers.rate(rival.speed)}. Run it so:"
+        f"{numbers.rate(rival.speed)}. To run it:"
     )
 
 
@@ -151,22 +176,8 @@ def prediction_line(view: View) -> str:
     )
 
 
-def time_line(view: View) -> str:
-    """What the sweep took, and what running everything would have taken."""
-    account = time_saved(view.results)
-    if not account.took_s:
-        return "Nothing has run yet."
-    text = f"Model calls took {numbers.duration(account.took_s)}"
-    if account.everything_s is None:
-        return f"{text}."
-    return (
-        f"{text}; running all {account.combinations} combinations for real would have taken about "
-        f"{numbers.duration(account.everything_s)} ({account.ran} of them ran)."
-    )
-
-
 def notes(view: View) -> list[str]:
-    """What to keep in mind: noise, hiccups, intervals that cannot be trusted, texts that differed."""
+    """What to keep in mind: noise, hiccups, texts that differed, how far predictions were off."""
     said = []
     found = [(target, speeds.noise(view.results, target, view.pooled)) for target in view.results.targets]
     if noises := [f"{target} ±{numbers.percent(n.high - 1, 1)}" for target, n in found if n]:
@@ -180,10 +191,12 @@ def notes(view: View) -> list[str]:
     measured = [best.speedup for best in view.bests.values() if best.is_measured and best.speedup]
     caveats = Counter(speedup.caveat for speedup in measured if speedup.caveat)
     said += [
-        f"{count} of {len(measured)} measured best settings rest on little ({caveat})."
+        f"{count} of {len(measured)} measured best settings have too few repetitions or prompts ({caveat})."
         for caveat, count in caveats.items()
     ]
-    return said + _equality(view)
+    took_s = counts.model_seconds(view.results)
+    spent = [f"Model calls took {numbers.duration(took_s)}."] if took_s else []
+    return [*said, *_equality(view), prediction_line(view), *spent]
 
 
 def _equality(view: View) -> list[str]:
@@ -193,14 +206,10 @@ def _equality(view: View) -> list[str]:
     if not others:
         equal = f"All {len(checked)} answers that can be compared equal the recorded ones."
         return [equal] if checked else []
-    settings = {
-        f"{row.contestant} ({row.target})"
-        if row.contestant
-        else f"{row.setting} ({row.target}, {draft_name(row.draft)})"
-        for row in others
-    }
+    settings = {f"{row.setting} ({row.target}, {draft_name(row.draft)})" for row in others}
     return [
         f"{len(others)} of {len(checked)} answers differ from the recorded ones somewhere, in "
-        f"{joined(sorted(settings)[:4])}{' and others' if len(settings) > 4 else ''}. `outrider verify` "
-        "says by what margin."
+        f"{joined(sorted(settings)[:4])}{' and others' if len(settings) > 4 else ''}: two tokens were nearly "
+        "as likely, and rounding decided between them. `outrider verify` says by what margin; --bitwise "
+        "excludes it."
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from outrider.lab.bench.results import Cell, Results
-from outrider.lab.rows import CaseOutcome, ModelRow, RunRow
+from outrider.lab.rows import AnswerRow, CaseOutcome, ModelRow, RunRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +23,6 @@ class Acceptance:
     def ratios(self) -> tuple[float | None, ...]:
         """Accepted over drafted at each place; None where nothing was drafted there."""
         return tuple(a / d if d else None for a, d in zip_longest(self.accepted, self.drafted, fillvalue=0))
-
-
-@dataclass(frozen=True, slots=True)
-class TimeShares:
-    """Where the decoding time of a cell went, as shares of it: they add up to 1."""
-
-    target_calls: float
-    draft_calls: float
-    own: float
-    """the engine's own: all that is no model call"""
-    is_measured: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +50,7 @@ class Quality:
 
 
 def acceptance_by_position(results: Results, cell: Cell) -> Acceptance | None:
-    """Counted in real requests, or where none ran in replayed ones; other engines report no positions."""
+    """Counted in real requests, or where none ran in replayed ones."""
     parts = _parts(results, cell)
     if not parts:
         return None
@@ -69,25 +58,18 @@ def acceptance_by_position(results: Results, cell: Cell) -> Acceptance | None:
     return Acceptance(drafted, accepted, isinstance(parts[0], RunRow))
 
 
-def time_shares(results: Results, cell: Cell) -> TimeShares | None:
-    """Of real requests that say where their time went, or where none ran of replayed ones."""
-    parts = _parts(results, cell)
-    timed = [
-        (part.decode_s if isinstance(part, RunRow) else part.seconds, part.verify_s, part.draft_s or 0.0)
-        for part in parts
-        if part.verify_s is not None
-    ]
-    whole, verify, drafting = map(sum, zip(*timed, strict=True)) if timed else (0.0, 0.0, 0.0)
-    if whole <= 0:
-        return None
-    own = max(1 - verify / whole - drafting / whole, 0.0)
-    return TimeShares(verify / whole, drafting / whole, own, isinstance(parts[0], RunRow))
-
-
 def tokens_per_target_call(results: Results, cell: Cell) -> float | None:
     """Generated tokens over target calls; of real requests, or where none ran of replayed ones."""
     counted = [(row.tokens, row.target_calls) for row in _parts(results, cell) if row.target_calls]
     return sum(tokens for tokens, _ in counted) / sum(calls for _, calls in counted) if counted else None
+
+
+def model_seconds(results: Results) -> float:
+    """What the model calls of the rows took: answers, scoring, real requests. Loading and measuring costs
+    leave none."""
+    requests: list[AnswerRow | RunRow] = [*results.answers, *results.runs]
+    scored_s = sum(row.seconds for row in results.offers)
+    return sum(row.prefill_s + row.decode_s for row in requests) + scored_s
 
 
 def hiccups(results: Results) -> Hiccups:
@@ -136,5 +118,5 @@ def _parts(results: Results, cell: Cell) -> Sequence[RunRow | CaseOutcome]:
     return [case for row in replayed for case in row.cases]
 
 
-def _added(counts: Iterable[tuple[int, ...] | None]) -> tuple[int, ...]:
-    return tuple(map(sum, zip_longest(*filter(None, counts), fillvalue=0)))
+def _added(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))

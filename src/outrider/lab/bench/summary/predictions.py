@@ -10,7 +10,6 @@ import numpy as np
 
 from outrider.lab.bench.results import Cell, Results, once, rates
 from outrider.lab.rows import PredictionRow
-from outrider.lab.settings import PLAIN
 from outrider.lab.statistics import Floats, Interval, estimate
 
 
@@ -74,8 +73,8 @@ def bound_speedup(results: Results, cell: Cell) -> Interval | None:
 
 @once
 def prediction_error(results: Results) -> PredictionError:
-    """How far predictions were off, for every setting of ours that ran for real."""
-    cells = [cell for cell in results.runs_by_cell if cell.contestant is None and cell.setting != PLAIN.name]
+    """How far predictions were off, for every setting that ran for real."""
+    cells = [cell for cell in results.runs_by_cell if not cell.is_plain]
     points = tuple(point for cell in cells if (point := _point(results, cell)) is not None)
     anchored = [error for point in points if (error := point.anchored_error) is not None]
     return PredictionError(_figures([point.raw_error for point in points]), _figures(anchored), points)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,18 +19,20 @@ from outrider.lab.bench.summary.predictions import predicted_speedup
 from outrider.lab.settings import PLAIN
 from outrider.lab.statistics import LEVEL, Floats, Interval, Strata, estimate, holm, self_ratio, t_tail
 
-Outcome = Literal["faster", "slower", "tie"]
+Outcome = Literal["faster", "slower", "tie", "unsettled"]
+"""against plain decoding: the last where the figure is away from 1, and not for certain"""
+
+_TIE_RATIO = 1.05
+"""What is uncertain is a tie if it is nearer to 1, else unsettled."""
 
 
 @once
-def measured_speedup(results: Results, cell: Cell, *, draw_cases: bool = True) -> Interval | None:
+def measured_speedup(results: Results, cell: Cell) -> Interval | None:
     """Plain decoding's time over the cell's, in the same blocks: of each case the ratio of medians over
-    repetitions, over cases (and then workloads) the geometric mean. None: not run, or not in every workload.
-
-    `draw_cases` False: the interval of these prompts alone, which narrows with every repetition.
-    """
+    repetitions, over cases (and then workloads) the geometric mean. None: not run, or not in every
+    workload."""
     strata = paired(results, cell, cell.plain)
-    return estimate(strata, draw_cases=draw_cases).interval if strata else None
+    return estimate(strata).interval if strata else None
 
 
 @once
@@ -44,7 +46,7 @@ def measured_speed(results: Results, cell: Cell) -> Interval | None:
 
 def plain_speed(results: Results, target: str, workload: str | None) -> Interval | None:
     """Tokens per second of plain decoding."""
-    return measured_speed(results, Cell.plain_of(target, workload))
+    return measured_speed(results, Cell(target, None, PLAIN.name, workload))
 
 
 def faster_than(results: Results, ours: Cell, theirs: Cell) -> tuple[Interval, Outcome] | None:
@@ -62,14 +64,15 @@ def faster_than(results: Results, ours: Cell, theirs: Cell) -> tuple[Interval, O
         return None
     found = estimate(strata, paired=False).interval
     known = [noise(results, cell.target, cell.workload) for cell in (ours, theirs)]
-    return found, outcome(found, combined_noise(known))
+    size = math.hypot(*(math.log(interval.high) for interval in known if interval))
+    return found, outcome(found, Interval(1.0, math.exp(-size), math.exp(size)))
 
 
 @once
 def noise(results: Results, target: str, workload: str | None) -> Interval | None:
     """Plain decoding against itself, between disjoint halves of its repetitions: what lies inside is no
     result. None where nothing was repeated."""
-    cell = Cell.plain_of(target, workload)
+    cell = Cell(target, None, PLAIN.name, workload)
     strata = [
         [np.array(list(blocks.values())) for blocks in rates(results, cell._replace(workload=name)).values()]
         for name in workloads_of(results, cell) or []
@@ -77,40 +80,27 @@ def noise(results: Results, target: str, workload: str | None) -> Interval | Non
     return self_ratio(strata) if all(strata) else None
 
 
-def combined_noise(found: Iterable[Interval | None], ratio: float = 0.0) -> Interval | None:
-    """Several noises together, and a relative error beside them; None where none is known."""
-    sizes = [math.log(interval.high) for interval in found if interval is not None]
-    sizes += [math.log(1 + ratio)] if ratio else []
-    size = math.hypot(*sizes)
-    return Interval(1.0, math.exp(-size), math.exp(size)) if sizes else None
-
-
-def outcome(speedup: Interval, noise: Interval | None) -> Outcome:
-    """A tie where the interval holds 1, or where the figure lies within the noise."""
-    within = noise is not None and noise.low <= speedup.value <= noise.high
-    if within or speedup.low <= 1 <= speedup.high:
+def outcome(speedup: Interval, noise: Interval | None, *, is_certain: bool = True) -> Outcome:
+    """What a figure amounts to; `is_certain` False: it could be chance, whatever its interval."""
+    if noise is not None and noise.low <= speedup.value <= noise.high:
         return "tie"
-    return "faster" if speedup.value > 1 else "slower"
+    if is_certain and not speedup.low <= 1 <= speedup.high:
+        return "faster" if speedup.value > 1 else "slower"
+    return "tie" if 1 / _TIE_RATIO <= speedup.value <= _TIE_RATIO else "unsettled"
 
 
 def paired(results: Results, cell: Cell, reference: Cell) -> Strata | None:
     """By workload and case the rates of reference and cell in the blocks that have both, as `estimate` takes
     them. None where they share none in one of the workloads."""
-    strata = [
-        list(shared_rates(results, cell._replace(workload=w), reference._replace(workload=w)).values())
-        for w in workloads_of(results, cell) or ()
-    ]
+    strata: list[list[tuple[Floats, Floats]]] = []
+    for workload in workloads_of(results, cell) or ():
+        ours, theirs = (rates(results, c._replace(workload=workload)) for c in (cell, reference))
+        strata.append([])
+        for case in ours:
+            if blocks := [block for block in theirs.get(case, ()) if block in ours[case]]:
+                first = np.array([theirs[case][block] for block in blocks])
+                strata[-1].append((first, np.array([ours[case][block] for block in blocks])))
     return strata if strata and all(strata) else None
-
-
-def shared_rates(results: Results, cell: Cell, reference: Cell) -> dict[str, tuple[Floats, Floats]]:
-    """The rates of reference and cell in the blocks that have both, by case; cells of one workload."""
-    ours, theirs, found = rates(results, cell), rates(results, reference), {}
-    for case in ours:
-        if blocks := [block for block in theirs.get(case, ()) if block in ours[case]]:
-            first = np.array([theirs[case][block] for block in blocks])
-            found[case] = first, np.array([ours[case][block] for block in blocks])
-    return found
 
 
 def workloads_of(results: Results, cell: Cell) -> list[str] | None:
@@ -118,16 +108,10 @@ def workloads_of(results: Results, cell: Cell) -> list[str] | None:
     plainly: None where the cell did not run in each, for a mean over others would not compare with it."""
     if cell.workload is not None:
         return [cell.workload]
-    ran = [name for name in results.workloads if Cell.plain_of(cell.target, name) in results.runs_by_cell]
+    plain = Cell(cell.target, None, PLAIN.name, None)
+    ran = [name for name in results.workloads if plain._replace(workload=name) in results.runs_by_cell]
     has_all = all(cell._replace(workload=name) in results.runs_by_cell for name in ran)
     return ran if ran and has_all else None
-
-
-def measured_settings(results: Results, target: str, draft: str | None, workload: str | None) -> list[str]:
-    """Our own settings that ran for real in this cell, plain decoding apart, in order."""
-    cells = [cell for cell in results.runs_by_cell if cell.contestant is None]
-    names = _settings(cells, target, draft, workload)
-    return [name for name in names if workloads_of(results, Cell(target, draft, name, workload))]
 
 
 def _settings(cells: Iterable[Cell], target: str, draft: str | None, workload: str | None) -> list[str]:
@@ -142,8 +126,11 @@ def fastest(
     """The setting with the highest speed-up, be it below 1, this speed-up, and whether it is measured: of
     those that ran for real, or where none did of those replayed. An empty name and None where there are none.
     """
-    ours = [cell for cell in results.runs_by_cell if cell.contestant is None]
-    for ask, cells in ((measured_speedup, ours), (predicted_speedup, results.prediction_by_cell)):
+    kinds: tuple[tuple[Any, Iterable[Cell]], ...] = (
+        (measured_speedup, results.runs_by_cell),
+        (predicted_speedup, results.prediction_by_cell),
+    )
+    for ask, cells in kinds:
         names = _settings(cells, target, draft, workload)
         asked = {name: ask(results, Cell(target, draft, name, workload)) for name in names}
         if found := {name: interval for name, interval in asked.items() if interval}:
@@ -171,7 +158,6 @@ class CellVerdict:
 
     cell: Cell
     speedup: Interval
-    noise: Interval | None
     p_value: float
     outcome: Outcome
 
@@ -191,7 +177,7 @@ def verdicts(results: Results, cells: Sequence[Cell] | None = None) -> list[Cell
     "faster" and "slower" are said only of cells that Holm's procedure picks from all of them together (the
     chance that noise made any of them is at most 5 %) and whose interval does not hold 1.
     """
-    wanted = measured_cells(results) if cells is None else [c for c in cells if c.setting != PLAIN.name]
+    wanted = measured_cells(results) if cells is None else [cell for cell in cells if not cell.is_plain]
     found = []
     for cell in wanted:
         if strata := paired(results, cell, cell.plain):
@@ -200,9 +186,8 @@ def verdicts(results: Results, cells: Sequence[Cell] | None = None) -> list[Cell
     picked = holm([p_value for _, _, p_value in found], 1 - LEVEL)
     judged = []
     for (cell, speedup, p_value), is_picked in zip(found, picked, strict=True):
-        own_noise = noise(results, cell.target, cell.workload)
-        said = outcome(speedup, own_noise) if is_picked else "tie"
-        judged.append(CellVerdict(cell, speedup, own_noise, p_value, said))
+        said = outcome(speedup, noise(results, cell.target, cell.workload), is_certain=is_picked)
+        judged.append(CellVerdict(cell, speedup, p_value, said))
     return judged
 
 
@@ -252,7 +237,7 @@ def pareto_points(results: Results) -> list[ParetoPoint]:
     workloads. Pairings whose speed or memory is unknown are left out."""
     found = []
     for target in results.targets:
-        plain = Cell.plain_of(target, None)
+        plain = Cell(target, None, PLAIN.name, None)
         cells = [
             Cell(target, d, best_setting(results, target, d, None), None) for d in (None, *results.drafts)
         ]

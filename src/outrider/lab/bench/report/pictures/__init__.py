@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from outrider.lab.bench.report.pictures.acceptance import acceptance
-from outrider.lab.bench.report.pictures.accuracy import accuracy
 from outrider.lab.bench.report.pictures.costs import costs
 from outrider.lab.bench.report.pictures.heat import heat
 from outrider.lab.bench.report.pictures.lengths import lengths
 from outrider.lab.bench.report.pictures.pareto import pareto
 from outrider.lab.bench.report.pictures.picture import Missing, Picture
-from outrider.lab.bench.report.pictures.times import times
 from outrider.lab.bench.report.view import View
 
 __all__ = ["PICTURES"]
@@ -21,7 +19,5 @@ PICTURES: tuple[Callable[[View], Picture | Missing], ...] = (
     lengths,
     acceptance,
     costs,
-    times,
     pareto,
-    accuracy,
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -62,6 +60,11 @@ class _Sweep:
         return [point for point in self.points if point.setting.draft_max is not None]
 
     @property
+    def best(self) -> float:
+        """The highest speed-up."""
+        return max(point.value for point in self.points)
+
+    @property
     def automatic_share(self) -> float | None:
         """The automatic choice's predicted speed over that of the best fixed setting."""
         fixed = [point.predicted.value for point in self.fixed if point.predicted]
@@ -70,40 +73,28 @@ class _Sweep:
 
 
 def lengths(view: View) -> Picture | Missing:
-    """A panel for each pair over all workloads; on demand those of single workloads, for each target without
-    a draft model and with its best: more would make the page too long."""
-    pairs = [(target, draft) for target in view.results.targets for draft in view.columns_of(target)]
-    sweeps = [_Sweep.of(view, *pair, workload) for pair in pairs for workload in view.pooled_first]
-    sweeps = [sweep for sweep in sweeps if sweep.fixed]
+    """Two panels for each target, over all workloads: without a draft model and with its best."""
+    sweeps: list[_Sweep] = []
+    for target in view.results.targets:
+        mine = [_Sweep.of(view, target, draft, view.pooled) for draft in view.columns_of(target)]
+        mine = [sweep for sweep in mine if sweep.fixed]
+        sweeps += [sweep for sweep in mine if sweep.cell.draft is None]
+        drafted = [sweep for sweep in mine if sweep.cell.draft is not None]
+        sweeps += [max(drafted, key=lambda sweep: sweep.best)] if drafted else []
     if not sweeps:
         return Missing(TITLE, "no fixed draft length was predicted or measured")
-    panels: list[Panel] = []
-    more: list[Panel] = []
-    for sweep in sweeps:
-        is_first = sweep.cell.workload == view.pooled
-        if is_first or sweep.cell.draft in (None, _best_draft(sweeps, sweep.cell.target)):
-            (panels if is_first else more).append(_panel(sweep, len(panels) + len(more)))
     return Picture(
         id="lengths",
         title=TITLE,
-        finding=_finding([sweep for sweep in sweeps if sweep.cell.workload == view.pooled]),
+        finding=_finding(sweeps),
         reading="Lines are predicted (minimum probability 0), filled marks measured with their 95 % "
         "interval, hollow ones with a minimum probability above 0. Length 0 is plain decoding. The thick "
         "line is the automatic choice, which has no length of its own; the dotted one is the hindsight "
-        "bound. Single workloads are drawn without a draft model and with the best one; the table has all.",
-        panels=tuple(panels),
-        more=tuple(more),
+        "bound. Of several drafts the best is drawn; `outrider bench export` writes every setting with every "
+        "draft under every workload as a table.",
+        panels=tuple(_panel(sweep, number) for number, sweep in enumerate(sweeps)),
         table=_table(sweeps),
     )
-
-
-def _best_draft(sweeps: Sequence[_Sweep], target: str) -> str | None:
-    """The draft with the highest best speed-ups of a target, over its workloads."""
-    drafts: dict[str, list[float]] = {}
-    for sweep in sweeps:
-        if sweep.cell.target == target and sweep.cell.draft is not None:
-            drafts.setdefault(sweep.cell.draft, []).append(max(point.value for point in sweep.points))
-    return max(drafts, key=lambda draft: mean(drafts[draft]), default=None)
 
 
 def _finding(sweeps: list[_Sweep]) -> str:
@@ -165,9 +156,11 @@ def _paint_kind(axes: Axes, points: list[_Point], kind: str, number: int) -> Non
 
 
 def _table(sweeps: list[_Sweep]) -> Table:
+    """What is drawn: fixed settings that end by probability alone where they ran."""
     rows = []
     for sweep in sweeps:
-        figures = [(p.setting.name, p.predicted, p.measured) for p in sweep.points]
+        drawn = [point for point in sweep.points if point.measured or not point.setting.p_min]
+        figures = [(p.setting.name, p.predicted, p.measured) for p in drawn]
         figures += [("hindsight bound", sweep.bound, None)] if sweep.bound else []
         rows += [
             names(sweep.cell._replace(setting=setting))

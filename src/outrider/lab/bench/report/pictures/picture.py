@@ -21,7 +21,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Panels that belong together. `more` are shown on demand; `key` explains numbered marks."""
+    """Panels that belong together. `key` explains numbered marks."""
 
     id: str
     title: str
@@ -31,7 +31,6 @@ class Picture:
     """how to read it"""
     panels: tuple[Panel, ...]
     table: Table
-    more: tuple[Panel, ...] = ()
     key: tuple[str, ...] = ()
 
 
