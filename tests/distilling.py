@@ -10,9 +10,8 @@ import numpy as np
 from llama_cpp_models import SMALL
 from outrider.backends.gguf import Weights
 from outrider.core.data import Logits, Span
-from outrider.lab.distill.checkpoint import Checkpoint
+from outrider.lab.distill.checkpoint import Array, Checkpoint, Shape, tensor_sizes
 from outrider.lab.distill.export import Provenance
-from outrider.lab.distill.starting import random_weights
 
 PROVENANCE = Provenance(
     teacher="tiny", teacher_sha256="ab" * 32, data="3 prompts, greedy and at temperature 0.7",
@@ -28,6 +27,22 @@ def spoken(path: Path, tokens: list[int]) -> Logits:
     model.close()
     weights.close()
     return rows
+
+
+def random_weights(like: Checkpoint, shape: Shape, seed: int) -> Checkpoint:
+    """A model of another shape, with the tokenizer of this one; input and output embeddings are shared."""
+    random = np.random.default_rng(seed)
+
+    def values(size: tuple[int, ...]) -> Array:
+        if len(size) == 1:
+            return np.ones(size, dtype=np.float32)
+        return np.asarray(random.standard_normal(size) * size[1] ** -0.5, dtype=np.float32)
+
+    weights = {name: values(size) for name, size in tensor_sizes(shape).items()}
+    if shape.architecture == "qwen2":
+        for name in [name for name in weights if name.split(".")[-2] in ("attn_q", "attn_k", "attn_v")]:
+            weights[name.replace(".weight", ".bias")] = np.zeros(len(weights[name]), dtype=np.float32)
+    return like.with_weights(shape, weights)
 
 
 def random_model(like: Checkpoint, architecture: str) -> Checkpoint:

@@ -14,8 +14,6 @@ from examples import examples
 from outrider.core.errors import InputError
 from outrider.core.invalid import Invalid, invalid
 from outrider.lab.bench.store import read_rows
-from outrider.lab.distill.plan import kept
-from outrider.lab.distill.report import CurvePoint
 from outrider.lab.recording import SCHEMA, read_recordings
 
 
@@ -105,7 +103,6 @@ def test_files_of_other_programs_are_refused_in_one_line(tmp_path: Path) -> None
     rows.mkdir()
     (rows / "rows.jsonl").write_text('{"kind": "head", "schema_version": 3}\n')
     for read in (
-        lambda: kept(damaged, dict, CurvePoint.model_validate, "point", "Remove it."),
         lambda: read_recordings(recordings),
         lambda: read_rows(rows),
     ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,8 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import quantize
 
 from distilling import random_model, spoken
-from outrider.core.errors import ModelFileError, SettingError
+from outrider.core.errors import ModelFileError
 from outrider.lab.distill.checkpoint import Array, Checkpoint, Shape, read_gguf, rotation_layout, tensor_sizes
-from outrider.lab.distill.starting import keep_layers, narrow, random_weights, relearned, restrict
-from outrider.models.vocab.subset import Subset
 from tiny_gguf import write_tiny
 
 TOKENS = [65, 256, 3, 258, 101, 200, 270, 12]
@@ -34,12 +31,11 @@ def model(path: Path) -> Checkpoint:
 
 def logits(model: Checkpoint, tokens: list[int] = TOKENS) -> Array:
     torch = pytest.importorskip("torch")
-    from outrider.lab.distill.network import Network, causal
+    from outrider.lab.distill.network import Network
 
     network = Network.of(model, 64, dtype=torch.float32, device=torch.device("cpu"))
     with torch.inference_mode():
-        states = network.hidden(torch.tensor([tokens]), torch.arange(len(tokens))[None], causal)
-        found: Array = network.logits(states)[0].numpy()
+        found: Array = network.logits(network.states(torch.tensor([tokens])))[0].numpy()
     return found
 
 
@@ -185,97 +181,3 @@ def test_damaged_and_split_files_are_refused(path: Path, tmp_path: Path) -> None
         read_gguf(write_tiny(tmp_path / "split.gguf", shards=2))
     with pytest.raises(ModelFileError, match="there is no such file"):
         read_gguf(tmp_path / "none.gguf")
-
-
-# First weights
-
-
-def test_a_model_with_some_of_its_layers_has_their_weights(model: Checkpoint) -> None:
-    kept = keep_layers(model, (0, 2))
-    assert kept.shape == replace(model.shape, layers=2)
-    assert {name: values.shape for name, values in kept.weights.items()} == tensor_sizes(kept.shape) | {
-        "output.weight": (289, 64)
-    }
-    for name in ("ffn_up.weight", "attn_q.weight", "attn_norm.weight"):
-        assert kept.weights[f"blk.0.{name}"] is model.weights[f"blk.0.{name}"]
-        assert kept.weights[f"blk.1.{name}"] is model.weights[f"blk.2.{name}"]
-    everything = keep_layers(model, range(3))
-    assert everything.shape == model.shape and everything.weights.keys() == model.weights.keys()
-
-
-def test_narrowing_drops_the_units_that_weigh_least(model: Checkpoint) -> None:
-    silent = {0, 7, 95}
-    weights = {name: values.copy() for name, values in model.weights.items()}
-    for layer in range(3):
-        for unit in silent:
-            weights[f"blk.{layer}.ffn_down.weight"][:, unit] = 1e-9
-    loud = model.with_weights(model.shape, weights)
-    narrowed = narrow(loud, 93)
-    assert narrowed.shape == replace(model.shape, feed_forward=93)
-    kept = [unit for unit in range(96) if unit not in silent]
-    np.testing.assert_array_equal(
-        narrowed.weights["blk.1.ffn_up.weight"], weights["blk.1.ffn_up.weight"][kept]
-    )
-    np.testing.assert_allclose(logits(narrowed), logits(loud), rtol=0, atol=1e-4)
-    for units in (0, 97):
-        with pytest.raises(SettingError, match="from 1 to 96"):
-            narrow(model, units)
-
-
-def test_a_restricted_model_has_a_mean_row_for_the_rest(model: Checkpoint) -> None:
-    subset = Subset.of([1, 5, 288], 289)
-    draft = restrict(model, subset)
-    assert draft.shape == replace(model.shape, vocabulary=4)
-    for name in ("token_embd.weight", "output.weight"):
-        rows = model.weights[name]
-        np.testing.assert_array_equal(draft.weights[name][:3], rows[[1, 5, 288]])
-        np.testing.assert_allclose(
-            draft.weights[name][3], np.delete(rows, [1, 5, 288], axis=0).mean(axis=0), atol=1e-6
-        )
-    assert restrict(model, Subset.whole(289)) is model
-
-
-def test_a_draft_learns_other_tokens_behind_those_it_knows(model: Checkpoint) -> None:
-    known, wanted = Subset.of([1, 5, 288], 289), Subset.of([1, 7, 288], 289)
-    draft = restrict(model, known)
-    grown = draft.with_weights(draft.shape, {name: 3 * rows for name, rows in draft.weights.items()})
-    other = relearned(grown, known, wanted, model)
-    assert other.shape == draft.shape
-    for name in ("token_embd.weight", "output.weight"):
-        theirs, rows = model.weights[name], other.weights[name]
-        np.testing.assert_array_equal(rows[[0, 2, 3]], grown.weights[name][[0, 2, 3]])
-        np.testing.assert_allclose(rows[1], 3 * theirs[7], rtol=1e-5)
-    whole = relearned(grown, known, Subset.whole(289), model)
-    assert whole.shape == model.shape
-    np.testing.assert_array_equal(
-        whole.weights["output.weight"][[1, 5, 288]], grown.weights["output.weight"][:3]
-    )
-    again = relearned(whole, Subset.whole(289), wanted, model)
-    np.testing.assert_allclose(
-        again.weights["output.weight"][:3], other.weights["output.weight"][:3], rtol=1e-5
-    )
-    np.testing.assert_allclose(
-        again.weights["output.weight"][3], whole.weights["output.weight"].mean(axis=0), rtol=1e-4, atol=1e-6
-    )
-
-
-def test_new_tokens_need_rows_as_wide_as_the_drafts(model: Checkpoint) -> None:
-    known = Subset.of([1, 5], 289)
-    weights = {name: rows[:, :-1] if rows.ndim > 1 else rows for name, rows in model.weights.items()}
-    with pytest.raises(SettingError, match="--vocabulary: new tokens begin as the target's rows"):
-        relearned(restrict(model, known), known, known, model.with_weights(model.shape, weights))
-
-
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
-def test_random_weights_are_those_of_the_seed_and_the_shape(model: Checkpoint, architecture: str) -> None:
-    shape = Shape(architecture, 2, 48, 3, 1, 16, 80, 289, 256, 1e4, 1e-5)
-    made, again = random_weights(model, shape, 5), random_weights(model, shape, 5)
-    assert made.shape == shape and made.metadata is model.metadata
-    sizes = {name: values.shape for name, values in made.weights.items() if not name.endswith(".bias")}
-    assert sizes == tensor_sizes(shape)
-    assert all(np.array_equal(made.weights[name], values) for name, values in again.weights.items())
-    other = random_weights(model, shape, 6)
-    assert not np.array_equal(other.weights["blk.0.attn_q.weight"], made.weights["blk.0.attn_q.weight"])
-    assert made.weights["blk.0.ffn_gate.weight"].std() == pytest.approx(48**-0.5, rel=0.1)
-    assert made.weights["blk.0.ffn_down.weight"].std() == pytest.approx(80**-0.5 / 2, rel=0.1)
-    assert {values.dtype for values in made.weights.values()} == {np.dtype(np.float32)}

@@ -15,7 +15,7 @@ from gguf.quants import dequantize, quantize
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny products take longer on more
 
-from distilling import PROVENANCE
+from distilling import PROVENANCE, random_weights
 from engines import END, VOCABULARY, asked
 from full_disk import file_size_limit
 from llama_cpp_models import SMALL
@@ -28,18 +28,18 @@ from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab.distill import evaluation, train
 from outrider.lab.distill.checkpoint import Checkpoint, read_gguf
-from outrider.lab.distill.corpus import Corpus, Text, text_of
+from outrider.lab.distill.corpus import Text, text_of
 from outrider.lab.distill.evaluation import StepCosts, predictions_of
 from outrider.lab.distill.examples import Example, example_path, read_example
 from outrider.lab.distill.export import write_gguf
 from outrider.lab.distill.generate import generate, open_teacher
 from outrider.lab.distill.network import Network, TorchModel
 from outrider.lab.distill.on_policy import OnPolicy
-from outrider.lab.distill.plan import DataPlan, DistillPlan
+from outrider.lab.distill.plan import Data, DistillPlan
 from outrider.lab.distill.questions import Question
 from outrider.lab.distill.report import Evaluation
-from outrider.lab.distill.starting import keep_layers, random_weights, restrict
-from outrider.lab.distill.train import ROUNDED, Trainer, TrainingSettings, rate_at, rounded
+from outrider.lab.distill.starting import keep_layers, restrict
+from outrider.lab.distill.train import ROUNDED, Trainer, TrainingSettings, rounded
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.lab.prompts import Prompt
@@ -53,7 +53,7 @@ CPU = torch.device("cpu")
 CONTEXT = 96
 PRICES = StepCosts((1.0, 1.05, 1.1, 1.15, 1.2), 0.05)
 WORDS = ("the", "and", "return", "(10", "in on", "def a")
-SETTINGS = TrainingSettings(steps=12, batch_tokens=256, warmup_steps=2, learning_rate=3e-3, evaluate_every=4)
+SETTINGS = TrainingSettings(steps=12, batch_tokens=256, learning_rate=3e-3, evaluate_every=4)
 
 
 @dataclass
@@ -104,7 +104,7 @@ def test_answers_are_computed_with_the_threads_that_were_asked_for(tmp_path: Pat
     # A cluster's workers start with others, and near-ties fall by their number.
     path = write_tiny(tmp_path / "teacher.gguf")
     file = ModelFile("teacher", path, read_card(path), "")
-    plan = DistillPlan(path, tmp_path / "run", data=DataPlan(teacher="torch"), threads=threads, context=64)
+    plan = DistillPlan(path, tmp_path / "run", data=Data(teacher="torch"), threads=threads, context=64)
     torch.set_num_threads(3 - threads)
     try:
         with open_teacher(file, plan, []):
@@ -120,9 +120,8 @@ def trainer_of(teacher: Teacher, folder: Path, settings: TrainingSettings = SETT
     own = None
     if settings.on_policy:
         own = OnPolicy(teacher.training, teacher.model, subset, num_texts=4, max_tokens=CONTEXT, seed=0).texts
-    corpus = Corpus(training, batch_tokens=settings.batch_tokens, seed=settings.seed)
     folder.mkdir(exist_ok=True)
-    return Trainer(start, corpus, held_out, PRICES, settings, folder, own_texts=own, device=CPU, **more)
+    return Trainer(start, training, held_out, PRICES, settings, folder, own_texts=own, **more)
 
 
 def agreeing(trainer: Trainer, draft: Checkpoint) -> tuple[int, int]:
@@ -163,7 +162,7 @@ def test_a_draft_learns_what_its_target_says(teacher: Teacher, tmp_path: Path) -
 
 @pytest.mark.parametrize(("loss", "share"), [("kl", 0.9), ("tv", 0.95)])
 def test_every_loss_is_brought_down(teacher: Teacher, tmp_path: Path, loss: Any, share: float) -> None:
-    trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, loss=loss, evaluate_every=6))
+    trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, steps=24, loss=loss, evaluate_every=12))
     trainer.run()
     losses = [found.loss for found in trainer.state.history]
     assert losses[-1] < share * losses[0], losses
@@ -219,7 +218,7 @@ def test_where_no_draft_pays_the_one_that_agrees_most_is_kept(
 
 
 def test_training_that_ruins_a_draft_returns_the_first(teacher: Teacher, tmp_path: Path) -> None:
-    settings = replace(SETTINGS, learning_rate=3.0, steps=30, evaluate_every=2, patience=2, warmup_steps=1)
+    settings = replace(SETTINGS, learning_rate=3.0, steps=30, evaluate_every=2, patience=2)
     trainer = trainer_of(teacher, tmp_path, settings)
     best = trainer.run()
     assert trainer.state.best_step == 0 and trainer.state.step == 4
@@ -236,7 +235,7 @@ def test_padding_and_batches_change_no_evaluation(teacher: Teacher, tmp_path: Pa
         trainer._evaluate()
         found.append(trainer.state.history[0])
     for other in found[1:]:
-        both = (other.model_dump(exclude_none=True), found[0].model_dump(exclude_none=True))
+        both = [{k: v for k, v in asdict(e).items() if v is not None} for e in (other, found[0])]
         assert both[0] == pytest.approx(both[1], rel=1e-4, nan_ok=True)
 
 
@@ -274,10 +273,11 @@ def test_weights_are_rounded_as_their_file_holds_them(quantization: str) -> None
 
 
 def test_the_learning_rate_rises_and_falls() -> None:
-    rates = [rate_at(step, replace(SETTINGS, steps=100, warmup_steps=10)) for step in range(100)]
+    settings = replace(SETTINGS, steps=200, learning_rate=1.0)
+    rates = [settings.rate_at(step) for step in range(200)]
     assert rates[:10] == pytest.approx([0.1 * (step + 1) for step in range(10)])
     assert rates[10:] == sorted(rates[10:], reverse=True) and rates[-1] == pytest.approx(0.05, abs=1e-3)
-    assert rates[55] == pytest.approx(0.525)
+    assert rates[105] == pytest.approx(0.525)
 
 
 # Killed and taken up again
@@ -305,7 +305,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     [
         (SETTINGS, [(2, 4, 7), (11,)]),
         (replace(SETTINGS, on_policy=0.7, loss="kl"), [(6, 9)]),
-        (replace(SETTINGS, quantization="Q4_0", embedding_quantization="Q8_0"), [(5,)]),
+        (replace(SETTINGS, quant="Q4_0", embedding_quant="Q8_0"), [(5,)]),
     ],
     ids=["the target's text", "the draft's own", "rounded"],
 )
@@ -349,7 +349,7 @@ def test_own_text_is_used_in_the_second_half_alone(teacher: Teacher, tmp_path: P
 
 def test_own_text_may_be_longer_than_any_answer(teacher: Teacher, tmp_path: Path) -> None:
     trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, on_policy=1.0, steps=2))
-    text = trainer.corpus.texts[0]
+    text = trainer._training[0]
     longer = replace(text, tokens=np.tile(text.tokens, 9))
     trainer._own_texts = lambda *_: [longer]
     trainer.run()
@@ -467,13 +467,13 @@ def test_a_token_that_is_not_known_is_never_a_match() -> None:
         np.array([[0.9, 0], [0, 0.9], [0, 0.9]], dtype=np.float16), np.zeros(3, dtype=np.float16), True, True,
     )  # fmt: skip
     logits = torch.tensor([[4.0, 0, 0, 0], [0, 0, 0, 9], [9, 0, 0, 0]])
-    confidences, tokens = (found[None] for found in logits.softmax(-1).max(-1))
-    twice = (torch.cat([found, found], 1) for found in (confidences, tokens))
+    confidences, tokens = logits.softmax(-1).max(-1)
+    twice = (torch.cat([found, found]) for found in (confidences, tokens))
     [found] = predictions_of([text, replace(text, is_greedy=False)], *twice)
-    assert found.matches.tolist() == [[True, False, False]]
-    assert found.confidences[0] == pytest.approx([0.948, 0, 0.9996], abs=1e-3)
+    assert found.matches.tolist() == [True, False, False]
+    assert found.confidences == pytest.approx([0.948, 0, 0.9996], abs=1e-3)
     [whole] = predictions_of([replace(text, has_other=False)], confidences, tokens)
-    assert whole.matches.tolist() == [[True, True, False]] and whole.confidences[0, 1] > 0.99
+    assert whole.matches.tolist() == [True, True, False] and whole.confidences[1] > 0.99
 
 
 # The whole way
@@ -515,7 +515,7 @@ def test_an_evaluation_is_of_plain_numbers(teacher: Teacher, tmp_path: Path) -> 
     """A checkpoint is read without running any code, which NumPy's own numbers would need."""
     trainer = trainer_of(teacher, tmp_path)
     trainer._evaluate()
-    assert {type(value) for value in trainer.state.history[0].model_dump().values()} == {
+    assert {type(value) for value in asdict(trainer.state.history[0]).values()} == {
         int,
         float,
         type(None),

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast, get_args
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 from rich.text import Text
 
 from outrider.backends.gguf import show_log
-from outrider.backends.gguf.quantizer import read_type
 from outrider.cli.distill_settings import DistillSettings
 from outrider.cli.output import INTERRUPTED, print_notes, readable, write, write_json
 from outrider.cli.plans import hub_options
 from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
-from outrider.lab.distill.plan import DataPlan, DistillPlan, DraftPlan, Kind, Loss, TeacherKind, TrainingPlan
+from outrider.core.schema import Group
+from outrider.lab.distill.plan import Data, DistillPlan, Draft, Training
 from outrider.lab.models import DEFAULT, ModelFile, find_model
-from outrider.models.hub import HubOptions
+
+if TYPE_CHECKING:
+    from outrider.lab.distill.run import Progress
+
+_Part = TypeVar("_Part", bound=Group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,14 @@ class _Work:
     file: ModelFile
     plan: DistillPlan
     errors: Console
+
+    @contextmanager
+    def progress(self) -> Iterator[Progress]:
+        """Where to report how far it is; Ctrl-C waits for the end of a step of training."""
+        from outrider.cli.distill_report import StepInterrupt, show_distilling
+
+        with StepInterrupt() as interrupt, show_distilling(self.errors, interrupt) as progress:
+            yield progress
 
 
 def distill(settings: DistillSettings) -> int:
@@ -61,25 +75,19 @@ def distill(settings: DistillSettings) -> int:
 
 def _answer_on_cluster(work: _Work, address: str) -> None:
     """Have the answers made there; what follows finds them."""
-    from outrider.cli.distill_report import StepInterrupt, show_distilling
     from outrider.fleet.ray.answering import answer
     from outrider.fleet.ray.joining import joined
 
-    with (
-        joined(address),
-        StepInterrupt() as interrupt,
-        show_distilling(work.errors, interrupt) as progress,
-    ):
+    with joined(address), work.progress() as progress:
         hub = hub_options(work.settings)
-        notices = answer(work.file, work.plan, _reference(work.settings), hub, progress)
+        notices = answer(work.file, work.plan, _reference(work.settings) or DEFAULT, hub, progress)
     print_notes(work.errors, notices)
 
 
 def _record(work: _Work) -> None:
-    from outrider.cli.distill_report import StepInterrupt, show_distilling
     from outrider.lab.distill.run import record
 
-    with StepInterrupt() as interrupt, show_distilling(work.errors, interrupt) as progress:
+    with work.progress() as progress:
         notices = record(work.file, work.plan, progress)
     print_notes(work.errors, notices)
     folder = work.plan.answers_folder
@@ -91,168 +99,79 @@ def _record(work: _Work) -> None:
 
 
 def _distill(work: _Work) -> None:
-    from outrider.cli.distill_report import StepInterrupt, print_distilled, show_distilling
-    from outrider.lab.distill.measure import learning_curve, measure_held_out
+    from outrider.cli.distill_report import print_distilled
+    from outrider.lab.distill.measure import measure_held_out
     from outrider.lab.distill.report import write_report
     from outrider.lab.distill.run import distill as run
 
     settings, file, plan = work.settings, work.file, work.plan
-    with StepInterrupt() as interrupt, show_distilling(work.errors, interrupt) as progress:
+    files: list[Path] = []
+    with work.progress() as progress:
         made = run(file, plan, progress)
-        notices = list(made.report.notices)
-        curve = learning_curve(made, plan, progress) if settings.learning_curve else None
-        measured = None
+        report, notices = made.report, [*made.report.notices]
         if not settings.no_report:
             measured = measure_held_out(file, plan, made, progress, notices)
-        found = {"measured": measured, "learning_curve": curve, "notices": list(dict.fromkeys(notices))}
-        report = made.report.model_copy(update=found)
-        files = [] if settings.no_report else write_report(report, plan.out)
+            report = replace(report, measured=measured, notices=list(dict.fromkeys(notices)))
+            files = write_report(report, plan.out)
     print_notes(work.errors, report.notices)
     if settings.print_json:
-        write(report.model_dump_json(by_alias=True) + "\n")
+        write_json(report.as_json())
     else:
-        reference = f"hf:{settings.hf_repo}" if settings.hf_repo is not None else settings.model
         console = Console(highlight=False, emoji=False, markup=False)
-        print_distilled(console, report, reference, files)
+        print_distilled(console, report, _reference(settings), files)
 
 
-# The settings of `distill` made into a plan; what excludes each other is refused.
+# The settings made into a plan; what excludes each other is refused.
 
-_TAKEN_NAMES = ("first", "answers", "curve")
+_TAKEN_NAMES = ("first", "answers")
 """Files of a run have these."""
 
 
 def plan_of(settings: DistillSettings) -> tuple[ModelFile, DistillPlan]:
     """The target, and what is to be done. Raises SettingError, ModelFileError or HubError."""
     _check_together(settings)
-    data, training, context = _data(settings), _training(settings), _context(settings)
-    file = _target(settings)
+    hub = hub_options(settings)
+    file = find_model(_reference(settings) or DEFAULT, hub=hub)
     name = f"{file.name}-draft" if settings.name is None else settings.name
     if not name or "/" in name or name.startswith(".") or name in _TAKEN_NAMES:
         raise SettingError(f"--name {name!r}", "it is no name for the draft's file", "Give another.")
+    base = settings.go_on or settings.base
     plan = DistillPlan(
         target=file.path,
         out=settings.out or Path(f"distilled-{name}"),
         name=name,
-        data=data,
-        draft=_draft(settings),
-        training=training,
+        data=_part(settings, Data),
+        draft=_part(settings, Draft),
+        training=_part(settings, Training),
+        base=None if base is None else find_model(base, hub=hub).path,
         threads=max(settings.threads, 0),
-        context=context,
+        context=settings.ctx_size,
     )
     return file, plan
 
 
+def _part(settings: DistillSettings, kind: type[_Part]) -> _Part:
+    return kind(**{name: getattr(settings, name) for name in kind.model_fields})
+
+
 def _check_together(settings: DistillSettings) -> None:
-    if settings.kind == "eagle3":
-        _check_head(settings)
     if settings.go_on is not None:
-        shaping = {
-            "--base": settings.base is not None,
-            "--random": settings.random,
-            "--layers": settings.layers is not None,
-            "--feed-forward": settings.feed_forward is not None,
-        }
-        if given := next((flag for flag, is_given in shaping.items() if is_given), None):
-            _exclude("--continue", given, "a draft that is gone on with keeps its shape")
+        for name in ("base", "layers", "vocabulary"):
+            if getattr(settings, name) is not None:
+                _exclude("--continue", f"--{name}", "a draft that is continued keeps its layers and tokens")
     if settings.steps is not None and settings.minutes is not None:
         _exclude("--steps", "--minutes", "both say how long to train")
-    if settings.no_report and settings.learning_curve:
-        _exclude("--no-report", "--learning-curve", "the learning curve is a part of the report")
     if settings.model is not None and settings.hf_repo is not None:
         _exclude("-m", "-hf", "both name the model")
-    if settings.safetensors and settings.go_on is None and settings.vocabulary != 0:
-        reason = "other engines need all of the target's tokens, and the draft would know some"
-        raise SettingError("--safetensors", reason, "Add --vocabulary 0, or leave it out.")
-
-
-def _check_head(settings: DistillSettings) -> None:
-    usual = DistillSettings()
-    of_models = ("layers", "feed_forward", "window", "base", "random", "go_on", "safetensors", "on_policy")
-    for name in of_models:
-        if getattr(settings, name) != getattr(usual, name):
-            flag = "--continue" if name == "go_on" else f"--{name.replace('_', '-')}"
-            _exclude("--kind eagle3", flag, "a head has one layer beside its target's, and begins as that")
+    if settings.ctx_size <= settings.max_tokens:
+        reason = f"answers of {settings.max_tokens} tokens leave no room for a prompt"
+        raise SettingError(f"-c {settings.ctx_size}", reason, "Give more, or a smaller --max-tokens.")
 
 
 def _exclude(one: str, other: str, reason: str) -> None:
     raise SettingError(f"{one} and {other}", reason, "Give one of them.")
 
 
-def _data(settings: DistillSettings) -> DataPlan:
-    if settings.teacher not in get_args(TeacherKind):
-        known = ", ".join(get_args(TeacherKind))
-        raise SettingError(f"--teacher {settings.teacher}", "it is not known", f"Choose one of {known}.")
-    return DataPlan(
-        prompts=tuple(dict.fromkeys(settings.prompts)),
-        num_prompts=settings.num_prompts,
-        temperatures=_temperatures(settings.temps),
-        max_tokens=settings.max_tokens,
-        folder=settings.answers,
-        more=tuple(dict.fromkeys(settings.more_answers)),
-        parallel=settings.parallel,
-        teacher=cast(TeacherKind, settings.teacher),
-    )
-
-
-def _temperatures(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise SettingError(
-            f"--temps {text}", "it is no list of numbers", "Give for instance 0,0.7."
-        ) from None
-
-
-def _training(settings: DistillSettings) -> TrainingPlan:
-    minutes = TrainingPlan().minutes if settings.minutes is None else settings.minutes
-    return TrainingPlan(
-        steps=settings.steps,
-        minutes=minutes,
-        batch_tokens=settings.batch_tokens,
-        learning_rate=settings.learning_rate,
-        loss=cast(Loss, settings.loss),
-        on_policy=settings.on_policy,
-        seed=settings.seed,
-    )
-
-
-def _draft(settings: DistillSettings) -> DraftPlan:
-    usual = DraftPlan()
-    reference = settings.base if settings.go_on is None else settings.go_on
-    return DraftPlan(
-        kind=cast(Kind, settings.kind),
-        start="continue" if settings.go_on is not None else "random" if settings.random else "prune",
-        base=None if reference is None else _base(reference, hub_options(settings)),
-        layers=usual.layers if settings.layers is None else settings.layers,
-        feed_forward=settings.feed_forward,
-        vocabulary=settings.vocabulary,
-        window=settings.window,
-        quantization=read_type(settings.quant),
-        embedding_quantization=read_type(settings.embedding_quant),
-        safetensors=settings.safetensors,
-    )
-
-
-def _base(reference: str, hub: HubOptions) -> Path:
-    """A GGUF file, or what Hugging Face's layout has: a folder, or its safetensors."""
-    path = Path(reference).expanduser()
-    if path.is_dir() or (path.suffix == ".safetensors" and path.is_file()):
-        return path
-    return find_model(reference, hub=hub).path
-
-
-def _target(settings: DistillSettings) -> ModelFile:
-    return find_model(_reference(settings), hub=hub_options(settings))
-
-
-def _reference(settings: DistillSettings) -> str:
-    reference = f"hf:{settings.hf_repo}" if settings.hf_repo is not None else settings.model
-    return DEFAULT if reference is None else reference
-
-
-def _context(settings: DistillSettings) -> int:
-    if settings.ctx_size <= settings.max_tokens:
-        reason = f"answers of {settings.max_tokens} tokens leave no room for a prompt"
-        raise SettingError(f"-c {settings.ctx_size}", reason, "Give more, or a smaller --max-tokens.")
-    return settings.ctx_size
+def _reference(settings: DistillSettings) -> str | None:
+    """What names the target; None: the embedded default."""
+    return f"hf:{settings.hf_repo}" if settings.hf_repo is not None else settings.model

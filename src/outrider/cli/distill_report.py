@@ -1,7 +1,8 @@
-"""What came of a distillation, as people read it, in 80 columns."""
+"""What came of a distillation, as people read it, in 80 columns; and how far it is while it runs."""
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,23 +17,17 @@ from rich.text import Text
 from outrider.cli.bench import show_progress
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import print_rows, print_table
-from outrider.lab.distill.report import (
-    NAMES,
-    Contender,
-    Curve,
-    Data,
-    Draft,
-    Figure,
-    Kind,
-    Measured,
-    Report,
-    Training,
-)
+from outrider.lab.distill.report import NAMES, Draft, Measured, Report, Training
 from outrider.lab.distill.run import Progress
 from outrider.lab.numbers import NOTHING, digits, duration, percent
 from outrider.lab.progress import Progress as Shown
+from outrider.lab.statistics import Interval
 
-_ORDER: tuple[Kind, ...] = ("none", "lookup", "continued", "first", "trained")
+_WORDS = (
+    "Agrees: the draft's most likely token is the answer's; accepted: of the tokens that the automatic "
+    "choice drafts without lookup; bound: the share of the speed that perfect hindsight would allow. "
+    "Speeds are those of the automatic choice with lookup, replayed at measured costs."
+)
 
 
 def print_distilled(console: Console, report: Report, target: str | None, files: Sequence[Path]) -> None:
@@ -43,9 +38,6 @@ def print_distilled(console: Console, report: Report, target: str | None, files:
     )
     if report.measured is not None:
         _measured(console, report.measured)
-    if report.learning_curve is not None:
-        console.print(Text("\nmore data", style="bold"))
-        print_rows(console, _curve(report.learning_curve), width=8, style="")
     console.print(Text("\nhow to go on", style="bold"))
     print_rows(console, _use(report.draft, target, files), width=8, style="")
 
@@ -56,13 +48,11 @@ def _draft(draft: Draft) -> list[tuple[str, str]]:
     if draft.known_tokens < draft.target_tokens:
         known = f"{draft.known_tokens:,} of the target's {draft.target_tokens:,} tokens"
     size = f"{draft.file_bytes / 1e6:.1f} MB ({types}), {draft.parameters / 1e6:.1f}M parameters"
-    kind = "an EAGLE-3 head" if draft.kind == "eagle3" else f"{draft.layers} layers"
-    rows = [("draft", draft.path), ("", f"{size}, {kind}; it knows {known}")]
-    return [*rows, ("", f"safetensors: {draft.safetensors}")] if draft.safetensors else rows
+    return [("draft", draft.path), ("", f"{size}, {draft.layers} layers; it knows {known}")]
 
 
 def _data(report: Report) -> list[tuple[str, str]]:
-    data: Data = report.data
+    data = report.data
     prompts = ", ".join(Path(name).name for name in data.prompts) or "the bundled prompts"
     answers = f"{data.training_answers:,} answers of {report.target_name} to {prompts}"
     text = f"{answers}: {data.training_tokens:,} tokens; {data.held_out_answers:,} more held out"
@@ -71,7 +61,7 @@ def _data(report: Report) -> list[tuple[str, str]]:
 
 def _training(training: Training) -> list[tuple[str, str]]:
     first = training.history[0]
-    best = max(training.history, key=lambda found: (found.tokens_per_s, found.agreement))
+    best = max(training.history, key=lambda found: found.rank)
     took = (
         f"{training.steps:,} steps, {training.trained_tokens:,} tokens; {duration(training.seconds)} in all"
     )
@@ -83,113 +73,42 @@ def _training(training: Training) -> list[tuple[str, str]]:
 def _measured(console: Console, measured: Measured) -> None:
     said = f"\non {measured.answers} held-out answers, through llama.cpp ({measured.tokens:,} tokens)"
     console.print(Text(said, style="bold"))
+    plain, bound = measured.plain_tokens_per_s, measured.lookup.bound.value
+
+    def line(name: str, auto: Interval, bound: float, *rest: str) -> tuple[str, ...]:
+        agrees, accepted, over_lookup = rest or (NOTHING, NOTHING, NOTHING)
+        speed = digits(plain * auto.value)
+        return name, agrees, accepted, speed, _factor(auto), over_lookup, percent(auto.value / bound)
+
+    rows: list[tuple[str, ...]] = [("no draft", NOTHING, NOTHING, digits(plain), NOTHING, NOTHING, NOTHING)]
+    rows.append(line("lookup alone", measured.lookup.auto, bound))
+    positions = []
+    for kind, name in NAMES.items():
+        draft = measured.drafts.get(kind)
+        if draft is None:
+            continue
+        if draft.acceptance is None or draft.speedups is None or draft.over_lookup is None:
+            console.print(Text(f"{name}: {draft.verdict.sentence}"))
+            continue
+        agrees, accepted = percent(draft.acceptance.rate.value), percent(measured.accepted[kind])
+        shares = (agrees, accepted, _factor(draft.over_lookup))
+        rows.append(line(name, draft.speedups.auto, draft.speedups.bound.value, *shares))
+        by_position = draft.acceptance.by_position
+        shown = " ".join(NOTHING if share is None else f"{share:.0%}" for share in by_position)
+        positions.append((name, shown))
     head = ("", "agrees", "accepted", "tokens/s", "over plain", "over lookup", "bound")
-    found = [contender for kind in _ORDER if (contender := measured.of(kind)) is not None]
-    print_table(console, head, map(_line, found), left=("",), gap=1)
-    trained, lookup = measured.of("trained"), measured.of("lookup")
-    console.print()
-    if trained is not None:
-        _positions(console, measured, trained)
-        _categories(console, trained)
-        _in_words(console, trained)
-    elif lookup is not None:
-        _categories(console, lookup)
+    print_table(console, head, rows, left=("",), gap=1)
+    console.print(Text("\nright at the first, second, … place of a draft", style="bold"))
+    print_rows(console, positions, width=8, style="")
+    trained = measured.drafts.get("trained")
+    step = "" if trained is None or trained.step_ratio is None else f"{trained.step_ratio:.2f}"
+    cost = f"A step of the draft takes {step} of the target's. " if step else ""
+    console.print(Text(f"\n{cost}{_WORDS}", style="dim"))
 
 
-def _line(found: Contender) -> tuple[str, ...]:
-    return (
-        NAMES[found.kind],
-        _rounded(found.agreement),
-        _rounded(found.accepted_by_choice),
-        digits(found.tokens_per_s),
-        NOTHING if found.kind == "none" else _factor(found.over_plain),
-        _factor(found.over_lookup),
-        _rounded(found.of_bound),
-    )
-
-
-def _positions(console: Console, measured: Measured, trained: Contender) -> None:
-    rows = []
-    for found in (measured.of("continued"), measured.of("first"), trained):
-        if found is not None:
-            shares = " ".join(
-                NOTHING if share is None else f"{share:.0%}" for share in found.agreement_by_position
-            )
-            rows.append((NAMES[found.kind], shares))
-    console.print(Text("right at the first, second, … place of a draft", style="bold"))
-    print_rows(console, rows, width=8, style="")
-
-
-def _categories(console: Console, found: Contender) -> None:
-    head = ("by category", "answers", "agrees", "over plain", "over lookup")
-    rows = [
-        (
-            row.category,
-            str(row.answers),
-            _share(row.agreement),
-            _factor(row.over_plain),
-            _factor(row.over_lookup),
-        )
-        for row in found.categories
-    ]
-    console.print(Text())
-    print_table(console, head, rows, left=("by category",), gap=1)
-
-
-def _in_words(console: Console, trained: Contender) -> None:
-    """What the columns are."""
-    words = (
-        "agrees: the draft's most likely token is the answer's; accepted: of the tokens that the automatic "
-        "choice drafts with the draft alone; speeds: of the automatic choice with lookup, replayed at the "
-        "costs measured here; bound: the share of the speed that hindsight would allow; 95 % intervals by "
-        "answer"
-    )
-    if trained.step_ratio is not None:
-        words = f"a step of the draft takes {trained.step_ratio:.2f} of the target's; {words}"
-    console.print(Text(f"\n{words}", style="dim"))
-
-
-def _ends(figure: Figure, shown: Callable[[float], str]) -> str:
-    low, high = ("?" if end is None else shown(end) for end in (figure.low, figure.high))
-    return f"{low}-{high}"
-
-
-def _rounded(figure: Figure | None) -> str:
-    return percent(None if figure is None else figure.value)
-
-
-def _share(figure: Figure | None) -> str:
-    if figure is None:
-        return NOTHING
-    return f"{figure.value:.0%} ({_ends(figure, lambda end: f'{100 * end:.0f}')})"
-
-
-def _factor(figure: Figure | None) -> str:
-    if figure is None:
-        return NOTHING
-    return f"{figure.value:.2f} ({_ends(figure, lambda end: f'{end:.2f}')})"
-
-
-def _curve(curve: Curve) -> list[tuple[str, str]]:
-    rows = [
-        (f"{point.answers:,}", f"answers, {point.tokens:,} tokens: agrees {point.agreement:.1%}")
-        for point in curve.points
-    ]
-    return [*rows, ("", _doubling(curve))]
-
-
-def _doubling(curve: Curve) -> str:
-    runs = f"short trainings of {curve.steps:,} steps each"
-    slope = curve.per_doubling
-    if slope is None or slope.low is None or slope.high is None:
-        return f"too few amounts of data for a line ({runs})"
-    ends = f"{100 * slope.low:+.1f} to {100 * slope.high:+.1f}"
-    added = f"each doubling added {100 * slope.value:+.1f} points of agreement ({ends}) in {runs}"
-    if slope.low > 0:
-        return f"{added}: more data should help, by how much in a whole training is open"
-    if slope.high < 0:
-        return f"{added}: they are too short for so much data, so train longer first"
-    return f"{added}: whether more data would help cannot be said from them"
+def _factor(interval: Interval) -> str:
+    low, high = (f"{end:.2f}" if 0 < end < math.inf else "?" for end in (interval.low, interval.high))
+    return f"{interval.value:.2f} ({low}-{high})"
 
 
 def _use(draft: Draft, target: str | None, files: Sequence[Path]) -> list[tuple[str, str]]:

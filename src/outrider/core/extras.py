@@ -11,7 +11,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "serve": {"fastapi": "FastAPI", "uvicorn": "Uvicorn", "prometheus_client": "prometheus-client"},
     "bench": {"matplotlib": "Matplotlib"},
     "ray": {"ray": "Ray"},
-    "distill": {"torch": "PyTorch", "safetensors": "safetensors", "matplotlib": "Matplotlib"},
+    "distill": {"torch": "PyTorch", "matplotlib": "Matplotlib"},
 }
 """For every extra that a command needs the modules that the command imports, and what they are called."""
 

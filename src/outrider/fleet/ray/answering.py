@@ -175,7 +175,7 @@ class _Answerer:
             try:
                 generate(
                     teacher.target, questions, folder, model=teacher.model, max_tokens=plan.data.max_tokens,
-                    top=plan.data.top, seed=plan.training.seed,
+                    seed=plan.training.seed,
                     on_done=lambda why, _tokens: passed_over.append(why) if why else None,
                 )  # fmt: skip
             except OutriderError:

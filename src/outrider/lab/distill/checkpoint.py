@@ -27,8 +27,7 @@ Array = npt.NDArray[np.float32]
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Those whose forward pass is known here: attention with rotary positions, gated feed-forward, RMS norms."""
-ANOTHER = "Start from another model with the same tokenizer."
-"""the way out where a model cannot be trained here"""
+_ANOTHER = "Start from another model with the same tokenizer."
 SHAPE_KEYS = {
     "layers": Keys.LLM.BLOCK_COUNT,
     "width": Keys.LLM.EMBEDDING_LENGTH,
@@ -41,7 +40,6 @@ SHAPE_KEYS = {
     "norm_epsilon": Keys.Attention.LAYERNORM_RMS_EPS,
 }
 """Fields of a shape, and their keys in GGUF's metadata"""
-_INTERLEAVED = ("llama", "eagle3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +79,6 @@ class Checkpoint:
     """the fields of the file about its tokenizer, name and licence, for an export"""
 
     @property
-    def parameters(self) -> int:
-        """Numbers in the matrices of one token's pass, the output layer counted once."""
-        return self.shape.parameters
-
-    @property
     def licence(self) -> str | None:
         """As the file names it, for instance "apache-2.0"."""
         field = self.metadata.get(Keys.General.LICENSE)
@@ -94,33 +87,6 @@ class Checkpoint:
     def with_weights(self, shape: Shape, weights: Mapping[str, Array]) -> Checkpoint:
         """The same tokenizer with another model."""
         return replace(self, shape=shape, weights=weights)
-
-
-def shape_of(
-    path: Path, architecture: Any, found: Mapping[str, tuple[str, Any]], defaults: Mapping[str, float]
-) -> Shape:
-    """The shape that a file describes; `found` has the key and the value of each field (None: the default).
-
-    Raises ModelFileError for an architecture that is not known here, and for what is no number above 0.
-    """
-    if architecture not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        reason = f"the architecture {architecture!r} cannot be trained here (known: {known})"
-        raise ModelFileError(str(path), reason, ANOTHER)
-
-    def number(field: str, default: float | None = None) -> float:
-        key, value = found[field]
-        value = default if value is None else value
-        if value is None:
-            raise ModelFileError(str(path), f"it lacks {key}", "Download it again.")
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise ModelFileError(str(path), f"its {key} is {value!r}, not a number above 0", ANOTHER)
-        return float(value) if field in ("rope_base", "norm_epsilon") else int(value)
-
-    usual = {"rope_base": 10_000.0, "kv_heads": number("heads")}
-    usual |= {"head_width": number("width") // number("heads"), **defaults}
-    values: dict[str, Any] = {field: number(field, usual.get(field)) for field in found}
-    return Shape(architecture=architecture, **values)
 
 
 def read_gguf(path: Path) -> Checkpoint:
@@ -134,7 +100,7 @@ def read_gguf(path: Path) -> Checkpoint:
         raise ModelFileError(str(path), reason, "Join them: llama-gguf-split --merge.")
     try:
         reader = GGUFReader(path)
-        shape = _gguf_shape(path, header)
+        shape = _shape_of(path, header)
         # A copy: what needs no conversion would be a view of the file.
         weights = {
             tensor.name: np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32).reshape(
@@ -145,29 +111,45 @@ def read_gguf(path: Path) -> Checkpoint:
     except (ValueError, NotImplementedError) as error:
         reason = f"its weights cannot be read here ({error})"
         raise ModelFileError(str(path), reason, "Get it in another quantization.") from error
-    check_weights(path, shape, weights)
+    _check_weights(path, shape, weights)
     weights = {name: rotation_layout(name, w, shape, to_gguf=False) for name, w in weights.items()}
     return Checkpoint(shape, weights, fields_of(path, header, ("tokenizer.", "general.")))
 
 
-def _gguf_shape(path: Path, header: Header) -> Shape:
-    tensors = {tensor.name: tensor for tensor in header.tensors}
+def _shape_of(path: Path, header: Header) -> Shape:
+    """Raises ModelFileError for an architecture that is not known here, and for what is no number above 0."""
     architecture = header.fields.get(Keys.General.ARCHITECTURE, "")
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        reason = f"the architecture {architecture!r} cannot be trained here (known: {known})"
+        raise ModelFileError(str(path), reason, _ANOTHER)
 
-    def entry(key: str, default: Any = None) -> tuple[str, Any]:
-        key = key.format(arch=architecture)
-        return key, header.fields.get(key, default)
+    def field(key: str, default: Any = None) -> Any:
+        return header.fields.get(key.format(arch=architecture), default)
 
-    embedding = tensors.get("token_embd.weight")
-    found = {field: entry(key) for field, key in SHAPE_KEYS.items()}
-    found["vocabulary"] = ("token_embd.weight", None if embedding is None else embedding.shape[-1])
-    shape = shape_of(path, architecture, found, {})
-    if entry(Keys.Rope.SCALING_TYPE, "none")[1] != "none" or "rope_freqs.weight" in tensors:
+    def number(name: str, default: float | None = None) -> float:
+        key, value = SHAPE_KEYS[name], field(SHAPE_KEYS[name], default)
+        if value is None:
+            raise ModelFileError(str(path), f"it lacks {key.format(arch=architecture)}", "Download it again.")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            reason = f"its {key.format(arch=architecture)} is {value!r}, not a number above 0"
+            raise ModelFileError(str(path), reason, _ANOTHER)
+        return float(value) if name in ("rope_base", "norm_epsilon") else int(value)
+
+    embedding = next((tensor for tensor in header.tensors if tensor.name == "token_embd.weight"), None)
+    if embedding is None:
+        raise ModelFileError(str(path), "it lacks token_embd.weight", "Download it again.")
+    usual = {"rope_base": 10_000.0, "kv_heads": number("heads")}
+    usual["head_width"] = number("width") // number("heads")
+    values: dict[str, Any] = {name: number(name, usual.get(name)) for name in SHAPE_KEYS}
+    shape = Shape(architecture=architecture, vocabulary=embedding.shape[-1], **values)
+    is_scaled = any(tensor.name == "rope_freqs.weight" for tensor in header.tensors)
+    if field(Keys.Rope.SCALING_TYPE, "none") != "none" or is_scaled:
         reason = "its rotary positions are scaled, which cannot be trained here"
-        raise ModelFileError(str(path), reason, ANOTHER)
-    if entry(Keys.Rope.DIMENSION_COUNT, shape.head_width)[1] != shape.head_width:
+        raise ModelFileError(str(path), reason, _ANOTHER)
+    if field(Keys.Rope.DIMENSION_COUNT, shape.head_width) != shape.head_width:
         reason = "a part of each head is rotated, which cannot be trained here"
-        raise ModelFileError(str(path), reason, ANOTHER)
+        raise ModelFileError(str(path), reason, _ANOTHER)
     return shape
 
 
@@ -188,7 +170,7 @@ def tensor_sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def check_weights(path: Path, shape: Shape, weights: Mapping[str, Array]) -> None:
+def _check_weights(path: Path, shape: Shape, weights: Mapping[str, Array]) -> None:
     """Raise ModelFileError where weights of a file are missing, of another size than the shape says, or not
     known here. Biases of matrices and an output layer may be there."""
     way_out = "Choose a whole model of this kind."
@@ -205,7 +187,7 @@ def check_weights(path: Path, shape: Shape, weights: Mapping[str, Array]) -> Non
     for name, values in weights.items():
         if name not in possible:
             reason = f"it has {name}, and models with that cannot be trained here"
-            raise ModelFileError(str(path), reason, ANOTHER)
+            raise ModelFileError(str(path), reason, _ANOTHER)
         if values.shape != possible[name]:
             reason = f"{name} has the size {values.shape}, and its header says {possible[name]}"
             raise ModelFileError(str(path), reason, way_out)
@@ -214,7 +196,7 @@ def check_weights(path: Path, shape: Shape, weights: Mapping[str, Array]) -> Non
 def rotation_layout(name: str, values: Array, shape: Shape, *, to_gguf: bool) -> Array:
     """A query or key matrix (or bias) as the architecture's GGUF files hold it, or from there in the layout
     of halves; others as they are."""
-    part = name.split(".")[-2] if shape.architecture in _INTERLEAVED else ""
+    part = name.split(".")[-2] if shape.architecture == "llama" else ""
     heads = {"attn_q": shape.heads, "attn_k": shape.kv_heads}.get(part)
     if heads is None:
         return values

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,15 +15,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from outrider.lab.distill.examples import Example
 from outrider.lab.distill.losses import Labels
-from outrider.lab.distill.states import read_states
 from outrider.models.vocab.subset import Subset
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One answer after its prompt, in the draft's ids; `tokens` of a head's are the target's.
+    """One answer after its prompt, in the draft's ids.
 
     `tokens` (prompt and answer but its last token) are read; at the last `len(ids)` of them the target's
     distribution is known: `ids` and `probs` (answer, K + 1; the last column is
@@ -39,21 +35,16 @@ class Text:
     is_greedy: bool
     has_other: bool
     """whether the last column is for tokens that the draft does not know"""
-    states: Path | None = None
-    """of a head's text: the file of what goes into the target's layers, which ends as `tokens` does"""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
     """Texts side by side: `tokens` (texts, longest) padded at the end, the labels of all their positions in
-    the order of the texts, and where these positions are, as indices into the flattened `tokens`, and in
-    their answers, as numbers from 0. `states` (texts, longest, values): what a head reads of the target."""
+    the order of the texts, and where these positions are, as indices into the flattened `tokens`."""
 
     tokens: Tensor
     places: Tensor
-    numbers: Tensor
     labels: Labels
-    states: Tensor | None = None
 
 
 def text_of(example: Example, subset: Subset, max_tokens: int) -> Text | None:
@@ -81,42 +72,31 @@ def text_of(example: Example, subset: Subset, max_tokens: int) -> Text | None:
     )  # fmt: skip
 
 
-class Corpus:
-    """Texts to train on; an order of batches for every epoch that depends on the seed alone."""
-
-    def __init__(self, texts: Iterable[Text], *, batch_tokens: int, seed: int) -> None:
-        self.texts = list(texts)
-        self._batch_tokens = batch_tokens
-        self._seed = seed
-
-    def batches(self) -> Iterator[list[int]]:
-        """The texts of each batch, by their numbers, epoch after epoch without an end."""
-        epoch = 0
-        while self.texts:
-            yield from self._epoch(epoch)
-            epoch += 1
-
-    def _epoch(self, epoch: int) -> list[list[int]]:
-        """Texts of like length together, so that little is padding; batches in random order."""
-        random = np.random.default_rng((self._seed, epoch))
-        lengths = np.array([len(text.tokens) for text in self.texts])
+def batches(texts: Sequence[Text], batch_tokens: int, seed: int) -> Iterator[list[Text]]:
+    """Texts of like length together, so that little is padding, epoch after epoch without an end; the order
+    depends on the seed alone."""
+    lengths = np.array([len(text.tokens) for text in texts])
+    epoch = 0
+    while texts:
+        random = np.random.default_rng((seed, epoch))
         # Lengths are blurred, so that the same texts do not meet in every epoch.
-        order = np.argsort(lengths * random.uniform(0.9, 1.1, len(lengths)))
-        batches = packed(lengths, order, self._batch_tokens)
-        return [batches[i] for i in random.permutation(len(batches))]
+        blurred = lengths * random.uniform(0.9, 1.1, len(lengths))
+        found = packed([texts[i] for i in np.argsort(blurred)], batch_tokens)
+        yield from (found[i] for i in random.permutation(len(found)))
+        epoch += 1
 
 
-def packed(lengths: Ints, order: Ints, batch_tokens: int) -> list[list[int]]:
-    """Texts of these lengths, taken in this order, in batches of up to `batch_tokens` with their padding."""
-    batches: list[list[int]] = []
+def packed(texts: Iterable[Text], batch_tokens: int) -> list[list[Text]]:
+    """Texts, taken in this order, in batches of up to `batch_tokens` with their padding."""
+    found: list[list[Text]] = []
     longest = 0
-    for i in order.tolist():
-        longest = max(longest, int(lengths[i]))
-        if not batches or longest * (len(batches[-1]) + 1) > batch_tokens:
-            batches.append([])
-            longest = int(lengths[i])
-        batches[-1].append(i)
-    return batches
+    for text in texts:
+        longest = max(longest, len(text.tokens))
+        if not found or longest * (len(found[-1]) + 1) > batch_tokens:
+            found.append([])
+            longest = len(text.tokens)
+        found[-1].append(text)
+    return found
 
 
 def batch_of(texts: Sequence[Text], device: torch.device) -> TrainingBatch:
@@ -137,17 +117,4 @@ def batch_of(texts: Sequence[Text], device: torch.device) -> TrainingBatch:
         joined(text.probs for text in texts).float().to(device),
         torch.from_numpy(np.concatenate([text.rest for text in texts])).float().to(device),
     )
-    numbers = torch.cat([torch.arange(len(text.ids)) for text in texts])
-    return TrainingBatch(
-        tokens.to(device), torch.cat(places).to(device), numbers.to(device), labels, _states(texts, device)
-    )
-
-
-def _states(texts: Sequence[Text], device: torch.device) -> Tensor | None:
-    """Those of the target along the texts, padded at the end; None where no head is trained."""
-    rows = [
-        torch.from_numpy(read_states(text.states)[-len(text.tokens) :])
-        for text in texts
-        if text.states is not None
-    ]
-    return pad_sequence(rows, batch_first=True).float().to(device) if rows else None
+    return TrainingBatch(tokens.to(device), torch.cat(places).to(device), labels)

@@ -9,9 +9,8 @@ threshold and length is taken, as a policy would find it.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,10 @@ from outrider.backends.tuning.scoring import costs_of
 from outrider.costs import CallCosts
 from outrider.costs.timer import Rows
 from outrider.lab.distill.corpus import Text, TrainingBatch, batch_of, packed
-from outrider.lab.distill.losses import Labels, acceptance, loss_of, weights_of
+from outrider.lab.distill.losses import Labels, acceptance, loss_of
 from outrider.lab.distill.plan import Loss, kept
 from outrider.lab.distill.report import Evaluation
-from outrider.lab.models import ModelFile
 from outrider.models import read_card
-from outrider.session.drafts import load_head
 from outrider.session.loading import load_weights
 
 THRESHOLDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -56,7 +53,7 @@ class StepCosts:
     draft_s: float
 
 
-def measure_costs(target: ModelFile, draft: Path, stored: Path, options: LoadOptions) -> StepCosts:
+def measure_costs(target: Path, draft: Path, stored: Path, options: LoadOptions) -> StepCosts:
     """Costs of a target's calls and of a step of the draft in the file `draft`, weights untrained or not.
 
     Taken from `stored` where they were written there before: the choice of the best draft depends on them,
@@ -65,8 +62,8 @@ def measure_costs(target: ModelFile, draft: Path, stored: Path, options: LoadOpt
     """
 
     def measured() -> dict[str, Any]:
-        large = _curve(target.path, options, "all")
-        small = _curve(draft, options, "last", target.path, seconds=_DRAFT_SECONDS, fresh=True)
+        large = _curve(target, options, "all")
+        small = _curve(draft, options, "last", seconds=_DRAFT_SECONDS, fresh=True)
         sizes = range(1, _MAX_DRAFTED + 2)
         return {
             "target_s": [large.call_s(n, context=_CONTEXT_TOKENS) for n in sizes],
@@ -79,24 +76,9 @@ def measure_costs(target: ModelFile, draft: Path, stored: Path, options: LoadOpt
     return kept(stored, measured, read, "prices", "Remove it: the costs are measured again.")
 
 
-def _curve(
-    path: Path, options: LoadOptions, rows: Rows, beside: Path | None = None, **measured: Any
-) -> CallCosts:
-    """Of a model, or of a head in its target's file `beside`."""
-    card = read_card(path)
-    with ExitStack() as opened:
-        if card.kind == "model" or beside is None:
-            weights = load_weights(path, card, options, [], draft=rows == "last")
-            opened.callback(weights.close)
-            model = weights.open(2 * _CONTEXT_TOKENS)
-        else:
-            of_target = read_card(beside)
-            target = load_weights(beside, of_target, options, [])
-            opened.callback(target.close)
-            head = load_head(target, of_target, card, options)
-            opened.callback(head.close)
-            model = head.open_beside(target.open(2 * _CONTEXT_TOKENS), 2 * _CONTEXT_TOKENS)
-        return costs_of(model, rows=rows, **measured)[0]
+def _curve(path: Path, options: LoadOptions, rows: Rows, **measured: Any) -> CallCosts:
+    with closing(load_weights(path, read_card(path), options, [], draft=rows == "last")) as weights:
+        return costs_of(weights.open(2 * _CONTEXT_TOKENS), rows=rows, **measured)[0]
 
 
 # Expected speed
@@ -106,9 +88,8 @@ def _curve(
 class Predictions:
     """A draft's predictions along one greedy answer of the target, each given the answer up to there.
 
-    `confidences` (places, answer): the probability of its most likely token, 0 where that is one it does not
-    know; `matches` (places, answer): whether that token is the target's. A head predicts a token otherwise
-    at each place of a draft; a model, and a head after its last place here, has one row.
+    `confidences` (answer,): the probability of its most likely token, 0 where that is one it does not
+    know; `matches` (answer,): whether that token is the target's.
     """
 
     confidences: npt.NDArray[np.float32]
@@ -139,24 +120,23 @@ def expected_speed(answers: Sequence[Predictions], costs: StepCosts) -> Expected
     for every threshold and greatest length of a draft."""
     plain = 1 / costs.target_s[0]
     best = ExpectedSpeed(plain, plain)
-    sizes = np.array([answer.matches.shape[1] for answer in answers], dtype=np.int64)
+    sizes = np.array([len(answer.matches) for answer in answers], dtype=np.int64)
     limit = len(costs.target_s) - 1
     num_tokens = int(sizes.sum())
     if not num_tokens or not limit:
         return best
     ends = np.cumsum(sizes)
-    matches = np.concatenate([answer.matches for answer in answers], axis=1)
-    confidences = np.concatenate([answer.confidences for answer in answers], axis=1).astype(np.float64)
+    matches = np.concatenate([answer.matches for answer in answers])
+    confidences = np.concatenate([answer.confidences for answer in answers]).astype(np.float64)
     correct = np.zeros(num_tokens, dtype=np.int64)
     """tokens in a row that are correct from each position on; these may run past an answer's end"""
     prefixes = np.zeros((limit, num_tokens))
     """products of the confidences of 1, 2, ... tokens from each position on, as far as there are any"""
     product, are_correct = np.ones(num_tokens), np.ones(num_tokens, dtype=bool)
     for ahead in range(min(limit, num_tokens)):
-        place = min(ahead, len(matches) - 1)
-        product[: num_tokens - ahead] *= confidences[place, ahead:]
+        product[: num_tokens - ahead] *= confidences[ahead:]
         prefixes[ahead] = product
-        are_correct = are_correct[: num_tokens - ahead] & matches[place, ahead:]
+        are_correct = are_correct[: num_tokens - ahead] & matches[ahead:]
         correct[: num_tokens - ahead] += are_correct
     for threshold in THRESHOLDS:
         confident = (prefixes >= threshold).sum(0)
@@ -189,9 +169,8 @@ def _replayed(starts: Ints, ends: Ints, confident: Ints, correct: Ints, costs: S
 # Held-out answers
 
 
-LogitsOf = Callable[[TrainingBatch], Iterable[Tensor]]
-"""Logits (positions, vocabulary) of a batch for each place of a draft: at those labelled positions that have
-so many others before them in their answers."""
+LogitsOf = Callable[[TrainingBatch], Tensor]
+"""Logits (positions, vocabulary) at a batch's labelled positions."""
 
 
 def evaluate(
@@ -203,23 +182,20 @@ def evaluate(
     device: torch.device,
 ) -> Evaluation:
     """The draft on held-out texts in batches of up to `batch_tokens`, its step not said."""
-    losses: dict[int, list[Tensor]] = defaultdict(list)
+    losses: list[Tensor] = []
     alphas: list[Tensor] = []
 
-    def judge(place: int, logits: Tensor, labels: Labels) -> None:
-        losses[place].append(loss_of(loss, logits, labels).cpu())
-        if not place:
-            alphas.append(acceptance(logits, labels).cpu())
+    def judge(logits: Tensor, labels: Labels) -> None:
+        losses.append(loss_of(loss, logits, labels).cpu())
+        alphas.append(acceptance(logits, labels).cpu())
 
-    with torch.no_grad():
-        answers = predicted(texts, logits_of, batch_tokens, device, judge)
+    answers = predicted(texts, logits_of, batch_tokens, device, judge)
     speed = expected_speed(answers, costs)
-    matches = np.concatenate([answer.matches[0] for answer in answers]) if answers else np.zeros(1)
-    means = [float(torch.cat(of_place).mean()) for of_place in losses.values() if sum(map(len, of_place))]
+    matches = np.concatenate([answer.matches for answer in answers]) if answers else np.zeros(1)
     return Evaluation(
         step=0,
         train_loss=None,
-        loss=float(np.dot(weights_of(len(means)), means)) if means else math.nan,
+        loss=float(torch.cat(losses).mean()) if losses else math.nan,
         acceptance=float(torch.cat(alphas).mean()) if alphas else math.nan,
         agreement=float(matches.mean()),
         tokens_per_s=speed.tokens_per_s,
@@ -232,37 +208,29 @@ def predicted(
     logits_of: LogitsOf,
     batch_tokens: int,
     device: torch.device,
-    judge: Callable[[int, Tensor, Labels], None] = lambda _place, _logits, _labels: None,
+    judge: Callable[[Tensor, Labels], None] = lambda _logits, _labels: None,
 ) -> list[Predictions]:
     """The draft's predictions along the greedy texts, those of like length together. `judge` is called with
-    each place of a draft, its logits and their labels."""
-    lengths = np.array([len(text.tokens) for text in texts], dtype=np.int64)
+    each batch's logits and labels."""
     found: list[Predictions] = []
-    for numbers in packed(lengths, np.argsort(lengths, kind="stable"), batch_tokens):
-        group = [texts[i] for i in numbers]
-        batch = batch_of(group, device)
-        best: list[tuple[Tensor, Tensor]] = []
-        for place, logits in enumerate(logits_of(batch)):
-            rows = batch.numbers >= place
-            judge(place, logits, batch.labels.at(rows))
-            confidences = logits.new_zeros(len(rows), dtype=torch.float32)
-            tokens = torch.full_like(batch.numbers, -1)
-            if len(logits):
-                confidences[rows], tokens[rows] = logits.float().softmax(-1).max(-1)
-            best.append((confidences, tokens))
-        found += predictions_of(group, *map(torch.stack, zip(*best, strict=True)))
+    with torch.no_grad():
+        for group in packed(sorted(texts, key=lambda text: len(text.tokens)), batch_tokens):
+            batch = batch_of(group, device)
+            logits = logits_of(batch)
+            judge(logits, batch.labels)
+            found += predictions_of(group, *logits.float().softmax(-1).max(-1))
     return found
 
 
 def predictions_of(texts: Sequence[Text], confidences: Tensor, tokens: Tensor) -> list[Predictions]:
-    """What a draft predicts along the greedy texts, given its most likely tokens (places, labelled positions)
-    and their probabilities."""
+    """What a draft predicts along the greedy texts, given its most likely token at each labelled position
+    and that one's probability."""
     found: list[Predictions] = []
     at = 0
     for text in texts:
         size = len(text.ids)
         if text.is_greedy:
-            drafted, sure = (part[:, at : at + size].cpu().numpy() for part in (tokens, confidences))
+            drafted, sure = (part[at : at + size].cpu().numpy() for part in (tokens, confidences))
             # The last column of a text's ids is `<|other|>`, for those it does not know.
             unknown = (drafted == text.ids[:, -1]) & text.has_other
             found.append(Predictions(np.where(unknown, 0, sure), (drafted == text.ids[:, 0]) & ~unknown))

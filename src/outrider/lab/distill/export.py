@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,25 +15,19 @@ from gguf.constants import Keys
 from gguf.quants import quantize as encoded
 
 from outrider.backends.gguf import LoadOptions, Weights
-from outrider.backends.gguf.libraries import find_quantizer
 from outrider.backends.gguf.quantizer import quantize, read_type
 from outrider.core.contracts import Vocabulary
-from outrider.core.errors import BackendError, ModelFileError, SettingError, VocabularyMismatch
+from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
 from outrider.core.files import check_writable, reason_of
 from outrider.lab.distill.checkpoint import SHAPE_KEYS, Checkpoint, rotation_layout
-from outrider.lab.distill.head import HeadCheckpoint
-from outrider.models import read_card
 from outrider.models.fields import Field
 from outrider.models.header import read_header
-from outrider.models.heads import DRAFTED_TABLE, LAYERS_KEY, WIDTH_KEY, read_head
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS, WINDOW
 from outrider.models.vocab import align, tokenizer_id
-from outrider.models.vocab.subset import Ids, Subset, tokenizer_fields
+from outrider.models.vocab.subset import Subset, tokenizer_fields
 from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration
 
 _PREFIX = "outrider.distill."
-_WRITTEN_FLOATS = ({"F16"}, {"F32"})
-"""types of whole files that need no quantizer"""
 _TEXTS = ("teacher", "teacher_sha256", "data", "version")
 _NUMBERS = ("tokens", "steps", "seed")
 _LICENCE_KEYS = (Keys.General.LICENSE_NAME, Keys.General.LICENSE_LINK)
@@ -101,21 +94,28 @@ def write_gguf(
     window: int = 0,
     prior: PretrainedCalibration | None = None,
     quantization: str = "Q4_0",
-    embedding_quantization: str | None = None,
+    embedding_quantization: str = "Q8_0",
     threads: int = 1,
 ) -> Written:
-    """Write a draft that knows `subset` of `target`'s tokens. What is at `path` is replaced once the new file
-    is complete, and llama.cpp has read its vocabulary.
+    """Write a draft. What is at `path` is replaced once the new file is complete, and llama.cpp has read its
+    vocabulary.
 
-    `checkpoint` has the draft's weights, and the metadata of its target or of a draft with the same tokens.
-    `window` goes into the map of a reduced vocabulary: the last tokens of a text that the draft reads, 0 all.
-    `prior`: what to expect of its acceptance.
-    `quantization` is any type of `outrider quantize`; `embedding_quantization` another one for the embedding
-    and the output layer; None: what llama.cpp takes for them beside it.
+    Args:
+        checkpoint: The draft's weights, and the metadata of its target or of a draft with the same tokens.
+        path: The file.
+        subset: The tokens of `target` that it knows.
+        target: The target's vocabulary.
+        provenance: How it was made.
+        window: The last tokens of a text that a draft of a reduced vocabulary reads; 0: all.
+        prior: What to expect of its acceptance.
+        quantization: Any type of `outrider quantize`.
+        embedding_quantization: Another one for the embedding and the output layer.
+        threads: Of the quantizer.
 
     Raises SettingError (type, place, room on the disk, weights that are no numbers, a tokenizer that is not
-    the target's), VocabularyMismatch, and what `backends.llama_cpp.quantizer.quantize` raises.
+    the target's), VocabularyMismatch, and what `backends.gguf.quantizer.quantize` raises.
     """
+    to, ends = read_type(quantization), read_type(embedding_quantization)
     if checkpoint.shape.vocabulary != subset.size or len(subset.to_draft) != target.size:
         reason = f"its {checkpoint.shape.vocabulary:,} tokens are not those of its map ({subset.size:,})"
         raise SettingError("the draft", reason, "Restrict its weights to the same tokens first.")
@@ -126,82 +126,19 @@ def write_gguf(
         fields[OTHER_TOKEN] = Field(subset.size - 1, GGUFValueType.UINT32)
         fields[WINDOW] = Field(window, GGUFValueType.UINT32)
         fields[TARGET_TOKENIZER] = Field(tokenizer_id(target), GGUFValueType.STRING)
-
-    def check(partial: Path) -> None:
-        if not np.array_equal(read_subset(partial, target).to_target, subset.to_target):
-            raise VocabularyMismatch(str(path), "llama.cpp reads other tokens in it", "Report this.")
-
-    types = quantization, embedding_quantization
-    return _written(checkpoint, path, fields, notes, provenance, prior, types, threads, check)
-
-
-def write_head(
-    head: HeadCheckpoint,
-    path: Path,
-    *,
-    target: Path,
-    provenance: Provenance,
-    prior: PretrainedCalibration | None = None,
-    quantization: str = "Q4_0",
-    embedding_quantization: str | None = None,
-    threads: int = 1,
-) -> Written:
-    """Write an EAGLE-3 head for the model in the file `target` as llama.cpp's converter does; otherwise as
-    `write_gguf`. Raises ModelFileError too, where the file does not fit its target."""
-    subset, (num_tokens, width) = head.drafted, head.embedding.shape
-    fields, notes = tokenizer_fields(head.metadata, Subset.whole(num_tokens), num_tokens)
-    fields[LAYERS_KEY] = Field(list(head.layers), GGUFValueType.ARRAY, GGUFValueType.INT32)
-    fields[WIDTH_KEY] = Field(width, GGUFValueType.UINT32)
-    tables = {DRAFTED_TABLE: subset.to_target[:-1]} if subset.has_other else {}
-
-    def check(partial: Path) -> None:
-        read_head(read_card(partial), read_card(target))
-
-    types = quantization, embedding_quantization
-    return _written(head, path, fields, notes, provenance, prior, types, threads, check, tables)
-
-
-def check_head_types(quantization: str, embedding_quantization: str | None) -> None:
-    """Raise BackendError where no installed library quantizes a head's file to these types: ik_llama.cpp's
-    quantizer dies of it."""
-    types = {read_type(quantization), read_type(embedding_quantization or quantization)}
-    if types in _WRITTEN_FLOATS:
-        return
-    library, _ = find_quantizer()
-    if library.backend == "ik":
-        reason = "ik_llama.cpp, the only library here that quantizes files, cannot take heads"
-        way_out = "Give --quant F16 --embedding-quant F16, or pip install llama-cpp-python."
-        raise BackendError("--kind eagle3", reason, way_out)
-
-
-def _written(
-    checkpoint: Checkpoint,
-    path: Path,
-    fields: Mapping[str, Field],
-    notes: Sequence[str],
-    provenance: Provenance,
-    prior: PretrainedCalibration | None,
-    quantizations: tuple[str, str | None],
-    threads: int,
-    check: Callable[[Path], None],
-    tables: Mapping[str, Ids] = MappingProxyType({}),
-) -> Written:
-    """Write a file, `check` it before it is quantized, and put it in its place. `quantizations`: of the
-    layers, and of the embedding with the output."""
-    to = read_type(quantizations[0])
-    ends = read_type(quantizations[1]) if quantizations[1] else None
-    check_writable(path, "draft")
     metadata = checkpoint.metadata
-    fields = {**fields, **{key: metadata[key] for key in _LICENCE_KEYS if key in metadata}}
+    fields |= {key: metadata[key] for key in _LICENCE_KEYS if key in metadata}
     if prior is not None:
         fields[CALIBRATION_KEY] = Field(json.dumps(prior), GGUFValueType.STRING)
+    check_writable(path, "draft")
     floats = "F32" if {to, ends} & {"F32", "BF16"} else "F16"
     place = path.resolve()
     partial = place.with_name(f".{place.stem}.{os.getpid()}.partial.gguf")
     try:
-        _write_floats(checkpoint, partial, floats, fields, provenance, tables)
-        check(partial)
-        if to == (ends or to) == floats:
+        _write_floats(checkpoint, partial, floats, fields, provenance)
+        if not np.array_equal(read_subset(partial, target).to_target, subset.to_target):
+            raise VocabularyMismatch(str(path), "llama.cpp reads other tokens in it", "Report this.")
+        if to == ends == floats:
             partial.replace(place)
             return Written(path, path.stat().st_size, {to: 1.0}, tuple(notes))
         made = quantize(partial, to, path, ends=ends, threads=threads, force=True)
@@ -243,9 +180,8 @@ def _write_floats(
     floats: str,
     fields: Mapping[str, Field],
     provenance: Provenance,
-    tables: Mapping[str, Ids],
 ) -> None:
-    """The whole file: matrices of the type `floats`, norms and biases of 32 bits, `tables` as they are."""
+    """The whole file: matrices of the type `floats`, norms and biases of 32 bits."""
     shape = checkpoint.shape
     writer = GGUFWriter(path, shape.architecture)
     writer.add_name(f"{provenance.teacher} draft")
@@ -273,8 +209,6 @@ def _write_floats(
             reason = f"{name} holds numbers that are infinite, none at all, or too large for 16 bits"
             raise SettingError("the draft", reason, "Train it again with a lower learning rate.")
         writer.add_tensor(name, np.ascontiguousarray(stored), raw_dtype=kind)
-    for name, table in tables.items():
-        writer.add_tensor(name, table)
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 
 from outrider.backends.gguf import LoadOptions, physical_cores
-from outrider.backends.gguf.model import GgufModel
 from outrider.core.contracts import Constraint, Model, Vocabulary
 from outrider.core.data import Logits, Row, Span
 from outrider.core.errors import ConstraintError, ModelFileError, OutriderError
@@ -30,7 +29,8 @@ from outrider.lab.models import ModelFile
 from outrider.lab.teacher_forced import teacher_forced
 from outrider.session.loading import load_weights, template_of
 
-DEFAULT_TOP = 64
+TOP = 64
+"""of a target's most likely tokens that are recorded at each place"""
 _AT_ONCE = {"llama.cpp": 32, "torch": 192}
 """Answers under way at once: llama.cpp's calls grow with every token, PyTorch's hardly do at first."""
 _MAX_LENGTH_RATIO = 2
@@ -51,16 +51,10 @@ OnDone = Callable[[str, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """A target that answers: `target` encodes and constrains, `model` makes the calls, as `native` would."""
+    """A target that answers: `target` encodes and constrains, `model` makes the calls."""
 
     target: LoadedTarget
     model: Model
-    native: GgufModel
-
-
-def options_of(plan: DistillPlan) -> LoadOptions:
-    """How the target and a draft of it are loaded: llama.cpp alone runs heads."""
-    return LoadOptions(threads=plan.threads, backend="llama.cpp" if plan.draft.kind == "eagle3" else "auto")
 
 
 @contextmanager
@@ -73,7 +67,7 @@ def open_teacher(file: ModelFile, plan: DistillPlan, notices: list[str]) -> Iter
     # As llama.cpp's calls: near-ties fall by the number of threads, which workers of a cluster set otherwise.
     torch.set_num_threads(plan.threads or physical_cores())
     at_once = plan.data.parallel or _AT_ONCE["torch" if uses_torch else "llama.cpp"]
-    weights = load_weights(file.path, file.card, options_of(plan), notices)
+    weights = load_weights(file.path, file.card, LoadOptions(threads=plan.threads), notices)
     try:
         length = min(plan.context, weights.trained_context)
         native = weights.open(length, max_sequences=1 if uses_torch else at_once)
@@ -83,7 +77,7 @@ def open_teacher(file: ModelFile, plan: DistillPlan, notices: list[str]) -> Iter
             network = Network.of(read_gguf(file.path), length + 1, dtype=dtype, device=device)
             model = TorchModel(file.name, network, native.vocabulary, at_once, length)
         notices.append(why)
-        yield Teacher(target, model, native)
+        yield Teacher(target, model)
     finally:
         weights.close()
 
@@ -115,7 +109,7 @@ def generate(
     *,
     model: Model | None = None,
     max_tokens: int = 256,
-    top: int = DEFAULT_TOP,
+    top: int = TOP,
     seed: int = 0,
     on_done: OnDone = lambda _why, _tokens: None,
 ) -> None:

@@ -8,8 +8,6 @@ the rest as one more token, for the target and for the draft. p is the target's,
   (Leviathan et al. 2023, arXiv 2211.17192, section 3.2; used as a loss by DistillSpec, arXiv 2310.08461).
 - "hybrid": λ KL + (1 - λ) TV with λ = exp(-3 α), α the acceptance at that position: far from the
   target KL pulls, near it acceptance itself is what counts (speculators, "lk_hybrid").
-
-A token whose logit is -∞ cannot be drafted: the losses compare what is left of the target's distribution.
 """
 
 from __future__ import annotations
@@ -26,18 +24,6 @@ _HYBRID_RATE = 3.0
 _MIN_P = 1e-9
 _MIN_Q = 1e-7
 """about the rounding of 1 - Σ q in 32 bits"""
-_MIN_KNOWN = 0.01
-"""of a target's distribution: where a draft cannot say more of it, there is nothing to learn"""
-
-
-_LATER = 0.8
-"""what a place of a head's draft counts for, against the one before it (EAGLE-3)"""
-
-
-def weights_of(places: int) -> list[float]:
-    """What the loss at each of so many places of a draft counts for; 1 together."""
-    weights = [_LATER**place for place in range(places)]
-    return [weight / sum(weights) for weight in weights]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +38,7 @@ class Labels:
     probs: Tensor
     rest: Tensor
 
-    def at(self, positions: slice | Tensor) -> Labels:
+    def at(self, positions: slice) -> Labels:
         """Those of some of the positions."""
         return Labels(self.ids[positions], self.probs[positions], self.rest[positions])
 
@@ -61,16 +47,6 @@ def _log_q(logits: Tensor, labels: Labels) -> Tensor:
     """The draft's log probabilities of the labelled tokens (n, K)."""
     # One kernel each way: logsumexp alone would take longer backwards than the whole network.
     return functional.log_softmax(logits, dim=-1, dtype=torch.float32).gather(-1, labels.ids)
-
-
-def _drafted(log_q: Tensor, labels: Labels) -> tuple[Tensor, Labels]:
-    """Both without the tokens that cannot be drafted."""
-    never = log_q.detach() == -torch.inf
-    known = 1 - (labels.probs * never).sum(-1)
-    scale = torch.where(known > _MIN_KNOWN, 1 / known.clamp(min=_MIN_KNOWN), 0)
-    probs = labels.probs.masked_fill(never, 0) * scale[:, None]
-    rest = torch.where(scale > 0, labels.rest * scale, 1)
-    return log_q.masked_fill(never, 0), Labels(labels.ids, probs, rest)
 
 
 def _rest_q(log_q: Tensor, labels: Labels) -> Tensor:
@@ -83,7 +59,7 @@ def _rest_q(log_q: Tensor, labels: Labels) -> Tensor:
 
 def loss_of(kind: Loss, logits: Tensor, labels: Labels) -> Tensor:
     """The loss at each of n positions, of logits (n, vocabulary)."""
-    log_q, labels = _drafted(_log_q(logits, labels), labels)
+    log_q = _log_q(logits, labels)
     rest_q = _rest_q(log_q, labels)
     if kind == "kl":
         return _kl(log_q, rest_q, labels)

@@ -1,15 +1,14 @@
 """Llama-like models in PyTorch, over a dict of tensors with GGUF's names: for training, and as a Model.
 
-What a layer is: RMS norm, attention with rotary positions (grouped keys and values), RMS norm, gated
-feed-forward, each added to its input. Qwen2 has biases on queries, keys and values, Qwen3 norms on
-queries and keys; both are used where the weights are there.
+`transformers` has these models too. It is not used: target and draft are GGUF files on both sides, so that
+its names, layouts and configurations would be one more conversion each way, in a package of its own size.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cache, partial
 from timeit import repeat
@@ -25,7 +24,6 @@ from outrider.core.contracts import FREE, Vocabulary
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
 from outrider.lab.distill.checkpoint import Checkpoint, Shape
-from outrider.lab.distill.corpus import TrainingBatch
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _NEVER_TRIM_BYTES = 2**31 - 1
@@ -75,9 +73,7 @@ kv_heads, tokens, head_width); what comes out is shaped as the queries."""
 def causal(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Every token sees itself and those before it in its own row."""
     del layer
-    groups = queries.shape[1] // keys.shape[1]
-    keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
-    return functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+    return attention(queries, keys, values, is_causal=True, enable_gqa=True)
 
 
 class Rotation:
@@ -101,7 +97,8 @@ class Rotation:
 class Network:
     """A model's weights as tensors, and what it makes of tokens.
 
-    `weights`: by their GGUF names, on one device; they may require gradients.
+    `weights`: by their GGUF names, on one device; they may require gradients. Qwen2 has biases on queries,
+    keys and values, Qwen3 norms on queries and keys: both are used where the weights are there.
     """
 
     def __init__(self, shape: Shape, weights: Mapping[str, Tensor], max_tokens: int) -> None:
@@ -130,6 +127,13 @@ class Network:
         if max_tokens > self._rotation.length:
             self._rotation = Rotation(self.shape, max_tokens, self.device)
 
+    def states(self, tokens: Tensor) -> Tensor:
+        """The last layer's states (batch, tokens, width) of texts side by side."""
+        self.reach(tokens.shape[1])
+        return self.hidden(
+            tokens, torch.arange(tokens.shape[1], device=self.device).expand_as(tokens), causal
+        )
+
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The last layer's states (batch, tokens, width) of `tokens` (batch, tokens) at `positions`."""
         x = functional.embedding(tokens, self.weights["token_embd.weight"])
@@ -146,11 +150,6 @@ class Network:
     def normed(self, x: Tensor) -> Tensor:
         """The output of the last layer as the output layer takes it."""
         return self._norm(x, "output_norm")
-
-    def along(self, batch: TrainingBatch) -> Iterator[Tensor]:
-        """The last states at labelled positions, for each place of a draft: a model's are the same at all."""
-        positions = torch.arange(batch.tokens.shape[1], device=self.device).expand_as(batch.tokens)
-        yield self.hidden(batch.tokens, positions, causal).flatten(0, 1)[batch.places]
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits (…, vocabulary) of states (…, width)."""
@@ -174,19 +173,12 @@ class Network:
     def _attention(self, name: str, layer: int, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         queries = self._rotation(self._heads(x, f"{name}attn_q"), positions)
         keys = self._rotation(self._heads(x, f"{name}attn_k"), positions)
-        values = self._linear(x, f"{name}attn_v").unflatten(-1, (-1, self.shape.head_width)).transpose(1, 2)
-        mixed = attend(layer, queries, keys, values)
+        mixed = attend(layer, queries, keys, self._heads(x, f"{name}attn_v"))
         return self._linear(mixed.transpose(1, 2).flatten(-2), f"{name}attn_output")
 
     def _feed_forward(self, name: str, x: Tensor) -> Tensor:
         gated = functional.silu(self._linear(x, f"{name}ffn_gate")) * self._linear(x, f"{name}ffn_up")
         return self._linear(gated, f"{name}ffn_down")
-
-
-_DENSE = 0.5
-"""share of the sequences of a run that must be wanted"""
-_STRETCH = 32
-"""lines whose attention is computed at once"""
 
 
 class TorchModel:
@@ -225,25 +217,17 @@ class TorchModel:
         return rows
 
     def _decode(self, spans: Sequence[Span]) -> list[Logits]:
-        lines = {span.sequence: span for span in spans}
-        # Where few are missing between the first and the last sequence, these are run along with nothing to
-        # read: the cache of a run of sequences need not be copied.
-        run = range(min(lines), max(lines) + 1)
-        sequences = run if len(lines) >= _DENSE * len(run) else sorted(lines)
         longest = max(len(span.tokens) for span in spans)
-        tokens = torch.zeros(len(sequences), longest, dtype=torch.long)
-        starts = torch.full((len(sequences),), self.context_length)
-        for line, sequence in enumerate(sequences):
-            if span := lines.get(sequence):
-                tokens[line, : len(span.tokens)] = torch.tensor(span.tokens)
-                starts[line] = span.start
+        tokens = torch.zeros(len(spans), longest, dtype=torch.long)
+        for line, span in enumerate(spans):
+            tokens[line, : len(span.tokens)] = torch.tensor(span.tokens)
+        starts = torch.tensor([span.start for span in spans])
         # Padding that runs past the end goes to the cache's last place, which nothing else looks at.
         positions = (starts[:, None] + torch.arange(longest)).clamp(max=self.context_length)
         tokens, positions = tokens.to(self._network.device), positions.to(self._network.device)
-        states = self._network.hidden(tokens, positions, self._attend(sequences, positions))
-        at = {sequence: line for line, sequence in enumerate(sequences)}
-        rows = [states[at[s.sequence], len(s.tokens) - s.rows : len(s.tokens)] for s in spans]
-        logits = self._network.logits(torch.cat(rows)).float().cpu().numpy()
+        states = self._network.hidden(tokens, positions, self._attend(spans, positions))
+        found = [states[line, len(s.tokens) - s.rows : len(s.tokens)] for line, s in enumerate(spans)]
+        logits = self._network.logits(torch.cat(found)).float().cpu().numpy()
         ends = np.cumsum([span.rows for span in spans])
         return [logits[end - span.rows : end] for end, span in zip(ends, spans, strict=True)]
 
@@ -253,41 +237,22 @@ class TorchModel:
         for span in spans:
             if span.start != self._lengths[span.sequence]:
                 raise BackendError(self.name, f"sequence {span.sequence} does not hold {span.start} tokens")
-            if span.start + len(span.tokens) > self.context_length:
-                reason = (
-                    f"{span.start + len(span.tokens)} tokens do not fit its context of {self.context_length}"
-                )
+            if (end := span.start + len(span.tokens)) > self.context_length:
+                reason = f"{end} tokens do not fit its context of {self.context_length}"
                 raise BackendError(self.name, reason, "Give it a larger one.")
 
-    def _attend(self, sequences: range | list[int], positions: Tensor) -> Attend:
-        """Attention over each sequence's cache, up to each token's own place; some lines at a time, since
-        each costs as much as the longest text among them."""
+    def _attend(self, spans: Sequence[Span], positions: Tensor) -> Attend:
+        """Attention over each sequence's cache, up to each token's own place."""
         device = positions.device
-        places = torch.tensor(sequences, device=device)
-        stretches: list[tuple[slice, slice | Tensor, Tensor]] = []
-        for at in range(0, len(sequences), _STRETCH):
-            lines, piece = slice(at, at + _STRETCH), sequences[at : at + _STRETCH]
-            longest = max(self._lengths[sequence] for sequence in piece)
-            end = min(longest + positions.shape[1], self.context_length + 1)
-            visible = torch.arange(end, device=device) <= positions[lines, :, None]
-            is_run = isinstance(piece, range)
-            chosen = slice(piece[0], piece[-1] + 1) if is_run else torch.tensor(piece, device=device)
-            stretches.append((lines, chosen, visible))
+        sequences = torch.tensor([span.sequence for span in spans], device=device)
+        end = int(positions.max()) + 1
+        visible = (torch.arange(end, device=device) <= positions[:, :, None])[:, None]
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            kv = self._cache[layer]
-            for stored, new in zip(kv, (keys, values), strict=True):
-                stored[places[:, None], :, positions] = new.transpose(1, 2)
-            # The queries that share a key head are laid side by side: no key is copied for them.
-            batch, heads, tokens, width = queries.shape
-            groups = heads // keys.shape[1]
-            stacked = queries.reshape(batch, keys.shape[1], groups * tokens, width)
-            mixed = []
-            for lines, chosen, visible in stretches:
-                mask = visible[:, None].repeat(1, 1, groups, 1)
-                stored_keys, stored_values = (part[chosen, :, : visible.shape[-1]] for part in kv)
-                mixed.append(attention(stacked[lines], stored_keys, stored_values, attn_mask=mask))
-            return torch.cat(mixed).reshape(batch, heads, tokens, width)
+            for stored, new in zip(self._cache[layer], (keys, values), strict=True):
+                stored[sequences[:, None], :, positions] = new.transpose(1, 2)
+            known_keys, known_values = self._cache[layer][:, sequences, :, :end]
+            return attention(queries, known_keys, known_values, attn_mask=visible, enable_gqa=True)
 
         return attend
 

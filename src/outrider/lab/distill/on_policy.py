@@ -43,9 +43,7 @@ class OnPolicy:
 
     def texts(self, network: Network, step: int) -> list[Text]:
         """What the draft makes of some answers' beginnings; depends on the seed, the step and its weights.
-
-        None where no answer has two tokens.
-        """
+        Empty where no answer has two tokens."""
         examples = [example for example in self.examples if len(example.answer) > 1]
         if not examples:
             return []

@@ -1,155 +1,162 @@
-"""What a distillation is to do: whose answers, what draft, how long to train, what to write."""
+"""The settings of a distillation, what they make together, and the folder that a run keeps.
+
+Every setting is declared here once: the command line, its help and the plan are made of the same groups.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, Field, field_validator
 
+from outrider.backends.gguf.quantizer import read_type
 from outrider.core.errors import InputError, SettingError
 from outrider.core.files import reason_of, write_whole
-from outrider.core.invalid import invalid
+from outrider.core.schema import Count, Group, Natural, Share, setting
 
 _Read = TypeVar("_Read")
 Loss = Literal["kl", "tv", "hybrid"]
-LOSSES: tuple[Loss, ...] = ("kl", "tv", "hybrid")
-Kind = Literal["model", "eagle3"]
-KINDS: tuple[Kind, ...] = ("model", "eagle3")
-Start = Literal["prune", "random", "continue"]
-TeacherKind = Literal["auto", "torch", "llama.cpp"]
+Start = Literal["prune", "continue"]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+TensorType = Annotated[str, AfterValidator(read_type)]
 
+USUAL_LAYERS = 4
+USUAL_MINUTES = 20.0
 USUAL_VOCABULARY = 8192
-"""tokens of a draft"""
 
 
-@dataclass(frozen=True, slots=True)
-class DataPlan:
-    """The target's answers. `prompts`: JSON-lines files or logs of a server; none: the bundled prompts, of
-    which `num_prompts` are asked (of files: all, or so many). `temperatures` take turns.
-    `folder`: where the answers are kept (None: in the plan's own); another run may use them."""
+class Data(Group):
+    """What the draft is trained on."""
 
-    prompts: tuple[str, ...] = ()
-    num_prompts: int | None = None
-    temperatures: tuple[float, ...] = (0.0, 0.0, 0.7)
-    max_tokens: int = 256
-    top: int = 64
-    folder: Path | None = None
-    more: tuple[Path, ...] = ()
-    """folders with answers that other runs recorded, to train on too"""
-    parallel: int | None = None
-    """answers under way at once; None: what suits the teacher"""
-    teacher: TeacherKind = "auto"
+    panel = "Data"
+    prompts: list[str] = setting(
+        [],
+        metavar="FILE",
+        help="Your prompts: JSON lines, or a server's log (repeatable). Default: the bundled ones.",
+    )
+    num_prompts: Annotated[int, Field(ge=2)] | None = setting(None, help="At most so many prompts.")
+    temps: str = setting("0,0,0.7", metavar="LIST", help="Temperatures of the answers, which take turns.")
+    max_tokens: Count = setting(256, help="The longest answer that is asked for.")
+    answers: Path | None = setting(
+        None,
+        metavar="FOLDER",
+        help="Where the answers are, or will be, for other runs too. Default: in --out.",
+    )
+    more_answers: list[Path] = setting(
+        [], metavar="FOLDER", help="Answers that another run recorded, to train on too (repeatable)."
+    )
+    teacher: Literal["auto", "torch", "llama.cpp"] = setting(
+        "auto", metavar="WHO", help="Who makes the target's calls: torch, llama.cpp or auto."
+    )
+    parallel: Count | None = setting(None, help="Answers under way at once. Default: what suits.")
 
-    def __post_init__(self) -> None:
-        _at_least("--num-prompts", self.num_prompts, 2)
-        _at_least("--max-tokens", self.max_tokens, 1)
-        _at_least("--parallel", self.parallel, 1)
-        _at_least("--top", self.top, 1)
-        if not self.temperatures or not all(0 <= t < math.inf for t in self.temperatures):
-            raise SettingError("--temps", "temperatures are 0 or more", "Give for instance 0,0.7.")
+    @field_validator("temps")
+    @classmethod
+    def _check_temperatures(cls, text: str) -> str:
+        try:
+            is_usable = all(0 <= float(part) < math.inf for part in text.split(","))
+        except ValueError:
+            is_usable = False
+        if not is_usable:
+            raise ValueError("temperatures are numbers from 0 on, for instance 0,0.7")
+        return text
 
-
-@dataclass(frozen=True, slots=True)
-class DraftPlan:
-    """The draft: a model, or a head that reads states of its target and is trained to predict at so many
-    `places` of a draft; `vocabulary` and quantizations alone shape that.
-
-    `start` "prune": `layers` of the target (or of `base`, a model with the same tokenizer),
-    with `feed_forward` units a layer; "random": the same shape with random weights; "continue": `base`
-    as it is. `vocabulary`: tokens that it knows, 0 all; None: those that a continued one knows, else
-    `USUAL_VOCABULARY`. `window`: it is trained on the last tokens of a prompt, so many, and reads no more of
-    it; 0: all. One that knows all tokens reads all: other engines would not know better."""
-
-    kind: Kind = "model"
-    places: int = 5
-    start: Start = "prune"
-    base: Path | None = None
-    layers: int = 4
-    feed_forward: int | None = None
-    vocabulary: int | None = None
-    window: int = 128
-    quantization: str = "Q4_0"
-    embedding_quantization: str = "Q8_0"
-    safetensors: bool = False
-
-    def __post_init__(self) -> None:
-        _at_least("--layers", self.layers, 1)
-        _at_least("--feed-forward", self.feed_forward, 1)
-        _at_least("--vocabulary", self.vocabulary, 0)
-        _at_least("--window", self.window, 0)
-        if self.kind not in KINDS:
-            raise SettingError(f"--kind {self.kind}", "it is not known", f"Choose one of {', '.join(KINDS)}.")
-        if self.start == "continue" and self.base is None:
-            raise SettingError("--continue", "it names no draft", "Give a GGUF file or a folder.")
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        return tuple(float(part) for part in self.temps.split(","))
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingPlan:
-    """How long and by what. `steps` None: as many as fit `minutes`, by the time of the first few."""
+class Draft(Group):
+    """The draft's shape, and its file."""
 
-    steps: int | None = None
-    minutes: float = 20.0
-    batch_tokens: int = 6144
-    learning_rate: float = 3e-3
-    loss: Loss = "hybrid"
-    on_policy: float = 0.0
-    """share of the steps, all in the second half, that train on the draft's own text"""
-    patience: int = 5
-    evaluations: int = 12
-    seed: int = 0
+    panel = "Draft"
+    layers: Count | None = setting(
+        None, help=f"Layers that are kept, those that agree most. Default: {USUAL_LAYERS}."
+    )
+    vocabulary: Natural | None = setting(
+        None,
+        help=f"Tokens that it knows, by frequency; 0: all. Default: {USUAL_VOCABULARY}, or those of "
+        "--continue.",
+    )
+    window: Natural = setting(
+        128, help="Tokens of a prompt's end that it reads; 0: all. Not with --vocabulary 0."
+    )
+    base: str | None = setting(
+        None, metavar="MODEL", help="Take the layers of this relative instead of the target's."
+    )
+    go_on: str | None = setting(
+        None, "--continue", metavar="DRAFT", help="Train this draft further: a GGUF file."
+    )
+    quant: TensorType = setting("Q4_0", metavar="TYPE", help="Quantization of the draft's file.")
+    embedding_quant: TensorType = setting(
+        "Q8_0", metavar="TYPE", help="That of its embedding and output layer."
+    )
 
-    def __post_init__(self) -> None:
-        _at_least("--steps", self.steps, 1)
-        _at_least("--batch-tokens", self.batch_tokens, 64)
-        _at_least("--patience", self.patience, 1)
-        _at_least("--evaluations", self.evaluations, 1)
-        if self.loss not in LOSSES:
-            raise SettingError("--loss", f"{self.loss!r} is none of {', '.join(LOSSES)}", "Name one of them.")
-        if not 0 <= self.on_policy <= 1:
-            raise SettingError("--on-policy", f"{self.on_policy:g} is no share", "Give 0 to 1.")
-        if not (0 < self.minutes < math.inf and 0 < self.learning_rate < math.inf):
-            raise SettingError("--minutes, --learning-rate", "both must be above 0", "Give more.")
+    @property
+    def start(self) -> Start:
+        return "prune" if self.go_on is None else "continue"
+
+
+class Training(Group):
+    """How long and how it is trained."""
+
+    panel = "Training"
+    minutes: Positive | None = setting(
+        None,
+        metavar="M",
+        help=f"How long to train, the answers not counted. Default: {USUAL_MINUTES:g}.",
+    )
+    steps: Count | None = setting(None, help="Steps to train, instead of --minutes.")
+    loss: Loss = setting("hybrid", metavar="NAME", help="kl, tv, or hybrid: from the one to the other.")
+    learning_rate: Positive = setting(1e-3, metavar="R", help="The highest, after a short warm-up.")
+    batch_tokens: Annotated[int, Field(ge=64)] = setting(6144, help="Tokens of a step, prompts included.")
+    on_policy: Share = setting(
+        0.0, metavar="SHARE", help="Share of the later steps that train on the draft's own text."
+    )
+    seed: Natural = setting(0, help="Of sampling and order.")
 
 
 @dataclass(frozen=True, slots=True)
 class DistillPlan:
-    """All of it. `target`: the model file; `out`: the folder of the run."""
+    """What a run is to do.
+
+    Args:
+        target: The model file that is drafted for.
+        out: The folder of the run.
+        name: Of the draft's file, without its ending.
+        base: The file that `draft.base` or `draft.go_on` names.
+        threads: Of llama.cpp and PyTorch; 0: the physical cores.
+        context: Tokens of the longest prompt with its answer; longer prompts are passed over.
+    """
 
     target: Path
     out: Path
     name: str = "draft"
-    """of the draft's file, without its ending"""
-    data: DataPlan = field(default_factory=DataPlan)
-    draft: DraftPlan = field(default_factory=DraftPlan)
-    training: TrainingPlan = field(default_factory=TrainingPlan)
+    data: Data = field(default_factory=Data)
+    draft: Draft = field(default_factory=Draft)
+    training: Training = field(default_factory=Training)
+    base: Path | None = None
     threads: int = 0
-    """of llama.cpp and PyTorch; 0: the physical cores"""
     context: int = 1024
-    """tokens of the longest prompt with its answer; longer prompts are passed over"""
-
-    def __post_init__(self) -> None:
-        _at_least("--context", self.context, 64)
 
     @property
     def answers_folder(self) -> Path:
-        """Where the target's answers are kept."""
-        return self.data.folder or self.out / "answers"
+        return self.data.answers or self.out / "answers"
 
     @property
-    def continued_gguf(self) -> Path | None:
-        """The draft that is gone on with, where it is a GGUF file."""
-        base = self.draft.base if self.draft.start == "continue" else None
-        return base if base is not None and base.suffix == ".gguf" else None
+    def continued(self) -> Path | None:
+        """The draft that is trained further."""
+        return self.base if self.draft.start == "continue" else None
 
 
-_ANSWER_KEYS = ("target", "data.max_tokens", "data.top")
+_ANSWER_KEYS = ("target", "data.max_tokens")
 """what answers depend on besides their questions"""
-_SHARED_KEYS = ("target", "data.top")
+_SHARED_KEYS = ("target",)
 """what answers of other runs must have in common with this one's"""
 
 
@@ -172,20 +179,20 @@ def claim_answers(plan: DistillPlan) -> None:
     """
     own, wanted = plan.answers_folder, _as_json(plan)
     make_folder(own)
-    for folder in (own, *plan.data.more):
+    for folder in (own, *plan.data.more_answers):
         if folder != own and not (folder / "answers.json").is_file():
             raise InputError(str(folder), "it holds no answers", "Name the answers folder of another run.")
         kept = {key: wanted[key] for key in (_ANSWER_KEYS if folder == own else _SHARED_KEYS)}
         _claim(folder / "answers.json", kept, "answers that were made otherwise")
 
 
-def make_folder(folder: Path, way_out: str = "Name another folder.") -> None:
+def make_folder(folder: Path) -> None:
     """Make a folder, and those that it lies in. Raises SettingError when it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = f"it cannot be made ({reason_of(error)})"
-        raise SettingError(str(folder), reason, way_out) from error
+        raise SettingError(str(folder), reason, "Name another folder.") from error
 
 
 def kept(path: Path, make: Callable[[], Any], read: Callable[[Any], _Read], what: str, way_out: str) -> _Read:
@@ -196,8 +203,6 @@ def kept(path: Path, make: Callable[[], Any], read: Callable[[Any], _Read], what
         write_whole(path, json.dumps(make(), indent=1) + "\n", what)
     try:
         return read(json.loads(path.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        raise InputError(str(path), f"it is damaged ({invalid(error)})", way_out) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(str(path), f"it is damaged ({error})", way_out) from error
 
@@ -212,13 +217,9 @@ def _claim(path: Path, wanted: Mapping[str, Any], holds: str) -> None:
 
 def _as_json(plan: DistillPlan) -> dict[str, Any]:
     """Every setting by its path; where the run lies says nothing about what it does."""
-    parts = asdict(plan) | {"out": None, "threads": None}
-    flat = {key: value for key, value in parts.items() if not isinstance(value, dict)}
-    for part in ("data", "draft", "training"):
-        flat |= {f"{part}.{key}": value for key, value in parts[part].items()}
-    return json.loads(json.dumps(flat, default=str))  # type: ignore[no-any-return]
-
-
-def _at_least(flag: str, value: int | None, minimum: int) -> None:
-    if value is not None and value < minimum:
-        raise SettingError(f"{flag} {value}", f"it must be at least {minimum}", "Give more.")
+    found: dict[str, Any] = {"target": str(plan.target), "name": plan.name, "context": plan.context}
+    found["base"] = None if plan.base is None else str(plan.base)
+    for name in ("data", "draft", "training"):
+        part: Group = getattr(plan, name)
+        found |= {f"{name}.{key}": value for key, value in part.model_dump(mode="json").items()}
+    return found

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from outrider.core.errors import SettingError
 from outrider.core.invalid import invalid
-from outrider.lab.distill.plan import DataPlan
+from outrider.lab.distill.plan import Data
 from outrider.lab.held_out import conversation_hash, is_held_out
 from outrider.lab.prompts import Prompt
 from outrider.lab.workloads import BUILT_IN, load_workload
@@ -48,7 +48,7 @@ class Asked:
     held_out: list[Question]
 
 
-def asked(plan: DataPlan) -> Asked:
+def asked(plan: Data) -> Asked:
     """The questions that a plan names, each prompt at one of its temperatures, which take turns.
 
     Some of those held out are asked at temperature 0 whatever the plan says: a draft's agreement and expected

@@ -13,22 +13,21 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
+from outrider.backends.gguf import LoadOptions
+from outrider.core.schema import values_for
 from outrider.drafters.model import ModelDrafter
-from outrider.lab.distill.corpus import Corpus
 from outrider.lab.distill.evaluation import StepCosts, measure_costs
-from outrider.lab.distill.export import Provenance, Written, read_provenance, write_gguf, write_head
-from outrider.lab.distill.generate import Teacher, generate, open_teacher, options_of
-from outrider.lab.distill.head import HeadCheckpoint
-from outrider.lab.distill.hugging_face import write_safetensors
-from outrider.lab.distill.material import Material, check_draft, read_material
+from outrider.lab.distill.export import Provenance, Written, read_provenance, write_gguf
+from outrider.lab.distill.generate import Teacher, generate, open_teacher
+from outrider.lab.distill.material import Material, read_material
 from outrider.lab.distill.network import keep_freed_memory
 from outrider.lab.distill.on_policy import OnPolicy
-from outrider.lab.distill.plan import DistillPlan, claim, claim_answers, kept, make_folder
+from outrider.lab.distill.plan import USUAL_MINUTES, DistillPlan, claim, claim_answers, kept
 from outrider.lab.distill.questions import Asked, asked
 from outrider.lab.distill.report import Data, Draft, Report, Training
-from outrider.lab.distill.states import write_states
+from outrider.lab.distill.starting import first_draft
 from outrider.lab.distill.train import Trainer, TrainingSettings
 from outrider.lab.models import ModelFile
 from outrider.models.hub import file_sha256
@@ -43,8 +42,8 @@ _TRIAL_RATIO = 0.03
 """of the minutes: what takes longer is not tried again"""
 _SPENT_RATIO = 0.9
 """of the minutes go to steps, the others to evaluations and checkpoints"""
-_REPORTED = ("batch_tokens", "learning_rate", "loss", "on_policy", "seed")
-"""settings of a training that the plan gives and the report repeats"""
+_EVALUATIONS = 12
+"""of a training that is not ended early"""
 
 
 class Progress(Protocol):
@@ -59,14 +58,10 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Distilled:
-    """What a distillation made: its report as far as it is known, the draft `first` before training, what it
-    was made of, and the `settings` of the training, its number of steps among them."""
+    """What a distillation made: its report as far as it is known, and the draft `first` before training."""
 
     report: Report
     first: Path
-    material: Material
-    settings: TrainingSettings
-    costs: StepCosts
 
 
 def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled:
@@ -81,18 +76,20 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
     notices: list[str] = []
     with open_teacher(file, plan, notices) as teacher:
         vocabulary = teacher.target.model.vocabulary
-        check_draft(file, teacher.native, plan)
+        first_draft(plan, [], vocabulary, [])  # one that cannot be made is refused before hours of answers
         _answer(teacher, questions, plan, notices, progress)
-        material = read_material(file, vocabulary, questions, plan, notices)
-        if isinstance(material.draft, HeadCheckpoint):
-            _record_states(teacher, material, material.draft, plan, progress)
+        material = read_material(plan, questions, vocabulary, notices)
         if not plan.training.on_policy:
             teacher.model.close()  # its vocabulary is still read
         provenance = _provenance(file, plan, material)
-        write = _writer(file, plan, material)
+        write = partial(
+            write_gguf, subset=material.subset, target=vocabulary, window=material.window,
+            quantization=plan.draft.quant, embedding_quantization=plan.draft.embedding_quant,
+        )  # fmt: skip
         first = write(material.draft, plan.out / "first.gguf", provenance=provenance).path
         progress("measuring what calls cost", None)
-        costs = measure_costs(file, first, plan.out / "prices.json", options_of(plan))
+        options = LoadOptions(threads=plan.threads)
+        costs = measure_costs(file.path, first, plan.out / "prices.json", options)
         trainer = _train(teacher, material, costs, plan, progress)
         state = trainer.state
         provenance = replace(
@@ -103,27 +100,24 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
         path = plan.out / f"{plan.name}.gguf"
         written = write(trainer.best(), path, provenance=provenance, prior=_prior(trainer))
         notices += written.notes
-        if plan.draft.safetensors:
-            notices += write_safetensors(trainer.best(), plan.out / plan.name)
     training = Training(
-        steps=state.history[-1].step,
+        **values_for(Training, plan.training) | {"steps": state.history[-1].step},
         best_step=state.best_step,
         trained_tokens=state.trained_tokens,
         history=state.history,
         start=plan.draft.start,
         seconds=perf_counter() - started,
-        **{name: getattr(trainer.settings, name) for name in _REPORTED},
     )
     report = Report(
         outrider=version("outrider"),
         target=str(file.path),
         target_name=file.name,
-        draft=_draft(plan, material, written),
+        draft=_draft(material, written),
         data=_data(plan, material),
         training=training,
         notices=notices,
     )
-    return Distilled(report, first, material, trainer.settings, costs)
+    return Distilled(report, first)
 
 
 def record(file: ModelFile, plan: DistillPlan, progress: Progress) -> list[str]:
@@ -155,38 +149,10 @@ def _answer(
 
     generate(
         teacher.target, everything, plan.answers_folder, model=teacher.model,
-        max_tokens=plan.data.max_tokens, top=plan.data.top, seed=plan.training.seed, on_done=on_done,
+        max_tokens=plan.data.max_tokens, seed=plan.training.seed, on_done=on_done,
     )  # fmt: skip
     if passed_over:
         notices.append(f"prompts that were passed over: {len(passed_over)}, the first since {passed_over[0]}")
-
-
-def _record_states(
-    teacher: Teacher, material: Material, head: HeadCheckpoint, plan: DistillPlan, progress: Progress
-) -> None:
-    assert material.states is not None
-    examples = [*material.held_out, *material.training]
-    make_folder(material.states)
-
-    def on_done(count: int) -> None:
-        progress("the target's states", count / len(examples), f"{count} of {len(examples)} answers")
-
-    teacher.model.close()  # its KV takes room; what it runs on stays
-    write_states(teacher.native.weights, head.layers, examples, material.states, plan.context, on_done)
-
-
-def _writer(file: ModelFile, plan: DistillPlan, material: Material) -> Callable[..., Written]:
-    """Writes a draft of this material, given its weights, path and provenance."""
-    draft = plan.draft
-    types: dict[str, Any] = {
-        "quantization": draft.quantization,
-        "embedding_quantization": draft.embedding_quantization,
-    }
-    if isinstance(material.draft, HeadCheckpoint):
-        return partial(write_head, target=file.path, **types)
-    return partial(
-        write_gguf, subset=material.subset, target=material.vocabulary, window=material.window, **types
-    )
 
 
 def _provenance(file: ModelFile, plan: DistillPlan, material: Material) -> Provenance:
@@ -194,9 +160,8 @@ def _provenance(file: ModelFile, plan: DistillPlan, material: Material) -> Prove
     temperatures = ", ".join(f"{t:g}" for t in plan.data.temperatures)
     data = f"{len(material.training)} answers of the teacher to "
     data += f"{files or 'the prompts that come with Outrider'}, temperatures {temperatures}"
-    data += "; some recorded by other runs" if plan.data.more else ""
-    base = plan.continued_gguf
-    earlier = None if base is None else read_provenance(base)
+    data += "; some recorded by other runs" if plan.data.more_answers else ""
+    earlier = None if plan.continued is None else read_provenance(plan.continued)
     if earlier is not None:
         data += f"; before that: {earlier.data}"
     return Provenance(
@@ -214,33 +179,22 @@ def _provenance(file: ModelFile, plan: DistillPlan, material: Material) -> Prove
 def _prior(trainer: Trainer) -> PretrainedCalibration:
     """What to expect of the draft's acceptance, by its predictions along the held-out answers. Where it
     predicts a token that it does not know, it offers nothing."""
-    answers = trainer.predictions()
-    return pretrained_calibration(
-        ModelDrafter.name,
-        (
-            [
-                (float(c), bool(correct))
-                for c, correct in zip(a.confidences[0], a.matches[0], strict=True)
-                if c
-            ]
-            for a in answers
-        ),
-    )
+    answers = (zip(a.confidences, a.matches, strict=True) for a in trainer.predictions())
+    offered = ([(float(sure), bool(correct)) for sure, correct in answer if sure] for answer in answers)
+    return pretrained_calibration(ModelDrafter.name, offered)
 
 
-def _draft(plan: DistillPlan, material: Material, written: Written) -> Draft:
+def _draft(material: Material, written: Written) -> Draft:
     shape, subset = material.draft.shape, material.subset
     return Draft(
         path=str(written.path),
         file_bytes=written.file_bytes,
-        kind=plan.draft.kind,
-        parameters=material.draft.parameters,
+        parameters=shape.parameters,
         layers=shape.layers,
         feed_forward=shape.feed_forward,
         known_tokens=subset.size - subset.has_other,
         target_tokens=len(subset.to_draft),
         tensor_types=dict(written.tensor_types),
-        safetensors=str(plan.out / plan.name) if plan.draft.safetensors else None,
     )
 
 
@@ -262,26 +216,20 @@ def _data(plan: DistillPlan, material: Material) -> Data:
 def _train(
     teacher: Teacher, material: Material, costs: StepCosts, plan: DistillPlan, progress: Progress
 ) -> Trainer:
-    wanted = plan.training
-    corpus = Corpus(
-        material.texts(material.training, plan.context), batch_tokens=wanted.batch_tokens, seed=wanted.seed
-    )
-    own = None
+    wanted, own = plan.training, None
     if wanted.on_policy:
         own = OnPolicy(
             material.training, teacher.model, material.subset, _OWN_TEXTS, plan.context, wanted.seed
         ).texts
-    held_out = material.texts(material.held_out, plan.context)
-    trainer_of = partial(Trainer, material.draft, corpus, costs=costs, folder=plan.out, own_texts=own)
-    steps = wanted.steps
-    if steps is None:
+    training, held_out = (material.texts(s, plan.context) for s in (material.training, material.held_out))
+    trainer_of = partial(Trainer, material.draft, training, costs=costs, folder=plan.out, own_texts=own)
 
-        def trial(count: int) -> Trainer:
-            # Its whole second half is on the draft's own text.
-            settings = replace(_settings(plan, count), on_policy=1.0)
-            return trainer_of(held_out=held_out[:1], settings=settings)
+    def trial(count: int) -> Trainer:
+        # Its whole second half is on the draft's own text.
+        settings = replace(_settings(plan, count), on_policy=1.0)
+        return trainer_of(held_out=held_out[:1], settings=settings)
 
-        steps = _steps(plan, trial)
+    steps = wanted.steps or _steps(plan, trial)
     trainer = trainer_of(held_out=held_out, settings=_settings(plan, steps))
 
     def on_step(trainer: Trainer) -> None:
@@ -300,22 +248,14 @@ def _train(
 
 
 def _settings(plan: DistillPlan, steps: int) -> TrainingSettings:
-    wanted = plan.training
-    return TrainingSettings(
-        steps=steps,
-        warmup_steps=max(1, min(50, steps // 20)),
-        quantization=plan.draft.quantization,
-        embedding_quantization=plan.draft.embedding_quantization,
-        evaluate_every=max(1, steps // wanted.evaluations),
-        patience=wanted.patience,
-        **{name: getattr(wanted, name) for name in _REPORTED},
-    )
+    given = values_for(TrainingSettings, plan.draft) | values_for(TrainingSettings, plan.training)
+    return TrainingSettings(**given | {"steps": steps, "evaluate_every": max(1, steps // _EVALUATIONS)})
 
 
 def _steps(plan: DistillPlan, trial: Callable[[int], Trainer]) -> int:
     """As many steps as fit the plan's minutes, by the time of the first ones; stored, since the learning rate
     depends on their number."""
-    wanted_s = plan.training.minutes * 60
+    wanted_s = (plan.training.minutes or USUAL_MINUTES) * 60
 
     def timed() -> int:
         for count in _TRIALS:

@@ -1,21 +1,68 @@
-"""The draft before training: which tokens it knows, and its first weights."""
+"""The draft before training: which tokens it knows, and which layers of a model it is made of.
+
+Which layers are best differs much between models and numbers of layers, and so does what is left without
+the others: it is tried out on some of the answers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, embedding
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import SettingError
-from outrider.lab.distill.checkpoint import Array, Checkpoint, Shape, read_gguf, tensor_sizes
+from outrider.lab.distill.checkpoint import Checkpoint, read_gguf
+from outrider.lab.distill.corpus import TrainingBatch, batch_of, text_of
 from outrider.lab.distill.examples import Example, tokens_used
 from outrider.lab.distill.export import read_subset
-from outrider.lab.distill.plan import DraftPlan
+from outrider.lab.distill.losses import acceptance
+from outrider.lab.distill.network import Network, causal, device_of
+from outrider.lab.distill.plan import USUAL_LAYERS, DistillPlan, kept
 from outrider.models.vocab.subset import Subset
 
-_ENDS = ("token_embd.weight", "output.weight")
+_TEXTS, _TEXT_TOKENS = 12, 128
+"""that are judged: enough to tell a good choice from a bad one"""
+_DIVISIONS = 8
+"""of the layers into first and last ones that are tried, about: neighbours differ little"""
+
+
+def first_draft(
+    plan: DistillPlan, examples: Sequence[Example], vocabulary: Vocabulary, notices: list[str]
+) -> tuple[Checkpoint, Subset]:
+    """The untrained draft that a plan asks for, and the tokens of the target's `vocabulary` that it knows.
+    Without examples its layers are any; a notice says which were chosen.
+
+    Raises ModelFileError and SettingError for a base that cannot be read or does not go with the target.
+    """
+    if plan.continued is not None:
+        return read_gguf(plan.continued), read_subset(plan.continued, vocabulary)
+    base = read_gguf(plan.base or plan.target)
+    have, count = base.shape.layers, plan.draft.layers or USUAL_LAYERS
+    if base.shape.vocabulary != vocabulary.size:
+        reason = f"it knows {base.shape.vocabulary} tokens, the target {vocabulary.size}"
+        raise SettingError(str(plan.base), reason, "Start from a model with the target's own tokenizer.")
+    if count > have:
+        raise SettingError(f"--layers {count}", f"it has {have} layers", f"Give 1 to {have}.")
+    subset = tokens_used(examples, vocabulary, plan.draft.vocabulary)
+    reduced = restrict(base, subset)
+    if not examples:
+        return keep_layers(reduced, range(count)), subset
+
+    def read(found: Any) -> list[int]:
+        return [range(have).index(layer) for layer in found]  # raises ValueError for one that there is not
+
+    best = partial(best_layers, reduced, subset, examples, count)
+    layers = kept(plan.out / "layers.json", best, read, "layers", "Remove it.")
+    notices.append(f"its layers are {', '.join(map(str, layers))} of {have}")
+    return keep_layers(reduced, layers), subset
 
 
 def keep_layers(model: Checkpoint, layers: Sequence[int]) -> Checkpoint:
@@ -29,134 +76,67 @@ def keep_layers(model: Checkpoint, layers: Sequence[int]) -> Checkpoint:
     return model.with_weights(replace(model.shape, layers=len(layers)), kept)
 
 
-def narrow(model: Checkpoint, feed_forward: int) -> Checkpoint:
-    """The model with so many units in every feed-forward layer: the most important ones.
-
-    A unit's importance is the product of the norms of its input and output weights; nothing is known of how
-    often it is active. Raises SettingError for more units than there are.
-    """
-    have = model.shape.feed_forward
-    if not 1 <= feed_forward <= have:
-        reason = f"{feed_forward} units cannot be kept of {have}"
-        raise SettingError("feed-forward", reason, f"Give a number from 1 to {have}.")
-    weights = dict(model.weights)
-    for layer in range(model.shape.layers):
-        names = [f"blk.{layer}.ffn_{part}.weight" for part in ("gate", "up", "down")]
-        gate, up, down = (weights[name] for name in names)
-        norms = (np.linalg.norm(m, axis=axis) for m, axis in ((gate, 1), (up, 1), (down, 0)))
-        units = np.sort(np.argsort(-np.prod(list(norms), axis=0), kind="stable")[:feed_forward])
-        weights |= zip(names, (gate[units], up[units], down[:, units]), strict=True)
-    return model.with_weights(replace(model.shape, feed_forward=feed_forward), weights)
-
-
 def restrict(model: Checkpoint, subset: Subset) -> Checkpoint:
     """The model with the tokens of a subset alone; `<|other|>` starts as the mean of all others."""
     if not subset.has_other:
         return model
     weights = dict(model.weights)
     known = subset.to_target[:-1]
-    for name in weights.keys() & set(_ENDS):
+    for name in weights.keys() & {"token_embd.weight", "output.weight"}:
         others = np.delete(weights[name], known, axis=0).mean(axis=0, keepdims=True)
         weights[name] = np.concatenate([weights[name][known], others])
     return model.with_weights(replace(model.shape, vocabulary=subset.size), weights)
 
 
-def relearned(draft: Checkpoint, known: Subset, subset: Subset, target: Checkpoint) -> Checkpoint:
-    """A draft that knows the tokens `known`, with those of `subset` instead.
+def best_layers(model: Checkpoint, subset: Subset, examples: Sequence[Example], count: int) -> list[int]:
+    """The `count` layers of `model`, whose tokens are those of `subset`, with which most drafts drawn along
+    the answers of `examples` would be accepted.
 
-    What it has not learnt yet starts as the target's rows, scaled to the norm of the draft's rows;
-    `<|other|>` stays. The tokenizer is the target's.
-    Raises SettingError where the target's rows are of another width.
+    Tried are the first few with the last few, and the layers that change their input most, by the cosine of
+    the states before and after (ShortGPT, arXiv 2403.03853).
     """
-    weights = dict(draft.weights)
-    wanted = subset.to_target[: subset.size - subset.has_other]
-    is_known = known.to_draft[wanted] < known.size - known.has_other
-    for name in weights.keys() & set(_ENDS):
-        rows, theirs = weights[name], target.weights.get(name, target.weights["token_embd.weight"])
-        if theirs.shape[1] != rows.shape[1]:
-            width = rows.shape[1]
-            reason = f"new tokens begin as the target's rows, which are not {width} wide as the draft's"
-            raise SettingError("--vocabulary", reason, "Leave it out: the draft keeps the tokens it knows.")
-        mine, found = rows[known.to_draft[wanted]], theirs[wanted]
-        ratio = np.linalg.norm(mine[is_known]) / np.linalg.norm(found[is_known])
-        made = np.where(is_known[:, None], mine, ratio * found)
-        if subset.has_other:
-            other = rows[-1:] if known.has_other else rows.mean(axis=0, keepdims=True)
-            made = np.concatenate([made, other])
-        weights[name] = np.asarray(made, dtype=np.float32)
-    shape = replace(draft.shape, vocabulary=subset.size)
-    return replace(draft.with_weights(shape, weights), metadata=target.metadata)
+    some = examples[:: -(-len(examples) // _TEXTS)]
+    texts = [text for example in some if (text := text_of(example, subset, _TEXT_TOKENS))]
+    with torch.no_grad():
+        judge = _Judge(model, batch_of(texts, device_of()))
+        return max(_candidates(judge.influences(), count), key=judge.accepted)
 
 
-def random_weights(model: Checkpoint, shape: Shape, seed: int) -> Checkpoint:
-    """A model of another shape with random weights, and the tokenizer of `model`.
-
-    Matrices are normal with standard deviation 1 / √inputs, those that add to the residual stream smaller by
-    1 / √(2 layers) (GPT-2, section 2.3); norms are 1; input and output embeddings are shared.
-    """
-    random = np.random.default_rng(seed)
-    weights: dict[str, Array] = {}
-    for name, size in tensor_sizes(shape).items():
-        if len(size) == 1:
-            weights[name] = np.ones(size, dtype=np.float32)
-            continue
-        adds = name.endswith(("attn_output.weight", "ffn_down.weight"))
-        scale = (2 * shape.layers) ** -0.5 if adds else 1.0
-        weights[name] = scale * np.asarray(random.standard_normal(size) * size[1] ** -0.5, dtype=np.float32)
-    if shape.architecture == "qwen2":
-        for layer in range(shape.layers):
-            for name in (f"blk.{layer}.{part}" for part in ("attn_q", "attn_k", "attn_v")):
-                weights[f"{name}.bias"] = np.zeros(len(weights[f"{name}.weight"]), dtype=np.float32)
-
-    def layer_of(name: str) -> int:
-        return int(name.split(".")[1]) if name.startswith("blk.") else -1
-
-    # By layer: checkpoints hold the optimizer's state in the weights' order.
-    return model.with_weights(shape, {name: weights[name] for name in sorted(weights, key=layer_of)})
+def _candidates(influences: Sequence[float], count: int) -> Iterator[list[int]]:
+    layers = range(len(influences))
+    yield sorted(sorted(layers, key=lambda layer: -influences[layer])[:count])
+    for first in range(1, count, max(1, count // _DIVISIONS)):
+        yield [*layers[:first], *layers[len(layers) - (count - first) :]]
 
 
-def _base(target: Checkpoint, plan: DraftPlan, vocabulary: Vocabulary) -> tuple[Checkpoint, Subset | None]:
-    """What the draft is made of; of one that is continued the tokens it knows."""
-    base, is_gguf = target, True
-    if plan.base is not None:
-        is_gguf = not (plan.base.is_dir() or plan.base.suffix == ".safetensors")
-        if is_gguf:
-            base = read_gguf(plan.base)
-        else:
-            from outrider.lab.distill.hugging_face import read_safetensors  # needs PyTorch
+class _Judge:
+    """A model along some answers. `states`: what goes into each of its layers, and what comes out of the
+    last; (texts, tokens, width) each."""
 
-            base = read_safetensors(plan.base, target)
-    if plan.start == "continue" and plan.base is not None and is_gguf:
-        return base, read_subset(plan.base, vocabulary)
-    if base.shape.vocabulary != vocabulary.size:
-        reason = f"it knows {base.shape.vocabulary} tokens, the target {vocabulary.size}"
-        raise SettingError(str(plan.base), reason, "Start from a model with the target's own tokenizer.")
-    return base, Subset.whole(vocabulary.size) if plan.start == "continue" else None
+    def __init__(self, model: Checkpoint, batch: TrainingBatch) -> None:
+        device = batch.tokens.device
+        self._batch = batch
+        self._network = Network.of(model, batch.tokens.shape[1], dtype=torch.float32, device=device)
+        self.states = [embedding(batch.tokens, self._network.weights["token_embd.weight"])]
+        for layer in range(model.shape.layers):
+            self.states.append(self._after(layer, self.states[-1]))
 
+    def influences(self) -> list[float]:
+        """How much each layer changes its input: one minus the mean cosine of before and after."""
+        wanted = [states.flatten(0, 1)[self._batch.places] for states in self.states]
+        changes = pairwise(wanted)
+        return [float(1 - cosine_similarity(before, after, dim=-1).mean()) for before, after in changes]
 
-def first_draft(
-    target: Checkpoint,
-    plan: DraftPlan,
-    examples: Sequence[Example],
-    vocabulary: Vocabulary,
-    seed: int,
-    choose: Callable[[Checkpoint, Subset], Sequence[int]],
-) -> tuple[Checkpoint, Subset]:
-    """The untrained draft that a plan asks for, and the tokens it knows. `choose` says which of a model's
-    layers it is made of, given the tokens that the model knows.
+    def accepted(self, layers: Sequence[int]) -> float:
+        """How often a token drawn from these layers alone would be accepted."""
+        same = next((at for at, layer in enumerate(layers) if at != layer), len(layers))
+        states = self.states[same]  # of the layers before, none is missing
+        for layer in layers[same:]:
+            states = self._after(layer, states)
+        ends = self._network.normed(states).flatten(0, 1)[self._batch.places]
+        return float(acceptance(self._network.logits(ends), self._batch.labels).mean())
 
-    Raises ModelFileError and SettingError for a base that cannot be read or does not go with the target.
-    """
-    base, known = _base(target, plan, vocabulary)
-    if known is not None and plan.vocabulary is None:
-        return base, known
-    subset = tokens_used(examples, vocabulary, plan.vocabulary)
-    if known is not None:
-        return relearned(base, known, subset, target), subset
-    if plan.start == "random":
-        width = plan.feed_forward or base.shape.feed_forward
-        shape = replace(base.shape, layers=plan.layers, feed_forward=width, vocabulary=subset.size)
-        return random_weights(base, shape, seed), subset
-    reduced = restrict(base, subset)
-    kept = keep_layers(reduced, choose(reduced, subset))
-    return kept if plan.feed_forward is None else narrow(kept, plan.feed_forward), subset
+    def _after(self, layer: int, states: Tensor) -> Tensor:
+        tokens = self._batch.tokens
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        return self._network.layer(layer, states, positions, causal)

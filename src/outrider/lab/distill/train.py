@@ -7,9 +7,9 @@ an interrupted training ends in the same weights as one that ran through.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,65 +21,87 @@ from torch import Tensor
 
 from outrider.core.errors import InputError, SettingError
 from outrider.lab.distill.checkpoint import Array, Checkpoint
-from outrider.lab.distill.corpus import Corpus, Text, TrainingBatch, batch_of
+from outrider.lab.distill.corpus import Text, TrainingBatch, batch_of, batches
 from outrider.lab.distill.evaluation import Predictions, StepCosts, evaluate, predicted
-from outrider.lab.distill.head import HeadCheckpoint
-from outrider.lab.distill.head_network import HeadNetwork
-from outrider.lab.distill.losses import loss_of, weights_of
-from outrider.lab.distill.muon import Muon
+from outrider.lab.distill.losses import loss_of
 from outrider.lab.distill.network import Network, device_of, has_fast_half
 from outrider.lab.distill.plan import Loss
 from outrider.lab.distill.report import Evaluation
 
+_ENDS = ("token_embd.weight", "output.weight")
+_FINAL_RATE = 0.05
+"""of the learning rate, at the last step"""
+_WEIGHT_DECAY = 0.01
+_MAX_NORM = 1.0
+"""of a step's gradient"""
+_ROUND_FROM = 0.5
+"""of all steps: the later ones see the weights rounded as in the draft's file; evaluations always do"""
+
+_PIECE_POSITIONS = 1024
+"""whose logits are held at once: few enough for the caches, many enough for one addition to the gradients"""
+_EVALUATED_RATIO = 0.1
+"""of a training's time goes to evaluations at most"""
+_PASS_RATIO = 1 / 3
+"""of the time of a step over as many tokens"""
+_LEAST_JUDGING = 16
+"""texts"""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """How a draft is trained. `batch_tokens`: of a step, padding included; `patience`: evaluations without
-    a better one before training ends early."""
+    """How a draft is trained.
+
+    Args:
+        steps: All that there are, unless it ends early.
+        batch_tokens: Of a step, padding included.
+        learning_rate: The highest, after a short warm-up.
+        loss: See `losses`.
+        on_policy: Share of the steps of the second half that train on the draft's own text.
+        seed: Of the order of texts.
+        quant: Type of the file that the draft will be written to.
+        embedding_quant: Type of its embedding and output layer there.
+        evaluate_every: Steps between evaluations.
+        patience: Evaluations without a better one before training ends early.
+    """
 
     steps: int
-    batch_tokens: int = 8192
-    learning_rate: float = 1e-3
-    warmup_steps: int = 50
-    least_rate: float = 0.05
-    """of the learning rate, at the last step"""
-    weight_decay: float = 0.01
-    clip: float = 1.0
+    batch_tokens: int
+    learning_rate: float
     loss: Loss = "hybrid"
     on_policy: float = 0.0
-    """share of the steps of the second half that train on the draft's own text"""
-    quantization: str = "F32"
-    """of the file that the draft will be written to, and of its embedding: evaluations see the weights as
-    they will be there, and so do the steps after `round_from` of all"""
-    embedding_quantization: str = "F32"
-    round_from: float = 0.5
+    seed: int = 0
+    quant: str = "F32"
+    embedding_quant: str = "F32"
     evaluate_every: int = 200
     patience: int = 5
-    seed: int = 0
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate at a step: a linear start, then half a cosine down to a part of it."""
+        warmup = max(1, min(50, self.steps // 20))
+        if step < warmup:
+            return self.learning_rate * (step + 1) / warmup
+        done = (step - warmup) / max(self.steps - warmup, 1)
+        share = _FINAL_RATE + (1 - _FINAL_RATE) * (1 + math.cos(math.pi * done)) / 2
+        return self.learning_rate * share
 
 
-def optimizers_of(
-    weights: Mapping[str, Tensor], settings: TrainingSettings
-) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon for the layers' matrices; AdamW for embeddings, norms and biases."""
-    layers = [w for name, w in weights.items() if w.dim() > 1 and name not in ENDS]
-    others = [w for name, w in weights.items() if w.dim() < 2 or name in ENDS]
-    rate = settings.learning_rate
-    muon = Muon(layers, lr=rate, weight_decay=settings.weight_decay)
-    return muon, torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+def optimizer_of(weights: Mapping[str, Tensor]) -> torch.optim.Optimizer:
+    """AdamW, with weight decay for the layers' matrices alone.
 
-
-def rate_at(step: int, settings: TrainingSettings) -> float:
-    """A linear start, then half a cosine down to `least_rate`."""
-    if step < settings.warmup_steps:
-        return (step + 1) / settings.warmup_steps
-    done = (step - settings.warmup_steps) / max(settings.steps - settings.warmup_steps, 1)
-    return settings.least_rate + (1 - settings.least_rate) * (1 + math.cos(math.pi * done)) / 2
+    Muon needs fewer steps, but PyTorch's multiplies 16-bit floats, which takes a processor without
+    instructions for them minutes a step.
+    """
+    layers = [weight for name, weight in weights.items() if weight.dim() > 1 and name not in _ENDS]
+    others = [weight for name, weight in weights.items() if weight.dim() < 2 or name in _ENDS]
+    groups = [
+        {"params": layers, "weight_decay": _WEIGHT_DECAY},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([group for group in groups if group["params"]], betas=(0.9, 0.95))
 
 
 ROUNDED = {"Q4_0": 8, "Q5_0": 16}
 """Quantizations of one scale for each 32 numbers, and the steps below zero that they have."""
-
 _BLOCK = 32
 
 
@@ -98,19 +120,6 @@ def rounded(weight: Tensor, quantization: str) -> Tensor:
     return weight + (held - weight).detach()
 
 
-ENDS = ("token_embd.weight", "output.weight")
-
-_PIECE_POSITIONS = 1024
-"""whose logits are held at once: few enough for the caches, many enough for one addition to the gradients"""
-
-_EVALUATED_RATIO = 0.1
-"""of a training's time goes to evaluations at most"""
-_PASS_RATIO = 1 / 3
-"""of the time of a step over as many tokens"""
-_LEAST_JUDGING = 16
-"""texts"""
-
-
 def _judging(held_out: Sequence[Text], settings: TrainingSettings) -> Sequence[Text]:
     """Those of the held-out texts that evaluations have the time for."""
     evaluations = settings.steps / settings.evaluate_every + 1
@@ -125,7 +134,7 @@ OwnTexts = Callable[[Network, int], Sequence[Text]]
 
 @dataclass(slots=True)
 class TrainingState:
-    """Where a training is: all but its weights and optimizers."""
+    """Where a training is: all but its weights and optimizer."""
 
     step: int = 0
     history: list[Evaluation] = field(default_factory=list)
@@ -138,7 +147,7 @@ class TrainingState:
 
 
 class Trainer:
-    """One training of a draft in a folder, which may hold a checkpoint of it.
+    """One training of a draft, on `texts`, in a folder, which may hold a checkpoint of it.
 
     Raises InputError when that checkpoint is damaged or of another training.
     """
@@ -146,31 +155,28 @@ class Trainer:
     def __init__(
         self,
         start: Checkpoint,
-        corpus: Corpus,
+        texts: Sequence[Text],
         held_out: Sequence[Text],
         costs: StepCosts,
         settings: TrainingSettings,
         folder: Path,
         *,
         own_texts: OwnTexts | None = None,
-        device: torch.device | None = None,
     ) -> None:
         self.settings = settings
-        self.corpus = corpus
+        self._training = texts
         self._held_out = held_out
         self._judging = _judging(held_out, settings)
         self._costs = costs
         self._path = folder / "checkpoint.pt"
         self._start = start
         self._own_texts = own_texts
-        self.device = device or device_of()
-        longest = max((len(text.tokens) for text in (*corpus.texts, *held_out)), default=1)
-        kind = HeadNetwork if isinstance(start, HeadCheckpoint) else Network
-        self.network = kind.of(start, longest, dtype=torch.float32, device=self.device)
+        self.device = device_of()
+        self.network = Network.of(start, 1, dtype=torch.float32, device=self.device)
         for weight in self.network.weights.values():
             weight.requires_grad_()
         self._half = has_fast_half(self.device)
-        self._optimizers = optimizers_of(self.network.weights, settings)
+        self._optimizer = optimizer_of(self.network.weights)
         self.state = TrainingState()
         self._best: dict[str, Tensor] = self._copy()
         self._load()
@@ -182,27 +188,26 @@ class Trainer:
         since_best = sum(found.step > state.best_step for found in state.history)
         return state.step >= settings.steps or since_best >= settings.patience
 
-    def run(self, on_step: Callable[[Trainer], None] | None = None) -> Checkpoint:
+    def run(self, on_step: Callable[[Trainer], None] = lambda _trainer: None) -> Checkpoint:
         """Train to the end: the best draft by expected tokens per second. `on_step` is called after each
         step."""
         if not self.state.history:
             self._evaluate()
-        batches = islice(self.corpus.batches(), self.state.step, None)
+        groups = islice(self._batches(), self.state.step, None)
         while not self.is_over:
-            self._step(next(batches))
+            self._step(next(groups))
             if self.state.step % self.settings.evaluate_every == 0 or self.state.step == self.settings.steps:
                 self._evaluate()
                 self.save()
-            if on_step is not None:
-                on_step(self)
+            on_step(self)
         return self.best()
 
     def time_steps(self, count: int) -> list[float]:
         """Seconds of the first steps, which are lost: for a trainer that is thrown away."""
         times = []
-        for numbers in islice(self.corpus.batches(), count):
+        for group in islice(self._batches(), count):
             before = perf_counter()
-            self._step(numbers)
+            self._step(group)
             times.append(perf_counter() - before)
         return times
 
@@ -213,25 +218,33 @@ class Trainer:
 
     def predictions(self) -> list[Predictions]:
         """What the best draft so far, rounded as in its file, predicts along the held-out greedy answers."""
-        with torch.no_grad():
-            logits_of = partial(self._logits, network=self._as_written(self._best))
-            return predicted(self._held_out, logits_of, self.settings.batch_tokens, self.device)
+        logits_of = partial(self._logits, network=self._as_written(self._best))
+        return predicted(self._held_out, logits_of, self.settings.batch_tokens, self.device)
 
-    def _step(self, numbers: Sequence[int]) -> None:
-        batch = batch_of(self._texts(numbers), self.device)
-        early = self.state.step < self.settings.round_from * self.settings.steps
+    def _batches(self) -> Iterable[Sequence[Text]]:
+        return batches(self._training, self.settings.batch_tokens, self.settings.seed)
+
+    def _step(self, group: Sequence[Text]) -> None:
+        batch = batch_of(self._own() or group, self.device)
+        early = self.state.step < _ROUND_FROM * self.settings.steps
         loss = self._backward(batch, self.network if early else self._as_written())
-        torch.nn.utils.clip_grad_norm_(self.network.weights.values(), self.settings.clip)
-        rate = self.settings.learning_rate * rate_at(self.state.step, self.settings)
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        torch.nn.utils.clip_grad_norm_(self.network.weights.values(), _MAX_NORM)
+        for parameters in self._optimizer.param_groups:
+            parameters["lr"] = self.settings.rate_at(self.state.step)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
         self.state.step += 1
         self.state.last_loss = loss
         self.state.losses.append(loss)
         self.state.trained_tokens += len(batch.places)
+
+    def _own(self) -> Sequence[Text]:
+        """What the next step trains on, if on the draft's own text; else none."""
+        step, settings = self.state.step, self.settings
+        if self._own_texts is None or 2 * step < settings.steps:
+            return ()
+        is_drawn = np.random.default_rng((settings.seed, step)).random() < settings.on_policy
+        return self._own_texts(self.network, step) if is_drawn else ()
 
     def _backward(self, batch: TrainingBatch, network: Network) -> float:
         """Add a batch's gradients to the weights'; its mean loss.
@@ -239,67 +252,49 @@ class Trainer:
         The output layer is computed in pieces, forward and backward: the logits of a whole batch would fill
         more memory than everything else, and moving them would take longer than computing them.
         """
-        states = self._states(batch, network)
-        ends = [found.detach().requires_grad_() for found in states]
+        with self._autocast():
+            states = self._states(batch, network)
+        ends = states.detach().requires_grad_()
         total = 0.0
-        for place, (end, weight) in enumerate(zip(ends, weights_of(len(ends)), strict=True)):
-            labels = batch.labels.at(batch.numbers >= place)
-            for at in range(0, len(end), _PIECE_POSITIONS):
-                piece = slice(at, at + _PIECE_POSITIONS)
-                with self._autocast():
-                    logits = network.logits(end[piece])
-                loss = loss_of(self.settings.loss, logits, labels.at(piece)).sum() * weight / len(end)
-                loss.backward()
-                total += float(loss.detach())
-        learnt = [(found, end.grad) for found, end in zip(states, ends, strict=True) if len(end)]
-        torch.autograd.backward(*map(list, zip(*learnt, strict=True)))
+        for at in range(0, len(ends), _PIECE_POSITIONS):
+            piece = slice(at, at + _PIECE_POSITIONS)
+            with self._autocast():
+                logits = network.logits(ends[piece])
+            loss = loss_of(self.settings.loss, logits, batch.labels.at(piece)).sum() / len(ends)
+            loss.backward()
+            total += float(loss.detach())
+        states.backward(ends.grad)
         return total
 
-    def _texts(self, numbers: Sequence[int]) -> Sequence[Text]:
-        """What the next step trains on: a batch of the target's answers, or texts of the draft's own."""
-        step, settings = self.state.step, self.settings
-        is_late = 2 * step >= settings.steps
-        texts: Sequence[Text] = ()
-        if self._own_texts is not None and is_late:
-            drawn = np.random.default_rng((settings.seed, step)).random()
-            texts = self._own_texts(self.network, step) if drawn < settings.on_policy else ()
-        return texts or [self.corpus.texts[i] for i in numbers]
+    def _states(self, batch: TrainingBatch, network: Network) -> Tensor:
+        """The last layer's states at the labelled positions."""
+        return network.states(batch.tokens).flatten(0, 1)[batch.places]
+
+    def _logits(self, batch: TrainingBatch, network: Network) -> Tensor:
+        with self._autocast():
+            return network.logits(self._states(batch, network))
 
     def _as_written(self, weights: Mapping[str, Tensor] | None = None) -> Network:
         """The draft with its weights (None: those in training) rounded as in its file."""
         settings, weights = self.settings, weights or self.network.weights
 
         def kind(name: str) -> str:
-            return settings.embedding_quantization if name in ENDS else settings.quantization
+            return settings.embedding_quant if name in _ENDS else settings.quant
 
         return self.network.with_weights({name: rounded(w, kind(name)) for name, w in weights.items()})
 
     def _autocast(self) -> AbstractContextManager[None]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._half)  # type: ignore[no-any-return]
 
-    def _states(self, batch: TrainingBatch, network: Network) -> list[Tensor]:
-        """The last states of a batch, as `Network.along` gives them."""
-        network.reach(batch.tokens.shape[1])
-        with self._autocast():
-            return list(network.along(batch))
-
-    def _logits(self, batch: TrainingBatch, network: Network) -> Iterator[Tensor]:
-        """Logits of a batch, for each place of a draft."""
-        for states in self._states(batch, network):
-            with self._autocast():
-                logits = network.logits(states)
-            yield logits
-
     def _evaluate(self) -> None:
         state, settings = self.state, self.settings
-        with torch.no_grad():
-            logits_of = partial(self._logits, network=self._as_written())
+        logits_of = partial(self._logits, network=self._as_written())
         found = evaluate(
             self._judging, logits_of, settings.loss, settings.batch_tokens, self._costs, self.device
         )
         trained = float(np.mean(state.losses)) if state.losses else None
         state.losses.clear()
-        found = found.model_copy(update={"step": state.step, "train_loss": trained})
+        found = replace(found, step=state.step, train_loss=trained)
         if not state.history or found.rank > max(e.rank for e in state.history):
             state.best_step = state.step
             self._best = self._copy()
@@ -312,13 +307,12 @@ class Trainer:
 
     def save(self) -> None:
         """Write the checkpoint, whole or not at all. Raises SettingError when the disk is full."""
-        history = [evaluation.model_dump() for evaluation in self.state.history]
         content = {
             "settings": asdict(self.settings),
             "weights": {name: w.detach() for name, w in self.network.weights.items()},
             "best": self._best,
-            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-            "state": asdict(self.state) | {"history": history},
+            "optimizer": self._optimizer.state_dict(),
+            "state": asdict(self.state),
         }
         partial = self._path.with_name(f"{self._path.name}.partial")
         try:
@@ -337,8 +331,8 @@ class Trainer:
         path, weights = str(self._path), self.network.weights
         try:
             content = torch.load(self._path, map_location=self.device, weights_only=True)
-            settings, stored, self._best, optimizers, state = (
-                content[part] for part in ("settings", "weights", "best", "optimizers", "state")
+            settings, stored, self._best, optimizer, state = (
+                content[part] for part in ("settings", "weights", "best", "optimizer", "state")
             )
             shapes = {name: w.shape for name, w in stored.items()}
         except Exception as error:  # torch.load raises whatever its parts do
@@ -352,7 +346,6 @@ class Trainer:
         with torch.no_grad():
             for name, weight in weights.items():
                 weight.copy_(stored[name])
-        for optimizer, values in zip(self._optimizers, optimizers, strict=True):
-            optimizer.load_state_dict(values)
+        self._optimizer.load_state_dict(optimizer)
         history = [Evaluation(**found) for found in state["history"]]
         self.state = TrainingState(**state | {"history": history})
