@@ -10,9 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
-from hypothesis import given
-from hypothesis import strategies as st
+from gguf import GGUFReader, GGUFWriter
 
 from cli_helpers import TEMPLATE, Outcome, call
 from distilling import spoken
@@ -21,6 +19,7 @@ from full_disk import file_size_limit
 from llama_cpp_models import SMALL
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.backends.gguf import Weights
+from outrider.backends.gguf.quantizer import quantize
 from outrider.core.contracts import PartOf
 from outrider.core.data import Span
 from outrider.core.errors import InputError, ModelFileError, SettingError, VocabularyMismatch
@@ -32,27 +31,27 @@ from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.recording import Recording, as_json
 from outrider.lab.trim import trim as trim_module
 from outrider.lab.trim.counting import answer_prompts
-from outrider.lab.trim.cut import Cut, outer_layers, write_trimmed
+from outrider.lab.trim.cut import Cut, write_trimmed
 from outrider.lab.trim.material import prompts_of, recorded_answers, texts_of
-from outrider.lab.trim.source import OUTPUT, Source, read_source
+from outrider.lab.trim.source import BY_TOKEN, OUTPUT, Source, read_source
 from outrider.lab.trim.tokens import Answer, Usage, floor_of
 from outrider.lab.trim.trim import TrimRequest, trim
-from outrider.lab.trim.types import Speeds, measure_types
 from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
 from outrider.models.hub import HubOptions
 from outrider.models.vocab import align, tokenizer_id
-from outrider.models.vocab.subset import OTHER, Subset
+from outrider.models.vocab.subset import OTHER
 from tiny_gguf import MERGES, write_tiny
 from vocabularies import TableVocabulary, Token
 
 SIZE = 256 + len(MERGES) + 2
 KEPT = [*range(256), 256, 257, 258, SIZE - 2, SIZE - 1]
 """All bytes, "Ġt", "he", "Ġthe" and the control tokens"""
-REDUCED = Subset.of(KEPT, SIZE)
+DROPPED = 270
+"""the most used of the others"""
+ORDER = np.array([*KEPT, DROPPED, *np.setdiff1d(np.arange(SIZE), [*KEPT, DROPPED])])
+REDUCED = Cut(ORDER, len(KEPT) + 1)
 TOKENS = [65, 256, 3, 258, 101, 200, 12]
 """known to it"""
-Q4, Q8 = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0
-LAYERS = (0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Target:
     source: Source
     weights: Weights
 
-    def write(self, path: Path, cut: Cut, source: Source | None = None) -> Path:
+    def write(self, path: Path, cut: Cut = REDUCED, source: Source | None = None) -> Path:
         """A trimmed draft of the target itself."""
         found = source or self.source
         write_trimmed(found, cut, path, self.weights.vocabulary, np.arange(SIZE), {"source": "tiny"})
@@ -80,11 +79,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 
 def test_the_kept_tokens_say_what_they_said(target: Target, tmp_path: Path) -> None:
-    made = target.write(tmp_path / "draft.gguf", Cut(REDUCED, LAYERS))
-    rows, whole = spoken(made, REDUCED.to_draft[TOKENS].tolist()), spoken(target.path, TOKENS)
+    made = target.write(tmp_path / "draft.gguf")
+    rows, whole = spoken(made, REDUCED.subset.to_draft[TOKENS].tolist()), spoken(target.path, TOKENS)
     np.testing.assert_allclose(rows[:, :-1], whole[:, KEPT], rtol=0, atol=1e-3)
-    others = np.setdiff1d(np.arange(SIZE), KEPT)
-    np.testing.assert_allclose(rows[:, -1], whole[:, others].mean(axis=1), rtol=0, atol=1e-3)
+    np.testing.assert_allclose(rows[:, -1], whole[:, DROPPED], rtol=0, atol=1e-3)
     fields = {name: field.contents() for name, field in GGUFReader(made).fields.items()}
     assert fields["outrider.trim.source"] == "tiny"
     assert fields["outrider.draft.target_tokens"] == [*KEPT, -1]
@@ -93,7 +91,7 @@ def test_the_kept_tokens_say_what_they_said(target: Target, tmp_path: Path) -> N
 
 
 def test_unknown_tokens_are_read_as_their_pieces(target: Target, tmp_path: Path) -> None:
-    weights = Weights(target.write(tmp_path / "draft.gguf", Cut(REDUCED, LAYERS)), SMALL)
+    weights = Weights(target.write(tmp_path / "draft.gguf"), SMALL)
     ours, theirs = target.weights.vocabulary, weights.vocabulary
     alignment = align(ours, theirs)
     assert alignment.report.common_tokens == len(KEPT)
@@ -107,44 +105,25 @@ def test_unknown_tokens_are_read_as_their_pieces(target: Target, tmp_path: Path)
     weights.close()
 
 
-def test_matrices_change_their_types_and_a_shared_one_becomes_two(target: Target, tmp_path: Path) -> None:
-    types = {"blk.0.ffn_up.weight": Q4, OUTPUT: Q8}
-    made = target.write(tmp_path / "draft.gguf", Cut(REDUCED, LAYERS, types))
-    kinds = {tensor.name: tensor.tensor_type for tensor in GGUFReader(made).tensors}
-    assert (kinds["blk.0.ffn_up.weight"], kinds["blk.1.ffn_up.weight"].name, kinds[OUTPUT]) == (Q4, "F32", Q8)
-    assert kinds["token_embd.weight"].name == "F32"
-    ours, theirs = spoken(made, TOKENS[:1]), spoken(target.path, TOKENS[:1])[:, KEPT]
-    assert np.corrcoef(ours[0, :-1], theirs[0])[0, 1] > 0.9
-
-    tensors = {name: tensor for name, tensor in target.source.tensors.items() if name != OUTPUT}
-    tied = replace(target.source, tensors=tensors)
-    shared = target.write(tmp_path / "tied.gguf", Cut(REDUCED, LAYERS), tied)
-    assert OUTPUT not in {tensor.name for tensor in GGUFReader(shared).tensors}
-    parted = target.write(tmp_path / "parted.gguf", Cut(REDUCED, LAYERS, {OUTPUT: Q8}), tied)
-    found = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(parted).tensors}
-    assert (found["token_embd.weight"], found[OUTPUT]) == ("F32", "Q8_0")
-    whole = spoken(shared, TOKENS[:1])
-    assert np.abs(spoken(parted, TOKENS[:1]) - whole).max() < 0.05 * np.abs(whole).max()
+def test_what_is_kept_is_kept_as_it_is(target: Target, tmp_path: Path) -> None:
+    coarse = tmp_path / "coarse.gguf"
+    quantize(target.path, "Q4_0", coarse)
+    source = read_source(coarse)
+    tensors = {name: tensor for name, tensor in source.tensors.items() if name != OUTPUT}
+    for found in (source, replace(source, tensors=tensors)):  # its embedding is its output layer too
+        made = GGUFReader(target.write(tmp_path / f"{len(found.tensors)}.gguf", source=found))
+        kept = {tensor.name: tensor for tensor in made.tensors}
+        assert kept.keys() == found.tensors.keys()
+        for name, tensor in found.tensors.items():
+            assert kept[name].tensor_type == tensor.kind
+            rows = tensor.rows[[*KEPT, DROPPED]] if name in BY_TOKEN else tensor.rows
+            np.testing.assert_array_equal(kept[name].data.view(np.uint8).reshape(rows.shape), rows)
 
 
-def test_layers_between_the_first_and_the_last_are_dropped(target: Target, tmp_path: Path) -> None:
-    assert outer_layers(24, 7) == (0, 1, 2, 3, 21, 22, 23)
-    path = write_tiny(tmp_path / "deep.gguf", layers=4)
-    made = tmp_path / "draft.gguf"
-    target.write(made, Cut(Subset.whole(SIZE), (0, 3)), read_source(path))
-    reader = GGUFReader(made)
-    assert reader.fields["llama.block_count"].contents() == 2
-    kept = {tensor.name: tensor for tensor in reader.tensors}
-    deep = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
-    assert np.array_equal(kept["blk.1.ffn_up.weight"].data, deep["blk.3.ffn_up.weight"].data)
-    assert "outrider.draft.target_tokens" not in reader.fields
-    assert np.isfinite(spoken(made, TOKENS)).all()
-
-
-@given(st.integers(2, 60), st.data())
-def test_the_first_and_the_last_layer_are_always_kept(layers: int, data: st.DataObject) -> None:
-    kept = outer_layers(layers, data.draw(st.integers(2, layers)))
-    assert kept[0] == 0 and kept[-1] == layers - 1 and list(kept) == sorted(set(kept))
+def test_a_model_that_keeps_all_tokens_is_the_same_model(target: Target, tmp_path: Path) -> None:
+    made = target.write(tmp_path / "draft.gguf", Cut(ORDER, SIZE))
+    assert "outrider.draft.target_tokens" not in GGUFReader(made).fields
+    np.testing.assert_array_equal(spoken(made, TOKENS), spoken(target.path, TOKENS))
 
 
 # Which tokens matter
@@ -218,23 +197,6 @@ def test_recordings_are_counted_and_those_of_another_model_refused(target: Targe
         recorded_answers([path], target.weights.vocabulary)
 
 
-# What is fast here
-
-
-def test_types_are_timed_and_the_fastest_taken(target: Target, tmp_path: Path) -> None:
-    found = measure_types(target.source, SMALL, tmp_path, seconds=0.1)
-    assert {Q4, Q8, GGMLQuantizationType.F32} <= found.weight_s.keys()
-    assert all(seconds > 0 for seconds in found.weight_s.values())
-    assert list(tmp_path.iterdir()) == []
-    speeds = Speeds({Q8: 2e-9, Q4: 1e-9, GGMLQuantizationType.F32: 4e-9}, SMALL)
-    types = speeds.fastest(target.source)
-    assert types[OUTPUT] == Q4 and "token_embd.weight" not in types
-    layers = [t for n, t in target.source.tensors.items() if t.is_matrix and n.startswith("blk.")]
-    weights = sum(t.data.shape[0] * t.columns for t in layers)
-    step_s = speeds.step_s(target.source, 1.0, 100, LAYERS, types)
-    assert step_s == pytest.approx(1 - 3e-9 * weights - 64 * (4e-9 * SIZE - 1e-9 * 100))
-
-
 # All of it
 
 
@@ -253,6 +215,9 @@ def test_a_draft_is_trimmed_measured_and_written(target: Target, tmp_path: Path)
         options=SMALL,
     )
     report = trim(asked)
+    tried = {found.quantization: found for found in report.types}
+    assert list(tried) == ["F32", "Q4_K_M", "Q4_0"], "its own, and those that make it smaller"
+    assert tried[report.quantization].speedup == max(found.speedup for found in report.types)
     assert (report.known_tokens, report.source_tokens) == (274, SIZE)
     assert [choice.tokens for choice in report.sizes] == [275, SIZE]
     assert "own (" in report.counted[0] and "engines.py (" in report.counted[1]
@@ -326,8 +291,6 @@ def test_recordings_are_refused_before_anything_is_measured(
             "small.gguf",
             "--vocabulary 200: 263 are needed in any case: bytes,",
         ),
-        (("--layers", "1"), "small.gguf", "--layers 1: it has 2 layers. Give 2 to 2."),
-        (("--layers", "3"), "small.gguf", "--layers 3: it has 2 layers"),
         (("-o", "small.gguf"), "small.gguf", "small.gguf: it is the source itself"),
         (("-o", "/dev/null", "--force"), "small.gguf", "/dev/null: it is no file that could be replaced"),
         (("-o", "none/out.gguf"), "small.gguf", "none/out.gguf: its folder does not exist"),
@@ -337,14 +300,12 @@ def test_recordings_are_refused_before_anything_is_measured(
         ((), "gone.gguf", "gone.gguf: there is no such file"),
         ((), "foreign.gguf", "draft tokenizer"),
         ((), "bare.gguf", "bare.gguf: it lacks token_embd.weight"),
-        (("--layers", "3"), "window.gguf", "its layers are of several kinds"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_anyone_waits(
     run: Callable[..., Outcome], tmp_path: Path, arguments: tuple[str, ...], small: str, said: str
 ) -> None:
     write_tiny(tmp_path / "foreign.gguf", merges=[merge[::-1] for merge in MERGES])
-    write_tiny(tmp_path / "window.gguf", arch="gemma3")
     without_embedding(tmp_path / "bare.gguf")
     before = sorted(path.name for path in tmp_path.iterdir())
     outcome = run(*arguments, small=small)
@@ -362,36 +323,28 @@ def test_rows_that_cannot_be_cut_apart_are_refused(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     name = b"token_embd.weight"
     at = data.index(name) + len(name) + 4 + 16
-    for kind, said in ((202, "of type 202, whose rows cannot"), (16, "of IQ2_XXS, whose rows cannot")):
-        data[at : at + 4] = kind.to_bytes(4, "little")
-        path.write_bytes(bytes(data))
-        with pytest.raises(ModelFileError, match=said):
-            read_source(path)
+    data[at : at + 4] = (202).to_bytes(4, "little")
+    path.write_bytes(bytes(data))
+    with pytest.raises(ModelFileError, match="of type 202, whose rows cannot"):
+        read_source(path)
 
 
 def test_a_trimmed_draft_is_not_trimmed_again(target: Target, tmp_path: Path) -> None:
-    made = target.write(tmp_path / "draft.gguf", Cut(REDUCED, LAYERS))
+    made = target.write(tmp_path / "draft.gguf")
     with pytest.raises(ModelFileError, match="it is trimmed already"):
         read_source(made)
 
 
 @pytest.mark.parametrize("size", [0, 5_000, 200_000])
-def test_a_full_disk_leaves_what_was_there(target: Target, tmp_path: Path, size: int) -> None:
-    path = tmp_path / "draft.gguf"
-    path.write_text("an earlier draft")
+def test_a_full_disk_is_named(target: Target, tmp_path: Path, size: int) -> None:
     with file_size_limit(size), pytest.raises(SettingError, match="the draft could not be written"):
-        target.write(path, Cut(REDUCED, LAYERS))
-    assert [file.name for file in tmp_path.iterdir()] == ["draft.gguf"]
-    assert path.read_text() == "an earlier draft"
+        target.write(tmp_path / "draft.gguf")
 
 
 def test_tokens_that_llama_cpp_reads_otherwise_are_refused(target: Target, tmp_path: Path) -> None:
     wrong = np.roll(np.arange(SIZE), 1)
     with pytest.raises(VocabularyMismatch):
-        write_trimmed(
-            target.source, Cut(REDUCED, LAYERS), tmp_path / "d.gguf", target.weights.vocabulary, wrong, {}
-        )
-    assert list(tmp_path.iterdir()) == []
+        write_trimmed(target.source, REDUCED, tmp_path / "d.gguf", target.weights.vocabulary, wrong, {})
 
 
 def test_ctrl_c_leaves_nothing(
@@ -400,7 +353,7 @@ def test_ctrl_c_leaves_nothing(
     def stop(*_arguments: object, **_options: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(trim_module, "measure_types", stop)
+    monkeypatch.setattr(trim_module, "quantize", stop)
     monkeypatch.setattr(trim_module, "DEFAULT_SECONDS", 0.1)
     outcome = run("--seconds", "0", "--prompts", str(one_prompt(tmp_path)))
     assert outcome.status == 130 and "interrupted: nothing was written" in outcome.said
@@ -427,7 +380,7 @@ def test_a_trimmed_draft_is_certified_at_every_temperature_and_a_fault_found(
 ) -> None:
     """Greedy, and at 0.7 and 1.0 with most likely and with drawn drafts: of the target's 289 tokens the draft
     knows 261, and what it lacks comes from the target."""
-    made = target.write(tmp_path / "draft.gguf", Cut(REDUCED, LAYERS))
+    made = target.write(tmp_path / "draft.gguf")
     monkeypatch.chdir(tmp_path)
     pair = ("-m", str(target.path), "-md", str(made), "-t", "1", "--quick")
     outcome = call(monkeypatch, capfdbinary, "verify", *pair, *(("--inject", fault) if fault else ()))

@@ -259,12 +259,6 @@ class TrimSettings(Hub, JsonOutput, Verbose, Context, Loading):
         panel="Trimming",
         help="Tokens that it keeps, by use; 0: all. Default: as many as pay on this machine.",
     )
-    layers: int | None = setting(
-        None,
-        panel="Trimming",
-        help="Layers that it keeps, the first and the last: a start for `outrider distill`, since its "
-        "agreement falls. Default: all.",
-    )
     keep_types: bool = setting(False, panel="Trimming", help="Leave the types of its weights as they are.")
     corpus: list[Path] = setting(
         [],

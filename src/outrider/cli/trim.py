@@ -1,4 +1,4 @@
-"""`outrider trim`: a draft with fewer tokens and faster types, and what that gained."""
+"""`outrider trim`: a draft with fewer tokens, of the type that suits, and what that gained."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from outrider.cli.plans import check_context, hub_options
 from outrider.cli.settings import TrimSettings
 from outrider.core.errors import SettingError
 from outrider.lab.models import ModelFile
+from outrider.lab.numbers import gigabytes, milliseconds, percent
 from outrider.lab.statistics import Interval
 from outrider.lab.trim.report import Measured, Report
 from outrider.lab.trim.trim import TrimRequest, trim
@@ -61,7 +62,6 @@ def _asked(settings: TrimSettings) -> TrimRequest:
         target=target,
         out=out,
         vocabulary=settings.vocabulary,
-        layers=settings.layers,
         workloads=tuple(map(workload_of, dict.fromkeys(settings.prompts))),
         corpora=tuple(settings.corpus),
         recordings=tuple(settings.recordings),
@@ -100,23 +100,27 @@ def print_trimmed(console: Console, report: Report) -> None:
 
 
 def _made(report: Report) -> list[tuple[str, str]]:
-    known = f"{report.known_tokens:,} of {report.source_tokens:,} tokens"
     rows = [
         ("made of", report.source.name),
-        ("keeps", f"{known}, {report.layers} of {report.source_layers} layers"),
+        ("keeps", f"{report.known_tokens:,} of {report.source_tokens:,} tokens"),
     ]
-    rows += [("counted in", origin) for origin in report.counted[:1]]
-    rows += [("", origin) for origin in report.counted[1:]]
-    types = (f"{change} {share:.0%}" for change, share in report.types.items() if share >= 0.01)
-    rows.append(("types", ", ".join(types)))
+    rows += [("" if i else "counted in", origin) for i, origin in enumerate(report.counted)]
     step = max(1, len(report.sizes) // _SHOWN_SIZES)
     rows += [
         (
             "" if i else "tokens",
-            f"{choice.tokens:,}: {choice.lost_ratio:.1%} of the answers lost, step about "
-            f"{choice.step_s * 1e3:.1f} ms, {choice.speedup:.2f}x",
+            f"{choice.tokens:,}: {percent(choice.lost_ratio, 1)} of the answers lost, step about "
+            f"{milliseconds(choice.step_s)}, {choice.speedup:.2f}x",
         )
         for i, choice in enumerate(report.sizes[::step])
+    ]
+    rows += [
+        (
+            "" if i else "types",
+            f"{tried.quantization}: {gigabytes(tried.file_bytes)}, step {milliseconds(tried.step_s)}, "
+            f"agreement {percent(tried.agreement.value, 1)}, {tried.speedup:.2f}x",
+        )
+        for i, tried in enumerate(report.types)
     ]
     return rows
 
@@ -130,23 +134,19 @@ def _compared(report: Report) -> list[tuple[str, str, str, str]]:
         return as_text(value)
 
     return [
-        ("file", f"{sizes[0] / 1e6:,.0f} MB", f"{sizes[1] / 1e6:,.0f} MB", f"{sizes[1] / sizes[0]:.2f}x"),
-        ("step", _ms(before.step_s), _ms(after.step_s), f"{report.step_ratio:.2f}x"),
+        ("file", gigabytes(sizes[0]), gigabytes(sizes[1]), f"{sizes[1] / sizes[0]:.2f}x"),
+        ("step", milliseconds(before.step_s), milliseconds(after.step_s), f"{report.step_ratio:.2f}x"),
         ("of the target's", _share(before), _share(after), ""),
         (
             "agreement",
-            f"{before.agreement.value:.1%}",
-            f"{after.agreement.value:.1%}",
+            percent(before.agreement.value, 1),
+            percent(after.agreement.value, 1),
             f"{report.agreement_ratio:.2f}x",
         ),
         ("speed, with lookup", speed(before, "with_lookup"), speed(after, "with_lookup"), ""),
         ("without lookup", speed(before, "without_lookup"), speed(after, "without_lookup"), ""),
         ("lookup alone", speed(before, "lookup_alone"), speed(after, "lookup_alone"), ""),
     ]
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms"
 
 
 def _share(measured: Measured) -> str:

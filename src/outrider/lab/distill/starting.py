@@ -45,7 +45,8 @@ def first_draft(
     if plan.continued is not None:
         return read_gguf(plan.continued), read_subset(plan.continued, vocabulary)
     base = read_gguf(plan.base or plan.target)
-    have, count = base.shape.layers, plan.draft.layers or USUAL_LAYERS
+    have = base.shape.layers
+    count = plan.draft.layers or min(USUAL_LAYERS, have)
     if base.shape.vocabulary != vocabulary.size:
         reason = f"it knows {base.shape.vocabulary} tokens, the target {vocabulary.size}"
         raise SettingError(str(plan.base), reason, "Start from a model with the target's own tokenizer.")

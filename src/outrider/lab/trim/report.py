@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,10 +40,19 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Tried:
+    """The trimmed draft in one quantization; `speedup` is that of the best draft length without lookup."""
+
+    quantization: str
+    file_bytes: int
+    step_s: float
+    agreement: Interval
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a trim made and found. `types`: what they were and became, as "Q5_0 to Q4_0" or
-    "Q6_K", with the share of the weights; `weight_s` the seconds of one weight in a call over one token, by
-    type."""
+    """Everything that a trim made and found; of the `types` that were tried `quantization` was kept."""
 
     path: str
     file_bytes: int
@@ -54,11 +62,9 @@ class Report:
     counted: tuple[str, ...]
     known_tokens: int
     source_tokens: int
-    layers: int
-    source_layers: int
     sizes: tuple[Choice, ...]
-    types: Mapping[str, float]
-    weight_s: Mapping[str, float]
+    types: tuple[Tried, ...]
+    quantization: str
     before: Measured
     after: Measured
     is_useful: bool

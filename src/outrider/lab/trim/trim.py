@@ -1,11 +1,10 @@
-"""A draft trimmed for a target: tokens counted, types timed, written, and measured before and after."""
+"""A draft trimmed for a target: tokens counted, the file written, measured before and after."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +14,7 @@ from time import perf_counter
 import numpy as np
 
 from outrider.backends.gguf import GgufModel, LoadOptions
-from outrider.backends.gguf.retyping import row_bytes
+from outrider.backends.gguf.quantizer import quantize
 from outrider.core.errors import BackendError, ModelFileError, PromptError, SettingError
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.lab.judged import SHOWN_CALLS, judge, replayed
@@ -26,16 +25,15 @@ from outrider.lab.record import as_text, questions_of, record_answers
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN
 from outrider.lab.subject import Subject, offers_along
 from outrider.lab.trim.counting import Answered, Mass, answer_prompts
-from outrider.lab.trim.cut import Cut, outer_layers, write_trimmed
+from outrider.lab.trim.cut import Cut, write_trimmed
 from outrider.lab.trim.material import Counted, Prompts, prompts_of, recorded_answers, texts_in, texts_of
-from outrider.lab.trim.report import Choice, Measured, Report
-from outrider.lab.trim.source import OUTPUT, Source, read_source
+from outrider.lab.trim.report import Choice, Measured, Report, Tried
+from outrider.lab.trim.source import Source, read_source
 from outrider.lab.trim.tokens import Answer, Usage, floor_of
-from outrider.lab.trim.types import Speeds, Type, measure_types
 from outrider.lab.verdict import best_draft_speedup
 from outrider.models.hub import HubOptions, file_sha256
 from outrider.models.vocab import Alignment, align
-from outrider.models.vocab.subset import Ids, Subset
+from outrider.models.vocab.subset import Ids
 from outrider.session import DEFAULT_CONTEXT_TOKENS
 from outrider.session.loading import why_no_draft
 
@@ -46,27 +44,40 @@ _AT_ONCE = 8
 _PROMPT_TOKENS = 512
 """of prompts that are answered at once: longer ones are passed over"""
 _SIZES = tuple(round(4096 * 2 ** (step / 2)) // 256 * 256 for step in range(12))
-_MIN_KEPT_RATIO = 0.97
-"""of the agreement: where faster types leave less, the draft is measured with its own types too"""
+_TYPES = ("Q4_K_M", "Q4_0")
+"""that are tried beside the draft's own, where they make it smaller: the usual mixture, and the type whose
+repacked rows are fastest on most processors"""
 
 
 @dataclass(frozen=True, slots=True)
 class TrimRequest:
-    """What is to be trimmed, for whom, and how. `vocabulary` None is chosen, 0 all tokens; `layers` None all.
-    `workloads`, files of `corpora` and `recordings` are what tokens are counted in, beside the target's
-    answers of `seconds`."""
+    """What is to be trimmed, for whom, and how.
+
+    Args:
+        small: The draft.
+        target: What it drafts for.
+        out: The file of the trimmed draft.
+        vocabulary: Tokens that are kept; None: as many as pay, 0: all.
+        workloads: Prompts whose tokens and answers are counted; none: the bundled ones.
+        corpora: Files that are counted too.
+        recordings: Recorded answers that are counted too.
+        seconds: For the target's answers that are counted.
+        measuring_seconds: For the answers that drafts are measured on, and for each draft on them.
+        keep_types: Whether weights stay of the types that they are.
+        context_length: Of target and draft, in tokens; None: the usual one.
+        options: How the target is loaded.
+        draft_options: How the draft is; None: as the target.
+    """
 
     small: ModelFile
     target: ModelFile
     out: Path
     vocabulary: int | None = None
-    layers: int | None = None
     workloads: tuple[Workload, ...] = ()
     corpora: tuple[Path, ...] = ()
     recordings: tuple[Path, ...] = ()
     seconds: float = COUNTING_SECONDS
     measuring_seconds: float = 20.0
-    """for the answers that drafts are measured on, and for each draft on them"""
     keep_types: bool = False
     context_length: int | None = None
     options: LoadOptions = field(default_factory=LoadOptions)
@@ -81,8 +92,6 @@ def trim(asked: TrimRequest, progress: Progress = lambda _what, _part: None) -> 
     """
     started = perf_counter()
     source = read_source(asked.small.path)
-    layers = outer_layers(source.layers, asked.layers) if asked.layers else tuple(range(source.layers))
-    source.check_layers(len(layers))
     prompts, notices = prompts_of(asked.workloads), list[str]()
     with Loaded(asked.target, asked.options, notices, progress) as target:
         usual = min(DEFAULT_CONTEXT_TOKENS, target.weights.trained_context)
@@ -95,26 +104,21 @@ def trim(asked: TrimRequest, progress: Progress = lambda _what, _part: None) -> 
         subject = Subject(loaded, target.facts(), costs, ())
         subject = _answered(subject, prompts.measured, seconds, notices, progress)
         held_out = [_in_draft(answer.row.tokens, None, draft.alignment) for answer in subject.answers]
-        run = _Run(asked, source, subject, draft, layers, origins, notices, progress)
+        run = _Run(asked, source, subject, draft, origins, notices, progress)
         before = run.measure(asked.small)
-        speeds = run.speeds(before.step_s)
-        types = {} if asked.keep_types else speeds.fastest(source)
-        sizes = run.sizes(usage, held_out, before, speeds, types)
+        sizes = run.sizes(usage, held_out, before)
         size = max(sizes, key=lambda c: c.speedup).tokens if asked.vocabulary is None else asked.vocabulary
-        subset = Subset.whole(source.vocabulary)
-        if 0 < size < source.vocabulary:
-            subset = Subset.of(usage.order()[: size - 1].tolist(), source.vocabulary)
-        cut, after = run.make(subset, types, before)
-        return run.report(cut, sizes, speeds, before, after, perf_counter() - started)
+        cut = Cut(usage.order(), size or source.vocabulary)
+        tried, after = run.make(cut)
+        return run.report(cut, sizes, tried, before, after, perf_counter() - started)
 
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """The draft beside its target: how they line up, tokens that it cannot do without, and how it loads."""
+    """The draft beside its target: how they line up, and tokens that it cannot do without."""
 
     alignment: Alignment
     floor: Ids
-    options: LoadOptions
 
 
 def _line_up(asked: TrimRequest, target: GgufModel, notices: list[str], progress: Progress) -> _Draft:
@@ -129,7 +133,7 @@ def _line_up(asked: TrimRequest, target: GgufModel, notices: list[str], progress
             reason = f"{len(floor) + 2} are needed in any case: bytes, digits, white space, control tokens"
             way_out = "Give more, or 0: all tokens."
             raise SettingError(f"--vocabulary {asked.vocabulary}", reason, way_out)
-        return _Draft(alignment, floor, draft.weights.options)
+        return _Draft(alignment, floor)
 
 
 def _answered(
@@ -215,7 +219,6 @@ class _Run:
     source: Source
     subject: Subject
     draft: _Draft
-    layers: tuple[int, ...]
     origins: list[str]
     notices: list[str]
     progress: Progress
@@ -244,71 +247,53 @@ class _Run:
             judged=judged,
         )
 
-    def speeds(self, step_s: float) -> Speeds:
-        """What weights of each type cost here; where that cannot be measured, all alike."""
-        if not (self.asked.keep_types and self.asked.vocabulary is not None):
-            report = partial(self.progress, "timing types of weights")
-            try:
-                folder, seconds = self.asked.out.resolve().parent, self.asked.measuring_seconds
-                return measure_types(self.source, self.draft.options, folder, report, seconds / 4)
-            except (ModelFileError, BackendError) as error:
-                self.notices.append(f"types are left as they are: {error.why}")
-        kinds = {t.kind: 0.0 for t in self.source.tensors.values() if t.is_matrix}
-        weights = sum(t.weights for t in self.source.tensors.values() if t.is_matrix)
-        return Speeds(dict.fromkeys(kinds, step_s / weights), self.draft.options)
-
-    def sizes(
-        self,
-        usage: Usage,
-        held_out: Sequence[Answer],
-        before: Measured,
-        speeds: Speeds,
-        types: Mapping[str, Type],
-    ) -> tuple[Choice, ...]:
-        """What vocabularies of several sizes lose, and what they save."""
-        whole = self.source.vocabulary
+    def sizes(self, usage: Usage, held_out: Sequence[Answer], before: Measured) -> tuple[Choice, ...]:
+        """What vocabularies of several sizes lose, and what they save: a step takes as long as the bytes that
+        it reads."""
+        whole, ratio = self.source.vocabulary, self.source.output_ratio
         wanted = {whole, *_SIZES, *([self.asked.vocabulary] if self.asked.vocabulary else [])}
         sizes = sorted(n for n in wanted if len(usage.floor) + 1 < n <= whole)
         found = []
         for size, lost in zip(sizes, usage.lost(sizes, held_out), strict=True):
             lost = 0.0 if size == whole else lost
-            step_s = speeds.step_s(self.source, before.step_s, size, self.layers, types)
+            step_s = before.step_s * (1 - ratio * (1 - size / whole))
             right = before.agreement.value * (1 - lost)
             found.append(Choice(size, lost, step_s, self._best(step_s, right)))
         return tuple(found)
 
-    def make(self, subset: Subset, types: Mapping[str, Type], before: Measured) -> tuple[Cut, Measured]:
-        """Write the draft; where faster types cost much of its agreement, the best of it, one where only
-        rows that fit no K-quant change, and one whose types are as they were."""
-        whole = Cut(subset, self.layers, {})
-        tried: list[tuple[Cut, Measured]] = []
+    def make(self, cut: Cut) -> tuple[tuple[Tried, ...], Measured]:
+        """Write the draft in its own types and in others, measure each, and keep the best by the draft model
+        alone: what lookup finds is the same for all."""
+        found: list[tuple[Tried, Measured, Path]] = []
         with TemporaryDirectory(prefix=".trim-", dir=self.asked.out.resolve().parent) as folder:
-            for cut in (replace(whole, types=kinds) for kinds in self._fewer(types)):
-                path = Path(folder) / str(len(tried)) / self.asked.out.name
-                path.parent.mkdir()
-                self.progress(f"writing {self.asked.out.name}", None)
-                self.notices.extend(self._write(cut, path))
+            own = self.asked.small.card.quantization
+            others = () if self.asked.keep_types else (name for name in _TYPES if name != own)
+            for name in ("", *others):
+                path = Path(folder) / name / self.asked.out.name
+                path.parent.mkdir(exist_ok=True)
+                self.progress(f"writing {self.asked.out.name} {name}".rstrip(), None)
+                if not name:
+                    self.notices.extend(self._write(cut, path))
+                elif not self._quantized(found[0][2], name, path):
+                    continue
                 [file] = find_models([str(path)], hub=HubOptions())
-                tried.append((cut, self.measure(file)))
-                if tried[0][1].agreement.value >= _MIN_KEPT_RATIO * before.agreement.value:
-                    break
-            best = max(range(len(tried)), key=lambda i: self._speedup(tried[i][1]))
-            (Path(folder) / str(best) / self.asked.out.name).replace(self.asked.out.resolve())
-        return tried[best]
+                measured = self.measure(file)
+                speedup = self._best(measured.step_s, measured.agreement.value)
+                kind = name or file.card.quantization
+                tried = Tried(kind, path.stat().st_size, measured.step_s, measured.agreement, speedup)
+                found.append((tried, measured, path))
+            best = max(found, key=lambda one: one[0].speedup)
+            best[2].replace(self.asked.out.resolve())
+        return tuple(one[0] for one in found), best[1]
 
-    def _fewer(self, types: Mapping[str, Type]) -> list[Mapping[str, Type]]:
-        """Fewer and fewer changes of types, to none."""
-        tensors = self.source.tensors
-        narrow = {
-            name: kind
-            for name, kind in types.items()
-            if name in tensors and name != OUTPUT and not row_bytes(Type.Q4_K, tensors[name].columns)
-        }
-        return list({tuple(kinds.items()): kinds for kinds in (types, narrow, {})}.values())
-
-    def _speedup(self, measured: Measured) -> float:
-        """Of the best draft length, by the draft model alone: what lookup finds is the same for all."""
-        return self._best(measured.step_s, measured.agreement.value)
+    def _quantized(self, source: Path, name: str, path: Path) -> bool:
+        """Make another quantization of what was cut; whether it came out, and smaller."""
+        try:
+            made = quantize(source, name, path, threads=self.asked.options.threads)
+        except BackendError as error:
+            self.notices.append(f"{name} is not tried: {error.why}")
+            return False
+        return made.file_bytes < source.stat().st_size
 
     def _best(self, step_s: float, agreement: float) -> float:
         calls_s = self.subject.costs.calls_s(SHOWN_CALLS, context=0).tolist()
@@ -329,18 +314,14 @@ class _Run:
         self,
         cut: Cut,
         sizes: tuple[Choice, ...],
-        speeds: Speeds,
+        tried: tuple[Tried, ...],
         before: Measured,
         after: Measured,
         seconds: float,
     ) -> Report:
         """What came of it."""
         [made] = find_models([str(self.asked.out)], hub=HubOptions())
-        if len(self.layers) < self.source.layers:
-            self.notices.append(
-                "layers were dropped: the agreement falls until it is trained again (`outrider distill "
-                f"--continue {self.asked.out}`)"
-            )
+        subset = cut.subset
         return Report(
             path=str(self.asked.out),
             file_bytes=made.card.file_bytes,
@@ -348,13 +329,11 @@ class _Run:
             target=self.subject.facts,
             source_sha256=file_sha256(self.source.path),
             counted=tuple(self.origins),
-            known_tokens=cut.subset.size - cut.subset.has_other,
+            known_tokens=subset.size - subset.has_other,
             source_tokens=self.source.vocabulary,
-            layers=len(self.layers),
-            source_layers=self.source.layers,
             sizes=sizes,
-            types=_changes(self.source, cut),
-            weight_s={kind.name: seconds for kind, seconds in speeds.weight_s.items()},
+            types=tried,
+            quantization=made.card.quantization,
             before=before,
             after=after,
             verdict=after.judged.verdict.sentence,
@@ -363,15 +342,3 @@ class _Run:
             notices=tuple(dict.fromkeys(self.notices)),
             seconds=seconds,
         )
-
-
-def _changes(source: Source, cut: Cut) -> dict[str, float]:
-    """Each change of a type with its share of the weights that are multiplied with."""
-    found: Counter[str] = Counter()
-    for name, tensor, layer in source.multiplied():
-        if layer is None or layer in cut.layers:
-            rows = cut.subset.size if layer is None else tensor.data.shape[0]
-            to = cut.types.get(name, tensor.kind)
-            changed = tensor.kind.name if to == tensor.kind else f"{tensor.kind.name} to {to.name}"
-            found[changed] += rows * tensor.columns
-    return {change: count / found.total() for change, count in found.most_common()}
