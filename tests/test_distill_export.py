@@ -18,9 +18,8 @@ from full_disk import file_size_limit
 from llama_cpp_models import SMALL
 from outrider.backends.gguf import Weights
 from outrider.core.errors import ModelFileError, OutriderError, SettingError, VocabularyMismatch
-from outrider.lab.distill.checkpoint import ARCHITECTURES, Checkpoint, read_gguf
+from outrider.lab.distill.checkpoint import ARCHITECTURES, Checkpoint, keep_layers, read_gguf, restrict
 from outrider.lab.distill.export import Written, read_provenance, read_subset, write_gguf
-from outrider.lab.distill.starting import keep_layers, restrict
 from outrider.models.fields import fields_of
 from outrider.models.header import read_header
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS

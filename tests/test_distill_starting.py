@@ -15,11 +15,11 @@ torch.set_num_threads(1)  # tiny products take longer on more
 
 from distilling import random_weights
 from outrider.core.data import Span
-from outrider.lab.distill.checkpoint import Checkpoint, read_gguf, tensor_sizes
+from outrider.lab.distill.checkpoint import Checkpoint, keep_layers, read_gguf, restrict, tensor_sizes
 from outrider.lab.distill.examples import Example
 from outrider.lab.distill.generate import top_tokens
 from outrider.lab.distill.network import Network, TorchModel
-from outrider.lab.distill.starting import best_layers, keep_layers, restrict
+from outrider.lab.distill.starting import best_layers
 from outrider.models.vocab.subset import Subset
 from tiny_gguf import write_tiny
 

@@ -27,7 +27,7 @@ from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab.distill import evaluation, train
-from outrider.lab.distill.checkpoint import Checkpoint, read_gguf
+from outrider.lab.distill.checkpoint import Checkpoint, keep_layers, read_gguf, restrict
 from outrider.lab.distill.corpus import Text, text_of
 from outrider.lab.distill.evaluation import StepCosts, predictions_of
 from outrider.lab.distill.examples import Example, example_path, read_example
@@ -38,7 +38,6 @@ from outrider.lab.distill.on_policy import OnPolicy
 from outrider.lab.distill.plan import Data, DistillPlan
 from outrider.lab.distill.questions import Question
 from outrider.lab.distill.report import Evaluation
-from outrider.lab.distill.starting import keep_layers, restrict
 from outrider.lab.distill.train import ROUNDED, Trainer, TrainingSettings, rounded
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile

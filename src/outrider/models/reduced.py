@@ -1,11 +1,15 @@
-"""The map of a draft's reduced vocabulary, from its GGUF header."""
+"""The map of a draft's reduced vocabulary, in its GGUF header."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from outrider.core.contracts import PartOf
+from outrider.core.contracts import PartOf, Vocabulary
+from outrider.models.constants import GGUFValueType
+from outrider.models.fields import Field
 from outrider.models.header import read_header
+from outrider.models.vocab.alignment import tokenizer_id
 
 TARGET_TOKENS = "outrider.draft.target_tokens"
 """INT32 array: for each token of the draft the target's id, -1 for the one that represents all others"""
@@ -33,3 +37,16 @@ def read_part(path: Path) -> PartOf:
         window=header.number(WINDOW) or 0,
         reads_pieces=header.fields.get(READS_PIECES) is True,
     )
+
+
+def part_fields(
+    target_tokens: Sequence[int], target: Vocabulary, *, window: int = 0, reads_pieces: bool = False
+) -> dict[str, Field]:
+    """The fields of a file whose tokens are those of `target` (the last, -1, for all others)."""
+    return {
+        TARGET_TOKENS: Field([*target_tokens], GGUFValueType.ARRAY, GGUFValueType.INT32),
+        OTHER_TOKEN: Field(len(target_tokens) - 1, GGUFValueType.UINT32),
+        TARGET_TOKENIZER: Field(tokenizer_id(target), GGUFValueType.STRING),
+        WINDOW: Field(window, GGUFValueType.UINT32),
+        READS_PIECES: Field(reads_pieces, GGUFValueType.BOOL),
+    }

@@ -22,6 +22,7 @@ from gguf.quants import dequantize
 from outrider.core.errors import ModelFileError
 from outrider.models.fields import Field, fields_of
 from outrider.models.header import Header, read_header
+from outrider.models.vocab.subset import Subset
 
 Array = npt.NDArray[np.float32]
 
@@ -87,6 +88,29 @@ class Checkpoint:
     def with_weights(self, shape: Shape, weights: Mapping[str, Array]) -> Checkpoint:
         """The same tokenizer with another model."""
         return replace(self, shape=shape, weights=weights)
+
+
+def keep_layers(model: Checkpoint, layers: Sequence[int]) -> Checkpoint:
+    """The model with these of its layers alone, in this order."""
+    kept = {name: values for name, values in model.weights.items() if not name.startswith("blk.")}
+    for new, old in enumerate(layers):
+        prefix = f"blk.{old}."
+        for name, values in model.weights.items():
+            if name.startswith(prefix):
+                kept[f"blk.{new}.{name.removeprefix(prefix)}"] = values
+    return model.with_weights(replace(model.shape, layers=len(layers)), kept)
+
+
+def restrict(model: Checkpoint, subset: Subset) -> Checkpoint:
+    """The model with the tokens of a subset alone; `<|other|>` starts as the mean of all others."""
+    if not subset.has_other:
+        return model
+    weights = dict(model.weights)
+    known = subset.to_target[:-1]
+    for name in weights.keys() & {"token_embd.weight", "output.weight"}:
+        others = np.delete(weights[name], known, axis=0).mean(axis=0, keepdims=True)
+        weights[name] = np.concatenate([weights[name][known], others])
+    return model.with_weights(replace(model.shape, vocabulary=subset.size), weights)
 
 
 def read_gguf(path: Path) -> Checkpoint:

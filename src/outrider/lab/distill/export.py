@@ -22,8 +22,8 @@ from outrider.core.files import check_writable, reason_of
 from outrider.lab.distill.checkpoint import SHAPE_KEYS, Checkpoint, rotation_layout
 from outrider.models.fields import Field
 from outrider.models.header import read_header
-from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS, WINDOW
-from outrider.models.vocab import align, tokenizer_id
+from outrider.models.reduced import part_fields
+from outrider.models.vocab import align
 from outrider.models.vocab.subset import Subset, tokenizer_fields
 from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration
 
@@ -121,11 +121,7 @@ def write_gguf(
         raise SettingError("the draft", reason, "Restrict its weights to the same tokens first.")
     fields, notes = tokenizer_fields(checkpoint.metadata, subset, target.size)
     if subset.has_other:
-        map_kind = GGUFValueType.ARRAY, GGUFValueType.INT32
-        fields[TARGET_TOKENS] = Field(subset.to_target.tolist(), *map_kind)
-        fields[OTHER_TOKEN] = Field(subset.size - 1, GGUFValueType.UINT32)
-        fields[WINDOW] = Field(window, GGUFValueType.UINT32)
-        fields[TARGET_TOKENIZER] = Field(tokenizer_id(target), GGUFValueType.STRING)
+        fields |= part_fields(subset.to_target.tolist(), target, window=window)
     metadata = checkpoint.metadata
     fields |= {key: metadata[key] for key in _LICENCE_KEYS if key in metadata}
     if prior is not None:

@@ -7,19 +7,17 @@ the others: it is tried out on some of the answers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, embedding
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import SettingError
-from outrider.lab.distill.checkpoint import Checkpoint, read_gguf
+from outrider.lab.distill.checkpoint import Checkpoint, keep_layers, read_gguf, restrict
 from outrider.lab.distill.corpus import TrainingBatch, batch_of, text_of
 from outrider.lab.distill.examples import Example, tokens_used
 from outrider.lab.distill.export import read_subset
@@ -64,29 +62,6 @@ def first_draft(
     layers = kept(plan.out / "layers.json", best, read, "layers", "Remove it.")
     notices.append(f"its layers are {', '.join(map(str, layers))} of {have}")
     return keep_layers(reduced, layers), subset
-
-
-def keep_layers(model: Checkpoint, layers: Sequence[int]) -> Checkpoint:
-    """The model with these of its layers alone, in this order."""
-    kept = {name: values for name, values in model.weights.items() if not name.startswith("blk.")}
-    for new, old in enumerate(layers):
-        prefix = f"blk.{old}."
-        for name, values in model.weights.items():
-            if name.startswith(prefix):
-                kept[f"blk.{new}.{name.removeprefix(prefix)}"] = values
-    return model.with_weights(replace(model.shape, layers=len(layers)), kept)
-
-
-def restrict(model: Checkpoint, subset: Subset) -> Checkpoint:
-    """The model with the tokens of a subset alone; `<|other|>` starts as the mean of all others."""
-    if not subset.has_other:
-        return model
-    weights = dict(model.weights)
-    known = subset.to_target[:-1]
-    for name in weights.keys() & {"token_embd.weight", "output.weight"}:
-        others = np.delete(weights[name], known, axis=0).mean(axis=0, keepdims=True)
-        weights[name] = np.concatenate([weights[name][known], others])
-    return model.with_weights(replace(model.shape, vocabulary=subset.size), weights)
 
 
 def best_layers(model: Checkpoint, subset: Subset, examples: Sequence[Example], count: int) -> list[int]:

@@ -18,8 +18,8 @@ from outrider.core.errors import SettingError, VocabularyMismatch
 from outrider.core.files import reason_of
 from outrider.lab.trim.source import BY_TOKEN, Source, Tensor
 from outrider.models.fields import Field
-from outrider.models.reduced import OTHER_TOKEN, READS_PIECES, TARGET_TOKENIZER, TARGET_TOKENS
-from outrider.models.vocab import align, tokenizer_id
+from outrider.models.reduced import part_fields
+from outrider.models.vocab import align
 from outrider.models.vocab.subset import Ids, Subset, tokenizer_fields
 from outrider.policy.pretrained import CALIBRATION_KEY
 
@@ -73,10 +73,7 @@ def write_trimmed(
     fields, notes = tokenizer_fields(source.fields, subset, source.vocabulary)
     if subset.has_other:
         ids = np.append(to_target[subset.to_target[:-1]], -1).tolist()
-        fields[TARGET_TOKENS] = Field(ids, GGUFValueType.ARRAY, GGUFValueType.INT32)
-        fields[OTHER_TOKEN] = Field(subset.size - 1, GGUFValueType.UINT32)
-        fields[READS_PIECES] = Field(True, GGUFValueType.BOOL)
-        fields[TARGET_TOKENIZER] = Field(tokenizer_id(target), GGUFValueType.STRING)
+        fields |= part_fields(ids, target, reads_pieces=True)
     fields |= {f"{_PREFIX}{name}": Field(text, GGUFValueType.STRING) for name, text in origin.items()}
     try:
         _write(source, cut, path, _own_fields(source, subset.size) | fields)
