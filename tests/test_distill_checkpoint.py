@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,17 @@ from gguf.quants import quantize
 
 from distilling import random_model, spoken
 from outrider.core.errors import ModelFileError
-from outrider.lab.distill.checkpoint import Array, Checkpoint, Shape, read_gguf, rotation_layout, tensor_sizes
+from outrider.lab.distill.checkpoint import (
+    Array,
+    Checkpoint,
+    Shape,
+    keep_layers,
+    read_gguf,
+    restrict,
+    rotation_layout,
+    tensor_sizes,
+)
+from outrider.models.vocab.subset import Subset
 from tiny_gguf import write_tiny
 
 TOKENS = [65, 256, 3, 258, 101, 200, 270, 12]
@@ -181,3 +192,32 @@ def test_damaged_and_split_files_are_refused(path: Path, tmp_path: Path) -> None
         read_gguf(write_tiny(tmp_path / "split.gguf", shards=2))
     with pytest.raises(ModelFileError, match="there is no such file"):
         read_gguf(tmp_path / "none.gguf")
+
+
+# Parts of a model
+
+
+def test_a_model_with_some_of_its_layers_has_their_weights(model: Checkpoint) -> None:
+    kept = keep_layers(model, (0, 2))
+    assert kept.shape == replace(model.shape, layers=2)
+    assert {name: values.shape for name, values in kept.weights.items()} == tensor_sizes(kept.shape) | {
+        "output.weight": (289, 64)
+    }
+    for name in ("ffn_up.weight", "attn_q.weight", "attn_norm.weight"):
+        assert kept.weights[f"blk.0.{name}"] is model.weights[f"blk.0.{name}"]
+        assert kept.weights[f"blk.1.{name}"] is model.weights[f"blk.2.{name}"]
+    everything = keep_layers(model, range(3))
+    assert everything.shape == model.shape and everything.weights.keys() == model.weights.keys()
+
+
+def test_a_restricted_model_has_a_mean_row_for_the_rest(model: Checkpoint) -> None:
+    subset = Subset.of([1, 5, 288], 289)
+    draft = restrict(model, subset)
+    assert draft.shape == replace(model.shape, vocabulary=4)
+    for name in ("token_embd.weight", "output.weight"):
+        rows = model.weights[name]
+        np.testing.assert_array_equal(draft.weights[name][:3], rows[[1, 5, 288]])
+        np.testing.assert_allclose(
+            draft.weights[name][3], np.delete(rows, [1, 5, 288], axis=0).mean(axis=0), atol=1e-6
+        )
+    assert restrict(model, Subset.whole(289)) is model

@@ -1,9 +1,8 @@
-"""The draft before training: which tokens it knows, and which layers it begins with."""
+"""Which layers a draft begins with."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ torch.set_num_threads(1)  # tiny products take longer on more
 
 from distilling import random_weights
 from outrider.core.data import Span
-from outrider.lab.distill.checkpoint import Checkpoint, keep_layers, read_gguf, restrict, tensor_sizes
+from outrider.lab.distill.checkpoint import Checkpoint, read_gguf, restrict
 from outrider.lab.distill.examples import Example
 from outrider.lab.distill.generate import top_tokens
 from outrider.lab.distill.network import Network, TorchModel
@@ -100,34 +99,3 @@ def test_one_layer_or_all(model: Checkpoint, count: int) -> None:
 def test_more_answers_than_are_looked_at(model: Checkpoint) -> None:
     idle = changed(model, (1, 2), 1e-4)
     assert best_layers(idle, whole(model), answers(idle, 30), 4) == [0, 3, 4, 5]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return read_gguf(write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf", layers=3))
-
-
-def test_a_model_with_some_of_its_layers_has_their_weights(tiny: Checkpoint) -> None:
-    kept = keep_layers(tiny, (0, 2))
-    assert kept.shape == replace(tiny.shape, layers=2)
-    assert {name: values.shape for name, values in kept.weights.items()} == tensor_sizes(kept.shape) | {
-        "output.weight": (289, 64)
-    }
-    for name in ("ffn_up.weight", "attn_q.weight", "attn_norm.weight"):
-        assert kept.weights[f"blk.0.{name}"] is tiny.weights[f"blk.0.{name}"]
-        assert kept.weights[f"blk.1.{name}"] is tiny.weights[f"blk.2.{name}"]
-    everything = keep_layers(tiny, range(3))
-    assert everything.shape == tiny.shape and everything.weights.keys() == tiny.weights.keys()
-
-
-def test_a_restricted_model_has_a_mean_row_for_the_rest(tiny: Checkpoint) -> None:
-    subset = Subset.of([1, 5, 288], 289)
-    draft = restrict(tiny, subset)
-    assert draft.shape == replace(tiny.shape, vocabulary=4)
-    for name in ("token_embd.weight", "output.weight"):
-        rows = tiny.weights[name]
-        np.testing.assert_array_equal(draft.weights[name][:3], rows[[1, 5, 288]])
-        np.testing.assert_allclose(
-            draft.weights[name][3], np.delete(rows, [1, 5, 288], axis=0).mean(axis=0), atol=1e-6
-        )
-    assert restrict(tiny, Subset.whole(289)) is tiny

@@ -8,7 +8,7 @@ architecture hold them interleaved instead, and are converted on the way in and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
