@@ -159,7 +159,7 @@ def test_a_draft_learns_what_its_target_says(teacher: Teacher, tmp_path: Path) -
     assert trainer.state.trained_tokens > 40 * 300
 
 
-@pytest.mark.parametrize(("loss", "share"), [("kl", 0.9), ("tv", 0.95)])
+@pytest.mark.parametrize(("loss", "share"), [("kl", 0.9), ("tv", 0.97)])
 def test_every_loss_is_brought_down(teacher: Teacher, tmp_path: Path, loss: Any, share: float) -> None:
     trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, steps=24, loss=loss, evaluate_every=12))
     trainer.run()
