@@ -117,7 +117,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
         ("repetitions = 0", "FILE: repetitions: 0: it has to be 1 or more"),
         ("flash_attention = 'maybe'", "flash attention: 'maybe' is not known; choose one of"),
         ("name = '../elsewhere'", "FILE: name: '../elsewhere': "),
-        ("targets = 'a", "FILE: it is no TOML"),
+        ("targets = 'a", "FILE: it is not valid TOML"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_names_file_field_reason_and_way_out(tmp_path: Path, text: str, said: str) -> None:

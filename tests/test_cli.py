@@ -181,55 +181,9 @@ def test_the_library_logs_only_when_asked(run: Call) -> None:
     assert "llama_" in run("-v", "hello").err
 
 
-NUMBER = (int, float)
-KEYS: dict[str, type | tuple[type, ...]] = {
-    "text": str,
-    "finish_reason": str,
-    "prompt_tokens": int,
-    "generated_tokens": int,
-    "prefill_calls": int,
-    "target_calls": int,
-    "draft_calls": int,
-    "tokens_per_target_call": NUMBER,
-    "drafted_tokens": int,
-    "accepted_tokens": int,
-    "acceptance_rate": (float, type(None)),
-    "drafters": dict,
-    "prefill_s": float,
-    "decode_s": float,
-    "tokens_per_s": float,
-    "time_s": dict,
-    "burst_latency_s": dict,
-}
-
-
-def check_counts(result: dict[str, Any]) -> None:
-    for key, kind in KEYS.items():
-        if key != "text":
-            assert isinstance(result[key], kind), key
-    assert result["time_s"].keys() >= {"draft", "verify", "sampling", "other"}
-    assert result["burst_latency_s"].keys() == {"p50", "p95", "max"}
-    assert result["tokens_per_target_call"] == result["generated_tokens"] / result["target_calls"]
-    for counts in result["drafters"].values():
-        assert counts.keys() >= {"drafted_tokens", "accepted_tokens", "acceptance_rate"}
-    total = sum(counts["drafted_tokens"] for counts in result["drafters"].values())
-    assert total == result["drafted_tokens"] >= result["accepted_tokens"]
-
-
-def test_json_has_the_documented_keys(run: Call, models: Path) -> None:
-    draft = ("-md", str(models / "draft.gguf"), "--policy", "fixed")
-    result = as_json(run("--json", "-n", "32", *draft, "the and the and"))
-    check_counts(result)
-    assert isinstance(result["text"], str) and isinstance(result["settings"], dict)
-    assert result["finish_reason"] in ("stop", "length") and result["draft_calls"] > 0
-    assert set(result["drafters"]) <= {"draft", "lookup"}
-    assert "plain" not in result and "speedup" not in result and "explanation" not in result
-
-
 def test_an_automatic_choice_is_explained(run: Call, models: Path) -> None:
     arguments = ("-n", "32", "-md", str(models / "draft.gguf"), "the and the and")
     result = as_json(run("--json", *arguments))
-    check_counts(result)
     explanation = result["explanation"]
     assert result["settings"]["policy"]["kind"] == "auto"
     assert sum(made["steps"] for made in explanation["choices"].values()) == result["target_calls"]
@@ -273,16 +227,6 @@ def test_costs_are_written_and_read(run: Call, tmp_path: Path) -> None:
     file.write_text("{}")
     outcome = run("-n", "4", "--costs", str(file), "hello")
     assert outcome.status == 2 and str(file) in outcome.err
-
-
-def test_json_of_a_comparison_has_both_sides(run: Call) -> None:
-    result = as_json(run("--json", "--compare", "--repetitions", "2", "-n", "32", "the and the and"))
-    check_counts(result)
-    check_counts(result["plain"])
-    assert result["plain"]["target_calls"] == result["plain"]["generated_tokens"]
-    assert result["plain"]["drafted_tokens"] == 0
-    assert result["speedup"]["low"] <= result["speedup"]["median"] <= result["speedup"]["high"]
-    assert result["equal"] is True and result["divergence"] is None
 
 
 def test_notices_do_not_reach_json(outrider: Call, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +274,7 @@ def test_an_error_is_one_message(run: Call, outrider: Call, models: Path) -> Non
         (outrider("run", "-m", cut, "hi"), [cut, "missing", "download it again"]),
         (outrider("run", "-m", str(models), "hi"), [str(models), "directory"]),
         (run("-n", "0", "hi"), ["-n 0", "asks for nothing", "-1 for no limit"]),
-        (run("-n", "-7", "hi"), ["-n -7", "no number of tokens"]),
+        (run("-n", "-7", "hi"), ["-n -7", "not a number of tokens"]),
         (run("--temp", "-1", "hi"), ["--temp: -1", "it has to be 0 or more"]),
         (run("--temp", "nan", "hi"), ["--temp: nan", "finite"]),
         (run("--top-p", "2", "hi"), ["--top-p: 2", "1: all"]),

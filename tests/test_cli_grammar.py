@@ -159,11 +159,6 @@ def test_forced_text_has_a_colour_of_its_own(capsys: pytest.CaptureFixture[str])
     assert SOURCE_STYLES["grammar"] and len(set(styles)) == len(styles)
 
 
-def test_canonical_is_named(run: Call) -> None:
-    err = " ".join(run("-j", TEXT, "--fast-forward", "canonical").err.split())
-    assert "fast-forward canonical: exact relative to the canonical tokenization" in err
-
-
 def test_json_has_counts_times_and_whether_it_is_complete(run: Call, models: Path) -> None:
     data = result(run("-j", TEXT, "--json", "-md", str(models / "draft.gguf")))
     assert data["complete"] is True and json.loads(data["text"])
@@ -371,11 +366,3 @@ def test_a_broken_schema_is_refused_before_a_model_is_loaded(
     for command in (("run", "hello"), ("chat",), ("verify",)):
         outcome = call(monkeypatch, capfdbinary, *command, "-m", "absent.gguf", "-j", '{"type": 5}')
         assert outcome.status == 2 and "type" in outcome.err and "absent.gguf" not in outcome.err
-
-
-def test_the_help_has_a_section_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    for command in ("run", "chat", "verify"):
-        shown = call(monkeypatch, capfdbinary, command, "--help").out
-        assert "Structured output" in shown and "--json-schema" in shown and "--choice" in shown

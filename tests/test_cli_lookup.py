@@ -107,7 +107,7 @@ def test_several_paths_make_one_corpus(run: Call, tmp_path: Path) -> None:
         (None, "no such file or directory"),
         (b"", "it is empty"),
         (b" \n ", "it is empty"),
-        (b"some\0text", "it is no text (it holds zero bytes)"),
+        (b"some\0text", "it is not text (it holds zero bytes)"),
         (b"caf\xe9 au lait", "it is not UTF-8"),
     ],
 )

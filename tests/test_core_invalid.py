@@ -75,7 +75,7 @@ def test_place_and_reason_are_said(data: Any, said: str) -> None:
 def test_text_that_is_no_json_is_said_to_be_none() -> None:
     with pytest.raises(ValidationError) as caught:
         Whole.model_validate_json("{")
-    assert str(invalid(caught.value)) == "it is no JSON"
+    assert str(invalid(caught.value)) == "it is not valid JSON"
 
 
 VALUES = st.recursive(

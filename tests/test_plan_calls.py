@@ -277,7 +277,7 @@ def test_a_file_of_hardware_adds_to_what_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("x", "it is no TOML"),
+        ("x", "it is not valid TOML"),
         ("[cars.a]\n", "'cars' is none of its tables"),
         ("[hardware]\na = 1\n", "hardware.a is no table"),
         ('[hardware.mine]\nkind = "boat"\n', "its kind is 'boat'"),

@@ -155,7 +155,7 @@ def record(fields: str) -> str:
     ("text", "complaint"),
     [
         ("", "there is no key in it"),
-        ("[[key]", "it is no TOML"),
+        ("[[key]", "it is not valid TOML"),
         ("[key]\nname = 'a'", "key: it is no array of tables"),
         ("keys = 3", "keys: it is not known"),
         (record(""), "key 1 (anna): it has neither key nor sha256"),

@@ -112,7 +112,7 @@ def test_a_switch_may_be_left_to_the_models(tmp_path: Path, value: bool) -> None
             'cors_origin = "https://a"',
             "outrider.toml: cors_origin: https://a cannot be used: it has to be",
         ),
-        ("port = ", "outrider.toml: it is no TOML"),
+        ("port = ", "outrider.toml: it is not valid TOML"),
     ],
 )
 def test_a_file_that_is_wrong_is_named_with_the_place(tmp_path: Path, text: str, complaint: str) -> None:
@@ -125,7 +125,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"none\.toml: no such file"):
         read_configuration({}, {}, tmp_path / "none.toml")
     (tmp_path / "odd.toml").write_bytes(b"\xff")
-    with pytest.raises(SettingError, match=r"odd\.toml: it is no UTF-8"):
+    with pytest.raises(SettingError, match=r"odd\.toml: it is not UTF-8"):
         read_configuration({}, {}, tmp_path / "odd.toml")
 
 

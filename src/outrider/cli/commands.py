@@ -21,15 +21,15 @@ from outrider.cli import llama_options
 from outrider.cli.output import INTERRUPTED, PIPE_CLOSED, leave, let_rich_leave
 from outrider.core.schema import Group, Setting, setting_error, settings_of
 
-_RUN = """Generate text with a target model and its drafts; say what it took.
+_RUN = """Generate text with a target model and its drafts, and show what it took.
 
-Exit status: 0; 2 for what cannot be done; 3 for an output that is cut off before its schema or grammar ends;
-130 after Ctrl-C; 141 when the reader of its output left (| head).
+Exit status: 0; 2 for an error; 3 for an output cut off before its schema or grammar ends; 130 after Ctrl-C;
+141 when the reader of its output left (| head).
 """
 _BENCH = """Find the pairing and the settings that win here: sweep targets, drafts, settings and workloads.
 
 outrider bench init writes a commented plan; bench report and export read runs (-h says more).
-Interrupted, it goes on where it was when it is started again.
+A sweep that was interrupted continues when it is started again.
 """
 
 
@@ -51,27 +51,27 @@ COMMANDS = {
     "chat": CommandSpec(
         "settings:ChatSettings",
         "chat:chat",
-        "Hold a conversation that keeps its KV between turns.",
+        "Hold a conversation; its KV is kept between turns.",
         hidden="settings:NOT_IN_CHAT",
     ),
     "verify": CommandSpec(
         "settings:VerifySettings",
         "verify:verify",
-        "Test that speculation does not change the output; certify it.",
+        "Test that speculation does not change the output, and write a certificate.",
     ),
     "costs": CommandSpec(
         "settings:CostsSettings",
         "costs:costs",
-        "Measure what calls of the models cost here; what drafts must reach.",
+        "Measure what model calls cost here, and what acceptance drafts must reach.",
     ),
     "bench": CommandSpec("bench_settings:BenchSettings", "bench:bench", _BENCH),
     "bench init": CommandSpec(
         "bench_settings:InitSettings",
         "bench:init",
-        "Write a plan with every setting explained, ready to be run.",
+        "Write a plan, ready to run, that explains every setting.",
     ),
     "bench report": CommandSpec(
-        "bench_settings:ReportSettings", "bench:report", "Show the report of a run, as far as it has come."
+        "bench_settings:ReportSettings", "bench:report", "Show the report of a run, finished or not."
     ),
     "bench export": CommandSpec(
         "bench_settings:ExportSettings",
@@ -81,37 +81,37 @@ COMMANDS = {
     "check": CommandSpec(
         "settings:CheckSettings",
         "check:check",
-        "Say within a minute whether a draft model, or lookup alone, pays for a target on this machine.",
+        "Find out within a minute whether a draft model, or lookup alone, pays on this machine.",
     ),
     "plan": CommandSpec(
         "plan_settings:PlanSettings",
         "plan:plan",
-        "Say what a pair would do on hardware that is not here, and what another engine starts with.",
+        "Predict what a pair would do on other hardware, and write the command for another engine.",
     ),
     "distill": CommandSpec(
         "distill_settings:DistillSettings",
         "distill:distill",
-        "Train a small draft on the target's own answers; say what it gained on prompts that it never saw.",
+        "Train a small draft on the target's own answers, and measure it on held-out prompts.",
     ),
     "trim": CommandSpec(
         "settings:TrimSettings",
         "trim:trim_draft",
-        "Make a draft cheaper without training: fewer tokens, and types of weights that are fast here.",
+        "Make a draft cheaper without training: a smaller vocabulary, and weight types that are fast here.",
     ),
     "quantize": CommandSpec(
         "settings:QuantizeSettings",
         "quantize:quantize_model",
-        "Make quantizations of a model with llama.cpp's own quantizer, from one download.",
+        "Quantize a model with llama.cpp's own quantizer, from one download.",
     ),
     "serve": CommandSpec(
         "serve_settings:ServeOptions",
         "serve_settings:serve_or_print",
-        "Serve the models to many: an OpenAI-compatible API, and a web page.",
+        "Serve models: an OpenAI-compatible API, and a web page.",
     ),
     "setup": CommandSpec(
         "settings:SetupSettings",
         "setup:setup",
-        "Show which libraries run GGUF files here; compile one for this CPU.",
+        "Show which libraries and devices run GGUF files here; compile a library for this CPU.",
     ),
 }
 
@@ -147,10 +147,9 @@ def _help_record(setting: Setting) -> tuple[str, str]:
         short = [name for name in setting.names if not name.startswith("--")]
         long = f"--[no-]{setting.flag.removeprefix('--')}" if "/" in "".join(setting.flags) else setting.flag
         written = f"{', '.join([*short, long])} {written if setting.kind is not bool else ''}"
-    is_shown = setting.default is not None and setting.kind is not bool
-    return written.rstrip().ljust(
-        _COLUMN
-    ), f"{setting.help} [{setting.default}]" if is_shown else setting.help
+    default = "on" if setting.default is True else setting.default
+    meaning = setting.help if default in (None, False, "") else f"{setting.help} [{default}]"
+    return written.rstrip().ljust(_COLUMN), meaning
 
 
 class Commands(TyperGroup):

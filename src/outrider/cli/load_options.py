@@ -78,7 +78,9 @@ def _shares(text: str | None) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in re.split(r"[,/]+", text)) if text else ()
     except ValueError:
-        raise SettingError(f"-ts {text}", "it is no list of numbers", "Write, for instance, 3,1.") from None
+        raise SettingError(
+            f"-ts {text}", "it is not a list of numbers", "Write, for instance, 3,1."
+        ) from None
 
 
 def _overrides(texts: Sequence[str], more: tuple[str, ...]) -> tuple[str, ...]:
@@ -103,7 +105,7 @@ def _adapters(settings: Loading) -> tuple[tuple[str, float], ...]:
             colon = ""
         if not (colon and path):
             raise SettingError(
-                f"--lora-scaled {text}", "it is no FILE:SCALE", "Write, for instance, a.gguf:0.5."
+                f"--lora-scaled {text}", "it is not FILE:SCALE", "Write, for instance, a.gguf:0.5."
             )
     return tuple(found)
 
@@ -120,4 +122,4 @@ def _layers(text: str) -> int:
     try:
         return max(int(text), -1)
     except ValueError:
-        raise SettingError("-ngl", f"{text!r} is no number", "Give a number of layers, or all.") from None
+        raise SettingError("-ngl", f"{text!r} is not a number", "Give a number of layers, or all.") from None

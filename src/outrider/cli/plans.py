@@ -226,14 +226,14 @@ def check_context(flag: str, size: int | None) -> None:
     """Raise SettingError for a context that could not hold anything."""
     if size is not None and (size < 0 or size == 1):
         raise SettingError(
-            f"{flag} {size}", "it is no size of a context", "Give 2 or more, or 0 for the usual one."
+            f"{flag} {size}", "it is not a context size", "Give 2 or more, or 0 for the usual one."
         )
 
 
 def _max_tokens(predict: int) -> int | None:
     """Tokens to generate; None for no limit."""
     if predict < -2 or predict == 0:
-        why = "it asks for nothing" if predict == 0 else "it is no number of tokens"
+        why = "it asks for nothing" if predict == 0 else "it is not a number of tokens"
         raise SettingError(f"-n {predict}", why, "Give 1 or more, or -1 for no limit.")
     return predict if predict > 0 else None
 
@@ -258,7 +258,9 @@ def _bias(text: str) -> tuple[int, float]:
     """A token and its bias, as in 15043+1.5 or 15043-inf."""
     found = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|\.\d+|inf))", text)
     if not found or found[2] == "+inf":
-        raise SettingError(f"-l {text}", "it is no token id with a bias", "Write, for instance, 15043+1.5.")
+        raise SettingError(
+            f"-l {text}", "it is not a token id with a bias", "Write, for instance, 15043+1.5."
+        )
     return int(found[1]), float(found[2])
 
 

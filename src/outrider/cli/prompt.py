@@ -67,10 +67,10 @@ def ask(question: str) -> str:
 
 
 def read_prediction(path: Path) -> str:
-    """The text of a predicted answer. Raises PromptError when it is empty, cannot be read or is no text."""
+    """The text of a predicted answer. Raises PromptError when it is empty, cannot be read or is not text."""
     text = read_file(path)
     if "\0" in text:
-        raise PromptError(str(path), "it is no text (it holds zero bytes)", "Name a text file.")
+        raise PromptError(str(path), "it is not text (it holds zero bytes)", "Name a text file.")
     if not text.strip():
         raise PromptError(str(path), "it is empty", "Name a file with the expected answer.")
     return text

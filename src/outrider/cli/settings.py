@@ -42,24 +42,24 @@ class Prompt(Group):
 
     panel = TEXT
     prompt_argument: str | None = setting(
-        None, metavar="PROMPT", argument=True, help="The prompt; else -p, -f, standard input or a question."
+        None, metavar="PROMPT", argument=True, help="The prompt; or give -p, -f or standard input."
     )
     prompt: str | None = setting(None, "-p", help="The prompt.")
     file: Path | None = setting(None, "-f", help="Read the prompt from a file (- for stdin).")
-    system: str | None = setting(None, "-sys", help="System message of the chat template.")
-    raw: bool = setting(False, help="Continue the prompt as it is, without chat template.")
+    system: str | None = setting(None, "-sys", help="System message.")
+    raw: bool = setting(False, help="Continue the prompt as it is, without a chat template.")
     escape: bool = setting(
-        True, "--escape/--no-escape", "-e", help=r"Read \n, \t and the like in -p (the default)."
+        True, "--escape/--no-escape", "-e", help=r"Interpret \n, \t and other escapes in -p."
     )
     predict: int = setting(
-        -1, "-n", "--predict", "--n-predict", help="Tokens to generate; -1: until it ends."
+        -1, "-n", "--predict", "--n-predict", help="Tokens to generate; -1: until the model ends."
     )
     stop: list[str] = setting(
-        [], "-r", "--stop", "--reverse-prompt", help="End before this text (repeatable)."
+        [], "-r", "--stop", "--reverse-prompt", help="Stop before this text (repeatable)."
     )
-    ignore_eos: bool = setting(False, help="Go on after end-of-generation tokens.")
-    interactive: bool = setting(False, "-i", help="Hold a conversation (what `outrider chat` does).")
-    history: bool = setting(True, help="Keep what you type in a conversation for the next one (the default).")
+    ignore_eos: bool = setting(False, help="Continue after end-of-generation tokens.")
+    interactive: bool = setting(False, "-i", help="Hold a conversation, as outrider chat does.")
+    history: bool = setting(True, help="Remember what you type in a conversation.")
 
     @property
     def prompt_is_piped(self) -> bool:
@@ -70,18 +70,18 @@ class Prompt(Group):
 class Shown(Group):
     """What is shown and written besides the text."""
 
-    show_source: bool = setting(False, help="Colour each token by who produced it.")
-    compare: bool = setting(False, help="Decode plainly too: how much faster, and is the text the same?")
-    repetitions: Count = setting(3, help="Runs of each kind that --compare makes.")
+    show_source: bool = setting(False, help="Colour each token by who drafted it.")
+    compare: bool = setting(
+        False, help="Decode plainly too, and show the speed-up and whether the text is the same."
+    )
+    repetitions: Count = setting(3, help="Runs of each kind for --compare.")
     logprobs: int | None = setting(
-        None, metavar="N", help="With --json: log probabilities, with the N most likely."
+        None, metavar="N", help="With --json: log probabilities of each token and of the N most likely."
     )
-    trace: Path | None = setting(None, help="Write every step's record as JSON lines.")
-    explain: bool = setting(False, help="Say what was chosen, why, and what would help.")
-    quiet: bool = setting(False, "-q", help="The text alone, without a readout.")
-    smooth: bool = setting(
-        False, help="Let the text out evenly, not in bursts; it waits for one step at most."
-    )
+    trace: Path | None = setting(None, help="Write a record of every step as JSON lines.")
+    explain: bool = setting(False, help="Show what was chosen, why, and what would help.")
+    quiet: bool = setting(False, "-q", help="Print the text alone, without the readout.")
+    smooth: bool = setting(False, help="Print text evenly instead of in bursts, at most one step late.")
 
 
 class Prediction(Group):
@@ -89,7 +89,7 @@ class Prediction(Group):
 
     panel = SPECULATION
     prediction: Path | None = setting(
-        None, help="Draft from this text, which the answer will be much like: a file to be edited."
+        None, help="Draft from this text, which the answer will resemble: a file to be edited."
     )
 
 
@@ -108,7 +108,7 @@ class RunSettings(
     """Those of `run` and `chat`."""
 
 
-_FIRST_MESSAGE = "The first message; else the conversation asks for it."
+_FIRST_MESSAGE = "The first message."
 
 NOT_IN_CHAT = frozenset(
     ("file", "raw", "interactive", "compare", "repetitions", "print_json", "logprobs", "prediction")
@@ -136,7 +136,7 @@ class VerifySettings(PairSettings, Structure, Lenience, JsonOutput):
         panel=TEXT,
         help="One prompt a line; in a .jsonl a string or an object with `prompt` (- for stdin).",
     )
-    raw: bool = setting(False, panel=TEXT, help="Continue the prompt as it is, without chat template.")
+    raw: bool = setting(False, panel=TEXT, help="Continue the prompt as it is, without a chat template.")
     tokens: int | None = setting(
         None, "-n", "--predict", "--n-predict", panel=TEXT, help="Tokens to generate for each prompt."
     )

@@ -41,7 +41,7 @@ def read_toml(path: Path, way_out: str) -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(path, way_out))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise SettingError(str(path), f"it is no TOML: {error}", "Correct it there.") from None
+        raise SettingError(str(path), f"it is not valid TOML: {error}", "Correct it there.") from None
 
 
 def check_writable(path: Path, what: str) -> None:

@@ -11,7 +11,11 @@ from pydantic import ValidationError
 
 _ALTERNATIVES = {"bool", "float", "int", "str"}
 """Types in the place of an error, which pydantic adds where a field takes several."""
-_REASONS = {"missing": "it is missing", "extra_forbidden": "it is not known", "json_invalid": "it is no JSON"}
+_REASONS = {
+    "missing": "it is missing",
+    "extra_forbidden": "it is not known",
+    "json_invalid": "it is not valid JSON",
+}
 _ACCEPTED = re.compile(
     r"Input should be (?P<value>.+?)(?: or (?:instance|object) .*|, (?:unable|got|but) .*)?"
     r"|Input tag .* expected tags: (?P<tags>.+)"

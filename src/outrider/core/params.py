@@ -65,15 +65,17 @@ class SamplingParams:
     temperature: float = sampler(
         0.8, "Temperature; 0 is greedy.", "--temp", "--temperature", metavar="T", ge=0
     )
-    dynatemp_range: float = sampler(0.0, "Temperature ±R by entropy; 0: constant.", metavar="R", ge=0)
-    dynatemp_exponent: float = sampler(1.0, "Exponent of that.", "--dynatemp-exp", metavar="E")
+    dynatemp_range: float = sampler(
+        0.0, "Vary the temperature by ±R with the entropy; 0: constant.", metavar="R", ge=0
+    )
+    dynatemp_exponent: float = sampler(1.0, "Exponent of that variation.", "--dynatemp-exp", metavar="E")
     top_k: int = sampler(40, "Keep the K most likely tokens; 0 or -1: all.", metavar="K", ge=-1)
     top_p: float = sampler(0.95, "Keep the nucleus of mass P; 1: all.", metavar="P", ge=0, le=1)
     min_p: float = sampler(
         0.05, "Keep tokens of at least P times the top's probability; 0: all.", metavar="P", ge=0, le=1
     )
     typical_p: float = sampler(
-        1.0, "Typical tokens of mass P; 1: all.", "--typical", "--typical-p", metavar="P", gt=0, le=1
+        1.0, "Keep typical tokens of mass P; 1: all.", "--typical", "--typical-p", metavar="P", gt=0, le=1
     )
     top_n_sigma: float = sampler(
         0.0,
@@ -87,14 +89,16 @@ class SamplingParams:
         0.0, "How often XTC drops top tokens; 0: never.", metavar="P", ge=0, le=1
     )
     xtc_threshold: float = sampler(0.1, "XTC: the probability of a top token.", metavar="P", ge=0, le=1)
-    repeat_penalty: float = sampler(1.0, "Divide logits of repeated tokens; 1: off.", metavar="X", gt=0)
-    presence_penalty: float = sampler(0.0, "Subtract X from repeated tokens.", metavar="X")
+    repeat_penalty: float = sampler(
+        1.0, "Divide the logits of repeated tokens by X; 1: off.", metavar="X", gt=0
+    )
+    presence_penalty: float = sampler(0.0, "Subtract X from the logits of repeated tokens.", metavar="X")
     frequency_penalty: float = sampler(0.0, "Subtract X for each repetition.", metavar="X")
-    repeat_last_n: int = sampler(64, "Tokens that penalties look at; 0: none, -1: all.", ge=-1)
+    repeat_last_n: int = sampler(64, "Penalise repetitions in the last N tokens; 0: off, -1: all.", ge=-1)
     dry_multiplier: float = sampler(0.0, "DRY: penalise repeated sequences; 0: off.", metavar="X", ge=0)
     dry_base: float = sampler(1.75, "DRY: growth of the penalty per token.", metavar="X", ge=1)
-    dry_allowed_length: int = sampler(2, "DRY: repetitions this short are free.", ge=0)
-    dry_penalty_last_n: int = sampler(64, "DRY: tokens looked at; 0: none, -1: all.", ge=-1)
+    dry_allowed_length: int = sampler(2, "DRY: repetitions of up to N tokens are free.", ge=0)
+    dry_penalty_last_n: int = sampler(64, "DRY: look at the last N tokens; 0: off, -1: all.", ge=-1)
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     logit_bias: tuple[tuple[int, float], ...] = ()
     banned: tuple[int, ...] = ()

@@ -43,7 +43,7 @@ class Target(Group):
         None,
         "-m",
         metavar="MODEL",
-        help="Target: a GGUF file, hf:OWNER/REPO[:QUANT] or hf:OWNER/REPO/FILE. None: the embedded default.",
+        help="Target: a GGUF file, hf:OWNER/REPO[:QUANT] or hf:OWNER/REPO/FILE. Default: the embedded model.",
     )
     hf_repo: str | None = setting(
         None, "-hf", metavar="REPO", help="Target from the hub: OWNER/REPO[:QUANT]."
@@ -58,9 +58,8 @@ class DraftModel(Group):
         None,
         "-md",
         metavar="MODEL",
-        help="Draft model with the same tokenizer; auto: found beside the target or in the hub's "
-        "cache; none: no draft model. The embedded default has its own, "
-        "default-draft, which other files of it take too.",
+        help="Draft model with the target's tokenizer; auto: the best beside the target or in the hub's "
+        "cache; none: no draft model. The embedded default comes with one: default-draft.",
     )
     hf_repo_draft: str | None = setting(
         None, "-hfd", metavar="REPO", help="Draft from the hub: OWNER/REPO[:QUANT]."
@@ -72,7 +71,7 @@ class Hub(Group):
 
     panel = MODELS
     hf_token: SecretStr | None = setting(None, "-hft", metavar="TOKEN", help="Hub token. Default: $HF_TOKEN.")
-    offline: bool = setting(False, help="Use only what is in the hub's cache.")
+    offline: bool = setting(False, help="Use only files in the hub's cache.")
 
 
 class Models(Target, DraftModel, Hub):
@@ -83,9 +82,7 @@ class Template(Group):
     """How a conversation becomes a text."""
 
     panel = MODELS
-    chat_template_file: Path | None = setting(
-        None, help="A chat template (Jinja) in place of the model's own."
-    )
+    chat_template_file: Path | None = setting(None, help="Chat template (Jinja) in place of the model's own.")
 
 
 class Reasoning(Group):
@@ -93,10 +90,10 @@ class Reasoning(Group):
 
     panel = MODELS
     reasoning_budget: Annotated[int, Field(ge=-1)] = setting(
-        -1, help="Tokens of a model's reasoning, after which its end is forced; -1: no limit, 0: none."
+        -1, help="End the reasoning after N tokens; -1: no limit, 0: no reasoning."
     )
     reasoning_budget_message: str | None = setting(
-        None, help="Text that is written before an end of the reasoning that is forced."
+        None, help="Text to write before a forced end of the reasoning."
     )
 
 
@@ -151,10 +148,15 @@ class Sampling(_Samplers):
     panel = SAMPLING
     seed: int = setting(-1, "-s", help="Random seed; -1: a fresh one.")
     dry_sequence_breaker: list[str] = setting(
-        [], help="DRY: ends a repetition (repeatable; replaces the usual ones; none: no breakers)."
+        [],
+        help="DRY: text that ends a repetition (repeatable; replaces the default ones; none: no breakers).",
     )
-    logit_bias: list[str] = setting([], "-l", metavar="ID±BIAS", help="Add to a logit: 15043+1 (repeatable).")
-    ban: list[str] = setting([], metavar="TOKEN", help="Never this token: its id, or its text (repeatable).")
+    logit_bias: list[str] = setting(
+        [], "-l", metavar="ID±BIAS", help="Add BIAS to a token's logit: 15043+1 (repeatable)."
+    )
+    ban: list[str] = setting(
+        [], metavar="TOKEN", help="Never choose this token: its id or its text (repeatable)."
+    )
 
 
 # Structured output
@@ -171,34 +173,34 @@ class Structure(Group):
         "-jf",
         "--json-schema-file",
         metavar="SCHEMA",
-        help="JSON that fulfils this schema: a file, - for stdin, or the schema itself ({…, true, false).",
+        help="JSON of this schema: a file, - for stdin, or the schema itself ({…, true, false).",
     )
     json_mode: bool = setting(False, help="Any JSON value.")
-    regex: str | None = setting(None, metavar="PATTERN", help="Text that matches this pattern as a whole.")
+    regex: str | None = setting(None, metavar="PATTERN", help="Text that this pattern matches as a whole.")
     choices: list[str] = setting([], "--choice", help="One of these texts (repeatable).")
     grammar: str | None = setting(
         None,
         "--grammar",
         "--grammar-file",
         metavar="GRAMMAR",
-        help="Text of this grammar: a GBNF file, a .lark file, - for stdin, or GBNF itself (it has a ::=).",
+        help="Text of this grammar: a GBNF or .lark file, - for stdin, or GBNF itself (it has a ::=).",
     )
     json_style: JsonStyle | None = setting(
         None,
         metavar="STYLE",
-        help="White space of JSON: spaced (the default), compact, pretty or flexible (as the model likes).",
+        help="White space in JSON: spaced (the default), compact, pretty or flexible (the model chooses).",
     )
     fast_forward: FastForward | None = setting(
         None,
         metavar="MODE",
-        help="Text with only one way to go on: exact (drafted; the default), canonical (its usual tokens "
-        "alone are allowed) or off.",
+        help="Where the grammar leaves no choice: exact (draft the text; the default), canonical (allow its "
+        "usual tokens alone) or off.",
     )
     lenient_schema: bool = setting(
-        False, help="Go on without what of the schema cannot be enforced, and say so."
+        False, help="Ignore parts of the schema that cannot be enforced, and list them."
     )
     constrain_after: str | None = setting(
-        None, help="Leave the output free up to this text: </think>, for instance."
+        None, help="Leave the output free up to this text, such as </think>."
     )
 
 
@@ -212,8 +214,8 @@ class Drafting(Group):
     policy: PolicyName | None = setting(
         None,
         metavar="WHO",
-        help="Who drafts and how far: auto (what pays here), lookup or model (auto, but only these), fixed "
-        "(by the lengths below), plain (nobody).",
+        help="Who drafts, and how far: auto (whatever pays here), lookup or model (auto with these alone), "
+        "fixed (the lengths below), plain (nobody).",
     )
     draft_max: int | None = setting(
         None,
@@ -221,35 +223,33 @@ class Drafting(Group):
         "--draft",
         "--draft-n",
         "--spec-draft-n-max",
-        help="Most tokens to draft a step (auto: 64, fixed: 8); 0 decodes plainly.",
+        help="Draft at most N tokens a step (auto: 64, fixed: 8); 0 decodes plainly.",
     )
     draft_min: int | None = setting(
         None,
         "--draft-min",
         "--draft-n-min",
         "--spec-draft-n-min",
-        help="Fixed lengths: drop shorter drafts (sampled ones are kept: dropping them would bias the text).",
+        help="Fixed lengths: drop shorter drafts (not sampled ones, which would bias the text).",
     )
     draft_p_min: Share | None = setting(
         None,
         "--draft-p-min",
         "--spec-draft-p-min",
         metavar="P",
-        help="Fixed lengths: end a draft before a token that is less likely than P to be right (0.65).",
+        help="Fixed lengths: end a draft before a token less likely than P to be accepted (0.65).",
     )
     rule: Rule = setting(
         _VERIFICATION.rule,
         metavar="RULE",
-        help="What keeps drafted tokens: auto, token, block, or stable (the text depends on the seed alone).",
+        help="Verification rule: auto, token, block, or stable (the text depends on the seed alone).",
     )
     bitwise: bool | None = setting(
         None,
-        help="Text equal to plain decoding's bit for bit, always, or an error where the library cannot. "
-        "By default where it costs nothing.",
+        help="The text of plain decoding, bit for bit, or an error where the library cannot give it. "
+        "Default: where it costs nothing.",
     )
-    lookup: bool = setting(
-        True, help="Draft from the text so far, and what was said before it. On by default."
-    )
+    lookup: bool = setting(True, help="Draft from the text so far, and from earlier texts.")
 
 
 class DraftSources(Group):
@@ -259,15 +259,15 @@ class DraftSources(Group):
     draft_sampling: DraftSampling = setting(
         _VERIFICATION.draft_sampling,
         metavar="HOW",
-        help="The draft's tokens: its most likely (greedy), drawn (sampled), or the better (auto).",
+        help="The draft model's tokens: the most likely (greedy), sampled, or whichever pays (auto).",
     )
     corpus: list[Path] = setting(
         [],
         metavar="PATH",
-        help="Draft from these files, and those in these folders (repeatable); indexed once.",
+        help="Draft from this file, or the files in this folder (repeatable); indexed once.",
     )
     costs: Path | None = setting(
-        None, help="Take what calls cost from this file; if there is none, write it there."
+        None, help="Read what calls cost from this file, or write it there if it is new."
     )
 
 
@@ -278,7 +278,7 @@ class Lenience(Group):
     lenience: float = setting(
         _VERIFICATION.lenience,
         metavar="L",
-        help="Below 1: accept more and CHANGE the text (tokens up to 1/L times too likely).",
+        help="Below 1: accept more tokens and CHANGE the text (up to 1/L times too likely).",
     )
 
 
@@ -288,13 +288,15 @@ class Lenience(Group):
 class Verbose(Group):
     """Whether the libraries' own log is shown."""
 
-    verbose: bool = setting(False, "-v", help="Let llama.cpp's own log through.")
+    verbose: bool = setting(False, "-v", help="Show llama.cpp's own log.")
 
 
 class JsonOutput(Group):
     """Whether a program reads the output."""
 
-    print_json: bool = setting(False, "--json", help="One JSON object on standard output, and nothing else.")
+    print_json: bool = setting(
+        False, "--json", help="Print one JSON object, and nothing else, on standard output."
+    )
 
 
 class PairSettings(Models, Template, Drafting, Context, DraftContext, Loading, Verbose):

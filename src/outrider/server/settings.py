@@ -88,8 +88,8 @@ class Server(Group):
     )
     tls_cert: Path | None = setting(None, help="Certificate chain (PEM): serve HTTPS.")
     tls_key: Path | None = setting(None, help="Its private key (PEM), without a passphrase.")
-    page: bool = setting(True, help="The web page at /. On by default.")
-    metrics: bool = setting(True, help="Metrics for Prometheus at /metrics. On by default.")
+    page: bool = setting(True, help="The web page at /.")
+    metrics: bool = setting(True, help="Metrics for Prometheus at /metrics.")
 
 
 class Access(Group):
