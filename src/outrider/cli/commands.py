@@ -131,13 +131,15 @@ class Command(TyperCommand):
     def format_options(self, _ctx: Any, formatter: Any) -> None:
         spec = COMMANDS[self.name or ""]
         hidden = _load(spec.hidden) if spec.hidden else ()
-        panels: dict[str, list[tuple[str, str]]] = {}
+        panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for setting in settings_of(_load(spec.settings)).values():
             if setting.name not in hidden:
-                panels.setdefault(setting.panel, []).append(_help_record(setting))
+                panel = "Arguments" if setting.is_argument else setting.panel
+                panels.setdefault(panel, []).append(_help_record(setting))
         for panel, records in panels.items():
-            with formatter.section(panel):
-                formatter.write_dl(records, col_max=_COLUMN)
+            if records:
+                with formatter.section(panel):
+                    formatter.write_dl(records, col_max=_COLUMN)
 
 
 def _help_record(setting: Setting) -> tuple[str, str]:

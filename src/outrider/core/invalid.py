@@ -76,7 +76,7 @@ def accepted(errors: Sequence[Mapping[str, Any]]) -> str:
             words = match["value"] or match["tags"] or match["path"] or match["size"]
             for theirs, ours in _PLAIN:
                 words = re.sub(theirs, ours, words)
-            found.append(f"{_SIZED[match['kind']]} with {words}" if match["kind"] else words)
+            found.append(f"{_SIZED.get(match['kind'], 'a value')} with {words}" if match["kind"] else words)
     return " or ".join(dict.fromkeys(found))
 
 

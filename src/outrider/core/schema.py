@@ -8,7 +8,7 @@ settings of a command are a class that inherits the groups that it uses. One nam
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_origin
@@ -28,19 +28,9 @@ MACHINE = "Machine"
 PLACEMENT = "Where it is computed"
 POSITIONS = "Longer contexts"
 
-_PANELS = {
-    MODELS: 0,
-    TEXT: 1,
-    SAMPLING: 2,
-    STRUCTURE: 3,
-    SPECULATION: 4,
-    OUTPUT: 6,
-    MACHINE: 7,
-    PLACEMENT: 8,
-    POSITIONS: 9,
-}
-"""Where a panel is in the help; a command's own are between."""
-_OWN_PANEL = 5
+_OWN = "a command's own"
+_PANELS = [MODELS, TEXT, SAMPLING, STRUCTURE, SPECULATION, _OWN, OUTPUT, MACHINE, PLACEMENT, POSITIONS]
+"""In the order of the help."""
 
 _METAVARS = {bool: None, int: "N", float: "S", str: "TEXT", Path: "FILE"}
 
@@ -63,12 +53,7 @@ def setting(
         panel: Where the help lists it; None: its group's.
         argument: It has no name and is given by its place.
     """
-    shown: Any = {
-        "flags": list(flags),
-        "metavar": metavar,
-        "panel": panel,
-        "argument": argument,
-    }
+    shown: Any = {"flags": list(flags), "metavar": metavar, "panel": panel, "argument": argument}
     return Field(default, description=help, json_schema_extra=shown)
 
 
@@ -86,12 +71,6 @@ class Group(BaseModel):
     )
     panel: ClassVar[str] = OUTPUT
     """Where the help lists the settings that this very class adds."""
-
-
-def values_for(kind: type[Any], settings: Group, **renamed: str) -> dict[str, Any]:
-    """What settings say of a dataclass's fields, each under its own name or what it is `renamed` to there."""
-    names = {field.name: renamed.get(field.name, field.name) for field in fields(kind)}
-    return {name: getattr(settings, own) for name, own in names.items() if hasattr(settings, own)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +104,14 @@ class Setting:
 
 @cache
 def settings_of(group: type[Group]) -> dict[str, Setting]:
-    """The settings of a class by name: panel by panel, and there its own before those of its groups."""
-    groups = _names(group)
-    inherited = [base.model_fields for base in group.__bases__ if issubclass(base, Group)]
-    own = [name for name in groups if not any(name in fields for fields in inherited)]
-    settings = [_setting(group, name) for name in dict.fromkeys((*own, *groups))]
-    settings.sort(key=lambda setting: _PANELS.get(setting.panel, _OWN_PANEL))
+    """The settings of a class by name, panel by panel."""
+    settings = [_setting(group, name) for name in _names(group)]
+    settings.sort(key=lambda setting: _PANELS.index(setting.panel if setting.panel in _PANELS else _OWN))
     return {setting.name: setting for setting in settings}
 
 
 def _names(group: type[Group]) -> dict[str, None]:
+    """The names of its settings, base by base."""
     found: dict[str, None] = {}
     for base in group.__bases__:
         if issubclass(base, Group):
