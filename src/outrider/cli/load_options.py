@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from outrider.backends.gguf import LoadOptions
 from outrider.backends.gguf.devices import on_processor
 from outrider.core.errors import SettingError
 from outrider.core.loading_settings import Loading
+from outrider.core.schema import values_for
 
 _MIN_ROWS = 128
 """Rows of logits of a call at least; longer drafts need more."""
@@ -32,8 +33,7 @@ def load_options(settings: Loading, *, draft: bool = False, max_draft: int | Non
     """
     experts = None if settings.cpu_moe else settings.n_cpu_moe
     on_host = on_processor(experts=experts, dense=settings.n_cpu_ffn)
-    names = {field.name: _RENAMED.get(field.name, field.name) for field in fields(LoadOptions)}
-    given = {name: getattr(settings, own) for name, own in names.items() if hasattr(settings, own)} | {
+    given = values_for(LoadOptions, settings, **_RENAMED) | {
         "gpu_layers": _layers(settings.gpu_layers),
         "devices": _names(settings.device),
         "tensor_split": _shares(settings.tensor_split),

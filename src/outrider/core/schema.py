@@ -8,7 +8,7 @@ settings of a command are a class that inherits the groups that it uses. One nam
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_origin
@@ -71,6 +71,12 @@ class Group(BaseModel):
     )
     panel: ClassVar[str] = OUTPUT
     """Where the help lists the settings that this very class adds."""
+
+
+def values_for(kind: type[Any], settings: BaseModel, **renamed: str) -> dict[str, Any]:
+    """What settings say of a dataclass's fields, each under its own name or what it is `renamed` to there."""
+    names = {field.name: renamed.get(field.name, field.name) for field in fields(kind)}
+    return {name: getattr(settings, own) for name, own in names.items() if hasattr(settings, own)}
 
 
 @dataclass(frozen=True, slots=True)
