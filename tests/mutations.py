@@ -226,7 +226,7 @@ def outcome_of(path: Path, library: str) -> Outcome:
     try:
         card = read_card(path)
         stage = "library"
-        weights = load_weights(path, card, LoadOptions(threads=1, gpu_layers=0, library=library), [])
+        weights = load_weights(card, LoadOptions(threads=1, gpu_layers=0, library=library))
         stage = "use"
         try:
             _use(weights, card)

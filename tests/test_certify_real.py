@@ -17,7 +17,7 @@ from outrider.lab.certify.plan import BESIDE, REPEATED, CertifyPlan, Subject
 from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
 from outrider.policy import FixedPolicy
-from outrider.session import Pair, Session
+from outrider.session import Pair, Session, SessionOptions
 
 MODEL = cache_dir() / "models" / EMBEDDED_NAME
 PLAN = CertifyPlan(num_tokens=24, num_seeded=16, num_repeated=1, num_sampled=1, samples=20, rule="stable")
@@ -39,7 +39,10 @@ def test_bit_equal_text_is_certified_and_unequal_calls_are_found(backend: str) -
         pair = Pair.load(MODEL, options=LoadOptions(threads=1, backend=backend))
     except SettingError as error:
         pytest.skip(str(error))
-    with closing(pair), pair.open(512, policy=FixedPolicy(), bitwise=True, max_running=2) as session:
+    with (
+        closing(pair),
+        Session.open(pair, SessionOptions(512, policy=FixedPolicy(), bitwise=True, max_running=2)) as session,
+    ):
         prompts = [tuple(session.encode([{"role": "user", "content": text}])) for text in PROMPTS]
         findings = certify(subject_of(session), prompts, PLAN)
         assert findings.bit_equal and findings.holds, reasons(findings)

@@ -16,6 +16,7 @@ from outrider.backends.tuning import options as tuning
 from outrider.core.errors import OutOfMemory
 from outrider.lab import loaded, predict
 from outrider.models import embedded_default
+from outrider.models.gguf import ModelCard
 from outrider.models.vocab import tokenizer_id
 from outrider.session.loading import load_draft
 from tiny_gguf import MERGES, Reduced, write_tiny
@@ -108,10 +109,10 @@ def test_without_a_draft_those_that_are_found_are_judged(
     write_heads(tmp_path / "target-eagle3.gguf", "eagle3")
     load = load_draft
 
-    def fail(target: Weights, path: Path, *rest: Any) -> Weights:
-        if path.stem == "first":
-            raise OutOfMemory(str(path), "there is no room")
-        return load(target, path, *rest)
+    def fail(target: Weights, card: ModelCard, options: LoadOptions) -> Weights:
+        if card.path.stem == "first":
+            raise OutOfMemory(str(card.path), "there is no room")
+        return load(target, card, options)
 
     monkeypatch.setattr(loaded, "load_draft", fail)
     shown = as_json(check(str(tmp_path / "target.gguf"), "--json"))

@@ -9,6 +9,7 @@ import pytest
 
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.core.data import Request
+from outrider.core.notices import collect_notices
 from outrider.core.params import SamplingParams
 from outrider.lab.certify.text_equality import compare_texts
 from outrider.lab.distill.export import read_provenance
@@ -18,7 +19,7 @@ from outrider.models import cache_dir, embedded, embedded_draft
 from outrider.models.embedded import EMBEDDED_NAME, embedded_is_intact
 from outrider.models.vocab import align
 from outrider.policy import FixedPolicy
-from outrider.session import Pair
+from outrider.session import Pair, Session, SessionOptions
 from outrider.session.learned import prior_in
 
 TARGET = cache_dir() / "models" / EMBEDDED_NAME
@@ -52,8 +53,8 @@ def test_its_teacher_is_the_default_and_its_map_fits(draft: Path) -> None:
     weights, target = Weights(draft, options), Weights(TARGET, options)
     lined_up = align(target.vocabulary, weights.vocabulary)
     assert lined_up.report.usable and lined_up.report.is_reduced and lined_up.window == 128
-    notices: list[str] = []
-    prior = prior_in(weights.open(64), notices)
+    with collect_notices() as notices:
+        prior = prior_in(weights.open(64))
     assert prior is not None and notices == []
     weights.close()
     target.close()
@@ -70,7 +71,7 @@ def pair(draft: Path) -> Iterator[Pair]:
 @needs_target
 def test_it_is_right_more_often_than_not_and_changes_no_text(pair: Pair) -> None:
     """On prompts that no training reads. Counts do not depend on the machine, but for near-ties."""
-    session = pair.open(1024, lookup=False, policy=FixedPolicy(2, 0, 0.5))
+    session = Session.open(pair, SessionOptions(1024, lookup=False, policy=FixedPolicy(2, 0, 0.5)))
     drafted = accepted = compared = 0
     held_out = [written for written in written_prompts(400) if is_held_out(written.prompt)]
     for written in held_out[:PROMPTS]:

@@ -18,6 +18,7 @@ from full_disk import file_size_limit
 from llama_cpp_models import SMALL
 from outrider.backends.gguf import Weights
 from outrider.core.errors import ModelFileError, OutriderError, SettingError, VocabularyMismatch
+from outrider.core.notices import collect_notices
 from outrider.lab.distill.checkpoint import ARCHITECTURES, Checkpoint, keep_layers, read_gguf, restrict
 from outrider.lab.distill.export import Written, read_provenance, read_subset, write_gguf
 from outrider.models.fields import fields_of
@@ -159,15 +160,15 @@ def test_a_window_stands_in_the_file_and_goes_along_with_the_map(target: Target,
 
 def test_what_to_expect_of_a_draft_stands_in_its_file(target: Target, tmp_path: Path) -> None:
     prior = pretrained_calibration("draft", [[(0.9, True), (0.4, False)] * 30])
-    notices: list[str] = []
     known = target.write(tmp_path / "draft.gguf", prior=prior)
     damaged = target.write(tmp_path / "damaged.gguf", prior={**prior, "saved_steps": "many"})
     silent = target.write(tmp_path / "silent.gguf")
     found = []
-    for made in (known, silent, damaged):
-        weights = Weights(made.path, SMALL)
-        found.append(prior_in(weights.open(32), notices))
-        weights.close()
+    with collect_notices() as notices:
+        for made in (known, silent, damaged):
+            weights = Weights(made.path, SMALL)
+            found.append(prior_in(weights.open(32)))
+            weights.close()
     assert found == [prior, None, None]
     [line] = notices
     assert "damaged.gguf: what it says of its own acceptance is not used: " in line

@@ -8,7 +8,7 @@ import pytest
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.cli.report import SOURCE_STYLES, source_name
-from outrider.core.contracts import Drafter
+from outrider.core.notices import collect_notices
 from outrider.drafters import registry
 from outrider.drafters.registry import DRAFTERS, DrafterKind, DrafterSettings, build_drafters
 from outrider.drafters.suffix import SuffixDrafter
@@ -17,28 +17,25 @@ from outrider.models.vocab import align
 VOCABULARY = FakeVocabulary("ab ")
 
 
-def built(settings: DrafterSettings) -> list[Drafter]:
-    return [*build_drafters(settings, is_free=True), *build_drafters(settings, is_free=False)]
-
-
 def test_settings_that_ask_for_all_get_each_drafter_under_its_own_name(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a b a b")
     draft = FakeModel(VOCABULARY, random_logits(VOCABULARY.size))
     settings = DrafterSettings(
         "target", VOCABULARY, corpus=[tmp_path], draft=(draft, align(VOCABULARY, VOCABULARY))
     )
-    drafters = built(settings)
+    drafters = build_drafters(settings)
     assert [drafter.name for drafter in drafters] == [kind.name for kind in DRAFTERS]
     assert [drafter.is_free for drafter in drafters] == [kind.is_free for kind in DRAFTERS]
 
 
-def test_what_is_switched_off_or_impossible_is_not_built() -> None:
-    assert [drafter.name for drafter in built(DrafterSettings("t", VOCABULARY, lookup=False))] == [
+def test_what_is_switched_off_or_impossible_is_not_build_drafters() -> None:
+    assert [drafter.name for drafter in build_drafters(DrafterSettings("t", VOCABULARY, lookup=False))] == [
         "prediction"
     ]
     settings = DrafterSettings("t", VOCABULARY, can_rewind=False, corpus=[Path("nowhere")])
-    assert [drafter.name for drafter in built(settings)] == ["lookup", "earlier"]
-    assert settings.notices == ["the corpus is not used: t cannot take rejected drafts back"]
+    with collect_notices() as notices:
+        assert [drafter.name for drafter in build_drafters(settings)] == ["lookup", "earlier"]
+    assert notices == ["the corpus is not used: t cannot take rejected drafts back"]
 
 
 def test_people_see_every_drafter_by_a_name_and_a_colour_of_its_own() -> None:
@@ -53,4 +50,4 @@ def test_a_new_row_is_all_that_a_new_drafter_takes(monkeypatch: pytest.MonkeyPat
 
     row = DrafterKind("toy", "toy", "red", True, lambda _settings: Toy())
     monkeypatch.setattr(registry, "DRAFTERS", (*DRAFTERS, row))
-    assert "toy" in [drafter.name for drafter in built(DrafterSettings("t", VOCABULARY))]
+    assert "toy" in [drafter.name for drafter in build_drafters(DrafterSettings("t", VOCABULARY))]

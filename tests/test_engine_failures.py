@@ -25,6 +25,7 @@ from engines import (
 from outrider.backends.fake import FakeModel, NextLogits, random_logits
 from outrider.core.data import Logits, Request, Span
 from outrider.core.errors import BackendError, RewindUnsupported
+from outrider.core.notices import collect_notices
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
@@ -36,8 +37,9 @@ def recurrent_model() -> FakeModel:
 
 
 def test_a_target_that_cannot_rewind_decodes_plainly() -> None:
-    engine = Engine(recurrent_model(), [ScriptedDrafter(oracle(LANGUAGE))])
-    assert ["decoding plainly" in notice for notice in engine.notices] == [True]
+    with collect_notices() as notices:
+        engine = Engine(recurrent_model(), [ScriptedDrafter(oracle(LANGUAGE))])
+    assert ["decoding plainly" in notice for notice in notices] == [True]
     request = Request(PROMPT, GREEDY, max_tokens=9, ignore_end=True)
     first = engine.generate(request)
     assert first.tokens == plain(language_model(), request)[0]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,10 +26,9 @@ from outrider.models.finding import AUTO_DRAFT, Found, find_drafts
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
 from outrider.policy import FixedPolicy
-from outrider.session import drafts
+from outrider.session import Pair, Session, SessionOptions, drafts
 from outrider.session.drafts import listed, of_draft, resolve_models
 from outrider.session.loading import load_draft
-from outrider.session.pair import Pair
 from recordings import FLAT, SMALL, curve
 from tiny_gguf import MERGES, write_tiny
 
@@ -65,7 +65,7 @@ def names(target: Path, hub: HubOptions) -> list[str]:
 def loaded(target: Path, hub: HubOptions) -> tuple[str | None, tuple[str, ...]]:
     """Which draft a session takes, and its notices."""
     with closing(Pair.load(target, AUTO_DRAFT, options=OPTIONS, hub=hub)) as pair:
-        return (None if pair.draft_card is None else pair.draft_card.path.stem), pair.notices
+        return (None if pair.draft is None else pair.draft.card.path.stem), pair.notices
 
 
 # The search
@@ -303,12 +303,12 @@ def test_a_session_takes_what_lines_up_and_says_so(make: Make, hub: HubOptions) 
     make("also", layers=12)
     assert names(target, hub)[0] == "near"
     with closing(Pair.load(target, AUTO_DRAFT, options=OPTIONS, hub=hub)) as pair:
-        assert pair.draft_card is not None
-        taken = pair.draft_card.path.name
+        assert pair.draft is not None
+        taken = pair.draft.card.path.name
         [line] = [line for line in pair.notices if "-md auto takes" in line]
         assert line.startswith(f"-md auto takes {taken} (") and "beside the target" in line
         assert "also.gguf" in line and "`outrider check`" in line
-        session = pair.open(128, policy=FixedPolicy())
+        session = Session.open(pair, SessionOptions(128, policy=FixedPolicy()))
         assert session.generate("the ", max_tokens=4).tokens
         session.close()
 
@@ -322,10 +322,10 @@ def test_a_draft_that_cannot_be_loaded_is_passed_over_for_the_next(
     make("second", layers=8)
     load = load_draft
 
-    def fail(target: object, path: Path, *rest: object, **named: object) -> object:
-        if path.stem == "first":
-            raise error(str(path), "it cannot be had")
-        return load(target, path, *rest, **named)  # type: ignore[arg-type]
+    def fail(target: Weights, card: ModelCard, *rest: Any, **named: Any) -> Weights:
+        if card.path.stem == "first":
+            raise error(str(card.path), "it cannot be had")
+        return load(target, card, *rest, **named)
 
     monkeypatch.setattr(drafts, "load_draft", fail)
     draft, notices = loaded(target, hub)

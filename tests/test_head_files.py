@@ -15,7 +15,7 @@ from outrider.backends.gguf import LoadOptions
 from outrider.drafters.model import ModelDrafter
 from outrider.models.hub import HubOptions
 from outrider.policy import FixedPolicy
-from outrider.session.pair import Pair
+from outrider.session import Pair, Session, SessionOptions
 from tiny.sizes import Sizes
 from tiny_gguf import MERGES, write_tiny
 
@@ -34,7 +34,7 @@ def test_a_file_of_heads_is_left_alone_where_bits_must_be_equal(good: Files) -> 
     with closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair:
         if not pair.target.rewinding.is_free:
             pytest.skip("calls of equal bits are for attention alone")
-        with pair.open(128, policy=THREE, bitwise=True) as session:
+        with Session.open(pair, SessionOptions(128, policy=THREE, bitwise=True)) as session:
             assert any(n.startswith("head (") and n.endswith("bit-equal") for n in session.notices)
             assert not any(isinstance(drafter, ModelDrafter) for drafter in session.engine.drafters)
 

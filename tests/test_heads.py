@@ -29,7 +29,7 @@ from outrider.engine import Engine
 from outrider.models.gguf import read_card
 from outrider.models.heads import read_head
 from outrider.policy import FixedPolicy
-from outrider.session.pair import Pair
+from outrider.session import Pair, Session, SessionOptions
 from tiny_gguf import write_tiny
 
 pytestmark = pytest.mark.skipif(not MAINLINE, reason="no library has the calls for heads")
@@ -187,7 +187,7 @@ def test_greedy_texts_with_heads_equal_plain_ones(good: Files) -> None:
     with closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair:
         name = "its own MTP head" if good.head is None else "head"
         assert pair.draft_name == name
-        with pair.open(256, policy=THREE, lookup=False, max_running=4) as session:
+        with Session.open(pair, SessionOptions(256, policy=THREE, lookup=False, max_running=4)) as session:
             assert any(f"target drafts with {name}" in notice for notice in session.notices)
             requests = [
                 asked(TEXT[7 * i : 7 * i + 20], max_tokens=60, sampling=GREEDY, ignore_end=True)
@@ -222,7 +222,7 @@ def test_sampled_texts_with_heads_have_the_distribution_of_plain_ones(good: File
     weights.close()
     with (
         closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair,
-        pair.open(64, policy=THREE, lookup=False) as session,
+        Session.open(pair, SessionOptions(64, policy=THREE, lookup=False)) as session,
     ):
         for kind in ("greedy", "sampled"):
             found = texts(session.engine, 300, kind)
@@ -237,7 +237,7 @@ def test_a_schema_and_a_cancelled_request(good: Files) -> None:
     schema = {"enum": ["the river and the road", "the river and the sea"]}
     with (
         closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair,
-        pair.open(256, policy=THREE) as session,
+        Session.open(pair, SessionOptions(256, policy=THREE)) as session,
     ):
         answer = session.generate("the river", max_tokens=60, sampling=GREEDY, schema=schema)
         assert answer.text in ('"the river and the road"', '"the river and the sea"')
@@ -254,10 +254,10 @@ def test_a_failed_call_of_the_head_costs_nothing_but_itself(good: Files, failing
     """Of those that read the target's states, and of those that read tokens."""
     request = asked(TEXT[:30], max_tokens=30, sampling=GREEDY, ignore_end=True)
     pair = Pair.load(good.target, good.head, options=OPTIONS)
-    if failing == 0 and (pair.draft_card is None or pair.draft_card.kind == "mtp"):
+    if failing == 0 and (pair.draft is None or pair.draft.card.kind == "mtp"):
         pair.close()
         pytest.skip("MTP layers read them as they are")
-    with closing(pair), pair.open(256, policy=THREE, lookup=False) as session:
+    with closing(pair), Session.open(pair, SessionOptions(256, policy=THREE, lookup=False)) as session:
         session.engine.submit(request)
         for _ in range(3):
             session.engine.step()
@@ -276,7 +276,7 @@ def test_a_failed_call_of_the_head_costs_nothing_but_itself(good: Files, failing
 def test_what_a_head_costs_is_measured(good: Files) -> None:
     with (
         closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair,
-        pair.open(256, policy=THREE) as session,
+        Session.open(pair, SessionOptions(256, policy=THREE)) as session,
     ):
         [drafter] = [drafter for drafter in session.engine.drafters if isinstance(drafter, ModelDrafter)]
         target, head = session.target, drafter.model
@@ -294,7 +294,7 @@ def test_heads_are_left_alone_where_they_are_not_wanted(own: Files, tmp_path: Pa
     for options, named in ((replace(OPTIONS, heads=False), None), (OPTIONS, draft), (OPTIONS, "none")):
         with closing(Pair.load(own.target, named, options=options)) as pair:
             assert pair.draft_name == ("draft" if named is draft else None)
-            with pair.open(128, policy=THREE) as session:
+            with Session.open(pair, SessionOptions(128, policy=THREE)) as session:
                 assert not any("MTP" in notice for notice in session.notices)
                 target = session.target
                 assert isinstance(target, GgufModel) and target.hidden is None
@@ -302,7 +302,10 @@ def test_heads_are_left_alone_where_they_are_not_wanted(own: Files, tmp_path: Pa
 
 def test_without_the_librarys_calls_a_line_says_so(own: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.backends.gguf.heads._SIGNATURES", {"llama_no_such_call": (None,)})
-    with closing(Pair.load(own.target, options=OPTIONS)) as pair, pair.open(128, policy=THREE) as session:
+    with (
+        closing(Pair.load(own.target, options=OPTIONS)) as pair,
+        Session.open(pair, SessionOptions(128, policy=THREE)) as session,
+    ):
         assert pair.draft_name is None
         [notice] = [notice for notice in session.notices if "MTP" in notice]
         assert (
@@ -313,7 +316,10 @@ def test_without_the_librarys_calls_a_line_says_so(own: Files, monkeypatch: pyte
 
 def test_layers_that_llama_cpp_would_die_of_are_left_alone(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "two.gguf", arch="qwen35", mtp_layers=2)
-    with closing(Pair.load(path, options=OPTIONS)) as pair, pair.open(64, policy=THREE) as session:
+    with (
+        closing(Pair.load(path, options=OPTIONS)) as pair,
+        Session.open(pair, SessionOptions(64, policy=THREE)) as session,
+    ):
         assert pair.draft_name is None
         [notice] = [notice for notice in session.notices if "MTP" in notice]
         why = "it is one of 2, and llama.cpp runs no more than one in a model of kind qwen35"

@@ -25,8 +25,7 @@ from outrider.engine import Engine
 from outrider.lab.certify.faults import break_calls
 from outrider.policy import FixedPolicy
 from outrider.sampling import draw
-from outrider.session import Session
-from outrider.session.pair import Pair
+from outrider.session import Pair, Session, SessionOptions
 from tiny_gguf import write_tiny
 
 pytestmark = pytest.mark.skipif(not MAINLINE, reason="no library has the calls for heads")
@@ -128,7 +127,7 @@ def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     with (
         closing(weights),
         closing(Pair.load(target, head, options=kind.options)) as pair,
-        pair.open(64, policy=TWO, lookup=False) as session,
+        Session.open(pair, SessionOptions(64, policy=TWO, lookup=False)) as session,
     ):
         assert session.target.rewinding.kind == kind.rewind and session.target.vocabulary.size == 12
         yield Drafting(session, lambda tokens: row(tuple(tokens)))

@@ -16,7 +16,7 @@ from outrider.lab.comparison import find_divergence
 from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
 from outrider.policy import FixedPolicy
-from outrider.session import Pair, Session
+from outrider.session import Pair, Session, SessionOptions
 from outrider.session.readout import read_out
 
 MODEL = cache_dir() / "models" / EMBEDDED_NAME
@@ -66,14 +66,14 @@ def assert_same_but_for_ties(
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_speculation_does_not_change_the_greedy_text(pair: Pair, prompt: str) -> None:
     policy = FixedPolicy(draft_max=6, p_min=0.3)
-    with_draft = pair.open(512, lookup=False, policy=policy)
+    with_draft = Session.open(pair, SessionOptions(512, lookup=False, policy=policy))
     plain = complete(with_draft, prompt, GREEDY, speculate=False)
     assert len(plain.tokens) == 48 and not any(record.draft.tokens for record in plain.records)
     drafted = complete(with_draft, prompt, GREEDY)
     tokens = pair.encode([{"role": "user", "content": prompt}])
     assert_same_but_for_ties(with_draft.target, tokens, plain, drafted)
     assert read_out(drafted).target_calls < 30
-    with_lookup = pair.open(512, policy=policy)
+    with_lookup = Session.open(pair, SessionOptions(512, policy=policy))
     looked_up = complete(with_lookup, prompt, GREEDY)
     assert_same_but_for_ties(with_lookup.target, tokens, plain, looked_up)
     for session in (with_draft, with_lookup):
@@ -81,7 +81,9 @@ def test_speculation_does_not_change_the_greedy_text(pair: Pair, prompt: str) ->
 
 
 def test_a_model_is_its_own_best_draft(pair: Pair) -> None:
-    session = pair.open(512, lookup=False, policy=FixedPolicy(draft_max=7, p_min=0.0))
+    session = Session.open(
+        pair, SessionOptions(512, lookup=False, policy=FixedPolicy(draft_max=7, p_min=0.0))
+    )
     readouts = [read_out(complete(session, prompt, GREEDY)) for prompt in PROMPTS]
     drafted = sum(readout.drafted_tokens for readout in readouts)
     accepted = sum(readout.accepted_tokens for readout in readouts)
@@ -92,7 +94,7 @@ def test_a_model_is_its_own_best_draft(pair: Pair) -> None:
 
 def test_a_seed_names_a_text(pair: Pair) -> None:
     # Under the token rule the text depends on the drafts too; the automatic policy's follow the clock.
-    session = pair.open(512, policy=FixedPolicy())
+    session = Session.open(pair, SessionOptions(512, policy=FixedPolicy()))
     hot = SamplingParams(temperature=1.0, seed=11)
     one, same = (complete(session, PROMPTS[2], hot) for _ in range(2))
     assert one.tokens == same.tokens and one.seed == 11
@@ -103,7 +105,7 @@ def test_a_seed_names_a_text(pair: Pair) -> None:
 
 @pytest.mark.parametrize("text", ["🎉🎈🎂 🎉🎈🎂 🎉🎈🎂 🎉🎈", "你好，世界。你好，世界。你好，世界。你好，"])
 def test_no_half_characters_are_shown(pair: Pair, text: str) -> None:
-    session = pair.open(512)
+    session = Session.open(pair, SessionOptions(512))
     generation = session.stream(text, max_tokens=40, sampling=GREEDY, ignore_end=True)
     pieces = [update.text for update in generation]
     completion = generation.completion

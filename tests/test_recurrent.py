@@ -40,7 +40,7 @@ from outrider.core.params import SamplingParams
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.policy import FixedPolicy
-from outrider.session.pair import Pair
+from outrider.session import Pair, Session, SessionOptions
 from tiny_gguf import write_tiny
 
 __all__ = ["backend"]  # pytest finds the fixture by its name
@@ -243,7 +243,10 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("num_snapshots", [0, 4])
 def test_a_session_speculates_and_says_what_that_takes(hybrid: Path, num_snapshots: int) -> None:
     options = LoadOptions(backend="llama.cpp", threads=1, snapshots=num_snapshots)
-    with closing(Pair.load(hybrid, options=options)) as pair, pair.open(512, policy=ALONG) as session:
+    with (
+        closing(Pair.load(hybrid, options=options)) as pair,
+        Session.open(pair, SessionOptions(512, policy=ALONG)) as session,
+    ):
         [notice] = [line for line in session.notices if "recurrent state" in line]
         size = pair.target.rewind_support.state_bytes / 1e6
         assert size > 0
@@ -333,7 +336,7 @@ def test_three_sequences_have_no_snapshots(hybrid: Path) -> None:
         plain = Engine(pair.target.open(128))
         assert plain.target.rewinding.kind == "snapshots"
         assert pair.target.open(128, max_sequences=2).rewinding.kind == "snapshots"
-        with pair.open(128, policy=ALONG, max_running=3) as session:
+        with Session.open(pair, SessionOptions(128, policy=ALONG, max_running=3)) as session:
             assert any("snapshots are for 2 sequences at most" in notice for notice in session.notices)
             session.engine.equip([ScriptedDrafter(random_guess(3))], FixedPolicy(draft_max=3, p_min=0.0))
             waiting, found = list(enumerate(requests)), dict[int, Completion]()

@@ -26,7 +26,8 @@ from outrider.session import Session
 from serving import Running
 
 if TYPE_CHECKING:
-    from outrider.session.learned import Learned, Measuring
+    from outrider.session.learned import Learned
+    from outrider.session.options import Progress
 
 REQUEST = Request(PROMPT, GREEDY, max_tokens=30, ignore_end=True)
 GUARD_S = 30.0
@@ -347,7 +348,7 @@ class BusyCosts:
     again goes on until somebody waits."""
 
     def __init__(self, *, fails: bool = False) -> None:
-        self.measured_busy, self.notices = True, [BUSY]
+        self.measured_busy = True
         self.begun, self.done = threading.Event(), threading.Event()
         self.interrupted = 0
         self._fails = fails
@@ -355,18 +356,18 @@ class BusyCosts:
     def is_disturbed(self, _others: OtherPrograms) -> bool:
         return False
 
-    def measure_again(self, measuring: Measuring) -> None:
+    def measure_again(self, progress: Progress) -> None:
         if not self.begun.is_set():
             self.begun.set()
             if self._fails:
                 raise BackendError("call", "it failed")
             try:
                 while True:
-                    measuring("target", 0.5)
+                    progress("target", 0.5)
             except BaseException:
                 self.interrupted += 1
                 raise
-        self.measured_busy, self.notices = False, []
+        self.measured_busy = False
         self.done.set()
 
     def keep(self) -> None: ...
@@ -378,7 +379,7 @@ def test_an_idle_server_measures_again_what_it_measured_on_a_busy_machine(fails:
     session = Session(
         language_model(), [SuffixDrafter()], FixedPolicy(p_min=0), learned=cast("Learned", costs)
     )
-    assert session.notices == [BUSY]
+    session.notices = [BUSY]
     worker = Worker(session, idle_s=0.001)
 
     async def main() -> None:

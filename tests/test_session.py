@@ -29,8 +29,9 @@ from outrider.core.params import SamplingParams
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY
 from outrider.policy import AutoPolicy, FixedPolicy
-from outrider.session import Pair, Session, settings_of
+from outrider.session import Pair, Session, SessionOptions, settings_of
 from outrider.session import loading as loading_module
+from outrider.session.options import no_progress
 from tiny_gguf import BEGIN, write_tiny
 
 GREEDY = SamplingParams(temperature=0)
@@ -163,8 +164,8 @@ def test_a_context_without_room_is_an_error_and_nothing_stays(
 def test_a_draft_without_room_closes_the_target_context(path: Callable[..., Path]) -> None:
     pair = Pair.load(path(), path(noise=0.02), options=OPTIONS)
     with pytest.raises(OutOfMemory):
-        pair.open(64, 2**31)
-    with pair.open(64, 64) as session:  # the pair itself is as good as before
+        Session.open(pair, SessionOptions(64, 2**31))
+    with Session.open(pair, SessionOptions(64, 64)) as session:  # the pair itself is as good as before
         assert session.generate(PROMPT, max_tokens=3, sampling=GREEDY, ignore_end=True).tokens
     pair.close()
 
@@ -175,7 +176,7 @@ def test_a_recurrent_draft_goes_back_to_checkpoints(path: Callable[..., Path], a
     policy = FixedPolicy(draft_max=4, p_min=0.0)
     for draft in (path(arch=arch), None):
         pair = Pair.load(path(), draft, options=OPTIONS)
-        with closing(pair), pair.open(256, lookup=False, policy=policy) as session:
+        with closing(pair), Session.open(pair, SessionOptions(256, lookup=False, policy=policy)) as session:
             found.append(session.generate(PROMPT, max_tokens=40, sampling=GREEDY, ignore_end=True))
     assert found[0].tokens == found[1].tokens
     assert sum(len(record.draft) for record in found[0].records) > 40
@@ -188,7 +189,7 @@ def test_a_draft_that_cannot_rewind_is_not_used(
     monkeypatch.setattr(mainline.Dialect, "keeps_states", False)
     pair = Pair.load(path(), path(arch=arch), options=OPTIONS)
     assert pair.draft is None and is_closed(opened[1])
-    with pair.open(64) as session:
+    with Session.open(pair, SessionOptions(64)) as session:
         assert [drafter.name for drafter in session.engine.drafters] == ["prediction", "lookup", "earlier"]
         assert len(session.notices) == 1 and "not used" in session.notices[0]
         assert session.generate(PROMPT, max_tokens=3, sampling=GREEDY, ignore_end=True).tokens
@@ -201,7 +202,7 @@ def test_a_target_that_cannot_rewind_goes_plainly_and_keeps_no_draft(
 ) -> None:
     monkeypatch.setattr(mainline.Dialect, "keeps_states", False)
     pair = Pair.load(path(arch="mamba"), path(), options=OPTIONS)
-    with pair.open(64, lookup=lookup) as session:
+    with Session.open(pair, SessionOptions(64, lookup=lookup)) as session:
         assert session.engine.drafters == () and len(session.notices) == 1 + lookup
         assert all("mamba" not in notice and "\n" not in notice for notice in session.notices)
         done = session.generate(PROMPT, max_tokens=5, sampling=GREEDY, ignore_end=True)
@@ -228,22 +229,25 @@ def test_a_sliding_window_is_speculated_on_and_gives_the_same_text(path: Callabl
 def test_contexts_have_the_sizes_asked_for(path: Callable[..., Path]) -> None:
     pair = Pair.load(path(), path(noise=0.02, context_length=256), options=OPTIONS)
 
-    def sizes(*lengths: int) -> tuple[int, int, int]:
-        session = pair.open(*lengths)
+    def sizes(length: int, of_draft: int = 0) -> tuple[int, int, int]:
+        session = Session.open(pair, SessionOptions(length, of_draft))
         settings = settings_of(session, Request((1,), GREEDY), 0)
         return settings["target"]["context_length"], settings["draft"]["context_length"], len(session.notices)
 
     assert sizes(0) == (512, 256, 0)  # as they were trained
     assert sizes(256, 512) == (256, 512, 0)
     assert sizes(1024) == (1024, 256, 1)
-    assert "trained with a context of 512 tokens, not 1024" in pair.open(1024).notices[0]
+    assert (
+        "trained with a context of 512 tokens, not 1024"
+        in Session.open(pair, SessionOptions(1024)).notices[0]
+    )
     pair.close()
 
 
 def test_the_settings_are_those_that_were_loaded(path: Callable[..., Path]) -> None:
     options = LoadOptions(threads=1, batch_tokens=4096, cache_type_k="q8_0", full_window=False)
     pair = Pair.load(path(), path(noise=0.02), options=options, draft_options=OPTIONS)
-    with pair.open(256, 256, policy=FixedPolicy(draft_max=3)) as session:
+    with Session.open(pair, SessionOptions(256, 256, policy=FixedPolicy(draft_max=3))) as session:
         settings = settings_of(session, Request((1,), GREEDY), 77)
     assert settings["sampling"]["seed"] == 77 and settings["sampling"]["temperature"] == 0
     assert settings["context_length"] == 256 and settings["rewind"] == "free"
@@ -340,14 +344,14 @@ def test_a_generation_under_way_ends_with_an_error_when_its_session_is_closed(
 
 def test_sessions_of_one_pair_share_its_weights(path: Callable[..., Path]) -> None:
     pair = Pair.load(path(), options=OPTIONS)
-    one, other = pair.open(64), pair.open(128)
+    one, other = Session.open(pair, SessionOptions(64)), Session.open(pair, SessionOptions(128))
     texts = {s.generate(PROMPT, max_tokens=6, sampling=GREEDY).tokens for s in (one, other)}
     assert len(texts) == 1
     one.close()
     with pytest.raises(BackendError, match="was closed"):
         other.generate(PROMPT, max_tokens=6)
     with pytest.raises(BackendError, match="was closed"):
-        pair.open(64)
+        Session.open(pair, SessionOptions(64))
 
 
 def test_leaving_the_with_block_by_an_error_closes_too(
@@ -401,11 +405,14 @@ def test_costs_from_a_busy_machine_are_measured_again_when_it_is_quiet(
         assert session.measured_busy and session.notices == [BUSY]
         said = session.generate(PROMPT, **settings)
         before = knowledge.costs, knowledge.draft_costs["draft"]
-        assert not session.measure_again(OtherPrograms(), lambda _part: None), "it still is"
+        assert not session.measure_again(OtherPrograms(), no_progress), "it still is"
         busy = 0.0
-        parts: list[float] = []
+        parts: list[float | None] = []
 
-        def interrupt(part: float) -> None:
+        def note(_what: str, part: float | None) -> None:
+            parts.append(part)
+
+        def interrupt(_what: str, part: float | None) -> None:
             parts.append(part)
             raise KeyboardInterrupt
 
@@ -415,9 +422,9 @@ def test_costs_from_a_busy_machine_are_measured_again_when_it_is_quiet(
         assert (knowledge.costs, knowledge.draft_costs["draft"]) == before
         assert session.generate(PROMPT, **settings).tokens == said.tokens
         running = session.engine.submit(Request(PROMPT, GREEDY))
-        assert not session.measure_again(OtherPrograms(), parts.append), "something runs"
+        assert not session.measure_again(OtherPrograms(), note), "something runs"
         session.engine.cancel(running)
-        assert session.measure_again(OtherPrograms(), parts.append)
+        assert session.measure_again(OtherPrograms(), note)
         assert not session.measured_busy and session.notices == []
         assert knowledge.costs is not before[0] and knowledge.draft_costs["draft"] is not before[1]
         again = session.generate(PROMPT, **settings)

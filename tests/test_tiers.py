@@ -21,6 +21,7 @@ from full_disk import file_size_limit
 from outrider.backends.fake import FakeModel
 from outrider.core.data import Request
 from outrider.core.errors import BackendError, SettingError
+from outrider.core.notices import collect_notices
 from outrider.core.saved import SavedState
 from outrider.engine import Engine
 from outrider.engine.tiers import Disk, Folder, KvTiers
@@ -48,7 +49,8 @@ class Server:
     def __init__(self, path: Path | None, memory: int = 0, max_bytes: int = LARGE, **options: Any) -> None:
         self.model = language_model(**{"max_sequences": 2, "capacity_tokens": 200, **options})
         self.disk = disk_in(path, max_bytes) if path else None
-        self.tiers = tiers_of(self.model, memory, self.disk)
+        with collect_notices() as self.notices:
+            self.tiers = tiers_of(self.model, memory, self.disk)
         self.engine = Engine(self.model, kv_store=self.tiers)
 
     def reused(self, prompt: Sequence[int], scope: str = "") -> int:
@@ -107,7 +109,7 @@ def test_after_a_restart_texts_are_found(tmp_path: Path) -> None:
     second = Server(tmp_path)
     assert [second.reused(text) for text in TEXTS] == [89] * 4
     assert second.tiers.counts.hits["disk"] == 4
-    assert second.disk is not None and second.disk.notices == []
+    assert second.notices == []
 
 
 def test_files_are_private_and_their_names_say_nothing(tmp_path: Path) -> None:
@@ -211,8 +213,7 @@ def test_a_file_that_cannot_be_trusted_is_one_line(tmp_path: Path, damage: str) 
     bad, good = kept_files(tmp_path)
     bad.write_bytes(HOSTILE[damage](bad.read_bytes()))
     server = Server(tmp_path)
-    assert server.disk is not None
-    assert len(server.disk.notices) == 1 and str(bad) in server.disk.notices[0]
+    assert len(server.notices) == 1 and str(bad) in server.notices[0]
     assert sorted(server.reused(text) for text in TEXTS[:2]) == [0, 89]
     assert good.exists()
 
@@ -248,15 +249,16 @@ def test_links_pipes_and_folders_are_not_opened(tmp_path: Path) -> None:
     os.mkfifo(two)
     (folder / f"{two.stem}x.kv").mkdir()
     server = Server(folder)
-    assert server.disk is not None and len(server.disk.notices) == 3
+    assert len(server.notices) == 3
     assert [server.reused(text) for text in TEXTS[:2]] == [0, 0]
 
 
 def test_files_of_other_models_are_counted_and_left(tmp_path: Path) -> None:
     kept_files(tmp_path)
     other = disk_in(tmp_path, identity="another model")
-    assert list(other.found()) == []
-    assert len(other.notices) == 1 and "2 files are of another model" in other.notices[0]
+    with collect_notices() as notices:
+        assert list(other.found()) == []
+    assert len(notices) == 1 and "2 files are of another model" in notices[0]
     assert other.num_bytes > 0 and len(list(tmp_path.glob("*.kv"))) == 2
 
 

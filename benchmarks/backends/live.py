@@ -34,7 +34,7 @@ from harness import (
 )
 from outrider import LoadOptions
 from outrider.policy import FixedPolicy
-from outrider.session import Pair, Session
+from outrider.session import Pair, Session, SessionOptions
 from policy.bench import Bench, Plan, Run, middle
 from policy.choices import AUTO, PLAIN, Choice
 from policy.curves import as_row
@@ -72,13 +72,19 @@ def parse() -> argparse.Namespace:
 def open_way(arguments: argparse.Namespace, name: str, file: str, plan: Plan, out: Path) -> Way:
     options = LoadOptions(threads=arguments.threads, library=file)
     pair = Pair.load(arguments.model, arguments.draft, options=options)
-    session = pair.open(arguments.context, policy=FixedPolicy())
+    session = Session.open(pair, SessionOptions(arguments.context, policy=FixedPolicy()))
     costs = measure_costs(session, arguments.calibration)
     append(
         out, as_row(costs) | {"library": name, "settings": in_force(session), "notices": list(pair.notices)}
     )
     modes = (PLAIN,) if name in arguments.plain else (PLAIN, AUTO)
-    return Way(name, pair, session, Bench(session, pair.alignment, costs, plan), modes)
+    return Way(
+        name,
+        pair,
+        session,
+        Bench(session, None if pair.draft is None else pair.draft.alignment, costs, plan),
+        modes,
+    )
 
 
 def measure(ways: list[Way], prompt: Prompt, plan: Plan, rng: random.Random, lock: Path | None) -> Row:

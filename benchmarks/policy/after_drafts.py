@@ -18,7 +18,7 @@ from statistics import fmean
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import append, argument_parser, describe, load_prompts, resume, run_program
-from outrider import AutoSettings, Pair, SamplingParams, StepRecord
+from outrider import AutoSettings, Pair, SamplingParams, Session, SessionOptions, StepRecord
 
 GREEDY = SamplingParams(temperature=0, seed=0)
 
@@ -26,11 +26,9 @@ GREEDY = SamplingParams(temperature=0, seed=0)
 def main() -> None:
     arguments = argument_parser(__doc__, prompts=True, pair=True, tokens=96, repetitions=4).parse_args()
     pair = Pair.load(arguments.model, arguments.draft)
-    head = describe(*(weights.path for weights in (pair.target, pair.draft) if weights)) | {
-        "tokens": arguments.tokens
-    }
+    head = describe(*(weights.path for weights in pair.models)) | {"tokens": arguments.tokens}
     resume(arguments.out, head, ["tokens", "models"])
-    with pair.open(4096, policy=AutoSettings()) as session:
+    with Session.open(pair, SessionOptions(4096, policy=AutoSettings())) as session:
         for prompt in load_prompts(arguments.prompts):
             steps: dict[bool, list[StepRecord]] = {False: [], True: []}
             for _ in range(arguments.repetitions):

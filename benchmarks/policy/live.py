@@ -33,7 +33,7 @@ from outrider.core.errors import SettingError
 from outrider.costs import PairCosts, calibrate
 from outrider.lab.recording import as_json
 from outrider.policy import FixedPolicy
-from outrider.session import Pair, Session, settings_of
+from outrider.session import Pair, Session, SessionOptions, settings_of
 from policy.bench import Bench, Plan, draft_of
 from policy.choices import Choice, fixed
 from policy.curves import WRONG, as_row
@@ -101,8 +101,10 @@ def main() -> None:
     plan = Plan(arguments.tokens, arguments.repetitions, arguments.fixed, arguments.seed, arguments.told)
     options = LoadOptions(threads=arguments.threads)
     pair = Pair.load(arguments.model, arguments.draft, options=options)
-    with pair.open(arguments.context, policy=FixedPolicy()) as session:  # the policies come later
-        head = describe(*(weights.path for weights in (pair.target, pair.draft) if weights))
+    with Session.open(
+        pair, SessionOptions(arguments.context, policy=FixedPolicy())
+    ) as session:  # the policies come later
+        head = describe(*(weights.path for weights in pair.models))
         head |= {name: getattr(arguments, name) for name in SAME if hasattr(arguments, name)}
         head |= {"modes": [mode.name for mode in plan.modes], "settings": in_force(session)}
         done = {row["id"] for row in resume(arguments.out, head, SAME) if row["kind"] == "prompt"}
@@ -113,7 +115,7 @@ def main() -> None:
             with turn(arguments.lock):
                 costs = measure_costs(session, arguments.calibration)
             append(arguments.out, as_row(costs))
-            bench = Bench(session, pair.alignment, costs, plan)
+            bench = Bench(session, None if pair.draft is None else pair.draft.alignment, costs, plan)
             with load(arguments.busy):
                 run(bench, waiting, arguments.out, arguments.lock)
 

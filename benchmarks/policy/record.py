@@ -22,7 +22,7 @@ from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.lab.recording import Recording, as_json, record_offers
 from outrider.models import DEFAULT_DRAFT
-from outrider.session import Pair, Session
+from outrider.session import Pair, Session, SessionOptions
 
 SAME = ("models", "tokens", "context")
 """What all rows of a file share."""
@@ -37,8 +37,8 @@ def main() -> None:
     prompts = [row for path in arguments.prompts for row in read_rows(path)]
     options = LoadOptions(threads=arguments.threads)
     pair = Pair.load(arguments.model, arguments.draft, options=options)
-    with pair.open(arguments.context) as session:
-        head = describe(*(weights.path for weights in (pair.target, pair.draft) if weights))
+    with Session.open(pair, SessionOptions(arguments.context)) as session:
+        head = describe(*(weights.path for weights in pair.models))
         head |= {"tokens": arguments.tokens, "context": arguments.context, "notices": list(pair.notices)}
         done = {row["id"] for row in resume(arguments.out, head, SAME)}
         for prompt in prompts:

@@ -27,10 +27,10 @@ from harness import Prompt, argument_parser, describe, load_prompts, run_program
 from outrider import LoadOptions, Request, SamplingParams
 from outrider.cli.stream import PacedPrinter
 from outrider.core.data import Piece
-from outrider.session import Pair, Session
+from outrider.session import Pair, Session, SessionOptions
+from outrider.session.generation import Generation
 from outrider.session.pacing import Pacer
 from outrider.session.readout import Emission, character_gaps, read_out
-from outrider.session.session import Generation
 
 KINDS = ("plain", "unpaced", "paced")
 Row = dict[str, Any]
@@ -43,10 +43,10 @@ def main() -> None:
     rows = []
     with (
         arguments.out.open("w", encoding="utf-8") as file,
-        pair.open(arguments.context) as session,
+        Session.open(pair, SessionOptions(arguments.context)) as session,
         open(os.devnull, "wb", buffering=0) as null,
     ):
-        models = [weights.path for weights in (pair.target, pair.draft) if weights]
+        models = [weights.path for weights in pair.models]
         head = describe(*models) | {"threads": arguments.threads, "tokens": arguments.tokens}
         file.write(
             json.dumps(head | {"drafters": [drafter.name for drafter in session.engine.drafters]}) + "\n"

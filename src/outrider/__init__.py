@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from outrider.engine import Engine
     from outrider.lab.comparison import Comparison, compare
     from outrider.policy import AutoPolicy, FixedPolicy
-    from outrider.session import Pair, Session
-    from outrider.session.learned import AutoSettings
+    from outrider.session import Pair, Session, SessionOptions
+    from outrider.session.generation import Generation
+    from outrider.session.options import AutoSettings
     from outrider.session.readout import Readout, read_out
-    from outrider.session.session import Generation
 
 __version__ = "0.1.0"
 
@@ -53,6 +53,7 @@ __all__ = [
     "Request",
     "SamplingParams",
     "Session",
+    "SessionOptions",
     "Span",
     "StepRecord",
     "Update",
@@ -71,11 +72,11 @@ _MODULES = {
     "core.errors": ("BackendError", "ConstraintError", "GrammarError", "InputError", "OutriderError"),
     "core.params": ("SamplingParams", "Verification"),
     "engine": ("Engine",),
-    "session.session": ("Generation",),
-    "session.learned": ("AutoSettings",),
+    "session.generation": ("Generation",),
+    "session.options": ("AutoSettings",),
     "policy": ("AutoPolicy", "FixedPolicy"),
     "session.readout": ("Readout", "read_out"),
-    "session": ("Pair", "Session"),
+    "session": ("Pair", "Session", "SessionOptions"),
 }
 """The module of each name, which is imported when the name is used: `outrider --help` needs none of them."""
 

@@ -28,7 +28,7 @@ from outrider.core.schema import settings_of
 from outrider.lab.numbers import counted
 from outrider.models import cache_dir
 from outrider.session import Message, Pair, Session
-from outrider.session.session import Generation
+from outrider.session.generation import Generation
 from outrider.session.trace import write_trace
 
 _HELP = 'Type a message. Alt-Enter or """: several lines. /help: commands. /exit or Ctrl-D: leave.'

@@ -111,7 +111,7 @@ def _measure(
         options=options["target"],
         draft_options=options.get("draft"),
         hub=HubOptions(offline=True),
-        measuring=report,
+        progress=lambda what, part: report(what, part or 0.0),
     )
     try:
         notices += pair.notices
@@ -131,9 +131,7 @@ def _measure(
             notices.extend(lines)
             model.close()
 
-        for role, weights in (("target", pair.target), ("draft", pair.draft)):
-            if weights is None:
-                continue
+        for role, weights in zip(("target", "draft"), pair.models, strict=False):
             own = options[role] if role == "target" else in_same_library(pair.target.options, options[role])
             if tuning := tuned_options(weights.path, own, draft=role == "draft"):
                 tunings.setdefault(role, tuning)

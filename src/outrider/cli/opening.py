@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 from rich.console import Console
+from rich.status import Status
 
 from outrider.backends.gguf import show_log
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.plans import PairPlan
 from outrider.core.data import Completion
-from outrider.drafters.corpus import indexing
 from outrider.policy import AutoPolicy
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
 from outrider.session.explain import Explanation, explain
-from outrider.session.keeping import Keeping
-from outrider.session.loading import Room
 
 
-def load_pair(plan: PairPlan, errors: Console, max_sequences: int = 1, capacity_tokens: int = 0) -> Pair:
-    """Load the models that were asked for, or the embedded default, where the contexts of so many sequences
-    and tokens over all of them will find room."""
-    room = room_of(plan, max_sequences, capacity_tokens)
+def load_pair(plan: PairPlan, errors: Console) -> Pair:
+    """Load the models that were asked for, or the embedded default, where what is to be opened on them will
+    find room."""
     show_log(plan.settings.verbose)
     with LoadInterrupt(), errors.status("loading") as status:
         return Pair.load(
@@ -29,49 +29,23 @@ def load_pair(plan: PairPlan, errors: Console, max_sequences: int = 1, capacity_
             draft_options=plan.draft_options,
             hub=plan.hub,
             template=plan.template,
-            room=room,
-            measuring=lambda what, part: status.update(f"choosing the library, once ({what}): {part:.0%}"),
+            opening=plan.opening,
+            progress=partial(_show, status),
         )
 
 
-def room_of(plan: PairPlan, max_sequences: int, capacity_tokens: int) -> Room:
-    """The contexts of a pair, of so many sequences and tokens over all of them."""
-    return Room(plan.settings.ctx_size, plan.settings.ctx_size_draft, max_sequences, capacity_tokens)
-
-
-def open_session(
-    plan: PairPlan,
-    pair: Pair,
-    tokens: int,
-    errors: Console,
-    *,
-    max_running: int = 1,
-    kept_sequences: int = 0,
-    capacity_tokens: int = 0,
-    max_gap_s: float | None = None,
-    keeping: Keeping | None = None,
-) -> Session:
-    """Open contexts that hold `tokens`, unless their size was given, for `max_running` requests at once; the
-    others as in `Pair.open`."""
-    context = plan.settings.ctx_size
-    if context is None:
-        context = min(max(tokens, DEFAULT_CONTEXT_TOKENS), pair.target.trained_context)
+def open_session(plan: PairPlan, pair: Pair, tokens: int, errors: Console) -> Session:
+    """Open contexts that hold `tokens`, unless their size was given."""
+    options = plan.opening
+    if options.context_length is None:
+        length = min(max(tokens, DEFAULT_CONTEXT_TOKENS), pair.target.trained_context)
+        options = replace(options, context_length=length)
     with LoadInterrupt(), errors.status("opening") as status:
-        return pair.open(
-            context,
-            plan.settings.ctx_size_draft,
-            lookup=plan.settings.lookup,
-            corpus=plan.corpus,
-            progress=lambda *progress: status.update(f"indexing the corpus: {indexing(*progress)}"),
-            policy=plan.policy,
-            measuring=lambda what, part: status.update(f"{what}: {part:.0%}"),
-            bitwise=plan.settings.bitwise,
-            max_running=max_running,
-            kept_sequences=kept_sequences,
-            capacity_tokens=capacity_tokens,
-            max_gap_s=max_gap_s,
-            keeping=keeping,
-        )
+        return Session.open(pair, options, partial(_show, status))
+
+
+def _show(status: Status, what: str, part: float | None) -> None:
+    status.update(what if part is None else f"{what}: {part:.0%}")
 
 
 def library_line(pair: Pair, session: Session) -> str:

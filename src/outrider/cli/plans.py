@@ -34,7 +34,7 @@ from outrider.models import NO_DRAFT
 from outrider.models.chat import ChatTemplate
 from outrider.models.hub import HubOptions
 from outrider.policy import FixedPolicy
-from outrider.session.learned import AutoSettings
+from outrider.session.options import AutoSettings, SessionOptions
 
 UNLIMITED_TOKENS = 2048
 """Room for an answer of unknown length."""
@@ -44,7 +44,7 @@ _TAIL_TOKENS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairPlan:
-    """Which models are loaded and how, who drafts for them, and what keeps a draft.
+    """Which models are loaded and how, what is opened on them, and what keeps a draft.
 
     `target` and `draft` are references; None is the embedded default, and its own draft.
     """
@@ -55,9 +55,8 @@ class PairPlan:
     hub: HubOptions
     options: LoadOptions
     draft_options: LoadOptions
-    policy: FixedPolicy | AutoSettings
+    opening: SessionOptions
     verification: Verification
-    corpus: Sequence[Path] = ()
     template: str | None = None
     """the text of a chat template in place of the model's own"""
 
@@ -110,7 +109,7 @@ def plan_run(settings: RunSettings, stdin_gives: str | None) -> RunPlan:
         raise SettingError("--logprobs", "they are part of the JSON output", "Add --json.")
     if settings.smooth and settings.print_json:
         raise SettingError("--smooth", "--json shows no text as it comes", "Leave one of them out.")
-    if settings.explain and not isinstance(pair.policy, AutoSettings):
+    if settings.explain and not isinstance(pair.opening.policy, AutoSettings):
         raise SettingError("--explain", "it explains what --policy auto chose", "Leave one of them out.")
     if settings.trace:
         check_writable(settings.trace, "trace")
@@ -125,7 +124,6 @@ def plan_run(settings: RunSettings, stdin_gives: str | None) -> RunPlan:
 def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
     """What is loaded, and how it drafts. `greedy`: nothing is left to chance. Raises SettingError."""
     sources = settings if isinstance(settings, DraftSources) else DraftSources()
-    policy = drafting_policy(settings, sources.costs)
     verification = Verification(
         rule=settings.rule,
         draft_sampling=sources.draft_sampling,
@@ -143,9 +141,15 @@ def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
         hub=hub_options(settings),
         options=load_options(settings, max_draft=settings.draft_max),
         draft_options=load_options(settings, draft=True, max_draft=settings.draft_max),
-        policy=policy,
+        opening=SessionOptions(
+            settings.ctx_size,
+            settings.ctx_size_draft,
+            policy=drafting_policy(settings, sources.costs),
+            lookup=settings.lookup,
+            corpus=sources.corpus,
+            bitwise=settings.bitwise,
+        ),
         verification=verification.bitwise(greedy=greedy) if settings.bitwise else verification,
-        corpus=sources.corpus,
         template=_template(settings.chat_template_file),
     )
     if sources.costs is not None and not sources.costs.exists():

@@ -33,8 +33,8 @@ from outrider.lab.recording import Recording, record_offers
 from outrider.lab.recording import as_json as recording_json
 from outrider.policy import AutoPolicy
 from outrider.session import Message, Pair, Session
+from outrider.session.generation import Generation
 from outrider.session.readout import Readout
-from outrider.session.session import Generation
 from outrider.session.trace import write_trace
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from socket import socket
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.backends.machine import available_bytes
-from outrider.cli.opening import load_pair, open_session, room_of
+from outrider.cli.opening import load_pair, open_session
 from outrider.cli.output import print_notes, readable
 from outrider.cli.plans import PairPlan, plan_pair
 from outrider.core.errors import ModelFileError, SettingError
@@ -109,36 +110,26 @@ def open_models(settings: ServeSettings) -> tuple[Models, Callable[[], None]]:
 
 
 def _plan(settings: ServeSettings) -> PairPlan:
-    return plan_pair(settings, greedy=sampling_params(settings).is_greedy)
-
-
-def _load(settings: ServeSettings, plan: PairPlan, errors: Console) -> Pair:
-    return load_pair(plan, errors, settings.max_running, settings.kv_tokens or 0)
-
-
-def _open(settings: ServeSettings, plan: PairPlan, pair: Pair, errors: Console) -> Session:
-    """Contexts and drafters for the requests that run at once, and for those whose KV is kept."""
-    return open_session(
-        plan,
-        pair,
-        DEFAULT_CONTEXT_TOKENS,
-        errors,
+    plan = plan_pair(settings, greedy=sampling_params(settings).is_greedy)
+    opening = replace(
+        plan.opening,
         max_running=settings.max_running,
         kept_sequences=settings.kept_sequences,
         capacity_tokens=settings.kv_tokens or 0,
         max_gap_s=settings.max_gap_s,
         keeping=settings.keeping,
     )
+    return replace(plan, opening=opening)
 
 
 def _one(
     settings: ServeSettings, plan: PairPlan, loading: Loading | None, stack: ExitStack, errors: Console
 ) -> tuple[Models, dict[str, str]]:
     """The only model, loaded and at work until the stack is closed; what is said of it."""
-    pair = _load(settings, plan, errors)
+    pair = load_pair(plan, errors)
     if loading is not None:
         loading.doing = "opening contexts and measuring what calls cost here"
-    session = stack.enter_context(_open(settings, plan, pair, errors))
+    session = stack.enter_context(open_session(plan, pair, DEFAULT_CONTEXT_TOKENS, errors))
     service = service_of(session, settings, plan.verification)
     service.start()
     return Models.of(service), _overview_of_model(settings, session, pair)
@@ -201,9 +192,9 @@ def _entry(
 
     def load() -> LoadedModel:
         silent = Console(quiet=True)
-        pair = _load(own, plan, silent)
+        pair = load_pair(plan, silent)
         try:
-            session = _open(own, plan, pair, silent)
+            session = open_session(plan, pair, DEFAULT_CONTEXT_TOKENS, silent)
         except BaseException:
             pair.close()
             raise
@@ -222,8 +213,7 @@ def _entry(
 
     def memory_bytes() -> int:
         named = resolve_models(plan.target, plan.draft, plan.hub)
-        room = room_of(plan, own.max_running, own.kv_tokens or 0)
-        return pair_bytes(named.target, named.draft, plan.options, plan.draft_options, room)
+        return pair_bytes(named.target, named.draft, plan.options, plan.draft_options, plan.opening)
 
     return ModelEntry(names, load, memory_bytes)
 

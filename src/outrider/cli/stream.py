@@ -21,9 +21,9 @@ from outrider.cli.report import SOURCE_STYLES, print_legend
 from outrider.cli.settings import RunSettings
 from outrider.core.data import Completion, Piece, StepRecord
 from outrider.core.errors import ConstraintError
+from outrider.session.generation import Generation
 from outrider.session.pacing import Pacer
 from outrider.session.readout import Emission, Readout, read_out
-from outrider.session.session import Generation
 
 _SHORT_S = 1.0
 """Reading a prompt is not mentioned before."""

@@ -85,6 +85,8 @@ def verify(settings: VerifySettings) -> int:
     errors = Console(stderr=True, highlight=False)
     place = _place(settings)
     pair_plan = plan_pair(settings, greedy=False)
+    if settings.bitwise:
+        pair_plan = replace(pair_plan, opening=replace(pair_plan.opening, max_running=2))
     plan, texts = make_plan(settings, pair_plan.verification), _texts(settings)
     certificate = _certify(settings, pair_plan, plan, texts, place, errors)
     if place is not None:
@@ -118,8 +120,7 @@ def _certify(
     sampling = SamplingParams(temperature=0)
     greedy = Request(prompts[0], sampling, verification=plan.verification, grammar=plan.grammar)
     tokens = max(map(len, prompts)) + UNLIMITED_TOKENS + 1
-    max_running = 2 if settings.bitwise else 1
-    with open_session(pair_plan, pair, tokens, errors, max_running=max_running) as session:
+    with open_session(pair_plan, pair, tokens, errors) as session:
         if plan.grammar is not None:
             session.compile(plan.grammar)
         print_notes(errors, session.notices)
@@ -147,7 +148,8 @@ def _subject(session: Session, pair: Pair) -> Subject:
     """What a request to this session would be generated with."""
     engine = session.engine
     draft = next((drafter.model for drafter in engine.drafters if isinstance(drafter, ModelDrafter)), None)
-    return Subject(session.target, engine.drafters, engine.policy, draft, pair.alignment, engine.constrain)
+    alignment = None if pair.draft is None else pair.draft.alignment
+    return Subject(session.target, engine.drafters, engine.policy, draft, alignment, engine.constrain)
 
 
 def _same_file(path: Path, other: Path) -> bool:
@@ -156,16 +158,16 @@ def _same_file(path: Path, other: Path) -> bool:
 
 def _spare_models(place: Path | None, pair: Pair) -> None:
     """Refuse to write the certificate over a model."""
-    for weights in (pair.target, pair.draft):
-        if place is not None and weights is not None and _same_file(place, weights.path):
+    for weights in pair.models:
+        if place is not None and _same_file(place, weights.path):
             raise SettingError(str(place), "it is the model itself", "Name another file (--output).")
 
 
 def _models(pair: Pair, show: Callable[[str, int, int], None]) -> dict[str, Any]:
     """Names and hashes of target and draft."""
     cards = {"target": (pair.target.name, pair.target_card)}
-    if pair.draft is not None and pair.draft_card is not None:
-        cards["draft"] = (pair.draft.name, pair.draft_card)
+    if pair.draft is not None:
+        cards["draft"] = (pair.draft.weights.name, pair.draft.card)
     total = sum(card.file_bytes for _, card in cards.values())
     done = 0
 

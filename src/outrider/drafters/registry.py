@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.core.contracts import Drafter, Model, Vocabulary
+from outrider.core.notices import notify
 from outrider.drafters.corpus import CorpusDrafter, Progress, open_corpus
 from outrider.drafters.earlier import EarlierDrafter, KeptTexts
 from outrider.drafters.model import ModelDrafter
@@ -15,12 +16,12 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.models.vocab import Alignment
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DrafterSettings:
     """What drafters are built from. `can_rewind`: the target can forget rejected tokens. `lookup` is about
     the text so far and the session's earlier ones; `corpus` are files and folders, which are indexed first
-    (`progress` is called). `draft` is a draft model and how its vocabulary maps to the target's. Builders
-    add to `notices` what the user should know. `kept_texts`: where earlier texts outlive the process."""
+    (`progress` is called). `draft` is a draft model and how its vocabulary maps to the target's.
+    `kept_texts`: where earlier texts outlive the process."""
 
     target_name: str
     vocabulary: Vocabulary
@@ -30,7 +31,6 @@ class DrafterSettings:
     progress: Progress | None = None
     draft: tuple[Model, Alignment] | None = None
     kept_texts: KeptTexts | None = None
-    notices: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,10 @@ def _corpus(settings: DrafterSettings) -> Drafter | None:
     if not settings.corpus:
         return None
     if not settings.can_rewind:
-        settings.notices.append(
-            f"the corpus is not used: {settings.target_name} cannot take rejected drafts back"
-        )
+        notify(f"the corpus is not used: {settings.target_name} cannot take rejected drafts back")
         return None
     indexed = open_corpus(settings.corpus, settings.vocabulary, settings.progress)
-    settings.notices += indexed.notices
+    notify(*indexed.notices)
     return CorpusDrafter(indexed)
 
 
@@ -74,10 +72,7 @@ DRAFTERS = (
 """In the order in which they are asked: the most often correct first."""
 
 
-def build_drafters(settings: DrafterSettings, *, is_free: bool) -> list[Drafter]:
-    """The drafters that the settings ask for: those that call no model, or those that do.
-
-    Raises SettingError for a corpus that cannot be used.
-    """
-    built = (kind.build(settings) for kind in DRAFTERS if kind.is_free is is_free)
+def build_drafters(settings: DrafterSettings) -> list[Drafter]:
+    """The drafters that the settings ask for. Raises SettingError for a corpus that cannot be used."""
+    built = (kind.build(settings) for kind in DRAFTERS)
     return [drafter for drafter in built if drafter is not None]

@@ -21,6 +21,7 @@ import numpy as np
 from outrider.core.contracts import Constraint, Drafter, DraftRequest, Model, Policy
 from outrider.core.data import Completion, Draft, Grammar, Piece, Request, Update
 from outrider.core.errors import ConstraintError, InputError, PromptError
+from outrider.core.notices import notify
 from outrider.core.saved import KvStore, Reading
 from outrider.engine.interrupts import deferred
 from outrider.engine.kv_slots import Slots, rewind
@@ -51,7 +52,7 @@ class Engine:
     """Runs requests on a target model with any number of drafters.
 
     `drafters` are asked by `policy`; without a policy the drafts are of fixed length. A target
-    that cannot rewind decodes plainly, and `notices` says so. `verifier` makes each request's
+    that cannot rewind decodes plainly, and a notice says so. `verifier` makes each request's
     verification rule from its settings and seed, `constrain` the constraint of a request's grammar.
     `preferred` is what was learned about the target's tokens for forced text. At most `max_running`
     requests run at once (None: as many as the target has sequences); the other sequences keep KV. Where
@@ -74,7 +75,6 @@ class Engine:
         self.max_running = min(max_running or target.max_sequences, target.max_sequences)
         self._verifier_of = verifier
         self.constrain = constrain
-        self.notices: list[str] = []
         self._running: list[RunningRequest] = []
         self.equip(drafters, policy)
         self._kv_store = kv_store
@@ -101,11 +101,10 @@ class Engine:
         self.preferred = preferred or PreferredTokenization()
         if self.drafters and not self.target.rewinding.is_possible:
             self.drafters = ()
-            notice = (
+            notify(
                 f"{self.target.name} cannot forget tokens (recurrent or hybrid state), so a rejected draft "
                 "could not be undone: decoding plainly"
             )
-            self.notices += [notice] if notice not in self.notices else []
 
     # Requests
 

@@ -18,6 +18,7 @@ from outrider.backends.tuning.scoring import costs_of
 from outrider.core.contracts import FREE, Constraint, Model, Rewinding
 from outrider.core.data import Grammar
 from outrider.core.errors import PromptError
+from outrider.core.notices import collect_notices
 from outrider.costs import CallCosts
 from outrider.costs.timer import Rows
 from outrider.engine import Engine
@@ -71,14 +72,16 @@ class Loaded(ExitStack):
         self.opened_bytes: int | None = None
         """the memory that weights and context took at first; None where that is not known"""
         progress(f"loading {file.name}", None)
-        if isinstance(beside, GgufModel) and file.is_head and file.path == beside.weights.path:
-            self.weights = beside.weights
-        elif isinstance(beside, GgufModel) and file.is_head:
-            self.weights = load_head(beside.weights, read_card(beside.weights.path), file.card, options)
-        elif isinstance(beside, GgufModel):
-            self.weights = load_draft(beside.weights, file.path, file.card, options, notices)
-        else:
-            self.weights = load_weights(file.path, file.card, options, notices, draft=beside is not None)
+        with collect_notices() as lines:
+            if isinstance(beside, GgufModel) and file.is_head and file.path == beside.weights.path:
+                self.weights = beside.weights
+            elif isinstance(beside, GgufModel) and file.is_head:
+                self.weights = load_head(beside.weights, read_card(beside.weights.path), file.card, options)
+            elif isinstance(beside, GgufModel):
+                self.weights = load_draft(beside.weights, file.card, options)
+            else:
+                self.weights = load_weights(file.card, options, draft=beside is not None)
+        notices += lines
         if not file.is_head or isinstance(self.weights, HeadWeights):
             self.callback(self.weights.close)
         try:
@@ -122,7 +125,9 @@ class Loaded(ExitStack):
         """The open model as a draft that lines up so, and that is closed with this."""
         assert self._model is not None, "open it first"
         is_own_head = self._feeder is not None and not isinstance(self.weights, HeadWeights)
-        prior = None if is_own_head else prior_in(self._model, self._notices)
+        with collect_notices() as lines:
+            prior = None if is_own_head else prior_in(self._model)
+        self._notices += lines
         return LoadedDraft(self._file.name, self._model, alignment, prior, self._feeder, self.close)
 
     def _grown(self) -> int | None:

@@ -28,7 +28,7 @@ from outrider.core.settings import (
     Verbose,
 )
 from outrider.engine.tiers import Folder
-from outrider.session.keeping import Keeping
+from outrider.session.options import Keeping
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=1024)]

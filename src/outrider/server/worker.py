@@ -267,7 +267,7 @@ class Worker:
                 _log.exception("what calls cost could not be measured again")
         return self._commands.get()
 
-    def _stop_measuring(self, _part: float) -> None:
+    def _stop_measuring(self, _what: str, _part: float | None) -> None:
         if not self._commands.empty() or self._turns.is_wanted:
             raise _Awaited
 

@@ -11,6 +11,7 @@ from outrider.backends.gguf.head_model import HeadWeights
 from outrider.backends.gguf.heads import why_no_heads
 from outrider.backends.tuning.scoring import file_id, machine_id
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, VocabularyMismatch
+from outrider.core.notices import notify
 from outrider.costs.break_even import least_needed
 from outrider.costs.store import stored_curves
 from outrider.models.finding import AUTO_DRAFT, MAX_SHARE, Found, FoundDraft, find_drafts
@@ -19,8 +20,8 @@ from outrider.models.heads import read_head
 from outrider.models.hub import HubOptions, cache_dir
 from outrider.models.reference import resolve, resolve_pair
 from outrider.models.vocab import Alignment, align
-from outrider.session.learned import Measuring
 from outrider.session.loading import load_draft, why_no_draft
+from outrider.session.options import Progress, no_progress
 
 _MAX_TRIED = 3
 """drafts that are loaded until one lines up with the target"""
@@ -70,15 +71,14 @@ def load_named(
     of_target: ModelCard,
     card: ModelCard,
     options: LoadOptions,
-    notices: list[str],
-    measuring: Measuring | None = None,
+    progress: Progress = no_progress,
 ) -> LoadedDraft | None:
     """The draft of a card; None where it is of no use to the target, which a notice says.
 
     Raises VocabularyMismatch and what `load_weights` raises.
     """
     if card.kind == "model":
-        weights = load_draft(target, card.path, card, options, notices, measuring=measuring)
+        weights = load_draft(target, card, options, progress=progress)
     else:
         weights = load_head(target, of_target, card, options)
     try:
@@ -91,20 +91,18 @@ def load_named(
         weights.close()
         raise
     if useless:
-        notices.append(useless)
+        notify(useless)
         weights.close()
         return None
     return LoadedDraft(weights, alignment, card)
 
 
-def for_heads(options: LoadOptions, draft: ModelCard, notices: list[str]) -> LoadOptions:
+def for_heads(options: LoadOptions, draft: ModelCard) -> LoadOptions:
     """A target's options beside a file of heads: in the library that can run them, unless another is asked
     for."""
     if options.backend != "auto" or options.library:
         return options
-    notices.append(
-        f"{draft.path.stem} holds {HEADS[draft.kind]}, which llama.cpp alone runs: it is used for both"
-    )
+    notify(f"{draft.path.stem} holds {HEADS[draft.kind]}, which llama.cpp alone runs: it is used for both")
     return replace(options, backend="llama.cpp")
 
 
@@ -123,17 +121,13 @@ def load_head(target: Weights, of_target: ModelCard, card: ModelCard, options: L
 
 
 def load_found(
-    target: Weights,
-    named: Named,
-    options: LoadOptions,
-    notices: list[str],
-    measuring: Measuring | None = None,
+    target: Weights, named: Named, options: LoadOptions, progress: Progress = no_progress
 ) -> LoadedDraft | None:
     """The first of the drafts found that can be loaded, lines up and may pay; None where none does. Notices
     say which was taken, what was passed over and why, and what else there is."""
     found = named.found or Found()
     if not target.rewinding.is_possible:
-        notices.append(f"-md auto: {target.name} cannot take rejected drafts back, so no draft is loaded")
+        notify(f"-md auto: {target.name} cannot take rejected drafts back, so no draft is loaded")
         return None
     heads = [head for head in found.heads if not why_no_head(head.card, named.target)]
     files = {draft.card.path: of_draft(named.target, draft) for draft in (*heads, *found.drafts)}
@@ -143,26 +137,23 @@ def load_found(
         if taken is not None or tried == _MAX_TRIED:
             break
         if file.never_pays:
-            notices.append(f"-md auto passes over {file}")
+            notify(f"-md auto passes over {file}")
             continue
         tried += 1
         try:
-            taken = load_named(target, named.target, draft.card, options, notices, measuring)
+            taken = load_named(target, named.target, draft.card, options, progress)
         except (BackendCrash, ModelFileError, OutOfMemory, VocabularyMismatch) as error:
-            notices.append(f"-md auto passes over {draft.card.path.name}: {error.why}")
+            notify(f"-md auto passes over {draft.card.path.name}: {error.why}")
     if taken is None:
-        notices.append(_nothing_found(named.target, found))
+        notify(_nothing_found(named.target, found))
     else:
-        others = [file for path, file in files.items() if path != taken.card.path]
-        notices.append(_taken(files[taken.card.path], others))
+        notify(_taken(files[taken.card.path], [f for path, f in files.items() if path != taken.card.path]))
     said = {str(path) for path in files}
-    more = [
-        file for file in listed(named.target, found) if file.place in _SAID and file.reference not in said
-    ]
-    notices += map(str, more)
-    notices += [f"-md auto passes over {Path(error.what).name}: {error.why}" for error in found.broken]
+    listed_files = listed(named.target, found)
+    notify(*(str(file) for file in listed_files if file.place in _SAID and file.reference not in said))
+    notify(*(f"-md auto passes over {Path(error.what).name}: {error.why}" for error in found.broken))
     if found.num_unread:
-        notices.append(f"-md auto: {found.num_unread} more GGUF files were not looked at")
+        notify(f"-md auto: {found.num_unread} more GGUF files were not looked at")
     return taken
 
 

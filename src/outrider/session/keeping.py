@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from outrider.core.errors import ModelFileError
 from outrider.core.files import reason_of
 from outrider.engine.tiers import Disk, Folder, KvTiers, RememberedTexts
 from outrider.models.reference import local_shards
+from outrider.session.options import Keeping
 
 SAVE_S = 20.0
 """what a session that ends may take to save what its target still holds"""
@@ -21,33 +21,20 @@ _OF_SPEED = ("rows", "several_sequences", "threads", "threads_batch")
 """settings of a cost curve that change no KV"""
 
 
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """Where KV goes that leaves the target: to memory, `memory_bytes` at most, and to files in `folder`,
-    `disk_bytes` at most. `remember`: earlier texts are kept there too, for drafts."""
-
-    memory_bytes: int = 0
-    folder: Path | None = None
-    disk_bytes: int = 8 * 2**30
-    remember: bool = False
-
-
-def open_tiers(model: Loaded, keeping: Keeping | None, notices: list[str]) -> KvTiers | None:
+def open_tiers(model: Loaded, keeping: Keeping) -> KvTiers | None:
     """What keeps a target's KV; None where nothing does. Raises SettingError for a folder that cannot be
     used."""
-    keeping, disk = keeping or Keeping(), None
+    disk = None
     if keeping.folder is not None:
         disk = Disk(Folder(keeping.folder, identity_of(model), "--cache-dir"), keeping.disk_bytes)
     if disk is None and not keeping.memory_bytes:
         return None
-    tiers = KvTiers(model, memory_bytes=keeping.memory_bytes, disk=disk)
-    notices += disk.notices if disk else []
-    return tiers
+    return KvTiers(model, memory_bytes=keeping.memory_bytes, disk=disk)
 
 
-def open_texts(path: Path, keeping: Keeping | None) -> RememberedTexts | None:
+def open_texts(path: Path, keeping: Keeping) -> RememberedTexts | None:
     """Where the earlier texts of a model file are kept; None where they are not. Raises SettingError."""
-    if keeping is None or keeping.folder is None or not keeping.remember:
+    if keeping.folder is None or not keeping.remember:
         return None
     return RememberedTexts(Folder(keeping.folder, content_of(path), "--cache-dir"))
 

@@ -7,8 +7,8 @@ with what earlier ones have learned and leaves what it has learned itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from outrider.backends.tuning.scoring import (
     spare_cores,
     subject_of,
 )
+from outrider.core.contracts import Policy
 from outrider.core.errors import SettingError
+from outrider.core.notices import notify
 from outrider.costs import PairCosts, export_costs, fingerprint, import_costs, store_refined
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY, read_entry, write_entry
@@ -30,43 +32,22 @@ from outrider.costs.timer import Rows
 from outrider.drafters.model import ModelDrafter
 from outrider.models.hub import cache_dir
 from outrider.policy import AutoPolicy
-from outrider.policy.auto import LONGEST_DRAFT
 from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration, read_calibration
-
-Measuring = Callable[[str, float], None]
-"""Called with what is being measured and what part of it is done, from 0 to 1."""
+from outrider.session.options import AutoSettings, Progress, no_progress
 
 _MIN_VERIFIED = 64
 """Sessions in which fewer drafted tokens were verified leave what is known of acceptance as it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class AutoSettings:
-    """What the automatic policy may do: ask `free` drafters, draft `models`, up to `draft_max` tokens.
-
-    `costs_file` holds the costs if it exists, and is written otherwise. Raises SettingError for a cap
-    out of range.
-    """
-
-    free: bool = True
-    models: bool = True
-    draft_max: int = LONGEST_DRAFT
-    costs_file: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.draft_max < 0:
-            raise SettingError("draft max", f"{self.draft_max} is negative", "Give 0 (off) or more.")
-
-
-def prior_in(draft: GgufModel, notices: list[str]) -> PretrainedCalibration | None:
+def prior_in(draft: GgufModel) -> PretrainedCalibration | None:
     """What a draft's file says of its own acceptance; None where it says nothing, or nothing that can be
-    used, which `notices` then says."""
+    used, which a notice says."""
     if not (text := draft.weights.metadata(CALIBRATION_KEY)):
         return None
     try:
         return read_calibration(text)
     except ValueError as error:
-        notices.append(f"{draft.weights.path}: what it says of its own acceptance is not used: {error}")
+        notify(f"{draft.weights.path}: what it says of its own acceptance is not used: {error}")
         return None
 
 
@@ -78,20 +59,19 @@ class Learned:
         settings: AutoSettings,
         target: Loaded,
         draft: GgufModel | None,
-        measuring: Measuring | None = None,
+        progress: Progress = no_progress,
     ) -> None:
-        """Look the costs up, or measure them: a few seconds (`measuring` is called meanwhile).
+        """Look the costs up, or measure them, which takes a few seconds.
 
         Raises SettingError for a costs file that cannot be read or written, BackendError when a call fails.
         """
-        self.notices: list[str] = []
         self._models: dict[str, tuple[Loaded, Rows]] = {"target": (target, "all")}
         if draft is not None and settings.models:
             self._models["draft"] = (draft, "last")
         self._exported = settings.costs_file is not None
         self.measured_busy = False
         """whether the costs in force were measured while other programs were busy"""
-        costs = self._costs(settings.costs_file, measuring)
+        costs = self._costs(settings.costs_file, progress)
         self.policy = AutoPolicy(
             costs.target,
             {ModelDrafter.name: costs.draft} if costs.draft else {},
@@ -101,9 +81,9 @@ class Learned:
         )
         self._recall()
 
-    def _costs(self, path: Path | None, measuring: Measuring | None) -> PairCosts:
+    def _costs(self, path: Path | None, progress: Progress) -> PairCosts:
         if path is None or not path.exists():
-            costs = self._measured(measuring)
+            costs = self._measured(progress)
             if path is not None:
                 export_costs(path, costs)
             return costs
@@ -114,29 +94,25 @@ class Learned:
             raise SettingError(str(path), "it has no costs of a draft model", "Write one with -md.")
         return costs
 
-    def _measured(self, measuring: Measuring | None, *, fresh: bool = False) -> PairCosts:
+    def _measured(self, progress: Progress, *, fresh: bool = False) -> PairCosts:
         """The costs of each model, looked up or (`fresh`) measured in any case."""
-        found, notices = {}, dict[str, None]()
+        found, notices = {}, list[str]()
         for role, (model, rows) in self._models.items():
-
-            def progress(part: float, role: str = role) -> None:
-                if measuring is not None:
-                    measuring(f"measuring what calls of the {role} model cost here, once", part)
-
-            found[role], lines = costs_of(model, rows=rows, fresh=fresh, progress=progress)
-            notices |= dict.fromkeys(lines)
+            what = f"measuring what calls of the {role} model cost here, once"
+            found[role], lines = costs_of(model, rows=rows, fresh=fresh, progress=partial(progress, what))
+            notices += lines
         self.measured_busy = BUSY in notices
-        self.notices = [*(line for line in self.notices if line != BUSY), *notices]
+        notify(*notices)
         return PairCosts(found["target"], found.get("draft"))
 
     def is_disturbed(self, others: OtherPrograms) -> bool:
         """Whether other programs were busy lately, so that measuring would tell little."""
         return any(others.disturb(spare_cores(native_of(model))) for model, _ in self._models.values())
 
-    def measure_again(self, measuring: Measuring) -> None:
-        """Measure the costs and go on with them. What `measuring` raises ends it, and leaves the costs as
+    def measure_again(self, progress: Progress) -> None:
+        """Measure the costs and go on with them. What `progress` raises ends it, and leaves the costs as
         they were. All that the models have stored is forgotten."""
-        costs = self._measured(measuring, fresh=True)
+        costs = self._measured(progress, fresh=True)
         self.policy.knowledge.costs = costs.target
         if costs.draft is not None:
             self.policy.knowledge.draft_costs[ModelDrafter.name] = costs.draft
@@ -145,15 +121,15 @@ class Learned:
         """Begin with what earlier sessions learned, or else with what the draft's file says of itself."""
         path = self._place()
         data, notice = read_entry(path, "starting without what was learned about acceptance")
-        self.notices += [notice] if notice else []
+        notify(notice)
         known: Mapping[str, Any] | None = data
         if known is None and "draft" in self._models:
-            known = prior_in(native_of(self._models["draft"][0]), self.notices)
+            known = prior_in(native_of(self._models["draft"][0]))
         try:
             if known is not None:
                 self.policy.knowledge.recall(known)
         except (KeyError, TypeError, ValueError) as error:
-            self.notices.append(f"{path}: {error}: starting without what was learned about acceptance")
+            notify(f"{path}: {error}: starting without what was learned about acceptance")
 
     def _place(self) -> Path:
         """Where acceptance is kept: by the content of the model files, and by what changes their output."""
@@ -174,3 +150,18 @@ class Learned:
         verified = sum(known.tokens for known in knowledge.calibration.values())
         if verified >= _MIN_VERIFIED:
             write_entry(self._place(), knowledge.as_json())
+
+
+def policy_for(
+    asked: Policy | AutoSettings | None, target: Loaded, draft: GgufModel | None, progress: Progress
+) -> tuple[Policy | None, Learned | None]:
+    """The policy in force and, where it is the automatic one, what is known about the pair. A target that
+    cannot rewind is decoded plainly."""
+    if asked is not None and not isinstance(asked, AutoSettings):
+        return asked, None
+    if not target.rewinding.is_possible:
+        return None, None
+    if draft is None and asked is not None and not asked.free:
+        notify("no draft model is loaded, and the policy asks for one alone: nothing is drafted")
+    learned = Learned(asked or AutoSettings(), target, draft, progress)
+    return learned.policy, learned

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from outrider.backends.gguf import LoadOptions, Weights, candidates, refusals
 from outrider.backends.gguf.heads import why_no_heads
 from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.memory import Contexts, check_memory, free_memory, total_bytes
 from outrider.backends.gguf.sizes import read_sizes
-from outrider.backends.tuning.options import Progress, checked_options, choose_options
+from outrider.backends.tuning.options import checked_options, choose_options
 from outrider.core.errors import BackendCrash, ModelFileError, OutriderError
+from outrider.core.notices import notify
 from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import ModelCard
 from outrider.policy.auto import LONGEST_DRAFT
-from outrider.session.session import DEFAULT_CONTEXT_TOKENS
+from outrider.session.options import Progress, SessionOptions, no_progress
 
 
 def why_no_draft(target: Weights, draft: Weights) -> str | None:
@@ -29,87 +29,80 @@ def why_no_draft(target: Weights, draft: Weights) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The contexts that are to be opened on a pair, as in `Pair.open`, whose defaults these are. Lengths are
-    in tokens for each of `max_sequences`; `capacity_tokens` over all of them."""
-
-    context_length: int | None = None
-    draft_context_length: int = 0
-    max_sequences: int = 1
-    capacity_tokens: int = 0
-
-
 def check_fit(
-    target: ModelCard, draft: ModelCard | None, options: LoadOptions, draft_options: LoadOptions, room: Room
+    target: ModelCard,
+    draft: ModelCard | None,
+    loading: LoadOptions,
+    draft_loading: LoadOptions,
+    options: SessionOptions,
 ) -> None:
     """Raise OutOfMemory where the weights of both models and their contexts cannot fit, before they are
     loaded."""
-    library = next(candidates(options))
-    models = _contexts(target, draft, options, draft_options, room, library)
+    library = next(candidates(loading))
+    models = _contexts(target, draft, loading, draft_loading, options, library)
     check_memory(models, free_memory(library, [model.options for model in models]))
 
 
 def memory_bytes(
-    target: ModelCard, draft: ModelCard | None, options: LoadOptions, draft_options: LoadOptions, room: Room
+    target: ModelCard,
+    draft: ModelCard | None,
+    loading: LoadOptions,
+    draft_loading: LoadOptions,
+    options: SessionOptions,
 ) -> int:
     """What the weights of both models and their KV take, wherever they are put. Mapped weights count as if
     they were read."""
-    return total_bytes(_contexts(target, draft, options, draft_options, room, next(candidates(options))))
+    return total_bytes(_contexts(target, draft, loading, draft_loading, options, next(candidates(loading))))
 
 
 def _contexts(
     target: ModelCard,
     draft: ModelCard | None,
-    options: LoadOptions,
-    draft_options: LoadOptions,
-    room: Room,
+    loading: LoadOptions,
+    draft_loading: LoadOptions,
+    options: SessionOptions,
     library: Library,
 ) -> list[Contexts]:
     sizes = read_sizes(target.path)
-    usual = min(DEFAULT_CONTEXT_TOKENS, sizes.trained_context)
-    length = usual if room.context_length is None else room.context_length or sizes.trained_context
-    capacity = room.capacity_tokens or length * room.max_sequences
-    drafted = capacity + room.max_sequences * LONGEST_DRAFT
-    has_head = options.heads and sizes.num_heads > 0 and not why_no_heads(library)
-    models = [Contexts(sizes, options, capacity, drafted if has_head else 0)]
+    trained = sizes.trained_context
+    capacity = options.capacity(trained)
+    drafted = capacity + options.max_running * LONGEST_DRAFT
+    has_head = loading.heads and sizes.num_heads > 0 and not why_no_heads(library)
+    models = [Contexts(sizes, loading, capacity, drafted if has_head else 0)]
     if draft is not None:
-        sizes = read_sizes(draft.path)
-        usual = room.draft_context_length or min(length, sizes.trained_context)
+        own = read_sizes(draft.path)
+        length = options.draft_context_length or min(options.length(trained), own.trained_context)
+        of_model = max(length, min(drafted, length * options.num_sequences)), 0
         capacities = {"mtp": (0, drafted), "eagle3": (drafted, 0)}  # heads go along with the target
-        of_model = max(usual, min(drafted, usual * room.max_sequences)), 0
-        models.append(Contexts(sizes, draft_options, *capacities.get(draft.kind, of_model)))
+        models.append(Contexts(own, draft_loading, *capacities.get(draft.kind, of_model)))
     return models
 
 
 def load_weights(
-    path: Path,
-    card: ModelCard,
-    options: LoadOptions,
-    notices: list[str],
-    *,
-    draft: bool = False,
-    measuring: Progress | None = None,
+    card: ModelCard, options: LoadOptions, *, draft: bool = False, progress: Progress = no_progress
 ) -> Weights:
     """Load weights with the library and the options that suit this machine: those that were found before, or
-    that a short trial finds now (`measuring` is called with what is tried and the part that is done).
+    that a trial of a few seconds finds now.
 
     A library that dies at its first call, or cannot run the file, is passed over. Raises ModelFileError,
     OutOfMemory, BackendCrash or BackendError where none is left, SettingError for one that cannot be used.
     """
-    chosen = choose_options(path, options, draft=draft, progress=measuring)
+
+    def trying(what: str, part: float) -> None:
+        progress(f"choosing the library, once ({what})", part)
+
+    chosen = choose_options(card.path, options, draft=draft, progress=trying)
     failure: OutriderError | None = None
     for library in candidates(chosen.options):
         try:
             checked, notice = checked_options(card, chosen.options, library)
-            notices += [notice] if notice and notice not in notices else []
-            weights = Weights(path, checked)
+            notify(notice)
+            weights = Weights(card.path, checked)
         except (BackendCrash, ModelFileError) as error:
             failure = error
             continue
         weights.compared = chosen.compared
-        lines = [*refusals(), *_about_placement(weights)]
-        notices += [line for line in lines if line not in notices]
+        notify(*refusals(), *_about_placement(weights))
         return weights
     assert failure is not None, "candidates raises where there is none"
     raise failure
@@ -146,13 +139,7 @@ def in_same_library(target: LoadOptions, options: LoadOptions) -> LoadOptions:
 
 
 def load_draft(
-    target: Weights,
-    path: Path,
-    card: ModelCard,
-    options: LoadOptions,
-    notices: list[str],
-    *,
-    measuring: Progress | None = None,
+    target: Weights, card: ModelCard, options: LoadOptions, *, progress: Progress = no_progress
 ) -> Weights:
     """A draft's weights, in its target's library where that can run them and no other was asked for: two
     libraries have a pool of threads each, and the pool that waits takes cores from the one that works.
@@ -162,8 +149,8 @@ def load_draft(
     same = in_same_library(target.options, options)
     if same != options:
         with suppress(BackendCrash, ModelFileError):
-            return load_weights(path, card, same, notices, draft=True, measuring=measuring)
-    return load_weights(path, card, options, notices, draft=True, measuring=measuring)
+            return load_weights(card, same, draft=True, progress=progress)
+    return load_weights(card, options, draft=True, progress=progress)
 
 
 def template_of(weights: Weights, source: str | None) -> ChatTemplate | None:

@@ -1,110 +1,43 @@
-"""A session generates text with a target model and its drafters; its caller holds a running generation."""
+"""A session generates text with a target model and its drafters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from numbers import Integral
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
-from outrider.backends.bitwise import BitwiseModel, Price
-from outrider.backends.gguf import GgufModel, LoadOptions, Weights
+from outrider.backends.bitwise import BitwiseModel
+from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.core.contracts import Drafter, Model, Policy
-from outrider.core.data import Completion, Grammar, Request, StepRecord, Update
-from outrider.core.errors import PromptError, SettingError
+from outrider.core.data import Completion, Grammar, Request
+from outrider.core.errors import SettingError
+from outrider.core.notices import collect_notices
 from outrider.core.params import SamplingParams, Verification
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY
+from outrider.drafters.corpus import indexing
 from outrider.drafters.earlier import EarlierDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
+from outrider.drafters.registry import DrafterSettings, build_drafters
 from outrider.engine import Engine
 from outrider.engine.tiers import KvTiers
 from outrider.models.chat import ChatTemplate
-from outrider.session.keeping import SAVE_S, Keeping
-from outrider.session.learned import AutoSettings, Learned
+from outrider.session.generation import Generation, Message, encode
+from outrider.session.keeping import SAVE_S, open_texts, open_tiers
+from outrider.session.learned import Learned, policy_for
+from outrider.session.options import Progress, SessionOptions, no_progress
+from outrider.session.pair import Pair
 from outrider.session.schemas import Schema, parser_of, read_schema
 
 if TYPE_CHECKING:
     from outrider.constraints import Compiled, Compiler
 
-Message = Mapping[str, Any]
-"""One turn of a conversation: `{"role": "user", "content": "…"}`."""
-
-DEFAULT_CONTEXT_TOKENS = 4096
-
 _MAX_NOTICES = 200
 """A session may see any number of grammars, each with something to say."""
-
-
-class Generation:
-    """A running generation: iterate over it for the text as it comes.
-
-    `completion` is there when the iteration has ended; `parse` makes its `parsed` of a complete one.
-    `cancel` ends it after the current step; so do leaving the loop early, `close`, and the end of a `with`.
-    """
-
-    def __init__(
-        self, engine: Engine, request: Request, parse: Callable[[Completion], Any] | None = None
-    ) -> None:
-        self._engine = engine
-        self._parse = parse
-        self._updates = engine.stream(request)
-        self._request_id: int | None = None
-        self._cancelled = False
-        self._completion: Completion | None = None
-        self.records: list[StepRecord] = []
-
-    def __iter__(self) -> Iterator[Update]:
-        try:
-            while (update := self._next()) is not None:
-                yield update
-        except GeneratorExit:  # the loop was left: its place must not stay taken
-            self.cancel()
-            raise
-
-    def _next(self) -> Update | None:
-        try:
-            update = next(self._updates)
-        except StopIteration as end:
-            self._completion = end.value or self._completion  # asked again, an ended generator has none
-            if self._parse and self._completion and self._completion.is_complete:
-                self._completion = replace(self._completion, parsed=self._parse(self._completion))
-                self._parse = None
-            return None
-        self._request_id = update.record.request
-        self.records.append(update.record)
-        if self._cancelled:
-            self._engine.cancel(self._request_id)
-        return update
-
-    def cancel(self) -> None:
-        """End the generation after the current step (one that has not begun: after its first); its
-        completion says "cancelled"."""
-        self._cancelled = True
-        if self._request_id is not None:
-            self._engine.cancel(self._request_id)
-
-    def close(self) -> None:
-        """End the generation now. What there is of it is in `records`."""
-        self._updates.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    @property
-    def completion(self) -> Completion:
-        """The finished generation; runs it to its end first."""
-        for _ in self:
-            pass
-        if self._completion is None:
-            raise SettingError("generation", "it was broken off by an error", "Start another one.")
-        return self._completion
 
 
 class Session:
@@ -132,11 +65,9 @@ class Session:
         policy: Policy | None = None,
         *,
         template: ChatTemplate | None = None,
-        notices: Sequence[str] = (),
         learned: Learned | None = None,
         max_running: int | None = None,
         max_gap_s: float | None = None,
-        bitwise_price: Price | None = None,
         kv_tiers: KvTiers | None = None,
     ) -> None:
         self.target = target
@@ -146,20 +77,16 @@ class Session:
         self._drafters = tuple(drafters)
         self._learned = learned
         self._compiler: Compiler | None = None
-        self.engine = Engine(
-            target,
-            drafters,
-            policy,
-            constrain=lambda grammar: self.compile(grammar).start(),
-            max_running=max_running,
-            max_gap_s=max_gap_s,
-            kv_store=kv_tiers,
-        )
-        said = (*notices, *(learned.notices if learned else ()), *self.engine.notices)
-        self.notices = list(dict.fromkeys(said))
-        self.bitwise_price = bitwise_price
-        """how much longer calls take so that texts are bit-equal; None where they are not, or it is not
-        known"""
+        with collect_notices() as self.notices:
+            self.engine = Engine(
+                target,
+                drafters,
+                policy,
+                constrain=lambda grammar: self.compile(grammar).start(),
+                max_running=max_running,
+                max_gap_s=max_gap_s,
+                kv_store=kv_tiers,
+            )
 
     @property
     def bitwise(self) -> bool:
@@ -173,29 +100,64 @@ class Session:
         model: str | Path | None = None,
         draft: str | Path | None = None,
         *,
-        context_length: int = DEFAULT_CONTEXT_TOKENS,
         options: LoadOptions | None = None,
-        policy: Policy | AutoSettings | None = None,
-        corpus: Sequence[str | Path] = (),
-        bitwise: bool | None = None,
-        keeping: Keeping | None = None,
+        **settings: Any,
     ) -> Session:
         """Load a target (None: the embedded default, with its own draft) and, if given, a draft model
-        ("none": no draft at all); `corpus` are files and folders that drafts may be looked up in. Without a
-        policy drafting is automatic. `bitwise` and `keeping` as in `Pair.open`.
+        ("none": no draft at all), and open a session on them; the settings are those of SessionOptions.
 
         Paths, `hf:owner/repo[:quant]` and `hf:owner/repo/file.gguf` are understood. Raises the
         errors of `outrider.core.errors` that their names say.
         """
-        from outrider.session.loading import Room
-        from outrider.session.pair import Pair  # which makes sessions
-
-        pair = Pair.load(model, draft, options=options, room=Room(context_length))
+        opening = SessionOptions(**settings)
+        pair = Pair.load(model, draft, options=options, opening=opening)
         try:
-            return pair.open(context_length, policy=policy, corpus=corpus, bitwise=bitwise, keeping=keeping)
+            return cls.open(pair, opening)
         except BaseException:
             pair.close()
             raise
+
+    @classmethod
+    def open(
+        cls, pair: Pair, options: SessionOptions | None = None, progress: Progress = no_progress
+    ) -> Session:
+        """Give a pair's models KV caches and the session its drafters. What calls cost is measured once where
+        the policy is automatic, in a few seconds.
+
+        Raises OutOfMemory, and SettingError for a corpus or folder that cannot be used, or where `bitwise`
+        is asked for and the native library cannot give equal bits.
+        """
+        options = options or SessionOptions()
+        with collect_notices() as notices, ExitStack() as undo:
+            target = pair.open_target(options, progress)
+            undo.callback(target.close)
+            draft = pair.open_draft(target, options)
+            if draft is not None:
+                undo.callback(draft[0].close)
+            policy, learned = policy_for(options.policy, target, draft and draft[0], progress)
+            drafting = DrafterSettings(
+                pair.target.name,
+                pair.target.vocabulary,
+                can_rewind=pair.target.rewinding.is_possible,
+                lookup=options.lookup,
+                corpus=[Path(path) for path in options.corpus],
+                progress=lambda *done: progress(f"indexing the corpus: {indexing(*done)}", None),
+                draft=draft,
+                kept_texts=open_texts(pair.target.path, options.keeping),
+            )
+            session = cls(
+                target,
+                build_drafters(drafting),
+                policy,
+                template=pair.template,
+                learned=learned,
+                max_running=options.max_running,
+                max_gap_s=options.max_gap_s,
+                kv_tiers=open_tiers(target, options.keeping),
+            )
+            undo.pop_all()
+        session.notices = list(dict.fromkeys((*pair.notices, *notices, *session.notices)))
+        return session
 
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
         """The tokens of a text as it is, or of a conversation under the chat template."""
@@ -284,16 +246,16 @@ class Session:
         """Whether what calls cost was measured while other programs were busy: see `measure_again`."""
         return self._learned is not None and self._learned.measured_busy
 
-    def measure_again(self, others: OtherPrograms, progress: Callable[[float], None]) -> bool:
+    def measure_again(self, others: OtherPrograms, progress: Progress) -> bool:
         """Measure again what calls cost, where nothing runs and `others` were quiet lately: some seconds,
-        after which no KV is stored any more. True when it was done. `progress` is called with the part that
-        is done of each model; what it raises ends it, and leaves the costs as they were."""
+        after which no KV is stored any more. True when it was done. What `progress` raises ends it, and
+        leaves the costs as they were."""
         if self._learned is None or self.engine.num_running or self._learned.is_disturbed(others):
             return False
         self.engine.reset(texts=False)
-        self._learned.measure_again(lambda _what, part: progress(part))
-        kept = [line for line in self.notices if line not in self._learned.notices and line != BUSY]
-        self.notices = [*kept, *self._learned.notices]
+        with collect_notices() as notices:
+            self._learned.measure_again(progress)
+        self.notices = list(dict.fromkeys((*(line for line in self.notices if line != BUSY), *notices)))
         return True
 
     def close(self) -> None:
@@ -327,29 +289,3 @@ def close_model(model: Model) -> None:
     model.close()
     if isinstance(native, GgufModel):
         native.weights.close()
-
-
-def encode(
-    target: Model | Weights, template: ChatTemplate | None, prompt: str | Sequence[Message] | Sequence[int]
-) -> tuple[int, ...]:
-    """Tokens of a text as it is, or of a conversation under `template`; tokens (integers of any kind) stay
-    what they are.
-
-    Raises PromptError for anything else, an empty prompt, or a conversation without a template.
-    """
-    vocabulary = target.vocabulary
-    if not isinstance(prompt, str | Sequence) and not hasattr(prompt, "__array__"):
-        why = f"it is a {type(prompt).__name__}"
-        raise PromptError("prompt", why, "Give a text, a conversation, or tokens.")
-    if isinstance(prompt, str):
-        tokens = vocabulary.tokenize(prompt)
-    elif all(isinstance(token, Integral) for token in prompt):
-        tokens = [int(token) for token in cast("Sequence[int]", prompt)]
-    elif template is None:
-        why = f"{target.name} has no chat template"
-        raise PromptError("conversation", why, "Give the prompt as one text.")
-    else:
-        tokens = template.tokenize(template.render(cast("Sequence[Message]", prompt)), vocabulary)
-    if not tokens:
-        raise PromptError("prompt", "it is empty", "Give some text.")
-    return tuple(tokens)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.files import reason_of
+from outrider.core.notices import notify
 from outrider.core.saved import Extent, SavedState
 from outrider.engine.tiers.folder import Folder, Unusable
 
@@ -61,12 +62,10 @@ class SavedText:
 
 
 class Disk:
-    """Texts in a folder, `max_bytes` at most, files of other models among them. `notices` say what of the
-    folder is not used."""
+    """Texts in a folder, `max_bytes` at most, files of other models among them."""
 
     def __init__(self, folder: Folder, max_bytes: int) -> None:
         self.folder = folder
-        self.notices: list[str] = []
         self._max_bytes = max_bytes
         self._is_failing = False
         self.num_bytes = sum(size for _, size, _ in self._files())
@@ -74,13 +73,11 @@ class Disk:
 
     def found(self) -> Iterator[tuple[str, SavedText, int, int]]:
         """Name, text, bytes of the state and of the file for each text that is there, the one that was used
-        longest ago first."""
+        longest ago first. Notices say what of the folder is not used."""
         own, num_others = self.folder.names(_SUFFIX)
         if num_others:
             files = "1 file is" if num_others == 1 else f"{num_others} files are"
-            self.notices.append(
-                f"{self.folder.path}: {files} of another model, library or setting, and not used"
-            )
+            notify(f"{self.folder.path}: {files} of another model, library or setting, and not used")
         for _, size, path in self._files():
             if path not in own:
                 continue
@@ -88,7 +85,7 @@ class Disk:
                 head = self.folder.read_head(path)
                 yield path.stem, SavedText.of(head), sum(head["sizes"]), size
             except (OSError, Unusable) as error:
-                self.notices.append(f"{path} is not used: {_reason(error)}")
+                notify(f"{path} is not used: {_reason(error)}")
 
     def read(self, name: str, text: SavedText) -> SavedState | None:
         """The state of a text; None, with a line in the log, where the file is of no use."""

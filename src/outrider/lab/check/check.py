@@ -15,6 +15,7 @@ from outrider.backends.gguf import LoadOptions, device_names, physical_cores
 from outrider.backends.tuning.options import tuned_options
 from outrider.core.contracts import RewindKind
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, PromptError, SettingError
+from outrider.core.notices import collect_notices
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.lab.judged import (
     SHOWN_CALLS,
@@ -129,7 +130,9 @@ def check(request: CheckRequest, progress: Progress = lambda _what, _part: None)
     notices: list[str] = []
     heads = [file.card for file in request.drafts if file.is_head and file.path != request.target.path]
     if heads and request.found is None:  # those that were found may be passed over
-        request = replace(request, options=for_heads(request.options, heads[0], notices))
+        with collect_notices() as lines:
+            request = replace(request, options=for_heads(request.options, heads[0]))
+        notices += lines
     with Loaded(request.target, request.options, notices, progress) as target:
         usual = min(DEFAULT_CONTEXT_TOKENS, target.weights.trained_context)
         model = target.open(usual if request.context_length is None else request.context_length)

@@ -18,6 +18,7 @@ from outrider.backends.gguf import LoadOptions, physical_cores
 from outrider.core.contracts import Constraint, Model, Vocabulary
 from outrider.core.data import Logits, Row, Span
 from outrider.core.errors import ConstraintError, ModelFileError, OutriderError
+from outrider.core.notices import collect_notices
 from outrider.lab.distill.checkpoint import ARCHITECTURES, read_gguf
 from outrider.lab.distill.examples import Example, example_path, read_example, write_example
 from outrider.lab.distill.network import Network, TorchModel, device_of, has_fast_half
@@ -67,7 +68,9 @@ def open_teacher(file: ModelFile, plan: DistillPlan, notices: list[str]) -> Iter
     # As llama.cpp's calls: near-ties fall by the number of threads, which workers of a cluster set otherwise.
     torch.set_num_threads(plan.threads or physical_cores())
     at_once = plan.data.parallel or _AT_ONCE["torch" if uses_torch else "llama.cpp"]
-    weights = load_weights(file.path, file.card, LoadOptions(threads=plan.threads), notices)
+    with collect_notices() as lines:
+        weights = load_weights(file.card, LoadOptions(threads=plan.threads))
+    notices += lines
     try:
         length = min(plan.context, weights.trained_context)
         native = weights.open(length, max_sequences=1 if uses_torch else at_once)

@@ -1,0 +1,112 @@
+"""A running generation, held by its caller, and what it is asked for with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from numbers import Integral
+from typing import Any, Self, cast
+
+from outrider.backends.gguf import Weights
+from outrider.core.contracts import Model
+from outrider.core.data import Completion, Request, StepRecord, Update
+from outrider.core.errors import PromptError, SettingError
+from outrider.engine import Engine
+from outrider.models.chat import ChatTemplate
+
+Message = Mapping[str, Any]
+"""One turn of a conversation: `{"role": "user", "content": "…"}`."""
+
+
+class Generation:
+    """A running generation: iterate over it for the text as it comes.
+
+    `completion` is there when the iteration has ended; `parse` makes its `parsed` of a complete one.
+    `cancel` ends it after the current step; so do leaving the loop early, `close`, and the end of a `with`.
+    """
+
+    def __init__(
+        self, engine: Engine, request: Request, parse: Callable[[Completion], Any] | None = None
+    ) -> None:
+        self._engine = engine
+        self._parse = parse
+        self._updates = engine.stream(request)
+        self._request_id: int | None = None
+        self._cancelled = False
+        self._completion: Completion | None = None
+        self.records: list[StepRecord] = []
+
+    def __iter__(self) -> Iterator[Update]:
+        try:
+            while (update := self._next()) is not None:
+                yield update
+        except GeneratorExit:  # the loop was left: its place must not stay taken
+            self.cancel()
+            raise
+
+    def _next(self) -> Update | None:
+        try:
+            update = next(self._updates)
+        except StopIteration as end:
+            self._completion = end.value or self._completion  # asked again, an ended generator has none
+            if self._parse and self._completion and self._completion.is_complete:
+                self._completion = replace(self._completion, parsed=self._parse(self._completion))
+                self._parse = None
+            return None
+        self._request_id = update.record.request
+        self.records.append(update.record)
+        if self._cancelled:
+            self._engine.cancel(self._request_id)
+        return update
+
+    def cancel(self) -> None:
+        """End the generation after the current step (one that has not begun: after its first); its
+        completion says "cancelled"."""
+        self._cancelled = True
+        if self._request_id is not None:
+            self._engine.cancel(self._request_id)
+
+    def close(self) -> None:
+        """End the generation now. What there is of it is in `records`."""
+        self._updates.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def completion(self) -> Completion:
+        """The finished generation; runs it to its end first."""
+        for _ in self:
+            pass
+        if self._completion is None:
+            raise SettingError("generation", "it was broken off by an error", "Start another one.")
+        return self._completion
+
+
+def encode(
+    target: Model | Weights, template: ChatTemplate | None, prompt: str | Sequence[Message] | Sequence[int]
+) -> tuple[int, ...]:
+    """Tokens of a text as it is, or of a conversation under `template`; tokens (integers of any kind) stay
+    what they are.
+
+    Raises PromptError for anything else, an empty prompt, or a conversation without a template.
+    """
+    vocabulary = target.vocabulary
+    if not isinstance(prompt, str | Sequence) and not hasattr(prompt, "__array__"):
+        why = f"it is a {type(prompt).__name__}"
+        raise PromptError("prompt", why, "Give a text, a conversation, or tokens.")
+    if isinstance(prompt, str):
+        tokens = vocabulary.tokenize(prompt)
+    elif all(isinstance(token, Integral) for token in prompt):
+        tokens = [int(token) for token in cast("Sequence[int]", prompt)]
+    elif template is None:
+        why = f"{target.name} has no chat template"
+        raise PromptError("conversation", why, "Give the prompt as one text.")
+    else:
+        tokens = template.tokenize(template.render(cast("Sequence[Message]", prompt)), vocabulary)
+    if not tokens:
+        raise PromptError("prompt", "it is empty", "Give some text.")
+    return tuple(tokens)

@@ -1,0 +1,108 @@
+"""What a session is opened with: its contexts, its drafters, and what becomes of its KV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.core.contracts import Policy
+from outrider.core.errors import SettingError
+from outrider.policy.auto import LONGEST_DRAFT
+
+DEFAULT_CONTEXT_TOKENS = 4096
+
+Progress = Callable[[str, float | None], None]
+"""Called with what is being done, and which part of it is done, from 0 to 1 (None: not known)."""
+
+
+def no_progress(_what: str, _part: float | None) -> None:
+    """Show nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class AutoSettings:
+    """What the automatic policy may do. Raises SettingError for a cap out of range.
+
+    Args:
+        free: ask drafters that call no model.
+        models: ask draft models.
+        draft_max: tokens of the longest draft; 0 switches drafting off.
+        costs_file: holds the costs if it exists, and is written otherwise.
+    """
+
+    free: bool = True
+    models: bool = True
+    draft_max: int = LONGEST_DRAFT
+    costs_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.draft_max < 0:
+            raise SettingError("draft max", f"{self.draft_max} is negative", "Give 0 (off) or more.")
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Where KV goes that leaves the target.
+
+    Args:
+        memory_bytes: the most that is kept in memory.
+        folder: where files of KV are kept; None: nowhere.
+        disk_bytes: the most that these files take.
+        remember: keep earlier texts in the folder too, to look drafts up in.
+    """
+
+    memory_bytes: int = 0
+    folder: Path | None = None
+    disk_bytes: int = 8 * 2**30
+    remember: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """How a session is opened on loaded models.
+
+    Args:
+        context_length: tokens that a sequence can hold; 0: as many as the target was trained with;
+            None: 4096, or fewer where the target was trained with fewer.
+        draft_context_length: the same of the draft model; 0: as the target's.
+        policy: who drafts and how far; None: automatic, without limits.
+        lookup: draft from the text so far and from the session's earlier ones.
+        corpus: files and folders to look drafts up in.
+        max_running: requests that run at once.
+        kept_sequences: further sequences, which keep KV for requests that begin alike.
+        capacity_tokens: tokens that all sequences together can hold; 0: enough for those that run.
+        max_gap_s: the longest step in seconds where several requests run, if it can be helped; None: five
+            plain steps.
+        bitwise: greedy and seed-stable texts are those of plain decoding under the same setting, bit for
+            bit, whatever is drafted and whatever else runs; None: where a single request runs at once and
+            it costs next to nothing. Each sequence then has a context of its own.
+        keeping: where KV goes that leaves the target, to be found again.
+    """
+
+    context_length: int | None = None
+    draft_context_length: int = 0
+    policy: Policy | AutoSettings | None = None
+    lookup: bool = True
+    corpus: Sequence[str | Path] = ()
+    max_running: int = 1
+    kept_sequences: int = 0
+    capacity_tokens: int = 0
+    max_gap_s: float | None = None
+    bitwise: bool | None = None
+    keeping: Keeping = Keeping()
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of the target: of requests that run, and of those whose KV is kept."""
+        return self.max_running + self.kept_sequences
+
+    def length(self, trained_context: int) -> int:
+        """The tokens of a sequence of a target that was trained with so many."""
+        if self.context_length is None:
+            return min(DEFAULT_CONTEXT_TOKENS, trained_context)
+        return self.context_length or trained_context
+
+    def capacity(self, trained_context: int) -> int:
+        """The tokens of all its sequences."""
+        return self.capacity_tokens or self.length(trained_context) * self.max_running
