@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,7 @@ class SavedState:
     parts: tuple[Bytes, ...]
 
 
+@runtime_checkable
 class SavingModel(Model, Protocol):
     """A Model whose sequences can be copied out of it, and back later."""
 

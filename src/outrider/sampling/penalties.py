@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -44,59 +43,30 @@ def penalise(row: Row, tokens: Tokens, counts: Counts, params: SamplingParams) -
 
 
 class TokenCounts:
-    """How often each token occurs among the last `window` tokens of a growing text (-1: of all).
-
-    Every token that was ever counted keeps its slot, so that a step costs what is new in it, and
-    looking ahead no more than a copy.
-    """
+    """How often each token occurs among the last `window` tokens of a growing text (-1: of all)."""
 
     def __init__(self, window: int, tokens: Sequence[int]) -> None:
-        self._window: deque[int] | None = deque(tokens, maxlen=window) if window >= 0 else None
-        counted = Counter(tokens if self._window is None else self._window)
-        self._slots = {token: slot for slot, token in enumerate(counted)}
-        self._tokens = array("q", counted.keys())
-        self._counts = array("q", counted.values())
+        self._window = deque(tokens, maxlen=window if window >= 0 else None)
+        self._counts = Counter(self._window)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """These tokens follow the text."""
-        leaving, entering = self._moves(tokens)
-        for token in leaving:
-            self._counts[self._slots[token]] -= 1
-        for token in entering:
-            slot = self._slots.setdefault(token, len(self._slots))
-            if slot == len(self._tokens):
-                self._tokens.append(token)
-                self._counts.append(0)
-            self._counts[slot] += 1
-        if self._window is not None:
-            self._window.extend(tokens)
+        self._counts = +self._after(tokens)  # those alone that occur
+        self._window.extend(tokens)
 
     def after(self, drafted: Sequence[int]) -> tuple[Tokens, Counts]:
         """The tokens in the window, were the text followed by these, and how often each occurs."""
-        leaving, entering = self._moves(drafted)
-        tokens, counts = np.array(self._tokens), np.array(self._counts)
-        for token in leaving:
-            counts[self._slots[token]] -= 1
-        new: Counter[int] = Counter()
-        for token in entering:
-            slot = self._slots.get(token)
-            if slot is None:
-                new[token] += 1
-            else:
-                counts[slot] += 1
-        present = np.flatnonzero(counts)
-        tokens, counts = tokens[present], counts[present]
-        if not new:
-            return tokens, counts
-        return np.append(tokens, list(new)), np.append(counts, list(new.values()))
+        found = self._after(drafted)
+        tokens, counts = np.fromiter(found, np.int64, len(found)), np.fromiter(found.values(), np.int64)
+        return tokens[counts > 0], counts[counts > 0]
 
-    def _moves(self, tokens: Sequence[int]) -> tuple[list[int], Sequence[int]]:
-        """Which tokens leave the window and which enter it when these follow the text."""
-        if self._window is None or self._window.maxlen is None:
-            return [], tokens
-        entering = tokens[-self._window.maxlen :]
-        num_leaving = max(0, len(self._window) + len(entering) - self._window.maxlen)
-        return list(islice(self._window, num_leaving)), entering
+    def _after(self, tokens: Sequence[int]) -> Counter[int]:
+        counts = self._counts.copy()
+        counts.update(tokens)
+        if self._window.maxlen is not None:
+            num_leaving = max(0, len(self._window) + len(tokens) - self._window.maxlen)
+            counts.subtract(islice(chain(self._window, tokens), num_leaving))
+        return counts
 
 
 # What is added to single logits whatever the text: bias, bans, and the bar on end tokens.

@@ -18,22 +18,11 @@ Floats = npt.NDArray[np.floating]
 _GROUP_SIZE = 64
 """Logits in a group that its maximum represents: searching the whole vocabulary would take too long."""
 
-_FIRST_GUESS = 256
-"""As many of the largest values are tried before all of them are looked at."""
-
-_POOL_SIZE = 2048
-"""Values that may be sorted."""
-
-_BINS = 4096
+_FIRST_GUESS, _NEXT_GUESS = 256, 16
+"""As many of the largest values are tried first, and so many times as many where they were too few."""
 
 _SUMMED_SIZE = 16384
 """Up to so many exponentials take no longer than finding the maximum of each group."""
-
-_BLOCK_SIZE = 16384
-
-_SPAN = 256.0
-"""Values that lie further than this below the largest share a bin: as logits or as surprises in
-nats, such tokens have no weight that a number could hold."""
 
 
 def argmax(row: Row) -> int:
@@ -121,61 +110,16 @@ def top_k(row: Row, k: int) -> Tokens:
 def fewest_reaching(values: Floats, weights: Floats, mass: float, *, beyond: bool = False) -> Indices:
     """Ascending indices of the fewest largest values whose weights reach `mass`, or go `beyond`
     it; ties by the lower index. All of them when rounding keeps them short of it."""
-    taken = 0.0
-    if len(values) <= _POOL_SIZE:
-        order = np.arange(len(values))
-    else:
-        order = largest(values, _FIRST_GUESS)
-        if float(weights[order].sum(dtype=np.float64)) <= mass:
-            order, taken = _boundary(values, weights, mass, beyond)
-    order = order[np.argsort(-values[order], kind="stable")]
-    reached: npt.NDArray[np.float64] = taken + np.cumsum(weights[order], dtype=np.float64)
-    last = order[min(_first_reaching(reached, mass, beyond), len(order) - 1)]
+    guess = _FIRST_GUESS
+    while True:  # a few values mostly have the mass, and sorting all would take long
+        order = largest(values, guess)
+        order = order[np.argsort(-values[order], kind="stable")]
+        reached: npt.NDArray[np.float64] = np.cumsum(weights[order], dtype=np.float64)
+        if reached[-1] > mass or guess >= len(values):
+            break
+        guess *= _NEXT_GUESS
+    last = order[min(int(np.searchsorted(reached, mass, "right" if beyond else "left")), len(order) - 1)]
     kept = values >= values[last]
     ties = np.flatnonzero(values == values[last])
     kept[ties[ties > last]] = False
     return np.flatnonzero(kept)
-
-
-def _first_reaching(reached: npt.NDArray[np.float64], mass: float, beyond: bool) -> int:
-    return int(np.searchsorted(reached, mass, side="right" if beyond else "left"))
-
-
-def _boundary(values: Floats, weights: Floats, mass: float, beyond: bool) -> tuple[Indices, float]:
-    """Indices among which the running weight reaches `mass`, and the weight above them.
-
-    A histogram of the weights over the values finds the bin where it happens, and another one
-    divides that bin, until what is left is small enough to sort or all the same.
-    """
-    pool, taken = np.arange(len(values)), 0.0
-    while len(pool) > _POOL_SIZE:
-        span = min(float(values.max()) - float(values.min()), _SPAN)
-        if span < 1e-30:
-            break
-        bins, totals = _histogram(values, weights, span)
-        reached = taken + np.cumsum(totals)
-        edge = min(_first_reaching(reached, mass, beyond), _BINS - 1)
-        taken = float(reached[edge - 1]) if edge else taken
-        inside = np.flatnonzero(bins == edge)
-        pool, values, weights = pool[inside], values[inside], weights[inside]
-    return pool, taken
-
-
-def _histogram(
-    values: Floats, weights: Floats, span: float
-) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.float64]]:
-    """The bin of each value, counted from the largest down, and the weight in each bin.
-
-    In blocks: large temporaries cost more to allocate than to fill.
-    """
-    highest = values.max()
-    bins = np.empty(len(values), dtype=np.uint16)
-    totals = np.zeros(_BINS)
-    for start in range(0, len(values), _BLOCK_SIZE):
-        block = slice(start, start + _BLOCK_SIZE)
-        with np.errstate(over="ignore"):  # beyond every span, and so in the last bin
-            steps = highest - values[block]
-            steps *= (_BINS - 1) / span
-        bins[block] = np.minimum(steps, _BINS - 1, out=steps)
-        totals += np.bincount(bins[block], weights[block], minlength=_BINS)
-    return bins, totals
