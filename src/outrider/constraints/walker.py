@@ -21,7 +21,7 @@ from outrider.constraints.tokenizer import tokenizer_for
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Mask
 from outrider.core.errors import ConstraintError
-from outrider.core.sequences import common_prefix
+from outrider.core.sequences import DraftPath
 
 _Answer = TypeVar("_Answer")
 
@@ -70,26 +70,25 @@ class Walker:
         self._is_renewed = False
         self._matcher = shared.matcher.deep_copy()
         self._final: list[int] = []
-        self._path: list[int] = []
-        self._masks: list[Mask | None] = [None]
+        self._path = DraftPath[Mask | None](None)
+        """with the masks that were worked out"""
         self._at = 0
         """so many tokens of the path has the matcher read"""
 
     def reach(self, drafted: Sequence[int]) -> int:
         """How many of these tokens may follow the final ones in turn. Raises ConstraintError when a
         limit is reached on the way."""
-        known = common_prefix(self._path, drafted)
-        if known == len(drafted):
-            return known
-        self._go(known)
-        del self._path[known:], self._masks[known + 1 :]
-        for i in range(known, len(drafted)):
+        shared = self._path.shared(drafted)
+        if shared == len(drafted):
+            return shared
+        self._go(shared)
+        self._path.cut(shared)
+        for i in range(shared, len(drafted)):
             if self._shared.by_mask and not self.mask(drafted[:i])[drafted[i]]:
                 return i
             if not self._ask(partial(_takes, drafted[i])):
                 return i
-            self._path.append(drafted[i])
-            self._masks.append(None)
+            self._path.append(drafted[i], None)
             self._at += 1
         return len(drafted)
 
@@ -97,11 +96,11 @@ class Walker:
         """What may follow these tokens, each of which has to be one that may. Raises ConstraintError
         when nothing may, or when a limit is reached."""
         self._walk(drafted)
-        known = self._masks[len(drafted)]
-        if known is None:
+        mask = self._path.known[len(drafted)]
+        if mask is None:
             self._go(len(drafted))
-            known = self._masks[len(drafted)] = self._work_out()
-        return known
+            mask = self._path.known[len(drafted)] = self._work_out()
+        return mask
 
     def forced(self, drafted: Sequence[int]) -> list[int]:
         """The tokens that the matcher would force after these, 128 at most; none if they may not follow, or
@@ -126,7 +125,7 @@ class Walker:
         self._go(max(self._at, len(tokens)))
         self._final += tokens
         self._at -= len(tokens)
-        del self._path[: len(tokens)], self._masks[: len(tokens)]
+        self._path.advance(len(tokens))
 
     def _walk(self, drafted: Sequence[int]) -> None:
         if (n := self.reach(drafted)) < len(drafted):
@@ -138,7 +137,7 @@ class Walker:
             back = self._at - place
             self._ask(lambda matcher: matcher.rollback(back))
         elif place > self._at:
-            tokens = self._path[self._at : place]
+            tokens = self._path.tokens[self._at : place]
             self._ask(lambda matcher: matcher.try_consume_tokens(tokens))
         self._at = place
 
@@ -163,9 +162,9 @@ class Walker:
             self._matcher = self._shared.matcher.deep_copy()
             self._matcher.try_consume_tokens(self._final)
             if was_renewed:
-                self._path, self._masks, self._at = [], [None], 0
+                self._path, self._at = DraftPath(None), 0
                 raise ConstraintError("constrained output", why, "Change the grammar.")
-            self._matcher.try_consume_tokens(self._path[: self._at])
+            self._matcher.try_consume_tokens(self._path.tokens[: self._at])
             answer = question(self._matcher)
         return answer
 

@@ -1,8 +1,11 @@
-"""Sequences of tokens, compared."""
+"""Sequences of tokens: compared, and walked along."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
+
+_Known = TypeVar("_Known")
 
 
 def common_prefix(one: Iterable[int], other: Iterable[int]) -> int:
@@ -13,3 +16,33 @@ def common_prefix(one: Iterable[int], other: Iterable[int]) -> int:
             break
         length += 1
     return length
+
+
+class DraftPath(Generic[_Known]):
+    """The drafted tokens that were asked about last, and what is known after them.
+
+    Drafts that are asked about one after another mostly begin alike: what is known of the shared tokens is
+    worked out once.
+    """
+
+    def __init__(self, start: _Known) -> None:
+        self.tokens: list[int] = []
+        self.known = [start]
+        """before the first token, and after each"""
+
+    def shared(self, drafted: Sequence[int]) -> int:
+        """How many of these tokens it begins with."""
+        return common_prefix(self.tokens, drafted)
+
+    def cut(self, num_tokens: int) -> None:
+        """Keep so many tokens."""
+        del self.tokens[num_tokens:], self.known[num_tokens + 1 :]
+
+    def append(self, token: int, known: _Known) -> None:
+        """Go on by a token, after which this is known."""
+        self.tokens.append(token)
+        self.known.append(known)
+
+    def advance(self, num_tokens: int) -> None:
+        """Begin after so many tokens: they were committed."""
+        del self.tokens[:num_tokens], self.known[:num_tokens]

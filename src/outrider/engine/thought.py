@@ -9,7 +9,7 @@ import numpy as np
 
 from outrider.core.contracts import Constraint, Vocabulary
 from outrider.core.data import Mask, Thought
-from outrider.core.sequences import common_prefix
+from outrider.core.sequences import DraftPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,7 @@ class ThoughtLimit:
         self._budget = thought.budget
         self._opener, self._closer = thought.opener.encode(), thought.closer.encode()
         self._closing = vocabulary.tokenize(thought.closing, add_special=False, parse_special=True)
-        self._state = _State("inside" if thought.opened else "before")
-        self._path: list[int] = []
-        """drafted tokens that were asked about last, and the states after each"""
-        self._states: list[_State] = []
+        self._path = DraftPath(_State("inside" if thought.opened else "before"))
 
     def end(self) -> None:
         """Let the reasoning end here."""
@@ -48,7 +45,8 @@ class ThoughtLimit:
     @property
     def is_over(self) -> bool:
         """Whether no more reasoning may come and nothing else is limited."""
-        return self._inner is None and self._state.phase == "over" and not self._state.num_forced
+        state = self._path.known[0]
+        return self._inner is None and state.phase == "over" and not state.num_forced
 
     # As a constraint
 
@@ -92,9 +90,8 @@ class ThoughtLimit:
     def accept(self, tokens: Sequence[int]) -> None:
         if self._inner is not None:
             self._inner.accept(tokens)
-        for token in tokens:
-            self._state = self._next(self._state, token)
-        self._path, self._states = [], []
+        self._after(tokens)
+        self._path.advance(len(tokens))
 
     @property
     def is_complete(self) -> bool:
@@ -142,13 +139,12 @@ class ThoughtLimit:
     # The state after a text
 
     def _after(self, drafted: Sequence[int]) -> _State:
-        known = common_prefix(self._path, drafted)
-        del self._path[known:], self._states[known:]
-        for token in drafted[known:]:
-            before = self._states[-1] if self._states else self._state
-            self._path.append(token)
-            self._states.append(self._next(before, token))
-        return self._states[len(drafted) - 1] if drafted else self._state
+        shared = self._path.shared(drafted)
+        if shared < len(drafted):
+            self._path.cut(shared)
+        for token in drafted[shared:]:
+            self._path.append(token, self._next(self._path.known[-1], token))
+        return self._path.known[len(drafted)]
 
     def _next(self, state: _State, token: int) -> _State:
         vocabulary = self._vocabulary
