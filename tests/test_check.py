@@ -16,7 +16,7 @@ from outrider.core.contracts import FREE, UNABLE
 from outrider.core.data import Grammar
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
-from outrider.costs.break_even import least_needed
+from outrider.costs.expected_speed import StepCosts
 from outrider.lab import predict
 from outrider.lab.check.check import Report, judge_lookup_alone
 from outrider.lab.judged import (
@@ -364,8 +364,9 @@ def test_costs_as_ratios_and_break_evens() -> None:
     assert all(
         b.acceptance is None or b.acceptance > (a.acceptance or 1) for a, b in zip(lookup, model, strict=True)
     )
-    assert least_needed(curve(STEEP), curve(SMALL, 0.1)) is None
-    assert 0 < (least_needed(target, curve(SMALL, 0.01)) or 0) < 0.5
+    assert StepCosts.of(curve(STEEP), curve(SMALL, 0.1)).least_needed() is None
+    needed = StepCosts.of(target, curve(SMALL, 0.01)).least_needed()
+    assert needed is not None and 0 < needed[0] < 0.5
 
 
 def test_a_token_reads_neither_idle_experts_nor_a_looked_up_embedding(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from cli_helpers import ROOT, Outcome, call, environment
 from examples import examples
 from outrider.core.errors import InputError, SettingError
-from outrider.costs.break_even import expected_tokens
+from outrider.costs.expected_speed import expected_tokens
 from outrider.lab.plan.acceptance import (
     LONGEST,
     Acceptance,

@@ -21,7 +21,7 @@ from outrider.cli.settings import CostsSettings
 from outrider.core.errors import SettingError
 from outrider.core.files import check_writable
 from outrider.costs import MAX_TOKENS, CallCosts, PairCosts, best_call, export_costs, good_sizes, import_costs
-from outrider.costs.break_even import break_even_of
+from outrider.costs.expected_speed import StepCosts
 from outrider.costs.timer import Rows
 from outrider.models.finding import AUTO_DRAFT
 from outrider.models.hub import HubOptions
@@ -233,11 +233,9 @@ def _print_meaning(console: Console, pair: PairCosts) -> None:
 
 def _break_evens(pair: PairCosts) -> list[tuple[int, float | None, float | None]]:
     """Drafted tokens, and the acceptance at which lookup and the draft model break even."""
-    target, draft = pair.target, pair.draft
-    return [
-        (n, break_even_of(target, None, n), None if draft is None else break_even_of(target, draft, n))
-        for n in _DRAFTED
-    ]
+    lookup = StepCosts.of(pair.target)
+    draft = None if pair.draft is None else StepCosts.of(pair.target, pair.draft)
+    return [(n, lookup.break_even(n), None if draft is None else draft.break_even(n)) for n in _DRAFTED]
 
 
 def costs_json(pair: PairCosts) -> dict[str, Any]:

@@ -58,16 +58,28 @@ class SavingModel(Model, Protocol):
         ...
 
 
-class FoundState(Protocol):
-    """A copy that holds a beginning of a text."""
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundState:
+    """A copy that holds a beginning of a text.
 
-    @property
-    def num_tokens(self) -> int:
-        """The tokens of the text that a sequence which gets it can go on from."""
+    Args:
+        num_tokens: the tokens of the text that a sequence which gets it can go on from.
+        state: the copy.
+        source: what the store knows it by.
+        tier: where it was, "memory" or "disk".
+        read_s: the seconds that reading it from there took.
+    """
+
+    num_tokens: int
+    state: SavedState
+    source: object
+    tier: str
+    read_s: float
 
     @property
     def length(self) -> int:
         """All tokens that it holds."""
+        return self.state.extent.length
 
 
 class Reading(Protocol):

@@ -1,8 +1,8 @@
 """What calls of a model cost on this machine: measured, kept, and refined by every real call."""
 
-from outrider.costs.break_even import best_call, break_even, good_sizes, token_s
 from outrider.costs.calibrate import calibrate
 from outrider.costs.curve import SCHEMA, CallCosts
+from outrider.costs.expected_speed import StepCosts, best_call, good_sizes
 from outrider.costs.points import MAX_TOKENS, CallPoint
 from outrider.costs.store import (
     PairCosts,
@@ -20,9 +20,9 @@ __all__ = [
     "CallCosts",
     "CallPoint",
     "PairCosts",
+    "StepCosts",
     "Subject",
     "best_call",
-    "break_even",
     "calibrate",
     "export_costs",
     "fingerprint",
@@ -30,5 +30,4 @@ __all__ = [
     "import_costs",
     "known_costs",
     "store_refined",
-    "token_s",
 ]

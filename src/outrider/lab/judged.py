@@ -9,7 +9,7 @@ import numpy as np
 
 from outrider.core.contracts import RewindKind, Vocabulary
 from outrider.costs import CallCosts
-from outrider.costs.break_even import break_even_of, least_needed
+from outrider.costs.expected_speed import StepCosts
 from outrider.lab.models import ModelFacts
 from outrider.lab.predict import DRAFT, Expectation, Speedups, expect, with_policy_times
 from outrider.lab.record import Answer
@@ -52,7 +52,8 @@ def calls_of(costs: CallCosts) -> Calls:
 
 def break_evens(costs: CallCosts, draft: CallCosts | None = None) -> tuple[BreakEven, ...]:
     """By draft length, the acceptance from which drafts pay: looked-up ones, or a draft model's."""
-    return tuple(BreakEven(n, break_even_of(costs, draft, n)) for n in _DRAFTED)
+    step = StepCosts.of(costs, draft)
+    return tuple(BreakEven(n, step.break_even(n)) for n in _DRAFTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +157,12 @@ def judge(subject: Subject, draft: DraftOffers, found: Expectation | None) -> Dr
         return report
     acceptance = acceptance_of([answer.recording for answer in draft.answers], DRAFT)
     call_s = subject.costs.call_s(1, context=0)
+    needed = StepCosts.of(subject.costs, draft.costs).least_needed()
     numbers = DraftNumbers(
         calls=[call / call_s for call in subject.costs.calls_s(SHOWN_CALLS, context=0)],
         step=draft.costs.call_s(1, context=0) / call_s,
         acceptance=acceptance.rate,
-        needed=least_needed(subject.costs, draft.costs),
+        needed=needed and needed[0],
         lookup=found.over(AUTO_LOOKUP.name, PLAIN.name),
         over_plain=found.over(AUTO.name, PLAIN.name),
         over_lookup=found.over(AUTO.name, AUTO_LOOKUP.name),

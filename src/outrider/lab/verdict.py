@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.costs.break_even import expected_tokens
+from outrider.costs.expected_speed import StepCosts
 from outrider.lab.statistics import Interval
 
 Outcome = Literal["pays", "undecided", "does not pay", "cannot work"]
@@ -22,7 +22,6 @@ _WORTH_SAYING = 1.1
 _STEEP_CALLS = 2.2
 """Calls over 4 tokens that cost more, in calls of one, waste most of what drafts save."""
 _POOR_ACCEPTANCE = 0.5
-_LONGEST_DRAFT = 16
 _LARGE_OUTPUT = 0.2
 """of the bytes that a draft step reads"""
 _TRIMMED_PART = 0.75
@@ -184,7 +183,11 @@ def _instead(numbers: DraftNumbers) -> tuple[str, ...]:
 def _cheaper(numbers: DraftNumbers) -> tuple[str, ...]:
     """A smaller draft and flatter calls, where they would show."""
     right = numbers.acceptance.value
-    now, cheap = (_reach(numbers.calls, step, right) for step in (numbers.step, _CHEAP_STEP))
+
+    def reach(step: float) -> float:
+        return max(1.0, StepCosts(numbers.calls, step).best_speedup(right))
+
+    now, cheap = reach(numbers.step), reach(_CHEAP_STEP)
     found = []
     if numbers.step > _EXPENSIVE_STEP and cheap > _WORTH_SAYING * now:
         found.append(
@@ -196,7 +199,7 @@ def _cheaper(numbers: DraftNumbers) -> tuple[str, ...]:
         found.append(
             f"`outrider trim`: {numbers.output_ratio:.0%} of what a draft step reads is the output layer; "
             f"with fewer tokens it costs about {step:.2f} of the target's, which could reach "
-            f"{_reach(numbers.calls, step, right):.2f}x by the draft alone, not {now:.2f}x"
+            f"{reach(step):.2f}x by the draft alone, not {now:.2f}x"
         )
     return (*found, *_flatter(numbers.calls))
 
@@ -209,14 +212,3 @@ def _flatter(calls: Sequence[float]) -> tuple[str, ...]:
         "IQ4_NL, Q4_0 and (of small models) BF16 files are often flatter (`outrider quantize` makes them, "
         "`outrider costs --tune` tries kernels and threads)",
     )
-
-
-def _reach(calls: Sequence[float], step: float, acceptance: float) -> float:
-    """The speed-up of the best fixed draft length, none included."""
-    return max(1.0, best_draft_speedup(calls, step, acceptance))
-
-
-def best_draft_speedup(calls: Sequence[float], step: float, acceptance: float) -> float:
-    """The speed-up of the best fixed draft length of 1 or more; `calls` and `step` as in DraftNumbers."""
-    lengths = range(1, min(_LONGEST_DRAFT, len(calls) - 1) + 1)
-    return max(expected_tokens(n, acceptance) * calls[0] / (calls[n] + n * step) for n in lengths)

@@ -12,7 +12,7 @@ from outrider.backends.gguf.heads import why_no_heads
 from outrider.backends.tuning.scoring import file_id, machine_id
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, VocabularyMismatch
 from outrider.core.notices import notify
-from outrider.costs.break_even import least_needed
+from outrider.costs.expected_speed import StepCosts
 from outrider.costs.store import stored_curves
 from outrider.models.finding import AUTO_DRAFT, MAX_SHARE, Found, FoundDraft, find_drafts
 from outrider.models.gguf import HEADS, ModelCard, ModelKind, check_whole, read_card
@@ -247,7 +247,8 @@ def _known_costs(target: Path, draft: Path) -> tuple[float, float | None] | None
     # The library that is the faster one for the target is the one that is taken.
     of_target, of_draft = min(curves, key=lambda pair: pair[0].call_s(1, context=0))
     step = of_draft.call_s(1, context=0) / of_target.call_s(1, context=0)
-    return step, least_needed(of_target, of_draft)
+    needed = StepCosts.of(of_target, of_draft).least_needed()
+    return step, needed and needed[0]
 
 
 def _taken(file: FoundFile, others: Sequence[FoundFile]) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.core.data import StepRecord
-from outrider.costs import break_even
-from outrider.costs.break_even import expected_tokens
+from outrider.costs.expected_speed import StepCosts
 from outrider.policy import AutoPolicy
 from outrider.session.speedup import Estimate, estimate_speedup
 
@@ -18,7 +17,6 @@ DRAFTED = (1, 2, 4, 8)
 """lengths of drafts whose break-even it shows"""
 _CHEAP_DRAFT = 0.1
 """what a step of a well-chosen draft model costs, in steps of the target"""
-_MAX_FIXED_LENGTH = 16
 _MIN_ADVISED_RATIO = 1.1
 """of speeds: a smaller gain is not advised"""
 
@@ -72,10 +70,10 @@ def explain(records: Sequence[StepRecord], policy: AutoPolicy) -> Explanation:
         target_calls_s={n: float(calls_s[n - 1]) for n in SIZES},
         draft_step_s=draft_s,
         drift=knowledge.costs.drift,
-        break_even_lookup={n: break_even(calls_s, n) for n in DRAFTED},
+        break_even_lookup={n: StepCosts(calls_s).break_even(n) for n in DRAFTED},
         break_even_draft=None
         if draft_s is None
-        else {n: break_even(calls_s, n, n * draft_s) for n in DRAFTED},
+        else {n: StepCosts(calls_s, draft_s).break_even(n) for n in DRAFTED},
         acceptance=accepted,
         brier={name: known.brier for name, known in knowledge.calibration.items()},
         choices=_choices(decode),
@@ -106,8 +104,10 @@ def _advice(calls_s: Sequence[float], draft_s: float | None, acceptance: dict[st
     plain_s = calls_s[0]
     accepted = acceptance.get("draft", 0.8)
     if draft_s is not None and draft_s > 2 * _CHEAP_DRAFT * plain_s:
-        now = _best_speedup(calls_s, draft_s, accepted)
-        cheap = _best_speedup(calls_s, _CHEAP_DRAFT * plain_s, accepted)
+        now, cheap = (
+            max(1.0, StepCosts(calls_s, step_s).best_speedup(accepted))
+            for step_s in (draft_s, _CHEAP_DRAFT * plain_s)
+        )
         if cheap > _MIN_ADVISED_RATIO * now:
             found.append(
                 f"a smaller draft model: a step of this one costs {draft_s / plain_s:.2f} of the target's; "
@@ -120,14 +120,6 @@ def _advice(calls_s: Sequence[float], draft_s: float | None, acceptance: dict[st
             "BF16 files are often flatter"
         )
     lookup = acceptance.get("lookup")
-    if lookup is not None and lookup < (break_even(calls_s, 1) or 1.0):
+    if lookup is not None and lookup < (StepCosts(calls_s).break_even(1) or 1.0):
         found.append("more to look up (--corpus, --prediction): matches are right too seldom here")
     return tuple(found)
-
-
-def _best_speedup(calls_s: Sequence[float], draft_s: float, acceptance: float) -> float:
-    """Plain seconds per token over those of the best fixed draft length, 0 included."""
-    return max(
-        expected_tokens(n, acceptance) * calls_s[0] / (calls_s[n] + n * draft_s)
-        for n in range(_MAX_FIXED_LENGTH + 1)
-    )

@@ -17,11 +17,12 @@ from outrider.backends.machine import cpu_id, num_cores, physical_cores, process
 from outrider.backends.native import native_library
 from outrider.costs import (
     CallCosts,
+    StepCosts,
     Subject,
+    best_call,
     calibrate,
     fingerprint,
     known_costs,
-    token_s,
 )
 from outrider.costs.calibrate import DEFAULT_SECONDS, Progress
 from outrider.costs.points import Curve
@@ -100,7 +101,10 @@ def _weighted_s(calls_s: Curve, read_s: float, *, draft: bool) -> float:
     if draft:
         parts = list(zip((calls_s[0], calls_s[1], read_s), _DRAFT_SHARES, strict=True))
     else:
-        parts = [(token_s(calls_s, a) + read_s, weight) for a, weight in _ACCEPTANCES.items()]
+        costs, parts = StepCosts(calls_s), []
+        for acceptance, weight in _ACCEPTANCES.items():
+            speedup = costs.speedup(best_call(calls_s, acceptance) - 1, acceptance)
+            parts.append((calls_s[0] / speedup + read_s, weight))
     return math.exp(sum(weight * math.log(seconds) for seconds, weight in parts))
 
 

@@ -1,9 +1,8 @@
 """KV that leaves a model: kept in memory and on disk, and restored where that is faster than reading."""
 
-from outrider.engine.tiers.counts import TierCounts
 from outrider.engine.tiers.disk import Disk, SavedText
 from outrider.engine.tiers.folder import Folder, Unusable
-from outrider.engine.tiers.store import KvTiers
+from outrider.engine.tiers.store import KvTiers, TierCounts
 from outrider.engine.tiers.texts import RememberedTexts
 
 __all__ = ["Disk", "Folder", "KvTiers", "RememberedTexts", "SavedText", "TierCounts", "Unusable"]

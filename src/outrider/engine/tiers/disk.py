@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,11 +55,6 @@ class SavedText:
             "tokens": self.tokens.tolist(),
         }
 
-    def equals(self, other: SavedText) -> bool:
-        """Whether both are the same."""
-        same = self.scope == other.scope and self.extent == other.extent
-        return same and np.array_equal(self.tokens, other.tokens)
-
 
 class Disk:
     """Texts in a folder, `max_bytes` at most, files of other models among them."""
@@ -92,7 +87,7 @@ class Disk:
         path = self._path(name)
         try:
             head, parts = self.folder.read(path)
-            if not SavedText.of(head).equals(text):
+            if SavedText.of(head).head() != text.head():
                 raise Unusable("it is of another text")
             return SavedState(text.extent, tuple(parts))
         except FileNotFoundError:  # a server that shares the folder has made room
@@ -101,25 +96,26 @@ class Disk:
             _log.warning("%s is not used: %s", path, _reason(error))
             return None
 
-    def to_remove(self, text: SavedText, state: SavedState, spared: Collection[str]) -> list[Path] | None:
-        """The files that have to make room for a text: those used longest ago, but no name that is `spared`.
-        None where there can be no room."""
+    def make_room(self, text: SavedText, state: SavedState, spared: Collection[str]) -> set[str] | None:
+        """Remove files until there is room for a text, those used longest ago first, but none whose name is
+        `spared`; returns the names of those removed. None, and nothing is, where there can be no room."""
         needed = sum(part.nbytes for part in state.parts) + 12 * text.tokens.size + _HEAD_BYTES
-        files, found = list(self._files()), []
+        files, removed = list(self._files()), list[Path]()
         total = needed + sum(size for _, size, _ in files)
         for _, size, path in files:
             if total > self._max_bytes and path.stem not in spared:
-                found.append(path)
+                removed.append(path)
                 total -= size
-        return found if total <= self._max_bytes else None
+        if total > self._max_bytes:
+            return None
+        for path in removed:
+            self.remove(path.stem)
+        return {path.stem for path in removed}
 
-    def write(self, name: str, text: SavedText, state: SavedState, in_place_of: Sequence[Path]) -> int:
-        """Write a text in place of some files; returns the bytes of its file (0, with a line in the log,
-        where that failed)."""
+    def write(self, name: str, text: SavedText, state: SavedState) -> int:
+        """Write a text; returns the bytes of its file (0, with a line in the log, where that failed)."""
         size = 0
         try:
-            for path in in_place_of:
-                path.unlink(missing_ok=True)
             size = self.folder.write(self._path(name), text.head(), state.parts)
             self._is_failing = False
         except OSError as error:

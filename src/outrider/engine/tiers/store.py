@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
-from queue import Empty, Full, Queue
-from threading import Lock, Thread
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from threading import Lock
 from time import monotonic, perf_counter
 from weakref import ref
 
@@ -16,17 +14,52 @@ import numpy as np
 
 from outrider.core.errors import BackendError
 from outrider.core.saved import FoundState, Reading, SavedState, SavingModel
-from outrider.engine.tiers.counts import Rate, TierCounts
 from outrider.engine.tiers.disk import Disk, SavedText, Tokens
 
 _log = logging.getLogger(__name__)
 
 _MAX_WAITING = 2
 """Copies that wait to be written: where the disk is slower than texts come, some are not written."""
-
+_DECAY = 0.9
+"""weight of all earlier observations beside the last one"""
 
 _Read = Future[tuple[SavedState | None, float]]
 """What a file gives, None where it is of no use, and the seconds that it took."""
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Seconds of a unit, by what real calls took: the last ones weigh most."""
+
+    units: float = 0.0
+    seconds: float = 0.0
+
+    def note(self, units: float, seconds: float) -> None:
+        self.units = self.units * _DECAY + units
+        self.seconds = self.seconds * _DECAY + seconds
+
+    def of(self, units: float, unknown: float) -> float:
+        """Seconds of so many units; so much a unit where nothing is known."""
+        return units * (self.seconds / self.units if self.units else unknown)
+
+
+def _by_tier() -> dict[str, int]:
+    return {"memory": 0, "disk": 0}
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """What became of texts: by tier ("memory", "disk") how often one was restored, and what is there."""
+
+    hits: dict[str, int] = field(default_factory=_by_tier)
+    restored_tokens: dict[str, int] = field(default_factory=_by_tier)
+    num_bytes: dict[str, int] = field(default_factory=_by_tier)
+    misses: int = 0
+    """requests that found nothing to restore"""
+    kept: int = 0
+    not_written: int = 0
+    refused: int = 0
+    """files and copies that turned out to be of no use"""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,10 +71,8 @@ class _Entry:
     name: str
     state: SavedState | None = None
     num_disk_bytes: int = 0
-    is_waiting: bool = False
-    """to be written"""
-    generation: int = 0
-    """how often all texts were forgotten before it came"""
+    writing: Future[None] | None = None
+    """what writes it, or is about to"""
     reading_ref: ref[_Read] | None = None
     used_s: float = field(default_factory=monotonic)
 
@@ -59,21 +90,6 @@ class _Entry:
         """Whether a sequence that gets it can be cut to just these tokens."""
         size = tokens.size
         return self.text.extent.reach(size) == size and bool((self.text.tokens[:size] == tokens).all())
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A copy that was found, and is in memory."""
-
-    entry: _Entry
-    state: SavedState
-    num_tokens: int
-    tier: str
-    read_s: float
-
-    @property
-    def length(self) -> int:
-        return self.entry.text.extent.length
 
 
 class KvTiers:
@@ -98,24 +114,27 @@ class KvTiers:
         self._clock = clock
         self._memory_bytes = memory_bytes
         self._disk = disk
-        self.counts = TierCounts()
+        self._counts = TierCounts()
         self._entries: dict[str, list[_Entry]] = {}
         """by scope"""
         self._lock = Lock()
-        self._reads = Rate()
-        self._copies = {"memory": Rate(), "disk": Rate()}
-        self._token_bytes = Rate()
-        self._generation = 0
+        self._reads = _Rate()
+        self._copies = {"memory": _Rate(), "disk": _Rate()}
+        self._token_bytes = _Rate()
         self._reader = ThreadPoolExecutor(1, "kv reader")
+        self._writer = ThreadPoolExecutor(1, "kv writer")
         self._closing_until_s: float | None = None
-        self._waiting: Queue[tuple[_Entry, SavedState] | None] = Queue(_MAX_WAITING)
-        self._writer = Thread(target=self._write_all, name="kv writer", daemon=True)
-        if disk is not None:
-            for name, text, num_bytes, num_disk_bytes in disk.found():
-                entry = _Entry(text, num_bytes, name, None, num_disk_bytes)
-                self._entries.setdefault(text.scope, []).append(entry)
-            self._writer.start()
-        self._count_bytes()
+        self._is_closed = False
+        for name, text, num_bytes, num_disk_bytes in disk.found() if disk is not None else ():
+            self._add(_Entry(text, num_bytes, name, None, num_disk_bytes))
+
+    @property
+    def counts(self) -> TierCounts:
+        """What became of texts so far."""
+        with self._lock:
+            memory = sum(entry.num_bytes for entry in self._all() if entry.state is not None)
+        num_bytes = {"memory": memory, "disk": self._disk.num_bytes if self._disk else 0}
+        return replace(self._counts, num_bytes=num_bytes)
 
     # As a KvStore
 
@@ -140,11 +159,11 @@ class KvTiers:
         if not self._copies["memory"].units:  # the way out is much like the way back
             self._copies["memory"].note(num_bytes, self._clock() - before)
         text = SavedText(scope, held, state.extent)
-        entry = _Entry(text, num_bytes, self._name(text), state, generation=self._generation)
+        entry = _Entry(text, num_bytes, self._name(text), state)
         with self._lock:
-            self._entries.setdefault(scope, []).append(entry)
-            self.counts.kept += 1
-        self._to_disk(entry, state)
+            self._add(entry)
+            self._counts.kept += 1
+        self._write_soon(entry)
         self._shrink_memory()
 
     def find(self, scope: str, tokens: Sequence[int], held: int, max_length: int) -> FoundState | None:
@@ -159,9 +178,9 @@ class KvTiers:
                 (state, read_s), tier = reading.result(), "disk"
             if state is not None:
                 entry.used_s = monotonic()
-                return _Found(entry, state, usable, tier, read_s)
+                return FoundState(usable, state, entry, tier, read_s)
             self._drop(entry)
-        self.counts.misses += 1
+        self._counts.misses += 1
         return None
 
     def read_ahead(
@@ -175,47 +194,33 @@ class KvTiers:
             reading.add_done_callback(lambda _: when_done())
         return reading
 
-    def _reading(self, entry: _Entry) -> _Read | None:
-        """What reads an entry: the file stays as long as it is held. None where the file has gone."""
-        with self._lock:
-            reading = entry.reading
-            if reading is None and entry.num_disk_bytes:
-                reading = self._reader.submit(self._read_file, entry)
-                entry.reading_ref = ref(reading)
-            return reading
-
-    def _read_file(self, entry: _Entry) -> tuple[SavedState | None, float]:
-        assert self._disk is not None
-        before = self._clock()
-        return self._disk.read(entry.name, entry.text), self._clock() - before
-
     def restore(self, found: FoundState, sequence: int) -> bool:
-        assert isinstance(found, _Found)
-        before = self._clock()
+        entry, before = found.source, self._clock()
+        assert isinstance(entry, _Entry)
         try:
             self._model.restore(sequence, found.state)
         except BackendError as error:
             _log.warning("kept KV is not used: %s", error)
-            self._drop(found.entry)
+            self._drop(entry)
             return False
-        self._copies[found.tier].note(found.entry.num_bytes, found.read_s + self._clock() - before)
-        if self._disk is not None and found.entry.num_disk_bytes:
-            self._disk.used(found.entry.name)
-        self.counts.hits[found.tier] += 1
-        self.counts.restored_tokens[found.tier] += found.num_tokens
-        if self._memory_bytes and found.entry.state is None:
-            found.entry.state = found.state
+        self._copies[found.tier].note(entry.num_bytes, found.read_s + self._clock() - before)
+        if self._disk is not None and entry.num_disk_bytes:
+            self._disk.used(entry.name)
+        self._counts.hits[found.tier] += 1
+        self._counts.restored_tokens[found.tier] += found.num_tokens
+        if self._memory_bytes and entry.state is None:
+            entry.state = found.state
             self._shrink_memory()
         return True
 
     def forget(self) -> None:
         with self._lock:
-            self._generation += 1
             for entry in self._all():
+                if entry.writing is not None:  # what has begun removes its file by itself
+                    entry.writing.cancel()
                 if self._disk is not None and entry.num_disk_bytes:
                     self._disk.remove(entry.name)
             self._entries.clear()
-        self._count_bytes()
 
     def note_read(self, num_tokens: int, seconds: float) -> None:
         self._reads.note(num_tokens, seconds)
@@ -242,7 +247,7 @@ class KvTiers:
                     best, most_s = (entry, usable), spared_s
         return best
 
-    # The tiers
+    # The index
 
     def _scope(self, scope: str) -> str:
         return self._disk.folder.digest(scope) if self._disk else scope
@@ -254,90 +259,85 @@ class KvTiers:
         for entries in self._entries.values():
             yield from entries
 
-    def _shrink_memory(self) -> None:
-        """Forget copies in memory, those first that were used longest ago, until they are no more than may
-        be."""
-        with self._lock:
-            held = sorted((e for e in self._all() if e.state is not None), key=lambda e: e.used_s)
-            total = sum(entry.num_bytes for entry in held)
-            for entry in held:
-                if total <= self._memory_bytes:
-                    break
-                total -= entry.num_bytes
-                self._let_go(entry)
-        self._count_bytes()
-
-    def _let_go(self, entry: _Entry) -> None:
-        """Out of memory; the lock is held."""
-        entry.state = None
-        if not entry.num_disk_bytes:
-            self._remove(entry)
+    def _add(self, entry: _Entry) -> None:
+        self._entries.setdefault(entry.text.scope, []).append(entry)
 
     def _remove(self, entry: _Entry) -> None:
-        """Out of the index, where it is there; the lock is held."""
+        """Out of the index, where it is there."""
         entries = self._entries.get(entry.text.scope, [])
         if entry in entries:
             entries.remove(entry)
 
     def _drop(self, entry: _Entry) -> None:
-        """Out of both tiers."""
+        """It is of no use."""
         with self._lock:
-            self.counts.refused += 1
+            self._counts.refused += 1
             self._remove(entry)
-            entry.state = None
-        self._count_bytes()
 
-    def _count_bytes(self) -> None:
+    def _shrink_memory(self) -> None:
+        """Let copies in memory go, those first that were used longest ago, until they are no more than may
+        be. What is to be written stays until it is."""
         with self._lock:
-            memory = sum(entry.num_bytes for entry in self._all() if entry.state is not None)
-            self.counts.num_bytes = {"memory": memory, "disk": self._disk.num_bytes if self._disk else 0}
+            held = [e for e in self._all() if e.state is not None and e.writing is None]
+            total = sum(entry.num_bytes for entry in held)
+            for entry in sorted(held, key=lambda e: e.used_s):
+                if total <= self._memory_bytes:
+                    break
+                total -= entry.num_bytes
+                entry.state = None
+                if not entry.num_disk_bytes:
+                    self._remove(entry)
 
-    # Writing
+    # Reading and writing files
 
-    def _to_disk(self, entry: _Entry, state: SavedState) -> None:
+    def _reading(self, entry: _Entry) -> _Read | None:
+        """What reads an entry: the file stays as long as it is held. None where the file has gone."""
+        with self._lock:
+            reading = entry.reading
+            if reading is None and entry.num_disk_bytes:
+                reading = self._reader.submit(self._read_file, entry)
+                entry.reading_ref = ref(reading)
+            return reading
+
+    def _read_file(self, entry: _Entry) -> tuple[SavedState | None, float]:
+        assert self._disk is not None
+        before = self._clock()
+        return self._disk.read(entry.name, entry.text), self._clock() - before
+
+    def _write_soon(self, entry: _Entry) -> None:
         if self._disk is None:
             self._replace(entry)
             return
-        until_s = self._closing_until_s
-        entry.is_waiting = True
-        try:
-            if until_s is None:
-                self._waiting.put_nowait((entry, state))
+        with self._lock:
+            waiting = [e.writing for e in self._all() if e.writing is not None]
+        if len(waiting) > _MAX_WAITING and self._closing_until_s is not None:
+            timeout_s = max(self._closing_until_s - monotonic(), 0.0)
+            waiting = list(wait(waiting, timeout_s, return_when=FIRST_COMPLETED).not_done)
+        with self._lock:
+            if len(waiting) > _MAX_WAITING:
+                self._counts.not_written += 1
             else:
-                self._waiting.put((entry, state), timeout=max(until_s - monotonic(), 0.001))
-        except Full:
-            entry.is_waiting = False
-            self.counts.not_written += 1
+                entry.writing = self._writer.submit(self._write, entry)
 
-    def _write_all(self) -> None:
-        """The writer's thread."""
-        while (job := self._waiting.get()) is not None:
-            entry, state = job
-            if entry.generation == self._generation:
-                self._write(entry, state)
-
-    def _write(self, entry: _Entry, state: SavedState) -> None:
-        assert self._disk is not None
+    def _write(self, entry: _Entry) -> None:
+        """In the writer's thread."""
+        assert self._disk is not None and entry.state is not None
         with self._lock:
             spared = {other.name for other in self._all() if other.reading is not None}
-            to_remove = self._disk.to_remove(entry.text, state, spared)
-            names = {path.stem for path in to_remove or ()}
-            for other in [e for e in self._all() if e.name in names and e is not entry]:
+            removed = self._disk.make_room(entry.text, entry.state, spared)
+            for other in [e for e in self._all() if e.name in (removed or ()) and e is not entry]:
                 other.num_disk_bytes = 0
                 if other.state is None:
                     self._remove(other)
-        size = 0 if to_remove is None else self._disk.write(entry.name, entry.text, state, to_remove)
+        size = 0 if removed is None else self._disk.write(entry.name, entry.text, entry.state)
         with self._lock:
-            self.counts.not_written += not size
-            entry.num_disk_bytes, entry.is_waiting = size, False
-            if entry.generation != self._generation:
+            self._counts.not_written += not size
+            entry.num_disk_bytes, entry.writing = size, None
+            if entry not in self._all():  # forgotten meanwhile
                 self._disk.remove(entry.name)
                 return
-            self._remove(entry)  # where memory has let it go it is not there
-            if size or entry.state is not None:
-                self._entries.setdefault(entry.text.scope, []).append(entry)
         self._replace(entry)
-        self._count_bytes()
+        self._shrink_memory()
 
     def _replace(self, entry: _Entry) -> None:
         """Forget the beginnings of an entry that it can give as well."""
@@ -347,7 +347,6 @@ class KvTiers:
                 if other.reading is not None:  # a request is about to begin with it
                     continue
                 known.remove(other)
-                other.state = None
                 if self._disk is not None and other.num_disk_bytes:
                     self._disk.remove(other.name)
 
@@ -356,26 +355,22 @@ class KvTiers:
         self._closing_until_s = until_s
 
     def close(self) -> None:
-        """Write what memory alone has, as far as the time of `will_close` allows, and end the thread. Closing
-        twice is harmless."""
-        until_s, self._closing_until_s = self._closing_until_s or 0.0, None
-        self._reader.shutdown(wait=False, cancel_futures=True)
-        if self._disk is None or not self._writer.is_alive():
+        """Write what memory alone has, as far as the time of `will_close` allows, and end the threads.
+        Closing twice is harmless."""
+        if self._is_closed:
             return
-        self._closing_until_s = until_s
-        with self._lock:
-            alone = [e for e in self._all() if not e.num_disk_bytes and not e.is_waiting]
-            held = [(entry, entry.state) for entry in alone if entry.state is not None]
-        for entry, state in sorted(held, key=lambda pair: -pair[0].used_s):
-            self._to_disk(entry, state)
-        while True:
-            try:
-                self._waiting.put(None, timeout=max(until_s - monotonic(), 0.001))
-                break
-            except Full:  # the time is over
-                with suppress(Empty):
-                    self._waiting.get_nowait()
-        self._writer.join(max(until_s - monotonic(), 0.001))
+        self._is_closed = True
+        self._closing_until_s = until_s = self._closing_until_s or 0.0
+        self._reader.shutdown(wait=False, cancel_futures=True)
+        if self._disk is not None:
+            with self._lock:
+                alone = [e for e in self._all() if not (e.num_disk_bytes or e.writing) and e.state]
+            for entry in sorted(alone, key=lambda e: -e.used_s):
+                self._write_soon(entry)
+            with self._lock:
+                waiting = [e.writing for e in self._all() if e.writing is not None]
+            wait(waiting, max(until_s - monotonic(), 0.0))
+        self._writer.shutdown(wait=False, cancel_futures=True)
 
 
 def _common(one: Tokens, other: Tokens) -> int:

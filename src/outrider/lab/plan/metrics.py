@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.core.errors import InputError
 from outrider.core.files import read_text, reason_of
-from outrider.costs.break_even import acceptance_for
+from outrider.costs.expected_speed import acceptance_for
 from outrider.lab.plan.acceptance import LONGEST, Acceptance, Drafting
 from outrider.lab.plan.plan import Asked, Way, plan_batch
 

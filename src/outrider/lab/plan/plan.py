@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.core.errors import SettingError
-from outrider.costs.break_even import break_even
+from outrider.costs.expected_speed import StepCosts
 from outrider.lab.numbers import count, gigabytes
 from outrider.lab.plan.acceptance import LONGEST, PLAIN, Acceptance, Drafting, Steps, expected_steps
 from outrider.lab.plan.calls import Curve, Machine, largest_batch, memory_bytes
@@ -284,9 +284,7 @@ class _Batch:
     def break_even(self, draft: Model) -> tuple[float, int] | None:
         """The least acceptance of each token at which a draft pays, and its length."""
         calls_s = [self.call_s(self._asked.target, n) for n in range(1, LONGEST + 2)]
-        first_s, next_s = self.call_s(draft, 2), self.call_s(draft, 1)
-        found = [(break_even(calls_s, n, first_s + (n - 1) * next_s), n) for n in range(1, LONGEST + 1)]
-        return min(((value, n) for value, n in found if value is not None), default=None)
+        return StepCosts(calls_s, self.call_s(draft, 1), self.call_s(draft, 2)).least_needed()
 
 
 def plan_batch(asked: Asked, batch: int) -> BatchPlan:

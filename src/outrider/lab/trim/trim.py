@@ -17,6 +17,7 @@ from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.backends.gguf.quantizer import quantize
 from outrider.core.errors import BackendError, ModelFileError, PromptError, SettingError
 from outrider.costs.calibrate import DEFAULT_SECONDS
+from outrider.costs.expected_speed import StepCosts
 from outrider.lab.judged import SHOWN_CALLS, judge, replayed
 from outrider.lab.loaded import Loaded, LoadedTarget, Progress
 from outrider.lab.models import ModelFile, find_models
@@ -30,7 +31,6 @@ from outrider.lab.trim.material import Counted, Prompts, prompts_of, recorded_an
 from outrider.lab.trim.report import Choice, Measured, Report, Tried
 from outrider.lab.trim.source import Source, read_source
 from outrider.lab.trim.tokens import Answer, Usage, floor_of
-from outrider.lab.verdict import best_draft_speedup
 from outrider.models.hub import HubOptions, file_sha256
 from outrider.models.vocab import Alignment, align
 from outrider.models.vocab.subset import Ids
@@ -297,7 +297,7 @@ class _Run:
 
     def _best(self, step_s: float, agreement: float) -> float:
         calls_s = self.subject.costs.calls_s(SHOWN_CALLS, context=0).tolist()
-        return best_draft_speedup([s / calls_s[0] for s in calls_s], step_s / calls_s[0], agreement)
+        return StepCosts(calls_s, step_s).best_speedup(agreement)
 
     def _write(self, cut: Cut, path: Path) -> tuple[str, ...]:
         origin = {

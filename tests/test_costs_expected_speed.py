@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.costs import best_call, break_even, good_sizes, token_s
-from outrider.costs.break_even import expected_tokens
+from outrider.costs import StepCosts, best_call, good_sizes
+from outrider.costs.expected_speed import expected_tokens
 
 CURVES = st.lists(st.floats(0.5, 8.0), min_size=9, max_size=9).map(lambda rest: [1.0, *rest])
 
@@ -27,25 +27,28 @@ def test_expected_tokens_by_enumeration(acceptance: float, num_drafted: int) -> 
     assert expected_tokens(num_drafted, acceptance) == pytest.approx(expected)
 
 
-@given(CURVES, st.integers(1, 9), st.floats(0, 3))
+@given(CURVES, st.integers(1, 9), st.floats(0, 3), st.none() | st.floats(0, 3))
 def test_at_break_even_a_draft_is_as_fast_as_plain_decoding(
-    calls_s: list[float], num_drafted: int, draft_s: float
+    calls_s: list[float], num_drafted: int, draft_s: float, first_s: float | None
 ) -> None:
-    found = break_even(calls_s, num_drafted, draft_s)
-    needed = calls_s[num_drafted] + draft_s
+    costs = StepCosts(calls_s, draft_s, first_s)
+    found = costs.break_even(num_drafted)
+    needed = calls_s[num_drafted] + (draft_s if first_s is None else first_s) + (num_drafted - 1) * draft_s
     if found is None:
         assert needed > num_drafted + 1
     elif found == 0:
         assert needed <= 1
     else:
         assert expected_tokens(num_drafted, found) == pytest.approx(needed)
+        assert costs.speedup(num_drafted, found) == pytest.approx(1)
 
 
 @given(CURVES, st.floats(0, 1))
 def test_the_best_call_is_the_best_of_all(calls_s: list[float], acceptance: float) -> None:
     best = best_call(calls_s, acceptance)
     every = [calls_s[n - 1] / expected_tokens(n - 1, acceptance) for n in range(1, 11)]
-    assert every[best - 1] == min(every) == pytest.approx(token_s(calls_s, acceptance))
+    assert every[best - 1] == pytest.approx(min(every))
+    assert StepCosts(calls_s).best_speedup(acceptance) == pytest.approx(calls_s[0] / min(every[1:]))
 
 
 def test_the_best_call_jumps_over_a_dip() -> None:

@@ -1,0 +1,115 @@
+"""How fast drafting is expected to be: the tokens of a step, over what the step costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.costs.curve import CallCosts
+from outrider.costs.points import MAX_TOKENS, Curve
+
+LONGEST_DRAFT = 16
+"""tokens of the longest draft that is looked at"""
+
+_STAIR_RATIO = 1.03
+"""A longer call that costs so little more makes a shorter one pointless."""
+
+
+def expected_tokens(num_drafted: int, acceptance: float) -> float:
+    """Tokens that a target call is expected to give with a draft of so many tokens, each of which is
+    accepted with probability `acceptance` once those before it are: 1 + a + a² + … (Leviathan et al.,
+    "Fast Inference from Transformers via Speculative Decoding", 2023, equation 1).
+
+    >>> expected_tokens(2, 0.5)
+    1.75
+    """
+    return float(sum(acceptance**i for i in range(num_drafted + 1)))
+
+
+def acceptance_for(num_drafted: int, tokens: float) -> float:
+    """The least acceptance at which `expected_tokens` are so many, which they can be."""
+    low, high = 0.0, 1.0
+    if tokens <= 1:
+        return 0.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(num_drafted, middle) < tokens else (low, middle)
+    return high
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """What the calls of a step cost, in any unit of time.
+
+    Args:
+        target_s: target calls over 1, 2, … tokens.
+        draft_s: a draft model's call; 0 for drafts that are looked up.
+        first_draft_s: its first call in a draft, which reads the target's own token along; None: as any.
+    """
+
+    target_s: Sequence[float] | Curve
+    draft_s: float = 0.0
+    first_draft_s: float | None = None
+
+    @classmethod
+    def of(cls, target: CallCosts, draft: CallCosts | None = None) -> StepCosts:
+        """Those at the beginning of a text, with drafts of a model or (None) looked up ones."""
+        calls_s = target.calls_s(MAX_TOKENS, context=0)
+        if draft is None:
+            return cls(calls_s)
+        return cls(calls_s, draft.call_s(1, context=0), draft.call_s(2, context=0))
+
+    def ratio(self, num_drafted: int) -> float:
+        """A step that drafts so many tokens, over a plain one."""
+        first_s = self.draft_s if self.first_draft_s is None else self.first_draft_s
+        drafting_s = first_s + (num_drafted - 1) * self.draft_s if num_drafted else 0.0
+        return (float(self.target_s[num_drafted]) + drafting_s) / float(self.target_s[0])
+
+    def speedup(self, num_drafted: int, acceptance: float) -> float:
+        """Of drafts of so many tokens over plain decoding; `acceptance` as in `expected_tokens`."""
+        return expected_tokens(num_drafted, acceptance) / self.ratio(num_drafted)
+
+    def best_speedup(self, acceptance: float) -> float:
+        """At the best length of 1 or more.
+
+        >>> StepCosts([1.0, 1.0, 4.0], 0.25).best_speedup(0.5)
+        1.2
+        """
+        return max(self.speedup(n, acceptance) for n in self._lengths)
+
+    def break_even(self, num_drafted: int) -> float | None:
+        """The acceptance from which drafts of so many tokens are no slower than plain decoding; None where
+        even those that are always accepted are slower.
+
+        >>> StepCosts([1.0, 1.5, 2.0]).break_even(1), StepCosts([1.0, 1.5, 3.5]).break_even(2)
+        (0.5, None)
+        """
+        ratio = self.ratio(num_drafted)
+        return None if ratio > num_drafted + 1 else acceptance_for(num_drafted, ratio)
+
+    def least_needed(self) -> tuple[float, int] | None:
+        """The least acceptance at which some length pays, and that length; None where none does."""
+        found = [(self.break_even(n), n) for n in self._lengths]
+        return min(((value, n) for value, n in found if value is not None), default=None)
+
+    @property
+    def _lengths(self) -> range:
+        return range(1, min(LONGEST_DRAFT, len(self.target_s) - 1) + 1)
+
+
+def best_call(calls_s: Sequence[float] | Curve, acceptance: float) -> int:
+    """The number of tokens of a target call that gives a token in the least time, drafts being free."""
+    costs = StepCosts(calls_s)
+    return 1 + max(range(len(calls_s)), key=lambda n: costs.speedup(n, acceptance))
+
+
+def good_sizes(calls_s: Sequence[float] | Curve) -> tuple[int, ...]:
+    """The sizes of a call that no longer one undercuts: the outer edges of the stairs.
+
+    >>> good_sizes([1.0, 1.5, 1.9, 1.5, 2.1])
+    (1, 4, 5)
+    """
+    curve = np.asarray(calls_s, dtype=np.float64)
+    return tuple(n for n in range(1, len(curve) + 1) if np.all(curve[n:] > _STAIR_RATIO * curve[n - 1]))
