@@ -23,7 +23,7 @@ setup: .venv/.ready
 $(DEV): .venv/.ready requirements-dev.lock
 	@$(PYTHON) scripts/setup.py --dev
 
-# The one package that needs a compiler: the tests run the models on it too.
+# The one package that needs a compiler: the slow tests run the models on it too.
 $(LLAMA_CPP): .venv/.ready scripts/llama-cpp-requirements.txt scripts/first_decode.py
 	@$(PYTHON) scripts/setup.py --llama-cpp
 
@@ -58,7 +58,7 @@ test test-all: export PYTHONDONTWRITEBYTECODE :=
 # A process for each core, of almost 2 GB; one that runs out of tests takes over from others.
 PYTEST := $(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 8 --dist worksteal
 
-test: $(DEV) $(LLAMA_CPP) $(TORCH) $(JS)
+test: $(DEV) $(TORCH) $(JS)
 	@$(PYTEST) -m "not slow"
 
 test-all: $(DEV) $(LLAMA_CPP) $(TORCH) $(JS)

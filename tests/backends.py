@@ -248,7 +248,8 @@ FILES = {file.source: file for file in _files()}
 NATIVE = tuple(FILES)
 """The native libraries that are here, by what they come from."""
 IK = tuple(name for name in NATIVE if name.startswith("ik"))
-MAINLINE = tuple(name for name in NATIVE if name not in IK)
+MAINLINE = tuple(sorted(set(NATIVE) - set(IK), reverse=True))
+"""those of llama.cpp, the ready-made xllamacpp before a build of llama-cpp-python"""
 ALL = ("fake", *NATIVE)
 _OTHER_BUILDS = MAINLINE[1:]
 """of the library that is preferred, under the same dialect: for slow tests"""

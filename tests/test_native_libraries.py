@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from backends import FILES
+from backends import FILES, MAINLINE
 from outrider.backends.gguf import LoadOptions, candidates, installed, libraries
 from outrider.backends.gguf.c_types import LibraryRefused, Params
 from outrider.backends.gguf.ik import Dialect as Ik
@@ -114,10 +114,9 @@ class Foreign(Mainline):
     """As a later version might be: a field more, or another default."""
 
 
-@pytest.mark.skipif("llama-cpp-python" not in BY_NAME, reason="needs llama-cpp-python")
 @pytest.mark.parametrize("change", ["default", "larger"])
 def test_a_library_with_other_structures_is_refused(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
-    file = BY_NAME["llama-cpp-python"]
+    file = FILES[MAINLINE[0]]
     if change == "default":
         params = Mainline.ModelParams
         monkeypatch.setattr(params, "defaults", {**params.defaults, "lazy_mode": 7})
@@ -176,7 +175,7 @@ def test_what_is_refused_is_passed_over_and_said(tmp_path: Path, monkeypatch: py
 
 def lacking_gomp(folder: Path, name: str) -> Path:
     """A library that is here, made to need one that is nowhere in place of its OpenMP runtime."""
-    folders = {file.path.parent for file in FILES.values()}
+    folders = {FILES[name].path.parent for name in MAINLINE}  # ik_llama.cpp brings its own
     needing = [
         path for place in folders for path in place.glob("*.so") if b"libgomp.so.1\0" in path.read_bytes()
     ]
@@ -214,6 +213,7 @@ def test_options_that_ik_cannot_follow_are_left_to_llama_cpp() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="how Linux's loader finds what a library needs")
+@pytest.mark.slow
 @pytest.mark.skipif("llama-cpp-python" not in BY_NAME, reason="needs llama-cpp-python")
 def test_a_second_build_that_would_run_on_the_kernels_of_the_first_is_refused(tmp_path: Path) -> None:
     """In a process of its own: what is mapped once stays."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.c_types import BOOL, INT, POINTER, functions
 from outrider.core.contracts import Model
 from outrider.core.data import Completion, Request
 from outrider.core.params import SamplingParams
@@ -120,8 +121,9 @@ def test_no_half_characters_are_shown(pair: Pair, text: str) -> None:
 
 
 def test_the_vocabulary_agrees_with_the_c_api(pair: Pair) -> None:
-    lib = pytest.importorskip("llama_cpp.llama_cpp", reason="the other reading is llama-cpp-python's")
     weights = Weights(MODEL, LoadOptions(backend="llama.cpp"))
+    weights.library.declare(functions("llama_vocab_is_control", BOOL, POINTER, INT))
+    lib = weights.library.functions
     theirs = lib.llama_model_get_vocab(weights.handle)
     vocabulary = pair.target.vocabulary
     assert vocabulary.size == 49152 and vocabulary.kind.startswith("bpe")

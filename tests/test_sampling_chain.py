@@ -12,19 +12,59 @@ import numpy as np
 import pytest
 
 from llama_cpp_models import SMALL, Load, tiny
+from outrider.backends.gguf import candidates
+from outrider.backends.gguf.c_types import (
+    BOOL,
+    FLOAT,
+    INT,
+    POINTER,
+    SIZE,
+    UINT,
+    fields,
+    functions,
+    structure,
+)
 from outrider.core.data import Distribution, Row
 from outrider.core.params import SamplingParams
 from outrider.sampling import RequestSampler
 
 __all__ = ["tiny"]  # pytest finds the fixture by its name
 
-lib = pytest.importorskip("llama_cpp.llama_cpp", reason="the samplers come from llama-cpp-python")
 MAINLINE = replace(SMALL, backend="llama.cpp")
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 LARGE = 151_936
 
 TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+_Bias = structure("llama_logit_bias", fields(INT, "token"), fields(FLOAT, "bias"))
+_Array = structure(
+    "llama_token_data_array",
+    fields(POINTER, "data"),
+    fields(SIZE, "size"),
+    fields(ctypes.c_int64, "selected"),
+    fields(BOOL, "sorted"),
+)
+_ChainParams = structure("llama_sampler_chain_params", fields(BOOL, "no_perf"))
+_SAMPLERS = {
+    **functions("llama_sampler_chain_default_params", _ChainParams),
+    **functions("llama_sampler_chain_init", POINTER, _ChainParams),
+    **functions("llama_sampler_chain_add llama_sampler_apply", None, POINTER, POINTER),
+    **functions("llama_sampler_accept", None, POINTER, INT),
+    **functions("llama_sampler_free", None, POINTER),
+    **functions("llama_sampler_init_logit_bias", POINTER, INT, INT, POINTER),
+    **functions("llama_sampler_init_penalties", POINTER, INT, INT, FLOAT, FLOAT, FLOAT),
+    **functions("llama_sampler_init_dry", POINTER, POINTER, FLOAT, FLOAT, INT, INT, POINTER, SIZE),
+    **functions("llama_sampler_init_top_n_sigma", POINTER, FLOAT),
+    **functions("llama_sampler_init_top_k", POINTER, INT),
+    **functions(
+        "llama_sampler_init_typical llama_sampler_init_top_p llama_sampler_init_min_p", POINTER, FLOAT, SIZE
+    ),
+    **functions("llama_sampler_init_xtc", POINTER, FLOAT, FLOAT, SIZE, UINT),
+    **functions("llama_sampler_init_temp_ext", POINTER, FLOAT, FLOAT, FLOAT),
+}
+library = next(candidates(MAINLINE))
+library.declare(_SAMPLERS)
+lib = library.functions
 
 
 def samplers(params: SamplingParams, vocab: Any, size: int, num_tokens: int) -> list[Any]:
@@ -37,7 +77,7 @@ def samplers(params: SamplingParams, vocab: Any, size: int, num_tokens: int) -> 
         lib.llama_sampler_init_logit_bias(
             size,
             len(biases),
-            (lib.llama_logit_bias * len(biases))(*(lib.llama_logit_bias(*b) for b in biases)),
+            (_Bias * len(biases))(*(_Bias(*b) for b in biases)),
         ),
         lib.llama_sampler_init_penalties(
             size, repeat_window, params.repeat_penalty, params.frequency_penalty, params.presence_penalty
@@ -65,8 +105,7 @@ def one_outcome(row: Row, params: SamplingParams, vocab: Any, history: Sequence[
     """What llama.cpp's chain leaves of a row, and its probabilities; XTC must be certain or off."""
     data = np.zeros(len(row), dtype=TOKEN_DATA)
     data["id"], data["logit"] = np.arange(len(row)), row
-    pointer = data.ctypes.data_as(ctypes.POINTER(lib.llama_token_data))
-    array = lib.llama_token_data_array(data=pointer, size=len(row), selected=-1, sorted=False)
+    array = _Array(data=data.ctypes.data, size=len(row), selected=-1, sorted=False)
     chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
     for sampler in samplers(params, vocab, len(row), len(history)):
         lib.llama_sampler_chain_add(chain, sampler)

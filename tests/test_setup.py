@@ -42,11 +42,13 @@ def test_an_old_python_can_read_the_script_so_far() -> None:
     assert ast.parse(script, feature_version=(3, 7)).body
 
 
+@pytest.mark.slow
 def test_a_first_decode_of_a_real_model_works(tmp_path: Path) -> None:
     result = first_decode(write_tiny(tmp_path / "tiny.gguf"))
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_a_first_decode_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.gguf").write_text("no model")
     result = first_decode(tmp_path / "text.gguf")
@@ -55,6 +57,6 @@ def test_a_first_decode_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def first_decode(model: Path) -> subprocess.CompletedProcess[str]:
-    pytest.importorskip("llama_cpp", reason="`make test` builds it")
+    pytest.importorskip("llama_cpp", reason="`make test-all` builds it")
     command = [sys.executable, str(PROJECT / "scripts" / "first_decode.py"), str(model)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
