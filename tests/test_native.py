@@ -88,15 +88,6 @@ def test_another_cpu_another_source_and_another_recipe_need_builds_of_their_own(
     assert found(machine) is None
 
 
-def test_percents_of_make_are_read_too(machine: Machine) -> None:
-    machine.write(
-        "recipe/build.sh", 'echo "[ 50%] Building"; echo "[50%]"; cp "$2/code.c" "$1/liboutrider-ik.so"'
-    )
-    with pytest.raises(BuildError):
-        machine.build()  # it is no library
-    assert ("compiling", 0.5) in machine.stages
-
-
 # What is fetched
 
 

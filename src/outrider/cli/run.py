@@ -6,12 +6,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
-from outrider.backends.gguf import has_gpu_code
-from outrider.backends.native import hint_once
 from outrider.cli.opening import explanation_of, library_line, load_pair, open_session
-from outrider.cli.output import INCOMPLETE, INTERRUPTED, print_notes, readable, write_json
+from outrider.cli.output import INCOMPLETE, INTERRUPTED, print_notes, write_json
 from outrider.cli.plans import plan_run
 from outrider.cli.prompt import read_prediction, read_prompt
 from outrider.cli.report import (
@@ -185,15 +182,6 @@ def _report(
         print_explanation(errors, explanation)
     if not settings.quiet:
         print_late_notices(session, errors)
-        _hint_at_native(settings, pair, errors)
-
-
-def _hint_at_native(settings: RunSettings, pair: Pair, errors: Console) -> None:
-    """Say to a person, once, that a library for this CPU is to be had, where it could run this model."""
-    free = settings.backend in ("auto", "ik") and settings.llama_library is None
-    wanted = errors.is_terminal and free and not has_gpu_code(pair.target.library.file)
-    if wanted and (line := hint_once()):
-        errors.print(Text(readable(f"note: {line}"), style="dim"))
 
 
 def _readout(shown: Shown, comparison: Comparison | None) -> Readout:

@@ -162,8 +162,8 @@ RARELY_SET = (
     *ROPE_NUMBERS,
     "rope_scaling",
 )
-"""Options that are part of what a curve, or a choice, belongs to only where they are set: what was stored
-before there was such an option holds without it."""
+"""Options that are named in what a curve, or a choice, belongs to only where they are set, so that the usual
+names stay short."""
 
 
 def _tuples(value: Any) -> Any:

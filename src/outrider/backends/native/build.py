@@ -1,7 +1,7 @@
 """ik_llama.cpp compiled for the CPU of this machine, in the user's cache: fetched, built, tried, and only
 then put in its place.
 
-A compiler must be there; the source, and cmake with ninja or make, are fetched by the user's package client.
+A compiler must be there; the source, and cmake and ninja, are fetched by the user's package client.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -30,7 +31,6 @@ from outrider.backends.native.place import (
     RECIPE,
     Source,
     builds_dir,
-    check_compilers,
     library_path,
 )
 from outrider.core.errors import BuildError, SettingError
@@ -52,10 +52,11 @@ _TRIAL = (
     f"import ctypes, os, signal, sys; signal.alarm({_TRIAL_LIMIT_S}); "
     "sys.exit(ctypes.CDLL(sys.argv[1]).outrider_first_decode(os.fsencode(sys.argv[2])) != 0)"
 )
-_DONE = re.compile(r"\[\s*(?:(\d+)/(\d+)|(\d+)%)\]")
-"""How far ninja ("[3/40]") and make ("[  7%]") are."""
+_DONE = re.compile(r"\[\s*(\d+)/(\d+)\]")
+"""How far ninja is: [3/40]."""
 _ERROR = re.compile(r"error: |CMake Error")
 _CMAKE_NEEDED = (3, 19)
+_COMPILERS = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +140,7 @@ def _compile(source: Source, recipe: Path, work: Path, progress: Progress) -> tu
 
     def show(line: str) -> None:
         if match := _DONE.match(line):
-            done, of, percent = match.groups()
-            progress("compiling", int(percent) / 100 if percent else int(done) / int(of))
+            progress("compiling", int(match[1]) / int(match[2]))
 
     start, build, library = monotonic(), f"{work / 'build'}", work / "build" / LIBRARY
     progress("compiling", 0.0)
@@ -220,6 +220,19 @@ def _run_logged(
 # What a build needs
 
 
+def check_compilers(what: str) -> None:
+    """Raise BuildError where a compiler that CMake would take is not there."""
+    for variable, names in _COMPILERS.items():
+        given = shlex.split(os.environ.get(variable, ""))[:1]
+        if not any(map(shutil.which, given or names)):
+            raise BuildError(
+                what,
+                f"building it needs a C and a C++ compiler, and there is no {' or '.join(given or names)}",
+                "Install one (Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: "
+                "xcode-select --install), or set CC and CXX. Outrider runs without this build too.",
+            )
+
+
 def disk_full() -> BuildError:
     """The error of a build that found no room."""
     way_out = "Free some space, or set OUTRIDER_CACHE to a folder on another disk."
@@ -232,18 +245,15 @@ def is_full(said: str) -> bool:
 
 
 def with_tools(folder: Path, environment: Mapping[str, str], on_fetch: Callable[[], None]) -> dict[str, str]:
-    """The environment, in which cmake runs with ninja or make: those of this machine; else wheels that are
-    installed below `folder`, which lasts as long as the build (`on_fetch` is called before).
+    """The environment, in which cmake runs with ninja: those of this machine; else wheels that are installed
+    below `folder`, which lasts as long as the build (`on_fetch` is called before).
 
     Raises BuildError.
     """
     found = dict(environment)
 
-    def has(name: str) -> bool:
-        return shutil.which(name, path=found.get("PATH", os.defpath)) is not None
-
     missing = [] if _is_cmake_usable(found) else [f"cmake>={'.'.join(map(str, _CMAKE_NEEDED))}"]
-    missing += [] if has("ninja") or has("make") else ["ninja"]
+    missing += [] if shutil.which("ninja", path=found.get("PATH", os.defpath)) else ["ninja"]
     if missing:
         on_fetch()
         if failures := install_wheels(missing, folder, lambda _done, _total: None):
@@ -256,7 +266,7 @@ def with_tools(folder: Path, environment: Mapping[str, str], on_fetch: Callable[
         found["PYTHONPATH"] = os.pathsep.join([str(installed), *([python_path] if python_path else [])])
     if not _is_cmake_usable(found):
         raise BuildError("build tools", "the cmake that was fetched does not start", "Install cmake.")
-    return found | {"CMAKE_GENERATOR": "Ninja" if has("ninja") else "Unix Makefiles"}
+    return found | {"CMAKE_GENERATOR": "Ninja"}
 
 
 def _is_cmake_usable(environment: Mapping[str, str]) -> bool:

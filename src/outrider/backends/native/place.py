@@ -1,24 +1,14 @@
-"""Which build of ik_llama.cpp is for this machine's CPU, where it lies, and whether one could be made."""
+"""Which build of ik_llama.cpp is for this machine's CPU, and where it lies."""
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
 import sys
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from outrider.backends.machine import cpu_id
-from outrider.core.errors import BuildError
 from outrider.models.hub import cache_dir
-
-_HINT = (
-    "`outrider setup --native` compiles ik_llama.cpp for this CPU in some minutes; on the machines where "
-    "that was measured, such a build was 1.1 to 1.25x as fast as the ready-made one"
-)
-_COMPILERS = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}
 
 LIBRARY = "liboutrider-ik.dylib" if sys.platform == "darwin" else "liboutrider-ik.so"
 """The library's file and the name that it gives itself: no other library in the process has it."""
@@ -65,32 +55,3 @@ def native_library(source: Source = IK, recipe: Path = RECIPE) -> Path | None:
     """The finished library for this CPU and this version of Outrider; None where there is none."""
     path = library_path(source, recipe)
     return path if path.is_file() else None
-
-
-def hint_once() -> str | None:
-    """A line that says, once on each machine, that a library can be compiled for its CPU. None where it was
-    said before, where the library is there, where there are no compilers, and where the cache cannot keep
-    that it was said."""
-    if native_library() is not None:
-        return None
-    try:
-        check_compilers(IK.name)
-        builds_dir().mkdir(parents=True, exist_ok=True)
-        # The cache may be shared between machines.
-        (builds_dir() / f"hint-{cpu_id()}").open("x").close()
-    except (BuildError, OSError):
-        return None
-    return _HINT
-
-
-def check_compilers(what: str) -> None:
-    """Raise BuildError where a compiler that CMake would take is not there."""
-    for variable, names in _COMPILERS.items():
-        given = shlex.split(os.environ.get(variable, ""))[:1]
-        if not any(map(shutil.which, given or names)):
-            raise BuildError(
-                what,
-                f"building it needs a C and a C++ compiler, and there is no {' or '.join(given or names)}",
-                "Install one (Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: "
-                "xcode-select --install), or set CC and CXX. Outrider runs without this build too.",
-            )
