@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from outrider.backends.gguf.heads import MTP_CONTEXT
 from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.log import clear_log, last_error, speaks_of_memory
-from outrider.backends.gguf.options import UNQUANTIZED, LoadOptions
+from outrider.backends.gguf.options import MTP_CONTEXT, UNQUANTIZED, LoadOptions, Opening
 from outrider.backends.gguf.sizes import ModelSizes
 from outrider.backends.machine import available_bytes
 from outrider.core.data import Span
@@ -39,29 +37,6 @@ _MAX_CELLS = 2**31 - 1
 _MAX_SEQUENCES = 256
 """Mainline's own limit (LLAMA_MAX_SEQ)."""
 SMALLER_CONTEXT = "Give a smaller context (-c, -cd) or a smaller cache type (-ctk, -ctv)."
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """What a context is opened with.
-
-    Attributes:
-        name: the model's, for messages.
-        context_length: tokens of each sequence.
-        capacity_tokens: cells over all sequences.
-        snapshots: of each sequence's recurrent state.
-        kind: 0, or MTP_CONTEXT for the model's MTP layers.
-        beside: the native context of the model that lends what this one lacks; 0 for none.
-    """
-
-    name: str
-    options: LoadOptions
-    context_length: int
-    max_sequences: int
-    capacity_tokens: int
-    snapshots: int = 0
-    kind: int = 0
-    beside: int = 0
 
 
 def choose_attention(
@@ -148,16 +123,7 @@ def open_context(library: Library, model: int, sizes: ModelSizes, opening: Openi
     _check_room(library, sizes, opening)
     library.take_log()
     clear_log()
-    context = library.open_context(
-        model,
-        opening.options,
-        opening.capacity_tokens,
-        count,
-        opening.snapshots,
-        context_type=opening.kind,
-        other=opening.beside,
-    )
-    if context:
+    if context := library.open_context(model, opening):
         arch = library.metadata(model, "general.architecture")
         if library.warms_up and library.metadata(model, f"{arch}.expert_count"):
             _end_warm_up(library, context)

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from outrider.backends.gguf.c_types import LibraryRefused
-from outrider.backends.gguf.heads import MTP_CONTEXT, HeadBatch, HeadStates, State
+from outrider.backends.gguf.heads import HeadBatch, HeadStates, State
 from outrider.backends.gguf.model import GgufModel, Weights
-from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.gguf.options import MTP_CONTEXT, LoadOptions
 from outrider.backends.gguf.rewinding import RewindSupport
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError

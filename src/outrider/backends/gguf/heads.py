@@ -74,8 +74,6 @@ _LAYER_SIGNATURES: Signatures = {
     **functions("llama_memory_seq_pos_max", INT, POINTER, INT),
 }
 """What EAGLE-3 heads need besides."""
-MTP_CONTEXT = 1
-"""LLAMA_CONTEXT_TYPE_MTP"""
 _ENCODE, _DECODE = 0, 1
 """llama_process_type"""
 MAX_STATES_BYTES = 256 << 20

@@ -41,6 +41,7 @@ from outrider.backends.gguf.options import (
     ROPE_SCALINGS,
     SPLIT_MODES,
     LoadOptions,
+    Opening,
 )
 from outrider.backends.gguf.registry import TITLES
 from outrider.backends.machine import physical_cores
@@ -268,22 +269,11 @@ class Library(CLibrary, ABC):
         value = self.metadata(model, f"{arch}.attention.{name}")
         return int(value) if value.isdigit() else 0
 
-    def open_context(
-        self,
-        model: int,
-        options: LoadOptions,
-        capacity_tokens: int,
-        max_sequences: int,
-        snapshots: int = 0,
-        *,
-        context_type: int = 0,
-        other: int = 0,
-    ) -> int | None:
-        """The native context for so many tokens over all sequences, with so many snapshots of a recurrent
-        state for each; None where there is no room for it (the log says why). `context_type` is the library's
-        own number, `other` a context whose model lends what this one lacks."""
+    def open_context(self, model: int, opening: Opening) -> int | None:
+        """The native context; None where there is no room for it (the log says why)."""
+        options, max_sequences = opening.options, opening.max_sequences
         params = self._new_context_params()
-        params.n_ctx, params.n_seq_max = capacity_tokens, max_sequences
+        params.n_ctx, params.n_seq_max = opening.capacity_tokens, max_sequences
         params.n_batch = max(options.batch_tokens, options.max_rows)
         params.n_ubatch = min(options.micro_batch_tokens, params.n_batch)
         if max_sequences > 1 and self.reuses_window_cells and self.window_tokens(model):
@@ -299,12 +289,12 @@ class Library(CLibrary, ABC):
         for name in ROPE_NUMBERS:
             setattr(params, name, getattr(options, name))
         self._set_context_params(params, options, max_sequences)
-        if snapshots:
-            params.n_rs_seq = snapshots
-        if context_type:
-            params.ctx_type = context_type
-        if other:
-            params.ctx_other = other
+        if opening.snapshots:
+            params.n_rs_seq = opening.snapshots
+        if opening.kind:
+            params.ctx_type = opening.kind
+        if opening.beside:
+            params.ctx_other = opening.beside
         with silenced():
             context: int | None = self.functions.llama_init_from_model(model, params)
         return context

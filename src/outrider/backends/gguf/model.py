@@ -16,7 +16,6 @@ import numpy as np
 
 from outrider.backends.gguf.context import (
     LlamaBatch,
-    Opening,
     choose_attention,
     copy_in,
     copy_out,
@@ -28,7 +27,7 @@ from outrider.backends.gguf.heads import HiddenStates, num_heads
 from outrider.backends.gguf.libraries import load_model
 from outrider.backends.gguf.library import Handle
 from outrider.backends.gguf.log import clear_log, last_error
-from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.gguf.options import LoadOptions, Opening
 from outrider.backends.gguf.rewinding import (
     MAX_SEQUENCES,
     TRIED_MICRO_BATCH,

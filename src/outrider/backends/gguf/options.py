@@ -152,6 +152,33 @@ class LoadOptions:
         }
 
 
+MTP_CONTEXT = 1
+"""LLAMA_CONTEXT_TYPE_MTP"""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a context is opened with.
+
+    Attributes:
+        name: the model's, for messages.
+        context_length: tokens of each sequence.
+        capacity_tokens: cells over all sequences.
+        snapshots: of each sequence's recurrent state.
+        kind: the library's number: 0, or MTP_CONTEXT for the model's MTP layers.
+        beside: the native context of the model that lends what this one lacks; 0 for none.
+    """
+
+    name: str
+    options: LoadOptions
+    context_length: int
+    max_sequences: int
+    capacity_tokens: int
+    snapshots: int = 0
+    kind: int = 0
+    beside: int = 0
+
+
 RARELY_SET = (
     "devices",
     "tensor_split",
