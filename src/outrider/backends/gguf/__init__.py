@@ -1,6 +1,6 @@
 """GGUF models through the C API of llama.cpp or ik_llama.cpp, whichever library is there."""
 
-from outrider.backends.gguf.guard import check_build, check_head, check_layers
+from outrider.backends.gguf.guard import check_build, check_head
 from outrider.backends.gguf.libraries import (
     build_id,
     candidates,
@@ -29,7 +29,6 @@ __all__ = [
     "candidates",
     "check_build",
     "check_head",
-    "check_layers",
     "describe_gpus",
     "device_names",
     "has_gpu_code",

@@ -119,9 +119,15 @@ def check_head(
         return
     title = build.rpartition(" ")[0] or build
     status = _beside(target, options, head.target_layers, head, run)
-    if status < 0 and head.target_layers:
+    if (
+        status < 0
+        and head.target_layers
+        and _beside(target, target.options, head.target_layers, None, run) < 0
+    ):
+        kind = target.metadata("general.architecture")
+        why = f"{title} does not give the inputs of layers of {kind} models, which the head reads"
         way_out = "Take a draft model (-md), or another library (--llama-library)."
-        check_layers(target, head.target_layers, str(head.path), way_out, run=run)
+        raise BackendCrash(str(head.path), why, way_out)
     if status < 0 or status == WRONG:
         fault = (
             "computes it wrongly" if status == WRONG else f"dies at its first call ({_signal_name(-status)})"
@@ -132,18 +138,6 @@ def check_head(
         raise BackendCrash(str(head.path), f"beside {target.name} {title} {fault}", way_out)
     if status == 0:
         write_entry(memory, (outcomes or {}) | {key: _WORKS})
-
-
-def check_layers(
-    target: Weights, layers: Sequence[int], named: str, way_out: str, *, run: RunChild | None = None
-) -> None:
-    """Have the target give the inputs of these layers, in a child process. Raises BackendCrash about what is
-    `named` where the child dies."""
-    if _beside(target, target.options, layers, None, run) < 0:
-        build, kind = target.library.build_id, target.metadata("general.architecture")
-        title = build.rpartition(" ")[0] or build
-        why = f"{title} does not give the inputs of layers of {kind} models, which the head reads"
-        raise BackendCrash(named, why, way_out)
 
 
 def _beside(

@@ -174,10 +174,6 @@ class HiddenStates:
             return None
         return known.states[index] if index >= 0 else self.none
 
-    def of(self, sequence: int) -> State:
-        """All of a sequence's that were kept (tokens, width)."""
-        return np.array(self._known.get(sequence, _Known()).states)
-
     def knows_any(self, sequence: int) -> bool:
         """Whether any of a sequence's are known."""
         return bool(self._known.get(sequence, _Known()).states)
