@@ -181,7 +181,7 @@ def test_what_did_not_run_has_no_figure() -> None:
     assert counts.acceptance_by_position(empty, Cell("t", "d", "auto", None)) is None
     assert counts.tokens_per_target_call(empty, Cell("t", "d", "auto", None)) is None
     assert speeds.best_setting(empty, "t", "d", None) == "plain"
-    assert predictions.prediction_error(empty).raw is None and verdicts(empty) == []
+    assert speeds.prediction_error(empty) is None and verdicts(empty) == []
     assert counts.model_seconds(empty) == 0 and pareto_points(empty) == []
     assert counts.hiccups(empty).ratio is None and counts.quality_of(empty, "t") is None
 
@@ -210,7 +210,7 @@ def test_predicted_speed_ups_and_the_bound() -> None:
     )
 
 
-def test_prediction_errors_raw_and_anchored() -> None:
+def test_the_error_of_predicted_speed_ups() -> None:
     """The machine is a quarter slower than its curve; one of two speed-ups is predicted right."""
     rows: list[Row] = [
         run("plain", 12.5),
@@ -220,12 +220,10 @@ def test_prediction_errors_raw_and_anchored() -> None:
         prediction("model 3", {"1": 5.0}),
         prediction("model 4", {"1": 5.0}),
     ]
-    found = predictions.prediction_error(results(*rows))
-    assert [point.raw_error for point in found.points] == pytest.approx([0.25, 0.0])
-    assert [point.anchored_error for point in found.points] == pytest.approx([0.0, -0.2])
-    assert found.raw is not None and found.anchored is not None
-    assert found.raw.settings == 2 and found.raw.median_error == pytest.approx(0.125)
-    assert (found.anchored.within_10_ratio, found.anchored.within_5_ratio) == (0.5, 0.5)
+    found = speeds.prediction_error(results(*rows))
+    assert found is not None and found.settings == 2
+    assert found.median_error == pytest.approx(0.1)
+    assert (found.within_10_ratio, found.within_5_ratio) == (0.5, 0.5)
 
 
 # Counts
@@ -354,6 +352,6 @@ def test_a_whole_sweep_has_all_of_its_figures() -> None:
     said = verdicts(found)
     assert len(said) == len(measured_cells(found)) > 20
     assert {verdict.outcome for verdict in said} <= {"faster", "slower", "tie", "unsettled"}
-    error = predictions.prediction_error(found)
-    assert error.anchored is not None and error.anchored.settings == len(said)
+    error = speeds.prediction_error(found)
+    assert error is not None and error.settings == len(said)
     assert len({point.cell for point in pareto_points(found)}) > 4

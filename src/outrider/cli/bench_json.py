@@ -11,13 +11,14 @@ from outrider.lab.bench.report.choice import Choice, choices
 from outrider.lab.bench.report.view import View
 from outrider.lab.bench.results import Cell, Results
 from outrider.lab.bench.summary.counts import model_seconds
-from outrider.lab.bench.summary.predictions import predicted_speedup, prediction_error
+from outrider.lab.bench.summary.predictions import predicted_speedup
 from outrider.lab.bench.summary.speeds import (
     best_setting,
     fastest,
     measured_speedup,
     noise,
     plain_speed,
+    prediction_error,
     verdicts,
 )
 from outrider.lab.statistics import Interval
@@ -57,10 +58,7 @@ def summary_json(results: Results, folder: Path, report: Path | None) -> dict[st
         "machine": results.head.machine,
         "cells": [_cell(results, cell, outcomes.get(same)) for cell, same in zip(cells, named, strict=True)],
         "choices": [_choice(choice) for choice in choices(View(results))],
-        "prediction_error": {
-            "raw": None if error.raw is None else asdict(error.raw),
-            "anchored": None if error.anchored is None else asdict(error.anchored),
-        },
+        "prediction_error": None if error is None else asdict(error),
         "model_s": model_seconds(results),
         "skipped": [{"what": row.what, "why": row.why} for row in results.skipped],
     }

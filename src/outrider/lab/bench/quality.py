@@ -9,8 +9,8 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from outrider.core.contracts import Model
 from outrider.core.data import Row
-from outrider.core.errors import BackendError, InputError, SettingError, VocabularyMismatch
+from outrider.core.errors import BackendError, InputError, SettingError
 from outrider.core.files import reason_of, write_whole
 from outrider.lab.models import ModelFile
 from outrider.lab.rows import AnswerRow, QualityRow
@@ -28,11 +28,10 @@ from outrider.lab.teacher_forced import teacher_forced
 from outrider.models.reference import without_quantization
 from outrider.sampling.selection import top_k
 
-TOP = 256
-"""tokens of a reference whose probabilities are kept at each position"""
 _MIN_LOG = -700.0
 """replaces the logarithm of a probability of nothing, so that a sum stays finite"""
-_ARRAYS = {"ids": np.int32, "log_probs": np.float16, "rest": np.float32, "vocabulary_size": np.int32}
+_ARRAYS = {"ids": np.int32, "log_probs": np.float16, "rest": np.float32}
+"""Of each position the most likely tokens, their log probabilities (nats), the probability of all others."""
 
 _Floats = npt.NDArray[np.float64]
 
@@ -63,40 +62,74 @@ def families(models: Sequence[ModelFile], references: Collection[str] = ()) -> l
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The target `name`, whose distributions over its answers lie in `folder`, a file a text."""
+    """The target `name`, whose distributions over its answers lie in `folder`, a file a text.
+
+    `top`: how many tokens of a position are kept; all others are merged into one. That can only lower the
+    divergence (the data processing inequality): the figure is a lower bound of the one over the whole
+    vocabulary. Log probabilities are kept in 16 bits: a model compared with itself comes out at some 1e-6.
+    """
 
     folder: Path
     name: str
+    top: int = 256
 
     def save(self, model: Model, answers: Iterable[AnswerRow]) -> None:
         """Keep the model's distributions at every position of the answers.
 
         Those that are there and whole are passed over, so that an interrupted run goes on where it was.
-        Raises SettingError where nothing can be written, BackendError when a text does not fit the context.
+        Raises SettingError where nothing can be written, BackendError when a call fails.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             why = f"it cannot be made ({reason_of(error)})"
             raise SettingError(str(self.folder), why, "Name another folder.") from error
-        for answer in filter(lambda answer: answer.tokens, answers):
-            path = self._path(answer)
-            with suppress(InputError):
-                if len(Teacher.load(path).ids) == len(answer.tokens):
-                    continue
-            with closing(score(model, answer.prompt, answer.tokens)) as rows:
-                Teacher.of(rows).save(path)
+        for answer in answers:
+            if answer.tokens and self._load(answer) is None:
+                with closing(_rows(model, answer)) as rows:
+                    columns = zip(*(self._kept(row) for row in rows), strict=True)
+                    arrays = zip(_ARRAYS.items(), columns, strict=True)
+                    made = {name: np.array(column, kind) for (name, kind), column in arrays}
+                data = io.BytesIO()
+                np.savez(data, **made)  # type: ignore[arg-type]
+                write_whole(self._path(answer), data.getvalue(), "reference")
 
     def compared(self, model: Model, target: str, answers: Iterable[AnswerRow]) -> Iterator[QualityRow]:
         """A row about `target` for each answer, as soon as it is worked out; none for an empty answer.
 
-        Raises InputError where a text of the reference is not kept, BackendError when one does not fit.
+        Raises InputError where a text of the reference is not kept, BackendError when a call fails.
         """
         for answer in filter(lambda answer: answer.tokens, answers):
-            teacher = Teacher.load(self._path(answer))
-            with closing(score(model, answer.prompt, answer.tokens)) as rows:
-                found = asdict(compare(teacher, rows)) | {"workload": answer.workload, "case": answer.case}
-            yield QualityRow(target=target, reference=self.name, **found)
+            if (kept := self._load(answer)) is None:
+                why = f"its distributions over {answer.workload} {answer.case} are not kept"
+                raise InputError(self.name, why, "Run it again: they are made again.")
+            divergences, agrees = [], 0
+            with closing(_rows(model, answer)) as rows:
+                for ids, log_probs, rest, row in zip(*kept, rows, strict=True):
+                    divergences.append(_divergence(ids, log_probs, rest, row))
+                    agrees += int(np.argmax(row)) == int(ids[0])
+            yield QualityRow(
+                target=target,
+                reference=self.name,
+                workload=answer.workload,
+                case=answer.case,
+                num_tokens=len(divergences),
+                mean_kl=float(np.mean(divergences)),
+                top1_agreement=agrees / len(divergences),
+            )
+
+    def _kept(self, row: Row) -> tuple[npt.NDArray[Any], _Floats, float]:
+        ids, every = top_k(row, min(self.top, len(row))), _log_softmax(row)
+        return ids, every[ids], float(np.exp(np.delete(every, ids)).sum())
+
+    def _load(self, answer: AnswerRow) -> Sequence[npt.NDArray[np.generic]] | None:
+        """What was kept of an answer; None where it is missing or damaged."""
+        try:
+            with np.load(io.BytesIO(self._path(answer).read_bytes()), allow_pickle=False) as data:
+                found = [data[name] for name in _ARRAYS]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return None
+        return found if all(len(array) == len(answer.tokens) for array in found) else None
 
     def _path(self, answer: AnswerRow) -> Path:
         """Names the text, not only the case: a case that is answered again is another text."""
@@ -104,22 +137,13 @@ class Reference:
         return self.folder / f"{blake2b(text.encode(), digest_size=12).hexdigest()}.npz"
 
 
-def score(model: Model, prompt: Sequence[int], answer: Sequence[int]) -> Generator[Row, None, None]:
-    """The model's logits for each token of `answer`, given all before it, in a few batched calls.
-
-    A row is valid until the next one is asked for. Sequence 0 of the model is used and left empty, also
-    when the generator is closed early. Raises BackendError when a call fails, the text does not fit, or the
-    logits are no numbers.
-    """
-    tokens = [*prompt, *answer[:-1]]
-    if not prompt:
-        raise BackendError(model.name, "nothing comes before the text to be scored", "Give a prompt.")
-    if len(tokens) > model.context_length:
-        reason = f"{len(tokens)} tokens do not fit its context of {model.context_length}"
-        raise BackendError(model.name, reason, "Give a larger one.")
+def _rows(model: Model, answer: AnswerRow) -> Generator[Row, None, None]:
+    """The model's logits for each token of an answer, given all before it; each is valid until the next one.
+    Sequence 0 of the model is used and left empty. Raises BackendError when a call fails or logits are no
+    numbers."""
     try:
         model.truncate(0, 0)
-        for rows in teacher_forced(model, tokens, len(prompt) - 1):
+        for rows in teacher_forced(model, [*answer.prompt, *answer.tokens[:-1]], len(answer.prompt) - 1):
             if np.isnan(rows).any():
                 way_out = "The file is damaged: make it again."
                 raise BackendError(model.name, "its logits are no numbers", way_out)
@@ -128,104 +152,21 @@ def score(model: Model, prompt: Sequence[int], answer: Sequence[int]) -> Generat
         model.truncate(0, 0)
 
 
-def log_softmax(row: Row) -> _Floats:
+def _log_softmax(row: Row) -> _Floats:
     """Log probabilities of a row of logits, worked out in 64 bits."""
     logits = row.astype(np.float64)
     logits -= logits.max()
     return np.asarray(logits - np.log(np.exp(logits).sum()), dtype=np.float64)
 
 
-@dataclass(frozen=True, slots=True)
-class Teacher:
-    """A model's distributions at the positions of a text, cut to its K most likely tokens.
-
-    `ids` (positions, K) int32: the tokens, the most likely first. `log_probs` (positions, K) float16: theirs,
-    in nats. `rest` (positions,) float32: the probability of all other tokens together.
-    `vocabulary_size`: how many tokens the model has.
-    """
-
-    ids: npt.NDArray[np.int32]
-    log_probs: npt.NDArray[np.float16]
-    rest: npt.NDArray[np.float32]
-    vocabulary_size: int
-
-    @classmethod
-    def of(cls, rows: Iterable[Row], top: int = TOP) -> Teacher:
-        """Of rows of logits, one a position and one at least; each is read before the next is asked for."""
-        kept: list[tuple[npt.NDArray[Any], _Floats, float]] = []
-        for row in rows:
-            ids, every = top_k(row, min(top, len(row))), log_softmax(row)
-            kept.append((ids, every[ids], float(np.exp(np.delete(every, ids)).sum())))
-        tokens, log_probs, rest = map(np.array, zip(*kept, strict=True))
-        return cls(tokens.astype(np.int32), log_probs.astype(np.float16), rest.astype(np.float32), len(row))
-
-    def probabilities(self, position: int) -> tuple[_Floats, float]:
-        """Of the K tokens, and of the rest. They sum to 1: the rounding of what is stored is evened out."""
-        likely = np.exp(self.log_probs[position].astype(np.float64))
-        rest = float(self.rest[position])
-        total = float(likely.sum()) + rest
-        return likely / total, rest / total
-
-    def save(self, path: Path) -> None:
-        """Write a .npz file, whole or not at all. Raises SettingError when it cannot be written."""
-        data = io.BytesIO()
-        arrays = {name: np.asarray(getattr(self, name), kind) for name, kind in _ARRAYS.items()}
-        np.savez(data, **arrays)  # type: ignore[arg-type]
-        write_whole(path, data.getvalue(), "reference")
-
-    @classmethod
-    def load(cls, path: Path) -> Teacher:
-        """Read what `save` wrote. Raises InputError when it is missing or damaged."""
-        try:
-            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as data:
-                ids, log_probs, rest, size = (data[name] for name in _ARRAYS)
-        except FileNotFoundError:
-            raise InputError(str(path), "there is no such file", "Keep the reference's first.") from None
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise InputError(str(path), f"it is damaged ({error})", "Remove it: it is made again.") from error
-        return cls(ids, log_probs, rest, int(size))
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How near a model's distributions are to the reference's, over the positions of a text."""
-
-    num_tokens: int
-    mean_kl: float
-    """in nats; see `compare`"""
-    top1_agreement: float
-    """share of positions where both have the same most likely token"""
-
-
-def compare(reference: Teacher, rows: Iterable[Row]) -> Agreement:
-    """Mean KL(reference || model) over the positions, and how often both agree on the most likely token.
-
-    `rows` are the model's logits at the same positions. All tokens but the reference's K most likely ones are
-    merged into one. That can only lower the divergence (the data processing inequality): the figure is a
-    lower bound of the one over the whole vocabulary, and equals it when K is the vocabulary. The reference
-    is stored in 16 bits, so a model compared with itself comes out at some 1e-6 instead of 0.
-    Raises VocabularyMismatch when the model has another number of tokens, ValueError when the rows are
-    not as many as the positions.
-    """
-    divergences: list[float] = []
-    same = 0
-    for position, row in enumerate(rows):
-        if len(row) != reference.vocabulary_size:
-            reason = f"the reference has {reference.vocabulary_size} tokens, this model {len(row)}"
-            raise VocabularyMismatch("quality", reason, "Compare quantizations of one model.")
-        divergences.append(_divergence(reference, position, log_softmax(row)))
-        same += int(np.argmax(row)) == int(reference.ids[position, 0])
-    count = len(divergences)
-    if count != len(reference.ids):
-        raise ValueError(f"{count} rows for {len(reference.ids)} positions")
-    return Agreement(count, float(np.mean(divergences)), same / count)
-
-
-def _divergence(reference: Teacher, position: int, log_probs: _Floats) -> float:
-    ids = reference.ids[position]
-    likely, rest = reference.probabilities(position)
-    rest_of_model = float(np.exp(np.delete(log_probs, ids)).sum())
-    mine = np.maximum(np.append(log_probs[ids], np.log(max(rest_of_model, 1e-300))), _MIN_LOG)
-    theirs = np.append(likely, rest)
+def _divergence(
+    ids: npt.NDArray[np.int32], log_probs: npt.NDArray[np.float16], rest: float, row: Row
+) -> float:
+    """KL(reference || model) at a position, in nats."""
+    theirs = np.append(np.exp(log_probs.astype(np.float64)), float(rest))
+    theirs /= theirs.sum()  # the rounding of what is kept is evened out
+    log_mine = _log_softmax(row)
+    rest_of_model = float(np.exp(np.delete(log_mine, ids)).sum())
+    mine = np.maximum(np.append(log_mine[ids], np.log(max(rest_of_model, 1e-300))), _MIN_LOG)
     held = theirs > 0
     return max(float((theirs[held] * (np.log(theirs[held]) - mine[held])).sum()), 0.0)

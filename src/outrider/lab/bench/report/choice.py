@@ -31,10 +31,14 @@ class Choice:
     outcome: speeds.Outcome = "tie"
 
 
-def best_cell(view: View, target: str) -> Best | None:
-    """The best way to speculate with a target over all workloads; None where nothing is known. What is faster
-    for certain comes before what only looks faster, and no draft model before one that adds nothing."""
+def best_cell(view: View, target: str, *, measured: bool = False) -> Best | None:
+    """The best way to speculate with a target over all workloads, of those that are `measured` or of all.
+
+    None where nothing is known. What is faster for certain comes before what only looks faster, and no draft
+    model before one that adds nothing.
+    """
     cells = [view.best(target, draft, view.pooled) for draft in view.columns] if view.pooled_first else []
+    cells = [cell for cell in cells if cell.is_measured or not measured]
     ranked = [((cell.outcome == "faster", cell.speedup.value), cell) for cell in cells if cell.speedup]
     if not ranked:
         return None
@@ -64,8 +68,8 @@ def choices(view: View) -> list[Choice]:
 
 def _choice(view: View, target: str) -> Choice | None:
     """The best of one target: plain decoding where nothing measured is faster or may well be."""
-    best = best_cell(view, target)
-    ran = best.cell if best is not None and best.is_measured and best.is_faster else None
+    best = best_cell(view, target, measured=True)
+    ran = best.cell if best is not None and best.is_faster else None
     ran = ran or Cell(target, None, PLAIN.name, view.pooled)
     speed = speeds.measured_speed(view.results, ran)
     if speed is None:

@@ -10,7 +10,6 @@ from outrider.lab import numbers
 from outrider.lab.bench.report.tables import Table
 from outrider.lab.bench.report.view import View, draft_name, workload_name
 from outrider.lab.bench.summary import counts, speeds
-from outrider.lab.rows import PairRow
 
 
 def measured(view: View) -> Table:
@@ -80,33 +79,6 @@ def models(view: View) -> Table:
         for row in view.results.models
     ]
     return Table("Models", rows, figures=("parameters", "file", "memory"))
-
-
-def tokenizers(view: View) -> Table:
-    """How the tokenizers of each pair line up."""
-    rows = [
-        {
-            "target": row.target,
-            "draft": row.draft,
-            "tokenizers": _lined_up(row),
-            "common tokens": f"{row.common_tokens:,}",
-            "of the text tokens": numbers.percent(row.text_ratio, 1),
-            "sample text cut alike": numbers.percent(row.cut_ratio, 1),
-        }
-        for row in view.results.pairs
-    ]
-    figures = ("common tokens", "of the text tokens", "sample text cut alike")
-    return Table("Tokenizers of the pairs", rows, figures=figures)
-
-
-def _lined_up(row: PairRow) -> str:
-    if row.identical:
-        return "identical"
-    if not row.usable:
-        return f"not usable: {row.why_not or 'unknown'}"
-    if row.reduced_from is not None:
-        return f"reduced: the draft knows {row.common_tokens:,} of {row.reduced_from:,} tokens"
-    return "usable"
 
 
 def skipped(view: View) -> Table:

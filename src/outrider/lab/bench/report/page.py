@@ -16,7 +16,7 @@ from outrider.lab.bench.report.pictures.picture import Missing, Picture
 from outrider.lab.bench.report.view import View
 from outrider.lab.bench.results import Results
 
-_SETUP = (lists.quality, lists.skipped, lists.machine, lists.models, lists.tokenizers, lists.plan)
+_SETUP = (lists.quality, lists.skipped, lists.machine, lists.models, lists.plan)
 
 
 def page(results: Results) -> str:

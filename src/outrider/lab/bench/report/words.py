@@ -9,7 +9,7 @@ from outrider.lab import numbers
 from outrider.lab.bench.report.choice import Choice, best_cell
 from outrider.lab.bench.report.view import Best, View, draft_name, workload_name
 from outrider.lab.bench.results import Cell, Results
-from outrider.lab.bench.summary import counts, predictions, speeds
+from outrider.lab.bench.summary import counts, speeds
 from outrider.lab.settings import PLAIN
 
 METHOD = (
@@ -38,11 +38,11 @@ def verdict(view: View, target: str) -> str:
     ran, speedup = _setting(best.cell), numbers.speedup(best.speedup)
     if best.is_faster:
         mine = _by_workload(view, best)
-        is_settled = best.outcome == "faster"
-        likely = "fastest" if is_settled else "most likely fastest"
+        likely = "fastest" if best.outcome == "faster" else "most likely fastest"
         bounds = f" ({numbers.bounds(best.speedup)})" if best.is_measured else ""
         gain = f"{speedup}{bounds} plain decoding over {workload_name(best.workload)}"
         end = f" Each workload at its best setting, it {_details(mine)}." if len(mine) > 1 else ""
+        is_settled = best.outcome == "faster" and best.is_measured
         after = _of_drafts(view, best) if is_settled else f" {unsettled(best)}"
         return f"{start}, {target} is {likely} with {ran}, {gain}{_rates(best)}.{end}{after}"
     verb = {"tie": "ties", "unsettled": "is most likely slower"}.get(best.outcome or "", "is slower")
@@ -163,13 +163,11 @@ def joined(names: Iterable[str], last: str = " and ") -> str:
 
 def prediction_line(view: View) -> str:
     """How far predictions were off."""
-    found = predictions.prediction_error(view.results)
-    figures = found.anchored or found.raw
+    figures = speeds.prediction_error(view.results)
     if figures is None:
         return "No setting was both predicted and run: nothing is known about the error of predictions."
-    what = "predicted speed-ups" if found.anchored else "predicted speeds"
     return (
-        f"Over {figures.settings} result{'s' * (figures.settings != 1)} the {what} were off by "
+        f"Over {figures.settings} result{'s' * (figures.settings != 1)} the predicted speed-ups were off by "
         f"{numbers.percent(figures.median_error, 1)} in the median; "
         f"{numbers.percent(figures.within_5_ratio)} were within 5 %, "
         f"{numbers.percent(figures.within_10_ratio)} within 10 %."
@@ -206,10 +204,8 @@ def _equality(view: View) -> list[str]:
     if not others:
         equal = f"All {len(checked)} answers that can be compared equal the recorded ones."
         return [equal] if checked else []
-    settings = {f"{row.setting} ({row.target}, {draft_name(row.draft)})" for row in others}
     return [
-        f"{len(others)} of {len(checked)} answers differ from the recorded ones somewhere, in "
-        f"{joined(sorted(settings)[:4])}{' and others' if len(settings) > 4 else ''}: two tokens were nearly "
-        "as likely, and rounding decided between them. `outrider verify` says by what margin; --bitwise "
-        "excludes it."
+        f"{len(others)} of {len(checked)} answers differ from the recorded ones somewhere: two tokens were "
+        "nearly as likely, and rounding decided between them. `outrider verify` says by what margin; "
+        "--bitwise excludes it."
     ]

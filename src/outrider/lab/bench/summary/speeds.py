@@ -215,6 +215,31 @@ def _repeatability(results: Results, target: str) -> tuple[float, int]:
     return math.sqrt(squares / degrees) if degrees else 0.0, degrees
 
 
+# How well predictions met what was measured.
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFigures:
+    """Relative errors of the predicted speed-ups of `settings` results: the median of their sizes, and shares
+    that are small."""
+
+    settings: int
+    median_error: float
+    within_5_ratio: float
+    within_10_ratio: float
+
+
+@once
+def prediction_error(results: Results) -> ErrorFigures | None:
+    """Over everything that was both predicted and run; None where nothing was."""
+    pairs = [(predicted_speedup(results, c), measured_speedup(results, c)) for c in measured_cells(results)]
+    errors = [abs(predicted.value / ran.value - 1) for predicted, ran in pairs if predicted and ran]
+    if not errors:
+        return None
+    within_5, within_10 = (sum(error <= most for error in errors) / len(errors) for most in (0.05, 0.1))
+    return ErrorFigures(len(errors), float(np.median(errors)), within_5, within_10)
+
+
 # Speed against memory: which pairings nothing else beats in both.
 
 

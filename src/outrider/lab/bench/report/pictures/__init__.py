@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from outrider.lab.bench.report.pictures.acceptance import acceptance
 from outrider.lab.bench.report.pictures.costs import costs
-from outrider.lab.bench.report.pictures.heat import heat
 from outrider.lab.bench.report.pictures.lengths import lengths
+from outrider.lab.bench.report.pictures.pairings import pairings
 from outrider.lab.bench.report.pictures.pareto import pareto
 from outrider.lab.bench.report.pictures.picture import Missing, Picture
 from outrider.lab.bench.report.view import View
@@ -15,7 +15,7 @@ from outrider.lab.bench.report.view import View
 __all__ = ["PICTURES"]
 
 PICTURES: tuple[Callable[[View], Picture | Missing], ...] = (
-    heat,
+    pairings,
     lengths,
     acceptance,
     costs,
