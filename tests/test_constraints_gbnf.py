@@ -226,6 +226,11 @@ def test_characters_that_share_their_first_byte_are_told_apart() -> None:
     assert not takes(constraint, "aééb")
 
 
+def test_rules_may_have_any_name() -> None:
+    constraint = start(Grammar("gbnf", 'root ::= end line name\nend ::= "a"\nline ::= "b"\nname ::= "c"'))
+    assert takes(constraint, "abc")
+
+
 def test_left_recursion_works() -> None:
     constraint = start(Grammar("gbnf", 'root ::= root "+" n | n\nn ::= [0-9]+'))
     assert takes(constraint, "1") and takes(constraint, "12+3+4")

@@ -132,6 +132,7 @@ _SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?"
 
 class _Word(NamedTuple):
     kind: str
+    """a group of `_SCANNED`, "end", or of a sign the sign itself"""
     text: str
     line: int
 
@@ -159,19 +160,19 @@ def parse(text: str) -> dict[str, Node]:
 
 def _words(text: str) -> Iterator[_Word]:
     """The words, and the ends of lines only where they may end a rule."""
-    at, line, depth = 0, 1, 0
-    last = "\n"
+    at, line, depth, last = 0, 1, 0, "line"
     while at < len(text):
         found = _SCANNED.match(text, at)
         if found is None:
             rest = _Word("", text[at:].split("\n")[0], line)
             raise rest.error(_UNREADABLE.get(text[at], "this is not expected here"))
-        word = _Word(str(found.lastgroup), found[0], line)
+        kind = found[0] if found.lastgroup == "sign" else str(found.lastgroup)
+        word = _Word(kind, found[0], line)
         at, line = found.end(), line + found[0].count("\n")
-        depth += {"(": 1, ")": -1}.get(word.text, 0)
-        if word.kind == "blank" or (word.kind == "line" and (depth > 0 or last in ("::=", "|", "\n"))):
+        depth += (kind == "(") - (kind == ")")
+        if kind == "blank" or (kind == "line" and (depth > 0 or last in ("::=", "|", "line"))):
             continue
-        last = "\n" if word.kind == "line" else word.text
+        last = kind
         yield word
     yield _Word("end", "", line)
 
@@ -188,9 +189,9 @@ class _Parser:
         return self._words[self._at]
 
     def _take(self, *expected: str) -> _Word | None:
-        """The next word, if it is of one of these kinds or texts."""
+        """The next word, if it is of one of these kinds."""
         word = self._next
-        if word.kind not in expected and word.text not in expected:
+        if word.kind not in expected:
             return None
         self._at += 1
         return word
@@ -239,8 +240,8 @@ class _Parser:
                 return _char_class(word)
             case "token":
                 return Token(word.text)
-        if word.text == ".":
-            return Chars((), negated=True)
+            case ".":
+                return Chars((), negated=True)
         self._depth += 1
         if self._depth > _MAX_NESTING:
             raise word.error(f"it nests more than {_MAX_NESTING} levels deep")

@@ -19,32 +19,11 @@ _KEYS = {
 }
 """Where a GGUF file names them."""
 _SPELLINGS = {
-    "prefix": (
-        "<|fim_prefix|>",
-        "<fim-prefix>",
-        "<fim_prefix>",
-        "<｜fim▁begin｜>",
-        "<|code_prefix|>",
-        "▁<PRE>",
-    ),
-    "suffix": (
-        "<|fim_suffix|>",
-        "<fim-suffix>",
-        "<fim_suffix>",
-        "<｜fim▁hole｜>",
-        "<|code_suffix|>",
-        "▁<SUF>",
-    ),
-    "middle": (
-        "<|fim_middle|>",
-        "<fim-middle>",
-        "<fim_middle>",
-        "<｜fim▁end｜>",
-        "<|code_middle|>",
-        "▁<MID>",
-    ),
-    "repository": ("<|repo_name|>", "<repo_name>", "<reponame>"),
-    "file": ("<|file_sep|>", "<file_sep>"),
+    "prefix": "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <|code_prefix|> ▁<PRE>",
+    "suffix": "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <|code_suffix|> ▁<SUF>",
+    "middle": "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <|code_middle|> ▁<MID>",
+    "repository": "<|repo_name|> <repo_name> <reponame>",
+    "file": "<|file_sep|> <file_sep>",
 }
 """How models spell them that do not."""
 
@@ -76,7 +55,7 @@ def find_infill(vocabulary: Vocabulary, metadata: Callable[[str], str]) -> Infil
     for name, keys in _KEYS.items():
         named = (metadata(f"tokenizer.ggml.{key}") for key in keys)
         tokens = [int(text) for text in named if text.isdecimal() and int(text) < vocabulary.size]
-        for text in () if tokens else _SPELLINGS[name]:
+        for text in () if tokens else _SPELLINGS[name].split():
             tokens += _spelled(text, vocabulary)
         if tokens:
             found[name] = tokens[0]
