@@ -259,7 +259,7 @@ class _SchemaCheck:
             if (keyword, node[keyword]) in _NEUTRAL or keyword.startswith("x-"):
                 del node[keyword]
             elif keyword not in _ENFORCED and keyword not in _ANNOTATIONS:
-                self.leave_out(pointer, keyword, "is no keyword that can be enforced")
+                self.leave_out(pointer, keyword, _CANNOT)
         inner_id = node.get("$id", node.get("id"))
         if pointer != "#" and isinstance(inner_id, str) and not inner_id.startswith("#"):
             raise _broken(f"{pointer}/$id starts a document inside this one, which is not supported")
