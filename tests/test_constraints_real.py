@@ -77,17 +77,6 @@ def test_random_walks_are_valid(compiler: Compiler, vocabulary: Vocabulary, mode
         jsonschema.validate(json.loads(written(tokens, vocabulary)), PERSON)
 
 
-def test_regular_expressions_and_choices_hold(compiler: Compiler, vocabulary: Vocabulary) -> None:
-    choices = ["yes", "yes please", "não", "C++\n"]
-    for seed in range(20):
-        code = compiler.compile(Grammar("regex", "[A-Z]{2}-[0-9]{2,6}( ok)?")).start()
-        tokens = walk(code, random.Random(seed), most=40, ends=ends(vocabulary))
-        assert re.fullmatch("[A-Z]{2}-[0-9]{2,6}( ok)?", written(tokens, vocabulary).decode())
-        choice = compiler.compile(Grammar("choice", json.dumps(choices))).start()
-        tokens = walk(choice, random.Random(seed), most=40, ends=ends(vocabulary))
-        assert written(tokens, vocabulary).decode() in choices
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_the_models_own_tokens_are_allowed_and_the_forced_ones_are_among_them(
     compiler: Compiler, vocabulary: Vocabulary, mode: FastForward
@@ -104,22 +93,6 @@ def test_the_models_own_tokens_are_allowed_and_the_forced_ones_are_among_them(
         constraint.accept([token])
     assert constraint.is_complete
     assert num_forced == 0 if mode == "off" else num_forced >= 10
-
-
-def test_masks_behind_drafts_are_those_behind_final_tokens(
-    compiler: Compiler, vocabulary: Vocabulary
-) -> None:
-    tokens = vocabulary.tokenize(f"Well.</think>{ANSWER.replace('physics', 'p')}", add_special=False)
-    for mode in MODES:
-        drafted, final = person(compiler, mode, "</think>"), person(compiler, mode, "</think>")
-        for i, token in enumerate(tokens):
-            ours, theirs = drafted.allowed(tokens[:i]), final.allowed(())
-            assert ours is not None and theirs is not None and (ours == theirs).all()
-            if not theirs[token]:
-                assert mode == "canonical"  # the text before the brace was not forced, and is split otherwise
-                break
-            final.accept([token])
-        assert drafted.allowed(()) is not None
 
 
 def test_control_tokens_are_no_text_and_all_end_tokens_end_it(

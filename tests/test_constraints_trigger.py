@@ -10,7 +10,6 @@ from grammars import (
     COMPILER,
     CONTROL_IDS,
     END_IDS,
-    VOCABULARY,
     allowed,
     spell,
     start,
@@ -164,7 +163,3 @@ def test_broken_triggers_and_broken_grammars_behind_them_are_refused() -> None:
         COMPILER.compile(Grammar("lark", "start: nowhere", after="x"))
     with pytest.raises(GrammarError, match="nothing"):
         COMPILER.compile(Grammar("regex", r"[^\s\S]", after="x"))
-
-
-def test_the_vocabulary_spells_a_word_like_a_control_token() -> None:
-    assert VOCABULARY.spelling(THINK) == VOCABULARY.spelling(word("</think>"))

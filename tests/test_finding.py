@@ -285,14 +285,6 @@ def test_a_relative_that_is_not_smaller_is_not_suggested(make: Make) -> None:
             assert all(f"hf:{relative.repository}" in str(file) for file in files)
 
 
-def test_the_labels_of_the_table_are_those_of_the_files() -> None:
-    """What this machine has of these families."""
-    folder = Path("~/.cache/outrider/models").expanduser()
-    labels = {relative.tokenizer for relative in RELATIVES}
-    for path in folder.glob("*.gguf"):
-        assert read_card(path).tokenizer in labels
-
-
 # What a session takes
 
 

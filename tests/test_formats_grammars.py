@@ -9,7 +9,6 @@ import jsonschema
 import pytest
 
 from formats_samples import (
-    CONTROLS,
     NOTE,
     TOOLS,
     VOCABULARY,
@@ -289,9 +288,3 @@ def test_many_tools_are_compiled_and_told_apart() -> None:
         constraint = COMPILER.compile(grammar).start()
         assert takes(constraint, NOTE_CALLS["hermes"].replace('"get"', '"tool_17"'))
         assert not takes(constraint, NOTE_CALLS["hermes"].replace('"get"', '"tool_171"'))
-
-
-def test_the_vocabulary_has_the_markers() -> None:
-    assert [
-        VOCABULARY.spelling(VOCABULARY.size - len(CONTROLS) + i).decode() for i in range(len(CONTROLS))
-    ] == [*CONTROLS]

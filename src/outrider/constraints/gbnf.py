@@ -312,9 +312,8 @@ class _Analysis:
     """Which characters begin and follow parts (too many rather than too few), and which parts may be empty.
     Raises GrammarError for a rule that no finite text follows."""
 
-    def __init__(self, rules: Mapping[str, Node]) -> None:
-        self._complete = _least(rules, False, partial(_completes, empty=False))
-        for name, complete in self._complete.items():
+    def __init__(self, rules: dict[str, Node]) -> None:
+        for name, complete in _least(rules, False, partial(_completes, empty=False)).items():
             if not complete:
                 why = f"the rule {name} can never be complete: it always leads to itself"
                 raise GrammarError("grammar", why, "Give it a way out.")
@@ -368,7 +367,7 @@ class _Analysis:
 
 
 def _least(
-    rules: Mapping[str, Node], bottom: _Value, value: Callable[[Node, Mapping[str, _Value]], _Value]
+    rules: dict[str, Node], bottom: _Value, value: Callable[[Node, Mapping[str, _Value]], _Value]
 ) -> dict[str, _Value]:
     """The least fixed point of `value`, which takes a node and the values of the rules. Grammars are mostly
     written from the top down, so it is gathered from the last rule on."""
@@ -465,7 +464,7 @@ class _Writer:
     def too_greedy(self) -> set[Node]:
         """The lexemes that would take text that belongs after themselves, or after another that ends there.
         A single character takes nothing too much."""
-        suspects = [node for node in self._follows if not isinstance(node, Chars)]
+        suspects: list[Node] = [node for node in self._follows if not isinstance(node, Chars)]
         ended = [
             f"({self._names[node]} & NOTEMPTY) /{_any_of(follow)}/"
             for node, follow in self._follows.items()
