@@ -31,7 +31,7 @@ from outrider.lab.models import (
     own_head,
     usable_backends,
 )
-from outrider.lab.numbers import count, gigabytes, milliseconds
+from outrider.lab.numbers import gigabytes, milliseconds, short_count
 from outrider.lab.predict import Speedups
 from outrider.lab.prompts import Workload
 from outrider.lab.verdict import DraftVerdict, Outcome, as_text
@@ -264,12 +264,10 @@ def _speedup_rows(speedups: Speedups) -> list[tuple[str, str]]:
 
 def _model(model: ModelFacts) -> str:
     experts = f", {model.experts_used} of {model.experts} experts a token" if model.experts else ""
-    active = (
-        f" ({count(model.active_parameters)} active)" if model.active_parameters < model.parameters else ""
-    )
-    return (
-        f"{model.architecture}, {count(model.parameters)} parameters{active}{experts}, {model.quantization}"
-    )
+    parameters = f"{short_count(model.parameters)} parameters"
+    if model.active_parameters < model.parameters:
+        parameters += f" ({short_count(model.active_parameters)} active)"
+    return f"{model.architecture}, {parameters}{experts}, {model.quantization}"
 
 
 def _size(model: ModelFacts) -> str:

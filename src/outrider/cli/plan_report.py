@@ -40,9 +40,9 @@ def print_plan(console: Console, plan: Plan, acceptance: str) -> None:
 def _described(model: Model) -> str:
     if (shape := model.shape) is None:
         return f"{model.name} (measured)"
-    active = f", {numbers.count(shape.active_parameters)} active" if shape.experts else ""
+    active = f", {numbers.short_count(shape.active_parameters)} active" if shape.experts else ""
     size = numbers.gigabytes(round(shape.memory_bytes))
-    return f"{model.name} ({numbers.count(shape.parameters)}{active}; {shape.type}, {size})"
+    return f"{model.name} ({numbers.short_count(shape.parameters)}{active}; {shape.type}, {size})"
 
 
 def _row(batch: BatchPlan, several: bool) -> tuple[Cell, ...]:

@@ -87,11 +87,11 @@ def gigabytes(size: int | None) -> str:
     return f"{size / 1e6:.0f} MB" if size >= 9_950_000 else f"{digits(size / 1e6)} MB"
 
 
-def count(number: float) -> str:
+def short_count(number: float) -> str:
     """Parameters or tokens, to three digits.
 
-    >>> count(1_777_088_000), count(134_500_000), count(247_104), count(999)
-    ('1.78B', '134M', '247k', '999')
+    >>> short_count(1_777_088_000), short_count(134_500_000), short_count(999)
+    ('1.78B', '134M', '999')
     """
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:

@@ -37,11 +37,6 @@ class Interval:
     repetitions: int = 0
 
     @property
-    def half_width_ratio(self) -> float:
-        """Half of the interval's width over its value."""
-        return (self.high - self.low) / (2 * abs(self.value)) if self.value else math.inf
-
-    @property
     def caveat(self) -> str | None:
         """What the interval cannot know, in a few words; None where it knows both."""
         if self.cases == 1 and self.repetitions == 1:
@@ -65,23 +60,22 @@ Strata = Sequence[Sequence[tuple[Floats, Floats]]]
 (repetitions,) each, in the same blocks. The figure is first over second."""
 
 
-def estimate(strata: Strata, *, draw_cases: bool = True, paired: bool = True) -> Estimate:
+def estimate(strata: Strata, *, paired: bool = True) -> Estimate:
     """Of each case the ratio of medians; over the cases of a group, then over groups, the geometric mean.
 
     Each draw resamples cases within their group, and within each case its repetitions, the same for both
-    settings. Without `draw_cases` the cases stay as they are: the interval of these prompts alone, which
-    narrows as they are repeated. Not `paired`: the two were not measured in the same blocks, and are drawn
-    apart; they may differ in number.
+    settings. Not `paired`: the two were not measured in the same blocks, and are drawn apart; they may differ
+    in number.
     """
     rng = np.random.default_rng(_SEED)
     logs = [np.log([np.median(first) / np.median(second) for first, second in group]) for group in strata]
     value = float(np.mean([group.mean() for group in logs]))
-    drawn = np.mean([_draws(group, rng, draw_cases, paired) for group in strata], axis=0)
+    drawn = np.mean([_draws(group, rng, paired) for group in strata], axis=0)
     num_cases = sum(map(len, strata))
     repetitions = min(min(len(first), len(second)) for group in strata for first, second in group)
-    # What is drawn are cases, or repetitions where the cases are fixed or single. Drawing again and again
+    # What is drawn are cases, or repetitions where the cases are single. Drawing again and again
     # understates their spread.
-    by_cases = draw_cases and num_cases > len(strata)
+    by_cases = num_cases > len(strata)
     degrees = num_cases - len(strata) if by_cases else repetitions - 1
     stretch = math.sqrt((num_cases if by_cases else repetitions) / max(degrees, 1))
     low, high = drawn.min(), drawn.max()
@@ -99,9 +93,7 @@ def estimate(strata: Strata, *, draw_cases: bool = True, paired: bool = True) ->
     return Estimate(interval, t_tail(abs(value) / spread, degrees) if known else 1.0)
 
 
-def _draws(
-    cases: Sequence[tuple[Floats, Floats]], rng: np.random.Generator, draw_cases: bool, paired: bool
-) -> Floats:
+def _draws(cases: Sequence[tuple[Floats, Floats]], rng: np.random.Generator, paired: bool) -> Floats:
     """Means over one group's cases of log ratios, each of medians over repetitions drawn again; shape
     (draws,)."""
     resampled = np.empty((len(cases), _REPETITION_DRAWS))
@@ -110,7 +102,7 @@ def _draws(
         theirs = chosen if paired else rng.integers(len(second), size=(_REPETITION_DRAWS, len(second)))
         ratios[:] = np.log(np.median(first[chosen], axis=1) / np.median(second[theirs], axis=1))
     shape = (DRAWS, len(cases))
-    drawn = rng.integers(len(cases), size=shape) if draw_cases else np.arange(len(cases))
+    drawn = rng.integers(len(cases), size=shape)
     means: Floats = resampled[drawn, rng.integers(_REPETITION_DRAWS, size=shape)].mean(axis=1)
     return means
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.core.errors import SettingError
 from outrider.costs.expected_speed import StepCosts
-from outrider.lab.numbers import count, gigabytes
+from outrider.lab.numbers import gigabytes, short_count
 from outrider.lab.plan.acceptance import LONGEST, PLAIN, Acceptance, Drafting, Steps, expected_steps
 from outrider.lab.plan.calls import Curve, Machine, largest_batch, memory_bytes
 from outrider.lab.plan.shapes import ModelShape
@@ -220,7 +220,7 @@ def _check_sizes(asked: Asked) -> None:
         return
     for draft in asked.drafts:
         if draft.shape is not None and draft.shape.active_parameters > target.active_parameters:
-            sizes = [count(shape.active_parameters) for shape in (draft.shape, target)]
+            sizes = [short_count(shape.active_parameters) for shape in (draft.shape, target)]
             reason = f"it is larger than its target ({sizes[0]} active parameters against {sizes[1]})"
             raise SettingError(f"draft {draft.name}", reason, "Swap the two.")
 
