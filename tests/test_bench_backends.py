@@ -19,7 +19,7 @@ from cli_helpers import call
 from outrider.backends.gguf import LoadOptions, candidates
 from outrider.cli.bench_json import summary_json
 from outrider.core.errors import BackendError, SettingError
-from outrider.costs import PairCosts, export_costs
+from outrider.costs.store import PairCosts, export_costs
 from outrider.lab.bench.export import export
 from outrider.lab.bench.plan import SweepPlan, make_plan
 from outrider.lab.bench.report import print_report, write_report

@@ -11,7 +11,7 @@ import pytest
 
 from cli_helpers import COMMAND, TEMPLATE
 from outrider.backends.gguf.quantizer import quantize
-from outrider.costs import PairCosts, export_costs
+from outrider.costs.store import PairCosts, export_costs
 from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.bench.results import Results
 from outrider.lab.bench.store import read_rows

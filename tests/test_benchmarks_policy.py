@@ -23,7 +23,8 @@ from harness import Prompt, append, geometric_mean, interval, read_rows, resume
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.core.contracts import Drafter
 from outrider.core.data import Draft, DraftWork, Row, StepRecord
-from outrider.costs import CallCosts, CallPoint, PairCosts
+from outrider.costs import CallCosts, CallPoint
+from outrider.costs.store import PairCosts
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.lab.recording import Offers, Recording

@@ -17,7 +17,7 @@ from rich.console import Console
 from bench_rows import bench_rows
 from cli_helpers import Outcome, call
 from outrider.cli.bench import show_progress, time_left
-from outrider.costs import PairCosts, export_costs
+from outrider.costs.store import PairCosts, export_costs
 from outrider.lab.bench.plan import SweepPlan, plan_text
 from outrider.lab.bench.report.view import View
 from outrider.lab.bench.results import Results

@@ -10,8 +10,8 @@ import pytest
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
-from outrider.costs import CallCosts, calibrate
-from outrider.costs.calibrate import measure_side_by_side
+from outrider.costs import CallCosts
+from outrider.costs.calibrate import calibrate, measure_side_by_side
 from outrider.models.embedded import embedded_default
 from timed_models import TimedModel, noise, stairs_s
 from tiny_gguf import write_tiny

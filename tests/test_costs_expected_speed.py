@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.costs import StepCosts, best_call, good_sizes
-from outrider.costs.expected_speed import expected_tokens
+from outrider.costs.expected_speed import StepCosts, best_call, expected_tokens, good_sizes
 
 CURVES = st.lists(st.floats(0.5, 8.0), min_size=9, max_size=9).map(lambda rest: [1.0, *rest])
 

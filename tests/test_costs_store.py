@@ -11,21 +11,19 @@ from pathlib import Path
 import pytest
 
 from outrider.core.errors import ModelFileError, SettingError
-from outrider.costs import (
-    CallCosts,
-    CallPoint,
+from outrider.costs import CallCosts, CallPoint, other_programs, store
+from outrider.costs.other_programs import CpuTime, OtherPrograms, read_cpu_time
+from outrider.costs.store import (
     PairCosts,
     Subject,
     export_costs,
     fingerprint,
     import_costs,
     known_costs,
-    other_programs,
-    store,
+    read_entry,
     store_refined,
+    write_entry,
 )
-from outrider.costs.other_programs import CpuTime, OtherPrograms, read_cpu_time
-from outrider.costs.store import read_entry, write_entry
 
 SUBJECT = Subject("m", "abc", "build 1", "cpu; 2 cores", {"threads": 2, "rows": "all"})
 _SECONDS = {1: 0.1, 2: 0.12, 3: 0.18, 4: 0.2, 5: 0.3, 6: 0.4, 7: 0.45, 8: 0.5}

@@ -17,7 +17,7 @@ from engines import GREEDY, asked
 from head_files import with_good_head, write_files
 from llama_cpp_models import TEXT
 from outrider.backends.gguf import LoadOptions
-from outrider.costs import PairCosts, export_costs
+from outrider.costs.store import PairCosts, export_costs
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab import predict

@@ -14,7 +14,8 @@ from outrider.backends.tuning import options, scoring
 from outrider.backends.tuning.options import choose_options, tune, tuned_options
 from outrider.backends.tuning.scoring import costs_of, subject_of
 from outrider.core.contracts import Model
-from outrider.costs import CallCosts, CallPoint, store_refined
+from outrider.costs import CallCosts, CallPoint
+from outrider.costs.store import store_refined
 from tiny_gguf import write_tiny
 
 Speed = Callable[[LoadOptions, int], float]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from harness import Prompt, Row, in_turn
 from outrider import Request, SamplingParams
 from outrider.core.data import Completion
-from outrider.costs import PairCosts
+from outrider.costs.store import PairCosts
 from outrider.drafters.model import ModelDrafter
 from outrider.lab.comparison import find_divergence
 from outrider.lab.recording import Offers, Recording, record_offers

@@ -13,7 +13,8 @@ from typing import Any
 from harness import read_rows
 from outrider.core.data import StepRecord
 from outrider.core.errors import SettingError
-from outrider.costs import MAX_TOKENS, CallCosts, CallPoint, PairCosts, import_costs
+from outrider.costs import MAX_TOKENS, CallCosts, CallPoint
+from outrider.costs.store import PairCosts, import_costs
 
 ENOUGH_CALLS = 5
 """Of a size: then it is known by itself; else it follows the curve."""

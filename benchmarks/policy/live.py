@@ -30,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import Prompt, Row, append, argument_parser, describe, load_prompts, resume, run_program, turn
 from outrider import LoadOptions, Request
 from outrider.core.errors import SettingError
-from outrider.costs import PairCosts, calibrate
+from outrider.costs.calibrate import calibrate
+from outrider.costs.store import PairCosts
 from outrider.lab.recording import as_json
 from outrider.policy import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions, settings_of

@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import argument_parser, geometric_mean, run_program, table
 from outrider.core.contracts import Policy
-from outrider.costs import CallCosts, PairCosts
+from outrider.costs import CallCosts
+from outrider.costs.store import PairCosts
 from outrider.lab.recording import Offers, Recording, read_recordings
 from outrider.lab.replay import Replayed, hindsight_bound
 from outrider.policy import AutoPolicy

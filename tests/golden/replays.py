@@ -10,7 +10,8 @@ from typing import Any
 
 from golden.normal import rounded
 from outrider.core.contracts import Policy
-from outrider.costs import CallCosts, PairCosts, import_costs
+from outrider.costs import CallCosts
+from outrider.costs.store import PairCosts, import_costs
 from outrider.lab.recording import Recording, read_recordings
 from outrider.lab.replay import hindsight_bound, replay
 from outrider.policy import AutoPolicy, FixedPolicy

@@ -23,7 +23,7 @@ from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
 from outrider.core.files import check_writable, write_whole
 from outrider.core.schema import settings_of
-from outrider.costs import import_costs
+from outrider.costs.store import import_costs
 from outrider.lab.bench.plan import SweepPlan, make_plan, plan_text, plan_values
 from outrider.lab.bench.results import Results
 from outrider.lab.bench.store import ROWS

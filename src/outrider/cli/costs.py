@@ -20,8 +20,9 @@ from outrider.cli.plans import check_context, draft_reference, hub_options, targ
 from outrider.cli.settings import CostsSettings
 from outrider.core.errors import SettingError
 from outrider.core.files import check_writable
-from outrider.costs import MAX_TOKENS, CallCosts, PairCosts, best_call, export_costs, good_sizes, import_costs
-from outrider.costs.expected_speed import StepCosts
+from outrider.costs import MAX_TOKENS, CallCosts
+from outrider.costs.expected_speed import StepCosts, best_call, good_sizes
+from outrider.costs.store import PairCosts, export_costs, import_costs
 from outrider.costs.timer import Rows
 from outrider.models.finding import AUTO_DRAFT
 from outrider.models.hub import HubOptions

@@ -25,9 +25,17 @@ from outrider.backends.tuning.scoring import (
 from outrider.core.contracts import Policy
 from outrider.core.errors import SettingError
 from outrider.core.notices import notify
-from outrider.costs import PairCosts, export_costs, fingerprint, import_costs, store_refined
 from outrider.costs.other_programs import OtherPrograms
-from outrider.costs.store import BUSY, read_entry, write_entry
+from outrider.costs.store import (
+    BUSY,
+    PairCosts,
+    export_costs,
+    fingerprint,
+    import_costs,
+    read_entry,
+    store_refined,
+    write_entry,
+)
 from outrider.costs.timer import Rows
 from outrider.drafters.model import ModelDrafter
 from outrider.models.hub import cache_dir

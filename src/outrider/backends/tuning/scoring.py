@@ -15,17 +15,11 @@ from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.backends.gguf.registry import TITLES
 from outrider.backends.machine import cpu_id, num_cores, physical_cores, processor_name
 from outrider.backends.native import native_library
-from outrider.costs import (
-    CallCosts,
-    StepCosts,
-    Subject,
-    best_call,
-    calibrate,
-    fingerprint,
-    known_costs,
-)
-from outrider.costs.calibrate import DEFAULT_SECONDS, Progress
+from outrider.costs import CallCosts
+from outrider.costs.calibrate import DEFAULT_SECONDS, Progress, calibrate
+from outrider.costs.expected_speed import StepCosts, best_call
 from outrider.costs.points import Curve
+from outrider.costs.store import Subject, fingerprint, known_costs
 from outrider.costs.timer import Rows
 
 COMPARED_TOKENS = 32

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from outrider.backends.gguf import GgufModel, LoadOptions, candidates
 from outrider.backends.tuning.scoring import costs_of
 from outrider.core.errors import SettingError
-from outrider.costs import CallCosts, import_costs
+from outrider.costs import CallCosts
+from outrider.costs.store import import_costs
 from outrider.costs.timer import Rows
 from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget
