@@ -17,7 +17,8 @@ torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny products take longer on more
 
 from exactness import dense
-from outrider.lab.distill.evaluation import THRESHOLDS, Predictions, StepCosts, expected_speed
+from outrider.costs.expected_speed import StepCosts
+from outrider.lab.distill.evaluation import THRESHOLDS, Predictions, expected_speed
 from outrider.lab.distill.losses import Labels, acceptance, loss_of
 from outrider.lab.distill.plan import Loss
 from outrider.verify.rules import accept_probability

@@ -24,12 +24,13 @@ from outrider.backends.gguf import GgufModel, Weights
 from outrider.core.data import Span
 from outrider.core.errors import InputError, SettingError
 from outrider.core.params import SamplingParams
+from outrider.costs.expected_speed import StepCosts
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab.distill import evaluation, train
 from outrider.lab.distill.checkpoint import Checkpoint, keep_layers, read_gguf, restrict
 from outrider.lab.distill.corpus import Text, text_of
-from outrider.lab.distill.evaluation import StepCosts, predictions_of
+from outrider.lab.distill.evaluation import predictions_of
 from outrider.lab.distill.examples import Example, example_path, read_example
 from outrider.lab.distill.export import write_gguf
 from outrider.lab.distill.generate import generate, open_teacher

@@ -23,6 +23,7 @@ from torch import Tensor
 from outrider.backends.gguf import LoadOptions
 from outrider.backends.tuning.scoring import costs_of
 from outrider.costs import CallCosts
+from outrider.costs.expected_speed import StepCosts
 from outrider.costs.timer import Rows
 from outrider.lab.distill.corpus import Text, TrainingBatch, batch_of, packed
 from outrider.lab.distill.losses import Labels, acceptance, loss_of
@@ -43,14 +44,6 @@ Floats = npt.NDArray[np.float64]
 
 
 # Costs
-
-
-@dataclass(frozen=True, slots=True)
-class StepCosts:
-    """`target_s[n - 1]`: seconds of a target call over n tokens, `draft_s`: of a step of the draft."""
-
-    target_s: tuple[float, ...]
-    draft_s: float
 
 
 def measure_costs(target: Path, draft: Path, stored: Path, options: LoadOptions) -> StepCosts:

@@ -17,8 +17,9 @@ from typing import Protocol
 
 from outrider.backends.gguf import LoadOptions
 from outrider.core.schema import values_for
+from outrider.costs.expected_speed import StepCosts
 from outrider.drafters.model import ModelDrafter
-from outrider.lab.distill.evaluation import StepCosts, measure_costs
+from outrider.lab.distill.evaluation import measure_costs
 from outrider.lab.distill.export import Provenance, Written, read_provenance, write_gguf
 from outrider.lab.distill.generate import Teacher, generate, open_teacher
 from outrider.lab.distill.material import Material, read_material

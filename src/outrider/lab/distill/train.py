@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import InputError, SettingError
+from outrider.costs.expected_speed import StepCosts
 from outrider.lab.distill.checkpoint import Array, Checkpoint
 from outrider.lab.distill.corpus import Text, TrainingBatch, batch_of, batches
-from outrider.lab.distill.evaluation import Predictions, StepCosts, evaluate, predicted
+from outrider.lab.distill.evaluation import Predictions, evaluate, predicted
 from outrider.lab.distill.losses import loss_of
 from outrider.lab.distill.network import Network, device_of, has_fast_half
 from outrider.lab.distill.plan import Loss
