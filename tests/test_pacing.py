@@ -150,11 +150,6 @@ def test_the_pace_is_that_of_the_pauses_between_texts() -> None:
     assert pacer.next_s == 1.75
 
 
-def test_one_text_costs_few_wake_ups() -> None:
-    steps = [Step(float(second), "x" * 500) for second in range(5)]
-    assert len({part.at_s for part in play(steps)}) <= 1 + 3 * 16 + 4 + 1
-
-
 # What is claimed for the usual steps: p95 of the character gaps below plain decoding's
 
 STAIRS = {1: 1.0, 2: 1.5, 3: 1.9, 4: 1.5, 5: 2.1, 8: 3.2, 16: 3.3}
@@ -238,15 +233,6 @@ def test_steps_that_do_not_pay_cannot_be_paced_below_plain() -> None:
     steps = steps_of(3, 0.25, STAIRS, lambda _number: (7, 0.1))
     assert paced_p95(steps) > unpaced_p95(plain_steps(4, 0.25))
     assert max(delays_s(steps, play(steps))) <= max(b.end_s - a.end_s for a, b in pairwise(steps))
-
-
-def test_steps_that_nothing_foretells_run_dry() -> None:
-    """One step of three takes eight times as long: no pace bridges that within a step's delay."""
-    random_ = random.Random(5)
-    ends_s = accumulate(random_.choice([0.5, 0.5, 8.0]) for _ in range(300))
-    steps = [Step(end_s, "four") for end_s in ends_s]
-    assert paced_p95(steps) > 1.0
-    assert max(delays_s(steps, play(steps))) <= 8.0
 
 
 def test_a_driver_that_wakes_up_late_loses_nothing() -> None:

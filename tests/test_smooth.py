@@ -155,10 +155,6 @@ def test_a_comparison_tells_plain_decoding_s_gap_too(run: Run) -> None:
     assert re.search(r"unpaced p50 [^;]*; plain decoding: p95 about \S+ m?s", err)
 
 
-def test_quiet_is_paced_too(run: Run) -> None:
-    assert run("-q", "--smooth") == run("-q")
-
-
 def test_json_shows_no_text_as_it_comes(run: Run) -> None:
     outcome = run("--json", "--smooth")
     assert outcome.status == 2 and outcome.out == ""
@@ -211,14 +207,6 @@ def test_a_reader_that_leaves_is_no_error(long_answer: Start) -> None:
         program.stdout.close()
         assert b"Traceback" not in program.stderr.read()
         assert program.wait(PATIENCE_S) == 141
-
-
-def test_a_full_disk_is_one_message(long_answer: Start) -> None:
-    with open("/dev/full", "wb") as full, long_answer(full.fileno()) as program:
-        assert program.stderr and program.stderr.read().endswith(
-            b"error: standard output: no space left on device. Free some space, or send it elsewhere.\n"
-        )
-        assert program.wait(PATIENCE_S) == 2
 
 
 def test_a_second_ctrl_c_ends_a_program_whose_reader_is_stuck(

@@ -61,32 +61,10 @@ def test_what_only_looked_like_a_stop_string_comes_out_after_all() -> None:
     assert stream.stopped is None
 
 
-def test_a_false_start_may_hold_the_true_one() -> None:
-    assert "".join(run(BYTES, list(b"xaaab!"), ("aab",))[0]) == "xa"
-
-
 def test_the_stop_string_that_starts_first_wins_whatever_the_order() -> None:
     for stop in [("cd", "bc"), ("bc", "cd")]:
         shown, stream = run(pieces_of(b"abcde"), [0], stop)
         assert ("".join(shown), stream.stopped) == ("a", "bc")
-
-
-def test_an_earlier_start_is_waited_for() -> None:
-    stream = TextStream(BYTES, ("abcd", "bc"))
-    assert [stream.push(token) for token in b"abc"] == ["", "", ""]
-    assert stream.stopped is None
-    stream.push(ord("d"))
-    assert stream.stopped == "abcd"
-
-
-def test_the_wait_ends_with_the_text() -> None:
-    shown, stream = run(BYTES, list(b"abc"), ("abcd", "bc"))
-    assert ("".join(shown), stream.stopped) == ("a", "bc")
-
-
-def test_flush_can_complete_a_stop_string() -> None:
-    shown, stream = run(BYTES, [*b"a", 0xE2, 0x82], ("\ufffd",))
-    assert ("".join(shown), stream.stopped) == ("a", "\ufffd")
 
 
 def test_one_string_is_one_stop() -> None:

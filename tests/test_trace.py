@@ -42,12 +42,6 @@ def test_one_object_a_step_without_distributions(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["trace.jsonl"]
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "absent" / "trace.jsonl"):
-        with pytest.raises(SettingError):
-            check_writable(path, "trace")
-
-
 def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
     folder = tmp_path / "trace.jsonl"
     folder.mkdir()
