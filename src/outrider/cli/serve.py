@@ -45,8 +45,8 @@ LOG = logging.getLogger("outrider.server")
 
 
 def serve(configuration: Configuration) -> int:
-    """Serve until a signal comes; returns the exit status. What settings, the files that they name or the
-    address get wrong is found before a model is loaded. Raises the errors of `outrider.core.errors`."""
+    """Serve until a signal comes; returns the exit status. Wrong settings, files and addresses are found
+    before a model is loaded. Raises the errors of `outrider.core.errors`."""
     settings = configuration.settings
     settings.check()
     is_one = not configuration.models
@@ -88,7 +88,7 @@ def serve(configuration: Configuration) -> int:
 def _replicas(
     settings: ServeSettings, address: str, sockets: Sequence[socket], tls: SSLContext | None, stack: ExitStack
 ) -> tuple[Replicas, dict[str, str]]:
-    """Replicas on a cluster, for which this process takes the requests in; what is said of them."""
+    """Replicas on a cluster, which this process forwards requests to, and their lines of the overview."""
     from outrider.fleet.ray.joining import LOCAL, joined
     from outrider.fleet.ray.serving import Replicas
 
@@ -102,7 +102,7 @@ def _replicas(
 
 
 def open_models(settings: ServeSettings) -> tuple[Models, Callable[[], None]]:
-    """What a replica serves, and what frees it."""
+    """The models of a replica, and a function that frees them."""
     stack = ExitStack()
     errors = Console(stderr=True, highlight=False, quiet=True)
     models, _ = _one(settings, _plan(settings), None, stack, errors)
@@ -125,7 +125,7 @@ def _plan(settings: ServeSettings) -> PairPlan:
 def _one(
     settings: ServeSettings, plan: PairPlan, loading: Loading | None, stack: ExitStack, errors: Console
 ) -> tuple[Models, dict[str, str]]:
-    """The only model, loaded and at work until the stack is closed; what is said of it."""
+    """The only model, served until the stack is closed, and its lines of the overview."""
     pair = load_pair(plan, errors)
     if loading is not None:
         loading.doing = "opening contexts and measuring what calls cost here"
@@ -136,13 +136,13 @@ def _one(
 
 
 _MEMORY_SHARE = 0.9
-"""of what is free at the start, that all models together may take where it is not said"""
+"""the share of the free memory that all models together may take by default"""
 
 
 def _several(
     settings: ServeSettings, plans: Mapping[str, tuple[ServeSettings, PairPlan]]
 ) -> tuple[Models, dict[str, str], list[str]]:
-    """Models that are loaded when they are asked for; what is said of them, and which files of a folder
+    """Models that are loaded on demand, their lines of the overview, and notices about files of a folder that
     cannot be served. Raises ModelFileError for another file that cannot be read."""
     keep_few_heaps()
     turns = Turns()
@@ -219,7 +219,7 @@ def _entry(
 
 
 def _overview_of_model(settings: ServeSettings, session: Session, pair: Pair) -> dict[str, str]:
-    """What is served, one subject a line."""
+    """Lines of the overview about the model."""
     target, engine = session.target, session.engine
     named = f" as {settings.alias}" if settings.alias else ""
     draft = f"draft {pair.draft_name}" if pair.draft_name else "no draft model"
@@ -235,7 +235,7 @@ def _overview_of_model(settings: ServeSettings, session: Session, pair: Pair) ->
 
 
 def _overview(settings: ServeSettings, ring: KeyRing, address: str) -> dict[str, str]:
-    """Where it is served and to whom, one subject a line."""
+    """Lines of the overview about the server."""
     return {
         "address": f"{address}/v1" + (f", page at {address}/" if settings.page else ", no page"),
         "access": _access(settings, ring),
@@ -247,7 +247,7 @@ def _overview(settings: ServeSettings, ring: KeyRing, address: str) -> dict[str,
 
 
 def _cache(settings: ServeSettings) -> dict[str, str]:
-    """Where KV goes that leaves the models' caches; nothing where it is forgotten."""
+    """Where KV goes that leaves the models' caches; empty where it is forgotten."""
     places = [] if not settings.cache_ram else ["memory, without a limit"]
     if settings.cache_ram > 0:
         places = [f"{settings.cache_ram} MiB of memory"]
@@ -276,7 +276,7 @@ def _metrics(settings: ServeSettings, ring: KeyRing) -> str:
 def _announce(
     settings: ServeSettings, overview: dict[str, str], notices: Sequence[str], errors: Console
 ) -> None:
-    """Say what runs, and what was switched off and why: to people, or to whatever reads the log."""
+    """Print the overview and the notices, or log them as JSON."""
     if settings.log_json:
         LOG.info("started", extra={"fields": overview | {"notices": list(notices)}})
         return

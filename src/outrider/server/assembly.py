@@ -1,4 +1,4 @@
-"""A session as a web service: worker, metrics, application and everything that guards it."""
+"""A session as a web service: application, metrics, and what guards them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def service_of(
 
 
 def assemble(models: Models, settings: ServeSettings, ring: KeyRing) -> ASGIApp:
-    """What a server of these models is to run."""
+    """The guarded application for these models."""
     app = create_app(models, page=page() if settings.page else None, has_keys=bool(ring))
     observe_error = models.metrics.observe_error if models.metrics else None
     return protect(app, settings, ring, observe_error=observe_error)

@@ -1,5 +1,5 @@
-"""Where a server's settings come from: command line before environment before TOML file before defaults; and
-those of each model, where it has several."""
+"""Where settings come from: the command line, else the environment, else the TOML file, else defaults.
+Several models have settings of their own."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from outrider.server.settings import (
 PREFIX = "OUTRIDER_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 _OTHERS = frozenset({CONFIG_VARIABLE, f"{PREFIX}CACHE"})
-"""Variables of ours that are no settings of the server."""
+"""Outrider's variables that are no settings of the server."""
 
 _ALIKE = 0.8
-"""Names at least so similar to a setting's are taken for slips."""
+"""Names at least this similar to a setting's are taken for slips."""
 
 _FIELDS = ServeSettings.model_fields
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The settings in force; `origins` says where each that is no default comes from. `models` has those of
-    each model where there are several, by their names."""
+    """The settings in force; `origins` says where each that is not a default comes from. `models` has the
+    settings of each of several models, by name."""
 
     settings: ServeSettings
     origins: Mapping[str, str]
@@ -84,7 +84,7 @@ def _validated(values: Mapping[str, Any], origins: Mapping[str, str]) -> ServeSe
 
 
 def as_toml(configuration: Configuration) -> str:
-    """The settings in force as a file that can be read back; secrets are left out, and said to be."""
+    """The settings in force as a file that can be read back. Secrets are left out, with a comment."""
     lines = []
     for table, fields in TABLES.items():
         lines += ["", f"[{table}]"]
@@ -118,7 +118,7 @@ def _file_values(path: Path, content: Mapping[str, Any]) -> Iterator[tuple[str, 
 
 
 def _named_in_file(path: Path, name: str, table: str | None) -> str:
-    """The name, which must be a setting's and stand in its own table or in front of all."""
+    """The setting's name, if it stands in its own table or before all tables. Raises SettingError."""
     home = table_of(name)
     where = f"{path}: {name}"
     if home is None:
@@ -135,14 +135,14 @@ _OF_MODELS = {
 } | {"alias"}
 """settings that a model may have for itself"""
 _NAMING = {*Models.model_fields, "alias", "chat_template_file", "costs"} - {"hf_token", "offline"}
-"""of these, those that mean one model, and no other one inherits"""
+"""of these, the ones that no other model inherits"""
 
 _Given = tuple[Mapping[str, Any], Mapping[str, str]]
 """values of settings, and where each comes from"""
 
 
 def _model_tables(path: Path | None, content: Mapping[str, Any]) -> dict[str, _Given]:
-    """What a file says of each of several models."""
+    """The tables [models.NAME] of a file."""
     found: dict[str, _Given] = {}
     for model, values in content.get("models", {}).items():
         if not isinstance(values, dict):
@@ -159,7 +159,8 @@ def _model_tables(path: Path | None, content: Mapping[str, Any]) -> dict[str, _G
 def _several(
     settings: ServeSettings, values: Mapping[str, Any], origins: Mapping[str, str], given: dict[str, _Given]
 ) -> dict[str, ServeSettings]:
-    """The settings of each of several models: its own, else those of all. Empty where there is one model."""
+    """The settings of each of several models: its own over the shared ones. Empty where there is one
+    model."""
     if settings.models_dir is not None:
         for name, path in _files_in(settings.models_dir).items():
             given.setdefault(name, ({"model": str(path)}, {"model": str(path)}))
@@ -176,8 +177,8 @@ def _several(
 
 
 def _files_in(folder: Path) -> dict[str, Path]:
-    """The GGUF files of a folder by their names: of a split one the first, and none of another kind of model
-    that goes with one (mmproj). Raises SettingError where there is none."""
+    """The GGUF files of a folder by name: the first part of a split one, and no companions (mmproj). Raises
+    SettingError where there is none."""
     try:
         files = sorted(path for path in folder.iterdir() if path.suffix == ".gguf")
     except OSError as error:
@@ -212,7 +213,7 @@ def _environment_values(environment: Mapping[str, str], notices: list[str]) -> I
 
 
 def _items(text: str, variable: str) -> list[Any]:
-    """Several values in one variable: separated by commas, or an array as in TOML."""
+    """Several values of one variable: separated by commas, or a TOML array."""
     if not text.lstrip().startswith("["):
         return [item.strip() for item in text.split(",") if item.strip()]
     try:
@@ -225,7 +226,7 @@ def _items(text: str, variable: str) -> list[Any]:
 
 
 def _check_kind(name: str, value: Any, origin: str) -> None:
-    """Raise SettingError for a yes or no where a number or text belongs: it would pass for 1 or 0."""
+    """Raise SettingError for true or false where a number or text belongs: it would pass for 1 or 0."""
     annotation = _FIELDS[name].annotation
     if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
         raise SettingError(origin, "it is no switch", _FIELDS[name].description or "")

@@ -1,9 +1,7 @@
-"""Control tokens that a client spells out are text: no client can forge a turn by writing `<|im_end|>`.
-
-A template's own control tokens are read as such, so the text between them must not hold any. What a client
-spells is split by a mark after its first character; the template leaves the mark as it is, and the tokenizer
-gets what is before it and what is after it one after the other.
-"""
+"""Control tokens that a client spells out are text: no client can forge a turn by writing `<|im_end|>`. The
+template's own control tokens are read as such, so a client's text must not contain any. A mark is put after
+the first character of each that it spells; the template leaves the mark alone, and the rendered text is split
+there before it is tokenized."""
 
 from __future__ import annotations
 
@@ -15,15 +13,15 @@ from typing import Any
 from outrider.core.contracts import Vocabulary
 
 MARK = "\ufdd0"
-"""A code point that is no character, and never one."""
+"""A code point that never becomes a character."""
 _WRITTEN_MARK = re.compile(r"\\ufdd0", re.IGNORECASE)
-"""The mark as JSON in ASCII has it."""
+"""The mark as ASCII JSON writes it."""
 _READ_BY_TEMPLATES = ("<think>", "</think>", "[THINK]", "[/THINK]")
-"""What templates look for in earlier answers; it opens no turn."""
+"""Templates look for these in earlier answers; they open no turn."""
 
 
 class ControlTokens:
-    """How the control tokens of a vocabulary are spelled; looked through when it is first needed."""
+    """The spellings of a vocabulary's control tokens, collected at first use."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -47,7 +45,7 @@ class ControlTokens:
 
     @cached_property
     def longest_bytes(self) -> int:
-        """Bytes of the vocabulary's longest token: of a text so many, at most, become one."""
+        """Bytes of the vocabulary's longest token."""
         tokens = range(self._vocabulary.size)
         return max(len(self._vocabulary.piece(t) or self._vocabulary.spelling(t)) for t in tokens)
 

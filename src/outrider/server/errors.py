@@ -1,8 +1,5 @@
-"""Every error in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`; at endpoints of others in
-theirs.
-
-A message names the input, the reason and the way out, as the errors of `outrider.core.errors` do.
-"""
+"""Every error in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`, or in that of another API
+at its endpoints. A message names the input, the reason and the way out."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ _WAYS_OUT = {
     "(-c)": "(-c, where the server is started)",
     "Choose --rule token": 'Say "rule": "token"',
 }
-"""What an error says of the command line, in terms of a request."""
+"""What errors say of the command line, and what requests say instead."""
 _MAX_MESSAGE_CHARACTERS = 2_000
 _FRAMES = {"text/event-stream": "data: {}\n\n", "application/x-ndjson": "{}\n"}
 """How an error is written into a stream."""
@@ -67,11 +64,8 @@ ObserveError = Callable[[int, str], None]
 
 
 class Problem(Exception):
-    """An answer that is an error: raised anywhere in a route, sent by the handler.
-
-    `param` is the field at fault, as a path: `messages[0].content`. `retry_after_s` says when it is worth
-    asking again; infinity: never.
-    """
+    """An error that is the answer: raised anywhere in a route, sent by the handler. `param` is the path of
+    the field at fault: `messages[0].content`. `retry_after_s` says when to ask again; infinity: never."""
 
     def __init__(
         self,
@@ -98,7 +92,7 @@ class Problem(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The object that the client gets; what cannot be written as UTF-8 is replaced."""
+        """The error object; what UTF-8 cannot write is replaced."""
         message, param = (
             text and text.encode("utf-8", errors="replace").decode()
             for text in (self.message[:_MAX_MESSAGE_CHARACTERS], self.param)
@@ -106,17 +100,17 @@ class Problem(Exception):
         return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
 
     def response(self, path: str = "") -> Response:
-        """The answer that says it, in the shape of the endpoint at this path."""
+        """The response, in the shape of the API at this path."""
         return JSONResponse(self.body_at(path), self.status, headers=self.headers)
 
     def body_at(self, path: str) -> dict[str, Any]:
-        """The object that the client of the endpoint at this path gets."""
+        """The error object in the shape of the API at this path."""
         shape = next((shape for start, shape in _SHAPES if path.startswith(start)), None)
         return shape(self.status, self.body) if shape else self.body
 
     def in_stream(self, media_type: str, path: str) -> Message | None:
-        """The last part of an answer that had begun; None where no error can be said in it: it stays without
-        its end, so the server closes the connection."""
+        """The last part of a stream that has begun; None for a response without a place for errors, which
+        then breaks off."""
         if (frame := _FRAMES.get(media_type.partition(";")[0])) is None:
             return None
         event = frame.format(json.dumps(self.body_at(path))).encode()
@@ -134,7 +128,7 @@ class Problem(Exception):
 
 @contextmanager
 def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
-    """Within it every Problem is raised in terms of another API's names of fields."""
+    """Raise every Problem in terms of another API's names of fields."""
     try:
         yield
     except Problem as error:
@@ -176,7 +170,7 @@ def internal_error(message: str = "the server failed; its log says how.") -> Pro
 
 
 def problem_of(error: OutriderError, param: str | None = None) -> Problem:
-    """The answer to an error that Outrider raised; `param` is the field that led to it, and names it."""
+    """An error of Outrider's as a Problem; `param` is the field that led to it."""
     status, code = next((status, code) for kind, status, code in _KNOWN if isinstance(error, kind))
     if isinstance(error, BackendError):  # it names a file, which a client does not have
         message = f"the server's model failed: {error.why}. Ask again; the server's log may say more."
@@ -233,7 +227,7 @@ _CONVERSIONS: dict[type[Exception], Callable[[Request, Any], Problem]] = {
 
 
 def _invalid(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
-    """The one complaint that helps most: of alternatives that all failed, the one that got furthest."""
+    """The most helpful error: where several alternatives failed, of the one that got furthest."""
     found = max(errors, key=lambda error: (error["type"] == "unsupported", len(_steps(error, body))))
     kind, context, given = found["type"], found.get("ctx") or {}, found["input"]
     path = _path(found, body)
@@ -267,7 +261,7 @@ _MAX_SHOWN_CHARACTERS = 40
 
 
 def _given(value: Any) -> str:
-    """A value as a request has it: small ones themselves, of others what they are."""
+    """A small value itself, of a large one what it is."""
     if isinstance(value, Mapping):
         return f"an object of {len(value):,}" if value else "an empty object"
     if isinstance(value, list):

@@ -17,24 +17,21 @@ from outrider.server.logs import RequestLog
 from outrider.server.settings import ServeSettings, is_loopback
 
 _NOT_IN_HOST = frozenset("@/\\?#")
-"""What no Host header holds, and what would make another address of it."""
+"""Characters that no Host header has and that would change its meaning in a URL."""
 _HEALTH, _PAGE, _METRICS = "/health", "/", "/metrics"
 _FOR_ADMINS = {_METRICS: ", or --metrics-open", "/models/load": "", "/models/unload": ""}
-"""what only keys with admin = true may use, and another way to it"""
+"""what only keys with admin = true may use, and the other way to it"""
 _CONTROL = "/v1/chat/completions/control"
 _OF_BROWSERS = ("origin", "sec-fetch-site")
-"""what they send with every POST, pages of this server's own included"""
+"""what browsers send with every POST"""
 _EXPOSED = ("x-request-id", "retry-after", "x-should-retry")
 
 
 def protect(
     app: ASGIApp, settings: ServeSettings, ring: KeyRing, *, observe_error: ObserveError | None = None
 ) -> ASGIApp:
-    """The application after everything that keeps it safe; what a server is to run.
-
-    From the outside in: request id, log and headers; CORS; the Guard. `observe_error` is called for every
-    refusal.
-    """
+    """The application behind its guards. From the outside in: request id, log and headers; CORS; the Guard.
+    `observe_error` is called for every refusal."""
     guarded: ASGIApp = Guard(app, settings, ring, observe_error)
     if settings.cors_origin:
         guarded = CORSMiddleware(
@@ -48,10 +45,9 @@ def protect(
 
 
 class Guard:
-    """Lets a request through that comes from where it may, with a key (if there are any) and within its
-    limits, with a body that is neither too large nor too slow, and ends it when it takes too long. Refusals
-    are answered in the endpoint's shape. What a caller uses is `state.caller`.
-    """
+    """Checks host, origin, API key and limits, reads the body, if it is neither too large nor too slow, and
+    ends requests that take too long. Refusals have the shape of the endpoint's API. The caller is in
+    `state.caller`."""
 
     def __init__(
         self, app: ASGIApp, settings: ServeSettings, ring: KeyRing, observe_error: ObserveError | None
@@ -121,8 +117,8 @@ class Guard:
             raise Problem(403, f"{message} {way_out}", code="cross_origin")
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
-        """The whole body, before the application sees the request: what is too large or too slow never gets
-        there. None when the client left before its end."""
+        """The whole body; None when the client left before its end. Raises Problem for one that is too large
+        or too slow."""
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy in front that goes by the other one would take the body's end for a new request.
             message = "the body has two lengths, content-length and transfer-encoding. Send one of them."
@@ -151,8 +147,8 @@ class Guard:
         return None
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """End requests that take too long: the application is cancelled, and a stream of events that is
-        under way ends with an event that says so."""
+        """Run the application, and cancel it when it takes too long: a running stream ends with an event that
+        says so."""
         kind: str | None = None
 
         async def sending(message: Message) -> None:
@@ -180,15 +176,15 @@ _CLOSE = {"Connection": "close"}
 
 
 def _is_json_of_curl(headers: Headers, body: bytes) -> bool:
-    """Whether a body is JSON that `curl -d` has called a form, as it calls every body without a type of its
-    own. A page may send forms anywhere unasked, so what a browser sends has to be called JSON."""
+    """Whether a body is JSON that `curl -d` calls a form. Pages may send forms to any server without asking,
+    so a browser's is never taken for JSON."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     is_browser = any(name in headers for name in _OF_BROWSERS)
     return kind == "application/x-www-form-urlencoded" and not is_browser and body.lstrip()[:1] == b"{"
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Gives a body that was read, then what follows it: the client's leaving."""
+    """Gives a body that was read, then the client's leaving."""
     unread = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
@@ -212,7 +208,7 @@ def _identify(ring: KeyRing, headers: Headers) -> ApiKey:
 
 
 def _with_limits(limiter: RateLimiter | None, send: Send) -> Send:
-    """Adds what is left of a key's limits to the answer's headers."""
+    """Adds what is left of a key's limits to the response's headers."""
     if limiter is None:
         return send
 
@@ -230,7 +226,7 @@ def _with_limits(limiter: RateLimiter | None, send: Send) -> Send:
 
 
 def _hostname(host: str) -> str | None:
-    """The name of a Host header, without the port; None where it is none."""
+    """The name in a Host header; None where it has none."""
     if not _NOT_IN_HOST.isdisjoint(host):
         return None
     try:

@@ -1,11 +1,7 @@
-"""API keys: who they belong to, how one is recognised, and what each may use.
-
-Only SHA-256 digests are kept. A presented key is compared with every one of them in constant time, so
-that how long an answer takes says nothing about the keys.
-
-A file of keys is TOML with a `[[key]]` table for each: `name`, then `key` or its `sha256` (hexadecimal), and
-if wanted `requests_per_minute`, `tokens_per_minute`, `concurrency` and `admin` (may read /metrics).
-"""
+"""API keys, and what each may use. Only SHA-256 digests are kept. A presented key is compared with all of
+them in constant time, so that timing says nothing about the keys. A file of keys is TOML with a `[[key]]`
+table for each: `name`, then `key` or its `sha256` (hexadecimal), and optionally `requests_per_minute`,
+`tokens_per_minute`, `concurrency` and `admin`."""
 
 from __future__ import annotations
 
@@ -35,8 +31,8 @@ _Limit = Annotated[int, Field(ge=1)] | None
 
 
 class ApiKey(BaseModel):
-    """One key: the name that logs and metrics show, the SHA-256 digest of the key itself (hexadecimal), and
-    what it may use; None: as much as the server has. Tokens are those of prompts and answers."""
+    """One key: the name that logs and metrics show, its SHA-256 digest (hexadecimal), and its limits; None:
+    no limit. Tokens are those of prompts and answers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, strict=True)
 
@@ -76,11 +72,8 @@ class KeyRing:
 
 
 def key_ring(settings: ServeSettings) -> tuple[KeyRing, tuple[str, ...]]:
-    """The keys that the settings name, and lines that the operator should see. Raises SettingError.
-
-    Keys in the settings themselves are their owner's: called `default` (or `default-1`,
-    `default-2`, …), without limits, and allowed everything.
-    """
+    """The keys of the settings, and notices for the operator. Raises SettingError. Keys given as settings are
+    called `default` (or `default-1`, `default-2`, …) and may do everything without limits."""
     given = [secret.get_secret_value() for secret in settings.api_key]
     names = ["default"] if len(given) == 1 else [f"default-{number}" for number in range(1, len(given) + 1)]
     keys = [
@@ -94,7 +87,7 @@ def key_ring(settings: ServeSettings) -> tuple[KeyRing, tuple[str, ...]]:
 
 
 def read_keys(path: Path, notices: list[str] | None = None) -> list[ApiKey]:
-    """The keys of a file. Raises SettingError, which names the record and never repeats a key."""
+    """The keys of a file. Raises SettingError, which names the record and never the key."""
     records = _records(path)
     if not records:
         raise SettingError(str(path), "there is no key in it", "Write a [[key]] table with name and key.")
@@ -141,7 +134,7 @@ _WRITTEN = (
 
 
 def _checked(key: Any, where: str) -> str:
-    """The key, if it can travel in a header and cannot be guessed soon."""
+    """The key, if it can travel in a header and is hard to guess. Raises SettingError."""
     if not isinstance(key, str) or not key.isascii() or not key.isprintable() or " " in key:
         raise SettingError(where, "a key is printable ASCII without spaces", _MAKE_ONE)
     if not _MIN_CHARACTERS <= len(key) <= _MAX_CHARACTERS:
@@ -170,7 +163,7 @@ Clock = Callable[[], float]
 
 
 class Bucket:
-    """`per_minute` units flow in each minute, and no more than these are kept."""
+    """A token bucket: `per_minute` units flow in each minute, and at most as many are kept."""
 
     def __init__(self, per_minute: int, clock: Clock = monotonic) -> None:
         self.per_minute = per_minute
@@ -180,7 +173,7 @@ class Bucket:
 
     @property
     def level(self) -> float:
-        """What is there now; negative where more was used than there was."""
+        """What the bucket holds now; negative where more was used."""
         now_s = self._clock()
         flowed = (now_s - self._seen_s) * self.per_minute / _MINUTE_S
         self._level = min(self._level + flowed, self.per_minute)
@@ -188,18 +181,18 @@ class Bucket:
         return self._level
 
     def wait_s(self, amount: float) -> float:
-        """Seconds until so much is there; infinity if it never is."""
+        """Seconds until the bucket holds an amount; infinity if it never will."""
         if amount > self.per_minute:
             return math.inf
         return max(0.0, amount - self.level) * _MINUTE_S / self.per_minute
 
     def take(self, amount: float) -> None:
-        """Use so much, whether it is there or not; a negative amount gives back."""
+        """Use an amount, whether it is there or not; a negative one gives back."""
         self._level = min(self.level - amount, self.per_minute)
 
 
 class RateLimiter:
-    """What one key uses of its limits; without a key there are none."""
+    """How much of its limits a key uses; without a key there are none."""
 
     def __init__(self, key: ApiKey | None = None, clock: Clock = monotonic) -> None:
         self.name = key.name if key else ""
@@ -211,7 +204,7 @@ class RateLimiter:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """One request, from its beginning to its end. Raises Problem (429)."""
+        """Count one request while it runs. Raises Problem (429)."""
         if self._concurrency is not None and self._running >= self._concurrency:
             why = f"this key may run {self._concurrency} requests at once."
             raise _limit_reached("requests", why, _BUSY_RETRY_S, "Wait until one of them has ended.")
@@ -227,11 +220,8 @@ class RateLimiter:
             self._running -= 1
 
     def reserve(self, prompt_tokens: int, max_tokens: int) -> float:
-        """Take the tokens of a prompt and of its longest answer; returns how many were taken.
-
-        An answer that could be longer than a minute's tokens is reserved as what is left of these. Raises
-        Problem (429).
-        """
+        """Take the tokens of a prompt and its longest answer, at most a minute's; returns how many. Raises
+        Problem (429)."""
         if self.tokens is None:
             return 0.0
         most = self.tokens.per_minute
@@ -260,11 +250,9 @@ class TokenUsage:
 
 
 class Caller:
-    """Who makes one request, and what it used: in `request.state.caller`, set by the guard.
-
-    `name` is the key's ("" where no key is demanded). KV and remembered texts are kept apart by `namespace`,
-    the key's digest: they may outlive the server, and a name may be another's then.
-    """
+    """Who makes a request, and what it used; the guard sets `request.state.caller`. `name` is the key's (""
+    without keys). `namespace` keeps KV and remembered texts apart. It is the key's digest, since they may
+    outlive the server and a name may be given to another."""
 
     def __init__(self, limiter: RateLimiter | None = None) -> None:
         self._limiter = limiter or RateLimiter()
@@ -273,17 +261,14 @@ class Caller:
 
     @property
     def used(self) -> TokenUsage:
-        """What it used until now."""
+        """The tokens used so far."""
         prompt = sum(used.prompt_tokens for used in self._usages)
         return TokenUsage(prompt, sum(used.completion_tokens for used in self._usages))
 
     @contextmanager
     def reserved(self, prompt_tokens: int, max_tokens: int) -> Iterator[TokenUsage]:
-        """Hold the tokens that a generation may need; the usage at the end is what it costs.
-
-        Count into it as tokens come: then a request that is broken off pays for what it got. Raises
-        Problem (429).
-        """
+        """Hold the tokens that a generation may need; at the end it costs what was counted into the usage.
+        Raises Problem (429)."""
         taken = self._limiter.reserve(prompt_tokens, max_tokens)
         self._usages.append(used := TokenUsage())
         try:

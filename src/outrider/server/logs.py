@@ -1,9 +1,6 @@
-"""The log: one line for each request, as text or as JSON, on standard error.
-
-A line holds method, route (as a template, never the path that was asked for; "-" for none), status, seconds,
-the key's name, tokens and the request's id. It holds nothing that a client wrote, unless bodies are asked
-for.
-"""
+"""The log on standard error: a line for each request, as text or as JSON. A line has method, route (the
+template, never the path; "-" for none), status, seconds, the key's name, tokens and the request's id. It has
+nothing that a client wrote, unless bodies are logged."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ LOG = logging.getLogger("outrider.server")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAX_LOGGED_BYTES = 64 * 2**10
-"""How much of a body is logged, where bodies are."""
+"""How much of a body is logged."""
 
 _HEADERS = {
     "x-content-type-options": "nosniff",
@@ -38,18 +35,16 @@ _HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "cache-control": "no-store",
 }
-"""Added to every answer that does not set them: they keep browsers from doing more with it than is meant."""
+"""Headers added to every response that does not set them."""
 
 _LEVELS = {"outrider": logging.INFO, "uvicorn": logging.ERROR, "asyncio": logging.ERROR}
-"""Loggers that are shown, and from which level on: whatever clients do wrong is no error of the server."""
+"""The loggers that are shown, and their levels: clients' mistakes are no errors of the server."""
 
 
 class RequestLog:
-    """Gives each request an id and its answer the headers of `_HEADERS`, and logs it when it is over. What
-    fails unforeseen is logged and answered.
-
-    `bodies` are logged too if asked for. Requests to `quiet` paths that succeed are logged at debug level.
-    """
+    """Gives each request an id and each response its headers, and logs it at the end. Unforeseen errors are
+    logged and answered. `bodies`: log them too. Requests to `quiet` paths that succeed are logged at debug
+    level."""
 
     def __init__(self, app: ASGIApp, *, bodies: bool = False, quiet: Collection[str] = ()) -> None:
         self._app = app
@@ -77,7 +72,7 @@ class RequestLog:
 
 
 class _Entry:
-    """What is seen of one request on its way."""
+    """What is logged of one request."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, keeps_body: bool) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
@@ -113,7 +108,7 @@ class _Entry:
         await self._send(message)
 
     def fields(self) -> dict[str, Any]:
-        """What the log says of it."""
+        """The fields of its line."""
         caller = self._state.get("caller") or Caller()
         fields: dict[str, Any] = {
             "method": self._scope["method"],

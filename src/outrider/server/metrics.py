@@ -1,9 +1,6 @@
-"""What `/metrics` tells Prometheus: collectors that are fed step records and finished generations.
-
-Every count is taken from a `StepRecord` or a `Completion`, every time is theirs; only the gauges are read
-when somebody asks. Names follow vLLM's where it has the same metric (docs/metrics.md lists both). Label
-values are bounded: what comes after the first so many of a kind is "other".
-"""
+"""The metrics of `/metrics`, for Prometheus. Counts and times are taken from a `StepRecord` or a
+`Completion`; gauges are read at each scrape. Names follow vLLM's where it has the same metric
+(docs/metrics.md). Label values are bounded: after the first few of a kind come "other"."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ MAX_DRAFTERS = 16
 MAX_KEYS = 20
 MAX_CODES = 40
 POSITIONS = 16
-"""positions of a draft that are counted apart; those after them are "16+" """
+"""positions of a draft that are counted apart; later ones share a label"""
 
 _SECONDS = (
     *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75),
@@ -112,7 +109,7 @@ _TIERS: dict[str, tuple[str, str, type[CounterMetricFamily | GaugeMetricFamily]]
 
 
 class _Tiers:
-    """A collector of what became of KV that left the cache; nothing where there are no tiers."""
+    """A collector for KV that left the cache; empty where there are no tiers."""
 
     def __init__(self, state: Callable[[], WorkerState]) -> None:
         self._state = state
@@ -204,8 +201,8 @@ class Metrics:
     # Steps
 
     def observe_steps(self, updates: Sequence[Update]) -> None:
-        """Count one step of the engine: the updates of all sequences that took part in it. What they share
-        (the target's call, the drafters' work, the times) counts once."""
+        """Count one step of the engine from the updates of its sequences. What they share (the target's call,
+        the drafters' work, the times) counts once."""
         records = [update.record for update in updates]
         if records:
             self._observe_call(records)
@@ -219,7 +216,7 @@ class Metrics:
                 self._observe_draft(record)
 
     def _observe_call(self, records: Sequence[StepRecord]) -> None:
-        """What the sequences share; each verifies its own draft, and the last to be recorded saw it all."""
+        """What the sequences share. Each verifies its own draft; the last record has the whole step."""
         shared, work = records[-1], records[-1].work
         total_s = max(record.total_s for record in records)
         parts = {
@@ -279,7 +276,7 @@ class Metrics:
             self._observe_bursts(bursts, queued_s, len(completion.tokens))
 
     def _observe_bursts(self, bursts: Sequence[StepRecord], queued_s: float, num_tokens: int) -> None:
-        """When tokens came."""
+        """Latencies, from the steps that emitted tokens."""
         first_s, last_s = bursts[0].end_s, bursts[-1].end_s
         self._observe("time_to_first_token_seconds", queued_s + first_s)
         self._observe("e2e_request_latency_seconds", queued_s + last_s)

@@ -1,5 +1,5 @@
-"""The models of a server, by the names that clients call them: loaded when they are asked for, unloaded when
-nobody has asked for long or another one needs their memory."""
+"""The models of a server, by name: loaded on demand, unloaded when they were idle for long or another one
+needs their memory."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from outrider.server.service import Service
 _log = logging.getLogger("outrider.server")
 
 _LOOK_S = 0.05
-"""between looks at whether a model has become idle that others wait for"""
+"""between checks whether a model that has to make room is idle"""
 _WATCH_S = 1.0
-"""between looks at which models have been idle for long"""
+"""between checks for models that were idle for long"""
 _RETRY_S = 2.0
 _ARENA_MAX, _MAX_HEAPS = -8, 2
 """a setting of glibc's `mallopt`, and its value"""
@@ -36,7 +36,7 @@ State = Literal["unloaded", "loading", "loaded", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that serves; `close` frees it after its service was closed."""
+    """A loaded model; `close` frees it after its service was closed."""
 
     service: Service
     close: Callable[[], None]
@@ -44,11 +44,11 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model that a server can load. `load` and `memory_bytes`, what it takes at most, are called in threads
-    of their own and raise OutriderError."""
+    """A model that a server can load. `load` and `memory_bytes` (what it takes at most) are called in other
+    threads and raise OutriderError."""
 
     names: tuple[str, ...]
-    """what clients call it; the first is its own"""
+    """what clients call it; the first is its own name"""
     load: Callable[[], LoadedModel]
     memory_bytes: Callable[[], int] = lambda: 0
 
@@ -93,7 +93,7 @@ class _Model:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request needs it to stay loaded."""
+        """Whether it must stay loaded."""
         if self.loaded is None:
             return False
         state = self.loaded.service.worker.state()
@@ -105,12 +105,16 @@ class _Model:
 
 
 class Models:
-    """The models that are served. The first is meant where a request names none.
+    """The models that are served. A request that names none means the first. The least recently used model
+    makes room for another one, never one with a request.
 
-    At most `max_loaded` of them are loaded at once, which take no more than `memory_bytes` together (None: as
-    the system has it); those that nobody asked for in `idle_s` seconds are unloaded (None: never). What is
-    unloaded for another model is the one whose last request is longest ago, never one with a request. With
-    `any_model` a name that is unknown means the first.
+    Args:
+        entries: The models.
+        max_loaded: How many are loaded at once.
+        memory_bytes: What they may take together; None: no limit.
+        idle_s: Unload what nobody has asked for in so many seconds; None: never.
+        any_model: An unknown name means the first model.
+        metrics: What is counted; None: nothing.
     """
 
     def __init__(
@@ -130,7 +134,7 @@ class Models:
         self._idle_s = idle_s
         self._any_model = any_model
         self.metrics = metrics
-        """what is counted; None where nothing is"""
+        """what is counted; None: nothing"""
         self.started_unix_s = int(time.time())
         self.is_draining = False
         self._changing: asyncio.Lock | None = None
@@ -180,7 +184,7 @@ class Models:
         return tuple(model.loaded.service for model in self._models if model.loaded)
 
     def card(self, name: str) -> dict[str, Any]:
-        """A name and what is known of its model. Raises Problem (404)."""
+        """The model card of a name. Raises Problem (404)."""
         model = self._find(name)
         service = model.loaded.service if model.loaded else None
         card: dict[str, Any] = {
@@ -199,11 +203,9 @@ class Models:
 
     @asynccontextmanager
     async def serving(self, name: str | None) -> AsyncIterator[Service]:
-        """The service of a model, which is loaded if it is not, for as long as requests are prepared and
-        handed in; it stays loaded until they have ended.
-
-        Raises Problem: 404 for a model that is not served here, 503 for one that cannot be loaded.
-        """
+        """The service of a model, loaded on demand, while requests are prepared and submitted; it stays
+        loaded until they have ended. Raises Problem: 404 for a model that is not served here, 503 for one
+        that cannot be loaded."""
         model = self._find(name)
         model.num_waiting += 1
         try:
@@ -261,7 +263,7 @@ class Models:
             model.loading = None
 
     async def _loaded(self, model: _Model) -> LoadedModel:
-        """Load it; where the system has no memory, after others were unloaded."""
+        """Load it; unload idle models as long as the system has too little memory."""
         while True:
             try:
                 return await asyncio.to_thread(model.entry.load)
@@ -273,11 +275,8 @@ class Models:
 
     async def _make_room(self, model: _Model) -> None:
         """Unload others until there is room for a model. Where all have requests, the one that was loaded
-        first takes no more, and is unloaded when those it has have ended.
-
-        Raises OutOfMemory for a model that is larger than all room, and Problem when nobody waits for it any
-        more.
-        """
+        first takes no more and is unloaded when its requests have ended. Raises OutOfMemory for a model that
+        never fits, and Problem when nobody waits for it any more."""
         limit = self._memory_bytes
         if limit is not None and model.memory_bytes > limit:
             needed, given = model.memory_bytes / 1e9, limit / 1e9
@@ -308,7 +307,7 @@ class Models:
         return len(loaded) < self._max_loaded and (self._memory_bytes is None or total <= self._memory_bytes)
 
     def _idle_models(self) -> list[_Model]:
-        """Those that may be unloaded, the one first whose last request is longest ago."""
+        """Models that may be unloaded, the least recently used first."""
         idle = [model for model in self._models if model.loaded and not model.is_busy]
         return sorted(idle, key=lambda model: model.used_s)
 
@@ -320,7 +319,7 @@ class Models:
         await asyncio.to_thread(_free, held)
 
     async def _watch(self, idle_s: float) -> None:
-        """Unload what has been idle for so long, for ever."""
+        """Unload models that were idle for so long, until cancelled."""
         while True:
             await asyncio.sleep(min(_WATCH_S, idle_s / 4))
             for model in self._models:
@@ -355,16 +354,15 @@ def _close(loaded: LoadedModel) -> None:
 
 
 def keep_few_heaps() -> None:
-    """Let glibc's allocator have two heaps in this process from now on, where else each of the first threads
-    gets its own: what lies between the freed blocks of a model's threads is lost to those of the next one.
-    Elsewhere nothing changes."""
+    """Limit glibc's allocator to two heaps from now on. Else each of the first threads gets its own, and the
+    gaps between freed blocks of one model's threads are lost to the next model. No effect without glibc."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_ARENA_MAX, _MAX_HEAPS)
 
 
 def _free(held: list[LoadedModel]) -> None:
-    """Close a model that nothing else holds, and return its memory to the system: grammars and tokenizers
-    hang in reference cycles, and the allocator keeps what it has."""
+    """Close a model that nothing else holds, and return its memory to the system: grammars and tokenizers are
+    in reference cycles, and the allocator keeps freed memory."""
     _close(held.pop())
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # only glibc has it

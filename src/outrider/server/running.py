@@ -35,11 +35,11 @@ from outrider.server.settings import ServeSettings
 LOG = logging.getLogger("outrider.server")
 
 _IDLE_S = 75
-"""How long a connection may lie idle between requests: longer than clients and proxies keep theirs."""
+"""How long a connection may be idle between requests: longer than clients and proxies keep theirs."""
 _GRACE_S = 5
-"""What answers get to be sent after the running requests were cancelled."""
+"""How long answers may take to be sent after their requests were cancelled."""
 _FORCED_END_S = 2.0
-"""How long the program may take to end after a second signal, before it is ended."""
+"""After a second signal, how long the program may take to end before it is killed."""
 _LARGEST_HEAD_BYTES = 64 * 2**10
 _BACKLOG = 512
 
@@ -86,7 +86,7 @@ def close(sockets: Sequence[socket.socket]) -> None:
 
 
 def tls_context(cert: Path, key: Path) -> ssl.SSLContext:
-    """What HTTPS needs, TLS 1.2 at least. Raises SettingError for files that are of no use."""
+    """The context for HTTPS, TLS 1.2 or later. Raises SettingError for files that cannot be used."""
     for path in (cert, key):
         try:
             path.read_bytes()
@@ -210,7 +210,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     def _note_end(self) -> None:
-        """What is cut off from now on is the server's doing: its line of the log says so."""
+        """Let the log say that the server cut off what is still running."""
         for connection in self.server_state.connections:
             if cycle := getattr(connection, "cycle", None):
                 cycle.scope["state"]["server_ended"] = True
@@ -228,12 +228,12 @@ class Server(uvicorn.Server):
 # HTTP/1.1 connections that cannot be held open for nothing, however slow the client.
 
 _LINGER_S = 5.0
-"""How long a client that got its answer before it had sent everything may go on sending."""
+"""How long a client may go on sending after it got its answer."""
 
 
 class GuardedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, with a limit to each time that it waits for the client, and errors in OpenAI's
-    shape where no application is reached."""
+    """uvicorn's HTTP/1.1 with a time limit wherever it waits for the client, and with its own errors in
+    OpenAI's shape."""
 
     def __init__(
         self,
@@ -284,7 +284,7 @@ class GuardedProtocol(H11Protocol):
         self._refuse(400, msg, "invalid_http")
 
     def _refuse(self, status: int, message: str, code: str) -> None:
-        """Answer and close, where there is still an answer to give."""
+        """Answer, where that is still possible, and close."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
@@ -336,10 +336,8 @@ _END_S = 0.5
 
 
 class Loading:
-    """Answers every request on bound sockets with 503 and what is being `doing`, in a thread of its own.
-
-    A context manager; at its end the sockets are left open for the server.
-    """
+    """Answers every request on bound sockets with 503 and what the server is `doing`, in a thread of its own,
+    as a context manager. The sockets stay open."""
 
     def __init__(
         self, sockets: Sequence[socket.socket], settings: ServeSettings, tls: ssl.SSLContext | None = None

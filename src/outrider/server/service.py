@@ -1,4 +1,4 @@
-"""Everything that routes need, in one object."""
+"""What serves one model."""
 
 from __future__ import annotations
 
@@ -35,17 +35,19 @@ from outrider.session.keeping import identity_of
 _Result = TypeVar("_Result")
 
 _PREPARING_THREADS = 4
-"""Templates, tokenizers and schemas take milliseconds; a few more, so that one that takes seconds delays no
-other."""
+"""Templates, tokenizers and schemas take milliseconds; a few threads, so that a slow one delays no other."""
 
 
 class Service:
     """One model and what serves it: a worker for the session's engine, and threads that prepare requests.
+    `start` and `close` begin and end its threads.
 
-    `settings` say what clients call the model (`alias`; it keeps its own name too), how requests that say
-    nothing are sampled, and what one may ask for; `verification` holds where a request says nothing. The
-    engines of several services compute by `turns`. `start` and `close` begin and end its threads; the session
-    stays its owner's.
+    Args:
+        session: The model; it stays its owner's.
+        settings: Names, default sampling, and limits of a request.
+        verification: How drafts are verified where a request does not say.
+        metrics: What counts; None: nothing.
+        turns: Whose turn it is to compute, among several services.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Service:
         self.format = format_of(session.template, session.target.vocabulary)
         self.controls = ControlTokens(session.target.vocabulary)
         self.fingerprint = f"outrider-{version('outrider')}"
-        """what an answer depends on besides its request and seed: OpenAI's `system_fingerprint`"""
+        """OpenAI's `system_fingerprint`"""
         self._notices = tuple(session.notices)
         self.started_unix_s = int(time.time())
         self.slot_folder: Folder | None = None
@@ -83,7 +85,7 @@ class Service:
             identity = identity_of(session.target)
             self.slot_folder = Folder(settings.slot_save_path, identity, "--slot-save-path")
         self.thinking: dict[tuple[str, str], Callable[[], None]] = {}
-        """what ends the reasoning of answers that run, by the caller's name and an id of the answer"""
+        """functions that end the reasoning of running answers, by the caller's name and an id"""
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
 
     def start(self) -> None:
@@ -96,7 +98,7 @@ class Service:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Those of the models and the machine that still hold. Later ones are about single requests."""
+        """Notices about models and machine that still hold; later ones are about single requests."""
         return tuple(line for line in self._notices if line in self.session.notices)
 
     @property
@@ -136,7 +138,7 @@ class Service:
         return b"".join(map(self.vocabulary.piece, tokens)).decode("utf-8", errors="replace")
 
     def count_tokens(self, text: str) -> int:
-        """Tokens that a text has by itself."""
+        """How many tokens a text has by itself."""
         return len(self.vocabulary.tokenize(text, add_special=False)) if text else 0
 
     def check_tokens(self, tokens: Sequence[int], param: str) -> None:
@@ -157,11 +159,11 @@ class Service:
 
     @property
     def max_characters(self) -> int:
-        """Of a text; one with more cannot fit into the context, however its tokens fall."""
+        """A text with more characters cannot fit into the context, however it is tokenized."""
         return self.context_tokens * self.controls.longest_bytes
 
     def check_length(self, text: str, param: str) -> None:
-        """Raises Problem for a text that cannot fit, however its tokens fall: to find these takes seconds."""
+        """Raises Problem for a text that cannot fit, before seconds are spent on tokenizing it."""
         if len(text) > self.max_characters:
             raise self._too_long(param, f"A text of {len(text):,} characters has more")
 
@@ -171,18 +173,17 @@ class Service:
         return invalid_field(param, f"{known} {why}. Shorten it.", code="context_length_exceeded")
 
     def compile(self, grammar: Grammar, param: str) -> tuple[str, ...]:
-        """Have a grammar compiled, so that the engine need not wait for it; what of it is not enforced.
-        Raises Problem."""
+        """Compile a grammar ahead of the engine; returns what of it is not enforced. Raises Problem."""
         try:
             return self.session.compile(grammar).notices
         except OutriderError as error:
             raise problem_of(error, param) from None
 
     async def prepared(self, make: Callable[[], _Result]) -> _Result:
-        """The result of something that takes a while, worked out beside the event loop."""
+        """The result of slow work, done in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, make)
 
 
 def caller_of(connection: HTTPConnection) -> Caller:
-    """Who asks: what the authentication found out, or nobody in particular."""
+    """Who asks, as the guard found out."""
     return getattr(connection.state, "caller", None) or Caller()

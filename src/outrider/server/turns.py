@@ -6,7 +6,7 @@ from threading import Condition
 
 
 class Turns:
-    """A lock whose waiters get it in the order in which they came; a context manager."""
+    """A fair lock: waiters get it in order of arrival."""
 
     def __init__(self) -> None:
         self._changed = Condition()
@@ -26,5 +26,5 @@ class Turns:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits for whoever has it."""
+        """Whether someone is waiting for it."""
         return self._next_ticket - self._serving > 1

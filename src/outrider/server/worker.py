@@ -1,9 +1,6 @@
-"""The one thread that owns the engine: requests in from the event loop, updates out to it.
-
-Native thread pools belong to the thread that calls them, and the engine is not to be called from two
-threads, so everything about it happens here: requests are started, stepped and cancelled by this thread
-alone, and what comes of them is handed to the event loop once a step.
-"""
+"""The one thread that owns the engine. Native thread pools belong to the thread that calls them, and the
+engine must not be called from two threads. So this thread alone starts, steps and cancels requests, and hands
+their updates to the event loop once a step."""
 
 from __future__ import annotations
 
@@ -34,20 +31,20 @@ _Result = TypeVar("_Result")
 
 _MIN_RETRY_S = 1.0
 _FIRST_REQUEST_S = 10.0
-"""what a request is thought to take before one has ended"""
+"""the assumed duration of a request before one has ended"""
 _REQUEST_RATE = 0.1
-"""weight of the last request in the mean of what they take"""
+"""weight of the last request in the moving average of durations"""
 _JOIN_S = 30.0
 IDLE_S = 20.0
-"""without a request, before costs are measured again: long enough that the next one is not expected soon"""
+"""without a request, before costs are measured again"""
 
 Outcome = Update | Completion | OutriderError
-"""What comes of a request: updates, then its completion or an error (after which a completion may come)."""
+"""The outcomes of a request: updates, then its completion or an error (which a completion may follow)."""
 
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One request on its way through the engine; `take` gets, in the event loop, what comes of it."""
+    """One request on its way through the engine; `take` is called in the event loop with each outcome."""
 
     request: Request
     take: Callable[[Job, Outcome], None]
@@ -67,7 +64,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """How busy the worker is; tokens are those whose KV is stored, for reuse too."""
+    """How busy the worker is; used tokens are all whose KV is stored."""
 
     running: int = 0
     waiting: int = 0
@@ -84,10 +81,12 @@ class WorkerState:
 class Worker:
     """Runs the engine of a session for many callers.
 
-    `max_waiting` requests may wait for room besides those that the engine runs at once. `observe` gets
-    the updates of every step, in the worker's thread. The engines of several workers compute by `turns`.
-    Costs that were measured on a busy machine are measured again when nobody has asked for anything for
-    `idle_s`.
+    Args:
+        session: Whose engine it is.
+        max_waiting: How many requests may wait besides those that run.
+        observe: Called with the updates of every step, in the worker's thread.
+        idle_s: Seconds without a request until costs that were measured on a busy machine are measured again.
+        turns: Whose turn it is to compute, among several workers.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class Worker:
         self._turn = 0
         self._running: dict[int, Job] = {}
         self._request_s = _FIRST_REQUEST_S
-        """what a request took lately, from its first step to its last"""
+        """moving average of a request's seconds, from its first step to its last"""
         self._used_tokens = 0
         self._has_step_failed = False
         self._num_open = 0
@@ -126,11 +125,8 @@ class Worker:
         self._thread.start()
 
     async def submit(self, request: Request, take: Callable[[Job, Outcome], None]) -> Job:
-        """Hand a request in; `take` gets what comes of it, until it has ended.
-
-        Raises Problem at once when too many wait or the server ends, and what the engine refuses the request
-        with (GrammarError, PromptError, SettingError) when it has looked at it.
-        """
+        """Submit a request; `take` is called with its outcomes. Raises Problem when too many wait or the
+        server ends, and the engine's GrammarError, PromptError or SettingError."""
         if self._is_draining or self._is_stopped:
             message = "server: it is shutting down. Ask again when it is back."
             raise Problem(503, message, code="draining", retry_after_s=5)
@@ -156,8 +152,8 @@ class Worker:
             self._commands.put(lambda: self._cancel(job))
 
     async def call(self, function: Callable[[], _Result]) -> _Result:
-        """What a function returns that is called in the worker's thread, between two steps. Raises what it
-        raises, and Problem when the server ends."""
+        """Call a function in the worker's thread, between two steps. Raises what it raises, and Problem when
+        the server ends."""
         if self._is_draining or self._is_stopped or self._has_failed:
             raise Problem(503, "the server is ending.", code="draining", retry_after_s=5)
         loop = asyncio.get_running_loop()
@@ -178,7 +174,7 @@ class Worker:
         return await result
 
     def end_thought(self, job: Job) -> None:
-        """Let the reasoning of a job's request end; nothing where it has not begun, or has ended."""
+        """End the reasoning of a job's request, if it is running."""
         if not job.is_over:
             self._commands.put(lambda: self._engine.end_thought(job.request_id))
 
@@ -242,7 +238,7 @@ class Worker:
         self._waiting.clear()
 
     def _obey(self) -> None:
-        """Carry out what the event loop has asked for; wait until there is something where nothing runs."""
+        """Carry out the event loop's commands; wait for one where nothing runs."""
         if not self._running:
             (self._commands.get if self._waiting else self._await)()()
         with contextlib.suppress(queue.Empty):
@@ -250,8 +246,8 @@ class Worker:
                 self._commands.get_nowait()()
 
     def _await(self) -> Callable[[], None]:
-        """The next command. While there is none, costs that want it are measured again: a request that comes
-        meanwhile ends that, and waits for one call of a model at most."""
+        """The next command. Until it comes, costs that need it are measured again; a new request ends that
+        and waits for one model call at most."""
         while self._session.measured_busy and not self._has_failed:
             others = OtherPrograms()
             with contextlib.suppress(queue.Empty):
@@ -272,7 +268,7 @@ class Worker:
             raise _Awaited
 
     def _enter(self, job: Job) -> None:
-        """Let a job wait for room: cache namespaces take turns, within one the first comes first."""
+        """Queue a job: cache namespaces take turns; within one, first come, first served."""
         turns = [other.turn for other in self._waiting if other.request.scope == job.request.scope]
         job.turn = max(turns, default=self._turn) + 1
         insort(self._waiting, job, key=lambda waiting: waiting.turn)
@@ -280,7 +276,7 @@ class Worker:
             self._post(job)  # else it is started, or refused, at once
 
     def _admit(self) -> None:
-        """Start those that wait, in turn, as far as there is room; one whose KV is being read keeps its."""
+        """Start waiting jobs in turn, as far as there is room; one whose KV is being read keeps its place."""
         held_back: list[Request] = []
         for job in list(self._waiting):
             if not self._engine.has_room(*held_back, job.request):
@@ -330,8 +326,8 @@ class Worker:
             self._post(job, update, update.completion)
 
     def _step_each(self) -> list[Update]:
-        """After two failed steps, which leave every request as it was: one that cannot go on takes no other
-        with it."""
+        """After two failed steps, which leave every request as it was, step each alone: one that cannot go on
+        takes no other with it."""
         updates: list[Update] = []
         for request_id, job in list(self._running.items()):
             try:
@@ -362,7 +358,7 @@ class Worker:
         self._cancel_all()
 
     def _post(self, job: Job, *outcomes: Outcome) -> None:
-        """Let the event loop know that a job was accepted, and what has come of it since."""
+        """Tell the event loop that a job was accepted, and its outcomes."""
         ends = [outcome for outcome in outcomes if not isinstance(outcome, Update)]
 
         def take() -> None:
@@ -382,7 +378,7 @@ class Worker:
 
 
 def _as_ours(error: Exception, what: str) -> OutriderError:
-    """An error for the request's caller; an unexpected one is logged with its traceback."""
+    """The error for the caller; an unexpected one is logged with its traceback."""
     if isinstance(error, OutriderError):
         return error
     _log.error(what, exc_info=error)
@@ -390,4 +386,4 @@ def _as_ours(error: Exception, what: str) -> OutriderError:
 
 
 class _Awaited(Exception):
-    """Somebody waits for the worker."""
+    """A command has come for the worker."""

@@ -36,7 +36,7 @@ EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 Chunk = dict[str, Any]
 
 _MIN_LOGPROB = -9_999.0
-"""What OpenAI gives for a token that is next to impossible; JSON has no infinity."""
+"""OpenAI's value for a token that is next to impossible; JSON has no infinity."""
 _COUNTS = ("target_calls", "draft_calls", "generated_tokens", "drafted_tokens", "accepted_tokens")
 
 
@@ -51,9 +51,8 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Choice:
-    """What one generation has given so far. `reader` splits calls and reasoning from content; without one
-    everything is content. `counts` are so far; `scored` are the tokens that are part of the text and whose
-    log probabilities nobody has taken yet."""
+    """What one generation has given so far. `reader` splits tool calls and reasoning from content; without
+    one everything is content. `scored` are tokens of the text whose log probabilities were not sent yet."""
 
     index: int
     request: Request
@@ -66,12 +65,12 @@ class Choice:
     scored: list[TokenLogprob] = field(default_factory=list)
     queued_s: float = 0.0
     is_cut: bool = False
-    """whether the server ended it, as the request wanted"""
+    """whether the server ended it because of the request's time limit"""
     completion: Completion = field(init=False)
-    """when the generation has ended"""
+    """set when the generation has ended"""
 
     def take(self, outcome: Update | Completion) -> list[Event]:
-        """What a step, or the end, adds."""
+        """Add the outcome of a step, or the end; returns the events that it gives."""
         if isinstance(outcome, Completion):
             self.completion = outcome
             events = self.reader.end() if self.reader else []
@@ -95,18 +94,18 @@ class Choice:
         return events
 
     def is_text(self, token: int) -> bool:
-        """Whether a token is part of the text; others end it, or are structure."""
+        """Whether a token is part of the text, and does not end it or structure it."""
         ends, is_control = self.vocabulary.ends_generation, self.vocabulary.is_control
         return token in self.request.visible or not (ends(token) or is_control(token))
 
     def take_scored(self) -> list[TokenLogprob]:
-        """Tokens with their log probabilities that nobody has taken yet."""
+        """Tokens with log probabilities since the last call."""
         scored, self.scored = self.scored, []
         return scored
 
     def take_logprobs(self, *, with_ids: bool = False) -> list[dict[str, Any]]:
-        """The same as a chat's `logprobs.content` has them. A token that is a part of a character has U+FFFD
-        for a text; its bytes are whole."""
+        """The same in the shape of a chat's `logprobs.content`. A token that is part of a character has
+        U+FFFD as its text and its true bytes."""
 
         def entry(token: int, logprob: float) -> dict[str, Any]:
             spelled = spelling_of(token, self.vocabulary)
@@ -120,7 +119,7 @@ class Choice:
         ]
 
     def progress(self, events: Iterable[Event]) -> dict[str, Any]:
-        """The `outrider` object of a chunk: whose text it has, and the counts so far."""
+        """The `outrider` object of a chunk: the sources of its text, and the counts so far."""
         pieces = [[event.text, event.source] for event in events if isinstance(event, ContentDelta)]
         return {"pieces": pieces, **self.counts}
 
@@ -141,27 +140,27 @@ class Answer(ABC):
     """An answer that can be given whole or as the events of a stream."""
 
     media_type = EVENTS
-    """of its stream: events, or JSON in lines"""
+    """of the stream: server-sent events, or lines of JSON"""
     done = ""
-    """what a stream that is whole ends with, besides its last event"""
+    """what follows the last event of a complete stream"""
 
     def __init__(self, service: Service, plan: GenerationPlan) -> None:
         self.service = service
         self.plan = plan
         self.id = uuid4().hex
-        """what the answer's own id ends with"""
+        """the answer's id, without its prefix"""
         self.choices = [
             Choice(i, request, service.vocabulary, plan.reader() if plan.reader else None)
             for i, request in enumerate(plan.requests)
         ]
 
     def take(self, choice: Choice, outcome: Update | Completion) -> None:
-        """Read what comes of a choice for the whole answer."""
+        """Add an outcome of a choice to an answer that is given whole."""
         choice.take(outcome)
 
     @abstractmethod
     def whole(self) -> Any:
-        """The answer when every choice has ended, as JSON has it."""
+        """The complete answer as JSON data, when every choice has ended."""
 
     def first(self) -> Iterator[dict[str, Any]]:
         """The events before any text."""
@@ -169,14 +168,14 @@ class Answer(ABC):
 
     @abstractmethod
     def next(self, choice: Choice, outcome: Update | Completion) -> Iterator[dict[str, Any]]:
-        """The events that a choice's update, or its completion, gives."""
+        """The events for an update of a choice, or for its completion."""
 
     def failed(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The event that ends a stream which cannot go on; `body` is an error's."""
+        """The event that ends a stream with an error; `body` is the error's."""
         return body
 
     def sums(self) -> dict[str, Any]:
-        """What the answer took: `usage` in OpenAI's terms, and the `outrider` object (docs/api.md)."""
+        """`usage` in OpenAI's terms, and the `outrider` object (docs/api.md)."""
         account = self._account()
         first_choices = self.choices[:: self.plan.choices_per_prompt]  # those of one prompt share it
         prompts = [choice.completion for choice in first_choices]
@@ -199,7 +198,7 @@ class Answer(ABC):
         return {"usage": usage, "outrider": account}
 
     def _account(self) -> dict[str, Any]:
-        """What speculation did. Of several choices counts add up, and `choices` has each one's."""
+        """What speculation did. For several choices counts are sums, and `choices` has those of each."""
         each = [account_of(choice, self.service.policy) for choice in self.choices]
         completion = self.choices[0].completion
         return {
@@ -313,7 +312,7 @@ class ChunkedAnswer(Answer):
 
     @abstractmethod
     def _deltas(self, choice: Choice, events: Sequence[Event]) -> Iterator[tuple[Any, Sequence[Event]]]:
-        """What these events add, in as few chunks as may be, and the events of each."""
+        """The deltas for these events, as few as possible, and the events of each."""
 
     @abstractmethod
     def _entry(self, choice: Choice, delta: Any, finish_reason: str | None) -> dict[str, Any]:
@@ -326,7 +325,7 @@ def joined(events: Iterable[Event]) -> str:
 
 
 def parsed_arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call; of one that is cut off, none."""
+    """The arguments of a tool call; empty for one that was cut off."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -335,7 +334,7 @@ def parsed_arguments(text: str) -> dict[str, Any]:
 
 
 def spelling_of(token: int, vocabulary: Vocabulary) -> bytes:
-    """The text of a token; of one that shows none, how the vocabulary spells it."""
+    """The text of a token, or the vocabulary's spelling of one that has no text."""
     return vocabulary.piece(token) or vocabulary.spelling(token)
 
 
@@ -378,7 +377,7 @@ def account_of(choice: Choice, policy: AutoPolicy | None) -> dict[str, Any]:
 
 
 def _together(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Several choices as one: counts add up, of times the longest holds, for the choices ran side by side."""
+    """Several choices as one: counts are sums, times the longest, for the choices ran side by side."""
     first, drafters = each[0], dict[str, Counter[str]]()
     for name, counts in (item for one in each for item in one["drafters"].items()):
         drafters.setdefault(name, Counter()).update(counts)
@@ -396,7 +395,7 @@ def _together(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def estimate_of(completion: Completion, policy: AutoPolicy | None) -> tuple[Estimate | None, str | None]:
-    """How much faster than plain decoding an answer was, or why it is not known."""
+    """How much faster than plain decoding an answer was, or why that is not known."""
     if policy is None:
         return None, "what calls cost is not measured under this policy"
     return estimate_speedup(completion.records, policy)

@@ -121,7 +121,7 @@ Block = Annotated[
 
 
 class TurnOutput(Shape):
-    """How much the model is to think from a turn on."""
+    """How much the model is to think from this turn on."""
 
     effort: Effort | None = None
 
@@ -135,7 +135,7 @@ _BLOCKS = {
 
 
 class Turn(Shape):
-    """One turn of the conversation. What the role `system` says may be for the turn before it alone, and its
+    """One turn of the conversation. A system turn may end with the next user's (`clear_at`); its
     `output_config` is for the answers after it."""
 
     role: Literal["user", "assistant", "system"]
@@ -216,7 +216,7 @@ class OutputConfig(TurnOutput):
 
 
 class ContextManagement(Shape):
-    """What of a long conversation is to be left out: nothing is, and notices say so."""
+    """What to leave out of a long conversation. Nothing is left out, and notices say so."""
 
     edits: Many[Json] | None = None
 
@@ -234,7 +234,7 @@ _ELSEWHERE = {
 
 
 class CountTokensRequest(GenerationRequest):
-    """A conversation whose tokens are to be counted: what a request for a message has, `max_tokens` aside."""
+    """A conversation whose tokens are to be counted: a request for a message without `max_tokens`."""
 
     refused: ClassVar = REFUSED | _ELSEWHERE
     ignored: ClassVar = GenerationRequest.ignored | _CACHED | {"inference_geo", "metadata", "service_tier"}
@@ -282,13 +282,13 @@ _NAMES = {
 }
 """What the fields of a chat request are called here."""
 _FOR_BILLING = "x-anthropic-billing-header:"
-"""What Claude Code puts first into the system prompt, for its own service: another text in each conversation,
-with which no beginning of a prompt would be found again."""
+"""Claude Code begins the system prompt with it. It differs in each conversation, so no prompt would share its
+beginning with an earlier one."""
 _MODES: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def plan_message(service: Service, body: CountTokensRequest, namespace: str) -> GenerationPlan:
-    """The request that is asked for. Raises Problem, in terms of this endpoint's fields."""
+    """The engine request. Raises Problem, in terms of this API's fields."""
     effort, notices = _effort(service, body)
     with renamed_fields(_NAMES):
         plan = plan_chat(service, as_chat(body, effort), namespace)
@@ -337,7 +337,7 @@ def _format(config: OutputConfig | None) -> JsonSchemaFormat | None:
 
 
 def _effort(service: Service, body: CountTokensRequest) -> tuple[Effort | None, list[str]]:
-    """How much the model is to think, where its template knows that, and what is not done of it."""
+    """How much the model is to think, where its template knows that, and notices."""
     outputs: list[TurnOutput | None] = [body.output_config, *(turn.output_config for turn in body.messages)]
     efforts = [output.effort for output in outputs if output and output.effort]
     thinking, wanted = body.thinking, efforts[-1] if efforts else None
@@ -356,7 +356,7 @@ def _not_shortened(body: CountTokensRequest) -> list[str]:
 
 
 def _shown(turns: Sequence[Turn]) -> Iterator[Turn]:
-    """The turns that the model sees: a system's may end with the next user's."""
+    """The turns that the model sees: some of the system's end with the next user's."""
     last_user = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=0)
     for i, turn in enumerate(turns):
         if turn.content is not None and (turn.clear_at != "next_user_message" or i > last_user):
@@ -371,7 +371,7 @@ def _system(body: CountTokensRequest) -> list[Message]:
 
 
 def _messages(turn: Turn) -> Iterator[Message]:
-    """A turn's messages: a user's holds what tools returned, which are messages of their own."""
+    """A turn as messages: results of tools in a user's turn become messages of their own."""
     if isinstance(turn.content, str):
         yield Message(role=turn.role, content=turn.content)
     elif turn.role == "assistant":
@@ -499,7 +499,7 @@ class MessageAnswer(PartedAnswer):
 
 
 def _usage(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, int]:
-    """Tokens of a prompt that were read and those that were kept are counted apart there."""
+    """Anthropic counts tokens that were read and tokens whose KV was kept apart."""
     return {
         "input_tokens": prompt_tokens - cached_tokens,
         "cache_creation_input_tokens": 0,

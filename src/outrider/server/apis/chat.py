@@ -1,5 +1,5 @@
-"""OpenAI's chat completions. Requests for responses, messages (Anthropic) and chats (Ollama) become requests
-for these, and the rest is one way."""
+"""OpenAI's chat completions. Requests for responses, for Anthropic's messages and for Ollama's chats become
+these."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
 
 
 class ControlRequest(Body):
-    """What is to become of a running answer: `id` is its own, or the X-Request-Id of its request."""
+    """An action on a running answer; `id` is its own, or the X-Request-Id of its request."""
 
     id: Annotated[str, Field(min_length=1, max_length=128)]
     action: Literal["reasoning_end"]
@@ -108,7 +108,7 @@ class ControlRequest(Body):
 
 @router.post("/v1/chat/completions/control")
 async def control(body: ControlRequest, request: Request) -> Any:
-    """End the reasoning of an answer that runs: of a chat, a response or a message."""
+    """End the reasoning of a running answer: a chat, a response or a message."""
     caller, names = caller_of(request).name, {body.id, body.id.rpartition("-")[2].rpartition("_")[2]}
     services = models_of(request).services()
     running = [service.thinking.get((caller, name)) for service in services for name in names]
@@ -123,14 +123,14 @@ async def control(body: ControlRequest, request: Request) -> Any:
 # The plan
 
 _EFFORTS = {"reasoning_effort", "enable_thinking"}
-"""A template's variables that say how much a model is to think."""
+"""Variables of templates that say how much a model is to think."""
 _EFFORT_BUDGETS: dict[Effort, int] = {"none": 0, "minimal": 512, "low": 2048}
-"""Tokens of reasoning where the template knows no such words; the others have no limit."""
+"""Reasoning budgets in tokens where the template knows no levels; other levels have no limit."""
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "self"})
 
 
 def plan_chat(service: Service, body: ChatRequest, namespace: str) -> GenerationPlan:
-    """The requests that a chat request asks for. Raises Problem."""
+    """The engine requests for a chat request. Raises Problem."""
     check_choices(service.settings, body.n or 1, "n")
     tools, choice = _tools(body)
     text, notices = rendered(service, body)
@@ -159,7 +159,7 @@ def plan_chat(service: Service, body: ChatRequest, namespace: str) -> Generation
 
 
 def rendered(service: Service, body: ChatRequest) -> tuple[str, list[str]]:
-    """The conversation under the model's template, as `render` gives it, and notices. Raises Problem."""
+    """The conversation as `render` gives it, and notices. Raises Problem."""
     tools, choice = _tools(body)
     variables, notices = _variables(service, body)
     parallel, messages = body.parallel_tool_calls is not False, body.messages
@@ -173,7 +173,7 @@ def rendered(service: Service, body: ChatRequest) -> tuple[str, list[str]]:
 
 
 def _begun(service: Service, last: Message, prompt: str) -> str:
-    """How the answer to a prompt begins, with marks in what the client spells of control tokens."""
+    """The beginning of an answer that is to be continued, escaped as `render` does. Raises Problem."""
     begun = None
     if last.role == "assistant" and not last.tool_calls:
         escape, plain = service.controls.escape, last.plain()
@@ -221,8 +221,8 @@ def render(
     *,
     parallel: bool = True,
 ) -> str:
-    """A conversation under the model's template, with marks in what a client spells of control tokens
-    (`tokens_of` reads them). Raises Problem."""
+    """The conversation under the model's template, with marks in control tokens that the client spells (see
+    `control_tokens`). Raises Problem."""
     if service.template is None:
         why = f"{service.name} has no chat template. Use /v1/completions."
         raise invalid_field("messages", why, code="invalid_prompt")
@@ -240,8 +240,8 @@ def render(
 
 
 def tokens_of(service: Service, text: str) -> list[int]:
-    """The tokens of a rendered conversation: the template's control tokens, and text. Raises Problem for
-    one that cannot fit."""
+    """The tokens of a rendered conversation: only the template's control tokens are read as such. Raises
+    Problem for one that cannot fit."""
     assert service.template is not None
     service.check_length(text, "messages")
     first, *others = service.controls.split(text)
@@ -252,7 +252,7 @@ def tokens_of(service: Service, text: str) -> list[int]:
 
 
 def _variables(service: Service, body: ChatRequest) -> tuple[dict[str, Any], list[str]]:
-    """The template's further variables, and notices about those that it does not read."""
+    """Further variables of the template, and notices about those that it does not read."""
     variables = dict(body.chat_template_kwargs or {})
     if taken := sorted(_RESERVED & variables.keys()):
         raise invalid_field(f"chat_template_kwargs.{taken[0]}", "the server sets it. Leave it out.")
@@ -266,7 +266,7 @@ def _variables(service: Service, body: ChatRequest) -> tuple[dict[str, Any], lis
 
 
 def fitting_effort(service: Service, wanted: Effort | None, field: str) -> tuple[Effort | None, list[str]]:
-    """How much the model is to think, where it knows that; else a notice about the field."""
+    """How much the model is to think, where it knows that; else None and a notice about the field."""
     if wanted is None or service.format.reasons or _EFFORTS & set(_variables_of(service)):
         return wanted, []
     return None, [] if wanted == "none" else [f"{field}: this model's template does not read it"]
@@ -279,7 +279,7 @@ def _variables_of(service: Service) -> list[str]:
 
 
 def _effort(service: Service, effort: Effort) -> dict[str, Any]:
-    """How much a model is to think, in its template's words; where it has none, a budget says it."""
+    """How much a model is to think as variables of its template; none where a budget says it."""
     known = _variables_of(service)
     if "reasoning_effort" in known and effort != "none":
         return {"reasoning_effort": effort}
@@ -294,8 +294,8 @@ def _effort(service: Service, effort: Effort) -> dict[str, Any]:
 def _thought(
     service: Service, body: ChatRequest, prompt: str, room: int, *, must_call: bool
 ) -> tuple[Thought | None, list[str]]:
-    """How the answer may reason, with its budget in tokens, and notices; `room` is what the whole answer may
-    have. Where a tool has to be called, half of that is left for the call."""
+    """How the answer may reason, and notices. `room` is how many tokens the whole answer may have; where a
+    tool call is required, half of them are kept for the call."""
     settings, asked = service.settings, body.reasoning_budget
     thought = service.format.thought(prompt, settings.reasoning_budget_message or "")
     if thought is None:
@@ -315,7 +315,7 @@ def _thought(
 def _grammar(
     service: Service, body: ChatRequest, tools: Sequence[ToolSpec], choice: ToolChoice, prompt: str
 ) -> tuple[Grammar | None, tuple[str, ...]]:
-    """What limits the answer, compiled, and what of it is not enforced."""
+    """The compiled grammar of the answer, and what of it is not enforced."""
     content, field = grammar_of(body, service.settings)
     if choice == "none":
         limit = service.format.grammar((), choice, parallel=True, prompt=prompt, content=content)
@@ -392,7 +392,7 @@ class ChatAnswer(ChunkedAnswer):
         }
 
     def _deltas(self, choice: Choice, events: Sequence[Event]) -> Iterator[tuple[Any, Sequence[Event]]]:
-        """In the order of the events, neighbours of one kind in one."""
+        """Neighbours of one kind go into one delta."""
         for kind, group in groupby(events, type):
             found = list(group)
             if kind in _FIELDS:

@@ -43,7 +43,7 @@ router = APIRouter(tags=["text"])
 _OPENAI_MAX_TOKENS = 16
 
 Prompt = str | list[int | str]
-"""text, or tokens; llama-server's may have text among the tokens"""
+"""text, or tokens; llama-server's prompts may mix both"""
 
 
 class CompletionRequest(TextRequest):
@@ -84,8 +84,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 
 def plan_completions(service: Service, body: CompletionRequest, namespace: str) -> GenerationPlan:
-    """The requests that are asked for: the choices of the first prompt, then those of the second. Raises
-    Problem."""
+    """The engine requests: the choices of the first prompt, then those of the second. Raises Problem."""
     if body.echo and body.logprobs is not None:
         why = "the prompt has no log probabilities here. Leave echo or logprobs out."
         raise invalid_field("echo", why, code="unsupported")
@@ -119,7 +118,7 @@ def plan_texts(
     notices: Sequence[str] = (),
     echoes: tuple[str, ...] = (),
 ) -> GenerationPlan:
-    """The requests for texts after these prompts, in their order. Raises Problem."""
+    """The engine requests for texts after these prompts, in order. Raises Problem."""
     number = body.n or 1
     check_choices(service.settings, number * len(prompts), "n" if number > 1 else "prompt")
     grammar, field = grammar_of(body, service.settings)
@@ -138,7 +137,8 @@ def plan_texts(
 
 
 def prompts_of(given: str | Sequence[int | str | list[int] | list[int | str]]) -> list[Prompt]:
-    """The prompts of a request: a list with a number in it is one, any other is several. Raises Problem."""
+    """The prompts of a request: a list that contains a number is one prompt, any other is several. Raises
+    Problem."""
     if isinstance(given, str):
         return [given]
     if any(isinstance(part, int) for part in given):
@@ -149,8 +149,8 @@ def prompts_of(given: str | Sequence[int | str | list[int] | list[int | str]]) -
 
 
 def prompt_tokens(service: Service, prompt: Prompt) -> tuple[int, ...]:
-    """The tokens of a prompt, which is the client's own: control tokens that it spells are read as such.
-    Raises Problem for one that does not fit."""
+    """The tokens of a prompt; control tokens that it spells are read as such. Raises Problem for one that
+    does not fit."""
     tokens: list[int] = []
     for i, part in enumerate([prompt] if isinstance(prompt, str) else prompt):
         tokens += [part] if isinstance(part, int) else _text_tokens(service, part, begins=i == 0)
@@ -188,9 +188,9 @@ def _echo(service: Service, prompt: Prompt) -> str:
 
 _REPOSITORY = "repository\n"
 _FILE = "filename\n"
-"""what both are called: clients give neither name"""
+"""clients give no name of the repository or of the file"""
 _MIN_ANSWER = 16
-"""Tokens that are left for an answer of no certain length, at least; else an eighth of the context."""
+"""Tokens that are kept for an answer without a limit: this many at least, else an eighth of the context."""
 
 
 def infill_prompt(
@@ -203,9 +203,19 @@ def infill_prompt(
     files: Sequence[tuple[str, str]] = (),
     max_tokens: int | None = None,
 ) -> tuple[int, ...]:
-    """The tokens of a prompt for what is between two texts, after `begun`; other `files` (name and text) come
-    first. Of a text that is too long the part next to the gap is taken, of files the last ones. Raises
-    Problem in terms of `field` where the model cannot do it, or nothing has room."""
+    """The tokens of a prompt for the text between two others. What does not fit is cut far from the gap.
+
+    Args:
+        service: Whose model fills the gap.
+        before: The text before the gap.
+        after: The text after the gap.
+        field: The request's field that a Problem names.
+        begun: How the text of the gap begins.
+        files: Names and texts of other files; the last ones that fit are taken whole.
+        max_tokens: How long the answer may get.
+
+    Raises Problem where the model cannot do it, or nothing has room.
+    """
     tokens = service.infill
     if tokens is None:
         why = f"{service.name} has no tokens for filling in a middle. Load a model that has, or leave it out."
@@ -227,7 +237,7 @@ def infill_prompt(
 
 
 def _extra(service: Service, tokens: Infill, files: Sequence[tuple[str, str]], room: int) -> list[int]:
-    """The last of the files that have room, each whole, and the name of the one that is written."""
+    """The last files that fit, each whole, and the name of the file that is written."""
     if not files:
         return []
     head = [] if tokens.repository is None else [tokens.repository, *_tokens(service, _REPOSITORY)]
@@ -245,7 +255,7 @@ def _extra(service: Service, tokens: Infill, files: Sequence[tuple[str, str]], r
 
 
 def _tokens(service: Service, text: str) -> list[int]:
-    """The tokens of a client's text, whatever it spells."""
+    """The tokens of a client's text; control tokens that it spells are text."""
     return service.vocabulary.tokenize(text, add_special=False) if text else []
 
 
@@ -283,7 +293,7 @@ class CompletionAnswer(ChunkedAnswer):
 
 
 class _Logprobs:
-    """A completion's `logprobs`; its text has `position` characters so far."""
+    """The `logprobs` of a completion whose text has `position` characters so far."""
 
     def __init__(self, vocabulary: Vocabulary, position: int) -> None:
         self._vocabulary = vocabulary
@@ -291,7 +301,7 @@ class _Logprobs:
         self._position = position
 
     def of(self, scored: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Those of the tokens that come next."""
+        """The log probabilities of the next tokens."""
         offsets = []
         for one in scored:
             offsets.append(self._position)

@@ -1,5 +1,4 @@
-"""From a plan to a response: generations that run together, their outcomes as one answer, whole or as a
-stream of server-sent events or of lines."""
+"""From a plan to a response: generations that run together give one answer, whole or as a stream."""
 
 from __future__ import annotations
 
@@ -39,13 +38,12 @@ LINES_TOO: dict[int | str, dict[str, Any]] = {
 }
 
 _QUIET_S = 15.0
-"""After such a silence a comment is sent, so that no proxy closes the connection."""
+"""After this silence a comment is sent, so that no proxy closes the connection."""
 
 
 class Generations:
-    """Those of one answer, as they run. When `stack` is closed those that still run are cancelled, and what
-    was generated until then counts against the caller's limits. After `max_decode_s` a choice ends that has
-    begun a new line."""
+    """The running generations of one answer. Closing `stack` cancels them; what they generated counts against
+    the caller's limits. After `max_decode_s` a choice ends once it has begun a new line."""
 
     def __init__(
         self, service: Service, caller: Caller, stack: ExitStack, max_decode_s: float | None = None
@@ -56,23 +54,23 @@ class Generations:
         self._stack = stack
         self._outcomes: asyncio.Queue[tuple[Choice, Outcome]] = asyncio.Queue()
         self._jobs: dict[int, Job] = {}
-        """by the indices of choices"""
+        """by index of the choice"""
         self._began_s: dict[int, float] = {}
-        """when the first tokens came"""
+        """loop time of the first tokens, by index of the choice"""
         self.num_open = 0
 
     def cut(self, choice: Choice) -> None:
-        """End a choice here: what there is of it is its answer."""
+        """End a choice with what it has."""
         choice.is_cut = True
         self._service.worker.cancel(self._jobs[choice.index])
 
     def end_thought(self) -> None:
-        """Let the reasoning of all of them end."""
+        """End the reasoning of all choices."""
         for job in self._jobs.values():
             self._service.worker.end_thought(job)
 
     async def start(self, choice: Choice) -> None:
-        """Hand a choice's request to the worker. Raises Problem, and what the engine refuses it with."""
+        """Submit a choice's request. Raises Problem, and the engine's errors."""
         request = choice.request
         room = self._service.context_tokens - len(request.prompt)
         longest = room if request.max_tokens is None else min(request.max_tokens, room)
@@ -84,7 +82,7 @@ class Generations:
         self.num_open += 1
 
     def _take(self, choice: Choice, used: TokenUsage, job: Job, outcome: Outcome) -> None:
-        """Count what comes of a generation, also of one whose client has left."""
+        """Count the tokens of a generation, also after its client has left."""
         if isinstance(outcome, Update):
             used.completion_tokens += len(outcome.record.tokens)
         elif isinstance(outcome, Completion):
@@ -97,8 +95,8 @@ class Generations:
         self._outcomes.put_nowait((choice, outcome))
 
     async def next(self) -> tuple[Choice, Update | Completion]:
-        """What a step adds to a choice, or its completion. Raises Problem for a generation that failed, or
-        that the server broke off."""
+        """The next update or completion of a choice. Raises Problem for a generation that failed or was
+        broken off."""
         choice, outcome = await self._outcomes.get()
         if isinstance(outcome, Update):
             if outcome.error is not None:
@@ -127,8 +125,8 @@ async def answer(
     plan: Callable[[Service, _Body, str], GenerationPlan],
     make: Callable[[Service, _Body, GenerationPlan], Answer],
 ) -> Response:
-    """The response to a request: a JSON object, or events. `plan` gets the caller's cache namespace.
-    Raises Problem and OutriderError."""
+    """The response to a request: a JSON object, or a stream. `plan` gets the caller's cache namespace, `make`
+    makes the answer. Raises Problem and OutriderError."""
     caller = caller_of(request)
     async with models_of(request).serving(body.model) as service:
         planned = await service.prepared(partial(plan, service, body, caller.namespace))
@@ -165,7 +163,7 @@ async def _end_when_left(request: Request, stack: ExitStack) -> None:
 
 
 async def _events(service: Service, running: Generations, result: Answer) -> AsyncIterator[bytes]:
-    """The events of a stream, with comments where they are far apart."""
+    """The bytes of a stream, with comments in long silences."""
     frame = _event if result.media_type == EVENTS else _line
     for data in result.first():
         yield frame(data)
@@ -197,7 +195,7 @@ async def _events(service: Service, running: Generations, result: Answer) -> Asy
 
 
 def _event(data: dict[str, Any]) -> bytes:
-    """One server-sent event, named after the type of typed ones."""
+    """One server-sent event; a typed one has its type as its name."""
     name = f"event: {data['type']}\n" if "type" in data else ""
     return name.encode() + b"data: " + _line(data) + b"\n"
 
@@ -208,7 +206,7 @@ def _line(data: dict[str, Any]) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """A stream of events; `close` is called when it has ended, however that came about."""
+    """A stream; `close` is called when it has ended, for whatever reason."""
 
     def __init__(self, events: AsyncIterator[bytes], media_type: str, close: Callable[[], None]) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

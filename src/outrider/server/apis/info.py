@@ -20,15 +20,15 @@ from outrider.server.service import Service
 
 router = APIRouter()
 several_router = APIRouter(tags=["models"])
-"""of a server with several models"""
+"""for servers with several models"""
 open_router = APIRouter()
-"""What needs no key, or says itself who needs one; the page has nothing for programs."""
+"""needs no key"""
 metrics_router = APIRouter(tags=["state"])
 
 _MAX_CHARACTERS = 1_000_000
-"""of a text for /tokenize: seconds on a core"""
+"""of a text for /tokenize, which take seconds"""
 _MAX_CONTROLS = 10_000
-"""The time to read them grows with the square of their number: a tenth of a second for so many."""
+"""Reading takes the square of their number: a tenth of a second for this many."""
 _CALL_SIZES = 32
 
 
@@ -50,7 +50,7 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
-    """Tokens to be read as text."""
+    """Tokens whose text is wanted."""
 
     tokens: Many[Token]
     model: str | None = None
@@ -144,7 +144,7 @@ class ModelRequest(Body):
 
 @several_router.post("/models/load")
 async def load(body: ModelRequest, request: Request) -> Any:
-    """Load a model before somebody asks it for something; for keys with admin = true."""
+    """Load a model before the first request for it; for keys with admin = true."""
     async with models_of(request).serving(body.model):
         return {"success": True}
 
@@ -206,7 +206,7 @@ async def health(request: Request) -> Any:
 
 @metrics_router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """Counters and histograms, in the format that the Accept header prefers."""
+    """Metrics in the format that the Accept header prefers."""
     collected = models_of(request).metrics
     assert collected is not None, "the endpoint is there where something is counted"
     content, content_type = collected.render(request.headers.get("accept", ""))
@@ -219,7 +219,7 @@ def page_router(page: Page) -> APIRouter:
 
     @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def show(request: Request) -> Response:
-        """The page, or word that the browser has it already."""
+        """The page, or 304 where the browser has it."""
         if page.is_current(request.headers.get("if-none-match")):
             return Response(status_code=304, headers=dict(page.headers))
         return Response(page.body, headers=dict(page.headers))

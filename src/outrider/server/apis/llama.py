@@ -1,4 +1,4 @@
-"""llama-server's own API: completions, infill, and what it says of itself. Slots are in `slots`."""
+"""llama-server's own API, without its slots (`slots`)."""
 
 from __future__ import annotations
 
@@ -141,14 +141,13 @@ def _props(service: Service) -> dict[str, Any]:
 
 
 def plan_llama(service: Service, body: LlamaRequest, namespace: str) -> GenerationPlan:
-    """The requests that are asked for: the choices of the first prompt, then those of the second. Raises
-    Problem."""
+    """The engine requests: the choices of the first prompt, then those of the second. Raises Problem."""
     prompts = [prompt_tokens(service, prompt) for prompt in prompts_of(body.prompt)]
     return _plan(service, body, prompts, namespace)
 
 
 def plan_infill(service: Service, body: InfillRequest, namespace: str) -> GenerationPlan:
-    """The request for what is in a gap. Raises Problem."""
+    """The engine request for the text of a gap. Raises Problem."""
     prompt = infill_prompt(
         service,
         body.input_prefix,
@@ -178,7 +177,7 @@ def _plan(
 
 
 def _max_tokens(service: Service, body: LlamaFields) -> int | None:
-    """For a prompt that is only to be read it is a token, which is not shown."""
+    """A prompt that is only to be read (0) gets one token, which is not shown."""
     asked = None if body.n_predict is None or body.n_predict < 0 else max(body.n_predict, 1)
     return answer_tokens(service.settings, asked, None, "n_predict")
 
@@ -229,7 +228,7 @@ class LlamaAnswer(Answer):
         return llama_error(500, body)
 
     def _taken(self, choice: Choice) -> dict[str, Any]:
-        """Probabilities that nobody has got yet, where they were asked for."""
+        """Probabilities that were not sent yet, if any were asked for."""
         found, self._scored[choice.index] = self._scored[choice.index], []
         return {"completion_probabilities": found} if self._body.n_probs else {}
 
@@ -264,7 +263,7 @@ class LlamaAnswer(Answer):
 
 
 def _timings(completion: Completion, account: dict[str, Any]) -> dict[str, Any]:
-    """How long prompt and answer took, in llama-server's words; of drafts also how many were accepted."""
+    """llama-server's timings of prompt and answer, and its counts of drafted and accepted tokens."""
     times, found = account["times"], dict[str, Any]()
     for name, number, seconds in (
         ("prompt", completion.prompt_tokens - completion.reused_tokens, times["prefill_s"]),
@@ -281,7 +280,7 @@ def _timings(completion: Completion, account: dict[str, Any]) -> dict[str, Any]:
 
 
 def _picked(found: dict[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
-    """Fields by their names; `a/b` is the field b of the object a, under this name. Others are left out."""
+    """The wanted fields; `a/b` is field b of object a, under that name. Missing ones are left out."""
     picked: dict[str, Any] = {}
     for path in wanted:
         value: Any = found

@@ -16,7 +16,7 @@ MAX_TOOLS = 512
 
 
 class OfFunction(Shape):
-    """Something that is about a function."""
+    """An object whose type is a function's."""
 
     type: Annotated[Literal["function"], explained("tools of type {} are not supported. Give functions")]
 
@@ -132,7 +132,7 @@ class Message(Shape):
 
 
 def type_of(data: Any) -> str | None:
-    """The kind of an item or a block; a message where it does not say."""
+    """The type of an item or a block; an item without one is a message."""
     if isinstance(data, dict):
         kind = data.get("type", "message")
         return kind if isinstance(kind, str) else None

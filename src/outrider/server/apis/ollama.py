@@ -1,5 +1,4 @@
-"""Ollama's API, as far as programs that talk to it need it. Its requests become those for a chat or a
-completion."""
+"""Ollama's API, as far as its clients need it. Its requests become those for a chat or a completion."""
 
 from __future__ import annotations
 
@@ -158,7 +157,7 @@ class ShowRequest(Shape):
 # The endpoints
 
 VERSION = "0.12.6"
-"""of Ollama's API: clients ask whether it is new enough for tools and thinking"""
+"""the version of Ollama's API that is followed; clients check whether it has tools and thinking"""
 
 _Body = TypeVar("_Body", bound=OllamaFields)
 _REFUSED = dict.fromkeys(
@@ -218,14 +217,14 @@ async def ps(request: Request) -> Any:
 
 @router.post("/api/show")
 async def show(body: ShowRequest, request: Request) -> Any:
-    """What is known of a model."""
+    """Describe a model."""
     models = models_of(request)
     async with models.serving(_own_name(models, body.model or body.name)) as service:
         return _shown(service)
 
 
 async def _refuse(request: Request) -> Response:
-    """What other servers have and this one does not: refused by name."""
+    """Refuse an endpoint that other servers have and this one does not."""
     raise Problem(400, f"{request.url.path}: {_REFUSED[request.url.path]}", code="unsupported")
 
 
@@ -320,12 +319,12 @@ _NAMES = {
 
 
 def plan_ollama_chat(service: Service, body: OllamaChatRequest, namespace: str) -> GenerationPlan:
-    """The request that is asked for. Raises Problem, in terms of this endpoint's fields."""
+    """The engine request. Raises Problem, in terms of this API's fields."""
     return _plan(service, body, [_message(message) for message in body.messages or ()], namespace)
 
 
 def plan_generate(service: Service, body: GenerateRequest, namespace: str) -> GenerationPlan:
-    """The request that is asked for. Raises Problem, in terms of this endpoint's fields."""
+    """The engine request. Raises Problem, in terms of this API's fields."""
     prompt = body.prompt or ""
     if body.suffix or body.raw or service.template is None:
         if body.system:
@@ -431,7 +430,7 @@ class OllamaAnswer(Answer):
         self._began_s = perf_counter()
         [self._choice] = self.choices
         self._num_sent = 0
-        """calls that were sent: each is sent when it is whole"""
+        """how many tool calls were sent; each is sent when it is complete"""
 
     def next(self, choice: Choice, outcome: Update | Completion) -> Iterator[dict[str, Any]]:
         content = thinking = ""

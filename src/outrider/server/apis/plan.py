@@ -28,12 +28,18 @@ from outrider.server.settings import ServeSettings
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """Requests, one for each choice, in the order of their indices.
+    """Engine requests, one for each choice, in the order of their indices.
 
-    `policy` is who drafts, by name. `bitwise`: the texts are those of plain decoding, bit for bit.
-    `notices` are lines that belong into the answer. `reader` makes what reads a choice's text; None: it is
-    content from the first character to the last. `echoes` are the texts that the choices begin with (an
-    echoed prompt). After `max_decode_s` an answer ends that has begun a new line.
+    Args:
+        requests: In the order of the choices.
+        policy: Who drafts, by name.
+        bitwise: Whether the texts are those of plain decoding, bit for bit.
+        notices: Lines for the answer.
+        choices_per_prompt: How many requests share a prompt.
+        show_sources: Whether a stream says who drafted its text.
+        reader: Makes the reader of a choice's text; None: all of it is content.
+        echoes: What the choices' texts begin with (an echoed prompt).
+        max_decode_s: After so many seconds an answer ends once it has begun a new line.
     """
 
     requests: tuple[Request, ...]
@@ -66,8 +72,8 @@ def plan_of(
     reader: Callable[[], AnswerReader] | None = None,
     echoes: tuple[str, ...] = (),
 ) -> GenerationPlan:
-    """`body.n` choices for each prompt, in the cache namespace; `grammar` is compiled, `notices` say
-    what of it is not enforced. Raises Problem."""
+    """`body.n` choices for each prompt, in the cache namespace; `grammar` is compiled already. Raises
+    Problem."""
     speculation, bitwise = body.speculation, service.session.bitwise
     policy = (speculation and speculation.policy) or "auto"
     if policy == "model" and service.draft_name is None:
@@ -114,9 +120,8 @@ def plan_of(
 
 
 def _predicted(service: Service, asked: Prediction | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The tokens of a text that an answer is expected to be like, and why they are of no use, if so. It
-    is read as text, whatever it spells. No answer is longer than the context: what is after that is left
-    out."""
+    """The tokens of a prediction, as many as the context holds, and a notice where it is not used. Control
+    tokens that it spells are text."""
     if asked is None:
         return (), ()
     followed = any(isinstance(d, PredictionDrafter) for d in service.session.engine.drafters)
@@ -130,7 +135,7 @@ def _predicted(service: Service, asked: Prediction | None) -> tuple[tuple[int, .
 
 
 def compile_grammar(service: Service, body: TextRequest, grammar: Grammar, field: str) -> tuple[str, ...]:
-    """Compile the grammar of a field; what of it is not enforced. Raises Problem."""
+    """Compile the grammar of a field; returns what of it is not enforced. Raises Problem."""
     if body.ignore_eos:
         why = f"{field} says where the answer ends. Leave one of the two out."
         raise invalid_field("ignore_eos", why)
@@ -141,8 +146,8 @@ def compile_grammar(service: Service, body: TextRequest, grammar: Grammar, field
 
 
 def answer_tokens(settings: ServeSettings, asked: int | None, default: int | None, field: str) -> int | None:
-    """How long an answer may get; None: no limit of its own. Raises Problem where more was asked for than is
-    allowed."""
+    """How long an answer may get; None: no limit but the context. Raises Problem where more was asked for
+    than is allowed."""
     if asked is not None and settings.max_tokens is not None and asked > settings.max_tokens:
         why = f"{asked} are more than this server gives, which is {settings.max_tokens}. Ask for fewer."
         raise invalid_field(field, why)
@@ -153,14 +158,14 @@ def answer_tokens(settings: ServeSettings, asked: int | None, default: int | Non
 
 
 def check_schema(settings: ServeSettings, size: int, field: str) -> None:
-    """Raises Problem for a schema or grammar of so many bytes, if it is too large."""
+    """Raises Problem for a schema or grammar of too many bytes."""
     if size > settings.max_schema:
         why = f"it has {size:,} bytes, and {settings.max_schema:,} are the most. Shorten it."
         raise invalid_field(field, why, code="grammar_too_large")
 
 
 def check_choices(settings: ServeSettings, number: int, field: str) -> None:
-    """Raises Problem for so many choices, if they are too many."""
+    """Raises Problem for too many choices."""
     if number > settings.max_choices:
         why = f"{number} choices are more than the {settings.max_choices} of this server. Ask for fewer."
         raise invalid_field(field, why)
@@ -170,9 +175,9 @@ def check_choices(settings: ServeSettings, number: int, field: str) -> None:
 
 
 _MIN_TEMPERATURE = 1e-4
-"""Below it one token has all the weight: decoding is greedy, and no logit can become too large."""
+"""Below it one token has all the weight, so decoding is greedy: no logit becomes too large."""
 _BARRED = -100.0
-"""A bias that OpenAI's clients bar a token with."""
+"""The bias by which OpenAI's clients bar a token."""
 
 
 def _biases(asked: dict[str, float]) -> tuple[tuple[int, float], ...]:
@@ -185,7 +190,7 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "logit_bias": _biases,
     "seed": lambda value: value if value >= 0 else None,
 }
-"""Fields whose values mean the same in other numbers to the engine."""
+"""How the engine writes the values of some fields."""
 _PARAMETERS = {parameter.name for parameter in dataclass_fields(SamplingParams)}
 _SAMPLERS: dict[str, dict[str, float]] = {
     "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
@@ -217,7 +222,7 @@ def sampling_of(fields: SamplingFields, defaults: SamplingParams) -> SamplingPar
 
 
 def sampler_notices(fields: SamplingFields) -> list[str]:
-    """What is not done of a request's `samplers`."""
+    """Notices about what is not done of a request's `samplers`."""
     given = list(map(_known_sampler, fields.samplers or ()))
     unknown = [name[:64] for name in given if name not in _SAMPLERS]
     known = [name for name in given if name in _SAMPLERS]
@@ -234,7 +239,7 @@ def _known_sampler(name: str) -> str:
 def verification_of(
     fields: SamplingFields, defaults: Verification, sampling: SamplingParams, *, bitwise: bool
 ) -> Verification:
-    """How drafts are checked; `bitwise`: this server can give equal bits. Raises Problem."""
+    """How drafts are verified; `bitwise`: whether this server can give equal bits. Raises Problem."""
     asked = {name: getattr(fields.speculation, name, None) for name in ("rule", "draft_sampling", "lenience")}
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if fields.bitwise and not bitwise:
@@ -255,10 +260,8 @@ _OBJECT = {"type": "object"}
 
 
 def grammar_of(fields: TextRequest, settings: ServeSettings) -> tuple[Grammar | None, str]:
-    """What limits the answer, and the field that says so; None and "" where nothing does.
-
-    Raises Problem for two of them, and for a text that is too long.
-    """
+    """The grammar of the answer and its field; None and "" where nothing limits it. Raises Problem for two of
+    them, and for one that is too long."""
     found = [row for row in grammar_fields(fields) if row[2] is not None]
     structured, formatted = fields.structured_outputs, fields.response_format
     if structured is not None and not any(name.startswith("structured_outputs") for name, *_ in found):

@@ -75,14 +75,14 @@ class Part(Shape):
 
 
 class _Item(Shape):
-    """What earlier answers say of an item besides: accepted, without effect."""
+    """What earlier answers add to an item; no effect."""
 
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
 
 class MessageItem(_Item):
-    """Something said."""
+    """A message."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -230,7 +230,7 @@ _NAMES = {
 
 
 def plan_response(service: Service, body: ResponseRequest, namespace: str) -> GenerationPlan:
-    """The request that is asked for. Raises Problem, in terms of this endpoint's fields."""
+    """The engine request. Raises Problem, in terms of this API's fields."""
     with renamed_fields(_NAMES):
         return plan_chat(service, as_chat(body), namespace)
 
@@ -277,7 +277,7 @@ def _messages(body: ResponseRequest) -> list[Message]:
 
 
 def _turns(items: Sequence[Item]) -> list[Message]:
-    """Messages; what the assistant thought, said and called in one turn is one of them."""
+    """The items as messages: what the assistant thought, said and called in one turn is one message."""
     turns: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, FunctionOutputItem):
@@ -314,7 +314,7 @@ _TEXT_EVENTS = {
     "function_call": "response.function_call_arguments",
 }
 _GIVEN = ("instructions", "max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
-"""Fields of the request that are returned as they came."""
+"""Fields of the request that the answer repeats."""
 
 
 class ResponseAnswer(PartedAnswer):
@@ -363,13 +363,13 @@ class ResponseAnswer(PartedAnswer):
     # The last item
 
     def _item_event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """An event about a part of it."""
+        """An event about a part of the last item."""
         item, index = self._parts[-1], len(self._parts) - 1
         place = {"item_id": item["id"], "output_index": index}
         return self._event(kind, **place, **({"content_index": 0} if "content" in item else {}), **fields)
 
     def _whole_item_event(self, kind: str) -> dict[str, Any]:
-        """An event with all of it as it is now: it goes on growing."""
+        """An event with a copy of the last item, which goes on growing."""
         item = dict(self._parts[-1])
         if "content" in item:
             item["content"] = [dict(part) for part in item["content"]]
@@ -412,7 +412,7 @@ class ResponseAnswer(PartedAnswer):
         return self._item_event(f"{_TEXT_EVENTS[item['type']]}.delta", delta=event.text, **more)
 
     def _close(self, status: str = "completed") -> Iterator[dict[str, Any]]:
-        """It is finished: "completed", or "incomplete" where the answer breaks off in it."""
+        """Finish the last item: "completed", or "incomplete" where the answer breaks off in it."""
         if not self._is_open:
             return
         self._is_open = False
@@ -443,7 +443,7 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
 
 
 def _head(id: str, service: Service, body: ResponseRequest, plan: GenerationPlan) -> dict[str, Any]:
-    """What is known before the first token: the request, as it is carried out."""
+    """What is known before the first token: the request's settings, as they are in force."""
     given = body.model_dump(mode="json", by_alias=True)
     request = plan.requests[0]
     text = given["text"] or {}

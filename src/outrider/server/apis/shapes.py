@@ -29,12 +29,12 @@ _MAX_UNKNOWN = 16
 _Part = TypeVar("_Part")
 
 Many = Annotated[list[_Part], Field(fail_fast=True)]
-"""A list in which the first part that is wrong ends the reading: a body may hold millions of them, and an
-error for each would take gigabytes."""
+"""A list whose reading ends at the first wrong part: a body may hold millions of them, and an error for each
+would take gigabytes."""
 
 
 def unsupported(why: str, field: str | None = None) -> PydanticCustomError:
-    """An error about something that is known but not supported: `why` with the way out."""
+    """An error about a known field or value that is not supported; `why` includes the way out."""
     return PydanticCustomError("unsupported", "{why}", {"why": why, "field": field})
 
 
@@ -110,8 +110,8 @@ def _is_unicode(text: str) -> bool:
 
 
 def explained(why: str) -> WrapValidator:
-    """Says `why` a value other than those of the type is not supported; numbers never are. With {} in it for
-    the value it speaks of texts alone."""
+    """Says `why` values outside the type are not supported. A `why` that contains {}, for the value, is about
+    texts alone."""
 
     def check(value: Any, handler: Any) -> Any:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)  # 0 is equal to false
@@ -126,7 +126,7 @@ def explained(why: str) -> WrapValidator:
 
 
 def only(neutral: float, why: str) -> AfterValidator:
-    """Says `why` a number other than the `neutral` one is not supported."""
+    """Says `why` no number but the `neutral` one is supported."""
 
     def check(value: Any) -> Any:
         if value != neutral:
@@ -137,7 +137,7 @@ def only(neutral: float, why: str) -> AfterValidator:
 
 
 def few(most: int) -> BeforeValidator:
-    """Refuses an object of too many fields before it looks at any of them."""
+    """Refuses an object with too many fields before any of them is read."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > most:
@@ -152,7 +152,7 @@ def few(most: int) -> BeforeValidator:
 WHOLE = BeforeValidator(
     lambda value: int(value) if isinstance(value, float) and value.is_integer() else value
 )
-"""For integers, which JSON may write with a fraction of zero."""
+"""For integers that JSON writes with a fraction, as in 1.0."""
 MAX_INT = 2**31 - 1
 
 Json = dict[str, Any]
@@ -171,9 +171,9 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 # How the next token is chosen: made of the fields and ranges of SamplingParams
 
 _LEAST = {"repeat_penalty": 0.01, "dynatemp_exponent": 0.0}
-"""Where requests begin elsewhere than the engine: no logit can become too large."""
+"""Least values that keep logits from becoming too large."""
 _LARGEST = 100.0
-"""No number of theirs is larger, where the engine has no limit."""
+"""The largest value where the engine has no limit."""
 
 
 def _sampled() -> dict[str, Any]:
@@ -213,11 +213,8 @@ def _is_pair(value: Any) -> bool:
 
 
 class Speculation(Shape):
-    """How this request is to be drafted for; what is absent stays as the server has it.
-
-    None of these changes what the answer is drawn from, but `lenience` below 1: it accepts other tokens
-    than plain decoding would, and the answer says so.
-    """
+    """How to draft for this request; what is absent is as the server has it. Only `lenience` below 1 changes
+    what the answer is drawn from, and the answer then says so."""
 
     policy: Literal["auto", "lookup", "model", "fixed", "plain"] | None = Field(
         None, description="Who drafts; `plain`: nobody."
@@ -271,7 +268,7 @@ class SamplingFields(_Sampled):
     speculation: Speculation | None = None
 
     def sampling(self) -> dict[str, Any]:
-        """The fields of this kind that were given, for a request of another API."""
+        """The given fields about sampling, for a request of another API."""
         given = {name: getattr(self, name) for name in SamplingFields.model_fields}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -362,8 +359,7 @@ class StreamOptions(Shape):
 
 
 class GenerationRequest(SamplingFields, Body):
-    """What the endpoints of text share, with fields that clients send and that have nothing to act on
-    here."""
+    """What the endpoints for text share."""
 
     refused: ClassVar = REFUSED
     ignored: ClassVar = SamplingFields.ignored | {
@@ -402,15 +398,14 @@ class TextPart(Shape):
 
 
 class Prediction(Shape):
-    """What much of the answer will be like: a source of drafts."""
+    """A text that the answer will resemble: a source of drafts."""
 
     type: Literal["content"]
     content: str | Many[TextPart]
 
 
 class TextRequest(GenerationRequest):
-    """What chats and completions have in common, whoever's they are: how many choices, and at most one field
-    that limits the answer."""
+    """What chats and completions share: how many choices, and at most one field that limits the answer."""
 
     n: NumChoices | None = None
     prediction: Prediction | None = None

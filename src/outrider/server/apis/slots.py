@@ -1,6 +1,5 @@
-"""llama-server's slots. To look at, they are room for one request that generates each, and nothing of its
-text or settings is shown; to save, restore and erase, they are the caller's own texts whose KV is stored, the
-last used first."""
+"""llama-server's slots. GET shows one for each request that may run, without its text or settings. To save,
+restore and erase, slots are the caller's own texts whose KV is stored, the last used first."""
 
 from __future__ import annotations
 
@@ -114,7 +113,7 @@ _ACTIONS = {"save": _save, "restore": _restore, "erase": _erase}
 
 
 async def _on_slot(service: Service, slot: int, scope: str, function: Callable[[int], _Result]) -> _Result:
-    """What a function makes of the sequence of a caller's text, in the engine's thread."""
+    """Call a function with the sequence of a caller's text, in the engine's thread."""
 
     def act() -> _Result:
         texts = service.session.engine.slots.texts(scope)
@@ -129,7 +128,7 @@ async def _on_slot(service: Service, slot: int, scope: str, function: Callable[[
 
 
 def _file(service: Service, body: SlotRequest, scope: str) -> tuple[Folder, Path]:
-    """Where a caller's file of this name is: callers have files of their own."""
+    """The path of a caller's file: callers have files of their own."""
     if service.slot_folder is None:
         message = "slots are not saved here. Start the server with --slot-save-path."
         raise Problem(501, message, code="not_supported", type="not_supported_error")
