@@ -452,17 +452,6 @@ def test_a_batch_has_each_label_at_the_token_before_it() -> None:
     assert at == len(batch.places) == len(batch.labels.ids)
 
 
-def test_a_labelled_token_takes_less_than_half_a_kilobyte() -> None:
-    random = np.random.default_rng(0)
-    ids = random.integers(0, 49_152, (200, 64)).astype(np.int32)
-    log_probs = np.full((200, 64), -6.0, dtype=np.float16)
-    made = example_of(200, ids=ids, log_probs=log_probs, rest=np.zeros(200, dtype=np.float16))
-    text = text_of(made, Subset.whole(49_152), 1000)
-    assert text is not None
-    size = sum(values.nbytes for values in (text.ids, text.probs, text.rest, text.tokens))
-    assert size < 450 * len(text.ids)
-
-
 # Questions
 
 

@@ -509,15 +509,3 @@ def test_a_trained_draft_changes_no_text(teacher: Teacher, tmp_path: Path, reduc
     assert accepted > 10, "and it was of use"
     expected = [e.answer[:30].tolist() for e in teacher.held_out[:12:2]]
     assert [list(found.tokens) for found in plain] == expected, "the recorded answers are those of the engine"
-
-
-def test_an_evaluation_is_of_plain_numbers(teacher: Teacher, tmp_path: Path) -> None:
-    """A checkpoint is read without running any code, which NumPy's own numbers would need."""
-    trainer = trainer_of(teacher, tmp_path)
-    trainer._evaluate()
-    assert {type(value) for value in asdict(trainer.state.history[0]).values()} == {
-        int,
-        float,
-        type(None),
-    }
-    assert isinstance(trainer.state.history[0], Evaluation)

@@ -109,8 +109,8 @@ class ExpectedSpeed:
 
 
 def expected_speed(answers: Sequence[Predictions], costs: StepCosts) -> ExpectedSpeed:
-    """Expected speed over some answers, each of which starts after its own prompt: all are replayed at once
-    for every threshold and greatest length of a draft."""
+    """The speed on some answers: they are replayed at once for every threshold and longest draft, and the
+    best pair is taken."""
     plain = 1 / costs.target_s[0]
     best = ExpectedSpeed(plain, plain)
     sizes = np.array([len(answer.matches) for answer in answers], dtype=np.int64)
@@ -141,8 +141,15 @@ def expected_speed(answers: Sequence[Predictions], costs: StepCosts) -> Expected
 
 
 def _replayed(starts: Ints, ends: Ints, confident: Ints, correct: Ints, costs: StepCosts) -> Floats:
-    """Seconds (longest draft - 1) of all answers together; at each place so many tokens are `confident` and
-    `correct`."""
+    """Seconds that all answers take together, by the longest draft that is allowed: (limit,), from 1 on.
+
+    Args:
+        starts: Each answer's first position.
+        ends: The position after its last.
+        confident: Tokens that the draft is confident enough of, from each position on.
+        correct: Tokens in a row that are the target's, from each position on.
+        costs: Of calls.
+    """
     target_s = np.array(costs.target_s)
     limit = len(target_s) - 1
     at, end = np.repeat(starts, limit), np.repeat(ends, limit)
@@ -174,7 +181,18 @@ def evaluate(
     costs: StepCosts,
     device: torch.device,
 ) -> Evaluation:
-    """The draft on held-out texts in batches of up to `batch_tokens`, its step not said."""
+    """Judge a draft on held-out texts.
+
+    Args:
+        texts: All that are to be read; agreement and speed are of the greedy ones.
+        logits_of: The draft.
+        loss: That of its training.
+        batch_tokens: Of a call, padding included.
+        costs: Of calls, for the expected speed.
+        device: Where the draft is.
+
+    Returns: What was found; its step is 0, and its training loss not known.
+    """
     losses: list[Tensor] = []
     alphas: list[Tensor] = []
 

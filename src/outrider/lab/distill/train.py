@@ -122,7 +122,7 @@ def rounded(weight: Tensor, quantization: str) -> Tensor:
 
 
 def _judging(held_out: Sequence[Text], settings: TrainingSettings) -> Sequence[Text]:
-    """Those of the held-out texts that evaluations have the time for."""
+    """The held-out texts that evaluations have the time for."""
     evaluations = settings.steps / settings.evaluate_every + 1
     tokens = _EVALUATED_RATIO / _PASS_RATIO * settings.steps * settings.batch_tokens / evaluations
     every = math.ceil(sum(len(text.tokens) for text in held_out) / tokens)
@@ -204,7 +204,7 @@ class Trainer:
         return self.best()
 
     def time_steps(self, count: int) -> list[float]:
-        """Seconds of the first steps, which are lost: for a trainer that is thrown away."""
+        """Take the first steps, for a trainer that is thrown away; the seconds of each."""
         times = []
         for group in islice(self._batches(), count):
             before = perf_counter()

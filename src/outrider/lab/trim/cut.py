@@ -30,11 +30,11 @@ _OF_THE_FILE = (Keys.General.ARCHITECTURE, Keys.General.ALIGNMENT, CALIBRATION_K
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What is kept: a model's `order`ed tokens as far as there is room for them; all where the size is
-    theirs.
+    """What is kept of a model: the first `size` - 1 of its tokens, which are in the `order` of their use, and
+    one token for all others; or all of them.
 
-    The token for all others has the row of the first that is left out: so it is drafted, and the draft ends,
-    where that one was likely. What stands for many has no row of its own in a model that is not trained.
+    An untrained model has no row for "all others". It takes that of the most used token that is dropped: a
+    draft ends where that one would have been drafted.
     """
 
     order: Ids
