@@ -33,12 +33,15 @@ def random_weights(like: Checkpoint, shape: Shape, seed: int) -> Checkpoint:
     """A model of another shape, with the tokenizer of this one; input and output embeddings are shared."""
     random = np.random.default_rng(seed)
 
-    def values(size: tuple[int, ...]) -> Array:
+    def values(name: str, size: tuple[int, ...]) -> Array:
         if len(size) == 1:
             return np.ones(size, dtype=np.float32)
-        return np.asarray(random.standard_normal(size) * size[1] ** -0.5, dtype=np.float32)
+        # What adds to the residual stream is smaller, as in GPT-2.
+        adds = name.endswith(("attn_output.weight", "ffn_down.weight"))
+        scale = (2 * shape.layers * size[1] if adds else size[1]) ** -0.5
+        return np.asarray(scale * random.standard_normal(size), dtype=np.float32)
 
-    weights = {name: values(size) for name, size in tensor_sizes(shape).items()}
+    weights = {name: values(name, size) for name, size in tensor_sizes(shape).items()}
     if shape.architecture == "qwen2":
         for name in [name for name in weights if name.split(".")[-2] in ("attn_q", "attn_k", "attn_v")]:
             weights[name.replace(".weight", ".bias")] = np.zeros(len(weights[name]), dtype=np.float32)
