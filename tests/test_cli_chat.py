@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,7 +23,6 @@ from outrider.cli.stream import TokenPrinter
 from outrider.core.data import Completion, Draft, DraftWork, Piece, StepRecord
 from tiny_gguf import write_tiny
 
-COMPILERS = shutil.which("cc") is not None and shutil.which("c++") is not None
 SHORT = ("-t", "1", "--temp", "0", "-n", "8")
 Call = Callable[..., Outcome]
 Open = Callable[..., Terminal]
@@ -353,18 +351,6 @@ def test_sources_are_coloured_and_control_characters_are_not_shown(terminal: Ope
     assert "\x1b[36m" in text  # a token by lookup
     codes = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
     assert not [c for c in codes if ord(c) < 32 and c not in "\r\n\t"]
-
-
-@pytest.mark.slow
-def test_a_person_is_told_once_that_a_library_for_this_cpu_is_to_be_had(
-    terminal: Open, tmp_path: Path
-) -> None:
-    shown = []
-    for _ in range(2):
-        program = terminal("run", "--policy", "fixed", "-n", "4", "the and", OUTRIDER_CACHE=str(tmp_path))
-        assert program.close() == 0
-        shown.append(program.shown)
-    assert ["outrider setup --native" in text for text in shown] == [COMPILERS, False]
 
 
 def test_no_color_is_respected(terminal: Open) -> None:
