@@ -89,14 +89,14 @@ def _check(settings: RunSettings) -> None:
 
 
 def _first_message(settings: RunSettings) -> str | None:
-    """What the command line opens the conversation with; None for nothing."""
+    """The message that the command line gives; None for none."""
     if settings.prompt_argument is None and settings.prompt is None:
         return None
     return read_prompt(settings.prompt_argument, settings.prompt, None, escape=settings.escape)
 
 
 class _Command(NamedTuple):
-    """What a line that begins with / does: `act` gets what follows the name."""
+    """A line that starts with /. `act` gets what follows the name."""
 
     argument: str
     help: str
@@ -104,7 +104,7 @@ class _Command(NamedTuple):
 
 
 class _Conversation:
-    """The turns so far, and what became of the last one."""
+    """The turns so far, and the last answer."""
 
     def __init__(self, plan: RunPlan, pair: Pair, session: Session, errors: Console) -> None:
         self._plan = plan
@@ -258,8 +258,8 @@ class _Conversation:
     # Answers
 
     def say(self, message: str) -> None:
-        """Answer one message. One that does not fit, or whose answer cannot go on, is taken back, and why
-        is said."""
+        """Answer one message. A message that does not fit, or whose answer cannot go on, is taken back with a
+        warning."""
         self._messages.append({"role": "user", "content": self._attached + message})
         try:
             prompt = self._session.encode(self._messages)

@@ -35,7 +35,7 @@ A sweep that was interrupted continues when it is started again.
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """A command: its settings' class and the function that takes them, as MODULE:NAME under `outrider.cli`.
+    """A command: the class of its settings and its function, as MODULE:NAME in `outrider.cli`.
 
     The function returns the exit status. `hidden` names settings that the help leaves out.
     """
@@ -155,7 +155,7 @@ def _help_record(setting: Setting) -> tuple[str, str]:
 
 
 class Commands(TyperGroup):
-    """The program itself: COMMANDS, made when they are called, and help that is set like theirs."""
+    """The program itself: COMMANDS, each made when it is called."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -226,7 +226,7 @@ def _made(name: str) -> Any:
 
 
 def _parameter(setting: Setting) -> Parameter:
-    """A setting as typer has it: a parameter whose annotation says the rest."""
+    """A setting as typer takes it: a parameter with an annotation."""
     is_argument = setting.is_argument
     shown: Any = typer.Argument(metavar=setting.metavar) if is_argument else typer.Option(*setting.flags)
     # Numbers are read by the settings themselves, whose errors name the value that was given.
@@ -244,7 +244,7 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
 
 
 def _carry_out(spec: CommandSpec, settings: Group) -> int:
-    """Do what a command is for; returns the exit status. After Ctrl-C it is said so."""
+    """Carry out a command; returns the exit status. After Ctrl-C it prints a line."""
     let_rich_leave()
     try:
         function: Callable[[Group], int] = _load(spec.function)

@@ -13,7 +13,7 @@ from outrider.core.loading_settings import Loading
 from outrider.core.schema import values_for
 
 _MIN_ROWS = 128
-"""Rows of logits of a call at least; longer drafts need more."""
+"""The fewest rows of logits of a call; long drafts need more."""
 
 _RENAMED = {
     "batch_tokens": "batch_size",
@@ -27,7 +27,7 @@ _RENAMED = {
 
 
 def load_options(settings: Loading, *, draft: bool = False, max_draft: int | None = None) -> LoadOptions:
-    """How the target's, or the draft's, weights are loaded, for drafts of up to `max_draft` tokens.
+    """The load options of the target, or of the draft, for drafts of up to `max_draft` tokens.
 
     Raises SettingError.
     """

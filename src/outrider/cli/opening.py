@@ -18,8 +18,7 @@ from outrider.session.explain import Explanation, explain
 
 
 def load_pair(plan: PairPlan, errors: Console) -> Pair:
-    """Load the models that were asked for, or the embedded default, where what is to be opened on them will
-    find room."""
+    """Load the models, after checking that what is to be opened on them will fit in memory."""
     show_log(plan.settings.verbose)
     with LoadInterrupt(), errors.status("loading") as status:
         return Pair.load(
@@ -35,7 +34,7 @@ def load_pair(plan: PairPlan, errors: Console) -> Pair:
 
 
 def open_session(plan: PairPlan, pair: Pair, tokens: int, errors: Console) -> Session:
-    """Open contexts that hold `tokens`, unless their size was given."""
+    """Open contexts of the size that was given, or for `tokens`."""
     options = plan.opening
     if options.context_length is None:
         length = min(max(tokens, DEFAULT_CONTEXT_TOKENS), pair.target.trained_context)

@@ -1,5 +1,6 @@
-"""The standard streams, whatever the shell did to them, and text on its way to the terminal: nothing in it
-steers the terminal, and no write fails silently.
+"""The standard streams, whatever the shell did to them, and text for people: rows, tables, notes, progress.
+
+Nothing that is shown steers the terminal, and no write fails silently.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ INCOMPLETE = 3
 """Exit status after an answer that is only the beginning of what its schema or grammar asks for."""
 
 USAGE_ERROR = 2
-"""Exit status after what cannot be done as it was asked for."""
+"""Exit status after an error that the user can mend."""
 
 # All but line breaks and tabs.
 _CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
@@ -56,10 +57,8 @@ def write_json(value: Any) -> None:
 
 
 def write_past_buffer(text: str) -> None:
-    """As `write`, for a thread that may be stuck in it when the program ends.
-
-    Python's own buffer has a lock, which the end of the interpreter would wait for.
-    """
+    """Like `write`, for a thread that may still be writing when the program ends: the interpreter would wait
+    for the lock of Python's own buffer."""
     data = text.encode(sys.stdout.encoding, sys.stdout.errors or "strict")
     with _output_errors():
         while data:
@@ -136,7 +135,7 @@ def let_rich_leave() -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """Exit; what the standard streams cannot take any more is dropped without a word."""
+    """Exit, dropping what the standard streams no longer take."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -153,7 +152,7 @@ Cell: TypeAlias = "str | Text"
 def print_rows(
     console: Console, rows: Iterable[tuple[str, Cell]], *, width: int = 14, style: str = "bold"
 ) -> None:
-    """A subject and what there is to say about it, a line each; an empty subject goes on with the last one.
+    """Subjects and what there is to say about them, a line each. An empty subject continues the last one.
 
     Args:
         console: Where to.
@@ -180,8 +179,7 @@ def print_table(
     left: Iterable[str] = (),
     gap: int = 2,
 ) -> None:
-    """Columns under their names, `gap` apart: those named in `left` begin on the left, the others end on the
-    right."""
+    """Columns under their names, `gap` apart. Those named in `left` are aligned left, the others right."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
@@ -194,7 +192,7 @@ def print_table(
 
 
 def print_notes(console: Console, notices: Iterable[str]) -> None:
-    """What was switched off and why, and the like."""
+    """Notices to the user, a line each."""
     from rich.text import Text
 
     for notice in notices:
@@ -210,7 +208,7 @@ def _cell(content: Cell) -> Text:
 # How far something is: bars on a terminal, which are gone at the end; a line now and then elsewhere.
 
 Report = Callable[[str, float], None]
-"""Takes what is being done, and what part of it is."""
+"""Takes what is being done, and the part of it that is done (0 to 1)."""
 
 EVERY_S = 10.0
 """Lines of one stage are so far apart at least."""
@@ -218,8 +216,8 @@ EVERY_S = 10.0
 
 @contextmanager
 def bars(errors: Console, *, stacked: bool = False) -> Iterator[Report]:
-    """A bar for what is being done, on standard error where that is a terminal. `stacked`: what was done
-    before stays above it."""
+    """A progress bar on standard error, where that is a terminal. With `stacked`, finished bars stay above
+    it."""
     from rich.markup import escape
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -239,7 +237,7 @@ def bars(errors: Console, *, stacked: bool = False) -> Iterator[Report]:
 
 @contextmanager
 def bars_or_lines(errors: Console) -> Iterator[Report]:
-    """Stacked bars on a terminal; elsewhere a line for each thing that is begun, and now and then."""
+    """Stacked bars on a terminal; elsewhere a line when a stage begins, and now and then."""
     if errors.is_terminal:
         with bars(errors, stacked=True) as report:
             yield report
@@ -254,7 +252,7 @@ def bars_or_lines(errors: Console) -> Iterator[Report]:
 
 
 class Ticker:
-    """Says when a line is due: where its stage is new, or some time after the last one of that stage."""
+    """Says when a line is due: for a new stage, or some time after the last line of the same stage."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -262,7 +260,7 @@ class Ticker:
         self._last_s = 0.0
 
     def is_due(self, stage: str = "") -> bool:
-        """Whether to write a line now; if so the time starts again."""
+        """Whether to write a line now."""
         now_s = self._clock()
         if stage == self._stage and now_s - self._last_s < EVERY_S:
             return False

@@ -1,4 +1,4 @@
-"""Settings made into what the engine takes: checked once, before anything is loaded, and built."""
+"""Settings checked, before anything is loaded, and made into what sessions and requests take."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TAIL_TOKENS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairPlan:
-    """Which models are loaded and how, what is opened on them, and what keeps a draft.
+    """Which models are loaded and how, what is opened on them, and how drafts are verified.
 
     `target` and `draft` are references; None is the embedded default, and its own draft.
     """
@@ -96,7 +96,7 @@ class RunPlan:
 
 
 def plan_run(settings: RunSettings, stdin_gives: str | None) -> RunPlan:
-    """What `run` or `chat` is to do. `stdin_gives`: what standard input is needed for besides a grammar.
+    """What `run` or `chat` is to do. `stdin_gives` names what standard input provides besides a grammar.
 
     Raises SettingError, PromptError and GrammarError for what cannot work.
     """
@@ -197,8 +197,8 @@ def target_reference(settings: Target) -> str | None:
 
 
 def draft_reference(settings: DraftModel) -> str | None:
-    """The draft as one reference; None where none is named, which leaves the embedded default its own.
-    Raises SettingError."""
+    """The draft as one reference; None where none is named (the embedded default brings its own). Raises
+    SettingError."""
     return _reference(settings.model_draft, settings.hf_repo_draft, "-md", "-hfd")
 
 
@@ -227,7 +227,7 @@ def _template(path: Path | None) -> str | None:
 
 
 def check_context(flag: str, size: int | None) -> None:
-    """Raise SettingError for a context that could not hold anything."""
+    """Raise SettingError for a context that is too small to hold anything."""
     if size is not None and (size < 0 or size == 1):
         raise SettingError(
             f"{flag} {size}", "it is not a context size", "Give 2 or more, or 0 for the usual one."
@@ -235,7 +235,7 @@ def check_context(flag: str, size: int | None) -> None:
 
 
 def _max_tokens(predict: int) -> int | None:
-    """Tokens to generate; None for no limit."""
+    """The token limit; None for none."""
     if predict < -2 or predict == 0:
         why = "it asks for nothing" if predict == 0 else "it is not a number of tokens"
         raise SettingError(f"-n {predict}", why, "Give 1 or more, or -1 for no limit.")
@@ -245,8 +245,8 @@ def _max_tokens(predict: int) -> int | None:
 def _thought(
     template: ChatTemplate | None, vocabulary: Vocabulary, prompt: tuple[int, ...], budget: int, message: str
 ) -> Thought | None:
-    """How the answer to a prompt reasons, with at most `budget` tokens; `message` comes before an end that
-    is forced. None for a model whose template knows no reasoning."""
+    """The limit on an answer's reasoning: `budget` tokens, and `message` before a forced end. None for a
+    model whose template has no reasoning."""
     from outrider.formats import format_of  # loads slowly, and few requests need it
 
     spelled = (

@@ -21,8 +21,8 @@ from outrider.models.reference import requantized_name
 
 
 def quantize_model(settings: QuantizeSettings) -> int:
-    """Make one file after the other, and show what they are; returns the exit status. All that can be refused
-    is refused before the first is begun."""
+    """Make one file after the other, and show them; returns the exit status. Errors that can be seen ahead
+    are raised before the first file is begun."""
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     types = _types(settings.to)
     model = settings.model

@@ -40,7 +40,7 @@ def source_name(source: str) -> str:
 
 
 def print_incomplete(console: Console, completion: Completion, grammar: Grammar | None) -> None:
-    """Say so, and why, where an output is only the beginning of what its grammar asks for."""
+    """Say why an output is only the beginning of what its grammar asks for."""
     if grammar is None or completion.is_complete:
         return
     what = "JSON" if grammar.kind in ("json_schema", "json") else "text"
@@ -68,8 +68,18 @@ def print_readout(
     estimate: bool = True,
     library: str = "",
 ) -> None:
-    """Counts and times, one subject a line; `grammar` is what the output was limited to. `estimate`: show
-    what the explanation takes the speed-up for. `library`: what runs the models, and why that."""
+    """Counts and times, one subject a line.
+
+    Args:
+        console: Where to.
+        readout: The counts and times.
+        target: Its name.
+        draft: The name of the draft model; None for none.
+        explanation: Why the automatic policy drafted as it did; None under another policy.
+        grammar: What the output was limited to, if anything.
+        estimate: Whether to show the estimated speed-up.
+        library: What runs the models, and why.
+    """
     rows = {
         "models": f"target {target}, " + (f"draft {draft}" if draft else "no draft model"),
         **({"library": library} if library else {}),
@@ -103,7 +113,7 @@ def print_readout(
 
 
 def _draft_calls_line(readout: Readout, explanation: Explanation | None) -> str:
-    """Where the automatic choice asked no draft model, the acceptance at which one would pay."""
+    """Calls of the draft model; where there were none, the acceptance at which it would pay."""
     needed = explanation.draft_must_be_right if explanation else None
     if readout.draft_calls or needed is None:
         return str(readout.draft_calls)

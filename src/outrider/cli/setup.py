@@ -74,8 +74,8 @@ def _build(force: bool) -> None:
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """A signal that asks for the end, or a terminal that is closed, does what Ctrl-C does: the compilers run
-    in a session of their own, and would go on."""
+    """Let SIGTERM and a closed terminal do what Ctrl-C does: the compilers run in a session of their own, and
+    would go on."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -26,7 +26,7 @@ from outrider.session.pacing import Pacer
 from outrider.session.readout import Emission, Readout, read_out
 
 _SHORT_S = 1.0
-"""Reading a prompt is not mentioned before."""
+"""A prompt that is read faster is not mentioned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Shown:
 
 
 def show(generation: Generation, printer: TokenPrinter | None) -> Shown:
-    """Run a generation to its end or to Ctrl-C, printing the text as it comes, or paced.
+    """Run a generation to its end or to Ctrl-C, and print the text as it comes, or at a pace.
 
     Where a constrained output cannot go on, what was produced is shown, and ConstraintError is raised.
     """
@@ -100,7 +100,7 @@ class Reading:
 class TokenPrinter:
     """Writes text to standard output as it comes, coloured by source where that is wanted.
 
-    `pacer` is there when it is to be written at a pace (`show` does it).
+    `pacer` is set where it is to be written at a pace, which `show` does.
     """
 
     def __init__(self, settings: RunSettings, errors: Console) -> None:

@@ -1,4 +1,4 @@
-"""What every model refuses before it computes: calls that break the Model contract.
+"""Checks of model calls against the Model contract, made before anything is computed.
 
 Native libraries end the process, or forget what other sequences stored, where a call breaks their rules.
 """
@@ -14,8 +14,8 @@ from outrider.core.saved import SavedState
 
 
 def check_spans(model: Model, spans: Sequence[Span]) -> None:
-    """Raise BackendError for spans that break the contract or exceed what a call may have, OutOfMemory for a
-    sequence that leaves its context."""
+    """Raise BackendError for spans that break the contract or a limit of calls, OutOfMemory for a sequence
+    that leaves its context."""
     _require(bool(spans), "a call needs at least one")
     _require(len({span.sequence for span in spans}) == len(spans), "a call takes one for each sequence")
     size = model.vocabulary.size

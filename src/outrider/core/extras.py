@@ -13,11 +13,11 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "ray": {"ray": "Ray"},
     "distill": {"torch": "PyTorch", "matplotlib": "Matplotlib"},
 }
-"""For every extra that a command needs the modules that the command imports, and what they are called."""
+"""By extra: the modules that its commands import, and what people call them."""
 
 
 def require_extra(what: str, extra: str, otherwise: str = "") -> None:
-    """Raise SettingError where a module of an extra is not installed; none of them is imported.
+    """Raise SettingError where a module of an extra is not installed. Nothing is imported.
 
     Args:
         what: What needs it, such as the command.

@@ -1,4 +1,4 @@
-"""Files: read with errors that name them, written as a whole or not at all; JSON that is read back."""
+"""Files: read with errors that name them, and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.core.errors import InputError, SettingError
 
 
 def reason_of(error: BaseException) -> str:
-    """What the system, or the library, says of an error: a clause in lower case."""
+    """What the system or a library says of an error, in lower case."""
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
 
 
@@ -37,7 +37,7 @@ def decoded(data: bytes, name: str, kind: type[InputError]) -> str:
 
 
 def read_toml(path: Path, way_out: str) -> dict[str, Any]:
-    """What a TOML file says. Raises SettingError, which names the file, where it says nothing."""
+    """The content of a TOML file. Raises SettingError, which names the file, where it cannot be read."""
     try:
         return tomllib.loads(read_text(path, way_out))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -59,8 +59,8 @@ def check_writable(path: Path, what: str) -> None:
 
 
 def write_whole(path: Path, content: str | bytes, what: str) -> None:
-    """Write to `path`: all of it or, with SettingError, nothing; what was there stays until then. A text is
-    written as UTF-8."""
+    """Write all of it to `path`, text as UTF-8. Raises SettingError if that fails, and leaves what was
+    there."""
     data = content.encode() if isinstance(content, str) else content
     try:
         if path.exists() and not path.is_file():
@@ -78,7 +78,7 @@ def write_private(path: Path, parts: Sequence[bytes | memoryview]) -> None:
 
 
 PARTIAL = ".partial"
-"""ends the names of files that are being written"""
+"""The suffix of files that are being written."""
 
 
 def _replace(path: Path, parts: Sequence[bytes | memoryview], mode: int) -> None:
@@ -96,8 +96,7 @@ def _replace(path: Path, parts: Sequence[bytes | memoryview], mode: int) -> None
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises ValueError for anything else, and where it is nested too deeply to be
-    read."""
+    """The value of a JSON text. Raises ValueError for anything else, or for one that is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -19,7 +19,7 @@ def grammar_kind(text: str) -> GrammarKind:
 
 
 JsonStyle = Literal["spaced", "compact", "pretty", "flexible"]
-"""The white space of constrained JSON: `, ` and `: `; none; line breaks with indentation; as the model likes,
+"""White space in constrained JSON: `, ` and `: `; none; line breaks and indentation; the model's choice,
 within bounds."""
 
 FastForward = Literal["exact", "canonical", "off"]
@@ -34,7 +34,7 @@ def sampler(
     gt: float | None = None,
     le: float | None = None,
 ) -> Any:
-    """A sampler's parameter: all that the command line, the server and its documents know of it.
+    """A parameter of a sampler, as the command line, the server and its API document have it.
 
     Args:
         default: llama.cpp's.
@@ -142,7 +142,7 @@ def _require_known(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 Rule = Literal["auto", "token", "block", "stable"]
-"""Which drafted tokens are kept (`outrider.verify`). "auto": block verification of whichever kind
+"""Which drafted tokens are accepted (`outrider.verify`). "auto": block verification of whichever kind
 of draft is measured to be accepted more. "token": one decision for each token. "block": one for
 the whole draft, never fewer tokens. "stable": the text depends on the seed alone, not on drafts."""
 
@@ -159,7 +159,7 @@ DraftingPolicy = Literal["auto", "lookup", "model", "fixed"]
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """How one request is drafted for, where it is not to be as the engine's policy does by itself.
+    """How one request is drafted for, where it differs from the engine's policy.
 
     `draft_max` caps the drafted tokens of a step, None leaves them to the policy.
 
@@ -177,7 +177,7 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """How drafts are checked.
+    """How drafts are verified.
 
     `lenience` below 1 accepts tokens up to 1 / lenience times as likely as the target has them:
     more tokens, other texts.
@@ -208,13 +208,13 @@ class Verification:
         return not self.is_lossy and (greedy or self.rule == "stable")
 
     def bitwise(self, *, greedy: bool) -> Verification:
-        """These settings where the text is to depend on nothing else: what is drawn is drawn by the
-        seed-stable rule. Raises SettingError where they ask for another."""
+        """These settings for bit-equal text: samples are drawn by the seed-stable rule. Raises SettingError
+        where they ask for another rule."""
         if self.is_lossy:
-            raise SettingError("lenience", "it changes the text, bitwise keeps it", "Choose one of them.")
+            raise SettingError("lenience", "it changes the text, and bitwise keeps it", "Choose one of them.")
         if greedy or self.rule == "stable":
             return self
         if self.rule != "auto":
-            why = f"under it what is drawn depends on drafts, under bitwise it does not ({self.rule})"
+            why = f"under {self.rule} samples depend on the drafts, which bitwise excludes"
             raise SettingError("rule", why, "Choose --rule stable, or leave it out.")
         return replace(self, rule="stable")

@@ -1,4 +1,4 @@
-"""What a model stores of a sequence, as bytes that outlive it there, and where such copies are kept."""
+"""Copies of what a model stores of a sequence, and where they are kept."""
 
 from __future__ import annotations
 

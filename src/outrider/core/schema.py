@@ -43,15 +43,15 @@ def setting(
     panel: str | None = None,
     argument: bool = False,
 ) -> Any:
-    """A setting of a group, and how the command line has it.
+    """A setting of a group.
 
     Args:
-        default: Its value where nothing is given; `...`: it must be given.
-        flags: Its names; without a long one among them the field's name makes it.
-        help: What the help says.
-        metavar: Stands for the value; None: by type.
-        panel: Where the help lists it; None: its group's.
-        argument: It has no name and is given by its place.
+        default: Its value where nothing is given; `...` for one that must be given.
+        flags: Its names on the command line. Without a long one, the field's name makes it.
+        help: One line or two for `--help`.
+        metavar: What stands for the value in the help; None: by type.
+        panel: Where the help lists it; None: its group's panel.
+        argument: Whether it is given by its place, without a name.
     """
     shown: Any = {"flags": list(flags), "metavar": metavar, "panel": panel, "argument": argument}
     return Field(default, description=help, json_schema_extra=shown)
@@ -70,7 +70,7 @@ class Group(BaseModel):
         extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True, defer_build=True
     )
     panel: ClassVar[str] = OUTPUT
-    """Where the help lists the settings that this very class adds."""
+    """Where the help lists the settings that this class adds."""
 
 
 def values_for(kind: type[Any], settings: BaseModel, **renamed: str) -> dict[str, Any]:
@@ -81,9 +81,9 @@ def values_for(kind: type[Any], settings: BaseModel, **renamed: str) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting of a group, as every source and the help have it; `kind` is the type of a single value.
+    """A setting as command line, environment, TOML and help have it.
 
-    `flags` are as typer takes them: `--page/--no-page`; `panel` is where the help lists it.
+    `kind` is the type of a single value; `flags` are as typer takes them: `--page/--no-page`.
     """
 
     name: str
@@ -162,7 +162,7 @@ def _flags(name: str, kind: type, default: Any, flags: list[str]) -> tuple[str, 
 def setting_error(
     error: ValidationError, group: type[Group], values: Mapping[str, Any], origins: Mapping[str, str]
 ) -> SettingError:
-    """The first thing that Pydantic found, with where it was given (`origins`), and no secret in it."""
+    """The first thing that Pydantic found, and where it was given (`origins`). Secrets are not repeated."""
     first = invalid(error)
     name = str(first.place[0])
     field, value = group.model_fields[name], values.get(name)
