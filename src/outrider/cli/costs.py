@@ -24,6 +24,7 @@ from outrider.costs import MAX_TOKENS, CallCosts
 from outrider.costs.expected_speed import StepCosts, best_call, good_sizes
 from outrider.costs.store import PairCosts, export_costs, import_costs
 from outrider.costs.timer import Rows
+from outrider.lab.numbers import digits
 from outrider.models.finding import AUTO_DRAFT
 from outrider.models.hub import HubOptions
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair
@@ -203,9 +204,9 @@ def _print_curve(console: Console, role: str, name: str, costs: CallCosts) -> No
         bar = Text(mark * max(round(_BAR_COLUMNS * seconds / longest), 1), style="cyan")
         rows.append((f"{n}{sign}", _ms(seconds), f"{seconds / float(calls_s[0]):.2f}", _ms(seconds / n), bar))
     print_table(console, ("tokens", "ms", "x one", "per token", ""), rows, left=("",))
-    notes = ["* no longer call costs as little"]
+    notes = ["* no longer call is as cheap"]
     if any(n not in measured for n in shown):
-        notes.append("~ between measured ones")
+        notes.append("~ interpolated")
     console.print(Text(", ".join(notes), style="dim"))
     console.print()
 
@@ -217,7 +218,7 @@ def _print_meaning(console: Console, pair: PairCosts) -> None:
     rows = [(str(n), _acceptance(lookup), _acceptance(model)) for n, lookup, model in _break_evens(pair)]
     columns = len(head) if pair.draft else len(head) - 1
     print_table(console, head[:columns], [row[:columns] for row in rows])
-    console.print(Text("(how often each drafted token must be accepted where those before it were)", "dim"))
+    console.print(Text("(the share of drafted tokens that must be accepted if those before were)", "dim"))
     calls_s = target.calls_s(MAX_TOKENS, context=0)
     best = ", ".join(f"{best_call(calls_s, a) - 1} at {a:.0%}" for a in _ACCEPTANCES)
     console.print(f"best length of a free draft: {best} acceptance")
@@ -226,7 +227,7 @@ def _print_meaning(console: Console, pair: PairCosts) -> None:
         console.print(f"a draft token costs {ratio:.2f} of a target call")
     slower = target.call_s(1, context=_LONG_CONTEXT_TOKENS) / target.call_s(1, context=0)
     known = any(point.context_tokens for point in target.points)
-    how = "" if known else " (a guess, unmeasured)"
+    how = "" if known else " (estimated, not measured)"
     console.print(f"after {_LONG_CONTEXT_TOKENS} tokens a call takes {slower:.2f}x as long{how}")
     if target.prefill_token_s:
         console.print(f"a prompt is read at {1 / target.prefill_token_s:.0f} tokens/s")
@@ -273,5 +274,4 @@ def _acceptance(value: float | None) -> str:
 
 
 def _ms(seconds: float) -> str:
-    milliseconds = seconds * 1e3
-    return f"{milliseconds:.{0 if milliseconds >= 1000 else 1 if milliseconds >= 10 else 3}f}"
+    return digits(1e3 * seconds)
