@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol, cast
 
 from outrider.core.data import (
     Distribution,
     Draft,
+    DraftToken,
     DraftWork,
     Logits,
     Mask,
@@ -16,7 +17,6 @@ from outrider.core.data import (
     Row,
     Span,
     StepRecord,
-    TokenEstimate,
 )
 from outrider.core.params import Drafting, SamplingParams
 
@@ -263,63 +263,41 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """What a sequence asks of a drafter in this step.
+    """What a sequence asks for in this step.
 
-    `max_tokens` is the most that can be of use (at least 1); `prefix` is what others have drafted already:
-    the draft continues it. `draw` is None when a draft model is to draft its most likely tokens, as point
-    masses; else `draw` samples its tokens, given each distribution (after `sampler`) and its index in the
-    draft. `with_greedy_probs` asks for the distributions of point-mass tokens too (`Draft.greedy_probs`).
-    `constraint` is what the output may be, if it is limited. `drafting` is what the request asked for;
-    `max_tokens` respects its cap already. `reread` is None where rejected tokens are forgotten at no cost;
-    else the call evaluates so many tokens again, and after a rejection the next one evaluates these, the last
-    token and the accepted ones again. `max_step_s`: the step's calls, a draft model's included, should take
-    no longer, since others wait for their next tokens; None: nobody does. `num_unread`: prompt tokens that
-    the call reads besides.
+    Args:
+        sequence: The sequence's number.
+        max_tokens: The most drafted tokens that can be of use (at least 1); the request's own cap is respected.
+        sampler: The way from logits to the request's distribution.
+        draw: Samples a draft model's token, given its distribution (after `sampler`) and its index in the draft.
+            None: a draft model drafts its most likely tokens, as point masses.
+        with_mode_of: Whether the distributions of point-mass tokens are asked for too (`DraftToken.mode_of`).
+        constraint: What the output may be, if it is limited.
+        drafting: What the request asked for: who drafts, and how far.
+        recomputed: None where rejected tokens are forgotten at no cost. Else the call evaluates so many tokens
+            again; after a rejection the next one evaluates these, the last token and the accepted ones again.
+        max_step_s: The step's calls, a draft model's included, should take no longer, since others wait for
+            their next tokens. None: nobody does.
+        num_unread: Prompt tokens that the target's call reads besides.
     """
 
     sequence: int
     max_tokens: int
     sampler: Sampler
     draw: Callable[[Distribution, int], int] | None = None
-    with_greedy_probs: bool = False
-    prefix: tuple[int, ...] = ()
+    with_mode_of: bool = False
     constraint: Constraint | None = None
     drafting: Drafting = field(default_factory=Drafting)
-    reread: int | None = None
+    recomputed: int | None = None
     max_step_s: float | None = None
     num_unread: int = 0
 
-    def allows(self, drafter: Drafter) -> bool:
-        """Whether the request is to be drafted for by this drafter."""
-        left_out = {"lookup": False, "model": True}.get(self.drafting.policy)
-        return left_out is None or drafter.is_free is not left_out
-
-
-class StoppingRule(Protocol):
-    """How far a draft goes: asked before and after every token that a drafter looks for.
-
-    `drafted` are the tokens of this draft so far, without the request's prefix. For a sampled draft no answer
-    of `should_continue` and `accept` may depend on which tokens were sampled, only on the distributions they
-    were sampled from: else they would no longer follow those distributions. `append_forced` may, since it
-    only appends point-mass tokens.
-    """
-
-    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
-        """Whether to look for another token."""
-
-    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
-        """Whether the token that was found goes into the draft; if not, the draft ends before it."""
-
-    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
-        """Tokens appended to the draft after `drafted` without asking again: those that a constraint forces,
-        as point masses. Called after every accepted token."""
-
 
 class Drafter(Protocol):
-    """A source of drafts for many sequences at once.
+    """A source of drafts for many sequences.
 
-    A drafter observes committed tokens and drafts what may come next. It never sees a token that could
-    still be rejected.
+    It observes committed tokens and drafts what may come next. It never sees a token that could still be
+    rejected.
     """
 
     @property
@@ -327,7 +305,8 @@ class Drafter(Protocol):
 
     @property
     def is_free(self) -> bool:
-        """Whether a proposal takes no model call, so that asking costs next to nothing."""
+        """Whether a draft takes no model call, so that asking costs next to nothing: a `Lookup`. Else it is a
+        `DraftModel`."""
 
     def begin(self, sequence: int, request: Request) -> None:
         """A request starts on `sequence`. What the drafter still knows of the sequence's earlier
@@ -336,17 +315,64 @@ class Drafter(Protocol):
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         """These tokens were committed."""
 
-    def propose(
-        self, requests: Sequence[DraftRequest], stopping: StoppingRule
-    ) -> tuple[list[Draft], DraftWork]:
-        """One draft per request, of at most `max_tokens` tokens and possibly empty, and what
-        they cost together. A draft ends before the first token that `stopping` does not accept."""
-
     def end(self, sequence: int) -> None:
         """The request on `sequence` is over; nothing more will be observed for it."""
 
     def reset(self) -> None:
         """Forget every sequence."""
+
+
+class Lookup(Drafter, Protocol):
+    """A model-free drafter. Its tokens are point masses."""
+
+    def propose(self, sequence: int, prefix: Sequence[int]) -> Iterator[DraftToken]:
+        """What follows the committed text and `prefix`, one token after the other, each as if all before it
+        were accepted. The caller stops where it has enough: work is done only for what is taken."""
+
+
+class DraftRound(Protocol):
+    """A draft model's part in one step, for all sequences that ask it."""
+
+    @property
+    def work(self) -> DraftWork:
+        """What it has cost so far."""
+
+    def step(self, unread: Mapping[int, Sequence[int]]) -> Mapping[int, DraftToken]:
+        """One call of the model. `unread` has, by sequence, the drafted tokens since the last call: the model's
+        own that was taken and what is forced after it, none in the first call. Returns what it offers next;
+        a sequence for which it offers nothing is left out, and is not to be asked again in this round."""
+
+
+class DraftModel(Drafter, Protocol):
+    """A drafter whose every token takes a call of a model."""
+
+    def start(self, requests: Sequence[DraftRequest], prefixes: Sequence[Sequence[int]]) -> DraftRound:
+        """Begin a round for these sequences, each of whose drafts begins with a prefix that others drafted."""
+
+
+class Drafters(NamedTuple):
+    """Who can be asked: model-free drafters, and one draft model at most."""
+
+    lookups: tuple[Lookup, ...] = ()
+    model: DraftModel | None = None
+
+    @classmethod
+    def of(cls, drafters: Iterable[Drafter]) -> Drafters:
+        """Sorted by kind. Raises ValueError for a second draft model."""
+        found = list(drafters)
+        models = [cast(DraftModel, drafter) for drafter in found if not drafter.is_free]
+        if len(models) > 1:
+            raise ValueError("at most one draft model can be asked")
+        lookups = tuple(cast(Lookup, drafter) for drafter in found if drafter.is_free)
+        return cls(lookups, models[0] if models else None)
+
+    def for_request(self, drafting: Drafting) -> Drafters:
+        """Those that the request lets draft."""
+        if drafting.policy == "lookup":
+            return Drafters(self.lookups)
+        if drafting.policy == "model":
+            return Drafters((), self.model)
+        return self
 
 
 class Policy(Protocol):
@@ -356,7 +382,7 @@ class Policy(Protocol):
         """A request starts on `sequence`; `max_tokens` is the most it will generate, None for no limit."""
 
     def propose(
-        self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
+        self, drafters: Drafters, requests: Sequence[DraftRequest], others: int = 0
     ) -> tuple[list[Draft], DraftWork]:
         """One draft per request, possibly empty, and what they cost together. The target's call will evaluate
         `others` tokens besides these drafts and the last token of each request's sequence."""

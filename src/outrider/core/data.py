@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,83 +60,87 @@ class Distribution:
     probs: npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEstimate:
-    """What a drafter can say about a token that it found.
+class DraftToken(NamedTuple):
+    """One token of a draft."""
 
-    `acceptance` is its own estimate, in (0, 1), that the token is accepted given that all before
-    it were; `evidence` are further numbers, always as many, that the estimate can be corrected by.
-    """
-
+    token: int
+    source: str
+    """the name of the drafter that offered it"""
     acceptance: float
+    """the probability that it is accepted if all before it are: the drafter's own estimate, until a policy
+    calibrates it"""
     evidence: tuple[float, ...] = ()
+    """numbers that the estimate is calibrated by, always as many for one drafter"""
+    drawn_from: Distribution | None = None
+    """the distribution that it was sampled from; None for a point mass"""
+    mode_of: Distribution | None = None
+    """the distribution whose most likely token this point mass is, where the drafter was asked for it: it plays no
+    part in verification, but shows how often a token sampled from it would have been accepted"""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens offered for the positions that follow the committed text.
+    """Tokens offered for the positions that follow the committed text."""
 
-    `probs[i]` is the distribution that `tokens[i]` was sampled from; `probs` is None when
-    every token is a point mass. `acceptance[i]` is the estimate that token i is
-    accepted given that all before it were: the drafter's own, until a policy corrects it.
-    `sources[i]` names the drafter, `estimates[i]` is what it said (or there are none).
-    `greedy_probs[i]` is the distribution whose mode a point-mass token is, where the drafter has one: it
-    plays no part in verification, but shows how often a token sampled from it would have been accepted.
-    """
+    items: tuple[DraftToken, ...] = ()
 
-    tokens: tuple[int, ...] = ()
-    probs: tuple[Distribution, ...] | None = None
-    acceptance: tuple[float, ...] = ()
-    sources: tuple[str, ...] = ()
-    greedy_probs: tuple[Distribution, ...] = ()
-    estimates: tuple[TokenEstimate, ...] = ()
-
-    def __post_init__(self) -> None:
-        if len(self.sources) != len(self.tokens) or len(self.acceptance) != len(self.tokens):
-            raise ValueError("a draft names a source and an acceptance for each of its tokens")
-        if self.probs is not None and len(self.probs) != len(self.tokens):
-            raise ValueError("a sampled draft has a distribution for each of its tokens")
-        if self.greedy_probs and len(self.greedy_probs) != len(self.tokens):
-            raise ValueError("a draft has greedy probabilities for each of its tokens or for none")
-        if self.estimates and len(self.estimates) != len(self.tokens):
-            raise ValueError("a draft has an estimate for each of its tokens or for none")
+    @classmethod
+    def of(
+        cls,
+        tokens: Sequence[int],
+        source: str,
+        acceptance: float = 0.5,
+        probs: Sequence[Distribution] | None = None,
+    ) -> Draft:
+        """A draft of one source, whose tokens are alike."""
+        drawn_from = [None] * len(tokens) if probs is None else probs
+        return cls(
+            tuple(
+                DraftToken(token, source, acceptance, (), drawn)
+                for token, drawn in zip(tokens, drawn_from, strict=True)
+            )
+        )
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.items)
+
+    def __add__(self, other: Draft) -> Draft:
+        return Draft(self.items + other.items)
 
     def first(self, length: int) -> Draft:
         """Its first tokens."""
-        if length >= len(self):
-            return self
-        return Draft(
-            tokens=self.tokens[:length],
-            probs=None if self.probs is None else self.probs[:length],
-            acceptance=self.acceptance[:length],
-            sources=self.sources[:length],
-            greedy_probs=self.greedy_probs[:length],
-            estimates=self.estimates[:length],
-        )
+        return self if length >= len(self.items) else Draft(self.items[:length])
 
-    def __add__(self, other: Draft) -> Draft:
-        """One draft after the other; point-mass tokens among sampled ones have point-mass distributions."""
-        both = (self, other)
-        is_sampled = any(draft.probs is not None for draft in both)
-        has_greedy = any(draft.greedy_probs for draft in both)
-        has_estimates = all(len(draft.estimates) == len(draft) for draft in both)
-        return Draft(
-            tokens=self.tokens + other.tokens,
-            probs=_filled(self.probs, self) + _filled(other.probs, other) if is_sampled else None,
-            acceptance=self.acceptance + other.acceptance,
-            sources=self.sources + other.sources,
-            greedy_probs=_filled(self.greedy_probs, self) + _filled(other.greedy_probs, other)
-            if has_greedy
-            else (),
-            estimates=self.estimates + other.estimates if has_estimates else (),
-        )
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Token ids."""
+        return tuple([item.token for item in self.items])
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Who offered each token."""
+        return tuple([item.source for item in self.items])
 
-def _filled(probs: tuple[Distribution, ...] | None, draft: Draft) -> tuple[Distribution, ...]:
-    return probs or point_masses(draft.tokens)
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """The estimate of each token's acceptance."""
+        return tuple([item.acceptance for item in self.items])
+
+    @property
+    def probs(self) -> tuple[Distribution, ...] | None:
+        """What each token was sampled from, point masses included; None where all are point masses."""
+        if all(item.drawn_from is None for item in self.items):
+            return None
+        return tuple(item.drawn_from or point_mass(item.token) for item in self.items)
+
+    @property
+    def compared_probs(self) -> tuple[Distribution, ...]:
+        """The drafters' distributions, whether a token was sampled or the most likely one; a point mass where
+        there is none, and empty where there are none at all."""
+        found = [item.drawn_from or item.mode_of for item in self.items]
+        if not any(found):
+            return ()
+        return tuple(probs or point_mass(item.token) for probs, item in zip(found, self.items, strict=True))
 
 
 @lru_cache(maxsize=4096)
@@ -145,11 +149,6 @@ def point_mass(token: int) -> Distribution:
     tokens, probs = np.array([token], dtype=np.int64), np.ones(1)
     tokens.flags.writeable = probs.flags.writeable = False
     return Distribution(tokens, probs)
-
-
-def point_masses(tokens: Sequence[int]) -> tuple[Distribution, ...]:
-    """Point-mass distributions of these tokens."""
-    return tuple(map(point_mass, tokens))
 
 
 @dataclass(frozen=True, slots=True)

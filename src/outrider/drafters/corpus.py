@@ -16,8 +16,8 @@ from outrider.core.data import Request
 from outrider.core.errors import SettingError
 from outrider.drafters import corpus_store
 from outrider.drafters.corpus_store import About, DamagedIndex, FileList, chunks, list_files
-from outrider.drafters.lookup import LookupDrafter
-from outrider.drafters.suffix_array import DEPTH, ContextIndex, ContextReader, lay_out, sort_contexts
+from outrider.drafters.lookup import IndexReader, LookupDrafter
+from outrider.drafters.suffix_array import DEPTH, ContextIndex, lay_out, sort_contexts
 from outrider.models.vocab import tokenizer_id
 
 Progress = Callable[[str, int, int], None]
@@ -126,8 +126,8 @@ class CorpusDrafter(LookupDrafter):
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         self._recent[sequence].extend(tokens)
 
-    def _reader(self, sequence: int) -> ContextReader:
-        return ContextReader(self._index, list(self._recent[sequence]), self._min_match)
+    def _reader(self, sequence: int) -> IndexReader:
+        return self._index.reader(list(self._recent[sequence]), self._min_match)
 
     def end(self, sequence: int) -> None:
         del self._recent[sequence]

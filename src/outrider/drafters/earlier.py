@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from outrider.core.data import Request
-from outrider.drafters.lookup import LookupDrafter, Match
-from outrider.drafters.suffix_array import DEPTH, ContextIndex, ContextReader
+from outrider.drafters.lookup import IndexReader, LookupDrafter, Match
+from outrider.drafters.suffix_array import DEPTH, ContextIndex
 
 MAX_TOKENS = 200_000
 """what a memory holds"""
@@ -180,7 +180,7 @@ class EarlierDrafter(LookupDrafter):
         text, memory = self._running[sequence]
         return _Longest(
             [
-                ContextReader(index, text, self._min_match, len(text) + num_since)
+                index.reader(text, self._min_match, len(text) + num_since + 1)
                 for index, num_since in memory.indexes()
             ]
         )
@@ -210,7 +210,7 @@ class EarlierDrafter(LookupDrafter):
 class _Longest:
     """Several readers as one: the longest match counts, the first of several."""
 
-    def __init__(self, readers: Sequence[ContextReader]) -> None:
+    def __init__(self, readers: Sequence[IndexReader]) -> None:
         self._readers = readers
 
     def read(self, token: int) -> None:

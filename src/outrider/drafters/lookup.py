@@ -4,37 +4,26 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, NamedTuple, Protocol
 
-from outrider.core.contracts import DraftRequest, StoppingRule
-from outrider.core.data import Draft, DraftWork, TokenEstimate
+from outrider.core.data import DraftToken
 
 EVIDENCE = ("match_length", "count", "total", "age")
-"""What the numbers of a lookup's `TokenEstimate.evidence` are, in order; those of `Match`."""
+"""What the numbers of a lookup's `DraftToken.evidence` are, in order; those of `Match`."""
 
-DOUBT = 5.0
+ALONG = 8
+"""Of the places that go on as a draft does, the latest so many are looked at for its next token."""
+
+_DOUBT = 5.0
 """phantom misses against a match of one token"""
 
-DOUBT_DECAY = 1.5
+_DOUBT_DECAY = 1.5
 """power of the match length by which they fade"""
 
 
-def estimate(match_length: int, count: int, total: int) -> float:
-    """The probability that a token is accepted which followed a match of `match_length` tokens
-    `count` out of `total` times (1 or more, each).
-
-    It is `count / (total + DOUBT / match_length ** DOUBT_DECAY)`: the share, smoothed as Laplace
-    did by events that were not seen, here misses only, and the fewer the longer the match. It
-    rises with the match length and with the share and stays below 1. The constants minimise the
-    log-loss on the drafts of a replay over Python sources and English prose.
-    """
-    return count / (total + DOUBT / math.pow(match_length, DOUBT_DECAY))
-
-
-@dataclass(slots=True)  # frozen ones take three times as long to make, and each step makes dozens
-class Match:
+class Match(NamedTuple):
     """The most likely token after the longest match.
 
     The last `length` tokens were found, `total` times with something after them, and `count`
@@ -50,10 +39,12 @@ class Match:
     age: int
 
     @property
-    def estimate(self) -> TokenEstimate:
-        """What the drafter says about the token; `EVIDENCE` names the numbers."""
-        evidence = (float(self.length), float(self.count), float(self.total), float(self.age))
-        return TokenEstimate(estimate(self.length, self.count, self.total), evidence)
+    def acceptance(self) -> float:
+        """The share, smoothed by misses that were not seen: the fewer, the longer the match.
+
+        The constants minimise the log-loss on a replay over Python sources and English prose.
+        """
+        return self.count / (self.total + _DOUBT / math.pow(self.length, _DOUBT_DECAY))
 
 
 class Reader(Protocol):
@@ -69,43 +60,107 @@ class Reader(Protocol):
 
 
 class LookupDrafter(ABC):
-    """A drafter that looks up what may come next. Its tokens are point masses."""
+    """A drafter that looks up what may come next."""
 
     name: ClassVar[str]
     is_free = True
-
-    def propose(
-        self, requests: Sequence[DraftRequest], stopping: StoppingRule
-    ) -> tuple[list[Draft], DraftWork]:
-        """One draft per request, empty where nothing matches; no model is called for it."""
-        return [self._draft(request, stopping) for request in requests], DraftWork()
 
     @abstractmethod
     def _reader(self, sequence: int) -> Reader | None:
         """A reader at the end of the sequence's text; None where there is nothing to look up in."""
 
-    def _draft(self, request: DraftRequest, stopping: StoppingRule) -> Draft:
-        """What continues the request's prefix, as far as `stopping` lets it."""
-        reader = self._reader(request.sequence)
+    def propose(self, sequence: int, prefix: Sequence[int]) -> Iterator[DraftToken]:
+        """What follows the committed text and `prefix`; nothing where nothing matches."""
+        reader = self._reader(sequence)
         if reader is None:
-            return Draft()
-        for token in request.prefix:
+            return
+        for token in prefix:
             reader.read(token)
-        tokens: list[int] = []
-        estimates: list[TokenEstimate] = []
-        while len(tokens) < request.max_tokens and stopping.should_continue(request, tokens):
-            match = reader.find()
-            if match is None:
-                break
-            estimate = match.estimate
-            if not stopping.accept(request, tokens, estimate):
-                break
-            tokens.append(match.token)
-            estimates.append(estimate)
+        while (match := reader.find()) is not None:
+            evidence = (float(match.length), float(match.count), float(match.total), float(match.age))
+            yield DraftToken(match.token, self.name, match.acceptance, evidence)
             reader.read(match.token)
-        return Draft(
-            tokens=tuple(tokens),
-            acceptance=tuple(estimate.acceptance for estimate in estimates),
-            sources=(self.name,) * len(tokens),
-            estimates=tuple(estimates),
-        )
+
+
+class Index(Protocol):
+    """Texts in which the places after a run of tokens can be found."""
+
+    def search(self, text: Sequence[int], min_length: int) -> tuple[list[int], int]:
+        """Places after the longest suffix of `text` that something followed, the latest first, and its length
+        in tokens; no places where it is shorter than `min_length`."""
+        ...
+
+    def follower(self, place: int) -> int:
+        """The token at a place; negative where a text ends."""
+        ...
+
+    def next(self, place: int) -> int:
+        """The place after the token at a place."""
+        ...
+
+    def age(self, place: int) -> int:
+        """How many tokens of the index follow the one at a place."""
+        ...
+
+
+class IndexReader:
+    """The end of a text and what is drafted after it, looked up in an index.
+
+    Of the places after the longest match the latest `ALONG` stay that go on as the draft does; when none is
+    left, or nothing follows any of them, the match is searched again.
+
+    Args:
+        index: Where to look.
+        text: The last tokens of the text, `depth` at most.
+        min_match: Shorter matches are not used.
+        depth: The longest match that is told from longer ones, in tokens.
+        num_since: How many tokens back the end of the index lies, counted from the next token (1: right before
+            it); None where the index has no place in time.
+    """
+
+    __slots__ = ("_depth", "_followers", "_index", "_length", "_min_match", "_num_since", "_places", "_recent")
+
+    def __init__(
+        self, index: Index, text: Sequence[int], min_match: int, depth: int, num_since: int | None
+    ) -> None:
+        self._index = index
+        self._recent = list(text)
+        self._min_match = min_match
+        self._depth = depth
+        self._num_since = num_since
+        self._places: list[int] = []
+        self._followers: list[int] = []
+        self._length = 0
+
+    def read(self, token: int) -> None:
+        self._recent.append(token)
+        if self._num_since is not None:
+            self._num_since += 1
+        if self._places:
+            reached = zip(self._places, self._followers, strict=True)
+            self._go_to([self._index.next(place) for place, follower in reached if follower == token][:ALONG])
+            self._length += 1
+
+    def find(self) -> Match | None:
+        if not self._places:
+            places, self._length = self._index.search(self._recent[-self._depth :], self._min_match)
+            self._go_to(places)
+        if not self._places:
+            return None
+        followers = self._followers
+        best, count, total = followers[0], followers.count(followers[0]), len(followers)
+        if count < total:
+            ((best, count),) = Counter(followers).most_common(1)  # of several that of the latest place
+        age = 0
+        if self._num_since is not None:
+            age = self._num_since + self._index.age(self._places[followers.index(best)])
+        return Match(best, self._length, count, total, age)
+
+    def _go_to(self, places: list[int]) -> None:
+        """Keep those of these places that something follows."""
+        follower = self._index.follower
+        followers = [follower(place) for place in places]
+        if followers and min(followers) < 0:
+            places = [place for place, token in zip(places, followers, strict=True) if token >= 0]
+            followers = [token for token in followers if token >= 0]
+        self._places, self._followers = places, followers

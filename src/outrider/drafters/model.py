@@ -7,23 +7,14 @@ Rounds that it sits out cost nothing; it catches up, in one batch, when it is ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
 
-from outrider.core.contracts import DraftRequest, Model, StoppingRule
-from outrider.core.data import (
-    Distribution,
-    Draft,
-    DraftWork,
-    Logits,
-    Request,
-    Row,
-    Span,
-    TokenEstimate,
-)
+from outrider.core.contracts import DraftRequest, Model
+from outrider.core.data import Distribution, DraftToken, DraftWork, Logits, Request, Row, Span
 from outrider.core.errors import ConstraintError, RewindUnsupported, SettingError
 from outrider.core.sequences import common_prefix
 from outrider.models.vocab import Alignment
@@ -82,16 +73,6 @@ class _Context:
         return common_prefix(self.evaluated, tokens[self.start :])
 
 
-@dataclass(slots=True)
-class _Growing:
-    """A draft under construction for one request."""
-
-    request: DraftRequest
-    draft: Draft = field(default_factory=Draft)
-    unread: list[int] = field(default_factory=list)
-    """its last tokens, in the draft model's ids, that this has not evaluated"""
-
-
 class ModelDrafter:
     """The Drafter over a draft model, for all sequences in one batch.
 
@@ -123,7 +104,7 @@ class ModelDrafter:
         context = self._contexts.setdefault(sequence, _Context())
         tokens = self.alignment.read(request.prompt)
         if context.scope != request.scope:
-            self._give_up(sequence)
+            self._evict(sequence)
         context.scope, context.is_running = request.scope, True
         self._num_begun += 1
         context.last_used = self._num_begun
@@ -137,7 +118,7 @@ class ModelDrafter:
         source = max(alike, key=alike.__getitem__)
         if alike[source] <= known + _MIN_COPIED_TOKENS:
             return
-        self._give_up(sequence)
+        self._evict(sequence)
         try:
             self.model.copy(source, sequence, alike[source])
         except RewindUnsupported:
@@ -145,7 +126,7 @@ class ModelDrafter:
         context.start = self._contexts[source].start
         context.evaluated = list(tokens[context.start : context.start + alike[source]])
 
-    def _give_up(self, sequence: int) -> None:
+    def _evict(self, sequence: int) -> None:
         self.model.truncate(sequence, 0)
         context = self._contexts[sequence]
         context.evaluated.clear()
@@ -159,7 +140,7 @@ class ModelDrafter:
             if used + num_tokens <= self.model.capacity_tokens:
                 return
             used -= self.model.length(sequence)
-            self._give_up(sequence)
+            self._evict(sequence)
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         self._contexts[sequence].extend(self.alignment.read(tokens))
@@ -175,49 +156,43 @@ class ModelDrafter:
 
     # Drafting
 
-    def propose(
-        self, requests: Sequence[DraftRequest], stopping: StoppingRule
-    ) -> tuple[list[Draft], DraftWork]:
-        able = [
-            request
-            for request in requests
-            if self._room(request) > 0 and stopping.should_continue(request, ())
-        ]
-        if not able:
-            return [Draft() for _ in requests], DraftWork()
-        growing, work = list[_Growing](), DraftWork()
-        for request in able:
-            has_read, read = self._catch_up(request, 1 - work.prefill_calls - work.calls)
-            growing += [_Growing(request)] if has_read else []
-            work += read
-        work += self._grow(growing, stopping)
-        drafts = {each.request.sequence: each.draft for each in growing}
-        return [drafts.get(request.sequence, Draft()) for request in requests], work
+    def start(self, requests: Sequence[DraftRequest], prefixes: Sequence[Sequence[int]]) -> ModelRound:
+        """Read what is unread of the committed text, so far as the requests let it, and begin a round."""
+        work, ready, drafted = DraftWork(), dict[int, DraftRequest](), dict[int, tuple[int, ...]]()
+        for request, prefix in zip(requests, prefixes, strict=True):
+            num_prefix = len(self.alignment.read(prefix))
+            if not self._has_room(request, num_prefix):
+                continue
+            has_read, cost = self._catch_up(request, num_prefix, 1 - work.prefill_calls - work.calls)
+            work += cost
+            if has_read:
+                ready[request.sequence], drafted[request.sequence] = request, tuple(prefix)
+        return ModelRound(self, ready, drafted, work)
 
-    def _room(self, request: DraftRequest) -> int:
-        """Tokens that can be drafted before the draft model's own context is full; none after a prefix that
-        does not fit a call, and for a head none before the target has read the prompt."""
-        if request.num_unread and getattr(self.model, "is_head", False):
-            return 0
-        context, num_prefix = self._contexts[request.sequence], len(self.alignment.read(request.prefix))
+    def _has_room(self, request: DraftRequest, num_prefix: int) -> bool:
+        """Whether a token can be drafted before the draft model's own context is full. Not after a prefix that
+        does not fit a call, and by a head not before the target has read the prompt."""
+        context = self._contexts[request.sequence]
         if not context.final or num_prefix >= self._chunk_tokens:
-            return 0
+            return False
+        if request.num_unread and getattr(self.model, "is_head", False):
+            return False
         held = self._window if self._restarts(context) else context.held
-        return min(request.max_tokens, self.model.context_length - held - num_prefix)
+        return held + num_prefix < self.model.context_length
 
     def _restarts(self, context: _Context) -> bool:
         is_full = context.held + _SPARE_TOKENS > self.model.context_length
         return bool(self._window) and (context.num_unread > self._window or is_full)
 
-    def _catch_up(self, request: DraftRequest, num_calls: int) -> tuple[bool, DraftWork]:
-        """Drop what was not accepted, and evaluate all but a last few final tokens, which go into one call
-        with the request's prefix. Where others wait for their next tokens that is done in `num_calls` calls a
-        step; whether it is done, and what it took."""
-        sequence, num_prefix = request.sequence, len(self.alignment.read(request.prefix))
+    def _catch_up(self, request: DraftRequest, num_prefix: int, num_calls: int) -> tuple[bool, DraftWork]:
+        """Drop what was not accepted, and evaluate all but a last few final tokens, which go into the first
+        call of the round with the prefix. Where others wait for their next tokens that is done in `num_calls` calls a step;
+        whether it is done, and what it took."""
+        sequence = request.sequence
         context, work = self._contexts[sequence], DraftWork()
         self._rewind(sequence, context)
         if self._restarts(context):  # after a failed call it may hold nothing
-            self._give_up(sequence)
+            self._evict(sequence)
             context.start = len(context.final) - self._window
         while True:
             reads_prompt = context.start + context.agree < context.prompt_length - 1
@@ -257,81 +232,94 @@ class ModelDrafter:
         context.agree += len(tokens)
         return len(tokens), perf_counter() - before
 
-    def _grow(self, active: list[_Growing], stopping: StoppingRule) -> DraftWork:
-        """Draft token by token, one call for all sequences whose draft still grows."""
-        call_tokens: list[int] = []
-        model_s = 0.0
-        while active:
-            spans = [self._next_span(growing) for growing in active]
-            call_tokens.append(sum(len(span.tokens) for span in spans))
-            self._make_room(call_tokens[-1])
-            before = perf_counter()
-            rows = self.model.decode(spans)
-            model_s += perf_counter() - before
-            for span in spans:
-                context = self._contexts[span.sequence]
-                context.evaluated.extend(span.tokens)
-                context.agree = context.held
-            active = [
-                growing
-                for growing, row in zip(active, rows, strict=True)
-                if self._append(growing, row, stopping)
-                and len(growing.draft) < self._room(growing.request)
-                and self._fits(growing)
-                and stopping.should_continue(growing.request, growing.draft.tokens)
-            ]
-        return DraftWork(len(call_tokens), model_s, call_tokens=tuple(call_tokens))
+    def next_span(self, sequence: int, unread: Sequence[int]) -> Span | None:
+        """What a call evaluates of a sequence: committed tokens that it has not read, and drafted ones, `unread`
+        (the target's ids). None where that does not fit call or context, or where the text ends."""
+        context = self._contexts[sequence]
+        stored, drafted = len(context.evaluated), self.alignment.read(unread)
+        if unread and (not drafted or self.model.vocabulary.ends_generation(drafted[-1])):
+            return None
+        tokens = (*context.final[context.start + stored :], *drafted)
+        if len(tokens) > self._chunk_tokens or stored + len(tokens) > self.model.context_length:
+            return None
+        # The first drafted tokens follow what is committed, and may be rejected.
+        return Span(sequence, tokens, stored, 1, checkpoint=bool(drafted) and stored <= context.held)
 
-    def _fits(self, growing: _Growing) -> bool:
-        """Whether the draft's last tokens can be read: forced text may be more tokens here than there."""
-        stored = len(self._contexts[growing.request.sequence].evaluated)
-        return stored + len(growing.unread) <= self.model.context_length
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        """One call over the spans of `next_span`."""
+        self._make_room(sum(len(span.tokens) for span in spans))
+        rows = self.model.decode(spans)
+        for span in spans:
+            context = self._contexts[span.sequence]
+            context.evaluated.extend(span.tokens)
+            context.agree = context.held
+        return rows
 
-    def _next_span(self, growing: _Growing) -> Span:
-        request, context = growing.request, self._contexts[growing.request.sequence]
-        tokens, stored = growing.unread, len(context.evaluated)
-        # What is committed ends here, but for a prefix: what follows may be rejected.
-        checkpoint = stored == context.held
-        if not growing.draft:
-            tokens = [*context.final[context.start + stored :], *self.alignment.read(request.prefix)]
-            checkpoint = bool(request.prefix)
-        return Span(request.sequence, tuple(tokens), stored, 1, checkpoint)
-
-    def _append(self, growing: _Growing, logits: Logits, stopping: StoppingRule) -> bool:
-        """Append the next token, if `stopping` accepts it, and what is forced after it, which is read in the
-        same call; returns whether another may follow."""
-        request, row, tokens = growing.request, logits[-1], growing.draft.tokens
-        drafted = request.prefix + tokens
+    def offer(self, logits: Logits, request: DraftRequest, drafted: tuple[int, ...]) -> DraftToken | None:
+        """The next token of a draft, from the last row of logits; None where the request leaves none."""
+        row = logits[-1]
         try:
             found = self._rows.argmax(row, request, drafted)
         except (SettingError, ConstraintError):
-            return False  # every token that it shares with the target is banned here
+            return None  # every token that it shares with the target is banned here
         if found is None:
-            return False
-        token, confidence = found
-        estimate = TokenEstimate(confidence)
-        if not stopping.accept(request, tokens, estimate):
-            return False
-        probs: tuple[Distribution, ...] = ()
-        if request.draw is not None or request.with_greedy_probs:
-            probs = (self._rows.distribution(row, request, drafted),)
-        if request.draw is not None:
-            token = request.draw(probs[0], len(drafted))
-        growing.draft += Draft(
-            tokens=(token,),
-            probs=probs if request.draw is not None else None,
-            acceptance=(confidence,),
-            sources=(self.name,),
-            greedy_probs=probs if request.draw is None else (),
-            estimates=(estimate,),
-        )
-        growing.unread = self.alignment.read([token])
-        if not growing.unread or self.model.vocabulary.ends_generation(growing.unread[0]):
-            return False  # nothing follows an end token
-        if forced := stopping.append_forced(request, growing.draft.tokens):
-            growing.draft += forced
-            growing.unread += self.alignment.read(forced.tokens)
-        return len(growing.unread) <= self._chunk_tokens
+            return None
+        token, certainty = found
+        evidence = (certainty,)
+        if request.draw is None and not request.with_mode_of:
+            return DraftToken(token, self.name, certainty, evidence)
+        probs = self._rows.distribution(row, request, drafted)
+        if request.draw is None:
+            return DraftToken(token, self.name, certainty, evidence, mode_of=probs)
+        return DraftToken(request.draw(probs, len(drafted)), self.name, certainty, evidence, drawn_from=probs)
+
+
+class ModelRound:
+    """The DraftRound of a ModelDrafter; `ready` are the requests whose text it has read."""
+
+    def __init__(
+        self,
+        drafter: ModelDrafter,
+        ready: dict[int, DraftRequest],
+        prefixes: dict[int, tuple[int, ...]],
+        work: DraftWork,
+    ) -> None:
+        self._drafter = drafter
+        self._ready = ready
+        self._drafted = dict(prefixes)
+        """the tokens of each draft that were read or will be with the next call"""
+        self._prefixes = prefixes
+        self._read = work
+        self._model_s = 0.0
+        self._call_tokens: list[int] = []
+
+    @property
+    def work(self) -> DraftWork:
+        calls = tuple(self._call_tokens)
+        return self._read + DraftWork(len(calls), self._model_s, call_tokens=calls)
+
+    def step(self, unread: Mapping[int, Sequence[int]]) -> dict[int, DraftToken]:
+        spans = list[Span]()
+        for sequence, tokens in unread.items():
+            if sequence not in self._ready:
+                continue
+            span = self._drafter.next_span(sequence, (*self._prefixes.pop(sequence, ()), *tokens))
+            if span is not None:
+                spans.append(span)
+                self._drafted[sequence] += tuple(tokens)
+        if not spans:
+            return {}
+        self._call_tokens.append(sum(len(span.tokens) for span in spans))
+        before = perf_counter()
+        rows = self._drafter.decode(spans)
+        self._model_s += perf_counter() - before
+        offers = {}
+        for span, row in zip(spans, rows, strict=True):
+            sequence = span.sequence
+            token = self._drafter.offer(row, self._ready[sequence], self._drafted[sequence])
+            if token is not None:
+                offers[sequence] = token
+        return offers
 
 
 # A draft model's logits, read as the target's tokens under a request's sampler.

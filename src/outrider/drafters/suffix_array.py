@@ -9,7 +9,6 @@ to carry along. Places are sorted by so many tokens as a match is looked for, no
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Sequence
 from mmap import mmap
 from struct import Struct
@@ -17,16 +16,13 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
-from outrider.drafters.lookup import Match
+from outrider.drafters.lookup import IndexReader
 
 DEPTH = 32
 """tokens of context that places are sorted by: the longest match that is distinguished from longer ones"""
 
 SAMPLE = 32
 """places that are looked at of those that match, evenly spread over them"""
-
-ALONG = 8
-"""of those that go on as a draft does, the latest, that are looked at for its next token"""
 
 BORDER = 0
 """separates texts and surrounds them all; tokens are stored plus one"""
@@ -36,9 +32,6 @@ BYTES = 4
 
 WAYPOINT_STEP = 512
 """sorted places from one whose context is held ready to the next: most of a search goes over these"""
-
-END = BORDER.to_bytes(BYTES)
-"""what follows the last token of a text"""
 
 _CONTEXT = Struct(f">{DEPTH}I")
 
@@ -113,9 +106,7 @@ class ContextIndex:
         return cls(laid.tobytes(), sort_contexts(laid))
 
     def search(self, text: Sequence[int], min_length: int = 1) -> tuple[list[int], int]:
-        """Places after the longest suffix of `text` that something followed, ascending and at most
-        `SAMPLE` of them, and its length in tokens, at most `DEPTH`; no places where it is shorter
-        than `min_length`."""
+        """See `lookup.Index`: at most `SAMPLE` places, and a length of at most `DEPTH`."""
         recent = text[: -DEPTH - 1 : -1]
         pattern = _CONTEXT.pack(*[token + 1 for token in recent], *[BORDER] * (DEPTH - len(recent)))
         found = self._first_from(pattern)
@@ -165,65 +156,22 @@ class ContextIndex:
         low, high = found + right // 2, min(found + right - 1, end)
         return first, bisect_left(places, pattern + _AFTER_ALL, low, high, key=context)
 
-    def follower(self, place: int) -> bytes:
-        """The token at a place as it is stored, `END` where a text ends."""
-        return self._stored[(place - 1) * BYTES : place * BYTES]
+    def follower(self, place: int) -> int:
+        """See `lookup.Index`."""
+        return int.from_bytes(self._stored[(place - 1) * BYTES : place * BYTES]) - 1
 
+    def next(self, place: int) -> int:
+        """See `lookup.Index`. Texts are stored from their ends."""
+        return place - 1
 
-class ContextReader:
-    """The end of a text and what is drafted after it, looked up in an index of other texts.
+    def age(self, place: int) -> int:
+        """See `lookup.Index`. The last text is stored first, after a border."""
+        return place - 2
 
-    Of the places after the longest match the latest `ALONG` stay that go on as the draft does; when
-    none is left, or nothing follows any of them, the match is searched again. Matches of fewer than
-    `min_match` tokens are not used. `num_since` are the tokens between the end of the indexed texts
-    and here, None where the texts have no place in time: then matches have no age.
-    """
-
-    __slots__ = ("_followers", "_index", "_length", "_min_match", "_num_since", "_places", "_recent")
-
-    def __init__(
-        self, index: ContextIndex, text: Sequence[int], min_match: int, num_since: int | None = None
-    ) -> None:
-        self._index = index
-        self._recent = list(text[-DEPTH:])
-        self._min_match = min_match
-        self._num_since = num_since
-        self._places: list[int] = []
-        self._followers: list[bytes] = []
-        self._length = 0
-
-    def read(self, token: int) -> None:
-        self._recent.append(token)
-        if self._num_since is not None:
-            self._num_since += 1
-        if self._places:
-            stored = (token + 1).to_bytes(BYTES)
-            reached = zip(self._places, self._followers, strict=True)
-            self._go_to([place - 1 for place, follower in reached if follower == stored][:ALONG])
-            self._length += 1
-
-    def find(self) -> Match | None:
-        if not self._places:
-            places, self._length = self._index.search(self._recent, self._min_match)
-            self._go_to(places)
-        if not self._places:
-            return None
-        followers, best = self._followers, self._followers[0]
-        count, total = followers.count(best), len(followers)
-        if count < total:
-            ((best, count),) = Counter(followers).most_common(1)  # of several that of the latest place
-        age = 0
-        if self._num_since is not None:
-            age = self._num_since + self._places[followers.index(best)] - 1
-        return Match(int.from_bytes(best) - 1, self._length, count, total, age)
-
-    def _go_to(self, places: list[int]) -> None:
-        """Keep those of these places that something follows."""
-        followers = [self._index.follower(place) for place in places]
-        if END in followers:
-            places = [place for place, token in zip(places, followers, strict=True) if token != END]
-            followers = [token for token in followers if token != END]
-        self._places, self._followers = places, followers
+    def reader(self, text: Sequence[int], min_match: int, num_since: int | None = None) -> IndexReader:
+        """A reader at the end of a text; `num_since` are the tokens between the end of the index and there,
+        None where the indexed texts have no place in time."""
+        return IndexReader(self, text[-DEPTH:], min_match, DEPTH, num_since)
 
 
 def _agreement(one: bytes, other: bytes) -> int:

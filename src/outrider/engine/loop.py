@@ -18,7 +18,7 @@ from typing import cast
 
 import numpy as np
 
-from outrider.core.contracts import Constraint, Drafter, DraftRequest, Model, Policy
+from outrider.core.contracts import Constraint, Drafter, Drafters, DraftRequest, Model, Policy
 from outrider.core.data import Completion, Draft, Grammar, Piece, Request, Update
 from outrider.core.errors import ConstraintError, InputError, PromptError
 from outrider.core.notices import notify
@@ -97,10 +97,11 @@ class Engine:
         if self._running:
             raise InputError("drafters", "requests are running", "Change them when all have ended.")
         self.drafters = tuple(drafters)
+        self._asked = Drafters.of(self.drafters)
         self.policy: Policy = policy or FixedPolicy()
         self.preferred = preferred or PreferredTokenization()
         if self.drafters and not self.target.rewinding.is_possible:
-            self.drafters = ()
+            self.drafters, self._asked = (), Drafters()
             notify(
                 f"{self.target.name} cannot forget tokens (recurrent or hybrid state), so a rejected draft "
                 "could not be undone: decoding plainly"
@@ -359,17 +360,17 @@ class Engine:
                     room,
                     sequence.sampler,
                     drawing,
-                    with_greedy_probs=sequence.verifier.compares,
+                    with_mode_of=sequence.verifier.compares,
                     constraint=sequence.constraint,
                     drafting=sequence.request.drafting,
-                    reread=recomputed if self.target.rewinding.recomputes else None,
+                    recomputed=recomputed if self.target.rewinding.recomputes else None,
                     max_step_s=gap_s,
                     num_unread=plan.read_tokens,
                 )
         drafts: dict[int, Draft] = {}
         if requests:
             others = num_tokens - len(requests)
-            offers, shared.work = self.policy.propose(self.drafters, list(requests.values()), others)
+            offers, shared.work = self.policy.propose(self._asked, list(requests.values()), others)
             drafts = dict(zip(requests, offers, strict=True))
         shared.propose_s = perf_counter() - before
         return drafts

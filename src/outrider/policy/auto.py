@@ -1,7 +1,7 @@
 """The policy that decides by itself: at every step what has the most reward less cost (`objective`).
 
 Model-free drafters (lookups, constraints) are asked first. A draft model is asked while its next token pays
-for its step, after lookup tokens or before them: a match that the model agrees with may be taken whole.
+for its step, after lookup tokens or before them.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from outrider.core.contracts import Drafter, DraftRequest
-from outrider.core.data import Draft, DraftWork, StepRecord, TokenEstimate
+from outrider.core.contracts import Drafters, DraftRequest
+from outrider.core.data import Draft, DraftToken, DraftWork, StepRecord
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts
+from outrider.policy.choice import Asking, ModelDraft, plan_model
 from outrider.policy.fixed import FixedPolicy
-from outrider.policy.learning import learn_costs, learn_request, plain_step_s
+from outrider.policy.learning import Proposal, learn_costs, learn_request, plain_step_s
 from outrider.policy.objective import allocate, within
 from outrider.policy.pretrained import PretrainedCalibration
-from outrider.policy.proposal import Proposal
+from outrider.policy.rounds import grow
 from outrider.policy.state import BatchState, PolicyState, RequestState
-from outrider.policy.step import Step
 
 LONGEST_DRAFT = 64
 """tokens; V(n) is measured as far"""
@@ -29,18 +29,21 @@ LONGEST_DRAFT = 64
 class AutoPolicy:
     """Drafts from whom and as far as it pays on this machine, for this text, at this position.
 
-    `costs` are those of the target's calls, `draft_costs` those of each draft model's by the drafter's
-    name; both go on learning from every step, and so do the estimates of acceptance. `free` and
-    `models` switch the drafters of that kind on and off; `draft_max` caps the drafted tokens of a step.
-    `prior`: what to expect of a draft model before any step (`policy.prior`).
-
     Raises SettingError for a cap out of range, ValueError for a damaged prior.
+
+    Args:
+        costs: What the target's calls cost; they go on learning from every step, as all estimates do.
+        draft_costs: What the draft model's calls cost.
+        free: Whether model-free drafters are asked.
+        models: Whether the draft model is.
+        draft_max: The most drafted tokens of a step.
+        prior: What to expect of the draft model before any step (`policy.pretrained`).
     """
 
     def __init__(
         self,
         costs: CallCosts | None = None,
-        draft_costs: Mapping[str, CallCosts] | None = None,
+        draft_costs: CallCosts | None = None,
         *,
         free: bool = True,
         models: bool = True,
@@ -49,9 +52,9 @@ class AutoPolicy:
     ) -> None:
         if draft_max < 0:
             raise SettingError("draft max", f"{draft_max} is negative", "Give 0 (off) or more.")
-        self.knowledge = PolicyState(costs or CallCosts(), draft_costs or {})
+        self.state = PolicyState(costs or CallCosts(), draft_costs)
         if prior is not None:
-            self.knowledge.recall(prior)
+            self.state.recall(prior)
         self.free = free
         self.models = models
         self.draft_max = draft_max
@@ -59,15 +62,15 @@ class AutoPolicy:
         """what the user should hear once: a draft model that cannot pay, calls that have become slower"""
         self._texts: dict[int, RequestState] = {}
         self._proposals: dict[int, Proposal] = {}
-        self._reported: set[str] = set()
+        self._has_said_why = False
 
     def begin(self, sequence: int, prompt_tokens: int, max_tokens: int | None) -> None:
         """A request starts: what was particular to the last one of the sequence is forgotten."""
-        self._texts[sequence] = self.knowledge.new_request(prompt_tokens, max_tokens)
+        self._texts[sequence] = self.state.new_request(prompt_tokens, max_tokens)
         self._proposals.pop(sequence, None)
 
     def propose(
-        self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
+        self, drafters: Drafters, requests: Sequence[DraftRequest], others: int = 0
     ) -> tuple[list[Draft], DraftWork]:
         """One draft per request: what is expected to bring the most tokens per second, over all of them."""
         by_length = [request for request in requests if request.drafting.policy == "fixed"]
@@ -82,107 +85,116 @@ class AutoPolicy:
         return [drafts[request.sequence] for request in requests], work
 
     def _propose(
-        self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int
+        self, drafters: Drafters, requests: Sequence[DraftRequest], others: int
     ) -> tuple[list[Draft], DraftWork]:
         max_length = min(self.draft_max, LONGEST_DRAFT)
-        if max_length == 0:
-            return [Draft() for _ in requests], DraftWork()
-        lookups = [drafter for drafter in drafters if drafter.is_free and self.free]
-        models = [drafter for drafter in drafters if not drafter.is_free and self.models]
-        texts = [self._text(request.sequence) for request in requests]
-        steps = [
-            Step(self.knowledge, text, request, [d for d in lookups if request.allows(d)], max_length)
-            for text, request in zip(texts, requests, strict=True)
-        ]
-        self._proposals.update((step.request.sequence, step.proposal) for step in steps)
-        open_to_models = [step for step in steps if models and not step.is_backing_off()]
-        is_alone = len(steps) == 1 and not others
-        if not open_to_models and not any(
-            step.candidate_may_pay if is_alone else step.has_candidate for step in steps
-        ):
-            return [Draft() for _ in requests], DraftWork()  # the common case of a fast model: no arithmetic
-        batch = BatchState.of(texts, self.knowledge, others, requests)
-        for step in open_to_models:
-            self._choose_model(step, models, batch)
-            if step.lookup_prefix:
-                batch = replace(batch, others=batch.others + len(step.lookup_prefix))
-        if not any(step.has_candidate or step.model for step in steps):
-            return [Draft() for _ in requests], DraftWork()
-        for step in steps:
-            if step.model is None:
-                step.set_costs(None, batch)
-        offers, work = _ask(models, steps)
-        found = [step.finish(offers.get(step.request.sequence)) for step in steps]
-        batch = BatchState.of(texts, self.knowledge, others, requests)
-        calls_s = self.knowledge.calls_s(sum(len(draft) for draft, _ in found), batch)
-        candidates = [(draft.acceptance, fixed) for draft, fixed in found]
-        reread_s = self.knowledge.reread_s(calls_s, batch)
-        max_step_s = min((r.max_step_s for r in requests if r.max_step_s is not None), default=math.inf)
-        max_call_s = max_step_s - work.model_s - work.prefill_s
-        calls_s = within(calls_s, max_call_s, sum(fixed for _, fixed in found))
-        lengths = allocate(candidates, calls_s, batch.reward_s, reread_s)
-        return [draft.first(length) for (draft, _), length in zip(found, lengths, strict=True)], work
+        nothing = [Draft() for _ in requests]
+        if max_length == 0 or not requests:
+            return nothing, DraftWork()
+        drafters = Drafters(drafters.lookups if self.free else (), drafters.model if self.models else None)
+        asking = [self._asking(drafters, request, max_length) for request in requests]
+        candidates = [each.look_up() for each in asking]
+        for each, candidate in zip(asking, candidates, strict=True):
+            self._proposals[each.request.sequence] = Proposal(candidate, each.is_constrained)
+        may_ask = drafters.model is not None and self._model_may_pay(drafters.model.name, asking)
+        if not may_ask and not self._candidates_may_pay(asking, candidates, others):
+            return nothing, DraftWork()  # the common case of a fast model: no arithmetic
+        texts = [each.text for each in asking]
+        batch, growing = BatchState.of(texts, self.state, others, requests), dict[int, ModelDraft]()
+        if may_ask and drafters.model is not None:
+            growing = self._growing(asking, candidates, batch)
+        work = DraftWork()
+        if growing and drafters.model is not None:
+            work = grow(drafters.model, list(growing.values()))
+        found = []
+        for each, candidate in zip(asking, candidates, strict=True):
+            draft = growing.get(each.request.sequence)
+            found.append(draft.finish() if draft else (candidate, 0))
+            self._proposals[each.request.sequence] = Proposal(candidate, each.is_constrained, draft)
+        return self._cut(found, requests, batch, work), work
 
-    def _text(self, sequence: int) -> RequestState:
-        if sequence not in self._texts:
-            self.begin(sequence, 1, None)
-        return self._texts[sequence]
+    def _asking(self, drafters: Drafters, request: DraftRequest, max_length: int) -> Asking:
+        if request.sequence not in self._texts:
+            self.begin(request.sequence, 1, None)
+        lookups = drafters.for_request(request.drafting).lookups
+        text = self._texts[request.sequence]
+        return Asking(self.state, text, request, lookups, min(request.max_tokens, max_length))
 
-    def _choose_model(self, step: Step, models: Sequence[Drafter], batch: BatchState) -> None:
-        """Settle which draft model this sequence asks, and how, or that it asks none."""
-        best: tuple[float, str, int, bool] | None = None
-        can_pay = True
-        for model in models:
-            if not step.request.allows(model) or not self._is_known(model.name):
-                continue
-            step.set_costs(model.name, batch)
-            length = step.evaluate()
-            pays = step.gain_s > 0 and step.amortises_prefill(model.name) and step.is_within_budget
-            can_pay = pays or self._can_pay(model.name, step)
-            is_exploring = not pays and can_pay and step.may_explore(model.name)
-            if (pays or is_exploring) and (best is None or step.gain_s > best[0]):
-                best = (step.gain_s, model.name, 0 if is_exploring else length, is_exploring)
-        if best is None:
-            step.back_off(can_pay=can_pay)
-            return
-        step.set_costs(best[1], batch)
-        step.ask(*best[1:])
+    def _candidates_may_pay(
+        self, asking: Sequence[Asking], candidates: Sequence[Sequence[DraftToken]], others: int
+    ) -> bool:
+        if len(asking) > 1 or others:
+            return any(candidates)
+        marginal = self.state.marginal_costs(asking[0].text.context)
+        return marginal.may_pay([token.acceptance for token in candidates[0]])
 
-    def _is_known(self, model: str) -> bool:
-        """Whether the costs of calls are known: those of the target are from the first one on."""
-        if self.knowledge.costs.is_known and not self.knowledge.draft_cost(model).is_known:
-            self._say_once(model, f"{model}: what its calls take was not measured here, so it is not asked")
-        return self.knowledge.costs.is_known and self.knowledge.draft_cost(model).is_known
-
-    def _can_pay(self, model: str, step: Step) -> bool:
-        """Whether a draft model would pay here if it were always correct; else that is reported."""
-        if self.knowledge.can_pay(model, step.context):
+    def _model_may_pay(self, name: str, asking: Sequence[Asking]) -> bool:
+        """Whether the draft model's costs are known (those of the target are from the first call on), and it
+        would pay if it were always correct; else that is said, once."""
+        state = self.state
+        if not state.costs.is_known:
+            return False
+        if not state.draft_costs.is_known:
+            self._say_why(f"{name}: what its calls take was not measured here, so it is not asked")
+            return False
+        if any(state.model_can_pay(each.text.context) for each in asking):
             return True
-        draft_s = self.knowledge.draft_cost(model).call_s(1, context=0)
-        share = draft_s / self.knowledge.costs.call_s(1, context=0)
-        self._say_once(
-            model,
-            f"{model}: a step of it takes {share:.2f} of a target step here, too much to pay even if it were "
-            "always right: it stays out",
+        share = state.draft_costs.call_s(1, context=0) / state.costs.call_s(1, context=0)
+        self._say_why(
+            f"{name}: a step of it takes {share:.2f} of a target step here, too much to pay even if it were "
+            "always right: it stays out"
         )
         return False
 
-    def _say_once(self, about: str, line: str) -> None:
-        if about not in self._reported:
-            self._reported.add(about)
+    def _say_why(self, line: str) -> None:
+        if not self._has_said_why:
+            self._has_said_why = True
             self.notices.append(line)
+
+    def _growing(
+        self, asking: Sequence[Asking], candidates: Sequence[Sequence[DraftToken]], batch: BatchState
+    ) -> dict[int, ModelDraft]:
+        """The drafts that the draft model is asked to extend, by sequence."""
+        found = {}
+        for each, candidate in zip(asking, candidates, strict=True):
+            if each.request.drafting.policy == "lookup":
+                continue
+            plan = plan_model(each, candidate, batch)
+            if plan is not None:
+                found[each.request.sequence] = ModelDraft(each, plan, candidate)
+                batch = replace(batch, others=batch.others + plan.num_prefix)
+        return found
+
+    def _cut(
+        self,
+        found: Sequence[tuple[Sequence[DraftToken], int]],
+        requests: Sequence[DraftRequest],
+        batch: BatchState,
+        work: DraftWork,
+    ) -> list[Draft]:
+        """How much of what was found is drafted; each comes with the number of tokens that must be."""
+        calls_s = self.state.calls_s(sum(len(tokens) for tokens, _ in found), batch)
+        recompute_s = self.state.recompute_s(calls_s, batch)
+        max_step_s = min((r.max_step_s for r in requests if r.max_step_s is not None), default=math.inf)
+        max_call_s = max_step_s - work.model_s - work.prefill_s
+        calls_s = within(calls_s, max_call_s, sum(fixed for _, fixed in found))
+        candidates = [([token.acceptance for token in tokens], fixed) for tokens, fixed in found]
+        lengths = allocate(candidates, calls_s, batch.reward_s, recompute_s)
+        return [
+            Draft(tuple(tokens[:length])) for (tokens, _), length in zip(found, lengths, strict=True)
+        ]
 
     def observe(self, records: Mapping[int, StepRecord]) -> None:
         """Learn what calls cost and what drafts gained."""
         if not records:
             return
-        learn_costs(self.knowledge, list(records.values()))
-        plain_s = plain_step_s(self.knowledge, list(records.values()))
+        learn_costs(self.state, list(records.values()))
+        plain_s = plain_step_s(self.state, list(records.values()))
         for sequence, record in records.items():
             if record.kind == "decode" and sequence in self._texts:
                 proposal = self._proposals.pop(sequence, Proposal())
-                learn_request(self.knowledge, self._texts[sequence], proposal, record, plain_s)
-        for costs in (self.knowledge.costs, *self.knowledge.draft_costs.values()):
+                learn_request(self.state, self._texts[sequence], proposal, record, plain_s)
+        for costs in (self.state.costs, self.state.draft_costs):
             if notice := costs.notice():
                 self.notices.append(notice)
 
@@ -191,32 +203,3 @@ def _fixed(request: DraftRequest) -> FixedPolicy:
     """The policy of a request that asked for drafts of a fixed length."""
     length = request.drafting.draft_max
     return FixedPolicy() if length is None else FixedPolicy(draft_max=length)
-
-
-def _ask(models: Sequence[Drafter], steps: Sequence[Step]) -> tuple[dict[int, Draft], DraftWork]:
-    """The offer of each sequence's draft model, and what they cost together."""
-    offers: dict[int, Draft] = {}
-    work = DraftWork()
-    for model in models:
-        if asking := [step for step in steps if step.model == model.name]:
-            drafts, cost = model.propose([step.request for step in asking], _StepRule(asking))
-            work += cost
-            offers.update(zip((step.request.sequence for step in asking), drafts, strict=True))
-    return offers, work
-
-
-class _StepRule:
-    """The StoppingRule of a draft model: each sequence's own step decides."""
-
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self._steps = {step.request.sequence: step for step in steps}
-
-    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
-        return self._steps[request.sequence].should_continue(drafted)
-
-    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
-        del drafted
-        return self._steps[request.sequence].accept(estimate)
-
-    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
-        return self._steps[request.sequence].append_forced(drafted)

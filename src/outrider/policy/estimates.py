@@ -1,6 +1,6 @@
 """How likely a drafted token is to be accepted: what drafters say, calibrated by what became of it.
 
-A drafter's estimate becomes a few features; a logistic regression on them is fitted in advance
+A drafter's evidence becomes a few features; a logistic regression on them is fitted in advance
 (benchmarks/policy/fit.py) and goes on learning online, with a precision for each coefficient (assumed-density
 filtering, as in Opper's "A Bayesian approach to on-line learning", 1998, with a diagonal covariance). Each
 request has a bias of its own, which begins at 0.
@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import mul
 from typing import Any, Self
-
-from outrider.core.data import TokenEstimate
 
 _LOOKUP_FEATURES = ("bias", "log match length", "log odds of the share", "recently right")
 
@@ -40,6 +38,14 @@ _BIAS_MEMORY = 0.985
 _RECENT_MEMORY = 0.8
 """weight of older offers in how often a lookup was recently right"""
 
+CONFIDENCE_MEMORY = 0.8
+"""weight of the older tokens in a text's moving average of confidence"""
+_CONFIDENCE_PRIOR = 0.82
+_MEAN_RATE = 0.005
+"""weight of a token in the mean over all texts: about the last 200 count"""
+_REVERSION = 0.95
+"""how much of an average's distance from the mean is left after a token that the draft model did not see"""
+
 
 @dataclass(slots=True)
 class RequestBias:
@@ -56,18 +62,18 @@ class RequestBias:
         self.recently_right = _RECENT_MEMORY * self.recently_right + (1 - _RECENT_MEMORY) * correct
 
 
-def features(estimate: TokenEstimate, recently_right: float) -> tuple[float, ...]:
+def features(evidence: Sequence[float], recently_right: float) -> tuple[float, ...]:
     """The regression's features: of a lookup how long its match was and how often it went on so, of a draft
     model its confidence."""
-    if len(estimate.evidence) >= 3:
-        length, count, total = estimate.evidence[:3]
+    if len(evidence) >= 3:
+        length, count, total = evidence[:3]
         return (
             1.0,
             math.log(max(length, 1.0)),
             math.log((count + 0.5) / (total - count + 0.5)),
             recently_right,
         )
-    return (1.0, _log_odds(estimate.acceptance))
+    return (1.0, _log_odds(evidence[0]))
 
 
 class Estimator:
@@ -78,13 +84,13 @@ class Estimator:
         self.weights = list(weights) if weights is not None else None
         self._precision: list[float] = []
 
-    def probability(self, estimate: TokenEstimate, bias: RequestBias) -> float:
-        """The probability that the token of this estimate is accepted, given that all before it were."""
-        return _sigmoid(self._score(features(estimate, bias.recently_right)) + bias.value)
+    def probability(self, evidence: Sequence[float], bias: RequestBias) -> float:
+        """The probability that a token of this evidence is accepted, given that all before it were."""
+        return _sigmoid(self._score(features(evidence, bias.recently_right)) + bias.value)
 
-    def learn(self, estimate: TokenEstimate, bias: RequestBias, correct: bool) -> None:
-        """A token that was offered with this estimate was correct or not."""
-        x = features(estimate, bias.recently_right)
+    def learn(self, evidence: Sequence[float], bias: RequestBias, correct: bool) -> None:
+        """A token that was offered with this evidence was correct or not."""
+        x = features(evidence, bias.recently_right)
         probability = _sigmoid(self._score(x) + bias.value)
         error, information = correct - probability, probability * (1 - probability)
         bias.precision = _BIAS_PRECISION + _BIAS_MEMORY * (bias.precision - _BIAS_PRECISION) + information
@@ -132,59 +138,27 @@ def initial_weights(name: str, num_features: int) -> tuple[float, ...]:
     return INITIAL_WEIGHTS[kind if num_features == len(_LOOKUP_FEATURES) else "draft"]
 
 
-_IF_AGREED, _IF_DISAGREED = 0.97, 0.6
-"""On the recordings in benchmarks/policy: how often the model's own token is correct where it agrees with a
-lookup and where it does not"""
-_PRIOR_AGREEMENTS = 20.0
-"""tokens that these count for"""
+class Confidence:
+    """How confident a draft model is on average: a moving average for each text, which starts from the mean
+    over all texts."""
 
+    def __init__(self, mean: float = _CONFIDENCE_PRIOR) -> None:
+        if not 0 <= mean <= 1:
+            raise ValueError("its mean confidence is damaged")
+        self.mean = mean
 
-@dataclass(slots=True)
-class DrafterAgreement:
-    """How often a draft model agrees with a lookup, and is correct then and else: sums over tokens. The field
-    names are those of the stored JSON."""
+    @staticmethod
+    def after(average: float, acceptance: float) -> float:
+        """A text's average after a token of this estimated acceptance."""
+        return CONFIDENCE_MEMORY * average + (1 - CONFIDENCE_MEMORY) * acceptance
 
-    asked: float = _PRIOR_AGREEMENTS
-    """expected agreements: the acceptance probabilities of the lookup's tokens"""
-    agreed: float = _PRIOR_AGREEMENTS
-    agreed_right: float = _PRIOR_AGREEMENTS * _IF_AGREED
-    disagreed: float = _PRIOR_AGREEMENTS
-    disagreed_right: float = _PRIOR_AGREEMENTS * _IF_DISAGREED
+    def unseen(self, average: float, num_tokens: int) -> float:
+        """A text's average after tokens that the model did not draft: it reverts to the mean."""
+        return self.mean + (average - self.mean) * _REVERSION**num_tokens
 
-    def probability(self, acceptance: float) -> float:
-        """The probability of agreement with a lookup's token of this acceptance."""
-        return min(acceptance * self.agreed / self.asked, 1.0)
-
-    @property
-    def if_agreed(self) -> float:
-        """The acceptance of a token that both offer."""
-        return self.agreed_right / self.agreed
-
-    @property
-    def if_not(self) -> float:
-        """The acceptance of the model's token where the lookup offers another."""
-        return self.disagreed_right / self.disagreed
-
-    def learn(self, acceptance: float, agrees: bool, correct: bool) -> None:
-        """The model was asked where a lookup offered a token of this acceptance; its own was correct or
-        not."""
-        self.asked += acceptance
-        if agrees:
-            self.agreed += 1
-            self.agreed_right += correct
-        else:
-            self.disagreed += 1
-            self.disagreed_right += correct
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """What `asdict` made plain data of. Raises KeyError, TypeError or ValueError."""
-        known = cls(**{each.name: float(data[each.name]) for each in fields(cls)})
-        sums = (known.asked, known.agreed, known.disagreed)
-        shares = (known.agreed_right / known.agreed, known.disagreed_right / known.disagreed)
-        if not (all(map(math.isfinite, sums)) and min(sums) > 0 and all(0 <= p <= 1 for p in shares)):
-            raise ValueError("its agreements are damaged")
-        return known
+    def learn(self, acceptance: float) -> None:
+        """A token of this estimated acceptance was offered."""
+        self.mean += _MEAN_RATE * (acceptance - self.mean)
 
 
 @dataclass(slots=True)

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
 
-from outrider.core.contracts import Drafter, DraftRequest
-from outrider.core.data import Draft, DraftWork, StepRecord, TokenEstimate
+from outrider.core.contracts import Drafters, DraftRequest
+from outrider.core.data import Draft, DraftToken, DraftWork, StepRecord
 from outrider.core.errors import SettingError
 from outrider.policy.forced import forced, permitted
+from outrider.policy.rounds import grow
 
 
 @dataclass(frozen=True, slots=True)
 class FixedPolicy:
-    """The user's own draft length: the drafters are asked in order, the first offer is taken.
-
-    `draft_max` caps the drafted tokens of a step (0 decodes plainly), not counting those that a
-    constraint forces before them and after. A draft ends before a token
-    whose estimated acceptance is below `p_min`; while a draft model could be asked instead, also
-    below `hand_over`. A draft that is certain of its tokens and has fewer than `draft_min` is
-    dropped; a sampled one is kept (see the package's docstring).
+    """The user's own draft length: lookups are asked in order, then the draft model; the first offer is taken.
 
     Raises SettingError for a value out of range.
+
+    Args:
+        draft_max: The most drafted tokens of a step (0 decodes plainly), not counting those that a constraint
+            forces before them and after.
+        draft_min: A draft of point masses that has fewer tokens is dropped; a sampled one is kept (see the
+            package's docstring).
+        p_min: A draft ends before a token whose estimated acceptance is below this.
+        hand_over: The same for lookups while a draft model could be asked instead.
     """
 
     draft_max: int = 8
@@ -41,48 +45,18 @@ class FixedPolicy:
                 raise SettingError(name, f"{value} is no probability", "Give 0 to 1.")
 
     def propose(
-        self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
+        self, drafters: Drafters, requests: Sequence[DraftRequest], others: int = 0
     ) -> tuple[list[Draft], DraftWork]:
-        """One draft per request: what a constraint forces, then the first non-empty offer in the
-        order of `drafters`."""
+        """One draft per request: what a constraint forces, then the first offer that is not empty."""
         del others
         if self.draft_max == 0:
             return [Draft() for _ in requests], DraftWork()
-        prefixes = [forced(request) for request in requests]
-        requests = [_after(request, prefix) for request, prefix in zip(requests, prefixes, strict=True)]
-        offers, work = self._ask(drafters, requests)
-        suffixes = [forced(request, offer.tokens) for request, offer in zip(requests, offers, strict=True)]
-        joined = zip(prefixes, offers, suffixes, strict=True)
-        return [
-            prefix + offer + suffix if prefix or suffix else offer for prefix, offer, suffix in joined
-        ], work
-
-    def _ask(
-        self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest]
-    ) -> tuple[list[Draft], DraftWork]:
-        drafts = [Draft() for _ in requests]
-        work = DraftWork()
-        for drafter in drafters:
-            able = [
-                i
-                for i, request in enumerate(requests)
-                if not drafts[i].tokens and request.max_tokens > 0 and request.allows(drafter)
-            ]
-            if not able:
-                continue
-            capped = [
-                replace(requests[i], max_tokens=min(requests[i].max_tokens, self.draft_max)) for i in able
-            ]
-            # A doubtful lookup makes way for a draft model, which is asked last.
-            gives_way = drafter.is_free and not drafters[-1].is_free
-            p_min = max(self.p_min, self.hand_over) if gives_way else self.p_min
-            offers, cost = drafter.propose(capped, _Threshold(self.draft_max, p_min))
-            work += cost
-            for i, offer in zip(able, offers, strict=True):
-                allowed = permitted(requests[i], offer) if drafter.is_free else offer
-                if allowed.probs is not None or len(allowed) >= self.draft_min:
-                    drafts[i] = allowed
-        return drafts, work
+        drafts = [_FixedDraft(request, self) for request in requests]
+        for draft in drafts:
+            draft.look_up(drafters.for_request(draft.request.drafting))
+        asking = [draft for draft in drafts if draft.asks_model]
+        work = grow(drafters.model, asking) if drafters.model is not None and asking else DraftWork()
+        return [draft.finish() for draft in drafts], work
 
     def begin(self, sequence: int, prompt_tokens: int, max_tokens: int | None) -> None:
         """Nothing depends on the request."""
@@ -91,28 +65,57 @@ class FixedPolicy:
         """Nothing is learned."""
 
 
-def _after(request: DraftRequest, prefix: Draft) -> DraftRequest:
-    if not prefix.tokens:
-        return request
-    return replace(
-        request, prefix=request.prefix + prefix.tokens, max_tokens=request.max_tokens - len(prefix)
-    )
+@dataclass(slots=True)
+class _FixedDraft:
+    """One request's draft."""
 
+    request: DraftRequest
+    policy: FixedPolicy
+    forced: list[DraftToken] = field(init=False)
+    """before the drafters' own tokens"""
+    own: list[DraftToken] = field(default_factory=list)
+    """a drafter's, and what is forced between them"""
+    asks_model: bool = False
 
-@dataclass(frozen=True, slots=True)
-class _Threshold:
-    """StoppingRule a draft up to a length, while the next token is likely enough."""
+    def __post_init__(self) -> None:
+        self.forced = forced(self.request)
 
-    draft_max: int
-    p_min: float
+    @property
+    def prefix(self) -> list[int]:
+        return [token.token for token in self.forced]
 
-    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
-        del request
-        return len(drafted) < self.draft_max
+    @property
+    def _room(self) -> int:
+        return min(self.request.max_tokens - len(self.forced), self.policy.draft_max)
 
-    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
-        del request, drafted
-        return estimate.acceptance >= self.p_min
+    def look_up(self, drafters: Drafters) -> None:
+        """Take the first offer of a lookup; a doubtful one makes way for a draft model."""
+        has_model = drafters.model is not None
+        p_min = max(self.policy.p_min, self.policy.hand_over) if has_model else self.policy.p_min
+        for lookup in drafters.lookups:
+            likely = takewhile(
+                lambda token: token.acceptance >= p_min, lookup.propose(self.request.sequence, self.prefix)
+            )
+            offer = permitted(self.request, self.prefix, list(islice(likely, max(self._room, 0))))
+            if offer and len(offer) >= self.policy.draft_min:
+                self.own = list(offer)
+                return
+        self.asks_model = has_model and self._room > 0
 
-    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
-        return forced(request, drafted)
+    def take(self, offer: DraftToken) -> list[int] | None:
+        if offer.acceptance < self.policy.p_min:
+            return None
+        drafted = [*self.prefix, *(token.token for token in self.own), offer.token]
+        after = forced(self.request, drafted)
+        self.own += [offer, *after]
+        if len(self.own) >= self._room:
+            return None
+        return [offer.token, *(token.token for token in after)]
+
+    def finish(self) -> Draft:
+        if self.asks_model and len(self.own) < self.policy.draft_min:
+            self.own = self.own if any(token.drawn_from for token in self.own) else []
+        found = [*self.forced, *self.own]
+        if self.asks_model or not self.own:
+            return Draft(tuple(found))
+        return Draft((*found, *forced(self.request, [token.token for token in found])))

@@ -5,31 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.core.contracts import DraftRequest
-from outrider.core.data import Draft, TokenEstimate
+from outrider.core.data import DraftToken
 
 FORCED = "grammar"
 """The source of forced tokens."""
 
-_ESTIMATE = TokenEstimate(acceptance=0.995)
+_ACCEPTANCE = 0.995
 """The text is certain, but the model may prefer another tokenization of it."""
 
 
-def forced(request: DraftRequest, drafted: Sequence[int] = ()) -> Draft:
-    """The tokens that the constraint forces after the request's prefix and `drafted`, as far as there is
-    room after `drafted`."""
+def forced(request: DraftRequest, drafted: Sequence[int] = ()) -> list[DraftToken]:
+    """The tokens that the constraint forces after `drafted`, as far as there is room for them."""
     if request.constraint is None:
-        return Draft()
+        return []
     room = max(request.max_tokens - len(drafted), 0)
-    tokens = request.constraint.forced((*request.prefix, *drafted))[:room]
-    size = len(tokens)
-    return Draft(
-        tokens, None, (_ESTIMATE.acceptance,) * size, (FORCED,) * size, estimates=(_ESTIMATE,) * size
-    )
+    tokens = request.constraint.forced(tuple(drafted))[:room]
+    return [DraftToken(token, FORCED, _ACCEPTANCE, (_ACCEPTANCE,)) for token in tokens]
 
 
-def permitted(request: DraftRequest, offer: Draft) -> Draft:
-    """The offer as far as the constraint allows it. Only for tokens that are certain: cutting sampled ones
-    for what they are would bias the output."""
-    if request.constraint is None or not offer.tokens:
+def permitted(
+    request: DraftRequest, drafted: Sequence[int], offer: Sequence[DraftToken]
+) -> Sequence[DraftToken]:
+    """The offer after `drafted` as far as the constraint allows it. Only for point masses: cutting sampled
+    tokens for what they are would bias the output."""
+    if request.constraint is None or not offer:
         return offer
-    return offer.first(request.constraint.permits(request.prefix, offer.tokens))
+    return offer[: request.constraint.permits(tuple(drafted), [token.token for token in offer])]

@@ -13,25 +13,21 @@ token i is accepted if all before it were, p_i = a_1 ⋯ a_i the prefix acceptan
 (3) Step cost. C(n) = V(n) + k·d + own time: V(n) the target's call with n drafted tokens, d a draft model's
     step, of which k were made. `StepCosts`; V(n) has stairs and may fall, so all n are compared. A step that
     stops with a candidate of N tokens has the value max_{n≤N} E[G] λ − C(n): `stopping_value`.
-(4) Look-ahead. How much of a candidate is drafted now is decided with the steps to come: what is not drafted
+(4) Continuation value. A draft model's next acceptance is unknown until its step was paid for; it is expected
+    to be m, the moving average of its confidence. With n tokens drafted, another k of them are worth
+    λ p_n (m + m² + … + m^k) − C(n + k) − k d, and going on is worth the best k: `continuation_value`.
+(5) Look-ahead. How much of a candidate is drafted now is decided with the steps to come: what is not drafted
     now can be drafted by the next step if all before it are accepted. With k tokens accepted and J(k) the
     value to go, J(k) = max_n { λ (1 + Σ_{i=k+1..k+n} p_i / p_k) − C(n) + p_{k+n+1} / p_k · J(k+n+1) }, and J
     = 0 where the candidate ends or breaks off (Bellman, "Dynamic Programming", 1957): `best_length`.
-    Whether to ask a draft model, and to go on, compares values of this one step: (3), (5) and (6).
-(5) Continuation value. A draft model's next acceptance is random until its step was paid for: an optimal
-    stopping problem, solved by backward induction in `stopping`.
-(6) Agreement value. Where a lookup has a candidate, one step of the draft model tells whether it agrees. With
-    the probability α of that: α · (3) of the model's token and the rest of the candidate + (1 − α) · (3) of
-    the model's token alone − d.
-(7) Allocation. Sequences that share a call draft the tokens of the greatest λ p_i of all of them: `allocate`.
-(8) Rejection. A target of checkpoints evaluates again what it accepted of a rejected draft, with the next
+(6) Allocation. Sequences that share a call draft the tokens of the greatest λ p_i of all of them: `allocate`.
+(7) Rejection. A target of checkpoints evaluates again what it accepted of a rejected draft, with the next
     call: rejected after i tokens (probability p_i − p_{i+1}), these and the last token before them. That
     costs R(i + 1), the difference that so many more tokens make to a call: `rejection_costs`, part of (3),
-    (4) and (7).
-(9) Budgets. (1) to (8) hold for estimates that may be wrong. How much slower than plain decoding a text may
-    become by drafts of a model is limited (`slowdown_budget`), and so is asking a model to learn how good it
-    is (`exploration_budget_s`), and reading a prompt for it (`amortises_prefill`). Where others wait for
-    their next tokens so is a step's length: `StepCosts.limited`, `within`.
+    (5) and (6).
+(8) Budgets. Reading a prompt for a draft model has to be repaid (`amortises_prefill`), and asking one to learn
+    how good it is may cost a part of the time (`exploration_budget_s`). Where others wait for their next
+    tokens a step's length is limited: `StepCosts.limited`, `within`.
 """
 
 from __future__ import annotations
@@ -50,15 +46,9 @@ _PRIOR_TOKENS = 30.0
 _PRIOR_RATIO = 0.85
 """λ starts as this part of a plain step and counts for so many tokens"""
 
-_MIN_USEFUL_SHARE = 0.5
-"""Lookup tokens are not looked for where their prefix acceptance probability is below this share of the least
-marginal cost of a token"""
+_MAX_AVERAGE = 0.98
+"""of confidence: no draft goes on for ever"""
 
-_SLOWDOWN_STEPS = 0.3
-_SLOWDOWN_STEPS_PER_TOKEN = 0.005
-"""plain steps that any text may lose to a draft model, and how many more for each of its tokens"""
-_SAVED_SHARE = 0.1
-"""the part of what all texts have saved that a text may lose besides"""
 _EXPLORATION_SHARE = 0.02
 """of a text's time that may go to asking a draft model against expectation"""
 
@@ -76,34 +66,35 @@ def reward_per_token(spent_s: float, emitted: float, plain_s: float, num_sequenc
     return (spent_s + prior_s) / (emitted + _PRIOR_TOKENS * num_sequences)
 
 
-def rejection_costs(prefix_probs: Sequence[float], reread_s: Array | None) -> list[float]:
-    """Expected seconds that a rejection costs a draft of 0, 1, … tokens, equation (8), shape (n + 1,).
+def rejection_costs(prefix_probs: Sequence[float], recompute_s: Array | None) -> list[float]:
+    """Expected seconds that a rejection costs a draft of 0, 1, … tokens, equation (7), shape (n + 1,).
 
-    `prefix_probs` are p_0, …, p_n, `reread_s[i]` is R(i); None where nothing is evaluated again.
+    `prefix_probs` are p_0, …, p_n, `recompute_s[i]` is R(i); None where nothing is evaluated again.
     """
-    if reread_s is None:
+    if recompute_s is None:
         return [0.0] * len(prefix_probs)
     rejected = (p - q for p, q in pairwise(prefix_probs))
-    return list(accumulate(map(mul, rejected, reread_s[1:].tolist()), initial=0.0))
+    return list(accumulate(map(mul, rejected, recompute_s[1:].tolist()), initial=0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
     """What a step costs and earns, in seconds.
 
-    `calls_s[n]` is the target's call with n drafted tokens; `draft_step_s` one more step of the draft model
-    and `first_draft_s[i]` its first, where it also reads i tokens of a lookup's; `uncached_s` what its first
-    step of the next draft costs more where all of this one are accepted, since the last was never evaluated;
-    `reward_s` is λ. `reread_s[i]` is what i tokens cost that are evaluated again with the next call; None
-    where a rejection costs nothing.
+    Args:
+        reward_s: λ.
+        calls_s: The target's call with 0, 1, … drafted tokens.
+        draft_step_s: One more step of the draft model.
+        first_draft_s: Its first step, where it also reads 0, 1, … tokens of a lookup's.
+        recompute_s: What 0, 1, … tokens cost that are evaluated again with the next call; None where a rejection
+            costs nothing.
     """
 
     reward_s: float
     calls_s: Array
     draft_step_s: float = 0.0
     first_draft_s: Array = field(default_factory=lambda: np.zeros(1))
-    uncached_s: float = 0.0
-    reread_s: Array | None = None
+    recompute_s: Array | None = None
 
     @property
     def max_length(self) -> int:
@@ -123,33 +114,8 @@ def expected_rewards(acceptance: Sequence[float], costs: StepCosts) -> list[floa
     """What a step that drafts the first 0, 1, … of these tokens earns, in seconds, less what their rejection
     costs; shape (len + 1,)."""
     prefix_probs = list(accumulate(acceptance, mul, initial=1.0))
-    lost = rejection_costs(prefix_probs, costs.reread_s)
+    lost = rejection_costs(prefix_probs, costs.recompute_s)
     return [costs.reward_s * n - loss for n, loss in zip(accumulate(prefix_probs), lost, strict=True)]
-
-
-class MarginalCosts:
-    """What drafted tokens add to a call, in plain calls: for decisions without arithmetic on arrays, which
-    takes a noticeable part of a small target's step. `calls_s` is as in `StepCosts`."""
-
-    def __init__(self, calls_s: Array) -> None:
-        self.calls_s = calls_s
-        marginal = calls_s[1:] / calls_s[0] - 1.0
-        self.ratios: list[float] = marginal.tolist()
-        """of 1, 2, … drafted tokens together"""
-        least = float((marginal / np.arange(1, len(calls_s))).min())
-        self.min_useful_prob = min(_MIN_USEFUL_SHARE * least, 1.0)
-        """the prefix acceptance probability below which a lookup token is not looked for"""
-
-    def may_pay(self, acceptance: Sequence[float]) -> bool:
-        """Whether drafting a candidate may pay in a call of its own, if a token takes no longer than
-        a plain step."""
-        prefix_prob, expected = 1.0, 0.0
-        for probability, ratio in zip(acceptance, self.ratios, strict=False):
-            prefix_prob *= probability
-            expected += prefix_prob
-            if expected >= ratio:
-                return True
-        return False
 
 
 def stopping_value(acceptance: Sequence[float], costs: StepCosts, min_length: int = 0) -> float:
@@ -161,18 +127,40 @@ def stopping_value(acceptance: Sequence[float], costs: StepCosts, min_length: in
     return max(values[min_length:])
 
 
+def continuation_value(
+    length: int, average: float, prefix_prob: float, costs: StepCosts, max_length: int
+) -> float:
+    """What at least one more step of the draft model earns less what it costs, equation (4), in seconds.
+
+    Args:
+        length: Tokens drafted so far.
+        average: The moving average of the model's confidence.
+        prefix_prob: The probability that all of them are accepted.
+        costs: Those of the step.
+        max_length: The longest draft that is considered.
+    """
+    gain = min(average, _MAX_AVERAGE)
+    earned_s, drafting_s, best_s = 0.0, 0.0, -np.inf
+    for cost_s in costs.calls_s[length + 1 : max_length + 1].tolist():
+        prefix_prob *= gain
+        earned_s += costs.reward_s * prefix_prob
+        drafting_s += costs.draft_step_s
+        best_s = max(best_s, earned_s - drafting_s - cost_s)
+    return float(best_s)
+
+
 def best_length(
     acceptance: Sequence[float],
     calls_s: Array,
     reward_s: float,
     min_length: int = 0,
-    reread_s: Array | None = None,
+    recompute_s: Array | None = None,
 ) -> tuple[int, float]:
     """How many tokens of a candidate to draft now, `min_length` or more, and the value in seconds from here
-    to where the candidate breaks off or ends: equation (4), solved from the end.
+    to where the candidate breaks off or ends: equation (5), solved from the end.
 
     All terms are weighed by the probability that their place is reached, so nothing is divided by it.
-    `reread_s` is as in `StepCosts`.
+    `recompute_s` is as in `StepCosts`.
     """
     size = min(len(acceptance), len(calls_s) - 1)
     costs: list[float] = calls_s[: size + 1].tolist()
@@ -183,8 +171,8 @@ def best_length(
     for k in range(size, -1, -1):
         reached[k] += value_to_go
         values = [value - prefix_probs[k] * cost for value, cost in zip(reached[k:], costs, strict=False)]
-        if reread_s is not None:
-            values = list(map(sub, values, rejection_costs(prefix_probs[k:], reread_s)))
+        if recompute_s is not None:
+            values = list(map(sub, values, rejection_costs(prefix_probs[k:], recompute_s)))
         value_to_go = reward_s * (prefix_probs[k] - accepted[k]) + max(values)
     length = max(range(min_length, size + 1), key=values.__getitem__)
     return length, reward_s + values[length]
@@ -201,23 +189,23 @@ def allocate(
     candidates: Sequence[tuple[Sequence[float], int]],
     calls_s: Array,
     reward_s: float,
-    reread_s: Array | None = None,
+    recompute_s: Array | None = None,
 ) -> list[int]:
     """How many tokens of each candidate to draft; `calls_s[n]` is the call with n drafted tokens in all.
 
     A candidate is the acceptance of its tokens, and how many of them are drafted in any case. A token's
     marginal reward, λ times its prefix acceptance probability, falls along a candidate: the best call with n
     tokens takes the n most likely of all candidates, and the best n is tried out. A candidate that has the
-    call to itself is also weighed against the steps to come (`best_length`). `reread_s` as in `StepCosts`.
+    call to itself is also weighed against the steps to come (`best_length`). `recompute_s` as in `StepCosts`.
     """
     if len(candidates) == 1:
         [(acceptance, num_fixed)] = candidates
-        return [best_length(acceptance, calls_s, reward_s, num_fixed, reread_s)[0]]
+        return [best_length(acceptance, calls_s, reward_s, num_fixed, recompute_s)[0]]
     lengths = [num_fixed for _, num_fixed in candidates]
     probs = [list(accumulate(acceptance, mul, initial=1.0)) for acceptance, _ in candidates]
     tokens: list[tuple[float, int, float]] = []
     for i, (num_fixed, found) in enumerate(zip(lengths, probs, strict=True)):
-        rejected = np.diff(rejection_costs(found, reread_s)).tolist()
+        rejected = np.diff(rejection_costs(found, recompute_s)).tolist()
         marginal = [p * reward_s - cost for p, cost in zip(found[1:], rejected, strict=True)]
         tokens += [(-p, i, reward) for p, reward in zip(found[1:], marginal, strict=True)][num_fixed:]
     tokens.sort(key=lambda token: token[:2])
@@ -226,16 +214,6 @@ def allocate(
     for _, i, _ in tokens[: int((rewards[: len(costs)] - costs).argmax())]:
         lengths[i] += 1
     return lengths
-
-
-def slowdown_budget(generated: int, saved_steps: float, slowdown_steps: float) -> float:
-    """How much slower than plain decoding a text of `generated` tokens may become, in plain steps.
-
-    `saved_steps` is what all texts have saved so far, `slowdown_steps` how much slower this text is already.
-    """
-    return (
-        _SLOWDOWN_STEPS + _SLOWDOWN_STEPS_PER_TOKEN * generated + _SAVED_SHARE * saved_steps - slowdown_steps
-    )
 
 
 def exploration_budget_s(decoded_s: float, explored_s: float) -> float:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from outrider.core.data import TokenEstimate
 from outrider.core.files import parse_json
 from outrider.costs import CallCosts
 from outrider.policy.state import PolicyState
@@ -27,19 +26,16 @@ def pretrained_calibration(
 ) -> PretrainedCalibration:
     """The calibration by the predictions of the draft model `name` along some answers: for each position, its
     confidence in its most likely token, and whether that was correct."""
-    state = PolicyState(CallCosts(), {})
+    state = PolicyState(CallCosts())
     estimator = state.estimator(name)
     seen: list[float] = []
     for answer in answers:
         text = state.new_request(1, None)
         for confidence, correct in answer:
-            estimate, bias = TokenEstimate(confidence), text.bias(name)
-            acceptance = estimator.probability(estimate, bias)
-            state.confidence.learn(text.average_confidence, acceptance)
-            text.average_confidence = state.confidence.update(text.average_confidence, acceptance)
-            estimator.learn(estimate, bias, correct)
-            seen.append(acceptance)
-    if seen:  # not what the last answers happened to be like
+            evidence, bias = (confidence,), text.bias(name)
+            seen.append(estimator.probability(evidence, bias))
+            estimator.learn(evidence, bias, correct)
+    if seen:
         state.confidence.mean = fmean(seen)
     data = state.as_json()
     # In constrained text, which held-out answers seldom are, its confidence means the same.
@@ -50,5 +46,5 @@ def pretrained_calibration(
 def read_calibration(text: str) -> PretrainedCalibration:
     """What a file says. Raises ValueError where it is damaged."""
     data: PretrainedCalibration = parse_json(text)
-    PolicyState(CallCosts(), {}).recall(data)
+    PolicyState(CallCosts()).recall(data)
     return data

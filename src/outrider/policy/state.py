@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,10 @@ import numpy as np
 from outrider.core.contracts import DraftRequest
 from outrider.core.data import StepRecord
 from outrider.costs import MAX_TOKENS, CallCosts
-from outrider.policy.estimates import Calibration, DrafterAgreement, Estimator, RequestBias
-from outrider.policy.objective import Array, MarginalCosts, StepCosts, reward_per_token
-from outrider.policy.stopping import ConfidenceModel, ContinuationValue
+from outrider.policy.estimates import Calibration, Confidence, Estimator, RequestBias
+from outrider.policy.objective import Array, StepCosts, reward_per_token
 
-SCHEMA = "outrider.acceptance/1"
+SCHEMA = "outrider.acceptance/2"
 
 MAX_MODEL_DRAFT = 16
 """tokens; the prefix acceptance probability of longer drafts is small"""
@@ -24,14 +22,11 @@ MAX_CONSTRAINED_MODEL_DRAFT = 40
 """tokens, where a constraint forces a part of them"""
 MAX_LOOKUP_PREFIX = 8
 """lookup tokens after which a draft model may be asked to go on"""
+_MIN_USEFUL_SHARE = 0.5
+"""Lookup tokens are not looked for where their prefix acceptance probability is below this share of the least
+marginal cost of a token."""
 _OWN_RATE = 0.1
 """weight of a step in the mean of the engine's own times"""
-_LOG_COST_STEP = 0.06
-"""Costs whose logarithms round to the same multiple of this share a table of continuation values."""
-_MAX_SAVED = 80.0
-"""plain steps that count of what was saved or lost: earlier texts must not decide for ever"""
-_MAX_TABLE_AGE = 64
-"""Tables of continuation values and tokens learned from after which tables are made again"""
 
 
 @dataclass(slots=True)
@@ -41,22 +36,17 @@ class RequestState:
     prompt_tokens: int
     max_tokens: int | None
     average_confidence: float
-    """of a draft model: see `stopping`"""
+    """of the draft model: see `estimates.Confidence`"""
     generated: int = 0
     biases: dict[str, RequestBias] = field(default_factory=dict)
-    uncached: dict[str, int] = field(default_factory=dict)
-    """tokens that a draft model has yet to evaluate before it can draft, by its name; of those that have read
-    the prompt"""
+    uncached: int | None = None
+    """tokens that the draft model has yet to evaluate before it can draft; None: it has not read the prompt"""
     spent_s: float = 0.0
     emitted: float = 0.0
     """what its steps took and its tokens; older ones count less in both"""
     decoded_s: float = 0.0
     explored_s: float = 0.0
     """of it, what went to learning how good a draft model is"""
-    slowdown_steps: float = 0.0
-    """how much longer than plain decoding it took so far, in plain steps"""
-    backoff_steps: int = 0
-    """steps for which draft models are not evaluated"""
 
     @property
     def context(self) -> int:
@@ -79,7 +69,7 @@ class BatchState:
     """tokens of the target's call that are no draft of the sequence in question nor its last token"""
     reward_s: float
     """λ (`objective`)"""
-    reread: int | None = None
+    recomputed: int | None = None
     """of `others`, those that a rejection has evaluated once more; None where it costs nothing"""
 
     @classmethod
@@ -95,32 +85,54 @@ class BatchState:
         plain_s = state.costs.call_s(size, context=context, num_sequences=size) + state.own_step_s
         spent_s, emitted = sum(text.spent_s for text in texts), sum(text.emitted for text in texts)
         reward_s = reward_per_token(spent_s, emitted, plain_s, size)
-        counts = [request.reread for request in requests if request.reread is not None]
-        reread = sum(counts) // size if counts else None
-        return cls(size, context, size - 1 + others, reward_s, reread)
+        counts = [request.recomputed for request in requests if request.recomputed is not None]
+        recomputed = sum(counts) // size if counts else None
+        return cls(size, context, size - 1 + others, reward_s, recomputed)
+
+
+class MarginalCosts:
+    """What drafted tokens add to a call of its own, in plain calls: for decisions without arithmetic on arrays,
+    which takes a noticeable part of a small target's step. `calls_s` are calls over 1, 2, … tokens."""
+
+    def __init__(self, calls_s: Array) -> None:
+        self.calls_s = calls_s
+        marginal = calls_s[1:] / calls_s[0] - 1.0
+        self.ratios: list[float] = marginal.tolist()
+        """of 1, 2, … drafted tokens together"""
+        least = float((marginal / np.arange(1, len(calls_s))).min())
+        self.min_useful_prob = min(_MIN_USEFUL_SHARE * least, 1.0)
+        """the prefix acceptance probability below which a lookup token is not looked for"""
+
+    def may_pay(self, acceptance: Sequence[float]) -> bool:
+        """Whether drafting a candidate may pay, if a token takes no longer than a plain step."""
+        prefix_prob, expected = 1.0, 0.0
+        for probability, ratio in zip(acceptance, self.ratios, strict=False):
+            prefix_prob *= probability
+            expected += prefix_prob
+            if expected >= ratio:
+                return True
+        return False
+
+    def can_pay(self, step_s: float) -> bool:
+        """Whether a draft model whose step takes so long would pay if it were always correct."""
+        step = step_s / float(self.calls_s[0])
+        return any(ratio + step * n < n for n, ratio in enumerate(self.ratios[:MAX_MODEL_DRAFT], 1))
 
 
 class PolicyState:
     """What is known across requests: costs, estimates and the engine's own time; learned from step
-    records."""
+    records. `draft_costs` are those of the draft model's calls, if there is one."""
 
-    def __init__(self, costs: CallCosts, draft_costs: Mapping[str, CallCosts]) -> None:
+    def __init__(self, costs: CallCosts, draft_costs: CallCosts | None = None) -> None:
         self.costs = costs
-        self.draft_costs = dict(draft_costs)
+        self.draft_costs = draft_costs or CallCosts()
         self.calibration: dict[str, Calibration] = {}
-        self.confidence = ConfidenceModel()
-        self.agreement = DrafterAgreement()
+        self.confidence = Confidence()
         self.own_step_s = 0.0
-        """the engine's own time in a step, for each drafted token, and for each call of a draft model"""
+        """the engine's own time in a step, for each drafted token, and for each call of the draft model"""
         self.own_token_s = 0.0
         self.own_call_s = 0.0
-        self.saved_steps = 0.0
-        """plain steps that all texts together saved, within bounds"""
-        self.num_rejected = 0
-        """how often draft models were evaluated and not asked; each time that one is asked halves it"""
         self._estimators: dict[str, Estimator] = {}
-        self._values: dict[tuple[int, ...], ContinuationValue] = {}
-        self._values_at = 0
         self._marginal: MarginalCosts | None = None
 
     # Asking
@@ -136,12 +148,6 @@ class PolicyState:
             self._estimators[key] = Estimator(key)
         return self._estimators[key]
 
-    def draft_cost(self, name: str) -> CallCosts:
-        """What calls of a draft model cost."""
-        if name not in self.draft_costs:
-            self.draft_costs[name] = CallCosts()
-        return self.draft_costs[name]
-
     def calls_s(self, most: int, batch: BatchState) -> Array:
         """Seconds of the target's call with 0 to `most` drafted tokens, the engine's own time for them
         included, shape (most + 1,)."""
@@ -150,12 +156,12 @@ class PolicyState:
         ) + self.own_token_s * np.arange(most + 1)
         return calls_s
 
-    def reread_s(self, calls_s: Array, batch: BatchState) -> Array | None:
+    def recompute_s(self, calls_s: Array, batch: BatchState) -> Array | None:
         """What evaluating 0, 1, … tokens again adds to a call, and those besides that this one evaluates
         again (`StepCosts`); `calls_s` is that of `calls_s`."""
-        if batch.reread is None:
+        if batch.recomputed is None:
             return None
-        without = replace(batch, others=max(batch.others - batch.reread, 0))
+        without = replace(batch, others=max(batch.others - batch.recomputed, 0))
         return calls_s - float(self.calls_s(0, without)[0])
 
     def marginal_costs(self, context: int) -> MarginalCosts:
@@ -166,55 +172,26 @@ class PolicyState:
         return self._marginal
 
     def step_costs(
-        self,
-        text: RequestState,
-        model: str | None,
-        max_length: int,
-        batch: BatchState,
-        max_prefix: int = MAX_LOOKUP_PREFIX,
+        self, text: RequestState, max_length: int, batch: BatchState, max_prefix: int | None = None
     ) -> StepCosts:
-        """What a step of this request costs and earns, with up to `max_prefix` lookup tokens before a
-        model's."""
+        """What a step of this request costs and earns; with the draft model after up to `max_prefix` tokens of
+        lookups, or without it (None)."""
         context, size, reward_s = batch.context, batch.num_sequences, batch.reward_s
         calls_s = self.calls_s(max_length, batch)
-        reread_s = self.reread_s(calls_s, batch)
-        if model is None:
-            return StepCosts(reward_s, calls_s, reread_s=reread_s)
-        draft = self.draft_cost(model)
-        uncached = draft.read_tokens(text.uncached.get(model, 1 + text.generated))
+        recompute_s = self.recompute_s(calls_s, batch)
+        if max_prefix is None:
+            return StepCosts(reward_s, calls_s, recompute_s=recompute_s)
+        draft = self.draft_costs
+        uncached = draft.read_tokens(1 + text.generated if text.uncached is None else text.uncached)
         draft_s = draft.calls_s(uncached + max_prefix, context=context, others=size - 1) + self.own_call_s
         if size > 1:  # the others draft as well, and bear their part
             draft_s = draft_s - draft.call_s(size - 1, context=context) * (size - 1) / size
-        step_s, next_s = float(draft_s[0]), float(draft_s[1])
-        return StepCosts(reward_s, calls_s, step_s, draft_s[uncached - 1 :], next_s - step_s, reread_s)
+        return StepCosts(reward_s, calls_s, float(draft_s[0]), draft_s[uncached - 1 :], recompute_s)
 
-    def can_pay(self, model: str, context: int) -> bool:
+    def model_can_pay(self, context: int) -> bool:
         """Whether the draft model would pay if it were always correct."""
-        step_s = self.draft_cost(model).call_s(1, context=context) + self.own_call_s
-        marginal = self.marginal_costs(context)
-        step = step_s / float(marginal.calls_s[0])
-        return any(ratio + step * n < n for n, ratio in enumerate(marginal.ratios[:MAX_MODEL_DRAFT], 1))
-
-    def continuation_value(self, costs: StepCosts, max_length: int) -> ContinuationValue:
-        """The values of drafting on, up to `max_length` tokens, in plain calls: at these costs, or at others
-        that are within a few per cent of them."""
-        calls = costs.calls_s[: max_length + 1] / costs.calls_s[0]
-        reread = None if costs.reread_s is None else costs.reread_s / costs.calls_s[0]
-        step, reward, uncached = (
-            seconds / float(costs.calls_s[0])
-            for seconds in (costs.draft_step_s, costs.reward_s, costs.uncached_s)
-        )
-        if len(self._values) + self.confidence.num_learned >= self._values_at + _MAX_TABLE_AGE:
-            self._values.clear()
-            self._values_at = self.confidence.num_learned
-        marks = [float(calls[len(calls) // 4]), float(calls[-1]), step, reward, uncached]
-        marks += [] if reread is None else [float(reread[1])]
-        key = (len(calls), *(round(math.log(max(mark, 1e-4)) / _LOG_COST_STEP) for mark in marks))
-        if key not in self._values:
-            self._values[key] = ContinuationValue(
-                self.confidence.probs, calls, step, reward, uncached, reread
-            )
-        return self._values[key]
+        step_s = self.draft_costs.call_s(1, context=context) + self.own_call_s
+        return self.marginal_costs(context).can_pay(step_s)
 
     # Learning
 
@@ -234,10 +211,6 @@ class PolicyState:
             self.own_token_s += _OWN_RATE * ((own_s - self.own_step_s) / drafted - self.own_token_s)
         self.own_step_s, self.own_token_s = max(self.own_step_s, 0.0), max(self.own_token_s, 0.0)
 
-    def add_saved(self, steps: float) -> None:
-        """A step took so many plain steps less than plain decoding."""
-        self.saved_steps = min(max(self.saved_steps + steps, -_MAX_SAVED), _MAX_SAVED)
-
     # As plain data
 
     def as_json(self) -> dict[str, Any]:
@@ -245,9 +218,7 @@ class PolicyState:
         return {
             "schema": SCHEMA,
             "estimators": {name: known.as_json() for name, known in self._estimators.items()},
-            "outlook": self.confidence.as_json(),
-            "probing": asdict(self.agreement),
-            "saved_steps": self.saved_steps,
+            "mean_confidence": self.confidence.mean,
         }
 
     def recall(self, data: Any) -> None:
@@ -257,14 +228,7 @@ class PolicyState:
             if data["schema"] != SCHEMA:
                 raise ValueError(f"its schema is not {SCHEMA}")
             known = {name: Estimator.from_json(name, entry) for name, entry in data["estimators"].items()}
-            confidence = ConfidenceModel.from_json(data["outlook"])
-            agreement = DrafterAgreement.from_json(data["probing"])
-            if not math.isfinite(saved := float(data["saved_steps"])):
-                raise ValueError("what it saved is damaged")
+            confidence = Confidence(float(data["mean_confidence"]))
         except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"it is damaged ({type(error).__name__}: {error})") from error
-        self._estimators, self.confidence, self.agreement = known, confidence, agreement
-        self.saved_steps = 0.0
-        self.add_saved(saved)
-        self._values.clear()
-        self._values_at = 0
+        self._estimators, self.confidence = known, confidence

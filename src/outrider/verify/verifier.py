@@ -132,6 +132,6 @@ class Verifier:
         return verify_block(target, draft, self._rng)
 
     def _learn(self, target: Sequence[Distribution], draft: Draft, verdict: Verdict) -> None:
-        offered = draft.probs or draft.greedy_probs
+        offered = draft.compared_probs
         for i in range(min(len(offered), verdict.num_accepted + 1)):
             self._overlap.observe(target[i], offered[i])

@@ -6,18 +6,18 @@ costs; what separates a policy from it is luck and the quality of its estimates.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.contracts import Drafter, DraftRequest
-from outrider.core.data import Draft, Request, TokenEstimate
-from outrider.core.sequences import common_prefix
+from outrider.core.contracts import Lookup
+from outrider.core.data import DraftToken, Request
 from outrider.costs import MAX_TOKENS, CallCosts
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.lab.recording import Recording
-from outrider.lab.replay.run import SAMPLER, is_limited
+from outrider.lab.replay.run import is_limited
 
 _MAX_PREFIX = 8
 """lookup tokens after which a draft model may go on"""
@@ -31,7 +31,7 @@ def hindsight_bound(
     costs: CallCosts,
     draft_costs: Mapping[str, CallCosts] | None = None,
     *,
-    free: Sequence[Drafter] | None = None,
+    free: Sequence[Lookup] | None = None,
     own_s: float = 0.0,
 ) -> float:
     """The least seconds in which the recorded answer could be decoded; see `replay` for the parameters.
@@ -51,7 +51,7 @@ def hindsight_bound(
 
 
 def _lookup_reach(
-    recording: Recording, free: Sequence[Drafter], runs: Sequence[Sequence[int]]
+    recording: Recording, free: Sequence[Lookup], runs: Sequence[Sequence[int]]
 ) -> list[_Counts]:
     """At each position of the answer, how far the model-free drafters are correct, by the number of correct
     tokens that others drafted before them: so many tokens in all, those included."""
@@ -71,41 +71,23 @@ def _lookup_reach(
     return found
 
 
-def _chain(free: Sequence[Drafter], remaining: Sequence[int], start: int) -> int:
+def _chain(free: Sequence[Lookup], remaining: Sequence[int], start: int) -> int:
     """The end of the correct tokens that model-free drafters offer from `start` on, one after the other.
 
     What a drafter offers after its own tokens it would also offer after these as a prefix.
     """
     while start < len(remaining):
-        request = DraftRequest(0, len(remaining) - start, SAMPLER, prefix=tuple(remaining[:start]))
-        stopping = _WhileCorrect(remaining[start:])
-        correct = [
-            common_prefix(drafter.propose([request], stopping)[0][0].tokens, remaining[start:])
-            for drafter in free
-        ]
+        correct = [_num_correct(drafter.propose(0, remaining[:start]), remaining[start:]) for drafter in free]
         if not any(correct):
             break
         start += max(correct)
     return start
 
 
-class _WhileCorrect:
-    """Extends a draft up to its first wrong token."""
-
-    def __init__(self, answer: Sequence[int]) -> None:
-        self._answer = answer
-
-    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
-        del request
-        return not drafted or drafted[-1] == self._answer[len(drafted) - 1]
-
-    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
-        del request, drafted, estimate
-        return True
-
-    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
-        del request, drafted
-        return Draft()
+def _num_correct(offer: Iterable[DraftToken], answer: Sequence[int]) -> int:
+    """How many tokens of an offer are right before the first wrong one."""
+    pairs = zip(answer, offer, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token, pairs))
 
 
 def _least_s(

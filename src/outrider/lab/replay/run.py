@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import cast
@@ -13,13 +13,14 @@ from outrider.core.contracts import (
     FREE,
     Constraint,
     Drafter,
+    Drafters,
     DraftRequest,
+    Lookup,
     Policy,
     Rewinding,
-    StoppingRule,
     Vocabulary,
 )
-from outrider.core.data import Draft, DraftWork, Request, StepRecord, TokenEstimate
+from outrider.core.data import Draft, DraftToken, DraftWork, Request, StepRecord
 from outrider.core.params import SamplingParams
 from outrider.core.sequences import common_prefix
 from outrider.costs import CallCosts
@@ -59,7 +60,7 @@ def replay(
     costs: CallCosts,
     draft_costs: Mapping[str, CallCosts] | None = None,
     *,
-    free: Sequence[Drafter] | None = None,
+    free: Sequence[Lookup] | None = None,
     constraint: Constraint | None = None,
     own_s: float = 0.0,
     own_token_s: float = 0.0,
@@ -74,6 +75,7 @@ def replay(
     `rewinding` is the target's. `is_warm`: it has the prompt's KV from before, unless it recomputes.
     """
     drafters = _begun(recording, draft_costs or {}, free)
+    asked = Drafters.of(drafters)
     policy.begin(0, len(recording.prompt), len(recording.tokens) if is_limited(recording) else None)
     answer, done, plain_s, reread, records = recording.tokens, 0, 0.0, 0, list[StepRecord]()
     while done < len(answer):
@@ -85,9 +87,9 @@ def replay(
         if room > 0:
             lost = reread if rewinding.recomputes else None
             request = DraftRequest(
-                0, room, SAMPLER, constraint=constraint, reread=lost, num_unread=num_unread
+                0, room, SAMPLER, constraint=constraint, recomputed=lost, num_unread=num_unread
             )
-            [draft], work = policy.propose(drafters, [request], reread)
+            [draft], work = policy.propose(asked, [request], reread)
         num_evaluated = reread + 1 + len(draft)
         accepted = common_prefix(draft.tokens, answer[done:])
         record = _record(
@@ -113,7 +115,7 @@ def replay(
 
 
 def _begun(
-    recording: Recording, draft_costs: Mapping[str, CallCosts], free: Sequence[Drafter] | None
+    recording: Recording, draft_costs: Mapping[str, CallCosts], free: Sequence[Lookup] | None
 ) -> list[Drafter]:
     drafters: list[Drafter] = [*([SuffixDrafter()] if free is None else free)]
     drafters += [RecordedDrafter(recording, name, curve) for name, curve in draft_costs.items()]
@@ -203,54 +205,89 @@ class RecordedDrafter:
     def end(self, sequence: int) -> None:
         """Nothing is left to do."""
 
-    def propose(
-        self, requests: Sequence[DraftRequest], stopping: StoppingRule
-    ) -> tuple[list[Draft], DraftWork]:
-        [request] = requests
+    def start(self, requests: Sequence[DraftRequest], prefixes: Sequence[Sequence[int]]) -> _RecordedRound:
+        """A round for the one sequence of a replay."""
+        [request], [prefix] = requests, prefixes
         is_early = self._rereads and request.num_unread > 0  # a head waits for the target's states
-        if is_early or not stopping.should_continue(request, ()):
-            return [Draft()], DraftWork()
         work = DraftWork()
-        if not self._has_read:
+        if not self._has_read and not is_early:
             work = DraftWork(
                 prefill_calls=1,
                 prefill_s=self._costs.prefill_s(self._prompt_tokens),
                 prefill_tokens=self._costs.read_tokens(self._prompt_tokens),
             )
             self._has_read = True
-        context = self._prompt_tokens + self._committed
-        call_tokens = [max(1, 1 + self._committed - self._seen) + len(request.prefix)]
+        return _RecordedRound(self, request, tuple(prefix), work, is_early)
+
+    def first_call(self, request: DraftRequest, prefix: Sequence[int]) -> int:
+        """The tokens of the first call of a round."""
+        num_tokens = max(1, 1 + self._committed - self._seen) + len(prefix)
         # What a target of checkpoints lost a head reads without its states, and again once it has them.
-        self._seen = self._committed + 1 - (request.reread or 0) * self._rereads
-        draft = Draft()
-        ahead = _ahead(self._answer, self._offers, self._committed + len(request.prefix))
-        found, uncached = next(ahead), 0
-        while found is not None and _permits(request, draft.tokens, found[0]):
-            token, confidence = found
-            estimate = TokenEstimate(confidence)
-            if not stopping.accept(request, draft.tokens, estimate):
-                break
-            draft += Draft((token,), None, (confidence,), (self.name,), estimates=(estimate,))
-            forced_tokens = stopping.append_forced(request, draft.tokens)
-            draft += forced_tokens
-            uncached = 1 + len(forced_tokens)
-            found = ahead.send((token, *forced_tokens.tokens))
-            if len(draft.tokens) >= request.max_tokens or not stopping.should_continue(request, draft.tokens):
-                break
-            call_tokens.append(uncached)
-            uncached = 0
-        self._path = (*request.prefix, *draft.tokens[: len(draft.tokens) - uncached])
-        seconds = sum(self._costs.call_s(n, context=context) for n in call_tokens)
-        work += DraftWork(len(call_tokens), seconds, call_tokens=tuple(call_tokens))
-        return [draft], work
+        self._seen = self._committed + 1 - (request.recomputed or 0) * self._rereads
+        return num_tokens
+
+    def ahead(self, num_prefix: int) -> Generator[tuple[int, float] | None, Sequence[int]]:
+        """What it would offer after such a prefix (`_ahead`)."""
+        return _ahead(self._answer, self._offers, self._committed + num_prefix)
+
+    def note(self, path: tuple[int, ...]) -> None:
+        """It has evaluated these drafted tokens."""
+        self._path = path
+
+    def call_s(self, num_tokens: int) -> float:
+        """Seconds of a call."""
+        return self._costs.call_s(num_tokens, context=self._prompt_tokens + self._committed)
 
 
-def _permits(request: DraftRequest, drafted: Sequence[int], token: int) -> bool:
+class _RecordedRound:
+    """The DraftRound of a RecordedDrafter."""
+
+    def __init__(
+        self,
+        drafter: RecordedDrafter,
+        request: DraftRequest,
+        prefix: tuple[int, ...],
+        work: DraftWork,
+        is_over: bool,
+    ) -> None:
+        self._drafter = drafter
+        self._request = request
+        self._drafted = prefix
+        self._read = work
+        self._is_over = is_over
+        self._ahead = drafter.ahead(len(prefix))
+        self._call_tokens: list[int] = []
+
+    @property
+    def work(self) -> DraftWork:
+        calls = tuple(self._call_tokens)
+        return self._read + DraftWork(len(calls), sum(map(self._drafter.call_s, calls)), call_tokens=calls)
+
+    def step(self, unread: Mapping[int, Sequence[int]]) -> dict[int, DraftToken]:
+        [tokens] = unread.values()
+        if self._is_over:
+            return {}
+        if self._call_tokens:
+            self._drafted += tuple(tokens)
+            found = self._ahead.send(tokens)
+            self._call_tokens.append(len(tokens))
+        else:
+            found = next(self._ahead)
+            self._call_tokens.append(self._drafter.first_call(self._request, self._drafted))
+        self._drafter.note(self._drafted)
+        if found is None or not _permits(self._request, self._drafted, found[0]):
+            self._is_over = True
+            return {}
+        token, confidence = found
+        return {self._request.sequence: DraftToken(token, self._drafter.name, confidence, (confidence,))}
+
+
+def _permits(request: DraftRequest, drafted: tuple[int, ...], token: int) -> bool:
     """After a wrong token of another drafter's the constraint may not allow what is taken for an offer; of
     unknown tokens that is not known."""
     if request.constraint is None:
         return True
-    return token != _UNKNOWN and request.constraint.permits((*request.prefix, *drafted), (token,)) == 1
+    return token != _UNKNOWN and request.constraint.permits(drafted, (token,)) == 1
 
 
 def _ahead(
@@ -295,12 +332,9 @@ class ForcedDrafter:
         del sequence
         self._constraint.accept(tokens)
 
-    def propose(
-        self, requests: Sequence[DraftRequest], stopping: StoppingRule
-    ) -> tuple[list[Draft], DraftWork]:
-        del stopping
-        [request] = requests
-        return [forced(replace(request, constraint=self._constraint))], DraftWork()
+    def propose(self, sequence: int, prefix: Sequence[int]) -> Iterator[DraftToken]:
+        request = DraftRequest(sequence, len(prefix) + _ROOM, SAMPLER, constraint=self._constraint)
+        return iter(forced(request, prefix))
 
     def end(self, sequence: int) -> None:
         """Nothing is left to do."""

@@ -1,0 +1,242 @@
+"""One sequence's choice in one step: what lookups offer, whether to ask the draft model, and how far to go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, takewhile
+
+from outrider.core.contracts import DraftRequest, Lookup
+from outrider.core.data import DraftToken
+from outrider.policy.estimates import Confidence
+from outrider.policy.forced import FORCED, forced, permitted
+from outrider.policy.objective import (
+    StepCosts,
+    amortises_prefill,
+    continuation_value,
+    expected_rewards,
+    exploration_budget_s,
+    stopping_value,
+)
+from outrider.policy.state import (
+    MAX_CONSTRAINED_MODEL_DRAFT,
+    MAX_LOOKUP_PREFIX,
+    MAX_MODEL_DRAFT,
+    BatchState,
+    PolicyState,
+    RequestState,
+)
+
+_CATCH_UP_STEPS = 6
+"""steps over which the cost of evaluating uncached tokens is spread, since they profit too"""
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A request, who drafts for it without a model, and what is known."""
+
+    state: PolicyState
+    text: RequestState
+    request: DraftRequest
+    lookups: Sequence[Lookup]
+    max_length: int
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the output is limited: estimates differ then."""
+        return self.request.constraint is not None
+
+    def acceptance(self, token: DraftToken) -> float:
+        """The calibrated estimate of a token that a drafter offers."""
+        estimator = self.state.estimator(token.source, constrained=self.is_constrained)
+        return estimator.probability(token.evidence, self.text.bias(token.source))
+
+    def forced(self, drafted: Sequence[int]) -> list[DraftToken]:
+        """What a constraint forces after `drafted`, with calibrated estimates."""
+        found = forced(self.request, drafted)
+        return [token._replace(acceptance=self.acceptance(token)) for token in found]
+
+    def look_up(self, drafted: Sequence[int] = ()) -> list[DraftToken]:
+        """What the model-free drafters together say follows `drafted`: the offer with the most expected tokens,
+        and what another goes on with after it. What a constraint forces comes before every offer and after it."""
+        limit = self.max_length - len(drafted)
+        if limit <= 0:
+            return []
+        least = self.state.marginal_costs(self.text.context).min_useful_prob
+        found, left = self.forced(drafted)[:limit], list(self.lookups)
+        while left and len(found) < limit:
+            prefix_prob = math.prod(token.acceptance for token in found)
+            so_far = (*drafted, *(token.token for token in found))
+            offers = [self._offer(lookup, so_far, limit - len(found), prefix_prob, least) for lookup in left]
+            expected, best = max((expected, -i) for i, (expected, _) in enumerate(offers))
+            if expected <= 0.0:
+                break
+            del left[-best]
+            found += offers[-best][1]
+            found += self.forced((*drafted, *(token.token for token in found)))[: limit - len(found)]
+        return found
+
+    def _offer(
+        self, lookup: Lookup, drafted: Sequence[int], limit: int, prefix_prob: float, least: float
+    ) -> tuple[float, list[DraftToken]]:
+        """A lookup's expected tokens and its offer, as far as the prefix acceptance probability is at `least`
+        so great."""
+        found: list[DraftToken] = []
+        prefix_probs: list[float] = []
+        if prefix_prob >= least:
+            for token in islice(lookup.propose(self.request.sequence, drafted), limit):
+                calibrated = token._replace(acceptance=self.acceptance(token))
+                found.append(calibrated)
+                prefix_prob *= calibrated.acceptance
+                prefix_probs.append(prefix_prob)
+                if prefix_prob < least:
+                    break
+        allowed = permitted(self.request, drafted, found)
+        return sum(prefix_probs[: len(allowed)]), list(allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """Asking the draft model in this step: after how many lookup tokens, at what costs, and what that is
+    expected to gain over not asking it, in seconds. `is_exploring`: it is asked to learn how good it is."""
+
+    num_prefix: int
+    costs: StepCosts
+    gain_s: float
+    is_exploring: bool = False
+
+
+def plan_model(asking: Asking, candidate: Sequence[DraftToken], batch: BatchState) -> ModelPlan | None:
+    """The best way to ask the draft model; None where it is not expected to pay, nor worth a try."""
+    state, text, request = asking.state, asking.text, asking.request
+    num_forced = sum(1 for _ in takewhile(lambda token: token.source == FORCED, candidate))
+    costs = state.step_costs(text, asking.max_length, batch, num_forced + MAX_LOOKUP_PREFIX)
+    if request.max_step_s is not None:
+        costs = costs.limited(request.max_step_s, batch.num_sequences)
+    plan = _best_prefix(asking, candidate, costs, num_forced)
+    read_s = float(costs.first_draft_s[0]) - costs.draft_step_s
+    if text.uncached is None:
+        read_s += state.draft_costs.prefill_s(text.prompt_tokens)
+    if plan.gain_s > 0 and (text.uncached is not None or _is_repaid(text, candidate, plan, read_s)):
+        return plan
+    cost_s = read_s + max(-plan.gain_s, costs.draft_step_s)
+    if cost_s <= exploration_budget_s(text.decoded_s, text.explored_s):
+        return replace(plan, num_prefix=0, is_exploring=True)
+    return None
+
+
+def _best_prefix(
+    asking: Asking, candidate: Sequence[DraftToken], costs: StepCosts, num_forced: int
+) -> ModelPlan:
+    acceptance = [token.acceptance for token in candidate]
+    rewards, best_s, best = expected_rewards(acceptance, costs), -math.inf, 0
+    most = min(len(acceptance), num_forced + MAX_LOOKUP_PREFIX, costs.max_length - 1)
+    for n in range(num_forced, most + 1):
+        average = asking.text.average_confidence if n == 0 else asking.state.confidence.mean
+        longest = min(costs.max_length, max_model_draft(asking.request))
+        value_s = rewards[n] + continuation_value(n, average, math.prod(acceptance[:n]), costs, longest)
+        value_s -= (float(costs.first_draft_s[n]) - costs.draft_step_s) / _CATCH_UP_STEPS
+        if value_s > best_s:
+            best_s, best = value_s, n
+    return ModelPlan(best, costs, best_s - stopping_value(acceptance, costs))
+
+
+def _is_repaid(text: RequestState, candidate: Sequence[DraftToken], plan: ModelPlan, read_s: float) -> bool:
+    """Whether the gain of this and later steps repays reading the prompt for the draft model. What confirming
+    a candidate gains is not expected again."""
+    return amortises_prefill(
+        read_s,
+        gain_s=plan.gain_s,
+        usual_gain_s=0.0 if candidate else plan.gain_s,
+        generated=text.generated,
+        max_tokens=text.max_tokens,
+        plain_s=float(plan.costs.calls_s[0]),
+    )
+
+
+def max_model_draft(request: DraftRequest) -> int:
+    """The longest draft that the draft model takes part in."""
+    return MAX_CONSTRAINED_MODEL_DRAFT if request.constraint else MAX_MODEL_DRAFT
+
+
+@dataclass(slots=True)
+class ModelDraft:
+    """A draft that the draft model extends, token by token (`rounds.Growing`).
+
+    A sampled token is never removed. Whether another is sampled may depend on those before it, but only
+    through the distributions that they were sampled from.
+    """
+
+    asking: Asking
+    plan: ModelPlan
+    candidate: Sequence[DraftToken]
+    """what lookups offered"""
+    tokens: list[DraftToken] = field(init=False)
+    """the draft so far, with calibrated estimates"""
+    suffix: list[DraftToken] = field(default_factory=list)
+    """what lookups add to it"""
+    offers: list[DraftToken] = field(default_factory=list)
+    """what the model offered, taken or not, with calibrated estimates"""
+    _average: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.candidate[: self.plan.num_prefix])
+        text, state = self.asking.text, self.asking.state
+        self._average = state.confidence.mean if self.tokens else text.average_confidence
+
+    @property
+    def request(self) -> DraftRequest:
+        return self.asking.request
+
+    @property
+    def prefix(self) -> list[int]:
+        return [token.token for token in self.candidate[: self.plan.num_prefix]]
+
+    def take(self, offer: DraftToken) -> list[int] | None:
+        calibrated = offer._replace(acceptance=self.asking.acceptance(offer))
+        average = Confidence.after(self._average, calibrated.acceptance)
+        self.offers.append(calibrated)
+        if offer.drawn_from is not None and not self._sampled_token_pays(calibrated.acceptance, average):
+            return None
+        self._average = average
+        drafted = [*(token.token for token in self.tokens), offer.token]
+        after = self.asking.forced(drafted)[: max(self.plan.costs.max_length - len(drafted), 0)]
+        self.tokens += [calibrated, *after]
+        drafted += [token.token for token in after]
+        self.suffix = self.asking.look_up(drafted)
+        return [offer.token, *(token.token for token in after)] if self._goes_on() else None
+
+    @property
+    def _longest(self) -> int:
+        return min(self.plan.costs.max_length, max_model_draft(self.request))
+
+    def _goes_on(self) -> bool:
+        """Whether another step of the model pays."""
+        costs, length = self.plan.costs, len(self.tokens)
+        if length >= self._longest:
+            return False
+        drafted = [token.acceptance for token in self.tokens]
+        min_length = 0 if self.request.draw is None else length  # sampled tokens cannot be cut
+        stop_s = stopping_value([*drafted, *(token.acceptance for token in self.suffix)], costs, min_length)
+        on_s = expected_rewards(drafted, costs)[-1]
+        on_s += continuation_value(length, self._average, math.prod(drafted), costs, self._longest)
+        return on_s > stop_s
+
+    def _sampled_token_pays(self, acceptance: float, average: float) -> bool:
+        """Whether a token that cannot be removed pays, alone or with those that may follow."""
+        costs, length = self.plan.costs, len(self.tokens)
+        drafted = [*(token.acceptance for token in self.tokens), acceptance]
+        before, after = expected_rewards(drafted, costs)[-2:]
+        on_s = continuation_value(length + 1, average, math.prod(drafted), costs, self._longest)
+        value_s = after - before + max(-float(costs.calls_s[length + 1]), on_s)
+        return value_s >= -float(costs.calls_s[length])
+
+    def finish(self) -> tuple[list[DraftToken], int]:
+        """All that was found, no longer than the step may become, and how many tokens of it must be drafted."""
+        if len(self.tokens) == self.plan.num_prefix:  # the model offered nothing
+            return list(self.candidate[: self.plan.costs.max_length]), 0
+        is_sampled = any(token.drawn_from is not None for token in self.tokens)
+        num_fixed = len(self.tokens) if is_sampled else 0
+        found = [*self.tokens, *self.suffix]
+        return found[: max(self.plan.costs.max_length, num_fixed)], num_fixed
