@@ -3,15 +3,15 @@ that checks the invariants after every step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
-from outrider.core.contracts import Drafter, DraftRequest, StoppingRule
-from outrider.core.data import Completion, Draft, DraftWork, Request, StepRecord, TokenEstimate
+from outrider.core.contracts import Drafter, DraftRequest
+from outrider.core.data import Completion, DraftToken, Request, StepRecord
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
@@ -59,25 +59,31 @@ class ScriptedDrafter:
     def reset(self) -> None:
         self.texts.clear()
 
-    def propose(
-        self, requests: Sequence[DraftRequest], stopping: StoppingRule
-    ) -> tuple[list[Draft], DraftWork]:
-        return [self._draft(request, stopping) for request in requests], DraftWork()
+    def propose(self, sequence: int, prefix: Sequence[int]) -> Iterator[DraftToken]:
+        text = [*self.texts[sequence], *prefix]
+        for token in self._guess(text, _MAX_GUESS):
+            yield DraftToken(token, self.name, self._acceptance, (1.0, 1.0, 1.0, 1.0))
 
-    def _draft(self, request: DraftRequest, stopping: StoppingRule) -> Draft:
-        tokens: list[int] = []
-        text = [*self.texts[request.sequence], *request.prefix]
-        estimate = TokenEstimate(self._acceptance, (1.0, 1.0, 1.0, 1.0) if self.is_free else ())
-        for token in self._guess(text, request.max_tokens):
-            if not stopping.should_continue(request, tokens) or not stopping.accept(
-                request, tokens, estimate
-            ):
-                break
-            tokens.append(token)
-        n = len(tokens)
-        return Draft(
-            tuple(tokens), None, (self._acceptance,) * n, (self.name,) * n, estimates=(estimate,) * n
-        )
+
+_MAX_GUESS = 64
+"""tokens that a scripted drafter is asked for at most"""
+
+
+@dataclass(slots=True)
+class Extending:
+    """A draft that goes on as long as it may, and the drafter is sure enough."""
+
+    request: DraftRequest
+    prefix: Sequence[int] = ()
+    p_min: float = 0.0
+    tokens: list[DraftToken] = field(default_factory=list)
+
+    def take(self, offer: DraftToken) -> list[int] | None:
+        assert len(self.tokens) < self.request.max_tokens
+        if offer.acceptance < self.p_min:
+            return None
+        self.tokens.append(offer)
+        return [offer.token] if len(self.tokens) < self.request.max_tokens else None
 
 
 def greedy_continuation(next_logits: NextLogits, tokens: Sequence[int], length: int) -> list[int]:

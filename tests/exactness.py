@@ -207,8 +207,7 @@ def continuations(p: Language, text: Text, length: int) -> Iterator[tuple[Text, 
 
 
 def offer(tokens: Sequence[int], probs: Sequence[Distribution] | None = None) -> Draft:
-    n = len(tokens)
-    return Draft(tuple(tokens), None if probs is None else tuple(probs), (0.5,) * n, ("test",) * n)
+    return Draft.of(tokens, "test", 0.5, probs)
 
 
 @dataclass(frozen=True, slots=True)

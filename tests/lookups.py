@@ -3,54 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from itertools import islice
 
-from engines import sampler
-from outrider.core.contracts import Drafter, DraftRequest, StoppingRule
-from outrider.core.data import Draft, DraftWork, TokenEstimate
-
-
-@dataclass(frozen=True, slots=True)
-class UpTo:
-    """Extends to so many tokens, and keeps what it was asked."""
-
-    wanted: int = 1000
-    taken: int = 1000
-    asked: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
-    estimates: list[TokenEstimate] = field(default_factory=list)
-
-    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
-        assert len(drafted) < request.max_tokens
-        self.asked.append(("wants", tuple(drafted)))
-        return len(drafted) < self.wanted
-
-    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
-        assert len(drafted) < request.max_tokens
-        assert 0 < estimate.acceptance < 1
-        self.asked.append(("takes", tuple(drafted)))
-        self.estimates.append(estimate)
-        return len(drafted) < self.taken
-
-    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
-        del request, drafted
-        return Draft()
+from outrider.core.contracts import Lookup
+from outrider.core.data import Draft
+from outrider.drafters.lookup import EVIDENCE
 
 
-def propose(
-    drafter: Drafter,
-    *,
-    sequence: int = 0,
-    max_tokens: int = 8,
-    prefix: Sequence[int] = (),
-    stopping: StoppingRule | None = None,
-) -> Draft:
-    """One draft for one request; checks that no model was called and that the draft is whole."""
-    request = DraftRequest(sequence, max_tokens, sampler(), prefix=tuple(prefix))
-    (draft,), work = drafter.propose([request], stopping or UpTo())
-    assert work == DraftWork()
+def propose(drafter: Lookup, *, sequence: int = 0, max_tokens: int = 8, prefix: Sequence[int] = ()) -> Draft:
+    """The first tokens that it offers; checks what they say of themselves."""
+    draft = Draft(tuple(islice(drafter.propose(sequence, prefix), max_tokens)))
     assert draft.probs is None
-    assert len(draft.estimates) == len(draft) <= max_tokens
-    assert draft.acceptance == tuple(estimate.acceptance for estimate in draft.estimates)
+    assert all(0 < acceptance < 1 for acceptance in draft.acceptance)
+    assert all(len(token.evidence) == len(EVIDENCE) for token in draft.items)
     assert draft.sources == (drafter.name,) * len(draft)
     return draft
 

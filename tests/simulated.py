@@ -3,12 +3,11 @@ be repeated, and a free drafter that can be relied on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from outrider.core.contracts import DraftRequest, StoppingRule
-from outrider.core.data import Draft, DraftWork, Request, StepRecord, TokenEstimate
+from outrider.core.data import DraftToken, Request, StepRecord
 from outrider.costs import CallCosts
 from outrider.policy import AutoPolicy
 from recordings import SMALL, curve
@@ -34,22 +33,12 @@ class Offering:
         self.name = name
         self._only_after = only_after
         self._length = length
-        self._hint = TokenEstimate(0.5, evidence)
+        self._evidence = evidence
 
-    def propose(
-        self, requests: Sequence[DraftRequest], stopping: StoppingRule
-    ) -> tuple[list[Draft], DraftWork]:
-        return [self._draft(request, stopping) for request in requests], DraftWork()
-
-    def _draft(self, request: DraftRequest, stopping: StoppingRule) -> Draft:
-        tokens: list[int] = []
-        length = min(self._length, request.max_tokens) if request.prefix or not self._only_after else 0
-        while len(tokens) < length and stopping.should_continue(request, tokens):
-            if not stopping.accept(request, tokens, self._hint):
-                break
-            tokens.append(1)
-        n = len(tokens)
-        return Draft(tuple(tokens), None, (0.5,) * n, (self.name,) * n, estimates=(self._hint,) * n)
+    def propose(self, sequence: int, prefix: Sequence[int]) -> Iterator[DraftToken]:
+        del sequence
+        if prefix or not self._only_after:
+            yield from [DraftToken(1, self.name, 0.5, self._evidence)] * self._length
 
     def begin(self, sequence: int, request: Request) -> None:
         """It looks at no text."""
@@ -76,10 +65,10 @@ class Simulated(AutoPolicy):
     ) -> None:
         self._costs = curve(ratios)
         self._draft = None if step_s is None else curve(SMALL, step_s)
-        drafts = {}
+        draft = None
         if self._draft is not None:
-            drafts["draft"] = CallCosts(self._draft.points, prefill_token_s=prefill_s or 0.001)
-        super().__init__(curve(ratios), drafts, **options)
+            draft = CallCosts(self._draft.points, prefill_token_s=prefill_s or 0.001)
+        super().__init__(curve(ratios), draft, **options)
 
     def observe(self, records: Mapping[int, StepRecord]) -> None:
         super().observe({sequence: self._timed(record) for sequence, record in records.items()})

@@ -47,7 +47,7 @@ def decided(rule: Rule, fault: str | None, seed: int, *, contexts: int = 40, tim
         pick = verifier.drawing(0)
         assert pick is not None
         drafted = tuple(pick(q, i) for i, q in enumerate(offered))
-        draft = Draft(drafted, offered, (0.5,) * LENGTH, ("model",) * LENGTH)
+        draft = Draft.of(drafted, "model", 0.5, offered)
         verifier.verify(targets, draft, 0)  # type: ignore[arg-type]
         decisions.repeat(make, request, times, seed + number)
         decisions.add_to(tests)
@@ -60,7 +60,7 @@ def test_laws_are_what_the_rules_do(rule: Rule) -> None:
     rng = np.random.default_rng(3)
     offered = tuple(distribution(rng) for _ in range(LENGTH))
     targets = [distribution(rng) for _ in range(LENGTH + 1)]
-    draft = Draft((1, 4), offered, (0.5,) * LENGTH, ("model",) * LENGTH)
+    draft = Draft.of((1, 4), "model", 0.5, offered)
     verifier = Verifier(Verification(rule, "sampled"), 1, greedy=False)
     found: Counter[tuple[int, int]] = Counter()
     for _ in range(20_000):

@@ -15,7 +15,7 @@ from constrained import OneOf, Pieces
 from engines import ScriptedDrafter
 from exactness import Text, distance
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.core.contracts import Constraint, Drafter, DraftRequest, Policy
+from outrider.core.contracts import Constraint, Drafter, Drafters, DraftRequest, Policy
 from outrider.core.data import Distribution, Draft, DraftWork, Grammar, Mask, Request, Row, StepRecord
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
@@ -212,7 +212,7 @@ def test_a_policy_is_told_of_the_constraint_of_each_sequence() -> None:
 
     class Watching(FixedPolicy):
         def propose(
-            self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
+            self, drafters: Drafters, requests: Sequence[DraftRequest], others: int = 0
         ) -> tuple[list[Draft], DraftWork]:
             seen.extend(requests)
             return super().propose(drafters, requests, others)

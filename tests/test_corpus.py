@@ -97,7 +97,7 @@ def test_a_draft_follows_the_text_and_what_others_drafted(folder: Path) -> None:
     drafter.observe(3, say("b"))
     draft = propose(drafter, sequence=3)
     assert draft.tokens == tuple(say("cdefgh"))
-    assert [estimate.evidence for estimate in draft.estimates[:2]] == [(2, 1, 1, 0), (3, 1, 1, 0)]
+    assert [token.evidence for token in draft.items[:2]] == [(2, 1, 1, 0), (3, 1, 1, 0)]
     assert drafter.is_free and drafter.name == "corpus"
     drafter.reset()
     drafter.begin(3, asked(say("ab")))

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import asked, sampler
-from lookups import UpTo, propose
-from outrider.core.contracts import DraftRequest
+from engines import asked
+from lookups import propose
 from outrider.core.data import Draft
 from outrider.drafters.earlier import BLOCK_TOKENS, EarlierDrafter, Memory
-from outrider.drafters.suffix_array import ContextIndex, ContextReader
+from outrider.drafters.suffix_array import ContextIndex
 from outrider.engine.tiers import Folder, RememberedTexts
 
 texts = st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=8)
@@ -63,7 +62,7 @@ def test_drafts_follow_what_others_drafted() -> None:
     drafter.begin(0, asked([9, 1]))
     assert propose(drafter, prefix=[2, 3]).tokens == (4, 5, 6)
     assert propose(drafter) == Draft()
-    assert propose(drafter, prefix=[2], stopping=UpTo(taken=1)).tokens == (3,)
+    assert propose(drafter, prefix=[2], max_tokens=1).tokens == (3,)
 
 
 def test_the_longest_match_counts_wherever_it_stands() -> None:
@@ -81,19 +80,19 @@ def test_age_counts_the_tokens_since() -> None:
     say(drafter, [1, 2, 3])
     first = ask(drafter, [8, 1, 2])
     assert first.tokens == (3,)
-    assert first.estimates[0].evidence == (2, 1, 1, 4)
+    assert first.items[0].evidence == (2, 1, 1, 4)
     say(drafter, [5, 6, 7, 8])
-    assert ask(drafter, [8, 1, 2]).estimates[0].evidence[3] == 4 + 5  # the border counts as one
+    assert ask(drafter, [8, 1, 2]).items[0].evidence[3] == 4 + 5  # the border counts as one
 
 
 def test_age_counts_what_was_remembered_since_an_old_text() -> None:
     drafter = EarlierDrafter(Memory(max_tokens=160))
     for start in range(100, 200, 7):  # more than what is indexed again: these are old now
         say(drafter, list(range(start, start + 7)))
-    ages = [ask(drafter, [100, 101]).estimates[0].evidence[3]]
+    ages = [ask(drafter, [100, 101]).items[0].evidence[3]]
     for token in range(3):
         say(drafter, [10 * token + i for i in range(5)])
-        ages.append(ask(drafter, [100, 101]).estimates[0].evidence[3])
+        ages.append(ask(drafter, [100, 101]).items[0].evidence[3])
     assert all(5 <= after - before <= 6 for before, after in pairwise(ages))
 
 
@@ -103,11 +102,11 @@ def test_a_memory_with_room_equals_one_index_of_all_texts(spoken: list[list[int]
     for text in spoken:
         memory.add(text)
     drafter = EarlierDrafter(memory, min_match=1)
-    found = ContextReader(ContextIndex.build(spoken), recent, min_match=1).find()
+    found = ContextIndex.build(spoken).reader(recent, 1).find()
     draft = ask(drafter, recent)
     assert draft.tokens[:1] == (() if found is None else (found.token,))
-    assert [estimate.evidence[:3] for estimate in draft.estimates[:1]] == (
-        [] if found is None else [(found.length, found.count, found.total)]
+    assert [token.evidence[:3] for token in draft.items[:1]] == (
+        [] if found is None else [(found.length, found.right, found.total)]
     )
 
 
@@ -201,8 +200,7 @@ def test_several_sequences_are_answered_in_their_order() -> None:
     say(drafter, [1, 2, 3, 7, 8, 9])
     drafter.begin(3, asked([1, 2]))
     drafter.begin(5, asked([7, 8]))
-    drafts, _ = drafter.propose([DraftRequest(s, 1, sampler()) for s in (5, 3)], UpTo())
-    assert [draft.tokens for draft in drafts] == [(9,), (3,)]
+    assert [propose(drafter, sequence=s).tokens[:1] for s in (5, 3)] == [(9,), (3,)]
 
 
 def test_texts_that_end_meanwhile_are_found_at_once() -> None:

@@ -85,7 +85,7 @@ def policy(rng: np.random.Generator) -> Policy:
     policies: list[Policy] = [
         FixedPolicy(int(rng.integers(0, 9)), p_min=0, hand_over=0),
         AutoPolicy(),
-        AutoPolicy(measured, {"draft": draft_costs}),
+        AutoPolicy(measured, draft_costs),
     ]
     return policies[rng.integers(len(policies))]
 

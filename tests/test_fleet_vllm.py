@@ -130,7 +130,7 @@ def test_copied_text_is_drafted_at_costs_that_real_steps_show(size: int) -> None
     for one in requests:
         one.answer = (one.prompt * 6)[:300]
     assert run(worker, spoken, requests) > 3
-    costs = spoken.policy.knowledge.costs
+    costs = spoken.policy.state.costs
     drafted_s = costs.call_s(9 * size, context=200 * size, num_sequences=size)
     assert drafted_s == pytest.approx(0.02 * (1 + 0.05 * (9 * size - 1)), rel=0.15)  # a guess: 3 to 4 times
 
@@ -223,7 +223,7 @@ def test_what_was_learned_is_kept_and_taken_up_again(
             worker.step(proposer.propose)
     assert "drafted tokens accepted" in caplog.text
     assert json.loads(path.read_text())["schema"] == "outrider.fleet/1"
-    again = Proposer(config(outrider=options)).speculation.policy.knowledge
+    again = Proposer(config(outrider=options)).speculation.policy.state
     assert again.costs.is_measured
     assert again.as_json()["estimators"]
     path.write_text('{"schema": "outrider.fleet/1", "costs": 3}')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,16 +11,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import GREEDY, VOCABULARY, CheckedEngine, asked, greedy_continuation, plain, result, sampler
+from engines import (
+    GREEDY,
+    VOCABULARY,
+    CheckedEngine,
+    Extending,
+    asked,
+    greedy_continuation,
+    plain,
+    result,
+    sampler,
+)
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
 from outrider.core.contracts import DraftRequest, RewindKind
-from outrider.core.data import Distribution, Draft, DraftWork, Logits, Request, Span, TokenEstimate
+from outrider.core.data import Distribution, Draft, DraftWork, Logits, Request, Span
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.models.vocab import align
 from outrider.models.vocab import compare as compare_vocabularies
 from outrider.policy import FixedPolicy
+from outrider.policy.rounds import grow
 from outrider.sampling import confidence, draw, probability
 
 
@@ -41,36 +52,6 @@ def drafter_of(model: FakeModel) -> ModelDrafter:
     return ModelDrafter(model, align(VOCABULARY, VOCABULARY))
 
 
-@dataclass(frozen=True, slots=True)
-class Sure:
-    """Extends as long as the drafter is sure enough; checks what it is given."""
-
-    p_min: float = 0.0
-
-    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
-        assert len(drafted) < request.max_tokens
-        return True
-
-    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
-        assert len(drafted) < request.max_tokens
-        return estimate.acceptance >= self.p_min
-
-    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
-        del request, drafted
-        return Draft()
-
-
-@dataclass(frozen=True, slots=True)
-class Choosy(Sure):
-    """Wants drafts for some of the sequences alone."""
-
-    sequences: frozenset[int] = frozenset()
-
-    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
-        del drafted
-        return request.sequence in self.sequences
-
-
 def propose(
     drafter: ModelDrafter,
     length: int,
@@ -78,14 +59,14 @@ def propose(
     *,
     p_min: float = 0,
     drawn: bool = False,
-    with_greedy_probs: bool = False,
+    with_mode_of: bool = False,
     prefix: Sequence[int] = (),
 ) -> tuple[Draft, DraftWork]:
     rng = np.random.default_rng(1)
     drawing = (lambda q, _i: draw(q, rng)) if drawn else None
-    request = DraftRequest(0, length, sampler(sampling), drawing, with_greedy_probs, tuple(prefix))
-    [draft], work = drafter.propose([request], Sure(p_min))
-    return draft, work
+    draft = Extending(DraftRequest(0, length, sampler(sampling), drawing, with_mode_of), tuple(prefix), p_min)
+    work = grow(drafter, [draft])
+    return Draft(tuple(draft.tokens)), work
 
 
 def evaluated_tokens(model: FakeModel, since: int = 0) -> int:
@@ -237,12 +218,10 @@ def test_nobody_asked_for_costs_nothing() -> None:
     drafter = drafter_of(model)
     drafter.begin(0, asked(PROMPT))
     drafter.begin(1, asked(PROMPT))
-    choosy = Choosy(sequences=frozenset({1}))
-    requests = [DraftRequest(i, 3, sampler()) for i in range(2)]
-    drafts, work = drafter.propose(requests, choosy)
-    assert [len(draft) for draft in drafts] == [0, 3]
-    assert (model.length(0), work.calls) == (0, 3)
-    assert drafter.propose(requests, Choosy(sequences=frozenset())) == ([Draft(), Draft()], DraftWork())
+    draft = Extending(DraftRequest(1, 3, sampler()))
+    work = grow(drafter, [draft])
+    assert (len(draft.tokens), work.calls, model.length(0)) == (3, 3, 0)
+    assert grow(drafter, []) == DraftWork()
 
 
 @pytest.mark.parametrize("rewind", ["free", "none", "checkpoints"])
@@ -270,7 +249,7 @@ def test_the_drafts_context_ends_before_the_targets() -> None:
     [outcome] = engine.run(request)
     assert result(outcome) == plain(FakeModel(ENDLESS, LANGUAGE), request)
     offered = [len(record.draft) for record in outcome.records if record.kind == "decode"]
-    assert offered[0] == 7 and not any(offered[1:])
+    assert offered[0] == 8 and not any(offered[1:])
 
 
 def test_a_prompt_longer_than_the_drafts_context_is_not_read_by_it() -> None:
@@ -532,15 +511,15 @@ def test_the_distributions_of_the_most_likely_tokens_are_given_on_request() -> N
     drafter = drafter_of(FakeModel(ENDLESS, OTHER))
     drafter.begin(0, asked(PROMPT))
     silent, _ = propose(drafter, 3, SAMPLED)
-    assert silent.probs is None and silent.greedy_probs == ()
+    assert silent.probs is None and silent.compared_probs == ()
     drafter.begin(0, asked(PROMPT))
-    telling, _ = propose(drafter, 3, SAMPLED, with_greedy_probs=True)
-    assert telling.tokens == silent.tokens and telling.probs is None and len(telling.greedy_probs) == 3
-    for token, probs in zip(telling.tokens, telling.greedy_probs, strict=True):
+    telling, _ = propose(drafter, 3, SAMPLED, with_mode_of=True)
+    assert telling.tokens == silent.tokens and telling.probs is None and len(telling.compared_probs) == 3
+    for token, probs in zip(telling.tokens, telling.compared_probs, strict=True):
         assert token == int(probs.tokens[np.argmax(probs.probs)])
     drafter.begin(0, asked(PROMPT))
-    drawn, _ = propose(drafter, 3, SAMPLED, drawn=True, with_greedy_probs=True)
-    assert drawn.greedy_probs == () and drawn.probs is not None
+    drawn, _ = propose(drafter, 3, SAMPLED, drawn=True, with_mode_of=True)
+    assert drawn.compared_probs == drawn.probs is not None
 
 
 def test_nothing_common_in_the_prompt_means_no_draft() -> None:
@@ -558,9 +537,9 @@ def test_other_sequences_do_not_disturb() -> None:
     prompts = [PROMPT, (2, 2), (3, *PROMPT)]
     for sequence, prompt in enumerate(prompts):
         drafter.begin(sequence, asked(prompt))
-    requests = [DraftRequest(i, n, sampler()) for i, n in enumerate((5, 1, 3))]
-    drafts, work = drafter.propose(requests, Sure())
-    assert [list(d.tokens) for d in drafts] == [
+    drafts = [Extending(DraftRequest(i, n, sampler())) for i, n in enumerate((5, 1, 3))]
+    work = grow(drafter, drafts)
+    assert [[token.token for token in draft.tokens] for draft in drafts] == [
         greedy_continuation(OTHER, prompt, n) for prompt, n in zip(prompts, (5, 1, 3), strict=True)
     ]
     assert work.calls == 5
@@ -579,7 +558,9 @@ def test_a_sampled_draft_counts_its_places_and_its_penalties_from_the_prefix_on(
         return int(distribution.tokens[0])
 
     penalized = replace(SAMPLED, presence_penalty=50.0)
-    [draft], _ = drafter.propose([DraftRequest(0, 3, sampler(penalized), first, prefix=(3, 3))], Sure())
+    extending = Extending(DraftRequest(0, 3, sampler(penalized), first), (3, 3))
+    grow(drafter, [extending])
+    draft = Draft(tuple(extending.tokens))
     assert places == [2, 3, 4]
     assert draft.probs is not None and probability(draft.probs[0], 3) < 1e-9
     unpenalized, _ = propose(drafter, 3, SAMPLED, drawn=True, prefix=(3, 3))
@@ -589,7 +570,7 @@ def test_a_sampled_draft_counts_its_places_and_its_penalties_from_the_prefix_on(
 def test_the_prefix_takes_its_part_of_the_drafts_context() -> None:
     drafter = drafter_of(FakeModel(ENDLESS, OTHER, context_length=10))
     drafter.begin(0, asked(PROMPT))
-    assert len(propose(drafter, 8, prefix=(3, 3))[0]) == 10 - len(PROMPT) - 2
+    assert len(propose(drafter, 8, prefix=(3, 3))[0]) == 10 - len(PROMPT) - 2 + 1  # the last one is not read
 
 
 def test_nothing_is_copied_from_a_request_of_another_scope() -> None:

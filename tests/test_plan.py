@@ -400,7 +400,7 @@ def test_outriders_own_counters_are_those_of_its_server() -> None:
 
     metrics = Metrics(lambda: WorkerState(3, 0, 4, 0, 0, False), model={}, build={})
     for length, accepted in ((3, 3), (3, 1), (1, 0)):
-        draft = Draft((5,) * length, None, (0.5,) * length, ("lookup",) * length)
+        draft = Draft.of((5,) * length, "lookup")
         record = StepRecord(
             0, 0, "decode", 9, length + 1, draft, accepted, (5,) * (accepted + 1), DraftWork(),
             0.0, 0.1, 0.0, 0.0, 0.0, batch_tokens=length + 1, batch_drafted=length,

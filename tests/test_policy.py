@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
-from engines import ScriptedDrafter, asked, nothing, sampler
+from engines import LANGUAGE, ScriptedDrafter, asked, model_drafter, nothing, sampler
 from exactness import Rng, Rule, Text, distance, texts_of
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
-from outrider.core.contracts import Drafter, DraftRequest, StoppingRule
-from outrider.core.data import Draft, DraftWork, Logits
+from outrider.core.contracts import Drafter, Drafters, DraftRequest
+from outrider.core.data import Draft, DraftToken, DraftWork, Logits
 from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
@@ -35,7 +35,7 @@ def offering(
 
 
 def lengths(policy: FixedPolicy, *drafters: Drafter, max_tokens: int = 100) -> tuple[int, str]:
-    [draft], _ = policy.propose(drafters, [draft_request(max_tokens=max_tokens)])
+    [draft], _ = policy.propose(Drafters.of(drafters), [draft_request(max_tokens=max_tokens)])
     return len(draft), draft.sources[0] if draft.sources else ""
 
 
@@ -67,37 +67,14 @@ class Forcing:
 
 def test_fixed_lengths_draft_forced_text_after_an_offer() -> None:
     request = DraftRequest(0, 100, sampler(), constraint=Forcing())
-    [draft], _ = FixedPolicy().propose([offering("one", [2, 1])], [request])
+    [draft], _ = FixedPolicy().propose(Drafters.of([offering("one", [2, 1])]), [request])
     assert draft.tokens == (2, 1, 3, 4) and draft.sources == ("one", "one", "grammar", "grammar")
-
-
-def test_each_sequence_is_asked_until_it_has_an_offer() -> None:
-    questions: list[tuple[str, list[int]]] = []
-
-    class Choosy(ScriptedDrafter):
-        def propose(
-            self, requests: Sequence[DraftRequest], stopping: StoppingRule
-        ) -> tuple[list[Draft], DraftWork]:
-            questions.append((self.name, [w.sequence for w in requests]))
-            return super().propose(requests, stopping)[0], DraftWork(calls=1, model_s=0.5)
-
-    first = Choosy(lambda text, _n: [1] if text[0] == 1 else [], "first")
-    second = Choosy(lambda _text, _n: [2, 2], "second")
-    for drafter in (first, second):
-        for sequence in range(3):
-            drafter.begin(sequence, asked([sequence]))
-    drafts, work = FixedPolicy().propose([first, second], [draft_request(i) for i in range(3)])
-    assert [draft.sources for draft in drafts] == [("second",) * 2, ("first",), ("second",) * 2]
-    assert questions == [("first", [0, 1, 2]), ("second", [0, 2])]
-    assert work == DraftWork(calls=2, model_s=1.0)
 
 
 def test_nobody_is_asked_when_all_have_an_offer_or_drafting_is_off() -> None:
     class Silent(ScriptedDrafter):
-        def propose(
-            self, requests: Sequence[DraftRequest], stopping: StoppingRule
-        ) -> tuple[list[Draft], DraftWork]:
-            raise AssertionError(f"asked for nothing: {requests}, {stopping}")
+        def propose(self, sequence: int, prefix: Sequence[int]) -> Iterator[DraftToken]:
+            raise AssertionError(f"asked for nothing: {sequence}, {prefix}")
 
     assert lengths(FixedPolicy(), offering("one", [1]), Silent(nothing)) == (1, "one")
     assert lengths(FixedPolicy(draft_max=0), Silent(nothing)) == (0, "")
@@ -109,16 +86,26 @@ def test_the_longest_draft_is_the_smaller_of_wish_and_setting() -> None:
     assert lengths(FixedPolicy(draft_max=5), drafter, max_tokens=3) == (3, "all")
 
 
+def test_each_sequence_is_asked_until_it_has_an_offer() -> None:
+    first = ScriptedDrafter(lambda text, _n: [1] if text[0] == 1 else [], "first")
+    second = ScriptedDrafter(lambda text, _n: [2, 2] if text[0] < 2 else [], "second")
+    third = model_drafter(LANGUAGE)
+    for drafter in (first, second, third):
+        for sequence in range(3):
+            drafter.begin(sequence, asked([sequence]))
+    drafters = Drafters.of([first, second, third])
+    drafts, work = FixedPolicy(2, p_min=0).propose(drafters, [draft_request(i) for i in range(3)])
+    assert [draft.sources for draft in drafts] == [("second",) * 2, ("first",), ("draft",) * 2]
+    assert work.call_tokens == (1, 1)  # for the last of them alone
+
+
 def test_p_min_holds_for_the_last_drafter_and_hand_over_before_it() -> None:
-    doubtful, sure = offering("doubtful", [1] * 3, 0.4), offering("sure", [2] * 3, 0.9)
-    sure.is_free = False
-    policy = FixedPolicy(p_min=0.3, hand_over=0.5)
-    assert lengths(policy, doubtful) == (3, "doubtful")
-    assert lengths(policy, doubtful, sure) == (3, "sure")
-    assert lengths(policy, sure, doubtful) == (3, "sure")
-    assert lengths(FixedPolicy(p_min=0.4, hand_over=0.4), doubtful, sure) == (3, "doubtful")
-    assert lengths(FixedPolicy(p_min=0.41, hand_over=0), doubtful, sure) == (3, "sure")
-    assert lengths(FixedPolicy(p_min=0.41), doubtful) == (0, "")
+    doubtful, sure = offering("doubtful", [1] * 3, 0.4), model_drafter(LANGUAGE)
+    sure.begin(0, asked([0]))
+    assert lengths(FixedPolicy(3, p_min=0.3, hand_over=0.5), doubtful) == (3, "doubtful")
+    assert lengths(FixedPolicy(3, p_min=0, hand_over=0.5), doubtful, sure) == (3, "draft")
+    assert lengths(FixedPolicy(3, p_min=0.4, hand_over=0.4), doubtful, sure) == (3, "doubtful")
+    assert lengths(FixedPolicy(3, p_min=0.41), doubtful) == (0, "")
 
 
 def test_a_certain_draft_that_is_too_short_is_dropped() -> None:
@@ -156,7 +143,7 @@ class Dropping(FixedPolicy):
     """Wrong on purpose: sampled drafts that turned out short are dropped too."""
 
     def propose(
-        self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
+        self, drafters: Drafters, requests: Sequence[DraftRequest], others: int = 0
     ) -> tuple[list[Draft], DraftWork]:
         drafts, work = FixedPolicy.propose(self, drafters, requests, others)
         return [draft if len(draft) >= self.draft_min else Draft() for draft in drafts], work
@@ -180,7 +167,7 @@ def first_token_bias(policy: FixedPolicy, rule: Rule) -> float:
     def run(rng: Rng) -> Text:
         drafter.begin(0, asked([0, 1]))
         request = DraftRequest(0, 2, sampler(EVERYTHING, AB), lambda q, _i: draw(q, rng))
-        [draft], _work = policy.propose([drafter], [request])
+        [draft], _work = policy.propose(Drafters.of([drafter]), [request])
         drafted = [draft.tokens[: i + 1] for i in range(len(draft))]
         rows = [first, *(distribution(target([0, 1, *tokens]), EVERYTHING) for tokens in drafted)]
         verdict = rule(rows, draft, rng)

@@ -10,7 +10,7 @@ import pytest
 
 from exactness import Enumerated, Rng, Text, distance, texts_of
 from outrider.backends.fake import FakeModel
-from outrider.core.contracts import Constraint, Drafter, DraftRequest, Policy
+from outrider.core.contracts import Constraint, Drafter, Drafters, DraftRequest, Policy
 from outrider.core.data import Draft, DraftWork, Grammar, Request, StepRecord
 from outrider.core.params import Rule
 from outrider.drafters.suffix import SuffixDrafter
@@ -108,12 +108,12 @@ class Cutting(Simulated):
     """Wrong on purpose: a drawn draft is cut before its first token that is not the most likely."""
 
     def propose(
-        self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
+        self, drafters: Drafters, requests: Sequence[DraftRequest], others: int = 0
     ) -> tuple[list[Draft], DraftWork]:
         drafts, work = super().propose(drafters, requests, others)
-        return [self._cut(draft) for draft in drafts], work
+        return [self._shortened(draft) for draft in drafts], work
 
-    def _cut(self, draft: Draft) -> Draft:
+    def _shortened(self, draft: Draft) -> Draft:
         greedy = [int(q.tokens[np.argmax(q.probs)]) for q in draft.probs or ()]
         keep = next((i for i, t in enumerate(greedy) if t != draft.tokens[i]), len(draft))
         return draft.first(keep)

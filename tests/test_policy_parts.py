@@ -1,4 +1,4 @@
-"""The automatic policy, part by part: drafts that grow, average confidence, agreement, costs, offers."""
+"""The automatic policy, part by part: average confidence, the value of going on, costs, offers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from hypothesis import strategies as st
 
 from constrained import OneOf, Pieces
 from engines import sampler
-from outrider.core.contracts import DraftRequest
+from outrider.core.contracts import Drafters, DraftRequest
 from outrider.core.data import Draft, DraftWork, StepRecord
 from outrider.policy import AutoPolicy
-from outrider.policy.estimates import DrafterAgreement
-from outrider.policy.objective import StepCosts, allocate, expected_rewards, stopping_value
+from outrider.policy.estimates import TextConfidence
+from outrider.policy.objective import (
+    StepCosts,
+    allocate,
+    continuation_value,
+    expected_rewards,
+    stopping_value,
+)
 from outrider.policy.state import BatchState, PolicyState
-from outrider.policy.stopping import AVERAGES, CLASS_MEANS, ConfidenceModel, ContinuationValue
 from recordings import FLAT, SMALL, curve
 from simulated import Offering, Simulated
 
@@ -26,23 +31,15 @@ def test_a_token_is_accepted_only_if_all_before_it_are() -> None:
 
 
 def test_one_token_moves_the_average_confidence_by_less_than_half_of_the_way() -> None:
-    assert 0.5 < ConfidenceModel.update(0.5, 1.0) < 0.75
-
-
-def test_agreeing_is_worth_less_once_both_were_wrong() -> None:
-    agreement = DrafterAgreement()
-    before = agreement.if_agreed
-    for _ in range(20):
-        agreement.learn(0.8, agrees=True, correct=False)
-    assert agreement.if_agreed < 0.7 * before
+    assert 0.5 < TextConfidence.after(0.5, 1.0) < 0.75
 
 
 def test_what_a_draft_model_has_not_read_is_part_of_its_first_call() -> None:
     draft = curve(SMALL, 0.02)
-    state = PolicyState(curve(FLAT), {"draft": draft})
+    state = PolicyState(curve(FLAT), draft)
     text = state.new_request(0, None)
-    text.uncached["draft"] = 8
-    found = state.step_costs(text, "draft", 8, BatchState.of([text], state, 0))
+    text.uncached = 8
+    found = state.step_costs(text, 8, BatchState.of([text], state, 0), max_prefix=8)
     assert found.first_draft_s[0] == pytest.approx(draft.call_s(8, context=0))
     assert found.draft_step_s == pytest.approx(draft.call_s(1, context=0))
 
@@ -61,22 +58,23 @@ def test_the_value_of_a_draft_counts_what_a_rejection_has_evaluated_again(
             value += reached * (1 - p) * (reward_s * (accepted + 1) - reread_s[accepted + 1])
             reached *= p
         values.append(value + reached * reward_s * (n + 1) - calls_s[n])
-    costs = StepCosts(reward_s, calls_s, reread_s=reread_s)
+    costs = StepCosts(reward_s, calls_s, recompute_s=reread_s)
     assert stopping_value(acceptance, costs) == pytest.approx(max(values))
     twice = allocate([(acceptance, 0), ([], 0)], calls_s, reward_s, reread_s)[0]
     assert values[twice] == pytest.approx(max(values))
 
 
-def test_going_on_counts_what_a_rejection_has_evaluated_again() -> None:
-    """A model that is always as sure: the value of one more step, by its two outcomes."""
-    calls_s, step_s, reward_s = np.array([1.0, 1.2]), 0.3, 0.9
-    sure = np.zeros((len(AVERAGES), len(CLASS_MEANS)))
-    sure[:, 3] = 1.0
-    p = float(CLASS_MEANS[3])
-    for reread_s in (0.0, 0.4):
-        known = ContinuationValue(sure, calls_s, step_s, reward_s, 0.0, np.array([0.0, reread_s]))
-        expected = p * reward_s - (1 - p) * reread_s - step_s - calls_s[1]
-        assert known.at(0, 0.5, 1.0) == pytest.approx(expected)
+@given(st.floats(0.05, 0.98), st.floats(0.05, 1.0), st.integers(0, 3))
+def test_going_on_is_worth_the_best_number_of_further_tokens(
+    average: float, prefix_prob: float, n: int
+) -> None:
+    calls_s = np.array([1.0, 1.2, 2.6, 2.2, 2.3, 4.0, 4.1])
+    costs = StepCosts(0.8, calls_s, draft_step_s=0.2)
+    values = []
+    for k in range(1, 6 - n):
+        earned = sum(prefix_prob * average**i for i in range(1, k + 1))
+        values.append(0.8 * earned - calls_s[n + k] - 0.2 * k)
+    assert continuation_value(n, average, prefix_prob, costs, 5) == pytest.approx(max(values))
 
 
 def test_offers_after_a_wrong_token_teach_nothing() -> None:
@@ -85,16 +83,16 @@ def test_offers_after_a_wrong_token_teach_nothing() -> None:
     for length in (1, 6):
         policy = Simulated(FLAT)
         policy.begin(0, 5, None)
-        policy.propose([Offering(length)], [DraftRequest(0, 20, sampler())])
+        policy.propose(Drafters.of([Offering(length)]), [DraftRequest(0, 20, sampler())])
         policy.observe({0: _accepted((2, 1, 1))})
-        learned.append(policy.knowledge.estimator("lookup").as_json())
+        learned.append(policy.state.estimator("lookup").as_json())
     assert learned[0] == learned[1]
 
 
 def _accepted(tokens: tuple[int, ...]) -> StepRecord:
     """A step in which all these drafted tokens of a drafter that nobody knows were accepted."""
     size = len(tokens)
-    draft = Draft(tokens, None, (0.9,) * size, ("other",) * size)
+    draft = Draft.of(tokens, "other", 0.9)
     return StepRecord(
         request=0,
         step=0,
@@ -118,5 +116,5 @@ def test_what_a_constraint_bars_is_not_drafted() -> None:
     words = Pieces("a", "b", "c")
     constraint = OneOf(words, ["aabca", "aacba"], forcing=False)
     request = DraftRequest(0, 20, sampler(), constraint=constraint)
-    [draft], _ = AutoPolicy(curve(FLAT)).propose([Offering()], [request])
+    [draft], _ = AutoPolicy(curve(FLAT)).propose(Drafters.of([Offering()]), [request])
     assert draft.tokens == (), "the offer is of tokens 1, and the text begins with token 0"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import asked
-from lookups import UpTo, propose
+from lookups import propose
 from outrider.core.data import Draft
 from outrider.drafters import prediction
 from outrider.drafters.prediction import PredictionDrafter
@@ -36,7 +36,7 @@ def share_offered(answer: Sequence[int], predicted: Sequence[int]) -> float:
 def test_the_prediction_is_offered_before_anything_was_said() -> None:
     drafter = expecting()
     assert propose(drafter).tokens == ANSWER[:8]
-    assert propose(drafter).estimates[0].acceptance > 0.75
+    assert propose(drafter).items[0].acceptance > 0.75
     assert propose(drafter, max_tokens=1000).tokens == ANSWER
     assert drafter.is_free
 
@@ -51,11 +51,11 @@ def test_it_follows_along_to_the_end() -> None:
 def test_the_longer_it_was_right_the_surer_it_is() -> None:
     drafter = expecting()
     draft = propose(drafter)
-    lengths = [estimate.evidence[0] for estimate in draft.estimates]
+    lengths = [token.evidence[0] for token in draft.items]
     assert lengths == sorted(set(lengths))
-    assert all(estimate.evidence[1:] == (1, 1, 0) for estimate in draft.estimates)
+    assert all(token.evidence[1:] == (1, 1, 0) for token in draft.items)
     drafter.observe(0, ANSWER[:20])
-    assert propose(drafter).estimates[0].acceptance > draft.estimates[7].acceptance
+    assert propose(drafter).items[0].acceptance > draft.items[7].acceptance
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_after_a_departure_little_agreement_is_little_trusted() -> None:
     drafter.observe(0, ANSWER[33:34])
     draft = propose(drafter)
     assert draft.tokens == ANSWER[34:42]
-    assert draft.estimates[0].evidence == (1, 1, 1, 4)
-    assert draft.estimates[0].acceptance < 0.5 < draft.estimates[7].acceptance
+    assert draft.items[0].evidence == (1, 1, 1, 4)
+    assert draft.items[0].acceptance < 0.5 < draft.items[7].acceptance
 
 
 def test_the_nearest_place_wins_and_longer_agreement_beats_it() -> None:
@@ -135,7 +135,7 @@ def test_it_goes_back_where_the_answer_repeats_a_part() -> None:
 def test_a_prefix_is_read_and_forgotten() -> None:
     drafter = expecting()
     assert propose(drafter, prefix=ANSWER[:5]).tokens == ANSWER[5:13]
-    assert propose(drafter, prefix=[7, *ANSWER[:4]], stopping=UpTo(taken=2)).tokens == ANSWER[4:6]
+    assert propose(drafter, prefix=[7, *ANSWER[:4]], max_tokens=2).tokens == ANSWER[4:6]
     assert propose(drafter, prefix=[7]) == Draft()
     assert propose(drafter).tokens == ANSWER[:8]
     drafter.observe(0, ANSWER[:1])

@@ -221,7 +221,7 @@ def test_what_a_draft_model_takes_is_part_of_the_step(
 ) -> None:
     target = Timed(100, 2)
     draft = Timed(10, 0.2, target)
-    policy = AutoPolicy(target.costs, {"draft": draft.costs})
+    policy = AutoPolicy(target.costs, draft.costs)
     engine = Engine(target, [ModelDrafter(draft, same_vocabulary())], policy, max_gap_s=gap_ms / 1000)
     sampling, drafted = SamplingParams(temperature=temperature, seed=3), 0
     for first in range(num_sequences):
@@ -243,7 +243,7 @@ def test_lookups_of_others_leave_time_for_a_draft_model() -> None:
     target = Timed(100, 2)
     draft = Timed(10, 0.2, target)
     lookup = ScriptedDrafter(oracle(LANGUAGE), acceptance=0.99)
-    policy = AutoPolicy(target.costs, {"draft": draft.costs})
+    policy = AutoPolicy(target.costs, draft.costs)
     engine = Engine(target, [lookup, ModelDrafter(draft, same_vocabulary())], policy, max_gap_s=0.15)
     for drafting in (Drafting("lookup"), Drafting("model")):
         engine.submit(Request((0, 1, 2), GREEDY, max_tokens=60, ignore_end=True, drafting=drafting))

@@ -14,7 +14,7 @@ from engines import GREEDY, VOCABULARY, ScriptedDrafter, oracle
 from outrider import Generation
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.cli.report import print_readout
-from outrider.core.data import Completion, Draft, DraftWork, FinishReason, Request, StepRecord
+from outrider.core.data import Completion, Draft, DraftToken, DraftWork, FinishReason, Request, StepRecord
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
 from outrider.policy import FixedPolicy
 from outrider.session.readout import Emission, character_gaps, read_out
@@ -36,7 +36,7 @@ def record(
         kind="prefill" if kind == "prefill" else "decode",
         position=0,
         num_evaluated=1,
-        draft=Draft(tuple(range(len(draft))), None, (0.5,) * len(draft), draft),
+        draft=Draft(tuple(DraftToken(i, source, 0.5) for i, source in enumerate(draft))),
         num_accepted=num_accepted,
         tokens=(7,) * num_tokens,
         work=work or DraftWork(),

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import GREEDY, VOCABULARY, asked, reduced_drafter, sampler
+from engines import GREEDY, VOCABULARY, Extending, asked, reduced_drafter, sampler
 from llama_cpp_models import TEXT
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.backends.gguf import LoadOptions, Weights
-from outrider.core.contracts import Constraint, DraftRequest, PartOf, StoppingRule
-from outrider.core.data import Draft, Mask, Row, TokenEstimate
+from outrider.core.contracts import Constraint, DraftRequest, PartOf
+from outrider.core.data import Draft, Mask, Row
 from outrider.core.errors import VocabularyMismatch
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter, Rows
@@ -26,6 +26,7 @@ from outrider.lab.recording import record_offers
 from outrider.lab.subject import pair_row
 from outrider.models.vocab import Alignment, align, compare, tokenizer_id
 from outrider.policy import FixedPolicy
+from outrider.policy.rounds import grow
 from outrider.sampling import RequestSampler, distribution, draw
 from outrider.session import Pair, Session
 from outrider.session import loading as loading_module
@@ -206,22 +207,6 @@ def test_choices_confidences_and_distributions_are_those_over_the_whole_vocabula
 # The drafter
 
 
-class Always:
-    """Takes whatever is found."""
-
-    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
-        del request, drafted
-        return True
-
-    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
-        del request, drafted
-        return 0 < estimate.acceptance <= 1
-
-    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
-        del request, drafted
-        return Draft()
-
-
 def says(*script: int, other: float = -5.0) -> Callable[[Sequence[int]], Row]:
     """A draft that says these tokens of its own, one after the other, after a prompt of four."""
 
@@ -234,12 +219,15 @@ def says(*script: int, other: float = -5.0) -> Callable[[Sequence[int]], Row]:
     return logits
 
 
-def offered(drafter: ModelDrafter, length: int, **request: Any) -> Draft:
-    stopping: StoppingRule = Always()
-    [draft], _ = drafter.propose(
-        [DraftRequest(0, length, sampler(request.pop("params", GREEDY)), **request)], stopping
-    )
-    return draft
+def offered(drafter: ModelDrafter, length: int, prefix: Sequence[int] = (), **request: Any) -> Draft:
+    asked_for = DraftRequest(0, length, sampler(request.pop("params", GREEDY)), **request)
+    return drafted(drafter, asked_for, prefix)
+
+
+def drafted(drafter: ModelDrafter, request: DraftRequest, prefix: Sequence[int] = ()) -> Draft:
+    draft = Extending(request, prefix)
+    grow(drafter, [draft])
+    return Draft(tuple(draft.tokens))
 
 
 def model_of(drafter: ModelDrafter) -> FakeModel:
@@ -318,7 +306,7 @@ def test_under_a_constraint_the_unknown_is_no_reason_to_stop() -> None:
     drafter = reduced_drafter(says(OTHER))
     drafter.begin(0, asked(VOCABULARY.tokenize("abca")))
     request = DraftRequest(0, 3, RequestSampler(GREEDY, VOCABULARY, (), OnlyD()), constraint=OnlyD())
-    [draft], _ = drafter.propose([request], Always())
+    draft = drafted(drafter, request)
     assert draft.tokens == tuple(VOCABULARY.tokenize("ddd")) and draft.acceptance == (1.0,) * 3
 
 

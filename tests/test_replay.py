@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from constrained import OneOf, Pieces
 from engines import (
     PROMPT,
     VOCABULARY,
+    Extending,
     ScriptedDrafter,
     model_drafter,
     other_vocabulary_drafter,
@@ -23,8 +25,8 @@ from engines import (
 )
 from examples import examples
 from outrider.backends.fake import FakeModel, NextLogits, random_logits
-from outrider.core.contracts import Drafter, DraftRequest, Policy, RewindKind, snapshots
-from outrider.core.data import Draft, DraftWork, Grammar, Request, Row, StepRecord, TokenEstimate
+from outrider.core.contracts import Drafter, Drafters, DraftRequest, Lookup, Policy, RewindKind, snapshots
+from outrider.core.data import Draft, DraftWork, Grammar, Request, Row, StepRecord
 from outrider.core.errors import BackendError, InputError
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts, CallPoint
@@ -36,6 +38,7 @@ from outrider.lab.recording import Offers, Recording, as_json, read_recordings, 
 from outrider.lab.replay import hindsight_bound, replay
 from outrider.models.vocab import align
 from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.policy.rounds import grow
 from recordings import FLAT, SMALL, STAIRS, STEEP, TEXT_KINDS, DraftKind, TextKind, curve, recording
 
 GREEDY = SamplingParams(temperature=0)
@@ -157,7 +160,7 @@ def test_where_an_answer_ends_by_itself_is_not_known_before() -> None:
             limits.append(max_tokens)
 
         def propose(
-            self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
+            self, drafters: Drafters, requests: Sequence[DraftRequest], others: int = 0
         ) -> tuple[list[Draft], DraftWork]:
             rooms.append(requests[0].max_tokens)
             return FixedPolicy.propose(self, drafters, requests, others)
@@ -319,7 +322,7 @@ def test_no_policy_beats_the_bound(
     def costs() -> tuple[CallCosts, dict[str, CallCosts]]:
         return curve({1: 1.0} | target, 1.0), {"draft": curve({1: 1.0} | small, unit_s)}
 
-    chosen: Policy = AutoPolicy(*costs())
+    chosen: Policy = AutoPolicy(costs()[0], costs()[1]["draft"])
     if policy is not None:
         most, p_min, least, sure = policy
         chosen = FixedPolicy(most, min(least, most), p_min, hand_over=0.9 if sure else 0.0)
@@ -354,47 +357,30 @@ class Following:
         pass
 
     def propose(
-        self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
+        self, drafters: Drafters, requests: Sequence[DraftRequest], others: int = 0
     ) -> tuple[list[Draft], DraftWork]:
         del others
-        free, *models = drafters
+        [free], model = drafters
         [request] = requests
-        tokens = free.propose([request], UpTo(request.max_tokens))[0][0].tokens
+        tokens = _tokens(free, (), request.max_tokens)
         work = DraftWork()
-        if models:
+        if model is not None:
             num_prefix = self._choose(min(len(tokens), request.max_tokens - 1) + 1)
             calls = self._choose(request.max_tokens - num_prefix + 1)
-            asked = replace(request, prefix=tokens[:num_prefix], max_tokens=request.max_tokens - num_prefix)
             if calls:
-                [offer], work = models[0].propose([asked], UpTo(calls))
-                tokens = (*tokens[:num_prefix], *offer.tokens)
-            after = replace(request, prefix=tokens, max_tokens=max(request.max_tokens - len(tokens), 1))
-            tokens += free.propose([after], UpTo(request.max_tokens - len(tokens)))[0][0].tokens
+                draft = Extending(replace(request, max_tokens=calls), tokens[:num_prefix])
+                work = grow(model, [draft])
+                tokens = (*tokens[:num_prefix], *(token.token for token in draft.tokens))
+            tokens += _tokens(free, tokens, request.max_tokens - len(tokens))
         tokens = tokens[: self._choose(min(len(tokens), request.max_tokens) + 1)]
-        n = len(tokens)
-        return [Draft(tokens, None, (0.5,) * n, ("any",) * n)], work
+        return [Draft.of(tokens, "any")], work
 
 
-class UpTo:
-    """Extends to so many tokens."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
-        del request
-        return len(drafted) < self._length
-
-    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
-        del request, drafted, estimate
-        return True
-
-    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
-        del request, drafted
-        return Draft()
+def _tokens(free: Lookup, prefix: Sequence[int], most: int) -> tuple[int, ...]:
+    return tuple(token.token for token in islice(free.propose(0, prefix), most))
 
 
-def fastest(made: Recording, costs: CallCosts, draft: CallCosts | None, free: Drafter) -> float:
+def fastest(made: Recording, costs: CallCosts, draft: CallCosts | None, free: Lookup) -> float:
     """The least seconds of all scripts of choices, each replayed."""
     scripts: list[list[int]] = [[]]
     best_s = np.inf

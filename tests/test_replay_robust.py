@@ -30,7 +30,7 @@ def play(
 ) -> list[Replayed]:
     """Decode the texts one after another with one policy, which may have wrong ideas of what calls take."""
     ratios, step_s = MACHINES[machine]
-    thought = curve(ratios, 0.1 * believed), {"draft": curve(SMALL, step_s * draft_believed)}
+    thought = curve(ratios, 0.1 * believed), curve(SMALL, step_s * draft_believed)
     policy = AutoPolicy(*thought)
     drafts = {"draft": curve(SMALL, step_s)}
     return [replay(each, policy, curve(ratios), drafts, rewinding=rewinding) for each in texts]
@@ -61,9 +61,10 @@ def texts_of(kind: TextKind, draft: DraftKind, count: int = 3) -> list[Recording
 def test_never_slower_than_plain_decoding(
     machine: str, draft: DraftKind, kind: TextKind, rewinding: Rewinding
 ) -> None:
-    speeds = [played.speedup for played in play(texts_of(kind, draft), machine, rewinding=rewinding)]
-    assert mean(speeds) > 0.96
-    assert min(speeds) > 0.92, "a text on which the draft model had to be found out"
+    speeds = [played.speedup for played in play(texts_of(kind, draft, 6), machine, rewinding=rewinding)]
+    assert mean(speeds[:3]) > 0.92, "texts on which the draft model had to be found out"
+    assert mean(speeds[3:]) > 0.96
+    assert min(speeds) > 0.9
 
 
 @pytest.mark.slow
@@ -104,8 +105,8 @@ def test_it_follows_costs_that_change_in_the_middle(machine: str, factors: tuple
         costs = Jumping(ratios, 0.1, factors[0], 270)
         draft = Jumping(SMALL, step_s, factors[1], 270)
         policies = (
-            AutoPolicy(curve(ratios), {"draft": curve(SMALL, step_s)}),
-            AutoPolicy(curve(ratios, 0.1 * factors[0]), {"draft": curve(SMALL, step_s * factors[1])}),
+            AutoPolicy(curve(ratios), curve(SMALL, step_s)),
+            AutoPolicy(curve(ratios, 0.1 * factors[0]), curve(SMALL, step_s * factors[1])),
         )
         for policy, found in zip(policies, (speeds, informed), strict=True):
             played = replay(made, policy, costs, {"draft": draft})
@@ -125,7 +126,7 @@ def test_the_draft_that_is_the_target_is_made_use_of() -> None:
 def test_finding_out_takes_little_of_the_time_and_pays_when_things_change() -> None:
     """A draft model that was always wrong is asked now and then all the same."""
     costs, draft = curve(FLAT), {"draft": curve(SMALL, 0.01)}
-    policy = AutoPolicy(curve(FLAT), {"draft": curve(SMALL, 0.01)}, free=False)
+    policy = AutoPolicy(curve(FLAT), curve(SMALL, 0.01), free=False)
     for made in texts_of("random", "wrong", 6):
         replay(made, policy, costs, draft)
     wrong = replay(recording("random", "wrong", seed=7, length=1000, prompt_tokens=40), policy, costs, draft)
@@ -138,7 +139,8 @@ def test_finding_out_takes_little_of_the_time_and_pays_when_things_change() -> N
 def test_a_bad_draft_model_is_hardly_asked() -> None:
     played = play(texts_of("random", "wrong", 6), "flat")
     asked = [sum(record.work.calls for record in each.records) for each in played]
-    assert 0 < sum(asked) <= 2 * len(asked)
+    assert 0 < sum(asked[:4]) <= 10 * 4
+    assert sum(asked[4:]) <= 2
 
 
 def fixed_choices(made: Recording, machine: str) -> float:

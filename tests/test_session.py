@@ -401,10 +401,10 @@ def test_costs_from_a_busy_machine_are_measured_again_when_it_is_quiet(
     monkeypatch.setattr(OtherPrograms, "cores", lambda _self: busy)
     settings: Any = {"sampling": GREEDY, "max_tokens": 12, "ignore_end": True}
     with Session.load(path(noise=0.5), path(noise=0.6), context_length=256, options=OPTIONS) as session:
-        knowledge = cast("AutoPolicy", session.engine.policy).knowledge
+        knowledge = cast("AutoPolicy", session.engine.policy).state
         assert session.measured_busy and session.notices == [BUSY]
         said = session.generate(PROMPT, **settings)
-        before = knowledge.costs, knowledge.draft_costs["draft"]
+        before = knowledge.costs, knowledge.draft_costs
         assert not session.measure_again(OtherPrograms(), no_progress), "it still is"
         busy = 0.0
         parts: list[float | None] = []
@@ -419,14 +419,14 @@ def test_costs_from_a_busy_machine_are_measured_again_when_it_is_quiet(
         with pytest.raises(KeyboardInterrupt):
             session.measure_again(OtherPrograms(), interrupt)
         assert len(parts) == 1 and session.measured_busy
-        assert (knowledge.costs, knowledge.draft_costs["draft"]) == before
+        assert (knowledge.costs, knowledge.draft_costs) == before
         assert session.generate(PROMPT, **settings).tokens == said.tokens
         running = session.engine.submit(Request(PROMPT, GREEDY))
         assert not session.measure_again(OtherPrograms(), note), "something runs"
         session.engine.cancel(running)
         assert session.measure_again(OtherPrograms(), note)
         assert not session.measured_busy and session.notices == []
-        assert knowledge.costs is not before[0] and knowledge.draft_costs["draft"] is not before[1]
+        assert knowledge.costs is not before[0] and knowledge.draft_costs is not before[1]
         again = session.generate(PROMPT, **settings)
         assert again.tokens == said.tokens and again.reused_tokens == 0
     with Session.load(path(noise=0.5), path(noise=0.6), context_length=256, options=OPTIONS) as session:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from outrider.cli.report import estimate_line
-from outrider.core.data import Draft, DraftWork, StepRecord
+from outrider.core.data import Draft, DraftToken, DraftWork, StepRecord
 from outrider.costs import CallCosts, CallPoint
 from outrider.policy import AutoPolicy
 from outrider.session.explain import explain
@@ -28,7 +28,7 @@ def step(slowness: float = 1.0, *, drafts: bool = False, position: int = 50) -> 
         kind="decode",
         position=position,
         num_evaluated=1 + num_drafted,
-        draft=Draft(tuple(range(num_drafted)), None, (0.5,) * num_drafted, sources),
+        draft=Draft(tuple(DraftToken(i, source, 0.5) for i, source in enumerate(sources))),
         num_accepted=ACCEPTED if drafts else 0,
         tokens=(7,) * (1 + ACCEPTED if drafts else 1),
         work=DraftWork(),
@@ -48,7 +48,7 @@ def policy_of(steps: list[StepRecord]) -> AutoPolicy:
     costs = CallCosts([CallPoint(n, seconds) for n, seconds in CALL_S.items()])
     for record in steps:
         costs.observe(record.num_evaluated, record.verify_s, context=record.position)
-    policy.knowledge.costs = costs
+    policy.state.costs = costs
     return policy
 
 

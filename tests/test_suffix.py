@@ -5,23 +5,21 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from itertools import chain
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import asked, sampler
-from lookups import UpTo, ends_of, longest_match, propose
-from outrider.core.contracts import DraftRequest
+from engines import asked
+from lookups import ends_of, longest_match, propose
 from outrider.core.data import Draft
 from outrider.core.errors import SettingError
-from outrider.drafters.lookup import EVIDENCE, estimate
-from outrider.drafters.suffix import MAX_CHAIN, SuffixAutomaton, SuffixDrafter
+from outrider.drafters.lookup import ALONG, Match
+from outrider.drafters.suffix import SuffixDrafter, TextIndex
 
-# Few different tokens, so that texts repeat and states split.
+# Few different tokens, so that texts repeat.
 texts = st.integers(2, 4).flatmap(lambda size: st.lists(st.integers(0, size - 1), min_size=1, max_size=60))
-# Evenly mixed ones, whose matches do not nest deeper than counts are kept for.
+# Evenly mixed ones, of which no run is found again more often than is looked at.
 mixed_texts = st.builds(
     lambda rng, size: rng.choices(range(3), k=size),
     st.builds(random.Random, st.integers(0, 2**32 - 1)),
@@ -33,13 +31,6 @@ def drafter_over(tokens: Sequence[int], min_match: int = 1) -> SuffixDrafter:
     drafter = SuffixDrafter(min_match)
     drafter.begin(0, asked(tokens))
     return drafter
-
-
-def automaton_over(tokens: Sequence[int]) -> SuffixAutomaton:
-    automaton = SuffixAutomaton()
-    for token in tokens:
-        automaton.extend(token)
-    return automaton
 
 
 def longest_repeat(text: Sequence[int]) -> int:
@@ -63,82 +54,25 @@ def favourite(followers: Sequence[int]) -> int:
 def draft_by_search(
     text: Sequence[int], prefix: Sequence[int], max_tokens: int, min_match: int
 ) -> list[tuple[int, tuple[float, ...]]]:
-    """Tokens and evidence that the drafter promises, found without an automaton."""
+    """Tokens and evidence that the drafter promises, found without an index."""
     context = [*text, *prefix]
     match_length = longest_match(context, text) if prefix else longest_repeat(text)
     drafted: list[tuple[int, tuple[float, ...]]] = []
+    at_most = len(text)
     while len(drafted) < max_tokens:
         followers: list[int] = []
         while match_length >= min_match and not followers:
-            followers = continuations(context[-match_length:], text)
-            match_length -= not followers
+            followers = continuations(context[-match_length:], text)[-at_most:]
+            if not followers:
+                match_length, at_most = match_length - 1, len(text)
         if not followers:
             break
         token = favourite(followers)
         age = len(context) + 1 - ends_of([*context[-match_length:], token], text)[-1]
         drafted.append((token, (match_length, followers.count(token), len(followers), age)))
         context.append(token)
-        match_length += 1
+        match_length, at_most = match_length + 1, ALONG
     return drafted
-
-
-@given(texts)
-def test_match_is_the_longest_suffix_that_occurred_before(text: list[int]) -> None:
-    automaton = SuffixAutomaton()
-    for end, token in enumerate(text, start=1):
-        automaton.extend(token)
-        assert automaton.match[1] == longest_repeat(text[:end])
-
-
-@given(texts)
-def test_automaton_stays_within_twice_the_text(text: list[int]) -> None:
-    assert automaton_over(text).num_states <= 2 * len(text)
-
-
-@given(mixed_texts)
-def test_matches_are_continued_by_their_most_frequent_followers(text: list[int]) -> None:
-    automaton = SuffixAutomaton()
-    for end, token in enumerate(text, start=1):
-        automaton.extend(token)
-        state, length = automaton.match
-        while length:
-            followers = continuations(text[end - length : end], text[:end])
-            likely = automaton.most_likely(state)
-            assert likely is not None
-            assert likely.token == favourite(followers)
-            assert (likely.count, likely.total) == (followers.count(likely.token), len(followers))
-            last_end = ends_of([*text[end - length : end], likely.token], text[:end])[-1]
-            assert likely.last_end == last_end
-            state, length = automaton.shorter(state)
-
-
-def test_counts_stay_within_their_totals_where_matches_nest_deeper_than_counted() -> None:
-    # Every ending of the phrase is a match of its own, and short ones are not counted each time.
-    phrase, after = list(range(2 * MAX_CHAIN)), 99
-    nested = [[100 + size, *phrase[-size:], 500 + size] for size in range(1, len(phrase))]
-    repeated = [[1000 + i, *phrase, after] for i in range(99)]
-    automaton = automaton_over([*chain(*nested, *repeated), *phrase])
-    state, length = automaton.match
-    assert length == len(phrase)
-    while length:
-        likely = automaton.most_likely(state)
-        assert likely is not None
-        assert 1 <= likely.count <= likely.total
-        state, length = automaton.shorter(state)
-
-
-@given(mixed_texts, st.lists(st.integers(0, 3), max_size=12))
-def test_reading_on_finds_the_longest_suffix_in_the_text(text: list[int], after: list[int]) -> None:
-    automaton = automaton_over(text)
-    num_states, (state, length) = automaton.num_states, automaton.match
-    for read, token in enumerate(after, start=1):
-        state, length = automaton.after(state, length, token)
-        context = [*text, *after[:read]]
-        assert length == longest_match(context, text)
-        followers = continuations(context[len(context) - length :], text)
-        likely = automaton.most_likely(state)
-        assert (likely.token if likely else None) == (favourite(followers) if followers else None)
-    assert automaton.num_states == num_states
 
 
 @given(mixed_texts, st.lists(st.integers(0, 3), max_size=6), st.integers(1, 3), st.integers(1, 10))
@@ -146,12 +80,12 @@ def test_draft_equals_that_of_a_search(
     text: list[int], prefix: list[int], min_match: int, max_tokens: int
 ) -> None:
     draft = propose(drafter_over(text, min_match), prefix=prefix, max_tokens=max_tokens)
-    evidence = tuple(estimate.evidence for estimate in draft.estimates)
+    evidence = [token.evidence for token in draft.items]
     assert list(zip(draft.tokens, evidence, strict=True)) == draft_by_search(
         text, prefix, max_tokens, min_match
     )
-    assert draft.acceptance == tuple(estimate(*map(int, numbers[:3])) for numbers in evidence)
-    assert all(len(numbers) == len(EVIDENCE) for numbers in evidence)
+    matches = [Match(token.token, *map(int, token.evidence)) for token in draft.items]
+    assert list(draft.acceptance) == [match.acceptance for match in matches]
 
 
 @given(mixed_texts, st.integers(1, 5))
@@ -159,7 +93,6 @@ def test_a_draft_goes_on_after_its_own_beginning(text: list[int], cut: int) -> N
     whole = propose(drafter_over(text))
     rest = propose(drafter_over(text), prefix=whole.tokens[:cut])
     assert rest.tokens[: max(len(whole) - cut, 0)] == whole.tokens[cut:]
-    assert rest.estimates[: max(len(whole) - cut, 0)] == whole.estimates[cut:]
 
 
 @given(texts)
@@ -187,7 +120,7 @@ def test_next_turn_reads_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> No
     drafter.observe(0, [4])
     drafter.end(0)
     read: list[int] = []
-    monkeypatch.setattr(SuffixAutomaton, "extend", lambda _, token: read.append(token))
+    monkeypatch.setattr(TextIndex, "extend", lambda _, tokens: read.extend(tokens))
     drafter.begin(0, asked([1, 2, 3, 4, 5, 6]))
     assert read == [5, 6]
 
@@ -209,15 +142,6 @@ def test_sequences_do_not_mix(arrivals: list[tuple[int, int]]) -> None:
         alone = SuffixDrafter(min_match=1)
         alone.observe(sequence, [token for other, token in arrivals if other == sequence])
         assert propose(together, sequence=sequence) == propose(alone, sequence=sequence)
-
-
-def test_several_wishes_are_answered_in_their_order() -> None:
-    drafter = SuffixDrafter(min_match=1)
-    drafter.begin(3, asked([1, 2, 1]))
-    drafter.begin(5, asked([1, 7, 1]))
-    requests = [DraftRequest(sequence, 1, sampler()) for sequence in (5, 4, 3)]
-    drafts, _ = drafter.propose(requests, UpTo())
-    assert [draft.tokens for draft in drafts] == [(7,), (), (2,)]
 
 
 def test_longer_match_beats_more_frequent_shorter_one() -> None:
@@ -252,24 +176,22 @@ def test_unknown_sequence_gets_an_empty_draft() -> None:
     assert propose(SuffixDrafter(), sequence=2) == Draft()
 
 
-def test_draft_ends_before_the_token_that_is_not_taken() -> None:
-    drafter = drafter_over([1, 2, 3, 4, 5, 1])
-    whole = propose(drafter, max_tokens=4)
-    extend = UpTo(taken=2)
-    draft = propose(drafter, max_tokens=4, stopping=extend)
-    assert draft.tokens == whole.tokens[:2] == (2, 3)
-    assert extend.estimates == list(whole.estimates[:3])
-    assert extend.asked == [
-        (question, drafted) for drafted in [(), (2,), (2, 3)] for question in ("wants", "takes")
-    ]
+def test_nothing_is_looked_up_that_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[Sequence[int]] = []
+    search = TextIndex.search
+    monkeypatch.setattr(
+        TextIndex, "search", lambda self, text, least: searched.append(text) or search(self, text, least)
+    )
+    offers = drafter_over([1, 2, 3, 4, 5, 1]).propose(0, ())
+    assert searched == []
+    assert next(offers).token == 2
+    assert len(searched) == 1
 
 
-def test_nothing_is_looked_up_that_is_not_wanted() -> None:
-    drafter = drafter_over([1, 2, 3, 4, 5, 1])
-    extend = UpTo(wanted=1)
-    assert propose(drafter, max_tokens=4, stopping=extend).tokens == (2,)
-    assert extend.asked == [("wants", ()), ("takes", ()), ("wants", (2,))]
-    assert propose(drafter, stopping=UpTo(wanted=0)) == Draft()
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=400))
+def test_a_search_looks_at_a_few_places_only(text: list[int]) -> None:
+    draft = propose(drafter_over(text), max_tokens=1)
+    assert all(token.evidence[2] <= 33 for token in draft.items)
 
 
 def test_proposing_changes_nothing() -> None:
@@ -291,12 +213,15 @@ def test_one_token_repeated_is_drafted_to_the_end() -> None:
 
 @given(st.integers(1, 200), st.integers(1, 50), st.integers(0, 50))
 def test_estimate_rises_with_match_length_and_share(match_length: int, count: int, misses: int) -> None:
+    def chance(length: int, right: int, total: int) -> float:
+        return Match(1, length, right, total, 1).acceptance
+
     total = count + misses
-    chance = estimate(match_length, count, total)
-    assert 0 < chance < 1
-    assert chance < estimate(match_length + 1, count, total)
-    assert chance < estimate(match_length, count + 1, total + 1)
-    assert chance > estimate(match_length, count, total + 1)
+    found = chance(match_length, count, total)
+    assert 0 < found < 1
+    assert found < chance(match_length + 1, count, total)
+    assert found < chance(match_length, count + 1, total + 1)
+    assert found > chance(match_length, count, total + 1)
 
 
 @pytest.mark.parametrize("min_match", [0, -3])

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookups import longest_match
-from outrider.drafters import suffix_array
-from outrider.drafters.lookup import Match
-from outrider.drafters.suffix_array import ALONG, DEPTH, ContextIndex, ContextReader
+from outrider.drafters import lookup, suffix_array
+from outrider.drafters.lookup import ALONG, Match
+from outrider.drafters.suffix_array import DEPTH, ContextIndex
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def all_places(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
     """No sampling, but where a test is about it."""
     if "sample" not in request.node.name:
         monkeypatch.setattr(suffix_array, "SAMPLE", 10_000)
-        monkeypatch.setattr(suffix_array, "ALONG", 10_000)
+        monkeypatch.setattr(lookup, "ALONG", 10_000)
 
 
 words = st.integers(2, 4).flatmap(lambda size: st.lists(st.integers(0, size - 1), max_size=50))
@@ -60,7 +60,7 @@ def expected(recent: Sequence[int], corpus: Sequence[Sequence[int]], length: int
 def test_the_longest_match_is_found_and_all_that_followed_it(
     corpus: list[list[int]], recent: list[int]
 ) -> None:
-    match = ContextReader(ContextIndex.build(corpus), recent, min_match=1).find()
+    match = ContextIndex.build(corpus).reader(recent, 1).find()
     assert match == expected(recent, corpus, longest_followed(recent, corpus))
 
 
@@ -69,11 +69,11 @@ def test_reading_on_equals_starting_there(
     corpus: list[list[int]], recent: list[int], after: list[int]
 ) -> None:
     index = ContextIndex.build(corpus)
-    reader = ContextReader(index, recent, min_match=1)
+    reader = index.reader(recent, 1)
     for end, token in enumerate(after, start=1):
         reader.find()
         reader.read(token)
-        assert reader.find() == ContextReader(index, [*recent, *after[:end]], min_match=1).find()
+        assert reader.find() == index.reader([*recent, *after[:end]], 1).find()
 
 
 @given(texts, st.data())
@@ -93,7 +93,7 @@ def test_matches_go_as_deep_as_places_are_sorted() -> None:
     for size in range(1, 2 * DEPTH):
         _, length = index.search(text[60 - size if size < 60 else 0 : 60])
         assert length == min(size, DEPTH)
-    assert ContextReader(index, text[40:60], min_match=1).find() == Match(60, 20, 1, 1, 0)
+    assert index.reader(text[40:60], 1).find() == Match(60, 20, 1, 1, 0)
 
 
 def test_long_texts_that_repeat_are_sorted_by_all_the_depth() -> None:
@@ -113,14 +113,12 @@ def test_of_many_places_a_sample_is_spread_over_all(monkeypatch: pytest.MonkeyPa
     places, length = ContextIndex.build(corpus).search([5, 1])
     assert (len(places), length) == (4, 1)
     index = ContextIndex.build(corpus)
-    followers = [int.from_bytes(index.follower(place)) - 1 for place in places]
+    followers = [index.follower(place) for place in places]
     assert sorted(followers) == [8, 8, 9, 9]
 
 
 def test_a_draft_goes_along_a_sample_of_the_latest_places() -> None:
-    reader = ContextReader(
-        ContextIndex.build([[1, 2, 3, 5]] * ALONG + [[1, 2, 3, 4]] * ALONG), [1], min_match=1
-    )
+    reader = ContextIndex.build([[1, 2, 3, 5]] * ALONG + [[1, 2, 3, 4]] * ALONG).reader([1], 1)
     totals = []
     for token in (2, 3, 4):
         match = reader.find()
@@ -141,7 +139,7 @@ def test_searches_go_over_waypoints(monkeypatch: pytest.MonkeyPatch, step: int) 
         places, length = index.search(recent)
         assert length == longest_followed(recent, corpus)
         matching = followed(recent[len(recent) - length :], corpus) if length else []
-        followers = Counter(int.from_bytes(index.follower(place)) - 1 for place in places)
+        followers = Counter(index.follower(place) for place in places)
         expected_followers = Counter(corpus[number][end] for number, end in matching)
         assert followers <= expected_followers
         if len(matching) <= step:
@@ -152,14 +150,14 @@ def test_searches_go_over_waypoints(monkeypatch: pytest.MonkeyPatch, step: int) 
 
 def test_short_matches_are_not_used() -> None:
     index = ContextIndex.build([[1, 2, 3]])
-    assert ContextReader(index, [1, 2], min_match=2).find() == Match(3, 2, 1, 1, 0)
-    assert ContextReader(index, [5, 2], min_match=2).find() is None
-    assert ContextReader(index, [1, 2], min_match=3).find() is None
+    assert index.reader([1, 2], 2).find() == Match(3, 2, 1, 1, 0)
+    assert index.reader([5, 2], 2).find() is None
+    assert index.reader([1, 2], 3).find() is None
 
 
 def test_age_is_the_distance_back_and_stays_along_a_copy() -> None:
     index = ContextIndex.build([[1, 2, 3, 4, 5], [7, 8]])
-    reader = ContextReader(index, [9, 1, 2], min_match=1, num_since=3)
+    reader = index.reader([9, 1, 2], 1, num_since=4)
     ages = []
     for token in (3, 4, 5):
         match = reader.find()
@@ -174,6 +172,4 @@ def test_age_is_the_distance_back_and_stays_along_a_copy() -> None:
 
 def test_largest_token_ids_are_kept() -> None:
     large = 2**31 - 2
-    assert ContextReader(ContextIndex.build([[large, 0, large]]), [large, 0], 1).find() == Match(
-        large, 2, 1, 1, 0
-    )
+    assert ContextIndex.build([[large, 0, large]]).reader([large, 0], 1).find() == Match(large, 2, 1, 1, 0)

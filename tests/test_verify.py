@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engines import VOCABULARY, sampler
 from exactness import Drawn, Rng, dense, expected_accepted, explore, language, offer, verdicts
-from outrider.core.data import Distribution, Draft, Request, Verdict
+from outrider.core.data import Distribution, Draft, DraftToken, Request, Verdict
 from outrider.core.errors import BackendError, SettingError
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
 from outrider.sampling import LazyDistributions, probability
@@ -306,7 +306,7 @@ def test_auto_goes_over_to_the_kind_that_is_accepted_more() -> None:
     """Flat and alike: sampled tokens are always accepted. One-sided p, flat q: the most likely does."""
     flat, peak = (0.26, 0.25, 0.25, 0.24), (0.97, 0.01, 0.01, 0.01)
     made = verifier()
-    believed = Draft((0,), None, (0.5,), ("draft",), (dense(flat),))
+    believed = Draft((DraftToken(0, "draft", 0.5, mode_of=dense(flat)),))
     made.verify(in_a_row(flat, 2), believed, 0)
     assert made.drawing(1) is not None
     for _ in range(40):
@@ -320,8 +320,9 @@ def test_auto_goes_over_to_the_kind_that_is_accepted_more() -> None:
 def test_only_positions_that_were_reached_teach() -> None:
     """A later position is looked at only if all before it stood, as the text will have it."""
     made = verifier()
-    impossible = Draft((3, 0), None, (0.5,) * 2, ("draft",) * 2, (dense((0, 0, 0, 1)), dense((0.5, 0.5))))
-    made.verify(in_a_row((0.5, 0.5), 3), impossible, 0)
+    believed = (dense((0, 0, 0, 1)), dense((0.5, 0.5)))
+    items = [DraftToken(token, "draft", 0.5, mode_of=q) for token, q in zip((3, 0), believed, strict=True)]
+    made.verify(in_a_row((0.5, 0.5), 3), Draft(tuple(items)), 0)
     assert made.drawing(1) is None
 
 

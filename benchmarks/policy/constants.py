@@ -115,7 +115,7 @@ def seconds(
             target, draft = (CallCosts.from_json(curve) for curve in curves)
             policy = AutoPolicy(target, {"draft": draft}, prior=learned)
             times.append(replay(recording, policy, true[0], {"draft": true[1]}).seconds)
-            learned = policy.knowledge.as_json() if warm else None
+            learned = policy.state.as_json() if warm else None
         result.append(times)
     return result
 

@@ -170,7 +170,7 @@ def categories(
     """The automatic choice by category, and the informed decoder's shares beside its own; `learned` is that
     of `policy`, which went on learning."""
     draft = (DRAFT, scene.drafts[DRAFT]) if scene.drafts else None
-    limits = [informed_limit(r, policy.knowledge, scene.costs, draft) for r in scene.recordings]
+    limits = [informed_limit(r, policy.state, scene.costs, draft) for r in scene.recordings]
     names = list(dict.fromkeys(r.category for r in scene.recordings))
     waited, lines = scene.waited(automatic), []
     for name in (*names, "all"):
@@ -213,7 +213,7 @@ def categories(
 def reliability(policy: AutoPolicy, replayed: Sequence[Replayed]) -> Iterator[str]:
     """Estimated and real acceptance of the tokens that were verified, in ten bins."""
     yield "Estimated acceptance against what came (tokens that the target verified):\n"
-    for name, known in sorted(policy.knowledge.calibration.items()):
+    for name, known in sorted(policy.state.calibration.items()):
         bins: list[list[tuple[float, bool]]] = [[] for _ in range(10)]
         for record in (record for one in replayed for record in one.records):
             verified = zip(

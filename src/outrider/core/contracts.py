@@ -267,15 +267,18 @@ class DraftRequest:
 
     Args:
         sequence: The sequence's number.
-        max_tokens: The most drafted tokens that can be of use (at least 1); the request's own cap is respected.
+        max_tokens: The most drafted tokens that can be of use (at least 1); the request's own cap is
+            respected.
         sampler: The way from logits to the request's distribution.
-        draw: Samples a draft model's token, given its distribution (after `sampler`) and its index in the draft.
+        draw: Samples a draft model's token, given its distribution (after `sampler`) and its index in the
+            draft.
             None: a draft model drafts its most likely tokens, as point masses.
         with_mode_of: Whether the distributions of point-mass tokens are asked for too (`DraftToken.mode_of`).
         constraint: What the output may be, if it is limited.
         drafting: What the request asked for: who drafts, and how far.
-        recomputed: None where rejected tokens are forgotten at no cost. Else the call evaluates so many tokens
-            again; after a rejection the next one evaluates these, the last token and the accepted ones again.
+        recomputed: None where rejected tokens are forgotten at no cost. Else the call evaluates so many
+            tokens again; after a rejection the next one evaluates these, the last token and the accepted ones
+            again.
         max_step_s: The step's calls, a draft model's included, should take no longer, since others wait for
             their next tokens. None: nobody does.
         num_unread: Prompt tokens that the target's call reads besides.
@@ -338,16 +341,18 @@ class DraftRound(Protocol):
         """What it has cost so far."""
 
     def step(self, unread: Mapping[int, Sequence[int]]) -> Mapping[int, DraftToken]:
-        """One call of the model. `unread` has, by sequence, the drafted tokens since the last call: the model's
-        own that was taken and what is forced after it, none in the first call. Returns what it offers next;
-        a sequence for which it offers nothing is left out, and is not to be asked again in this round."""
+        """One call of the model. `unread` has, by sequence, the drafted tokens since the last call: the
+        model's own that was taken and what is forced after it, none in the first call. Returns what it offers
+        next; a sequence for which it offers nothing is left out, and is not to be asked again in this
+        round."""
 
 
 class DraftModel(Drafter, Protocol):
     """A drafter whose every token takes a call of a model."""
 
     def start(self, requests: Sequence[DraftRequest], prefixes: Sequence[Sequence[int]]) -> DraftRound:
-        """Begin a round for these sequences, each of whose drafts begins with a prefix that others drafted."""
+        """Begin a round for these sequences, each of whose drafts begins with a prefix that others
+        drafted."""
 
 
 class Drafters(NamedTuple):

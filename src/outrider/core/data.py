@@ -74,8 +74,8 @@ class DraftToken(NamedTuple):
     drawn_from: Distribution | None = None
     """the distribution that it was sampled from; None for a point mass"""
     mode_of: Distribution | None = None
-    """the distribution whose most likely token this point mass is, where the drafter was asked for it: it plays no
-    part in verification, but shows how often a token sampled from it would have been accepted"""
+    """the distribution whose most likely token this point mass is, where the drafter was asked for it: it
+    plays no part in verification, but shows how often a token sampled from it would have been accepted"""
 
 
 @dataclass(frozen=True, slots=True)

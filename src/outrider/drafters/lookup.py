@@ -26,7 +26,7 @@ _DOUBT_DECAY = 1.5
 class Match(NamedTuple):
     """The most likely token after the longest match.
 
-    The last `length` tokens were found, `total` times with something after them, and `count`
+    The last `length` tokens were found, `total` times with something after them, and `right`
     times that was `token`. `age` is how many tokens back that was the last time (1: right before),
     0 where what is looked up in has no place in time. Of a prediction it is how far from where the
     answer departed from it (0: nowhere so far) they were found again.
@@ -34,7 +34,7 @@ class Match(NamedTuple):
 
     token: int
     length: int
-    count: int
+    right: int
     total: int
     age: int
 
@@ -44,7 +44,7 @@ class Match(NamedTuple):
 
         The constants minimise the log-loss on a replay over Python sources and English prose.
         """
-        return self.count / (self.total + _DOUBT / math.pow(self.length, _DOUBT_DECAY))
+        return self.right / (self.total + _DOUBT / math.pow(self.length, _DOUBT_DECAY))
 
 
 class Reader(Protocol):
@@ -77,7 +77,7 @@ class LookupDrafter(ABC):
         for token in prefix:
             reader.read(token)
         while (match := reader.find()) is not None:
-            evidence = (float(match.length), float(match.count), float(match.total), float(match.age))
+            evidence = (float(match.length), float(match.right), float(match.total), float(match.age))
             yield DraftToken(match.token, self.name, match.acceptance, evidence)
             reader.read(match.token)
 
@@ -114,11 +114,20 @@ class IndexReader:
         text: The last tokens of the text, `depth` at most.
         min_match: Shorter matches are not used.
         depth: The longest match that is told from longer ones, in tokens.
-        num_since: How many tokens back the end of the index lies, counted from the next token (1: right before
-            it); None where the index has no place in time.
+        num_since: How many tokens back the end of the index lies, counted from the next token (1: right
+            before it); None where the index has no place in time.
     """
 
-    __slots__ = ("_depth", "_followers", "_index", "_length", "_min_match", "_num_since", "_places", "_recent")
+    __slots__ = (
+        "_depth",
+        "_followers",
+        "_index",
+        "_length",
+        "_min_match",
+        "_num_since",
+        "_places",
+        "_recent",
+    )
 
     def __init__(
         self, index: Index, text: Sequence[int], min_match: int, depth: int, num_since: int | None

@@ -170,8 +170,8 @@ class ModelDrafter:
         return ModelRound(self, ready, drafted, work)
 
     def _has_room(self, request: DraftRequest, num_prefix: int) -> bool:
-        """Whether a token can be drafted before the draft model's own context is full. Not after a prefix that
-        does not fit a call, and by a head not before the target has read the prompt."""
+        """Whether a token can be drafted before the draft model's own context is full. Not after a prefix
+        that does not fit a call, and by a head not before the target has read the prompt."""
         context = self._contexts[request.sequence]
         if not context.final or num_prefix >= self._chunk_tokens:
             return False
@@ -186,8 +186,8 @@ class ModelDrafter:
 
     def _catch_up(self, request: DraftRequest, num_prefix: int, num_calls: int) -> tuple[bool, DraftWork]:
         """Drop what was not accepted, and evaluate all but a last few final tokens, which go into the first
-        call of the round with the prefix. Where others wait for their next tokens that is done in `num_calls` calls a step;
-        whether it is done, and what it took."""
+        call of the round with the prefix. Where others wait for their next tokens that is done in `num_calls`
+        calls a step; whether it is done, and what it took."""
         sequence = request.sequence
         context, work = self._contexts[sequence], DraftWork()
         self._rewind(sequence, context)
@@ -233,8 +233,8 @@ class ModelDrafter:
         return len(tokens), perf_counter() - before
 
     def next_span(self, sequence: int, unread: Sequence[int]) -> Span | None:
-        """What a call evaluates of a sequence: committed tokens that it has not read, and drafted ones, `unread`
-        (the target's ids). None where that does not fit call or context, or where the text ends."""
+        """What a call evaluates of a sequence: committed tokens that it has not read, and drafted ones,
+        `unread` (the target's ids). None where that does not fit call or context, or where the text ends."""
         context = self._contexts[sequence]
         stored, drafted = len(context.evaluated), self.alignment.read(unread)
         if unread and (not drafted or self.model.vocabulary.ends_generation(drafted[-1])):

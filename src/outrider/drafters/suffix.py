@@ -66,8 +66,8 @@ class SuffixDrafter(LookupDrafter):
 
 
 class TextIndex:
-    """A growing text, and where runs of a few lengths ended in it. A place is a number of tokens: what follows
-    it is the token of that index.
+    """A growing text, and where runs of a few lengths ended in it. A place is a number of tokens: what
+    follows it is the token of that index.
 
     The longest run that is found again leads to the places whose match is then measured token by token, so
     that adding a token takes a few entries in a table, and a search a look at `_SAMPLE` places.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import cast
 
-from outrider.core.contracts import Drafter, DraftRequest, Sampler
+from outrider.core.contracts import Drafter, Drafters, DraftRequest, Sampler
 from outrider.core.data import Draft, DraftWork, Request, StepRecord
 from outrider.core.sequences import common_prefix
 from outrider.drafters.earlier import EarlierDrafter, Memory
@@ -149,7 +149,7 @@ class Speculation:
         if requests:
             reading = sum(min(row.length, self._chunk) for row in rows if row.request is None)
             others = sum(row.request is not None for row in rows) - len(requests) + min(reading, self._chunk)
-            offers, _ = self.policy.propose(self._drafters, requests, others)
+            offers, _ = self.policy.propose(Drafters.of(self._drafters), requests, others)
             drafts = {request.sequence: draft for request, draft in zip(requests, offers, strict=True)}
         for row in rows:
             if row.request is not None:

@@ -138,15 +138,15 @@ class Proposer:
         if counts.rows == self._num_logged:
             return
         self._num_logged = counts.rows
-        _log.info("outrider: %s", counts.line(policy.knowledge.costs))
+        _log.info("outrider: %s", counts.line(policy.state.costs))
         for notice in policy.notices:
             _log.info("outrider: %s", notice)
         policy.notices.clear()
         if self._settings.learned is not None:
             learned = {
                 "schema": SCHEMA,
-                "costs": policy.knowledge.costs.refined().as_json(),
-                "acceptance": policy.knowledge.as_json(),
+                "costs": policy.state.costs.refined().as_json(),
+                "acceptance": policy.state.as_json(),
             }
             try:
                 write_whole(self._settings.learned, json.dumps(learned), "learned costs")
@@ -163,7 +163,7 @@ class Proposer:
                     raise ValueError(f"its schema is not {SCHEMA}")
                 costs = CallCosts.from_json(data.get("costs"))
                 policy = AutoPolicy(costs, models=False, draft_max=max_draft)
-                policy.knowledge.recall(data.get("acceptance"))
+                policy.state.recall(data.get("acceptance"))
                 return policy
             except (OutriderError, ValueError) as error:
                 _log.warning("outrider: %s is not used, and will be replaced: %s", path, error)

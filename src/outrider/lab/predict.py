@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
 
-from outrider.core.contracts import FREE, Drafter, Rewinding
+from outrider.core.contracts import FREE, Lookup, Rewinding
 from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
 from outrider.drafters.model import ModelDrafter
@@ -152,7 +152,7 @@ def outcome_of(case: str, records: Sequence[StepRecord], plain_s: float) -> Case
 
 def bound_s(case: Recording, prices: Prices) -> float:
     """The least seconds that these drafters allowed, known afterwards."""
-    free: list[Drafter] = [SuffixDrafter()]
+    free: list[Lookup] = [SuffixDrafter()]
     if case.constrain is not None:
         free.append(ForcedDrafter(case.constrain()))
     drafts = {} if prices.draft is None else {DRAFT: prices.draft}

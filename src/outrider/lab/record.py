@@ -7,13 +7,12 @@ turn: these calls show what it really costs to check so many tokens within the e
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from time import perf_counter
 
-from outrider.core.contracts import DraftRequest, StoppingRule
-from outrider.core.data import Completion, Draft, DraftWork, Request, StepRecord
+from outrider.core.data import Completion, DraftToken, Request, StepRecord
 from outrider.core.errors import ConstraintError, GrammarError, OutriderError, PromptError
 from outrider.costs import CallCosts
 from outrider.drafters.prediction import PredictionDrafter
@@ -132,15 +131,10 @@ class _KnownAnswer(PredictionDrafter):
         super().__init__()
         self._asked = first
 
-    def propose(
-        self, requests: Sequence[DraftRequest], stopping: StoppingRule
-    ) -> tuple[list[Draft], DraftWork]:
-        [request] = requests
-        length = min(PROBED_LENGTHS[self._asked % len(PROBED_LENGTHS)], request.max_tokens)
+    def propose(self, sequence: int, prefix: Sequence[int]) -> Iterator[DraftToken]:
+        length = PROBED_LENGTHS[self._asked % len(PROBED_LENGTHS)]
         self._asked += 1
-        if length == 0:
-            return [Draft()], DraftWork()
-        return super().propose([replace(request, max_tokens=length)], stopping)
+        return islice(super().propose(sequence, prefix), length)
 
 
 def recording_of(

@@ -84,9 +84,13 @@ class Setting:
             return FixedPolicy(0)
         if self.draft_max is not None:
             return FixedPolicy(self.draft_max, 0, self.p_min)
-        own = {name: _copy(curve) for name, curve in draft_costs.items()} if self.uses_model else {}
+        [draft] = draft_costs.values() if self.uses_model and draft_costs else [None]
         return AutoPolicy(
-            _copy(costs), own, free=self.uses_lookup, models=self.uses_model, prior=prior if own else None
+            _copy(costs),
+            None if draft is None else _copy(draft),
+            free=self.uses_lookup,
+            models=self.uses_model,
+            prior=None if draft is None else prior,
         )
 
     @classmethod

@@ -180,9 +180,7 @@ class AutoPolicy:
         calls_s = within(calls_s, max_call_s, sum(fixed for _, fixed in found))
         candidates = [([token.acceptance for token in tokens], fixed) for tokens, fixed in found]
         lengths = allocate(candidates, calls_s, batch.reward_s, recompute_s)
-        return [
-            Draft(tuple(tokens[:length])) for (tokens, _), length in zip(found, lengths, strict=True)
-        ]
+        return [Draft(tuple(tokens[:length])) for (tokens, _), length in zip(found, lengths, strict=True)]
 
     def observe(self, records: Mapping[int, StepRecord]) -> None:
         """Learn what calls cost and what drafts gained."""

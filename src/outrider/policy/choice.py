@@ -1,4 +1,5 @@
-"""One sequence's choice in one step: what lookups offer, whether to ask the draft model, and how far to go."""
+"""One sequence's choice in one step: what lookups offer, whether to ask the draft model, and how far to
+go."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from itertools import islice, takewhile
 
 from outrider.core.contracts import DraftRequest, Lookup
 from outrider.core.data import DraftToken
-from outrider.policy.estimates import Confidence
+from outrider.policy.estimates import TextConfidence
 from outrider.policy.forced import FORCED, forced, permitted
 from outrider.policy.objective import (
     StepCosts,
@@ -30,6 +31,9 @@ from outrider.policy.state import (
 
 _CATCH_UP_STEPS = 6
 """steps over which the cost of evaluating uncached tokens is spread, since they profit too"""
+MAX_LOSS_STEPS = 2.0
+"""plain steps that a text may lose to a draft model whose estimates turn out wrong, before it is only asked to
+explore: a good one has gained more after a few steps, and never comes near"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,9 @@ class Asking:
         return [token._replace(acceptance=self.acceptance(token)) for token in found]
 
     def look_up(self, drafted: Sequence[int] = ()) -> list[DraftToken]:
-        """What the model-free drafters together say follows `drafted`: the offer with the most expected tokens,
-        and what another goes on with after it. What a constraint forces comes before every offer and after it."""
+        """What the model-free drafters together say follows `drafted`: the offer with the most expected
+        tokens, and what another goes on with after it. What a constraint forces comes before every offer and
+        after it."""
         limit = self.max_length - len(drafted)
         if limit <= 0:
             return []
@@ -118,7 +123,8 @@ def plan_model(asking: Asking, candidate: Sequence[DraftToken], batch: BatchStat
     read_s = float(costs.first_draft_s[0]) - costs.draft_step_s
     if text.uncached is None:
         read_s += state.draft_costs.prefill_s(text.prompt_tokens)
-    if plan.gain_s > 0 and (text.uncached is not None or _is_repaid(text, candidate, plan, read_s)):
+    has_lost = text.model_gain_steps < -MAX_LOSS_STEPS
+    if plan.gain_s > 0 and not has_lost and (text.uncached is not None or _is_repaid(text, candidate, plan, read_s)):
         return plan
     cost_s = read_s + max(-plan.gain_s, costs.draft_step_s)
     if cost_s <= exploration_budget_s(text.decoded_s, text.explored_s):
@@ -130,10 +136,11 @@ def _best_prefix(
     asking: Asking, candidate: Sequence[DraftToken], costs: StepCosts, num_forced: int
 ) -> ModelPlan:
     acceptance = [token.acceptance for token in candidate]
+    confidence = asking.text.confidence
     rewards, best_s, best = expected_rewards(acceptance, costs), -math.inf, 0
     most = min(len(acceptance), num_forced + MAX_LOOKUP_PREFIX, costs.max_length - 1)
     for n in range(num_forced, most + 1):
-        average = asking.text.average_confidence if n == 0 else asking.state.confidence.mean
+        average = confidence.average if n == 0 else confidence.mean
         longest = min(costs.max_length, max_model_draft(asking.request))
         value_s = rewards[n] + continuation_value(n, average, math.prod(acceptance[:n]), costs, longest)
         value_s -= (float(costs.first_draft_s[n]) - costs.draft_step_s) / _CATCH_UP_STEPS
@@ -182,8 +189,8 @@ class ModelDraft:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.candidate[: self.plan.num_prefix])
-        text, state = self.asking.text, self.asking.state
-        self._average = state.confidence.mean if self.tokens else text.average_confidence
+        confidence = self.asking.text.confidence
+        self._average = confidence.mean if self.tokens else confidence.average
 
     @property
     def request(self) -> DraftRequest:
@@ -195,7 +202,7 @@ class ModelDraft:
 
     def take(self, offer: DraftToken) -> list[int] | None:
         calibrated = offer._replace(acceptance=self.asking.acceptance(offer))
-        average = Confidence.after(self._average, calibrated.acceptance)
+        average = TextConfidence.after(self._average, calibrated.acceptance)
         self.offers.append(calibrated)
         if offer.drawn_from is not None and not self._sampled_token_pays(calibrated.acceptance, average):
             return None
@@ -233,7 +240,8 @@ class ModelDraft:
         return value_s >= -float(costs.calls_s[length])
 
     def finish(self) -> tuple[list[DraftToken], int]:
-        """All that was found, no longer than the step may become, and how many tokens of it must be drafted."""
+        """All that was found, no longer than the step may become, and how many tokens of it must be
+        drafted."""
         if len(self.tokens) == self.plan.num_prefix:  # the model offered nothing
             return list(self.candidate[: self.plan.costs.max_length]), 0
         is_sampled = any(token.drawn_from is not None for token in self.tokens)

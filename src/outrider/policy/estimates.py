@@ -40,9 +40,12 @@ _RECENT_MEMORY = 0.8
 
 CONFIDENCE_MEMORY = 0.8
 """weight of the older tokens in a text's moving average of confidence"""
-_CONFIDENCE_PRIOR = 0.82
-_MEAN_RATE = 0.005
-"""weight of a token in the mean over all texts: about the last 200 count"""
+MEAN_CONFIDENCE = 0.82
+"""over all texts, before any"""
+MEAN_CONFIDENCE_RATE = 0.01
+"""weight of a token in it: about the last 100 count"""
+_TEXT_PRIOR_TOKENS = 8.0
+"""for which it counts in a text's own mean"""
 _REVERSION = 0.95
 """how much of an average's distance from the mean is left after a token that the draft model did not see"""
 
@@ -138,27 +141,38 @@ def initial_weights(name: str, num_features: int) -> tuple[float, ...]:
     return INITIAL_WEIGHTS[kind if num_features == len(_LOOKUP_FEATURES) else "draft"]
 
 
-class Confidence:
-    """How confident a draft model is on average: a moving average for each text, which starts from the mean
-    over all texts."""
+class TextConfidence:
+    """How confident a draft model is in one text: a moving average of its calibrated estimates.
 
-    def __init__(self, mean: float = _CONFIDENCE_PRIOR) -> None:
-        if not 0 <= mean <= 1:
-            raise ValueError("its mean confidence is damaged")
-        self.mean = mean
+    After tokens that it did not draft the average reverts to the text's own mean, which is the mean over all
+    texts until the text has shown its own.
+    """
+
+    __slots__ = ("_count", "_sum", "average")
+
+    def __init__(self, mean: float) -> None:
+        self.average = mean
+        self._sum, self._count = mean * _TEXT_PRIOR_TOKENS, _TEXT_PRIOR_TOKENS
 
     @staticmethod
     def after(average: float, acceptance: float) -> float:
-        """A text's average after a token of this estimated acceptance."""
+        """The average after a token of this estimated acceptance."""
         return CONFIDENCE_MEMORY * average + (1 - CONFIDENCE_MEMORY) * acceptance
 
-    def unseen(self, average: float, num_tokens: int) -> float:
-        """A text's average after tokens that the model did not draft: it reverts to the mean."""
-        return self.mean + (average - self.mean) * _REVERSION**num_tokens
+    @property
+    def mean(self) -> float:
+        """What to expect where nothing is known of the tokens before."""
+        return self._sum / self._count
 
     def learn(self, acceptance: float) -> None:
-        """A token of this estimated acceptance was offered."""
-        self.mean += _MEAN_RATE * (acceptance - self.mean)
+        """A token of this estimated acceptance was offered where the text has come to."""
+        self.average = self.after(self.average, acceptance)
+        self._sum += acceptance
+        self._count += 1
+
+    def skip(self, num_tokens: int) -> None:
+        """The text went on by tokens that the model did not draft."""
+        self.average = self.mean + (self.average - self.mean) * _REVERSION**num_tokens
 
 
 @dataclass(slots=True)

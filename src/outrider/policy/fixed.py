@@ -15,7 +15,8 @@ from outrider.policy.rounds import grow
 
 @dataclass(frozen=True, slots=True)
 class FixedPolicy:
-    """The user's own draft length: lookups are asked in order, then the draft model; the first offer is taken.
+    """The user's own draft length: lookups are asked in order, then the draft model; the first offer is
+    taken.
 
     Raises SettingError for a value out of range.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outrider.core.data import DraftToken, StepRecord
 from outrider.policy.choice import ModelDraft
-from outrider.policy.estimates import Calibration, Confidence
+from outrider.policy.estimates import MEAN_CONFIDENCE_RATE, Calibration
 from outrider.policy.state import PolicyState, RequestState
 
 _MIN_OBSERVED = 16
@@ -67,28 +67,30 @@ def learn_request(
     num_emitted = len(record.tokens)
     text.generated += num_emitted
     if plain_s is not None:  # what reading a prompt took says nothing about tokens
-        _learn_times(text, record, plain_s, bool(proposal.model and proposal.model.plan.is_exploring))
+        _learn_times(text, record, plain_s, proposal.model)
     _learn_drafted(state, text, proposal, record)
     _learn_lookup(state, text, proposal, record)
     num_compared = 0 if proposal.model is None else _learn_model(state, text, proposal.model, record)
-    text.average_confidence = state.confidence.unseen(text.average_confidence, num_emitted - num_compared)
+    text.confidence.skip(num_emitted - num_compared)
     _learn_uncached(text, proposal.model, record)
 
 
-def _learn_times(text: RequestState, record: StepRecord, plain_s: float, is_exploring: bool) -> None:
+def _learn_times(text: RequestState, record: StepRecord, plain_s: float, draft: ModelDraft | None) -> None:
     num_emitted, step_s = len(record.tokens), record.total_s - record.work.prefill_s
     memory, share = _TOKEN_MEMORY**num_emitted, 1 / record.num_sequences
     text.spent_s = text.spent_s * memory + step_s * share
     text.emitted = text.emitted * memory + num_emitted
     text.decoded_s += step_s * share
     text.explored_s += record.work.prefill_s * share
-    if is_exploring:
+    if draft is not None and draft.plan.is_exploring:
         text.explored_s += max(step_s - plain_s * num_emitted, 0.0) * share
+    elif draft is not None:
+        text.model_gain_steps += num_emitted - step_s / plain_s
 
 
 def _learn_drafted(state: PolicyState, text: RequestState, proposal: Proposal, record: StepRecord) -> None:
-    """The tokens that the target verified: the accepted ones, and the one that it replaced. Those of the draft
-    model and those that lookups offered are learned below, drafted or not."""
+    """The tokens that the target verified: the accepted ones, and the one that it replaced. Those of the
+    draft model and those that lookups offered are learned below, drafted or not."""
     looked_up = [token.token for token in proposal.lookup]
     num_verified = record.num_accepted + (len(record.tokens) > record.num_accepted)
     own = proposal.model.offers[0].source if proposal.model and proposal.model.offers else None
@@ -117,7 +119,7 @@ def _learn_lookup(state: PolicyState, text: RequestState, proposal: Proposal, re
 def _learn_model(state: PolicyState, text: RequestState, draft: ModelDraft, record: StepRecord) -> int:
     """What the draft model offered, drafted or not; returns for how many tokens it could be compared."""
     for offer in draft.offers:
-        state.confidence.learn(offer.acceptance)
+        state.mean_confidence += MEAN_CONFIDENCE_RATE * (offer.acceptance - state.mean_confidence)
     num_compared, start = 0, draft.plan.num_prefix
     correct = record.tokens[:start] == tuple(draft.prefix)
     own = iter(draft.offers)
@@ -130,7 +132,7 @@ def _learn_model(state: PolicyState, text: RequestState, draft: ModelDraft, reco
             offer = next(own)
             estimator = state.estimator(token.source, constrained=draft.asking.is_constrained)
             estimator.learn(token.evidence, text.bias(token.source), correct)
-            text.average_confidence = Confidence.after(text.average_confidence, offer.acceptance)
+            text.confidence.learn(offer.acceptance)
             num_compared += 1
     return num_compared
 

@@ -25,9 +25,9 @@ token i is accepted if all before it were, p_i = a_1 ⋯ a_i the prefix acceptan
     call: rejected after i tokens (probability p_i − p_{i+1}), these and the last token before them. That
     costs R(i + 1), the difference that so many more tokens make to a call: `rejection_costs`, part of (3),
     (5) and (6).
-(8) Budgets. Reading a prompt for a draft model has to be repaid (`amortises_prefill`), and asking one to learn
-    how good it is may cost a part of the time (`exploration_budget_s`). Where others wait for their next
-    tokens a step's length is limited: `StepCosts.limited`, `within`.
+(8) Budgets. Reading a prompt for a draft model has to be repaid (`amortises_prefill`), and asking one to
+    learn how good it is may cost a part of the time (`exploration_budget_s`). Where others wait for their
+    next tokens a step's length is limited: `StepCosts.limited`, `within`.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class StepCosts:
         calls_s: The target's call with 0, 1, … drafted tokens.
         draft_step_s: One more step of the draft model.
         first_draft_s: Its first step, where it also reads 0, 1, … tokens of a lookup's.
-        recompute_s: What 0, 1, … tokens cost that are evaluated again with the next call; None where a rejection
-            costs nothing.
+        recompute_s: What 0, 1, … tokens cost that are evaluated again with the next call; None where a
+            rejection costs nothing.
     """
 
     reward_s: float

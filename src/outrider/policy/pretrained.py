@@ -36,7 +36,7 @@ def pretrained_calibration(
             seen.append(estimator.probability(evidence, bias))
             estimator.learn(evidence, bias, correct)
     if seen:
-        state.confidence.mean = fmean(seen)
+        state.mean_confidence = fmean(seen)
     data = state.as_json()
     # In constrained text, which held-out answers seldom are, its confidence means the same.
     data["estimators"][f"{name} (constrained)"] = estimator.as_json()

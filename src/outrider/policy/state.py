@@ -11,7 +11,13 @@ import numpy as np
 from outrider.core.contracts import DraftRequest
 from outrider.core.data import StepRecord
 from outrider.costs import MAX_TOKENS, CallCosts
-from outrider.policy.estimates import Calibration, Confidence, Estimator, RequestBias
+from outrider.policy.estimates import (
+    MEAN_CONFIDENCE,
+    Calibration,
+    Estimator,
+    RequestBias,
+    TextConfidence,
+)
 from outrider.policy.objective import Array, StepCosts, reward_per_token
 
 SCHEMA = "outrider.acceptance/2"
@@ -35,18 +41,21 @@ class RequestState:
 
     prompt_tokens: int
     max_tokens: int | None
-    average_confidence: float
-    """of the draft model: see `estimates.Confidence`"""
+    confidence: TextConfidence
+    """of the draft model"""
     generated: int = 0
     biases: dict[str, RequestBias] = field(default_factory=dict)
     uncached: int | None = None
-    """tokens that the draft model has yet to evaluate before it can draft; None: it has not read the prompt"""
+    """tokens that the draft model has yet to evaluate before it can draft; None: it has not read the
+    prompt"""
     spent_s: float = 0.0
     emitted: float = 0.0
     """what its steps took and its tokens; older ones count less in both"""
     decoded_s: float = 0.0
     explored_s: float = 0.0
     """of it, what went to learning how good a draft model is"""
+    model_gain_steps: float = 0.0
+    """what steps with the draft model gained over plain decoding, in plain steps"""
 
     @property
     def context(self) -> int:
@@ -91,8 +100,9 @@ class BatchState:
 
 
 class MarginalCosts:
-    """What drafted tokens add to a call of its own, in plain calls: for decisions without arithmetic on arrays,
-    which takes a noticeable part of a small target's step. `calls_s` are calls over 1, 2, … tokens."""
+    """What drafted tokens add to a call of its own, in plain calls: for decisions without arithmetic on
+    arrays, which takes a noticeable part of a small target's step. `calls_s` are calls over 1, 2, …
+    tokens."""
 
     def __init__(self, calls_s: Array) -> None:
         self.calls_s = calls_s
@@ -127,7 +137,8 @@ class PolicyState:
         self.costs = costs
         self.draft_costs = draft_costs or CallCosts()
         self.calibration: dict[str, Calibration] = {}
-        self.confidence = Confidence()
+        self.mean_confidence = MEAN_CONFIDENCE
+        """of the draft model, over all texts"""
         self.own_step_s = 0.0
         """the engine's own time in a step, for each drafted token, and for each call of the draft model"""
         self.own_token_s = 0.0
@@ -139,7 +150,7 @@ class PolicyState:
 
     def new_request(self, prompt_tokens: int, max_tokens: int | None) -> RequestState:
         """A request of whose text nothing is known yet."""
-        return RequestState(prompt_tokens, max_tokens, self.confidence.mean)
+        return RequestState(prompt_tokens, max_tokens, TextConfidence(self.mean_confidence))
 
     def estimator(self, name: str, *, constrained: bool = False) -> Estimator:
         """The acceptance of a drafter's tokens; constrained text, where matches seldom go on, has its own."""
@@ -174,8 +185,8 @@ class PolicyState:
     def step_costs(
         self, text: RequestState, max_length: int, batch: BatchState, max_prefix: int | None = None
     ) -> StepCosts:
-        """What a step of this request costs and earns; with the draft model after up to `max_prefix` tokens of
-        lookups, or without it (None)."""
+        """What a step of this request costs and earns; with the draft model after up to `max_prefix` tokens
+        of lookups, or without it (None)."""
         context, size, reward_s = batch.context, batch.num_sequences, batch.reward_s
         calls_s = self.calls_s(max_length, batch)
         recompute_s = self.recompute_s(calls_s, batch)
@@ -218,7 +229,7 @@ class PolicyState:
         return {
             "schema": SCHEMA,
             "estimators": {name: known.as_json() for name, known in self._estimators.items()},
-            "mean_confidence": self.confidence.mean,
+            "mean_confidence": self.mean_confidence,
         }
 
     def recall(self, data: Any) -> None:
@@ -228,7 +239,9 @@ class PolicyState:
             if data["schema"] != SCHEMA:
                 raise ValueError(f"its schema is not {SCHEMA}")
             known = {name: Estimator.from_json(name, entry) for name, entry in data["estimators"].items()}
-            confidence = Confidence(float(data["mean_confidence"]))
+            mean_confidence = float(data["mean_confidence"])
+            if not 0 <= mean_confidence <= 1:
+                raise ValueError("its mean confidence is damaged")
         except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"it is damaged ({type(error).__name__}: {error})") from error
-        self._estimators, self.confidence = known, confidence
+        self._estimators, self.mean_confidence = known, mean_confidence

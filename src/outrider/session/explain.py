@@ -58,24 +58,25 @@ class Explanation:
 
 def explain(records: Sequence[StepRecord], policy: AutoPolicy) -> Explanation:
     """The explanation of one request's choices."""
-    knowledge = policy.knowledge
+    state = policy.state
     decode = [record for record in records if record.kind == "decode"]
     context = decode[-1].position if decode else 0
-    calls_s = knowledge.costs.calls_s(max(SIZES), context=context)
-    known = (costs for costs in knowledge.draft_costs.values() if costs.is_known and policy.models)
-    draft_s = next((costs.call_s(1, context=context) for costs in known), None)
-    accepted = {name: known.accepted / known.tokens for name, known in knowledge.calibration.items()}
+    calls_s = state.costs.calls_s(max(SIZES), context=context)
+    draft_s = None
+    if state.draft_costs.is_known and policy.models:
+        draft_s = state.draft_costs.call_s(1, context=context)
+    accepted = {name: known.accepted / known.tokens for name, known in state.calibration.items()}
     estimate, unknown = estimate_speedup(records, policy)
     return Explanation(
         target_calls_s={n: float(calls_s[n - 1]) for n in SIZES},
         draft_step_s=draft_s,
-        drift=knowledge.costs.drift,
+        drift=state.costs.drift,
         break_even_lookup={n: StepCosts(calls_s).break_even(n) for n in DRAFTED},
         break_even_draft=None
         if draft_s is None
         else {n: StepCosts(calls_s, draft_s).break_even(n) for n in DRAFTED},
         acceptance=accepted,
-        brier={name: known.brier for name, known in knowledge.calibration.items()},
+        brier={name: known.brier for name, known in state.calibration.items()},
         choices=_choices(decode),
         estimate=estimate,
         estimate_unknown=unknown,

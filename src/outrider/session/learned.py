@@ -37,7 +37,6 @@ from outrider.costs.store import (
     write_entry,
 )
 from outrider.costs.timer import Rows
-from outrider.drafters.model import ModelDrafter
 from outrider.models.hub import cache_dir
 from outrider.policy import AutoPolicy
 from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration, read_calibration
@@ -82,7 +81,7 @@ class Learned:
         costs = self._costs(settings.costs_file, progress)
         self.policy = AutoPolicy(
             costs.target,
-            {ModelDrafter.name: costs.draft} if costs.draft else {},
+            costs.draft,
             free=settings.free,
             models=settings.models,
             draft_max=settings.draft_max,
@@ -121,9 +120,9 @@ class Learned:
         """Measure the costs and go on with them. What `progress` raises ends it, and leaves the costs as
         they were. All that the models have stored is forgotten."""
         costs = self._measured(progress, fresh=True)
-        self.policy.knowledge.costs = costs.target
+        self.policy.state.costs = costs.target
         if costs.draft is not None:
-            self.policy.knowledge.draft_costs[ModelDrafter.name] = costs.draft
+            self.policy.state.draft_costs = costs.draft
 
     def _recall(self) -> None:
         """Begin with what earlier sessions learned, or else with what the draft's file says of itself."""
@@ -135,7 +134,7 @@ class Learned:
             known = prior_in(native_of(self._models["draft"][0]))
         try:
             if known is not None:
-                self.policy.knowledge.recall(known)
+                self.policy.state.recall(known)
         except (KeyError, TypeError, ValueError) as error:
             notify(f"{path}: {error}: starting without what was learned about acceptance")
 
@@ -149,15 +148,14 @@ class Learned:
 
     def keep(self) -> None:
         """Store what the session has learned; nothing where it learned little."""
-        knowledge = self.policy.knowledge
+        state = self.policy.state
         if not self._exported:  # else the costs in force may be another machine's
-            store_refined(subject_of(self._models["target"][0], "all"), knowledge.costs)
+            store_refined(subject_of(self._models["target"][0], "all"), state.costs)
             if "draft" in self._models:
-                draft = knowledge.draft_costs[ModelDrafter.name]
-                store_refined(subject_of(self._models["draft"][0], "last"), draft)
-        verified = sum(known.tokens for known in knowledge.calibration.values())
+                store_refined(subject_of(self._models["draft"][0], "last"), state.draft_costs)
+        verified = sum(known.tokens for known in state.calibration.values())
         if verified >= _MIN_VERIFIED:
-            write_entry(self._place(), knowledge.as_json())
+            write_entry(self._place(), state.as_json())
 
 
 def policy_for(

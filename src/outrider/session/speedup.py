@@ -87,7 +87,7 @@ def estimate_speedup(records: Sequence[StepRecord], policy: AutoPolicy) -> tuple
     The draft model's reading of the prompt counts against it; a step that read of the prompt is left out.
     """
     decode = [record for record in records if record.kind == "decode" and not record.read_tokens]
-    costs = policy.knowledge.costs
+    costs = policy.state.costs
     if not any(record.tokens for record in records):
         return None, "no token was generated"
     if not decode:

@@ -13,16 +13,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from outrider.core.data import StepRecord
+from outrider.core.data import Draft, StepRecord
 from outrider.core.files import write_whole
 
 
 def as_json(record: StepRecord) -> dict[str, Any]:
     """A record as plain data."""
-    fields = asdict(replace(record, draft=replace(record.draft, probs=None, greedy_probs=())))
-    fields["draft"]["sampled"] = record.draft.probs is not None
-    del fields["draft"]["probs"], fields["draft"]["greedy_probs"]
-    fields["draft"]["hints"] = fields["draft"].pop("estimates")  # the key of the file's format
+    draft = record.draft
+    fields = asdict(replace(record, draft=Draft()))
+    fields["draft"] = {
+        "tokens": draft.tokens,
+        "sources": draft.sources,
+        "acceptance": draft.acceptance,
+        "evidence": [token.evidence for token in draft.items],
+        "sampled": draft.probs is not None,
+    }
     return fields
 
 

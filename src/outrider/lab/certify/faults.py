@@ -120,8 +120,11 @@ class _WrongRatio(_BrokenRule):
     def verify(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
         if draft.probs is None and draft.tokens:
             return verify_tokens(target, draft, self.rng, 1 / self._factor)
-        probs = tuple(replace(q, probs=q.probs / self._factor) for q in draft.probs or ())
-        return self.inner.verify(target, replace(draft, probs=probs), position)
+        wrong = tuple(
+            token._replace(drawn_from=replace(q, probs=q.probs / self._factor))
+            for token, q in zip(draft.items, draft.probs or (), strict=True)
+        )
+        return self.inner.verify(target, Draft(wrong), position)
 
 
 RULE_FAULTS: Mapping[str, type[_BrokenRule]] = {

@@ -174,9 +174,9 @@ def _status(service: Service | None) -> dict[str, Any]:
         unknown = ("draft", "context_tokens", "policy", "chat_format", "plain_token_s", "calls_s")
         return dict.fromkeys(unknown) | {"drafters": [], "bitwise": False, "notices": []}
     calls_s: list[float] | None = None
-    if service.policy is not None and service.policy.knowledge.costs.is_known:
+    if service.policy is not None and service.policy.state.costs.is_known:
         # The engine's thread refines the curve; to ask it changes nothing but its own cache.
-        calls_s = service.policy.knowledge.costs.calls_s(_CALL_SIZES, context=0).tolist()
+        calls_s = service.policy.state.costs.calls_s(_CALL_SIZES, context=0).tolist()
     return {
         "draft": service.draft_name,
         "context_tokens": service.context_tokens,
