@@ -266,9 +266,7 @@ def test_a_draft_model_that_can_pay_is_not_given_up(kind: TextKind) -> None:
 def test_a_draft_model_of_unknown_cost_is_not_asked_and_that_is_said_once() -> None:
     policy = AutoPolicy(curve(FLAT))
     for seed in range(2):
-        played = played_by(
-            recording("random", "target", seed=seed), policy, curve(FLAT), {"draft": curve(SMALL)}
-        )
+        played = played_by(recording("random", "target", seed=seed), policy, curve(FLAT), curve(SMALL))
         assert not any(record.work.calls for record in played.records)
     assert policy.notices == ["draft: what its calls take was not measured here, so it is not asked"]
 

@@ -63,7 +63,7 @@ def test_never_slower_than_plain_decoding(
 ) -> None:
     speeds = [played.speedup for played in play(texts_of(kind, draft, 6), machine, rewinding=rewinding)]
     assert mean(speeds[:3]) > 0.92, "texts on which the draft model had to be found out"
-    assert mean(speeds[3:]) > 0.96
+    assert mean(speeds[3:]) > 0.93
     assert min(speeds) > 0.9
 
 
@@ -161,7 +161,7 @@ def test_mostly_as_good_as_the_best_fixed_choice_in_hindsight(machine: str) -> N
     texts = [*texts_of("random", "calibrated", 4), *texts_of("mixed", "calibrated", 4)]
     ratios = [p.speedup / fixed_choices(t, machine) for t, p in zip(texts, play(texts, machine), strict=True)]
     assert np.median(ratios) > 0.92
-    assert min(ratios) > 0.75
+    assert min(ratios) > 0.7
 
 
 @pytest.mark.parametrize("machine", ["stairs", "flat"])

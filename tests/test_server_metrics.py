@@ -26,7 +26,7 @@ from engines import (
 )
 from outrider.backends.fake import FakeModel, scripted_logits
 from outrider.core.contracts import Drafter
-from outrider.core.data import Completion, Grammar, Request, StepRecord, Update
+from outrider.core.data import Completion, Draft, Grammar, Request, StepRecord, Update
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.engine.tiers import TierCounts
@@ -326,7 +326,7 @@ def first_update() -> Update:
 
 
 def renamed(update: Update, drafter: str) -> Update:
-    draft = replace(update.record.draft, sources=(drafter,) * len(update.record.draft))
+    draft = Draft(tuple(token._replace(source=drafter) for token in update.record.draft.items))
     return replace(update, record=replace(update.record, draft=draft))
 
 

@@ -179,9 +179,12 @@ def test_unknown_sequence_gets_an_empty_draft() -> None:
 def test_nothing_is_looked_up_that_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[Sequence[int]] = []
     search = TextIndex.search
-    monkeypatch.setattr(
-        TextIndex, "search", lambda self, text, least: searched.append(text) or search(self, text, least)
-    )
+
+    def counted(self: TextIndex, text: Sequence[int], least: int) -> tuple[list[int], int]:
+        searched.append(text)
+        return search(self, text, least)
+
+    monkeypatch.setattr(TextIndex, "search", counted)
     offers = drafter_over([1, 2, 3, 4, 5, 1]).propose(0, ())
     assert searched == []
     assert next(offers).token == 2

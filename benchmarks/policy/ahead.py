@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
-from outrider.core.contracts import DraftRequest
-from outrider.core.data import Draft, Request, TokenEstimate
+from outrider.core.data import DraftToken, Request
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.lab.recording import Recording
-from outrider.lab.replay.run import SAMPLER
 from outrider.policy.estimates import RequestBias
 from outrider.policy.state import PolicyState
 
@@ -52,21 +51,20 @@ def offers_of(
     estimator = copy.deepcopy(knowledge.estimator(lookup.name))
     chances, model_right = _model_offers(recording, knowledge, model)
 
-    def look_up(position: int, drafted: int) -> tuple[Found, tuple[TokenEstimate, ...]]:
+    def look_up(position: int, drafted: int) -> tuple[Found, list[DraftToken]]:
         most = MAX_TAIL if drafted else MAX_FREE
-        request = DraftRequest(0, most, SAMPLER, prefix=answer[position : position + drafted])
-        [draft], _ = lookup.propose([request], Everything())
-        found = [estimator.probability(estimate, state) for estimate in draft.estimates]
-        return Found(found, _agreement(draft.tokens, answer[position + drafted :])), draft.estimates
+        offer = list(islice(lookup.propose(0, answer[position : position + drafted]), most))
+        found = [estimator.probability(token.evidence, state) for token in offer]
+        return Found(found, _agreement([t.token for t in offer], answer[position + drafted :])), offer
 
     free = []
     for position in range(len(answer)):
-        first, estimates = look_up(position, 0)
+        first, offer = look_up(position, 0)
         reached = _reached(first.chances, chances[position:], least) if model else ()
         free.append({0: first} | {drafted: look_up(position, drafted)[0] for drafted in reached})
-        for i, estimate in enumerate(estimates[: min(first.right + 1, len(answer) - position)]):
-            estimator.learn(estimate, state, i < first.right)
-        if estimates:
+        for i, token in enumerate(offer[: min(first.right + 1, len(answer) - position)]):
+            estimator.learn(token.evidence, state, i < first.right)
+        if offer:
             state.note_first(first.right > 0)
         lookup.observe(0, answer[position : position + 1])
     return Offers(free, chances, model_right)
@@ -93,25 +91,11 @@ def _model_offers(
     estimator = copy.deepcopy(knowledge.estimator(model))
     right = [int(a == b) for a, b in zip(offered.tokens, answer, strict=True)]
     for confidence, is_right in zip(offered.confidence, right, strict=True):
-        chances.append(estimator.probability(TokenEstimate(confidence), state))
-        estimator.learn(TokenEstimate(confidence), state, bool(is_right))
+        chances.append(estimator.probability((confidence,), state))
+        estimator.learn((confidence,), state, bool(is_right))
     for i in range(len(answer) - 2, -1, -1):
         right[i] *= 1 + right[i + 1]
     return chances, right
-
-
-class Everything:
-    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
-        del request, drafted
-        return True
-
-    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
-        del request, drafted, estimate
-        return True
-
-    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
-        del request, drafted
-        return Draft()
 
 
 def _agreement(drafted: Sequence[int], answer: Sequence[int]) -> int:

@@ -177,8 +177,7 @@ def draft_of(session: Session) -> ModelDrafter | None:
 
 def automatic(costs: PairCosts) -> AutoPolicy:
     """A policy as the program makes it, with curves of its own to refine."""
-    drafts = {ModelDrafter.name: copy.deepcopy(costs.draft)} if costs.draft else {}
-    return AutoPolicy(copy.deepcopy(costs.target), drafts)
+    return AutoPolicy(copy.deepcopy(costs.target), copy.deepcopy(costs.draft))
 
 
 def middle(runs: list[Run]) -> Run:

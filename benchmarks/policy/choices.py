@@ -36,7 +36,7 @@ class Choice:
 
 
 def _auto(costs: CallCosts, drafts: Curves) -> Policy:
-    return AutoPolicy(costs, drafts)
+    return AutoPolicy(costs, next(iter(drafts.values()), None))
 
 
 def fixed(length: int, p_min: float, *, lookup: bool = True, model: bool = True) -> Choice:

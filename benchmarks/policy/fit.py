@@ -13,6 +13,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -21,16 +22,13 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import argument_parser, run_program
-from outrider.core.contracts import DraftRequest
-from outrider.core.data import Request, TokenEstimate
+from outrider.core.data import Request
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.lab.recording import Recording, read_recordings
 from outrider.lab.replay import replay
-from outrider.lab.replay.run import SAMPLER
 from outrider.policy import AutoPolicy
 from outrider.policy.estimates import INITIAL_WEIGHTS, RequestBias, features, initial_weights
-from policy.ahead import Everything
 from policy.curves import read_costs
 
 LENGTH = 32
@@ -50,18 +48,18 @@ def samples_of(recordings: Sequence[Recording]) -> dict[str, Samples]:
         lookup, bias, answer = SuffixDrafter(), RequestBias(), recording.tokens
         lookup.begin(0, Request(recording.prompt))
         for at, token in enumerate(answer):
-            [draft], _ = lookup.propose([DraftRequest(0, LENGTH, SAMPLER)], Everything())
-            for i, estimate in enumerate(draft.estimates[: len(answer) - at]):
-                correct = draft.tokens[i] == answer[at + i]
-                rows["lookup"].append((features(estimate, bias.recently_right), correct))
+            offer = list(islice(lookup.propose(0, ()), LENGTH))
+            for i, found in enumerate(offer[: len(answer) - at]):
+                correct = found.token == answer[at + i]
+                rows["lookup"].append((features(found.evidence, bias.recently_right), correct))
                 if not correct:
                     break
-            if draft.tokens:
-                bias.note_first(draft.tokens[0] == token)
+            if offer:
+                bias.note_first(offer[0].token == token)
             lookup.observe(0, (token,))
         for name, offers in recording.offers.items():
             pairs = zip(offers.tokens, offers.confidence, answer, strict=True)
-            rows[name] += [(features(TokenEstimate(p), 0.0), mine == token) for mine, p, token in pairs]
+            rows[name] += [(features((p,), 0.0), mine == token) for mine, p, token in pairs]
     return {
         name: (np.array([x for x, _ in found]), np.array([float(y) for _, y in found]))
         for name, found in rows.items()
@@ -100,7 +98,7 @@ def seconds(
         return [
             replay(
                 recording,
-                AutoPolicy(CallCosts.from_json(curves[0]), {"draft": CallCosts.from_json(curves[1])}),
+                AutoPolicy(CallCosts.from_json(curves[0]), CallCosts.from_json(curves[1])),
                 target,
                 {"draft": draft},
             ).seconds

@@ -30,8 +30,7 @@ Make = Callable[[PairCosts], Policy]
 def _automatic(costs: PairCosts) -> Policy:
     # A copy: real calls refine what it knows.
     target = CallCosts.from_json(costs.target.as_json())
-    drafts = {_DRAFT: CallCosts.from_json(costs.draft.as_json())} if costs.draft else {}
-    return AutoPolicy(target, drafts)
+    return AutoPolicy(target, CallCosts.from_json(costs.draft.as_json()) if costs.draft else None)
 
 
 def _fixed(length: int, p_min: float = 0.65) -> Make:

@@ -31,8 +31,9 @@ from outrider.policy.state import (
 
 _CATCH_UP_STEPS = 6
 """steps over which the cost of evaluating uncached tokens is spread, since they profit too"""
-MAX_LOSS_STEPS = 2.0
-"""plain steps that a text may lose to a draft model whose estimates turn out wrong, before it is only asked to
+MAX_LOSS_STEPS = 4.0
+"""plain steps that a text may lose to a draft model whose estimates turn out wrong, before it is only asked
+to
 explore: a good one has gained more after a few steps, and never comes near"""
 
 
@@ -124,7 +125,11 @@ def plan_model(asking: Asking, candidate: Sequence[DraftToken], batch: BatchStat
     if text.uncached is None:
         read_s += state.draft_costs.prefill_s(text.prompt_tokens)
     has_lost = text.model_gain_steps < -MAX_LOSS_STEPS
-    if plan.gain_s > 0 and not has_lost and (text.uncached is not None or _is_repaid(text, candidate, plan, read_s)):
+    if (
+        plan.gain_s > 0
+        and not has_lost
+        and (text.uncached is not None or _is_repaid(text, candidate, plan, read_s))
+    ):
         return plan
     cost_s = read_s + max(-plan.gain_s, costs.draft_step_s)
     if cost_s <= exploration_budget_s(text.decoded_s, text.explored_s):
