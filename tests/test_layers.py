@@ -2,10 +2,15 @@
 
 import ast
 import re
-from collections.abc import Iterator
+import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))
+
+from closure import closure, describe, file_of, imports
 
 # From the bottom to the top. A part is a module or a package right under src/outrider; it may
 # import the parts of the rows above its own in this list, and its own modules. A new part needs
@@ -29,23 +34,6 @@ SOURCE = Path(__file__).parents[1] / "src" / "outrider"
 MAX_FUNCTION_LINES = 60
 
 
-def imported_modules(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Line and dotted name of every import, also those in functions and for type checking.
-
-    `package` is the package that the module lies in. `from a import b` counts as a.b: b may be
-    a module.
-    """
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, tuple(alias.name.split("."))
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) + 1 - node.level] if node.level else ()
-            base += tuple(node.module.split(".")) if node.module else ()
-            for alias in node.names:
-                yield node.lineno, (*base, alias.name)
-
-
 def part_of(name: tuple[str, ...], source: Path) -> str | None:
     """The part that a dotted name belongs to; None for names outside Outrider."""
     if name[0] != "outrider":
@@ -64,8 +52,7 @@ def complaints(source: Path) -> list[str]:
         if part not in LEVELS:
             found.append(f"{inside}: {part} has no place in LAYERS")
             continue
-        package = ("outrider", *inside.parent.parts)
-        for line, name in imported_modules(ast.parse(file.read_text(encoding="utf-8")), package):
+        for line, name in imports(file, source, for_types=True):
             other = part_of(name, source)
             if other is not None and other != part and LEVELS.get(other, len(LAYERS)) >= LEVELS[part]:
                 found.append(f"{inside}:{line}: {part} may not import {other}")
@@ -93,8 +80,8 @@ def test_imports_run_downward() -> None:
     ],
 )
 def test_a_planted_import_is_found(tmp_path: Path, file: str, statement: str, complaint: str) -> None:
-    plant(tmp_path, file, statement)
-    assert [line.split(": ", 1)[1] for line in complaints(tmp_path)] == [complaint]
+    plant(tmp_path / "outrider", file, statement)
+    assert [line.split(": ", 1)[1] for line in complaints(tmp_path / "outrider")] == [complaint]
 
 
 @pytest.mark.parametrize(
@@ -108,16 +95,78 @@ def test_a_planted_import_is_found(tmp_path: Path, file: str, statement: str, co
     ],
 )
 def test_what_lies_below_may_be_imported(tmp_path: Path, file: str, statement: str) -> None:
-    plant(tmp_path, file, statement)
-    assert complaints(tmp_path) == []
+    plant(tmp_path / "outrider", file, statement)
+    assert complaints(tmp_path / "outrider") == []
 
 
 def plant(source: Path, file: str, statement: str) -> None:
     """An empty module for every part, and one that holds the statement."""
+    source.mkdir(exist_ok=True)
     for part in LEVELS:
         (source / f"{part}.py").touch()
     (source / file).parent.mkdir(exist_ok=True)
     (source / file).write_text(statement, encoding="utf-8")
+
+
+def cycle(source: Path) -> list[str]:
+    """Files that import one another in a circle when they are loaded; empty where none do.
+
+    Imports in functions and under TYPE_CHECKING do not count: they run later or never, and are written so
+    where two files need each other's names.
+    """
+    graph: dict[str, set[str]] = {}
+    for file in sorted(source.rglob("*.py")):
+        graph[str(file.relative_to(source))] = needed = set()
+        for _, name in imports(file, source, in_functions=False):
+            module = file_of(name, source) or file_of(name[:-1] or name, source)
+            if module is not None:
+                needed.add(str(module.relative_to(source)))
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_files_import_one_another_in_a_circle() -> None:
+    assert cycle(SOURCE) == []
+
+
+@pytest.mark.parametrize(
+    ("back", "is_found"),
+    [
+        ("from outrider.engine import loop", True),
+        ("from . import loop", True),
+        ("from outrider.engine import Loop", True),
+        ("try:\n    import outrider.engine.loop\nfinally:\n    pass", True),
+        ("class A:\n    from .loop import Loop", True),
+        ("def late():\n    from . import loop", False),
+        ("if TYPE_CHECKING:\n    from . import loop", False),
+    ],
+)
+def test_a_planted_circle_is_found(tmp_path: Path, back: str, is_found: bool) -> None:
+    source = tmp_path / "outrider"
+    plant(source, "engine/__init__.py", "from outrider.engine.loop import Loop")
+    plant(source, "engine/loop.py", "from outrider.engine.slots import Slots")
+    plant(source, "engine/slots.py", back)
+    assert bool(cycle(source)) is is_found
+
+
+def test_closure_counts_what_a_module_reaches(tmp_path: Path) -> None:
+    source = tmp_path / "outrider"
+    plant(source, "engine/loop.py", "from outrider.core import data\nfrom .slots import Slots\n")
+    plant(source, "engine/slots.py", "def late():\n    import outrider.verify.rules\n\n\nSlots = 1\n")
+    plant(source, "core/__init__.py", "import outrider\nif TYPE_CHECKING:\n    import outrider.lab\n")
+    plant(source, "core/data.py", "import os\n")
+    plant(source, "verify/rules.py", "import numpy\n")
+    lines = [line.split() for line in describe("outrider.engine.loop", source)]
+    assert lines[1:] == [
+        ["files", "4", "5"],
+        ["lines", "11", "12"],
+        ["engine", "7", "7"],
+        ["core", "4", "4"],
+        ["verify", "0", "1"],
+    ]
 
 
 NOT_OF_RUN = (
@@ -131,19 +180,8 @@ NOT_OF_RUN = (
 
 def test_run_reaches_nothing_that_it_does_not_do() -> None:
     """Its imports and theirs, those in functions too."""
-    found: set[str] = set()
-    waiting = ["cli.main", "cli.run", "cli.settings"]
-    while waiting:
-        name = waiting.pop()
-        folder = SOURCE.joinpath(*name.split("."))
-        file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
-        if name in found or not file.is_file():
-            continue
-        found.add(name)
-        package = ("outrider", *file.relative_to(SOURCE).parent.parts)
-        for _, other in imported_modules(ast.parse(file.read_text(encoding="utf-8")), package):
-            if other[0] == "outrider":  # of a.b.c all of them, and c may be no module
-                waiting += [".".join(other[1:end]) for end in range(2, len(other) + 1)]
+    starts = ("outrider.cli.main", "outrider.cli.run", "outrider.cli.settings")
+    found = {".".join(name[1:]) for start in starts for name in closure(start)}
     assert "engine.loop" in found
     assert [name for name in sorted(found) if f"{name}.".startswith(tuple(f"{n}." for n in NOT_OF_RUN))] == []
 
@@ -168,9 +206,7 @@ def test_no_experiment_imports_another() -> None:
     for file in sorted((SOURCE / "lab").rglob("*.py")):
         inside = file.relative_to(SOURCE)
         own = inside.parts[1]
-        for line, name in imported_modules(
-            ast.parse(file.read_text(encoding="utf-8")), ("outrider", *inside.parent.parts)
-        ):
+        for line, name in imports(file, for_types=True):
             if (
                 name[:2] == ("outrider", "lab")
                 and len(name) > 2
