@@ -32,7 +32,7 @@ from outrider.models.vocab import align
 from outrider.models.vocab import compare as compare_vocabularies
 from outrider.policy import FixedPolicy
 from outrider.policy.rounds import grow
-from outrider.sampling import confidence, draw, probability
+from outrider.sampling import draw, most_likely, probability
 
 
 class _Endless(FakeVocabulary):
@@ -357,7 +357,7 @@ def test_low_confidence_ends_a_draft_and_is_what_is_claimed() -> None:
     sure = []
     for i, token in enumerate(draft.tokens):
         row = OTHER([*PROMPT, *draft.tokens[:i]])
-        sure.append(confidence(row, int(row.argmax())))
+        sure.append(most_likely(row)[1])
         assert token == int(row.argmax())
     assert draft.acceptance == pytest.approx(sure)
     limit = sorted(sure)[3]

@@ -19,9 +19,9 @@ from outrider.sampling import (
     LazyDistributions,
     RequestSampler,
     argmax,
-    confidence,
     distribution,
     draw,
+    most_likely,
     point_mass,
     probability,
 )
@@ -191,16 +191,25 @@ def test_logits_that_are_no_numbers_are_refused(bad: float, at: int) -> None:
         argmax(np.full(4, -np.inf, dtype=np.float32))
 
 
+@pytest.mark.parametrize("size", [4, 64 * 300 + 7])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_confidence_in_logits_that_are_no_numbers_is_refused(size: int, wrong: float) -> None:
+    row = np.zeros(size, dtype=np.float32)
+    row[-1] = wrong
+    for unusable in (row, np.full(size, -np.inf, dtype=np.float32)):
+        with pytest.raises(BackendError, match="logits"):
+            most_likely(unusable)
+
+
 def test_confidence_is_the_untempered_probability() -> None:
     row = np.array([1.0, 2.0, -np.inf, 0.5], dtype=np.float32)
     weights = np.exp(row.astype(np.float64))
-    assert confidence(row, 1) == pytest.approx(weights[1] / weights.sum())
-    assert confidence(np.array([3e38, -3e38], dtype=np.float32), 0) == 1
+    assert most_likely(row) == (1, pytest.approx(weights[1] / weights.sum()))
+    assert most_likely(np.array([3e38, -3e38], dtype=np.float32)) == (0, 1)
     reduced = np.random.default_rng(1).standard_normal(12_000).astype(np.float32)  # no estimate yet
     best = argmax(reduced)
-    assert confidence(reduced, best) == pytest.approx(
-        1 / np.exp(reduced - reduced[best]).sum(dtype=np.float64)
-    )
+    exact = 1 / np.exp(reduced - reduced[best]).sum(dtype=np.float64)
+    assert most_likely(reduced) == (best, pytest.approx(exact))
 
 
 @given(seed=st.integers(0, 2**32), scale=st.floats(0.1, 5), peak=st.floats(0, 30))
@@ -212,12 +221,15 @@ def test_confidence_over_a_large_vocabulary_is_never_too_low_and_sees_every_logi
     row[rng.integers(len(row))] += peak
     best = argmax(row)
     exact = 1 / np.exp(row.astype(np.float64) - row[best]).sum()
-    assert exact * (1 - 1e-5) <= confidence(row, best) <= min(1, 64.001 * exact)
+    token, sure = most_likely(row)
+    assert token == best
+    assert exact * (1 - 1e-5) <= sure <= min(1, 64.001 * exact)
     for rival in rng.permutation(len(row)):
         if rival % 300 != best % 300:  # a group of its own: an equal candidate halves the confidence
             again = row.copy()
             again[rival] = row[best]
-            assert confidence(again, argmax(again)) <= 0.5
+            assert most_likely(again)[0] == argmax(again) == min(best, rival)
+            assert most_likely(again)[1] <= 0.5
             break
 
 

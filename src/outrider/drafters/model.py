@@ -18,7 +18,7 @@ from outrider.core.data import Distribution, DraftToken, DraftWork, Logits, Requ
 from outrider.core.errors import ConstraintError, RewindUnsupported, SettingError
 from outrider.core.sequences import common_prefix
 from outrider.models.vocab import Alignment
-from outrider.sampling import argmax, confidence
+from outrider.sampling import most_likely
 
 _PREFILL_CHUNK_TOKENS = 256
 _SPARE_TOKENS = 32
@@ -355,8 +355,7 @@ class Rows:
         values = (
             alignment.common_part(row) if plain else request.sampler.adjust(self._over_target(row), drafted)
         )
-        best = argmax(values)
-        certainty = confidence(values, best)
+        best, certainty = most_likely(values)
         if request.constraint is None and len(alignment.foreign):
             gaps = row[alignment.foreign] - values[best]
             if request.draw is None and gaps.max() > 0:

@@ -28,8 +28,7 @@ from outrider.core.invalid import invalid
 from outrider.core.sequences import common_prefix
 from outrider.lab.teacher_forced import teacher_forced
 from outrider.models.vocab import Alignment
-from outrider.sampling import argmax
-from outrider.sampling import confidence as confidence_of
+from outrider.sampling import most_likely
 
 SCHEMA = "outrider.recording/1"
 
@@ -260,9 +259,9 @@ class _Recorder:
         """The most likely token after this beginning of the answer or of a draft, in the target's ids; -1 for
         one that the target lacks, or where the constraint leaves none."""
         if self.constraint is None:
-            best = argmax(row)
+            best, confidence = most_likely(row)
             mapped = best if self.alignment.identical else int(self.alignment.to_target[best])
-            return mapped, min(round(confidence_of(row, best), 5), _MAX_CONFIDENCE)
+            return mapped, min(round(confidence, 5), _MAX_CONFIDENCE)
         row = self.alignment.in_target(row)
         try:
             mask = self.constraint.allowed(text)
@@ -270,7 +269,7 @@ class _Recorder:
             return -1, 1 - _MAX_CONFIDENCE
         if mask is not None:
             row = np.where(mask, row, np.float32(-np.inf))
-        best = argmax(row)
-        if not np.isfinite(row[best]):
+        if not np.isfinite(row.max()):
             return -1, 1 - _MAX_CONFIDENCE
-        return best, min(round(confidence_of(row, best), 5), _MAX_CONFIDENCE)
+        best, confidence = most_likely(row)
+        return best, min(round(confidence, 5), _MAX_CONFIDENCE)

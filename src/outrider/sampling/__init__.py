@@ -5,15 +5,15 @@ from outrider.sampling.chain import distribution
 from outrider.sampling.draws import draw, probability
 from outrider.sampling.logprobs import score_tokens
 from outrider.sampling.sampler import LazyDistributions, RequestSampler
-from outrider.sampling.selection import argmax, confidence
+from outrider.sampling.selection import argmax, most_likely
 
 __all__ = [
     "LazyDistributions",
     "RequestSampler",
     "argmax",
-    "confidence",
     "distribution",
     "draw",
+    "most_likely",
     "point_mass",
     "probability",
     "score_tokens",

@@ -36,18 +36,36 @@ def argmax(row: Row) -> int:
     return token
 
 
-def confidence(row: Row, token: int) -> float:
-    """An estimate of the untempered probability of `token`, which must be the row's argmax.
+def most_likely(row: Row) -> tuple[int, float]:
+    """The most likely token, the lowest id on a tie, and an estimate of its untempered probability, in one
+    pass.
 
-    Of a large vocabulary only the largest logit of each group enters the sum, so it is never too
-    low; on the logits of Qwen2.5-Coder 0.5B it is 0.004 too high in the mean, 0.022 at most, and takes
-    a third of the time. Good enough to say how far to draft, not to sample from.
+    Of a large vocabulary only the largest logit of each group enters the sum, so the probability is never too
+    low; on the logits of Qwen2.5-Coder 0.5B it is 0.004 too high in the mean, 0.022 at most. Good enough to
+    say how far to draft, not to sample from.
+
+    Raises BackendError when the logits are not numbers (NaN, or no finite maximum).
     """
     maxima = row.copy() if len(row) <= _SUMMED_SIZE else _group_maxima(row)
+    best = maxima.max()
+    if not math.isfinite(best):
+        raise BackendError("logits", f"the model returned {best}", "The model file may be damaged.")
+    token = min(_members(row, group, len(maxima), best) for group in np.flatnonzero(maxima == best).tolist())
     with np.errstate(over="ignore"):  # far below the best is -inf, and that is right
-        maxima -= row[token]
+        maxima -= best
     np.exp(maxima, out=maxima)
-    return min(1.0, 1.0 / float(maxima.sum()))
+    return token, min(1.0, 1.0 / float(maxima.sum()))
+
+
+def _members(row: Row, group: int, num_maxima: int, best: float) -> int:
+    """The first token of a group (`_group_maxima`) that has this logit."""
+    num_groups = len(row) // _GROUP_SIZE
+    if num_maxima == len(row):
+        return group
+    if group >= num_groups:  # one of the rest
+        return num_groups * _GROUP_SIZE + group - num_groups
+    members = row[group : num_groups * _GROUP_SIZE : num_groups]
+    return int((members == best).argmax()) * num_groups + group
 
 
 def _group_maxima(row: Row) -> Row:
