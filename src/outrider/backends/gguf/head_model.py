@@ -79,10 +79,6 @@ class HeadModel(GgufModel):
         del context
         return self._head_batch.evaluate(spans, self._states.before(spans))
 
-    def read_with_targets(self, sequence: int, length: int) -> bool:
-        """Whether it has read so many tokens of a sequence, the last one with the target's state."""
-        return self._states.is_known(sequence, length - 1) and self.length(sequence) >= length
-
     def reach(self, sequence: int, length: int) -> int:
         # What it drafted it read with states of its own: with the target's it drafts better.
         return self._states.reach(sequence, super().reach(sequence, length))

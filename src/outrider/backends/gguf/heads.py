@@ -274,10 +274,6 @@ class HeadStates:
             for span, states in zip(spans, found, strict=True)
         ]
 
-    def is_known(self, sequence: int, position: int) -> bool:
-        """Whether the target's state before a position is known."""
-        return self._target.before(sequence, position) is not None
-
     def _of_target(self, span: Span, index: int) -> State | None:
         is_measured = not span.rows and not self._target.knows_any(span.sequence)
         return self._target.none if is_measured else self._target.before(span.sequence, span.start + index)
