@@ -161,7 +161,7 @@ def test_a_window_stands_in_the_file_and_goes_along_with_the_map(target: Target,
 def test_what_to_expect_of_a_draft_stands_in_its_file(target: Target, tmp_path: Path) -> None:
     prior = pretrained_calibration("draft", [[(0.9, True), (0.4, False)] * 30])
     known = target.write(tmp_path / "draft.gguf", prior=prior)
-    damaged = target.write(tmp_path / "damaged.gguf", prior={**prior, "saved_steps": "many"})
+    damaged = target.write(tmp_path / "damaged.gguf", prior={**prior, "mean_confidence": 7})
     silent = target.write(tmp_path / "silent.gguf")
     found = []
     with collect_notices() as notices:
