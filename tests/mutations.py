@@ -239,7 +239,7 @@ def outcome_of(path: Path, library: str) -> Outcome:
 
 def _use(weights: Any, card: Any) -> None:
     """What every answer begins with: a template, tokens, and a row of logits."""
-    template_of(weights, card)
+    template_of(weights, card.chat_template)
     vocabulary = weights.vocabulary
     tokens = vocabulary.tokenize("the returns of 10 (and an é)")[:16]
     for token in (0, *tokens, vocabulary.size - 1):

@@ -195,7 +195,7 @@ def test_check_measures_the_targets_own_head(program: Call) -> None:
     [head] = shown["drafts"]
     assert (head["model"]["name"], head["kind"]) == ("mtp", "mtp")
     assert head["verdict"]["outcome"] in ("pays", "undecided", "does not pay")
-    assert 0 < head["acceptance"]["rate"]["value"] < 1 and head["answers"] == shown["sample"]["answers"]
+    assert 0 < head["acceptance"]["rate"]["value"] < 1 and 0 < head["answers"] <= shown["sample"]["answers"]
     assert head["step_ratio"] > 0 and head["break_even"] and 0 < head["bytes_ratio"] < 1
     assert head["speedups"]["bound"]["value"] >= head["speedups"]["auto"]["value"] > 0
     assert head["model"]["path"] == shown["target"]["path"] and head["rewind"] == "free"
