@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -239,14 +242,44 @@ def test_broken_connection_is_taken_up_again(
     assert [asked.from_byte for asked in hub.downloads()] == [None, 200_000]
 
 
-def test_interrupted_download_is_not_taken_for_the_file(hub: Hub, options: HubOptions) -> None:
+def test_interrupted_download_goes_on_in_the_next_run(
+    hub: Hub, options: HubOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 50_000)
+    blobs = options.cache / "models--owner--model-GGUF" / "blobs"
+
     def press_ctrl_c() -> None:
+        """Once the client has stored what was sent; the tests' own process is the one at work."""
+        give_up = time.monotonic() + 20
+        while sum(blob.stat().st_size for blob in blobs.iterdir()) < 200_000 and time.monotonic() < give_up:
+            time.sleep(0.005)
         os.kill(os.getpid(), signal.SIGINT)
 
     hub.interrupt, hub.interrupt_after = press_ctrl_c, 200_000
     with pytest.raises(KeyboardInterrupt):
         resolve("hf:owner/model-GGUF", hub=options)
     assert resolve("hf:owner/model-GGUF", hub=options).read_bytes() == b"four bits " * 40_000
+    assert [asked.from_byte for asked in hub.downloads()] == [None, 200_000]
+    assert not list(blobs.glob("*.incomplete"))
+
+
+def test_damaged_download_is_not_kept(hub: Hub, options: HubOptions) -> None:
+    resolve("hf:owner/model-GGUF/big/m-F16-00002-of-00002.gguf", hub=options)
+    content = hub.repositories["owner/model-GGUF"].files["m-Q8_0.gguf"]
+    blobs = options.cache / "models--owner--model-GGUF" / "blobs"
+    (blobs / f"{hashlib.sha256(content).hexdigest()}.incomplete").write_bytes(b"EIGHT")
+    with pytest.raises(HubError, match="damaged"):
+        resolve("hf:owner/model-GGUF:Q8_0", hub=options)
+    assert resolve("hf:owner/model-GGUF:Q8_0", hub=options).read_bytes() == content
+
+
+def test_full_disk_is_noticed_before_the_download(
+    hub: Hub, options: HubOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(HubError, match=r"has 0\.00 GB free"):
+        resolve("hf:owner/model-GGUF", hub=options)
+    assert not hub.downloads()
 
 
 def test_answer_that_is_not_the_hubs(hub: Hub, options: HubOptions) -> None:

@@ -1,5 +1,8 @@
 """Files of a Hugging Face hub repository, through the hub's own client and into its cache.
 
+The client drops what it has of a file when a download is interrupted, so the download itself is done
+here: into a file named after its content, which the next run goes on with.
+
 The client takes half a second to import, so nothing here imports it before it is needed.
 """
 
@@ -8,14 +11,18 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from outrider.core.errors import HubError, ModelFileError
 from outrider.core.files import reason_of
 
 _TIMEOUT_S = 10.0
+_NO_ROOM = "Free some space, or set HF_HOME to a larger disk."
 _TOKEN = "set HF_TOKEN to a token that may read it, or log in with `hf auth login`."
 
 
@@ -94,17 +101,25 @@ def fetch(name: str, files: Sequence[str], options: HubOptions) -> tuple[Path, .
         what = f"hf:{name}/{file}"
         # Below <cache>/models--owner--repo/snapshots/<commit>
         commit = paths[0].relative_to(options.cache).parts[2] if paths else options.revision
+        find = partial(
+            hf_hub_download,
+            name,
+            file,
+            revision=commit,
+            token=options.token,
+            cache_dir=options.cache,
+            endpoint=options.endpoint,
+            etag_timeout=_TIMEOUT_S,
+            local_files_only=options.offline,
+        )
         try:
-            path = hf_hub_download(
-                name,
-                file,
-                revision=commit,
-                token=options.token,
-                cache_dir=options.cache,
-                endpoint=options.endpoint,
-                etag_timeout=_TIMEOUT_S,
-                local_files_only=options.offline,
-            )
+            path = (found := find(dry_run=True)).local_path
+            if not Path(path).is_file():
+                if found.will_download:
+                    _download(name, file, found.commit_hash, options)
+                path = find()  # puts the content under its name
+        except HubError:
+            raise
         except Exception as error:
             is_missing = isinstance(error, LocalEntryNotFoundError)
             if is_missing and options.is_offline:
@@ -113,6 +128,46 @@ def fetch(name: str, files: Sequence[str], options: HubOptions) -> tuple[Path, .
             raise _explain(cause, what, options.cache) from error
         paths.append(Path(path))
     return tuple(paths)
+
+
+def _download(name: str, file: str, commit: str, options: HubOptions) -> None:
+    """Bring a file's content to where the client looks for it, going on with what an earlier run got."""
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import WeakFileLock, build_hf_headers  # type: ignore[attr-defined]  # lazy
+
+    what, folder = f"hf:{name}/{file}", f"models--{name.replace('/', '--')}"
+    url = hf_hub_url(name, file, revision=commit, endpoint=options.endpoint)
+    found = get_hf_file_metadata(url, token=options.token, timeout=_TIMEOUT_S, endpoint=options.endpoint)
+    size, sha256 = found.size or 0, found.etag or ""
+    if not re.fullmatch("[0-9a-f]{64}", sha256) or size > constants.MAX_HTTP_DOWNLOAD_SIZE:
+        return  # a small file that has no such hash, or one that only the client can fetch
+    blob = options.cache / folder / "blobs" / sha256
+    lock = options.cache / ".locks" / folder / f"{sha256}.lock"  # the client's own
+    for parent in (blob.parent, lock.parent):
+        parent.mkdir(parents=True, exist_ok=True)
+    incomplete = blob.with_name(f"{sha256}.incomplete")
+    with WeakFileLock(lock):
+        if blob.exists():
+            return
+        with incomplete.open("ab") as content:
+            needed, free = size - content.tell(), shutil.disk_usage(blob.parent).free
+            if needed > free:
+                room = f"it needs {needed / 1e9:.2f} GB more, and {blob.parent} has {free / 1e9:.2f} GB free"
+                raise HubError(what, room, _NO_ROOM)
+            headers = build_hf_headers(token=options.token)
+            http_get(
+                url,
+                content,
+                resume_size=content.tell(),
+                expected_size=size,
+                headers=headers,
+                displayed_filename=file,
+            )
+        if file_sha256(incomplete) != sha256:
+            incomplete.unlink()
+            raise HubError(what, "the download was damaged on its way", "Run the same command again.")
+        incomplete.replace(blob)
 
 
 # What the client raises, in terms of what the user asked for
@@ -161,7 +216,7 @@ def _explain(error: Exception, what: str, cache: Path) -> HubError:
          "Wait some minutes, or set HF_TOKEN."),
         (status > 0, f"the hub answered with an error ({status})", "Try again later."),
         (is_full, f"the disk of {cache} is full",
-         "Free some space, or set HF_HOME to a larger disk."),
+         _NO_ROOM),
         (isinstance(error, PermissionError), f"the cache {cache} may not be written",
          "Set HF_HOME to a folder of your own."),
         (isinstance(error, OSError), said, "Run the same command again."),
