@@ -9,7 +9,7 @@ DEV := .venv/.dev
 LLAMA_CPP := .venv/.llama-cpp
 TORCH := .venv/.torch
 
-.PHONY: setup torch rebuild native demo test test-all check lock clean
+.PHONY: setup torch rebuild native demo test test-all check dist lock clean
 .NOTPARALLEL: # most rules install into the same .venv
 
 setup: .venv/.ready
@@ -68,6 +68,11 @@ check: $(DEV)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+
+# A wheel and an sdist in dist/, of the version in src/outrider/__init__.py.
+dist: .venv/.ready
+	@rm -rf dist
+	@$(BIN)/hatchling build
 
 # Resolve the dependencies of pyproject.toml again, for every supported platform. The build backend is locked
 # with the rest, so that a repeated setup needs no network; diskcache is what llama-cpp-python needs besides.

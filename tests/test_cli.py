@@ -16,6 +16,7 @@ from rich.console import Console
 
 from cli_helpers import TEMPLATE, Outcome, call, spawn
 from engines import PROMPT, VOCABULARY, language_model, model_drafter
+from outrider import __version__ as outrider_version
 from outrider.backends.fake import random_logits
 from outrider.backends.gguf import mainline
 from outrider.cli.report import print_readout
@@ -383,6 +384,12 @@ def test_version(outrider: Call) -> None:
     assert re.fullmatch(
         r"outrider 0\.\S+ \(((ik-llama-cpp-python|xllamacpp|llama-cpp-python) [0-9.]+(, )?)+\)\n", outcome.out
     )
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    changes = (Path(__file__).parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.findall(r"^## (\S+)", changes, re.MULTILINE)
+    assert versions[0] == outrider_version
 
 
 def test_version_without_a_library_that_runs_models(outrider: Call, monkeypatch: pytest.MonkeyPatch) -> None:

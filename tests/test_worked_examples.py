@@ -20,7 +20,7 @@ from outrider.constraints import sources
 from outrider.core.data import Grammar, Request
 from outrider.core.errors import GrammarError
 from outrider.core.settings import Structure
-from outrider.drafters import model as drafters
+from outrider.drafters import registry as drafters
 from outrider.engine import Engine
 from outrider.formats import format_of, syntaxes
 from outrider.lab.bench.report.view import View
