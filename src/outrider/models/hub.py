@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from outrider.core.errors import HubError, ModelFileError
 from outrider.core.files import reason_of
@@ -101,7 +102,7 @@ def fetch(name: str, files: Sequence[str], options: HubOptions) -> tuple[Path, .
         what = f"hf:{name}/{file}"
         # Below <cache>/models--owner--repo/snapshots/<commit>
         commit = paths[0].relative_to(options.cache).parts[2] if paths else options.revision
-        find = partial(
+        find: Callable[..., Any] = partial(
             hf_hub_download,
             name,
             file,
