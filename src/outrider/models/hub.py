@@ -152,6 +152,9 @@ def _download(name: str, file: str, commit: str, options: HubOptions) -> None:
         if blob.exists():
             return
         with incomplete.open("ab") as content:
+            if content.tell() > size:  # two processes wrote to it, on a disk where locks do not hold
+                content.seek(0)
+                content.truncate()
             needed, free = size - content.tell(), shutil.disk_usage(blob.parent).free
             if needed > free:
                 room = f"it needs {needed / 1e9:.2f} GB more, and {blob.parent} has {free / 1e9:.2f} GB free"
