@@ -17,8 +17,10 @@ from outrider.lab.held_out import is_held_out
 from outrider.lab.written_prompts import written_prompts
 from outrider.models import cache_dir, embedded, embedded_draft
 from outrider.models.embedded import EMBEDDED_NAME, embedded_is_intact
+from outrider.models.header import read_header
 from outrider.models.vocab import align
 from outrider.policy import FixedPolicy
+from outrider.policy.pretrained import CALIBRATION_KEY, read_calibration
 from outrider.session import Pair, Session, SessionOptions
 from outrider.session.learned import prior_in
 
@@ -42,6 +44,8 @@ def test_it_is_small_and_says_how_it_was_made(draft: Path) -> None:
     made = read_provenance(draft)
     assert made is not None and made.licence == "apache-2.0"
     assert made.teacher_sha256 == embedded._SHA256
+    acceptance = read_header(draft).text(CALIBRATION_KEY)
+    assert acceptance is not None and read_calibration(acceptance)["mean_confidence"] == 0.712
     assert made.steps > 500 and made.tokens > 1_000_000 and "prompts that come with Outrider" in made.data
 
 
