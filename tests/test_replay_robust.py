@@ -137,10 +137,10 @@ def test_finding_out_takes_little_of_the_time_and_pays_when_things_change() -> N
 
 
 def test_a_bad_draft_model_is_hardly_asked() -> None:
-    played = play(texts_of("random", "wrong", 6), "flat")
+    played = play(texts_of("random", "wrong", 8), "flat")
     asked = [sum(record.work.calls for record in each.records) for each in played]
     assert 0 < sum(asked[:4]) <= 10 * 4
-    assert sum(asked[4:]) <= 2
+    assert sum(asked[6:]) <= 2
 
 
 def fixed_choices(made: Recording, machine: str) -> float:

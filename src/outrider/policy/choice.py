@@ -29,7 +29,7 @@ from outrider.policy.state import (
     RequestState,
 )
 
-_CATCH_UP_STEPS = 6
+_CATCH_UP_STEPS = 10
 """steps over which the cost of evaluating uncached tokens is spread, since they profit too"""
 MAX_LOSS_STEPS = 4.0
 """plain steps that a text may lose to a draft model whose estimates turn out wrong, before it is only asked

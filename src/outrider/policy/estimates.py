@@ -38,7 +38,7 @@ _BIAS_MEMORY = 0.985
 _RECENT_MEMORY = 0.8
 """weight of older offers in how often a lookup was recently right"""
 
-CONFIDENCE_MEMORY = 0.8
+CONFIDENCE_MEMORY = 0.85
 """weight of the older tokens in a text's moving average of confidence"""
 MEAN_CONFIDENCE = 0.82
 """over all texts, before any"""

@@ -43,7 +43,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 _PRIOR_TOKENS = 30.0
-_PRIOR_RATIO = 0.85
+_PRIOR_RATIO = 0.75
 """λ starts as this part of a plain step and counts for so many tokens"""
 
 _MAX_AVERAGE = 0.98
@@ -54,9 +54,12 @@ _EXPLORATION_SHARE = 0.02
 
 _SHORT_ANSWER = 16
 _REMAINING_RATIO = 3
-"""An answer is expected to go on for so many times its tokens beyond those that short answers have too."""
-_PREFILL_SHARE = 0.25
-"""of what the answer's tokens took plainly: more is not spent on reading its prompt"""
+_MIN_REMAINING = 24
+"""An answer is expected to go on for so many times its tokens beyond those that short answers have too, and
+at first for so many tokens."""
+_PREFILL_SHARE = 0.15
+_PREFILL_STEPS = 1.5
+"""No more than this part of what the answer took plainly is spent on reading its prompt, or so many steps."""
 
 
 def reward_per_token(spent_s: float, emitted: float, plain_s: float, num_sequences: int) -> float:
@@ -232,8 +235,10 @@ def amortises_prefill(
     plain_s: float,
 ) -> bool:
     """Whether a draft model's reading of the prompt is repaid by the gain of this step and half of the usual
-    gains of the steps to come; never more than a part of what the answer took so far."""
-    remaining = _REMAINING_RATIO * max(generated - _SHORT_ANSWER, 0)
+    gains of the steps to come; never for more than a part of what the answer took so far, or a step or
+    two."""
+    remaining = max(_REMAINING_RATIO * (generated - _SHORT_ANSWER), _MIN_REMAINING)
     if max_tokens is not None:
         remaining = min(remaining, max_tokens - generated)
-    return gain_s + min(usual_gain_s * remaining / 2, _PREFILL_SHARE * generated * plain_s) > prefill_s
+    most_s = max(_PREFILL_SHARE * generated, _PREFILL_STEPS) * plain_s
+    return gain_s + min(usual_gain_s * remaining / 2, most_s) > prefill_s
