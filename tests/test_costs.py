@@ -6,14 +6,12 @@ import json
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.data import Draft, DraftWork, StepRecord
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts, CallPoint
 from timed_models import noise, stairs_s
@@ -131,10 +129,10 @@ def inverted(n: int) -> float:
 
 @pytest.mark.parametrize("wrong", [double, half, flat, steep, inverted])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_wrong_curve_is_right_again_after_some_tens_of_calls(wrong: Truth, seed: int) -> None:
+def test_a_wrong_curve_is_right_again_after_twenty_calls_of_each_size(wrong: Truth, seed: int) -> None:
     costs, sizes = curve(wrong), (1, 2, 3, 4, 6, 8)
     assert off(costs, stairs_s, sizes) > 1.5
-    feed(costs, stairs_s, 60, sizes, seed)
+    feed(costs, stairs_s, 120, sizes, seed)
     assert off(costs, stairs_s, sizes) < 1.12
 
 
@@ -210,27 +208,13 @@ def test_what_is_no_time_is_passed_over(seconds: float) -> None:
     assert costs.prefill_s(64) == pytest.approx(stairs_s(64))
 
 
-def test_the_context_slope_is_refined_between_prompts() -> None:
-    points = [CallPoint(n, stairs_s(n, c), c) for n in (1, 4, 16) for c in (0, 4096)]
-    costs, factor = CallCosts(points), noise(7, 0.02)
-
-    def truth(n: int, context: int) -> float:
-        return stairs_s(n) + 3 * (stairs_s(n, context) - stairs_s(n))
-
-    for i in range(200):
-        context = 100 if i // 10 % 2 else 4000
-        costs.observe(1 + i % 4, truth(1 + i % 4, context) * factor(), context=context)
-    ratio = costs.call_s(1, context=4032) / costs.call_s(1, context=128)
-    assert ratio == pytest.approx(truth(1, 4032) / truth(1, 128), rel=0.1)
-
-
 def test_a_lasting_drift_is_spoken_of_once_and_so_is_its_end() -> None:
     costs = curve(stairs_s)
     feed(costs, stairs_s, 30)
     assert costs.notice() is None
     feed(costs, lambda n: 1.6 * stairs_s(n), 40)
     notice = costs.notice()
-    assert notice is not None and "1.6" in notice[:20] and costs.notice() is None
+    assert notice is not None and notice.startswith("calls take 1.5") and costs.notice() is None
     assert costs.drift == pytest.approx(1.6, rel=0.1)
     feed(costs, stairs_s, 40)
     notice = costs.notice()
@@ -351,27 +335,3 @@ def test_damaged_data_is_refused_by_name(damage: dict[str, object], complaint: s
     with pytest.raises(SettingError, match=complaint) as caught:
         CallCosts.from_json(curve(stairs_s).as_json() | damage, "mine.json")
     assert str(caught.value).startswith("mine.json")
-
-
-def test_recorded_calls_correct_a_curve() -> None:
-    measured = CallCosts([CallPoint(1, 0.1), CallPoint(4, 0.2)], prefill_token_s=0.01, window=50)
-    calls = [(1, 0, 0.2)] * 3 + [(2, 0, 0.5 * measured.call_s(2, context=0))] * 3 + [(4, 0, 9.0)] * 2
-    corrected = measured.corrected(calls)
-    assert corrected.calls_s(4, context=0)[[0, 1, 3]] == pytest.approx([0.2, 0.0667, 0.1], rel=1e-3)
-    assert corrected.window == 50
-    assert corrected.prefill_s(10) == pytest.approx(0.1)
-    assert measured.corrected([(1, 0, 50.0)] * 3).call_s(1, context=0) == pytest.approx(0.4)
-    assert measured.corrected([(4, 0, 9.0)] * 2) is measured
-
-
-def test_steps_correct_a_drafts_curve_by_what_the_target_did_not_take_longer() -> None:
-    target, draft = CallCosts([CallPoint(1, 0.1)]), CallCosts([CallPoint(1, 0.01)])
-    work = DraftWork(calls=2, call_tokens=(1, 1), model_s=0.08, prefill_tokens=4, prefill_s=0.4)
-    verify_s = 2 * target.call_s(1, context=0)
-    slow = StepRecord(0, 0, "decode", 0, 1, Draft(), 0, (5,), work, 0.12, verify_s, 0.0, 0.0, 0.4)
-    reading = replace(slow, verify_s=verify_s / 100, read_tokens=99, read_s=verify_s)
-    corrected = draft.corrected_by_drafts([reading, slow, reading], target)
-    assert corrected.call_s(1, context=0) == pytest.approx(0.02 + 0.01)
-    assert corrected.prefill_s(10) == pytest.approx(0.5)
-    assert draft.corrected_by_drafts([reading], target) is draft
-    assert draft.corrected_by_drafts([], target) is draft

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.data import StepRecord
 from outrider.core.errors import SettingError
+from outrider.costs.correction import Correction
 from outrider.costs.points import MAX_TOKENS, CallPoint, Curve, fit
-from outrider.costs.refinement import CONTEXT, SCALE, SEQUENCES, SHAPE, Refinement
 
 SCHEMA = "outrider.costs/1"
 """of curves as JSON, alone or in pairs"""
@@ -28,10 +27,6 @@ _LASTING_CALLS = 8
 """Calls for which a drift must last to be spoken of."""
 _LEARNED_CALLS = 8
 """Calls of a size that make it a point of a refined curve."""
-_MIN_CALLS = 3
-"""of a size that make its ratio known, in a correction by recorded calls"""
-_MAX_RATIO = 4.0
-"""A larger ratio is a disturbance of the machine."""
 _PREFILL_MIN_TOKENS = 16
 """Shorter reads of a prompt are calls like others, and say nothing about long ones."""
 
@@ -58,16 +53,12 @@ class CallCosts:
         if points and not any(point.num_tokens == point.num_sequences == 1 for point in points):
             raise SettingError("costs", "no call over a single token was measured", "Measure one.")
         self._fit = fit(self.points)
-        self._learned = Refinement(
-            [point for point in self.points if point.num_sequences == 1],
-            knows_context=self._fit.knows_context,
-            knows_sequences=self._fit.knows_sequences,
-        )
+        self._learned = Correction()
         self._prefill_token_s = deque([prefill_token_s] if prefill_token_s else [], maxlen=5)
         self._tables: dict[tuple[int, int], Curve] = {}
-        self._drifting = False
-        self._against = 0
-        self._said: str | None = None
+        self._is_drifting = False
+        self._num_changed = 0
+        self._notice: str | None = None
 
     @property
     def is_measured(self) -> bool:
@@ -82,12 +73,12 @@ class CallCosts:
     @property
     def num_observed(self) -> int:
         """Real calls that have refined it."""
-        return self._learned.num_seen
+        return int(self._learned.seen.sum())
 
     @property
     def drift(self) -> float:
         """Present times against the measured ones; 1 for a curve that was not measured."""
-        return self._learned.scale if self.is_measured else 1.0
+        return math.exp(self._learned.scale) if self.is_measured else 1.0
 
     # Asking
 
@@ -122,11 +113,9 @@ class CallCosts:
         return num_tokens * self.call_s(MAX_TOKENS, context=0) / MAX_TOKENS
 
     def _table(self, context: int, num_sequences: int, size: int) -> Curve:
-        state, fitted = self._learned.state, self._fit
-        table = fitted.base_s * np.exp(state[SHAPE:])
-        table += fitted.context_s * (context * math.exp(state[CONTEXT]))
-        table += fitted.sequence_s * (num_sequences - 1) * math.exp(state[SEQUENCES])
-        table *= math.exp(state[SCALE])
+        fitted, learned = self._fit, self._learned
+        table = fitted.base_s + fitted.context_s * context + fitted.sequence_s * (num_sequences - 1)
+        table *= np.exp(learned.scale + learned.shape)
         if size > MAX_TOKENS:
             half = MAX_TOKENS // 2
             rise = max(float(table[-1] - table[half - 1]) / (MAX_TOKENS - half), 0.0)
@@ -140,14 +129,10 @@ class CallCosts:
         """A real call took so long. Times that are no positive number are passed over."""
         if not (math.isfinite(seconds) and seconds > 0) or num_tokens < 1:
             return
-        expected_s = self.call_s(num_tokens, context=context, num_sequences=num_sequences)
-        state, place = self._learned.state, min(num_tokens, MAX_TOKENS) - 1
-        scale = math.exp(state[SCALE])
-        context_s = float(self._fit.context_s[place]) * context * math.exp(state[CONTEXT]) * scale
-        sequences_s = self._fit.sequence_s * (num_sequences - 1) * math.exp(state[SEQUENCES]) * scale
-        shares = (context_s / expected_s, sequences_s / expected_s)
-        own = max(1.0 - sum(shares), 0.0)
-        self._learned.update(num_tokens, (own, *shares), math.log(seconds / expected_s))
+        error = math.log(seconds / self.call_s(num_tokens, context=context, num_sequences=num_sequences))
+        if not self.is_known:
+            self._learned.scale, error = error, 0.0
+        self._learned.observe(num_tokens, error)
         self._tables.clear()
         self._watch()
 
@@ -159,96 +144,40 @@ class CallCosts:
     def _watch(self) -> None:
         """Notice a drift that lasts, and its end."""
         drift = max(self.drift, 1 / self.drift)
-        changed = drift < _RETURNED_RATIO if self._drifting else drift > _DRIFTED_RATIO
-        self._against = self._against + 1 if changed else 0
-        if self._against < _LASTING_CALLS:
+        changed = drift < _RETURNED_RATIO if self._is_drifting else drift > _DRIFTED_RATIO
+        self._num_changed = self._num_changed + 1 if changed else 0
+        if self._num_changed < _LASTING_CALLS:
             return
-        self._drifting, self._against = not self._drifting, 0
-        how = f"{self.drift:.2f}x the measured time" if self._drifting else "as long as measured again"
-        self._said = f"calls take {how}: the cost curve follows"
+        self._is_drifting, self._num_changed = not self._is_drifting, 0
+        how = f"{self.drift:.2f}x the measured time" if self._is_drifting else "as long as measured again"
+        self._notice = f"calls take {how}: the cost curve follows"
 
     def notice(self) -> str | None:
-        """A line for the user when calls have come to take 1.25 times as long as measured (or as
-        little), or are back where they were; None if nothing changed since it was last asked for."""
-        said, self._said = self._said, None
-        return said
+        """A line for the user when calls have come to take 1.25 times as long as measured (or 0.8 times), or
+        are back where they were; None if nothing changed since it was last asked for."""
+        notice, self._notice = self._notice, None
+        return notice
 
     def refined(self, *, scale: float = 1.0, shape: float = 1.0) -> CallCosts:
         """The curve with what was learned made part of its points.
 
-        `scale` and `shape` (0 to 1) are the weights of what was learned about all calls alike and of
-        what was learned about their differences, against what the points said before.
+        Args:
+            scale: Weight, 0 to 1, of what was learned about all calls alike.
+            shape: Weight of what was learned about the sizes.
         """
-        if not self.num_observed:
-            return CallCosts(self.points, prefill_token_s=self.prefill_token_s, window=self.window)
         if not self.is_measured:
             scale = shape = 1.0
-        weights = np.full(len(self._learned.state), shape)
-        weights[SCALE] = scale
-        old, new = CallCosts(self.points), CallCosts(self.points)
-        new._learned.state = self._learned.state * weights
-        learned = np.flatnonzero(self._learned.seen >= _LEARNED_CALLS) + 1 if shape else ()
-        added = [CallPoint(int(n), old.call_s(int(n), context=0)) for n in learned]
-        if not any(point.num_tokens == 1 for point in (*self.points, *added)):
-            added.append(CallPoint(1, old.call_s(1, context=0), spread_ratio=0.2))
-        token_s = median(self._prefill_token_s) if self._prefill_token_s else None
-        return self._rescaled(lambda p: _at(new, p) / _at(old, p), added, token_s)
-
-    def corrected(self, calls: Iterable[tuple[int, int, float]]) -> CallCosts:
-        """The curve as real calls show it, each given by its tokens, its context and its seconds.
-
-        Every size takes the median ratio of its real calls to the curve, other sizes their neighbours'.
-        """
-        ratios: dict[int, list[float]] = {}
-        for num_tokens, context, seconds in calls:
-            ratio = seconds / self.call_s(num_tokens, context=context)
-            ratios.setdefault(num_tokens, []).append(ratio)
-        known = {
-            n: _bounded(median(found)) for n, found in sorted(ratios.items()) if len(found) >= _MIN_CALLS
-        }
-        if not known:
-            return self
-        sizes, values = np.log(list(known)), list(known.values())
-        spread = next((point.spread_ratio for point in self.points), 0.05)
-        added = [CallPoint(n, self.call_s(n, context=0), spread_ratio=spread) for n in known]
-        return self._rescaled(
-            lambda p: float(np.interp(np.log(p.num_tokens), sizes, values)), added, self.prefill_token_s
-        )
-
-    def corrected_by_drafts(self, records: Sequence[StepRecord], target: CallCosts) -> CallCosts:
-        """A draft model's curve as the steps show it in which it drafted, with the engine's own time for
-        each of its tokens made part of its calls.
-
-        All times are those of a machine on which the `target`'s calls take what its curve says: a slow
-        moment shows in the target's calls of the same steps, and is taken out. Calls that read of a prompt
-        besides do not tell it.
-        """
-        steps = [record for record in records if record.work.calls and not record.read_tokens]
-        if not steps:
-            return self
-        slowness = median(r.verify_s / target.call_s(r.num_evaluated, context=r.position) for r in steps)
-        expected_s = [sum(self.call_s(n, context=r.position) for n in r.work.call_tokens) for r in steps]
-        ratios = [r.work.model_s / s for r, s in zip(steps, expected_s, strict=True)]
-        ratio = _bounded(median(ratios) / slowness)
-        own_s = median(max(r.draft_s - r.work.model_s, 0.0) / r.work.calls for r in steps) / slowness
-        read_s = sum(record.work.prefill_s for record in records) / slowness
-        read_tokens = sum(record.work.prefill_tokens for record in records)
-        token_s = read_s / read_tokens if read_s and read_tokens else self.prefill_token_s
-        return self._rescaled(lambda _point: ratio, (), token_s, own_s)
-
-    def _rescaled(
-        self,
-        ratio_of: Callable[[CallPoint], float],
-        added: Iterable[CallPoint],
-        prefill_token_s: float | None,
-        extra_s: float = 0.0,
-    ) -> CallCosts:
-        """The curve through its points and those of `added` whose size it lacks, the time of each multiplied
-        by its ratio and lengthened by `extra_s`."""
+        learned = self._learned
+        factors = np.exp(scale * learned.scale + shape * learned.shape).tolist()
         there = {point.num_tokens for point in self.points if point.num_sequences == 1}
-        points = [*self.points, *(point for point in added if point.num_tokens not in there)]
-        points = [replace(p, seconds=p.seconds * ratio_of(p) + extra_s) for p in points]
-        return CallCosts(points, prefill_token_s=prefill_token_s, window=self.window)
+        seen = {n for n in range(1, MAX_TOKENS + 1) if shape and learned.seen[n - 1] >= _LEARNED_CALLS}
+        single = {1} if self.is_known else set[int]()
+        points = [CallPoint(n, float(self._fit.base_s[n - 1])) for n in sorted((seen | single) - there)]
+        return CallCosts(
+            [replace(p, seconds=p.seconds * factors[p.num_tokens - 1]) for p in (*self.points, *points)],
+            prefill_token_s=median(self._prefill_token_s) if self._prefill_token_s else None,
+            window=self.window,
+        )
 
     # As plain data
 
@@ -258,9 +187,7 @@ class CallCosts:
             "schema": SCHEMA,
             "prefill_token_s": self.prefill_token_s,
             "window_tokens": self.window,
-            "calls": [
-                {key: getattr(point, name) for key, (name, _) in _KEYS.items()} for point in self.points
-            ],
+            "calls": [point.as_json() for point in self.points],
         }
 
     @classmethod
@@ -274,31 +201,9 @@ class CallCosts:
                 raise ValueError(f"prefill_token_s is {token_s}")
             if (window := int(data.get("window_tokens", 0))) < 0:
                 raise ValueError(f"window_tokens is {window}")
-            return cls(list(map(_point, data["calls"])), prefill_token_s=token_s, window=window)
+            return cls(list(map(CallPoint.from_json, data["calls"])), prefill_token_s=token_s, window=window)
         except SettingError as error:
             raise SettingError(what, f"{error.what}: {error.why}", error.way_out) from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"it is damaged ({type(error).__name__}: {error})"
             raise SettingError(what, reason, "Measure again: outrider costs.") from None
-
-
-def _bounded(ratio: float) -> float:
-    return min(max(ratio, 1 / _MAX_RATIO), _MAX_RATIO)
-
-
-def _at(costs: CallCosts, point: CallPoint) -> float:
-    return costs.call_s(point.num_tokens, context=point.context_tokens, num_sequences=point.num_sequences)
-
-
-_KEYS: dict[str, tuple[str, type]] = {
-    "tokens": ("num_tokens", int),
-    "context_tokens": ("context_tokens", int),
-    "sequences": ("num_sequences", int),
-    "seconds": ("seconds", float),
-    "spread_ratio": ("spread_ratio", float),
-}
-"""of a call as JSON: what it is called here, and its type"""
-
-
-def _point(call: dict[str, Any]) -> CallPoint:
-    return CallPoint(**{name: kind(call[key]) for key, (name, kind) in _KEYS.items() if key in call})

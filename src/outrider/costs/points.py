@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +59,25 @@ class CallPoint:
         if not 0 <= self.spread_ratio < math.inf:
             raise SettingError(what, f"a spread of {self.spread_ratio} cannot be", "Give 0 or more.")
 
+    def as_json(self) -> dict[str, float]:
+        """It as plain data."""
+        return {key: getattr(self, name) for key, (name, _) in _KEYS.items()}
+
+    @classmethod
+    def from_json(cls, call: Mapping[str, Any]) -> CallPoint:
+        """The point of `as_json`. Raises SettingError, KeyError, TypeError or ValueError for other data."""
+        return cls(**{name: kind(call[key]) for key, (name, kind) in _KEYS.items() if key in call})
+
+
+_KEYS: Mapping[str, tuple[str, type]] = {
+    "tokens": ("num_tokens", int),
+    "context_tokens": ("context_tokens", int),
+    "sequences": ("num_sequences", int),
+    "seconds": ("seconds", float),
+    "spread_ratio": ("spread_ratio", float),
+}
+"""of a call as JSON: the field, and its type"""
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
@@ -67,9 +87,6 @@ class Fit:
     base_s: Curve
     context_s: Curve
     sequence_s: float
-    knows_context: bool
-    """whether calls at several context lengths were measured"""
-    knows_sequences: bool
 
 
 def fit(points: Sequence[CallPoint]) -> Fit:
@@ -82,8 +99,8 @@ def fit(points: Sequence[CallPoint]) -> Fit:
     if not by_size:
         base = _UNMEASURED_S * (1 + _UNMEASURED_TOKEN_RATIO * (SIZES - 1))
         sequence_s = _UNMEASURED_SEQUENCE_RATIO * _UNMEASURED_S
-        return Fit(base, base * _UNMEASURED_CONTEXT_RATIO, sequence_s, False, False)
-    context_s, knows_context = _context_slopes(by_size)
+        return Fit(base, base * _UNMEASURED_CONTEXT_RATIO, sequence_s)
+    context_s = _context_slopes(by_size)
 
     def without_context(point: CallPoint) -> float:
         share = point.context_tokens * float(context_s[point.num_tokens - 1])
@@ -98,7 +115,7 @@ def fit(points: Sequence[CallPoint]) -> Fit:
             costs.append(float(point.seconds - alone) / (point.num_sequences - 1))
     usual_s = _UNMEASURED_SEQUENCE_RATIO * float(base_s[0])
     sequence_s = max(median(costs), _MIN_RATIO * usual_s) if costs else usual_s
-    return Fit(base_s, context_s, sequence_s, knows_context, bool(costs))
+    return Fit(base_s, context_s, sequence_s)
 
 
 def _through(known: dict[int, float]) -> Curve:
@@ -115,8 +132,8 @@ def _through(known: dict[int, float]) -> Curve:
     return curve
 
 
-def _context_slopes(by_size: dict[int, list[CallPoint]]) -> tuple[Curve, bool]:
-    """Seconds that each stored token adds, by least squares at each size that tells; whether one does."""
+def _context_slopes(by_size: dict[int, list[CallPoint]]) -> Curve:
+    """Seconds that each stored token adds, by least squares at each size that tells."""
     slopes, usual = {}, {}
     for size, points in sorted(by_size.items()):
         lengths = np.array([point.context_tokens for point in points], dtype=np.float64)
@@ -125,4 +142,4 @@ def _context_slopes(by_size: dict[int, list[CallPoint]]) -> tuple[Curve, bool]:
         if np.ptp(lengths) > 0:
             slope = float(np.polyfit(lengths, seconds, 1)[0])
             slopes[size] = max(slope, _MIN_RATIO * _UNMEASURED_CONTEXT_RATIO * float(seconds.min()))
-    return _through(slopes or usual), bool(slopes)
+    return _through(slopes or usual)

@@ -13,6 +13,7 @@ from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.drafters.model import ModelDrafter
+from outrider.lab.corrected import corrected, corrected_by_drafts
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget, Progress
 from outrider.lab.models import ModelFacts, ModelFile
 from outrider.lab.predict import DRAFT, Prices, prices_of
@@ -107,7 +108,7 @@ def probe_draft(
 def target_costs(measured: CallCosts, answers: Sequence[AnswerRow]) -> CallCosts:
     """The target's curve, corrected by all calls of its answers: one that is measured by itself is not quite
     the one in a generation, where other memory was used in between and all rows of logits are read."""
-    return measured.corrected(call[:3] for answer in answers for call in answer.calls)
+    return corrected(measured, (call[:3] for answer in answers for call in answer.calls))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ def offers_along(
         if known is None:
             progress(f"{file.name} drafts", None)
             few = [(answer.case, answer.row) for answer in answers[:_PROBED_ANSWERS]]
-            costs = costs.corrected_by_drafts(probe_draft(subject.target, loaded, few), subject.costs)
+            costs = corrected_by_drafts(costs, probe_draft(subject.target, loaded, few), subject.costs)
         prior = loaded.prior
         return replace(found, facts=draft.facts(), costs=costs, answers=tuple(answers), prior=prior)
 

@@ -24,6 +24,7 @@ from outrider.core.errors import (
 from outrider.lab.bench.loader import Loader
 from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.bench.quality import Reference
+from outrider.lab.corrected import corrected_by_drafts
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import OWN_HEAD, ModelFile
 from outrider.lab.predict import Prices, bound_s, predict, prices_of, with_policy_times
@@ -317,7 +318,7 @@ class TargetWork:
         curve = self.loader.costs(draft, "draft")
         if self.plan.costs is None:
             records = probe_draft(self.target, draft, probed)
-            curve = curve.corrected_by_drafts(records, self.prices(None).target)
+            curve = corrected_by_drafts(curve, records, self.prices(None).target)
         self.append(CostsRow(model=draft.name, role="draft", curve=curve.as_json(), beside=self.name))
 
     def replay(self) -> None:
