@@ -58,7 +58,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, FakeLoader
     ("values", "why"),
     [
         ({"backends": ["cuda"]}, "'cuda' is not known; choose one of auto, ik, llama.cpp"),
-        ({"backends": []}, "at least 1 entry"),
+        ({"backends": []}, "at least 1 item"),
         ({"backends": ["auto", "ik"]}, "auto takes one of them by itself"),
         ({"backends": BOTH, "library": "libllama.so"}, "library is one of them"),
         ({"backend": "ik"}, "there is no such setting. Did you mean backends?"),
