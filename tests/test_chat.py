@@ -126,13 +126,51 @@ def test_a_template_that_does_not_compile_is_an_input_error(source: str) -> None
         "{% include 'passwords' %}",
         "{{ 1 / 0 }}",
         "{{ messages[0].content + 1 }}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{{ range(10 ** 12) | list }}",
     ],
 )
 def test_what_the_sandbox_or_python_refuses_is_an_input_error(source: str) -> None:
     with pytest.raises(InputError, match="refuses the conversation"):
         template(source).render([USER])
+
+
+DOUBLE = (
+    "{{% set n = namespace(x={start}) %}}"
+    "{{% for i in range(99) %}}{{% set n.x = n.x {op} n.x %}}{{% endfor %}}"
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for i in range(99999) %}{{ 'abcdefgh' * 1000 }}{% endfor %}",
+        "{{ 'a' * 10000000000 }}",
+        "{{ 10000000000 * 'a' }}",
+        "{{ 9 ** 999999999 }}",
+        DOUBLE.format(start="'a'", op="~"),
+        DOUBLE.format(start="'a'", op="+"),
+        DOUBLE.format(start="[1]", op="+"),
+        DOUBLE.format(start="9", op="*"),
+        "{{ range(10 ** 12) | list }}",
+    ],
+)
+def test_a_template_without_end_or_measure_is_stopped(source: str) -> None:
+    with pytest.raises(InputError, match="refuses the conversation"):
+        template(source).render([USER])
+
+
+def test_a_stopped_template_can_be_used_again() -> None:
+    chat = template("{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}ok")
+    with pytest.raises(InputError):
+        chat.render([USER], n=999)
+    assert chat.render([USER], n=99) == chat.render([USER], n=99) == "ok"
+
+
+def test_a_long_conversation_is_no_endless_one() -> None:
+    messages = [USER, ANSWER] * 5000
+    assert template(PLAIN).render(messages).count("<user>Hi") == 5000
 
 
 def test_strip_bos_takes_one_and_only_in_front() -> None:

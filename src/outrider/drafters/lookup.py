@@ -113,7 +113,7 @@ class IndexReader:
         index: Where to look.
         text: The last tokens of the text, `depth` at most.
         min_match: Shorter matches are not used.
-        depth: The longest match that is told from longer ones, in tokens.
+        depth: The longest match whose length is known, in tokens.
         num_since: How many tokens back the end of the index lies, counted from the next token (1: right
             before it); None where the index has no place in time.
     """

@@ -17,7 +17,7 @@ _RUNS = (16, 6, 3, 2, 1)
 _SAMPLE = 32
 """places that are looked at of those after a run, the latest"""
 _DEPTH = 64
-"""the longest match that is told from longer ones"""
+"""the longest match whose length is known, in tokens"""
 
 
 class SuffixDrafter(LookupDrafter):

@@ -1,6 +1,9 @@
 """A conversation to the text that the model was trained on, by the model's own template.
 
-Templates come with the model file, so they run in jinja2's sandbox.
+Templates come with the model file, so they run in jinja2's sandbox with a cap on what they
+may do: enough for any real conversation, while one that loops for ever or builds a giant
+string ends in an error. The cap is on loop rounds and on the length of strings, not on
+every filter: it is a guard against broken templates, no wall against hostile ones.
 """
 
 from __future__ import annotations
@@ -9,17 +12,31 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from threading import Lock
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import InputError, PromptError
 
 Messages = Sequence[Mapping[str, Any]]
+
+_MAX_ROUNDS = 200_000
+"""Loop rounds and macro calls of one rendering: a second or two."""
+
+_MAX_LENGTH = 16 * 2**20
+"""Characters of the rendered text, and characters or items of any value on the way: several
+times what the longest context holds."""
+
+_MAX_BITS = 4096
+"""Size of a whole number."""
 
 
 class ChatTemplate:
@@ -33,8 +50,12 @@ class ChatTemplate:
         self.source = source
         self.bos = bos
         self.eos = eos
+        self._lock = Lock()
+        self._environment = _Environment()
         try:
-            self._template = _Environment().from_string(source)
+            tree = _Meter().visit(self._environment.parse(source))
+            tree.set_environment(self._environment)
+            self._template = self._environment.from_string(tree)
         except Exception as error:
             why = f"it does not compile: {_sentence(error)}"
             raise InputError("chat template", why, "Use another template, or none.") from error
@@ -99,12 +120,22 @@ class ChatTemplate:
         # A list that is empty is not "no tools" to templates that test `tools is not none`.
         tools = variables.get("tools") or None
         names = {**variables, "tools": tools, "bos_token": self.bos, "eos_token": self.eos}
-        try:
-            return self._template.render(names)
-        except Exception as error:  # a template can raise whatever its expressions raise
-            why = f"it refuses the conversation: {_sentence(error)}"
-            way_out = "Change the messages, use another template, or give the prompt as it is, without one."
-            raise InputError("chat template", why, way_out) from error
+        parts: list[str] = []
+        length = 0
+        with self._lock:
+            self._environment.rounds_left = _MAX_ROUNDS
+            try:
+                for part in self._template.generate(names):
+                    length += len(part)
+                    _limit(length)
+                    parts.append(part)
+            except Exception as error:  # a template can raise whatever its expressions raise
+                why = f"it refuses the conversation: {_sentence(error)}"
+                way_out = (
+                    "Change the messages, use another template, or give the prompt as it is, without one."
+                )
+                raise InputError("chat template", why, way_out) from error
+        return "".join(parts)
 
 
 def _fold_system(messages: Messages) -> Messages:
@@ -130,7 +161,9 @@ def _sentence(error: Exception) -> str:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox with what chat templates expect to find."""
+    """The sandbox with what chat templates expect to find, and with limits."""
+
+    intercepted_binops = frozenset({"+", "*", "**"})
 
     def __init__(self) -> None:
         super().__init__(
@@ -139,6 +172,56 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _to_json
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+        self.rounds_left = 0
+
+    def count_round(self) -> None:
+        """One more loop round or macro call."""
+        self.rounds_left -= 1
+        if self.rounds_left < 0:
+            raise SecurityError(f"it takes more than {_MAX_ROUNDS:,} loop rounds")
+
+    def join(self, *values: object) -> str:
+        """What the operator `~` does."""
+        texts = [str(value) for value in values]
+        _limit(sum(map(len, texts)))
+        return "".join(texts)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """An arithmetic operation, unless its result would be out of all proportion."""
+        if operator == "+":
+            _limit(_size(left) + _size(right))
+        elif isinstance(left, int) and isinstance(right, int):
+            _limit(left.bit_length() * (right if operator == "**" else 1) + right.bit_length(), _MAX_BITS)
+        elif operator == "*":
+            _limit(_size(left) * (right if isinstance(right, int) else 1))
+            _limit(_size(right) * (left if isinstance(left, int) else 1))
+        return super().call_binop(context, operator, left, right)
+
+
+def _size(value: object) -> int:
+    return len(value) if isinstance(value, str | list | tuple) else 1
+
+
+def _limit(length: int, most: int = _MAX_LENGTH) -> None:
+    if length > most:
+        raise SecurityError(f"it builds a value of a length beyond {most:,}")
+
+
+class _Meter(NodeTransformer):
+    """Makes a template count its loop rounds and macro calls, and `~` watch its length."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        join = nodes.EnvironmentAttribute("join")
+        return nodes.Call(join, node.nodes, [], None, None).set_lineno(node.lineno)
+
+    def _count(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
+        self.generic_visit(node)
+        call = nodes.Call(nodes.EnvironmentAttribute("count_round"), [], [], None, None)
+        node.body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
+        return node
+
+    visit_For = visit_Macro = visit_CallBlock = _count
 
 
 class _GenerationTag(Extension):

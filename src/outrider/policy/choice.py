@@ -32,9 +32,8 @@ from outrider.policy.state import (
 _CATCH_UP_STEPS = 10
 """steps over which the cost of evaluating uncached tokens is spread, since they profit too"""
 MAX_LOSS_STEPS = 4.0
-"""plain steps that a text may lose to a draft model whose estimates turn out wrong, before it is only asked
-to
-explore: a good one has gained more after a few steps, and never comes near"""
+"""Plain steps that a text may lose to a draft model whose estimates turn out wrong. After that the model is
+asked only to explore; a good one has gained more by then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ class TargetWork:
 
     def record(self, on_first: Callable[[AnswerRow], None] = lambda _answer: None) -> bool:
         """Let the target answer every case that it has not answered; False when there are no answers to go
-        on with. `on_first` is told of the first one as soon as it is there."""
+        on with. `on_first` is called with the first one as soon as it is there."""
         cases = [case for workload in self.workloads for case in cases_of(workload)]
         is_told = False
         for number, case in enumerate(cases):

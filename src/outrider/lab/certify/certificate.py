@@ -26,7 +26,7 @@ BIT_EQUAL = "bit-equal"
 NEAR_TIES = "equal but for near-ties"
 """the kind under which two tokens of all but equal logits may change places"""
 _SHOWN_ROWS = 3
-"""texts whose bits differ that are told of"""
+"""texts whose bits differ that are listed"""
 _TEXTS_METHOD = (
     f"chi-square of {LENGTH} tokens against their exact distribution, null distribution simulated, "
     "rare cells pooled; the first ones, under a grammar those after `behind_tokens` of the answer"
