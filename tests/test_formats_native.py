@@ -89,9 +89,9 @@ TEMPLATES = {
     "functionary": written(f"<function={NAME}>{JSON}</function>"),
     "command-r7b": written(
         '{"tool_call_id": "{{ loop.index0 }}", "tool_name": "' + NAME + '", "parameters": ' + JSON + "}",
-        "<|START_ACTION|>[\n    ",
-        "\n]<|END_ACTION|>",
-        ",\n    ",
+        "<|START_ACTION|>{{ '[\\n    ' }}",
+        "{{ '\\n]' }}<|END_ACTION|>",
+        "{{ ',\\n    ' }}",
     ),
     "nemotron": written(_ITEM, "<TOOLCALL>[", "]</TOOLCALL>", ", "),
     "apriel": written(_ITEM, "<tool_calls>[", "]</tool_calls>", ", "),

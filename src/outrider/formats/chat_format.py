@@ -185,7 +185,8 @@ class ChatFormat:
             return ChannelReader([tool.name for tool in tools], separates=reasoning)
         opened = self._state(prompt) == "opened"
         by_name = {tool.name: tool for tool in tools}
-        return Reader(self._syntax, by_name, self._markers, separates=reasoning, opened=opened)
+        syntax = self._syntax
+        return Reader(syntax.scan_from, syntax.closers, by_name, self._markers, reasoning, opened)
 
     def _state(self, prompt: str) -> Literal["opened", "over", "possible"]:
         """Whether an answer to the prompt begins inside reasoning, after it, or may begin with it."""

@@ -18,7 +18,6 @@ NUMBER = "{number}"
 MAX_CALLS = 16
 """Of one constrained answer: a small model that may repeat itself does not stop."""
 
-_TO_THE_NAME = r'/((?s:.*)\n)?[ \t]*\{\s*"name"\s*:\s*/'
 _COMBINED = frozenset(("anyOf", "oneOf", "$ref"))
 _SCHEMAS = frozenset(("additionalProperties", "anyOf", "items", "oneOf", "prefixItems"))
 _SCHEMA_MAPS = frozenset(("$defs", "definitions", "patternProperties", "properties"))
@@ -144,14 +143,6 @@ class Rules:
                 raise GrammarError(f"tool {tool.name}", f"{name}: {keyword} {why}", "Leave out strict.")
             self.notices.append(f"tool {tool.name}: {name}: {keyword} {why}")
 
-    def objects(self, tools: Sequence[ToolSpec], key: str = "arguments") -> str:
-        """A call of one of the tools in JSON."""
-        calls = []
-        for tool in tools:
-            head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": '
-            calls.append(f"{json.dumps(head)} {self.arguments(tool)}")
-        return self.named(f'{self.choice(calls)} "}}"')
-
     def choice(self, alternatives: Sequence[str]) -> str:
         """One of several."""
         return self.named(" | ".join(alternatives))
@@ -160,20 +151,6 @@ class Rules:
 def repeated(first: str, following: str, max_calls: int) -> str:
     """`first`, and up to `max_calls` - 1 times what follows it."""
     return first if max_calls == 1 else f"{first} ({following}){{0,{max_calls - 1}}}"
-
-
-def bare_calls(
-    rules: Rules, tools: Sequence[ToolSpec], max_calls: int, *, key: str, separator: str
-) -> list[str]:
-    """Free text that goes over into calls without a marker: a line begins with an object whose first key
-    is the name of a tool."""
-    following = f"{json.dumps(separator)} {rules.objects(tools, key)}"
-    between = json.dumps(f', "{key}": ')
-    found = []
-    for tool in tools:
-        prefix = rules.text_up_to(_TO_THE_NAME, json.dumps(tool.name, ensure_ascii=False))
-        found.append(repeated(f'{prefix} {between} {rules.arguments(tool)} "}}"', following, max_calls))
-    return found
 
 
 def answer_grammar(

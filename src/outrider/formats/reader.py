@@ -21,7 +21,6 @@ from outrider.formats.conversation import (
     ToolSpec,
 )
 from outrider.formats.scan import BLANKS, Refused, Scan, expect, one_of
-from outrider.formats.syntaxes import CallSyntax
 
 _MAX_HELD = 16_384
 """Characters that may wait for it to become certain that they are a call."""
@@ -67,7 +66,7 @@ class AnswerReader(Protocol):
 @dataclass(slots=True)
 class Reader:
     """One answer, read as it is written, in pieces of any size: the events that come of them, joined, are
-    the same. Fulfils `scan.Sink`.
+    the same.
 
     Reasoning may come before the answer. `separates` says whether it is split off; if not, it is content like
     the rest, in which no call is looked for. `opened` says that the prompt ends inside it; an opener is then
@@ -77,7 +76,8 @@ class Reader:
     both sides.
     """
 
-    syntax: CallSyntax
+    scan_from: Callable[[str, Reader], Scan[None] | None]
+    closers: tuple[str, ...]
     tools: Mapping[str, ToolSpec]
     markers: ReasoningMarkers
     separates: bool
@@ -98,7 +98,7 @@ class Reader:
     """whether they belong to a marker of the reasoning before them"""
     _num_kept_blanks: int = 0
     """those before a call"""
-    _line_start: bool = True
+    is_line_start: bool = True
     _has_content: bool = False
     _is_last_call: bool = False
     """whether no content has followed a call"""
@@ -123,7 +123,7 @@ class Reader:
         self._skips_blanks = self._skips_blanks and self._phase == "answer"
         while self._scan is not None and not self._is_open:
             held = "".join(text for text, _ in self._held).strip()
-            if self._is_last_call and any(closer.startswith(held) for closer in self.syntax.closers):
+            if self._is_last_call and any(closer.startswith(held) for closer in self.closers):
                 break
             self._read(self._give_up())
         if not (self._is_last_call or self._skips_blanks):
@@ -166,7 +166,7 @@ class Reader:
         self._num_calls += 1
         self._scanned_calls += 1
         self._is_open = self._is_last_call = True
-        self._line_start = False
+        self.is_line_start = False
         self._held.clear()
         if not self._has_content:
             self._blanks.clear()
@@ -204,8 +204,7 @@ class Reader:
         if self._phase != "answer":
             begun = [marker for marker in self._expected if marker.startswith(first)]
             return self._scan_marker(begun) if begun else None
-        may_begin = self.syntax.begins + (self.syntax.begins_line if self._line_start else "")
-        return self.syntax.scan(first, self, self.tools) if self.tools and first in may_begin else None
+        return self.scan_from(first, self) if self.tools else None
 
     def _scan_marker(self, begun: list[str]) -> Scan[None]:
         last = begun[0][-1]
@@ -232,7 +231,7 @@ class Reader:
         """A character of the reasoning or the content."""
         if character[0] in BLANKS and (self.tools or self._skips_blanks or self._phase != "answer"):
             self._blanks.append(character)
-            self._line_start = self._line_start or character[0] == "\n"
+            self.is_line_start = self.is_line_start or character[0] == "\n"
             return
         if not self._skips_blanks and (self._has_content or not self._num_calls):
             self._emit(self._blanks)
@@ -242,7 +241,7 @@ class Reader:
         if self._phase == "reasoning":
             self._expected = self.markers[1:]
         else:
-            self._line_start, self._has_content, self._is_last_call = False, True, False
+            self.is_line_start, self._has_content, self._is_last_call = False, True, False
 
     def _emit(self, characters: list[Character]) -> None:
         is_reasoning = self._phase == "reasoning" and self.separates

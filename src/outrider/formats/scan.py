@@ -1,4 +1,4 @@
-"""Calls in JSON, read one character at a time: no more is held back than is uncertain.
+"""Text read one character at a time: no more is held back than is uncertain.
 
 Every scan is a coroutine that is sent characters. It ends with the last one that it needs, and raises
 `Refused` for one that does not fit.
@@ -7,40 +7,19 @@ Every scan is a coroutine that is sent characters. It ends with the last one tha
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 _Result = TypeVar("_Result")
 Scan = Generator[None, str, _Result]
 
 BLANKS = " \t\r\n"
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
-_KEYS = ("name", "tool_name", "arguments", "parameters", "type", "id")
 _MAX_SHORT = 512
 _OUTSIDE_STRINGS = frozenset("{}[],:+-." + BLANKS)
 
 
 class Refused(Exception):
     """The text is not what the scan reads."""
-
-
-class Sink(Protocol):
-    """Where the parts of calls go."""
-
-    def name(self, name: str) -> None:
-        """The name of the call that is being read."""
-
-    def arguments(self, text: str) -> None:
-        """More of its arguments. The call is certain when its name is known, too."""
-
-    def close(self) -> None:
-        """The call is complete; without arguments it has none. Raises Refused if it has no name."""
-
-    def drop(self) -> None:
-        """What was read since the last call belongs to the markers around it."""
-
-    @property
-    def is_after_call(self) -> bool:
-        """Whether the marker that ends a call has not come yet."""
 
 
 def expect(holds: bool) -> None:
@@ -156,65 +135,7 @@ def value(first: str, take: Callable[[str], None]) -> Scan[None]:
         character = yield
 
 
-def call(sink: Sink, names: Collection[str] | None) -> Scan[None]:
-    """An object with a name and arguments, after its opening brace. With `names` it has one of these,
-    and no other keys than calls have, so that other objects are refused as soon as they differ."""
-    known = _KEYS if names is not None else None
-    is_given = False
-    character = yield from blank()
-    while character == '"':
-        key = yield from _text(known)
-        expect((yield from blank()) == ":")
-        character = yield from blank()
-        if key in ("name", "tool_name"):
-            expect(character == '"')
-            sink.name((yield from _text(names)))
-            character = yield from blank()
-        elif key in ("arguments", "parameters") and not is_given:
-            is_given = True
-            character = yield from _arguments(sink, character)
-        else:
-            character = yield from _skip(character)
-        if character != ",":
-            break
-        character = yield from blank()
-        expect(character == '"')
-    expect(character == "}")
-    sink.close()
-
-
-def _text(known: Collection[str] | None) -> Scan[str]:
-    if known is not None:
-        return (yield from one_of(known, '"'))
-    characters: list[str] = []
-    yield from string(characters.append)
-    return "".join(characters)
-
-
-def _arguments(sink: Sink, first: str) -> Scan[str]:
-    """An object as it is written; in a string, as the string has it; null and "" are none. Ends with
-    the first character after them that is not blank."""
-    is_begun = False
-
-    def take(text: str) -> None:
-        """The text of a string: an object, with nothing but blanks before it."""
-        nonlocal is_begun
-        is_begun = is_begun or text == "{"
-        expect(is_begun or text in BLANKS)
-        if is_begun:
-            sink.arguments(text)
-
-    if first == "n":
-        yield from literal("ull")
-    elif first == '"':
-        yield from string(take)
-    else:
-        expect(first == "{")
-        yield from value(first, sink.arguments)
-    return (yield from blank())
-
-
-def _skip(first: str) -> Scan[str]:
+def skip(first: str) -> Scan[str]:
     """A value that is not used, and the first character after it that is not blank."""
     if first in '{["':
         yield from value(first, lambda _: None)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from outrider.formats.syntaxes.base import PROBE, CallSyntax
-from outrider.formats.syntaxes.delimited import Listed, Named
-from outrider.formats.syntaxes.objects import Hermes, Mistral, Objects
+from outrider.formats.syntaxes.base import PROBE, CallSyntax, Named
+from outrider.formats.syntaxes.objects import Mistral, Objects
 from outrider.formats.syntaxes.tagged import Tagged
 
 __all__ = ["JSON", "PROBE", "SYNTAXES", "CallSyntax", "Mistral", "syntax_of"]
 
-JSON = Objects("json", "arguments", "\n")
+JSON = Objects(name="json", comma="\n", is_bare=True)
 """What a model that knows no tools is asked for."""
 
 SYNTAXES: tuple[CallSyntax, ...] = (
@@ -99,8 +98,8 @@ SYNTAXES: tuple[CallSyntax, ...] = (
         closer="<|tool_call_end|>",
     ),
     Named(name="functionary", opener="<function=", between=">", closer="</function>"),
-    # JSON objects, all in one pair of markers.
-    Listed(
+    # JSON objects.
+    Objects(
         name="command-r7b",
         opener="<|START_ACTION|>",
         begin="[\n    ",
@@ -110,19 +109,32 @@ SYNTAXES: tuple[CallSyntax, ...] = (
         end="\n]",
         closer="<|END_ACTION|>",
     ),
-    Listed(name="nemotron", opener="<TOOLCALL>", closer="</TOOLCALL>"),
-    Listed(name="apriel", opener="<tool_calls>", closer="</tool_calls>"),
-    Listed(
+    Objects(name="nemotron", opener="<TOOLCALL>", begin="[", end="]", closer="</TOOLCALL>"),
+    Objects(name="apriel", opener="<tool_calls>", begin="[", end="]", closer="</tool_calls>"),
+    Objects(
         name="minimax-m1", opener="<tool_calls>", begin="\n", comma="\n", end="\n", closer="</tool_calls>"
     ),
-    Listed(name="gigachat", opener="<|function_call|>", begin="", comma="<|function_call|>", end=""),
-    Listed(name="granite-3", opener="<|tool_call|>"),
-    # JSON objects, each by itself or as Mistral has them.
-    Mistral("[CALL_ID]", "[ARGS]"),
-    Mistral("[ARGS]"),
+    Objects(name="gigachat", opener="<|function_call|>", comma="<|function_call|>"),
+    Objects(name="granite-3", opener="<|tool_call|>", begin="[", end="]"),
+    Mistral(marks=("[CALL_ID]", "[ARGS]")),
+    Mistral(marks=("[ARGS]",)),
     Mistral(),
-    Hermes(),
-    Objects("llama3", "parameters", "; ", ("<|python_tag|>",), "<"),
+    Objects(
+        name="hermes",
+        opener="<tool_call>\n",
+        comma="\n</tool_call>\n<tool_call>\n",
+        closer="\n</tool_call>",
+        separator="\n",
+        is_bare=True,
+    ),
+    Objects(
+        name="llama3",
+        key="parameters",
+        comma="; ",
+        tag="<|python_tag|>",
+        is_bare=True,
+        signs=(("<|python_tag|>",), ("<|start_header_id|>", '"parameters"')),
+    ),
 )
 """All that are known; the first that takes a template holds."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +11,17 @@ from outrider.core.files import parse_json
 from outrider.formats.conversation import Call, ToolSpec
 from outrider.formats.grammar import Rules
 from outrider.formats.parameters import ANYTHING, Parameter, json_type, parameters_of, text_pattern
-from outrider.formats.scan import BLANKS, Scan, Sink, blank, either, expect, text_up_to, until, value
-from outrider.formats.syntaxes.delimited import Delimited
+from outrider.formats.reader import Reader
+from outrider.formats.scan import BLANKS, Scan, blank, either, expect, text_up_to, until, value
+from outrider.formats.syntaxes.base import CallSyntax, as_json
 
 _MAX_NAME = 256
 _MAX_UNNAMED = 16
 """Parameters that no schema names, of one call."""
 
 
-@dataclass(frozen=True)
-class Tagged(Delimited):
+@dataclass(frozen=True, kw_only=True)
+class Tagged(CallSyntax):
     """A name, `after_name`, and for each parameter `key`, its name, `after_key`, `before_value`, its value
     and `after_value`. A value of type string is text as it is; other values are JSON. One that may be
     either is text, and JSON where it can be read so."""
@@ -31,8 +32,6 @@ class Tagged(Delimited):
     before_value: str = ""
     after_value: str = ""
 
-    # As text
-
     def _inside(self, call: Call, index: int) -> str:
         del index
         return f"{call.name}{self.after_name}" + "".join(
@@ -40,11 +39,9 @@ class Tagged(Delimited):
             for name, given in call.arguments.items()
         )
 
-    # As a grammar
-
     def _rule(self, rules: Rules, tool: ToolSpec) -> str:
         parameters, is_open = parameters_of(tool.parameters)
-        parts = [json.dumps(tool.name, ensure_ascii=False), rules.marker(self.after_name)]
+        parts = [as_json(tool.name), rules.marker(self.after_name)]
         for one in parameters:
             rule = rules.named(f"{self._head(rules, json.dumps(one.name))} {self._value(rules, tool, one)}")
             parts.append(rule if one.is_required else f"{rule}?")
@@ -77,23 +74,21 @@ class Tagged(Delimited):
         before, _, after = self.after_value.partition(tag)
         return before, tag, after
 
-    # Read back
-
-    def _scan_call(self, sink: Sink, tools: Mapping[str, ToolSpec]) -> Scan[None]:
+    def _scan_call(self, reader: Reader) -> Scan[None]:
         name, read = yield from self._scan_name()
-        sink.name(name)
-        known = parameters_of(tools[name].parameters)[0] if name in tools else []
+        reader.name(name)
+        known = parameters_of(reader.tools[name].parameters)[0] if name in reader.tools else []
         types = {one.name: one.types for one in known}
         count = 0
         while not (yield from either([self.key, self.closer], read)):
             key, read = (yield from until(self.after_key.strip())).strip(), ""
-            sink.arguments(f"{', ' if count else '{'}{json.dumps(key, ensure_ascii=False)}: ")
+            reader.arguments(f"{', ' if count else '{'}{as_json(key)}: ")
             yield from either([self.before_value])
-            yield from self._scan_value(sink, types.get(key, ANYTHING))
+            yield from self._scan_value(reader, types.get(key, ANYTHING))
             count += 1
         if count:
-            sink.arguments("}")
-        sink.close()
+            reader.arguments("}")
+        reader.close()
 
     def _scan_name(self) -> Scan[tuple[str, str]]:
         """The name, and what was read after it of the next marker."""
@@ -105,33 +100,29 @@ class Tagged(Delimited):
             expect(len(name) <= _MAX_NAME)
         return name, character.strip()
 
-    def _scan_value(self, sink: Sink, types: Set[str]) -> Scan[None]:
+    def _scan_value(self, reader: Reader, types: Set[str]) -> Scan[None]:
         before, tag, _ = self._end
         read = ""
         if self.before_value.endswith("\n") and (read := (yield)) == "\n":
             read = ""
         if types == {"string"}:
-            sink.arguments('"')
-            yield from text_up_to(before, tag, lambda text: sink.arguments(_quoted(text)[1:-1]), read)
-            sink.arguments('"')
+            reader.arguments('"')
+            yield from text_up_to(before, tag, lambda text: reader.arguments(as_json(text)[1:-1]), read)
+            reader.arguments('"')
             return
         if "string" not in types:
             read = read.strip() or (yield from blank())
             if read in '{["':
-                yield from value(read, sink.arguments)
+                yield from value(read, reader.arguments)
                 yield from either([tag])
                 return
         texts: list[str] = []
         yield from text_up_to(before, tag, texts.append, read)
-        sink.arguments(_as_json("".join(texts), types))
+        reader.arguments(_as_json("".join(texts), types))
 
 
 def _as_text(given: Any) -> str:
-    return given if isinstance(given, str) else _quoted(given)
-
-
-def _quoted(given: Any) -> str:
-    return json.dumps(given, ensure_ascii=False)
+    return given if isinstance(given, str) else as_json(given)
 
 
 def _as_json(text: str, types: Set[str]) -> str:
@@ -140,4 +131,4 @@ def _as_json(text: str, types: Set[str]) -> str:
         is_json = json_type(parse_json(text)) in types - {"string"}
     except ValueError:
         is_json = False
-    return text.strip() if is_json else _quoted(text)
+    return text.strip() if is_json else as_json(text)
