@@ -139,7 +139,7 @@ def test_a_bug_is_an_error_of_the_server(served: Serving, meter: Counted) -> Non
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
-    served.service.prepared = broken  # type: ignore[assignment,method-assign]
+    served.service.noticed = broken  # type: ignore[assignment,method-assign]
     response = served.post(CHAT, messages=user("hi"))
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "internal_error"

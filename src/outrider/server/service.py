@@ -14,6 +14,7 @@ from starlette.requests import HTTPConnection
 
 from outrider.core.data import Grammar
 from outrider.core.errors import OutriderError
+from outrider.core.notices import collect_notices, notify
 from outrider.core.params import Verification
 from outrider.core.settings import sampling_params
 from outrider.drafters.model import ModelDrafter
@@ -172,16 +173,26 @@ class Service:
         known = f"this model's maximum context length is {self.context_tokens} tokens."
         return invalid_field(param, f"{known} {why}. Shorten it.", code="context_length_exceeded")
 
-    def compile(self, grammar: Grammar, param: str) -> tuple[str, ...]:
-        """Compile a grammar ahead of the engine; returns what of it is not enforced. Raises Problem."""
+    def compile(self, grammar: Grammar, param: str) -> None:
+        """Compile a grammar ahead of the engine. Raises Problem."""
         try:
-            return self.session.compile(grammar).notices
+            notify(*self.session.compile(grammar).notices)
         except OutriderError as error:
             raise problem_of(error, param) from None
 
     async def prepared(self, make: Callable[[], _Result]) -> _Result:
         """The result of slow work, done in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, make)
+        result, _ = await self.noticed(make)
+        return result
+
+    async def noticed(self, make: Callable[[], _Result]) -> tuple[_Result, list[str]]:
+        """The same, and what was noticed meanwhile: what was not enforced, not read, not used."""
+
+        def collected() -> tuple[_Result, list[str]]:
+            with collect_notices() as notices:
+                return make(), notices
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, collected)
 
 
 def caller_of(connection: HTTPConnection) -> Caller:

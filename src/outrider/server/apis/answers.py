@@ -149,6 +149,8 @@ class Answer(ABC):
         self.plan = plan
         self.id = uuid4().hex
         """the answer's id, without its prefix"""
+        self.notices: list[str] = []
+        """what of the request was not enforced, not read, not used"""
         self.choices = [
             Choice(i, request, service.vocabulary, plan.reader() if plan.reader else None)
             for i, request in enumerate(plan.requests)
@@ -207,7 +209,7 @@ class Answer(ABC):
             "lossy": completion.lossy,
             "bitwise": self.plan.bitwise,
             **(each[0] if len(each) == 1 else _together(each)),
-            "notices": list(self.plan.notices),
+            "notices": self.notices,
         }
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Discriminator, Field, Tag, model_validator
 from starlette.responses import Response
 
+from outrider.core.notices import notify
 from outrider.formats import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from outrider.server.apis.answers import PartedAnswer, parsed_arguments
 from outrider.server.apis.chat import ChatRequest, fitting_effort, plan_chat
@@ -289,10 +289,12 @@ _MODES: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
 
 def plan_message(service: Service, body: CountTokensRequest, namespace: str) -> GenerationPlan:
     """The engine request. Raises Problem, in terms of this API's fields."""
-    effort, notices = _effort(service, body)
+    edits = body.context_management.edits if body.context_management else None
+    if any(edit.get("keep") not in ("all", {"type": "all"}) for edit in edits or ()):
+        notify("context_management: the conversation is not shortened here, all of it is read")
+    effort = _effort(service, body)
     with renamed_fields(_NAMES):
-        plan = plan_chat(service, as_chat(body, effort), namespace)
-    return replace(plan, notices=(*plan.notices, *notices, *_not_shortened(body)))
+        return plan_chat(service, as_chat(body, effort), namespace)
 
 
 def as_chat(body: CountTokensRequest, effort: Effort | None = None) -> ChatRequest:
@@ -336,8 +338,8 @@ def _format(config: OutputConfig | None) -> JsonSchemaFormat | None:
     return JsonSchemaFormat(type="json_schema", json_schema=NamedSchema(schema=config.format.json_schema))
 
 
-def _effort(service: Service, body: CountTokensRequest) -> tuple[Effort | None, list[str]]:
-    """How much the model is to think, where its template knows that, and notices."""
+def _effort(service: Service, body: CountTokensRequest) -> Effort | None:
+    """How much the model is to think, where its template knows that."""
     outputs: list[TurnOutput | None] = [body.output_config, *(turn.output_config for turn in body.messages)]
     efforts = [output.effort for output in outputs if output and output.effort]
     thinking, wanted = body.thinking, efforts[-1] if efforts else None
@@ -346,13 +348,6 @@ def _effort(service: Service, body: CountTokensRequest) -> tuple[Effort | None, 
     elif thinking and thinking.type == "enabled":
         wanted = wanted or "medium"
     return fitting_effort(service, wanted, "thinking, output_config.effort")
-
-
-def _not_shortened(body: CountTokensRequest) -> list[str]:
-    """A notice where parts of the conversation were to be left out."""
-    edits = body.context_management.edits if body.context_management else None
-    asked = [edit for edit in edits or () if edit.get("keep") not in ("all", {"type": "all"})]
-    return ["context_management: the conversation is not shortened here, all of it is read"] if asked else []
 
 
 def _shown(turns: Sequence[Turn]) -> Iterator[Turn]:

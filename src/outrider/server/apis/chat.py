@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from outrider.core.data import Grammar, Thought
 from outrider.core.errors import InputError
+from outrider.core.notices import notify
 from outrider.formats import (
     ContentDelta,
     Event,
@@ -133,14 +134,14 @@ def plan_chat(service: Service, body: ChatRequest, namespace: str) -> Generation
     """The engine requests for a chat request. Raises Problem."""
     check_choices(service.settings, body.n or 1, "n")
     tools, choice = _tools(body)
-    text, notices = rendered(service, body)
+    text = rendered(service, body)
     prompt = "".join(service.controls.split(text))
-    grammar, grammar_notices = _grammar(service, body, tools, choice, prompt)
+    grammar = _grammar(service, body, tools, choice, prompt)
     tokens = service.check_prompt(tokens_of(service, text), "messages")
     max_tokens = _max_tokens(service, body)
     room = min(max_tokens or service.context_tokens, service.context_tokens - len(tokens))
     must_call = choice not in ("none", "auto")
-    thought, thought_notices = _thought(service, body, prompt, room, must_call=must_call)
+    thought = _thought(service, body, prompt, room, must_call=must_call)
     return plan_of(
         service,
         body,
@@ -148,7 +149,6 @@ def plan_chat(service: Service, body: ChatRequest, namespace: str) -> Generation
         namespace,
         max_tokens=max_tokens,
         grammar=grammar,
-        notices=(*notices, *grammar_notices, *thought_notices),
         logprobs=_logprobs(body),
         visible=service.format.visible,
         thought=thought,
@@ -158,18 +158,18 @@ def plan_chat(service: Service, body: ChatRequest, namespace: str) -> Generation
     )
 
 
-def rendered(service: Service, body: ChatRequest) -> tuple[str, list[str]]:
-    """The conversation as `render` gives it, and notices. Raises Problem."""
+def rendered(service: Service, body: ChatRequest) -> str:
+    """The conversation as `render` gives it. Raises Problem."""
     tools, choice = _tools(body)
-    variables, notices = _variables(service, body)
+    variables = _variables(service, body)
     parallel, messages = body.parallel_tool_calls is not False, body.messages
     if not body.continue_final_message:
-        return render(service, messages, tools, choice, variables, parallel=parallel), notices
+        return render(service, messages, tools, choice, variables, parallel=parallel)
     if choice not in ("none", "auto") or any(kind[2] is not None for kind in grammar_fields(body)):
         why = "an answer that is limited is not continued. Leave one of the two out."
         raise invalid_field("continue_final_message", why, code="unsupported")
     text = render(service, messages[:-1], tools, choice, variables, parallel=parallel)
-    return text + _begun(service, messages[-1], "".join(service.controls.split(text))), notices
+    return text + _begun(service, messages[-1], "".join(service.controls.split(text)))
 
 
 def _begun(service: Service, last: Message, prompt: str) -> str:
@@ -251,8 +251,8 @@ def tokens_of(service: Service, text: str) -> list[int]:
     return tokens
 
 
-def _variables(service: Service, body: ChatRequest) -> tuple[dict[str, Any], list[str]]:
-    """Further variables of the template, and notices about those that it does not read."""
+def _variables(service: Service, body: ChatRequest) -> dict[str, Any]:
+    """Further variables of the template."""
     variables = dict(body.chat_template_kwargs or {})
     if taken := sorted(_RESERVED & variables.keys()):
         raise invalid_field(f"chat_template_kwargs.{taken[0]}", "the server sets it. Leave it out.")
@@ -262,14 +262,16 @@ def _variables(service: Service, body: ChatRequest) -> tuple[dict[str, Any], lis
     if body.reasoning_budget is not None and "thinking_budget" in _variables_of(service):
         variables.setdefault("thinking_budget", body.reasoning_budget)
     unread = [name[:100] for name in variables if name not in source]
-    return variables, [f"chat_template_kwargs: this model's template does not read {name}" for name in unread]
+    notify(*(f"chat_template_kwargs: this model's template does not read {name}" for name in unread))
+    return variables
 
 
-def fitting_effort(service: Service, wanted: Effort | None, field: str) -> tuple[Effort | None, list[str]]:
-    """How much the model is to think, where it knows that; else None and a notice about the field."""
+def fitting_effort(service: Service, wanted: Effort | None, field: str) -> Effort | None:
+    """How much the model is to think, where it knows that; else None."""
     if wanted is None or service.format.reasons or _EFFORTS & set(_variables_of(service)):
-        return wanted, []
-    return None, [] if wanted == "none" else [f"{field}: this model's template does not read it"]
+        return wanted
+    notify(None if wanted == "none" else f"{field}: this model's template does not read it")
+    return None
 
 
 def _variables_of(service: Service) -> list[str]:
@@ -293,14 +295,15 @@ def _effort(service: Service, effort: Effort) -> dict[str, Any]:
 
 def _thought(
     service: Service, body: ChatRequest, prompt: str, room: int, *, must_call: bool
-) -> tuple[Thought | None, list[str]]:
-    """How the answer may reason, and notices. `room` is how many tokens the whole answer may have; where a
+) -> Thought | None:
+    """How the answer may reason. `room` is how many tokens the whole answer may have; where a
     tool call is required, half of them are kept for the call."""
     settings, asked = service.settings, body.reasoning_budget
     thought = service.format.thought(prompt, settings.reasoning_budget_message or "")
     if thought is None:
-        ignored = asked is not None and asked >= 0 and not service.format.reasons
-        return None, ["reasoning_budget: this model's template knows no reasoning"] if ignored else []
+        if asked is not None and asked >= 0 and not service.format.reasons:
+            notify("reasoning_budget: this model's template knows no reasoning")
+        return None
     effort = body.reasoning_effort
     if asked is None and effort is not None:
         knows = "reasoning_effort" in _variables_of(service) and effort != "none"
@@ -308,18 +311,21 @@ def _thought(
     budget = settings.reasoning_budget if asked is None else asked
     if budget < 0 and must_call:
         half = max(room // 2, 1)
-        return replace(thought, budget=half), [f"tool_choice: of reasoning there may be {half} tokens"]
-    return replace(thought, budget=None if budget < 0 else budget), []
+        notify(f"tool_choice: of reasoning there may be {half} tokens")
+        return replace(thought, budget=half)
+    return replace(thought, budget=None if budget < 0 else budget)
 
 
 def _grammar(
     service: Service, body: ChatRequest, tools: Sequence[ToolSpec], choice: ToolChoice, prompt: str
-) -> tuple[Grammar | None, tuple[str, ...]]:
-    """The compiled grammar of the answer, and what of it is not enforced."""
+) -> Grammar | None:
+    """The compiled grammar of the answer."""
     content, field = grammar_of(body, service.settings)
     if choice == "none":
         limit = service.format.grammar((), choice, parallel=True, prompt=prompt, content=content)
-        return limit, compile_grammar(service, body, limit, field) if limit else ()
+        if limit is not None:
+            compile_grammar(service, body, limit, field)
+        return limit
     if body.ignore_eos:
         why = "an answer that may call tools ends by itself. Leave one of the two out."
         raise invalid_field("ignore_eos", why)
@@ -335,11 +341,12 @@ def _grammar(
             prompt=prompt,
             content=content,
         )
-        notices = service.format.notices(tools)
+        notify(*service.format.notices(tools))
     except InputError as error:
         raise problem_of(error, "tools") from None
-    compiled = service.compile(grammar, "tools") if grammar else ()
-    return grammar, (*notices, *compiled)
+    if grammar is not None:
+        service.compile(grammar, "tools")
+    return grammar
 
 
 def _max_tokens(service: Service, body: ChatRequest) -> int | None:

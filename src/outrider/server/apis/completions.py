@@ -115,14 +115,14 @@ def plan_texts(
     *,
     max_tokens: int | None,
     logprobs: int | None,
-    notices: Sequence[str] = (),
     echoes: tuple[str, ...] = (),
 ) -> GenerationPlan:
     """The engine requests for texts after these prompts, in order. Raises Problem."""
     number = body.n or 1
     check_choices(service.settings, number * len(prompts), "n" if number > 1 else "prompt")
     grammar, field = grammar_of(body, service.settings)
-    compiled = compile_grammar(service, body, grammar, field) if grammar else ()
+    if grammar is not None:
+        compile_grammar(service, body, grammar, field)
     return plan_of(
         service,
         body,
@@ -130,7 +130,6 @@ def plan_texts(
         namespace,
         max_tokens=max_tokens,
         grammar=grammar,
-        notices=(*notices, *compiled),
         logprobs=logprobs,
         echoes=echoes,
     )

@@ -129,8 +129,9 @@ async def answer(
     makes the answer. Raises Problem and OutriderError."""
     caller = caller_of(request)
     async with models_of(request).serving(body.model) as service:
-        planned = await service.prepared(partial(plan, service, body, caller.namespace))
+        planned, notices = await service.noticed(partial(plan, service, body, caller.namespace))
         result = make(service, body, planned)
+        result.notices = notices
         with ExitStack() as stack:
             running = Generations(service, caller, stack, planned.max_decode_s)
             if planned.requests[0].thought is not None:

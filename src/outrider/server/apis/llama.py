@@ -11,6 +11,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from outrider.core.data import Completion, Update
+from outrider.core.notices import notify
 from outrider.server.apis.answers import Answer, Choice, account_of
 from outrider.server.apis.chat import ChatRequest, rendered
 from outrider.server.apis.completions import infill_prompt, plan_texts, prompt_tokens, prompts_of
@@ -109,7 +110,7 @@ async def infill(body: InfillRequest, request: Request) -> Response:
 async def apply_template(body: ChatRequest, request: Request) -> Any:
     """The prompt that a request for a chat completion becomes."""
     async with models_of(request).serving(body.model) as service:
-        text, _ = await service.prepared(lambda: rendered(service, body))
+        text = await service.prepared(lambda: rendered(service, body))
         return {"prompt": "".join(service.controls.split(text))}
 
 
@@ -163,6 +164,7 @@ def plan_infill(service: Service, body: InfillRequest, namespace: str) -> Genera
 def _plan(
     service: Service, body: LlamaFields, prompts: Sequence[tuple[int, ...]], namespace: str
 ) -> GenerationPlan:
+    notify("n_indent: it is not enforced" if body.n_indent else None)
     plan = plan_texts(
         service,
         body,
@@ -170,7 +172,6 @@ def _plan(
         namespace,
         max_tokens=_max_tokens(service, body),
         logprobs=body.n_probs or None,
-        notices=("n_indent: it is not enforced",) if body.n_indent else (),
     )
     limit_ms = body.t_max_predict_ms or 0
     return replace(plan, max_decode_s=limit_ms / 1000) if limit_ms > 0 else plan
@@ -256,7 +257,7 @@ class LlamaAnswer(Answer):
             "tokens_cached": completion.reused_tokens,
             "timings": _timings(completion, account),
             **self._taken(choice),
-            "outrider": account | {"notices": list(self.plan.notices)},
+            "outrider": account | {"notices": self.notices},
         }
         wanted = self._body.response_fields
         return found if wanted is None else _picked(found, wanted)

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from starlette.responses import JSONResponse, Response
 
 from outrider.core.data import Completion, Update
+from outrider.core.notices import notify
 from outrider.formats import ContentDelta, ReasoningDelta
 from outrider.server.apis.answers import LINES, Answer, Choice, ToolCall, parsed_arguments
 from outrider.server.apis.chat import ChatRequest, fitting_effort, plan_chat
@@ -333,16 +334,17 @@ def plan_generate(service: Service, body: GenerateRequest, namespace: str) -> Ge
         fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
         limits = (service.context_tokens, service.settings.default_max_tokens, service.settings.max_tokens)
         fields["max_tokens"] = fields["max_tokens"] or min(limit for limit in limits if limit)
+        _check_context(service, body)
         with renamed_fields(_NAMES):
             plan = plan_completions(service, CompletionRequest(**fields), namespace)
-        return _continued(service, body, replace(plan, notices=(*plan.notices, *_notices(service, body))))
+        return _continued(service, body, plan)
     system = [Message(role="system", content=body.system)] if body.system else []
     plan = _plan(service, body, [*system, Message(role="user", content=prompt)], namespace)
     return _continued(service, body, plan)
 
 
 def _plan(service: Service, body: OllamaFields, messages: list[Message], namespace: str) -> GenerationPlan:
-    effort, notices = fitting_effort(service, _effort(body.think), "think")
+    _check_context(service, body)
     request = ChatRequest(
         **_shared(body),
         messages=messages,
@@ -350,11 +352,10 @@ def _plan(service: Service, body: OllamaFields, messages: list[Message], namespa
         tools=getattr(body, "tools", None) or None,
         logprobs=body.logprobs,
         top_logprobs=body.top_logprobs if body.logprobs else None,
-        reasoning_effort=effort,
+        reasoning_effort=fitting_effort(service, _effort(body.think), "think"),
     )
     with renamed_fields(_NAMES):
-        plan = plan_chat(service, request, namespace)
-    return replace(plan, notices=(*plan.notices, *notices, *_notices(service, body)))
+        return plan_chat(service, request, namespace)
 
 
 def _continued(service: Service, body: GenerateRequest, plan: GenerationPlan) -> GenerationPlan:
@@ -394,11 +395,11 @@ def _effort(think: bool | str | None) -> Effort | None:
     return think  # type: ignore[return-value]
 
 
-def _notices(service: Service, body: OllamaFields) -> list[str]:
+def _check_context(service: Service, body: OllamaFields) -> None:
+    """Say so where the context is smaller than was asked for."""
     asked = body.options.num_ctx if body.options else None
-    if asked is None or asked <= service.context_tokens:
-        return []
-    return [f"options.num_ctx: the context here is {service.context_tokens} tokens"]
+    if asked is not None and asked > service.context_tokens:
+        notify(f"options.num_ctx: the context here is {service.context_tokens} tokens")
 
 
 def _message(message: OllamaMessage) -> Message:

@@ -10,6 +10,7 @@ from typing import Any
 
 from outrider.core.data import Grammar, Request, Thought
 from outrider.core.errors import InputError, SettingError
+from outrider.core.notices import notify
 from outrider.core.params import Drafting, GrammarKind, SamplingParams, Verification, grammar_kind
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.formats import AnswerReader
@@ -34,7 +35,6 @@ class GenerationPlan:
         requests: In the order of the choices.
         policy: Who drafts, by name.
         bitwise: Whether the texts are those of plain decoding, bit for bit.
-        notices: Lines for the answer.
         choices_per_prompt: How many requests share a prompt.
         show_sources: Whether a stream says who drafted its text.
         reader: Makes the reader of a choice's text; None: all of it is content.
@@ -45,7 +45,6 @@ class GenerationPlan:
     requests: tuple[Request, ...]
     policy: str
     bitwise: bool
-    notices: tuple[str, ...]
     choices_per_prompt: int
     show_sources: bool
     reader: Callable[[], AnswerReader] | None = None
@@ -65,7 +64,6 @@ def plan_of(
     *,
     max_tokens: int | None,
     grammar: Grammar | None,
-    notices: Sequence[str],
     logprobs: int | None,
     visible: tuple[int, ...] = (),
     thought: Thought | None = None,
@@ -81,8 +79,8 @@ def plan_of(
         raise invalid_field("speculation.policy", why)
     cap = speculation.max_draft if speculation else None
     drafting = Drafting() if policy == "plain" else Drafting(policy, cap)
-    prediction, more = _predicted(service, body.prediction)
     sampling = sampling_of(body, service.defaults)
+    _check_samplers(body)
     verification = verification_of(body, service.verification, sampling, bitwise=bitwise)
     request = Request(
         prompt=prompts[0],
@@ -95,7 +93,7 @@ def plan_of(
         logprobs=logprobs,
         grammar=grammar,
         drafting=drafting,
-        prediction=prediction,
+        prediction=_predicted(service, body.prediction),
         scope=namespace,
         visible=visible,
         thought=thought,
@@ -111,7 +109,6 @@ def plan_of(
         ),
         policy=service.policy_name if policy == "auto" else policy,
         bitwise=bitwise and keeps_text,
-        notices=(*notices, *more, *sampler_notices(body)),
         choices_per_prompt=number,
         show_sources=bool(speculation and speculation.show_sources),
         reader=reader,
@@ -119,27 +116,26 @@ def plan_of(
     )
 
 
-def _predicted(service: Service, asked: Prediction | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The tokens of a prediction, as many as the context holds, and a notice where it is not used. Control
-    tokens that it spells are text."""
+def _predicted(service: Service, asked: Prediction | None) -> tuple[int, ...]:
+    """The tokens of a prediction, as many as the context holds. Control tokens that it spells are text."""
     if asked is None:
-        return (), ()
-    followed = any(isinstance(d, PredictionDrafter) for d in service.session.engine.drafters)
-    notices = () if followed else ("prediction: it is not used, for this model cannot follow one",)
+        return ()
+    if not any(isinstance(d, PredictionDrafter) for d in service.session.engine.drafters):
+        notify("prediction: it is not used, for this model cannot follow one")
     text = text_of(asked.content)[: service.max_characters]
     try:
         tokens = service.vocabulary.tokenize(text, add_special=False)
     except InputError as error:
         raise problem_of(error, "prediction") from None
-    return tuple(tokens[: service.context_tokens]), notices
+    return tuple(tokens[: service.context_tokens])
 
 
-def compile_grammar(service: Service, body: TextRequest, grammar: Grammar, field: str) -> tuple[str, ...]:
-    """Compile the grammar of a field; returns what of it is not enforced. Raises Problem."""
+def compile_grammar(service: Service, body: TextRequest, grammar: Grammar, field: str) -> None:
+    """Compile the grammar of a field. Raises Problem."""
     if body.ignore_eos:
         why = f"{field} says where the answer ends. Leave one of the two out."
         raise invalid_field("ignore_eos", why)
-    return service.compile(grammar, field)
+    service.compile(grammar, field)
 
 
 # What one request may ask for
@@ -221,15 +217,14 @@ def sampling_of(fields: SamplingFields, defaults: SamplingParams) -> SamplingPar
     return replace(defaults, **given)
 
 
-def sampler_notices(fields: SamplingFields) -> list[str]:
-    """Notices about what is not done of a request's `samplers`."""
+def _check_samplers(fields: SamplingFields) -> None:
+    """Say what is not done of a request's `samplers`."""
     given = list(map(_known_sampler, fields.samplers or ()))
     unknown = [name[:64] for name in given if name not in _SAMPLERS]
     known = [name for name in given if name in _SAMPLERS]
-    notices = [f"samplers: {name} is not known here" for name in unknown]
+    notify(*(f"samplers: {name} is not known here" for name in unknown))
     if known != [name for name in _SAMPLERS if name in known]:
-        notices.append(f"samplers: their order is {', '.join(name for name in _SAMPLERS if name in known)}")
-    return notices
+        notify(f"samplers: their order is {', '.join(name for name in _SAMPLERS if name in known)}")
 
 
 def _known_sampler(name: str) -> str:
