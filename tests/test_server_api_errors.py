@@ -343,7 +343,6 @@ def test_a_body_without_a_type_is_read_as_json(served: Serving) -> None:
 
 
 NO_EFFECT = {
-    "cache_prompt": False,
     "id_slot": -1,
     "n_keep": 4,
     "n_discard": 0,

@@ -242,6 +242,7 @@ class Request:
     output may be. `drafting` is who drafts. `prediction` are tokens that the answer probably resembles.
     KV and text that a request leaves are reused by requests of the same `scope` (cache namespace) alone.
     `visible` are control tokens whose spelling is a part of the text. `thought` is how the answer reasons.
+    `cache_prompt` False reads the whole prompt, whatever is stored of it.
     """
 
     prompt: tuple[int, ...]
@@ -258,6 +259,7 @@ class Request:
     scope: str = ""
     visible: tuple[int, ...] = ()
     thought: Thought | None = None
+    cache_prompt: bool = True
 
     def __post_init__(self) -> None:
         if not self.prompt:

@@ -20,6 +20,8 @@ _REUSE_RATE = 0.15
 """weight of the last request in the share of prompts that could be reused"""
 _MIN_SAVED_TOKENS = 64
 """What a sequence holds beyond a shared beginning is given up where it is fewer tokens than this."""
+_MIN_AWAITED_TOKENS = 16
+"""Fewer are read with the call that a request would wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +82,26 @@ class Slots:
         assert self._target.length(slot) < len(request.prompt)
         return slot
 
+    def is_being_read(self, request: Request) -> bool:
+        """Whether a running request is about to store a beginning of a prompt that nothing stores yet. To wait
+        for it takes no longer than to read it: the other is ahead, and each would slow down the other."""
+        if not (request.cache_prompt and self._target.rewinding.is_free):
+            return False
+        stored = self._match(request)[1]
+        for slot, held in self._running.items():
+            reads = self._target.length(slot) < len(held.tokens) - 1
+            if reads and held.scope == request.scope:
+                shared = min(common_prefix(held.tokens, request.prompt), len(request.prompt) - 1)
+                if shared - stored >= _MIN_AWAITED_TOKENS:
+                    return True
+        return False
+
     def _match(self, request: Request) -> tuple[int, int]:
         """The sequence that stores most of a prompt, and how much; one that has ended before one that runs.
         -1 and 0 where none stores anything of it."""
         best, most = -1, 0
+        if not request.cache_prompt:
+            return best, most
         for slot, held in (*reversed(self._kept.items()), *self._running.items()):
             if held.scope == request.scope:
                 stored = min(self._target.length(slot), len(request.prompt) - 1)
@@ -116,7 +134,7 @@ class Slots:
     def _restored(self, request: Request) -> int | None:
         """A slot with what the store has of a prompt; None where it has no more than is stored here, or
         reading takes no longer."""
-        while self._store is not None:
+        while self._store is not None and request.cache_prompt:
             shared = self._match(request)[1]
             found = self._store.find(request.scope, request.prompt[:-1], shared, self._longest)
             if found is None:
@@ -130,7 +148,7 @@ class Slots:
 
     def read_ahead(self, request: Request, when_done: Callable[[], None]) -> Reading | None:
         """Begin to read what the store has of a prompt, as in `KvStore`."""
-        if self._store is None:
+        if self._store is None or not request.cache_prompt:
             return None
         shared = self._match(request)[1]
         return self._store.read_ahead(request.scope, request.prompt[:-1], shared, self._longest, when_done)

@@ -165,6 +165,10 @@ class Engine:
             len(needed) == 1 or sum(needed) <= self.target.capacity_tokens
         )
 
+    def should_wait(self, request: Request) -> bool:
+        """Whether a request had better wait for a running one that reads the same beginning, and share it."""
+        return self.slots.is_being_read(request)
+
     def read_ahead(self, request: Request, when_done: Callable[[], None]) -> Reading | None:
         """Begin to read what the KV store has on disk for a request, so that `submit` need not wait for it
         when that is done, which another thread says by `when_done`. None where it would not wait. The result

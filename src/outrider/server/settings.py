@@ -171,6 +171,9 @@ class Cache(Group):
         metavar="MIB",
         help="Memory for KV that leaves the cache, in MiB; 0: none, -1: no limit.",
     )
+    cache_prompt: bool = setting(
+        True, help="Go on from what is stored of a prompt, unless a request says otherwise."
+    )
     cache_dir: Path | None = setting(
         None, metavar="DIR", help="A folder for KV that leaves the cache; it outlives the server."
     )

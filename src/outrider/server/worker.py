@@ -272,17 +272,19 @@ class Worker:
         turns = [other.turn for other in self._waiting if other.request.scope == job.request.scope]
         job.turn = max(turns, default=self._turn) + 1
         insort(self._waiting, job, key=lambda waiting: waiting.turn)
-        if len(self._waiting) > 1 or not self._engine.has_room(job.request):
+        engine, request = self._engine, job.request
+        if len(self._waiting) > 1 or not engine.has_room(request) or engine.should_wait(request):
             self._post(job)  # else it is started, or refused, at once
 
     def _admit(self) -> None:
-        """Start waiting jobs in turn, as far as there is room; one whose KV is being read keeps its place."""
+        """Start waiting jobs in turn, as far as there is room; one whose KV is on its way from the disk, or
+        is being computed for another, keeps its place."""
         held_back: list[Request] = []
         for job in list(self._waiting):
             if not self._engine.has_room(*held_back, job.request):
                 break
             try:
-                if self._is_reading(job):
+                if self._is_reading(job) or self._engine.should_wait(job.request):
                     held_back.append(job.request)
                     continue
                 job.request_id = self._engine.submit(job.request)

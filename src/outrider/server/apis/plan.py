@@ -97,6 +97,7 @@ def plan_of(
         scope=namespace,
         visible=visible,
         thought=thought,
+        cache_prompt=service.settings.cache_prompt if body.cache_prompt is None else body.cache_prompt,
     )
     number = body.n or 1
     seeds = [None if sampling.seed is None else sampling.seed + i for i in range(number)]

@@ -232,7 +232,7 @@ class Speculation(Shape):
 
 
 class SamplingFields(_Sampled):
-    """How the next token is chosen: OpenAI's fields, and llama.cpp's samplers under its names."""
+    """How the answer is generated, whatever it is: OpenAI's fields, and llama.cpp's samplers under its names."""
 
     ignored: ClassVar = frozenset({"mirostat_tau", "mirostat_eta"})
 
@@ -266,9 +266,12 @@ class SamplingFields(_Sampled):
         "asks; what is drawn is drawn by the seed-stable rule. An error where the server does not keep it.",
     )
     speculation: Speculation | None = None
+    cache_prompt: bool | None = Field(
+        None, description="False: the whole prompt is read, whatever is stored of it."
+    )
 
     def sampling(self) -> dict[str, Any]:
-        """The given fields about sampling, for a request of another API."""
+        """The given ones of these fields, for a request of another API."""
         given = {name: getattr(self, name) for name in SamplingFields.model_fields}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -364,7 +367,7 @@ class GenerationRequest(SamplingFields, Body):
     refused: ClassVar = REFUSED
     ignored: ClassVar = SamplingFields.ignored | {
         # Beginnings of prompts are kept by themselves, the model stays loaded, no answer is stored.
-        *("cache_prompt", "n_cache_reuse", "prompt_cache_options", "keep_alive", "store"),
+        *("n_cache_reuse", "prompt_cache_options", "keep_alive", "store"),
         # There is one tier, X-Request-Id names a request, and API keys take turns.
         *("service_tier", "request_id", "priority"),
         # The server chooses where an answer is generated, and cuts nothing out of a conversation.
