@@ -1,21 +1,36 @@
-"""What requests share of their prompts, over HTTP and through the worker: read once, or anew where asked for."""
+"""What requests share of their prompts: read once, found again in another tokenization, or read anew."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engines import PROMPT, language_model, plain
+from examples import examples
+from outrider.backends.gguf import LoadOptions
+from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion
+from outrider.core.params import SamplingParams
+from outrider.core.sequences import common_prefix
 from outrider.engine import Engine
+from outrider.engine.served import respelled
+from outrider.policy import FixedPolicy
 from outrider.server.settings import ServeSettings
-from serving import Running, Serving, serving, user
+from outrider.session import Session
+from outrider.session.options import Keeping
+from serving import DEFAULT_ANSWER, ByteVocabulary, Running, Serving, serving, user
 from test_server_api_service import Counted
 from test_server_worker import REQUEST, finish, slow_model, working
+from tiny_gguf import write_tiny
 
 TEXT = "a beginning that many requests share, said twice " * 30
 ENDPOINTS: dict[str, dict[str, Any]] = {
@@ -124,3 +139,123 @@ def test_nobody_waits_for_another_namespace_or_a_short_beginning() -> None:
     while engine.step()[0].record.kind == "prefill":
         pass
     assert not engine.should_wait(request), "it is stored"
+
+
+# Text that was generated
+
+
+PIECES = (b"a", b"b", b"ab", b"ba", b"aba", b"\xc3", b"\xa9", b"\xc3\xa9", b"")
+"""The last one is a control token."""
+SPELLED = SimpleNamespace(piece=lambda token: PIECES[token])
+SOME_TOKENS = st.lists(st.integers(0, len(PIECES) - 1), max_size=12)
+
+
+def spelled(tokens: Sequence[int]) -> list[bytes]:
+    """What tokens spell between control tokens."""
+    return b"".join(PIECES[token] or b"|" for token in tokens).split(b"|")
+
+
+@settings(max_examples=examples(200))
+@given(prompt=SOME_TOKENS, served=SOME_TOKENS)
+def test_a_respelled_prompt_is_the_same_text(prompt: list[int], served: list[int]) -> None:
+    found, reached, num_other = respelled(prompt, served, cast(Vocabulary, SPELLED))
+    assert spelled(found) == spelled(prompt)
+    assert found[:reached] == tuple(served[:reached])
+    assert reached >= common_prefix(prompt, served)
+    assert (num_other == 0) == (found == tuple(prompt))
+    longest = max(
+        (
+            i
+            for i in range(len(served) + 1)
+            for j in range(len(prompt) + 1)
+            if spelled(served[:i]) == spelled(prompt[:j])
+        ),
+        default=0,
+    )
+    assert reached == longest
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z ]{8,24}$"},
+        "the end": {"enum": ["in the", "on"]},
+    },
+    "required": ["name", "the end"],
+}
+
+
+def test_the_next_turn_loses_nothing_of_what_was_generated(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf", context_length=1024)
+    options, num_other = LoadOptions(threads=1), 0
+    opening: dict[str, Any] = {"context_length": 1024, "keeping": Keeping(2**30), "policy": FixedPolicy()}
+    with Session.load(path, "none", options=options, **opening) as session:
+        for seed in range(20):
+            prompt = f"Answer number {seed}, in the usual way: "
+            first = session.generate(
+                prompt, schema=SCHEMA, sampling=SamplingParams(temperature=1, seed=seed), max_tokens=90
+            )
+            if seed % 2:  # then it comes out of memory
+                session.engine.slots.clear(put_away=True)
+            turn = session.encode(prompt + first.text + " And the next?")
+            second = session.generate(prompt + first.text + " And the next?", max_tokens=2)
+            assert first.finish_reason == "stop" and len(first.tokens) > 30
+            assert second.reused_tokens >= first.prompt_tokens + len(first.tokens) - 1
+            num_other += second.respelled_tokens
+            given = session.generate(turn, max_tokens=2)
+            assert (given.prompt_tokens, given.respelled_tokens) == (len(turn), 0), "tokens stay as they are"
+    assert num_other > 100
+
+
+class Paired(ByteVocabulary):
+    """All bytes, a token for "he", and an end token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 258
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        del add_special, parse_special
+        parts = re.split("(he)", text)
+        return [token for part in parts for token in ([256] if part == "he" else part.encode())]
+
+    def piece(self, token: int) -> bytes:
+        return b"he" if token == 256 else bytes([token]) if token < 256 else b""
+
+
+ASKED, NEXT = "hi there", "and then?"
+TALK = [*user(ASKED), {"role": "assistant", "content": DEFAULT_ANSWER}, *user(NEXT)]
+
+
+@pytest.mark.parametrize(
+    ("path", "first", "second"),
+    [
+        ("/v1/chat/completions", {"messages": user(ASKED)}, {"messages": TALK}),
+        ("/v1/messages", {"messages": user(ASKED), "max_tokens": 50}, {"messages": TALK, "max_tokens": 50}),
+        ("/v1/responses", {"input": ASKED}, {"input": TALK}),
+        ("/api/chat", {"messages": user(ASKED)}, {"messages": TALK}),
+        ("/completion", {"prompt": f"{ASKED}|"}, {"prompt": f"{ASKED}|{DEFAULT_ANSWER}{NEXT}|"}),
+        (
+            "/v1/completions",
+            {"prompt": f"{ASKED}|", "max_tokens": 50},
+            {"prompt": f"{ASKED}|{DEFAULT_ANSWER}{NEXT}|", "max_tokens": 50},
+        ),
+    ],
+)
+def test_every_endpoint_finds_its_answer_again(
+    path: str, first: dict[str, Any], second: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.ByteVocabulary", Paired)
+    template = "{% for m in messages %}{{ m.content }}{{ '|' if m.role == 'user' }}{% endfor %}"
+    with serving(template=template) as served:
+
+        def account(body: dict[str, Any]) -> dict[str, Any]:
+            answer = served.post(path, temperature=0, model="tiny", stream=False, **body)
+            assert DEFAULT_ANSWER in answer.text, answer.text
+            return cast(dict[str, Any], answer.json()["outrider"])
+
+        assert account(first)["respelled_prompt_tokens"] == 0
+        found = account(second)
+        assert found["respelled_prompt_tokens"] == 2, "h and e"
+        assert found["reused_prompt_tokens"] >= len(ASKED) + len(DEFAULT_ANSWER)
+        assert account(second | {"cache_prompt": False})["respelled_prompt_tokens"] == 0

@@ -242,7 +242,9 @@ class Request:
     output may be. `drafting` is who drafts. `prediction` are tokens that the answer probably resembles.
     KV and text that a request leaves are reused by requests of the same `scope` (cache namespace) alone.
     `visible` are control tokens whose spelling is a part of the text. `thought` is how the answer reasons.
-    `cache_prompt` False reads the whole prompt, whatever is stored of it.
+    `cache_prompt` False reads the whole prompt, whatever is stored of it. `from_text`: the prompt is the
+    tokenization of a text, of which tokens that were generated for the same text may take the place;
+    `respelled_tokens` is how many did.
     """
 
     prompt: tuple[int, ...]
@@ -260,6 +262,8 @@ class Request:
     visible: tuple[int, ...] = ()
     thought: Thought | None = None
     cache_prompt: bool = True
+    from_text: bool = False
+    respelled_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -393,6 +397,8 @@ class Completion:
     """what the caller's schema made of a complete text; None where there was none"""
     stop: str | None = None
     """the stop string that ended it"""
+    respelled_tokens: int = 0
+    """prompt tokens that are as they were generated, where the tokenizer has others for their text"""
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:

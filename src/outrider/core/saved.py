@@ -109,6 +109,9 @@ class KvStore(Protocol):
         """Begin to read what `find` would wait for; another thread calls `when_done` at the end. None where
         `find` would not wait."""
 
+    def texts(self, scope: str, tokens: Sequence[int]) -> list[list[int]]:
+        """Those that begin with most of these tokens."""
+
     def restore(self, found: FoundState, sequence: int) -> bool:
         """Let an empty sequence hold all that was found. False where it turns out to be of no use; the
         sequence is empty then."""

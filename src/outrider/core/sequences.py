@@ -7,15 +7,28 @@ from typing import Generic, TypeVar
 
 _Known = TypeVar("_Known")
 
+_BLOCK = 256
+"""Tokens of long texts that are compared at once."""
+
 
 def common_prefix(one: Iterable[int], other: Iterable[int]) -> int:
     """How many tokens two sequences begin with in common."""
     length = 0
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        size = min(len(one), len(other))
+        while length + _BLOCK <= size and _are_equal(one, other, length):
+            length += _BLOCK
+        one, other = one[length : length + _BLOCK], other[length : length + _BLOCK]
     for a, b in zip(one, other, strict=False):
         if a != b:
             break
         length += 1
     return length
+
+
+def _are_equal(one: Sequence[int], other: Sequence[int], start: int) -> bool:
+    """Whether two sequences have the same block from there on."""
+    return list(one[start : start + _BLOCK]) == list(other[start : start + _BLOCK])
 
 
 class DraftPath(Generic[_Known]):

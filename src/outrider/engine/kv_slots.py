@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.core.contracts import Model
 from outrider.core.data import Request
 from outrider.core.errors import BackendError, InputError, RewindUnsupported
 from outrider.core.saved import KvStore, Reading, SavedState, SavingModel
 from outrider.core.sequences import common_prefix
+from outrider.engine.served import respelled
 
 _MIN_KEPT_TOKENS = 2048
 """kept even where nothing was reused lately: the last few short conversations"""
@@ -82,9 +83,33 @@ class Slots:
         assert self._target.length(slot) < len(request.prompt)
         return slot
 
+    def as_served(self, request: Request) -> Request:
+        """A request whose prompt is text with the tokens that were generated for it, as far as these are
+        stored."""
+        if not (request.from_text and request.cache_prompt):
+            return request
+        texts = [
+            held.tokens
+            for held in (*self._kept.values(), *self._running.values())
+            if held.scope == request.scope
+        ]
+        if self._store is not None:
+            texts += self._store.texts(request.scope, request.prompt)
+        equal = [common_prefix(text, request.prompt) for text in texts]
+        longest = max(equal, default=0)
+        found = [
+            respelled(request.prompt, text, self._target.vocabulary)
+            for text, length in zip(texts, equal, strict=True)
+            if length == longest
+        ]
+        prompt, reached, num_other = max(found, key=lambda one: one[1], default=(request.prompt, 0, 0))
+        if reached == longest or len(prompt) >= self._target.context_length:
+            return request
+        return replace(request, prompt=prompt, from_text=False, respelled_tokens=num_other)
+
     def is_being_read(self, request: Request) -> bool:
-        """Whether a running request is about to store a beginning of a prompt that nothing stores yet. To wait
-        for it takes no longer than to read it: the other is ahead, and each would slow down the other."""
+        """Whether a running request is about to store a beginning of a prompt that nothing stores yet. To
+        wait for it takes no longer than to read it: the other is ahead, and both would share their calls."""
         if not (request.cache_prompt and self._target.rewinding.is_free):
             return False
         stored = self._match(request)[1]

@@ -115,7 +115,7 @@ class Engine:
         Raises PromptError when the prompt does not fit the context, GrammarError for a grammar that
         cannot be enforced, InputError when there is no room for another request now (`has_room`).
         """
-        size = self.target.vocabulary.size
+        request, size = self.as_served(request), self.target.vocabulary.size
         if not 0 <= min(request.prompt) <= max(request.prompt) < size:
             raise PromptError("prompt", f"it has tokens outside of 0 to {size - 1}", "Tokenize it again.")
         if len(request.prompt) >= self.target.context_length:
@@ -164,6 +164,11 @@ class Engine:
         return len(needed) <= self.max_running and (
             len(needed) == 1 or sum(needed) <= self.target.capacity_tokens
         )
+
+    def as_served(self, request: Request) -> Request:
+        """A request whose prompt has the tokens that were generated for its text, as far as these are stored:
+        what `submit` makes of it."""
+        return self.slots.as_served(request)
 
     def should_wait(self, request: Request) -> bool:
         """Whether a request had better wait for a running one that reads the same beginning, and share it."""

@@ -134,6 +134,7 @@ def complete(sequence: RunningRequest) -> Completion:
         records=tuple(update.record for update in sequence.updates),
         is_complete=_is_complete(sequence),
         stop=sequence.text.stopped,
+        respelled_tokens=sequence.request.respelled_tokens,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -212,6 +212,7 @@ class Session:
             logprobs=logprobs,
             grammar=grammar,
             prediction=self.read_prediction(prediction),
+            from_text=isinstance(prompt, str) or isinstance(prompt[0], Mapping),
         )
         return Generation(self.engine, request, parse)
 

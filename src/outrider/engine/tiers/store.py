@@ -194,6 +194,14 @@ class KvTiers:
             reading.add_done_callback(lambda _: when_done())
         return reading
 
+    def texts(self, scope: str, tokens: Sequence[int]) -> list[list[int]]:
+        text: Tokens = np.array(tokens, np.int32)
+        with self._lock:
+            found = [entry.text.tokens for entry in self._entries.get(self._scope(scope), ())]
+        equal = [_common(one, text) for one in found]
+        longest = max(equal, default=0)
+        return [one.tolist() for one, length in zip(found, equal, strict=True) if length == longest]
+
     def restore(self, found: FoundState, sequence: int) -> bool:
         entry, before = found.source, self._clock()
         assert isinstance(entry, _Entry)

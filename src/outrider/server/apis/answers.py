@@ -363,6 +363,7 @@ def account_of(choice: Choice, policy: AutoPolicy | None) -> dict[str, Any]:
             for name, counts in readout.drafters.items()
         },
         "reused_prompt_tokens": readout.reused_tokens,
+        "respelled_prompt_tokens": choice.completion.respelled_tokens,
         "times": {
             "queued_s": choice.queued_s,
             "prefill_s": readout.prefill_s,

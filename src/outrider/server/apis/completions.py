@@ -104,6 +104,7 @@ def plan_completions(service: Service, body: CompletionRequest, namespace: str) 
         echoes=tuple(
             _echo(service, prompt) if body.echo else "" for prompt in prompts for _ in range(number)
         ),
+        from_text=all(isinstance(prompt, str) for prompt in prompts),
     )
 
 
@@ -116,6 +117,7 @@ def plan_texts(
     max_tokens: int | None,
     logprobs: int | None,
     echoes: tuple[str, ...] = (),
+    from_text: bool = True,
 ) -> GenerationPlan:
     """The engine requests for texts after these prompts, in order. Raises Problem."""
     number = body.n or 1
@@ -132,6 +134,7 @@ def plan_texts(
         grammar=grammar,
         logprobs=logprobs,
         echoes=echoes,
+        from_text=from_text,
     )
 
 

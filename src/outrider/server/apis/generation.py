@@ -78,7 +78,8 @@ class Generations:
         job = await self._service.worker.submit(request, partial(self._take, choice, used))
         self._stack.callback(self._service.worker.cancel, job)
         self._jobs[choice.index] = job
-        used.prompt_tokens = len(request.prompt)
+        choice.request = job.request
+        used.prompt_tokens = len(job.request.prompt)
         self.num_open += 1
 
     def _take(self, choice: Choice, used: TokenUsage, job: Job, outcome: Outcome) -> None:

@@ -143,8 +143,11 @@ def _props(service: Service) -> dict[str, Any]:
 
 def plan_llama(service: Service, body: LlamaRequest, namespace: str) -> GenerationPlan:
     """The engine requests: the choices of the first prompt, then those of the second. Raises Problem."""
-    prompts = [prompt_tokens(service, prompt) for prompt in prompts_of(body.prompt)]
-    return _plan(service, body, prompts, namespace)
+    given = prompts_of(body.prompt)
+    prompts = [prompt_tokens(service, prompt) for prompt in given]
+    return _plan(
+        service, body, prompts, namespace, from_text=all(isinstance(prompt, str) for prompt in given)
+    )
 
 
 def plan_infill(service: Service, body: InfillRequest, namespace: str) -> GenerationPlan:
@@ -162,7 +165,12 @@ def plan_infill(service: Service, body: InfillRequest, namespace: str) -> Genera
 
 
 def _plan(
-    service: Service, body: LlamaFields, prompts: Sequence[tuple[int, ...]], namespace: str
+    service: Service,
+    body: LlamaFields,
+    prompts: Sequence[tuple[int, ...]],
+    namespace: str,
+    *,
+    from_text: bool = True,
 ) -> GenerationPlan:
     notify("n_indent: it is not enforced" if body.n_indent else None)
     plan = plan_texts(
@@ -172,6 +180,7 @@ def _plan(
         namespace,
         max_tokens=_max_tokens(service, body),
         logprobs=body.n_probs or None,
+        from_text=from_text,
     )
     limit_ms = body.t_max_predict_ms or 0
     return replace(plan, max_decode_s=limit_ms / 1000) if limit_ms > 0 else plan

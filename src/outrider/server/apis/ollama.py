@@ -366,7 +366,7 @@ def _continued(service: Service, body: GenerateRequest, plan: GenerationPlan) ->
     [request], start = plan.requests, service.vocabulary.tokenize("", add_special=True)[:1]
     new = request.prompt[1:] if list(request.prompt[:1]) == start else request.prompt
     prompt = service.check_prompt([*body.context, *new], "context")
-    return replace(plan, requests=(replace(request, prompt=prompt),))
+    return replace(plan, requests=(replace(request, prompt=prompt, from_text=False),))
 
 
 def _shared(body: OllamaFields) -> dict[str, Any]:

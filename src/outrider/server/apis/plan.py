@@ -69,6 +69,7 @@ def plan_of(
     thought: Thought | None = None,
     reader: Callable[[], AnswerReader] | None = None,
     echoes: tuple[str, ...] = (),
+    from_text: bool = True,
 ) -> GenerationPlan:
     """`body.n` choices for each prompt, in the cache namespace; `grammar` is compiled already. Raises
     Problem."""
@@ -98,9 +99,9 @@ def plan_of(
         visible=visible,
         thought=thought,
         cache_prompt=service.settings.cache_prompt if body.cache_prompt is None else body.cache_prompt,
+        from_text=from_text,
     )
-    number = body.n or 1
-    seeds = [None if sampling.seed is None else sampling.seed + i for i in range(number)]
+    seeds = [None if sampling.seed is None else sampling.seed + i for i in range(body.n or 1)]
     keeps_text = policy == "plain" or verification.keeps_text(greedy=sampling.is_greedy)
     return GenerationPlan(
         requests=tuple(
@@ -110,7 +111,7 @@ def plan_of(
         ),
         policy=service.policy_name if policy == "auto" else policy,
         bitwise=bitwise and keeps_text,
-        choices_per_prompt=number,
+        choices_per_prompt=len(seeds),
         show_sources=bool(speculation and speculation.show_sources),
         reader=reader,
         echoes=echoes,

@@ -232,7 +232,7 @@ class Speculation(Shape):
 
 
 class SamplingFields(_Sampled):
-    """How the answer is generated, whatever it is: OpenAI's fields, and llama.cpp's samplers under its names."""
+    """How an answer is generated: OpenAI's fields, and llama.cpp's samplers under its names."""
 
     ignored: ClassVar = frozenset({"mirostat_tau", "mirostat_eta"})
 
