@@ -77,13 +77,11 @@ def test_an_unknown_field_is_named(served: Serving, path: str, body: dict[str, A
         (CHAT, {"functions": [{"name": "f"}]}, "functions"),
         (CHAT, {"function_call": "auto"}, "function_call"),
         (CHAT, {"web_search_options": {}}, "web_search_options"),
-        (CHAT, {"verbosity": "low"}, "verbosity"),
         (CHAT, {"mirostat": 2}, "mirostat"),
         (CHAT, {"n_predict": 5, "max_tokens": 6}, "n_predict"),
         (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
         (CHAT, {"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
         (CHAT, {"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
-        (CHAT, {"tools": [{"type": "web_search"}]}, "tools[0].type"),
         (CHAT, {"messages": [said_in({"type": "image_url"})]}, "messages[0].content[0].type"),
         (CHAT, {"messages": [said_in({"type": "input_audio"})]}, "messages[0].content[0].type"),
         (CHAT, {"messages": [said_in({"type": "file"})]}, "messages[0].content[0].type"),
@@ -97,10 +95,7 @@ def test_an_unknown_field_is_named(served: Serving, path: str, body: dict[str, A
         (RESPONSES, {"store": 0.0}, "store"),
         (RESPONSES, {"background": True}, "background"),
         (RESPONSES, {"prompt": {"id": "x"}}, "prompt"),
-        (RESPONSES, {"truncation": "auto"}, "truncation"),
-        (RESPONSES, {"reasoning": {"summary": "auto"}}, "reasoning.summary"),
         (RESPONSES, {"reasoning": {"effort": "high"}}, "reasoning.effort"),
-        (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools[0].type"),
         (RESPONSES, {"messages": []}, "messages"),
         (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         (RESPONSES, {"input": [said_in({"type": "input_image"})]}, "input[0].content[0].type"),
@@ -123,6 +118,9 @@ def test_what_is_not_supported_is_named(served: Serving, path: str, body: dict[s
         (CHAT, {"n": 0}, "n"),
         (CHAT, {"n": 1.5}, "n"),
         (CHAT, {"max_tokens": 0}, "max_tokens"),
+        (CHAT, {"max_tokens": -2}, "max_tokens"),
+        (CHAT, {"verbosity": "loud"}, "verbosity"),
+        (RESPONSES, {"truncation": "middle"}, "truncation"),
         (CHAT, {"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         (CHAT, {"stop": ""}, "stop"),
         (CHAT, {"stop": ["a", ""]}, "stop[1]"),
@@ -275,8 +273,15 @@ def test_no_value_is_refused_in_the_validators_words(served: Serving, path: str)
 
 
 def test_what_was_given_is_said(served: Serving) -> None:
-    """And what would be taken, of each alternative."""
-    said = {
+    """And what would be taken, of each alternative; a pattern in words."""
+    said: dict[str, tuple[Any, str]] = {
+        "max_tokens": (0, "max_tokens: it is 0. Give -1 or 1 or more."),
+        "logit_bias": ({"a": 1}, 'logit_bias.a: it is "a". Give the number of a token, in digits.'),
+        "tool_choice": (
+            {"type": "function", "function": {"name": "a.b/c d"}},
+            'tool_choice.function.name: it is "a.b/c d". Give 1 to 128 characters of A-Z, a-z, 0-9 and '
+            "_ . : / -.",
+        ),
         "temperature": ("hot", 'temperature: it is "hot". Give a number.'),
         "top_p": (1.5, "top_p: it is 1.5. Give 1 or less."),
         "stop": (5, "stop: it is 5. Give text or an array."),

@@ -254,7 +254,7 @@ def test_what_an_agent_sends_is_read(served: Serving) -> None:
          "tool_use is no block of the role user"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "custom", "name": "a b", "input_schema": {}}]}, "tools[0].name"),
         ({"stop": ["x"]}, "stop_sequences"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}},
          "output_config.format"),

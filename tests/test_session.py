@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from gguf import GGUFWriter
+from starlette.testclient import TestClient
 
 from llama_cpp_models import TEXT, resident_bytes
 from outrider.backends.gguf import LoadOptions, Weights, mainline
@@ -29,6 +30,8 @@ from outrider.core.params import SamplingParams
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY
 from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.server.assembly import create_app
+from outrider.server.service import Service
 from outrider.session import Pair, Session, SessionOptions, settings_of
 from outrider.session import loading as loading_module
 from outrider.session.options import no_progress
@@ -277,6 +280,42 @@ def test_a_conversation_has_one_start_token(
         assert text == "user: in the end\nassistant:"
         assert [vocabulary.spelling(t) for t in session.encode("in")].count(BEGIN.encode()) == adds_bos
         assert session.generate(TALK, max_tokens=2, sampling=GREEDY).prompt_tokens == len(tokens)
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_a_text_that_spells_the_start_token_gets_no_second_one(
+    path: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, adds_bos: bool
+) -> None:
+    """On every endpoint that reads control tokens in texts."""
+    real = GGUFWriter.add_add_bos_token
+    monkeypatch.setattr(GGUFWriter, "add_add_bos_token", lambda self, _value: real(self, adds_bos))
+    file = path(chat_template=TEMPLATE, name=f"spells, {adds_bos}")
+    with Session.load(file, context_length=64, options=OPTIONS) as session:
+        service, bos = Service(session), session.target.vocabulary.tokenize(BEGIN, parse_special=True)[-1:]
+        service.start()
+        with closing(service), TestClient(create_app(service)) as client:
+
+            def post(path: str, **body: Any) -> Any:
+                return client.post(path, json={"temperature": 0, "max_tokens": 2} | body).json()
+
+            def tokens(text: str) -> list[int]:
+                return list(client.post("/tokenize", json={"prompt": text}).json()["tokens"])
+
+            plain = tokens("in the")[adds_bos:]
+            assert tokens("in the") == bos * adds_bos + plain and tokens(BEGIN) == bos
+            assert tokens(f"{BEGIN}in the") == [*bos, *plain]
+            assert tokens(f"{BEGIN}{BEGIN}in the") == [*bos, *bos, *plain]
+            for prompt in (f"{BEGIN}in the", [*bos, *plain], [*bos, "in the"]):
+                assert post("/completion", prompt=prompt)["tokens_evaluated"] == 1 + len(plain)
+            text = post("/v1/completions", prompt=f"{BEGIN}in the")
+            assert text["usage"]["prompt_tokens"] == 1 + len(plain)
+            raw = {"prompt": f"{BEGIN}in the", "raw": True, "stream": False}
+            assert client.post("/api/generate", json=raw).json()["prompt_eval_count"] == 1 + len(plain)
+            chat = post("/v1/chat/completions", messages=TALK)
+            rendered = post("/apply-template", messages=TALK)["prompt"]
+            again = post("/completion", prompt=rendered, return_tokens=True)
+            assert again["tokens_evaluated"] == chat["usage"]["prompt_tokens"]
+            assert again["content"] == chat["choices"][0]["message"]["content"]
 
 
 def test_a_base_model_takes_text_and_refuses_a_conversation(path: Callable[..., Path]) -> None:

@@ -58,7 +58,9 @@ class GgufVocabulary:
             buffer = (ctypes.c_int32 * size)()
             count = native.llama_tokenize(self._vocab, data, len(data), buffer, size, *special)
             if count >= 0:
-                return buffer[:count]
+                # A text that spells the start token itself gets no second one.
+                is_double = add_special and self.adds_bos and buffer[: min(count, 2)] == [self.bos] * 2
+                return buffer[is_double:count]
             size = -count
 
     def piece(self, token: int) -> bytes:

@@ -177,7 +177,7 @@ class Answer(ABC):
         return body
 
     def sums(self) -> dict[str, Any]:
-        """`usage` in OpenAI's terms, and the `outrider` object (docs/api.md)."""
+        """`usage` in OpenAI's terms, `metrics` in vLLM's, and the `outrider` object (docs/api.md)."""
         account = self._account()
         first_choices = self.choices[:: self.plan.choices_per_prompt]  # those of one prompt share it
         prompts = [choice.completion for choice in first_choices]
@@ -197,7 +197,8 @@ class Answer(ABC):
                 "rejected_prediction_tokens": account["drafted_tokens"] - account["accepted_tokens"],
             },
         }
-        return {"usage": usage, "outrider": account}
+        counts = _counts_of_drafts(self.choices[0].completion) if len(self.choices) == 1 else None
+        return {"usage": usage, "metrics": {"speculative_decoding": counts}, "outrider": account}
 
     def _account(self) -> dict[str, Any]:
         """What speculation did. For several choices counts are sums, and `choices` has those of each."""
@@ -273,7 +274,9 @@ class ChunkedAnswer(Answer):
 
     def __init__(self, service: Service, body: TextRequest, plan: GenerationPlan) -> None:
         super().__init__(service, plan)
-        self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        options = body.stream_options
+        self._with_usage = bool(options and options.include_usage)
+        self._with_usage_so_far = bool(self._with_usage and options and options.continuous_usage_stats)
         self._num_open = len(self.choices)
         self._head = {
             "id": f"{self.id_prefix}{self.id}",
@@ -302,11 +305,19 @@ class ChunkedAnswer(Answer):
                 yield chunk
                 yield {**self._head, "choices": [], **self.sums()}
             else:
-                yield chunk | {"outrider": self.sums()["outrider"]}
+                sums = self.sums()
+                yield chunk | {"metrics": sums["metrics"], "outrider": sums["outrider"]}
 
     def _chunk(self, choice: Choice, delta: Any, finish_reason: str | None = None) -> Chunk:
         chunk = {**self._head, "choices": [self._entry(choice, delta, finish_reason)]}
-        return chunk | {"usage": None} if self._with_usage else chunk
+        if not self._with_usage:
+            return chunk
+        return chunk | {"usage": self._usage_so_far() if self._with_usage_so_far else None}
+
+    def _usage_so_far(self) -> dict[str, int]:
+        prompt = sum(len(one.request.prompt) for one in self.choices[:: self.plan.choices_per_prompt])
+        answer = sum(one.counts["generated_tokens"] for one in self.choices)
+        return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
     @abstractmethod
     def _whole(self, choice: Choice) -> dict[str, Any]:
@@ -376,6 +387,24 @@ def account_of(choice: Choice, policy: AutoPolicy | None) -> dict[str, Any]:
         },
         "estimated_speedup": asdict(estimate) if estimate else None,
         "estimated_speedup_unknown": why,
+    }
+
+
+def _counts_of_drafts(completion: Completion) -> dict[str, Any] | None:
+    """What became of drafts, as vLLM says it: of the steps that had one. None where none had."""
+    steps = [record for record in completion.records if record.kind == "decode" and len(record.draft)]
+    if not steps:
+        return None
+    drafted = [len(record.draft) for record in steps]
+    accepted = [record.num_accepted for record in steps]
+    return {
+        "mean_acceptance_length": 1 + sum(accepted) / len(steps),
+        "draft_acceptance_rate": sum(accepted) / sum(drafted),
+        "acceptance_histogram": [accepted.count(number) for number in range(max(drafted) + 1)],
+        "num_spec_steps": len(steps),
+        "num_accepted_draft_tokens": sum(accepted),
+        "num_draft_tokens": sum(drafted),
+        "num_spec_tokens": max(drafted),
     }
 
 

@@ -20,14 +20,18 @@ from outrider.server.apis.messages import (
     Message,
     NamedFunction,
     NamedTool,
+    OtherTool,
     Tool,
     ToolCall,
     ToolName,
+    or_other,
+    served_tools,
     text_of,
     type_of,
 )
 from outrider.server.apis.plan import GenerationPlan
 from outrider.server.apis.shapes import (
+    CACHED,
     REFUSED,
     Effort,
     GenerationRequest,
@@ -39,7 +43,6 @@ from outrider.server.apis.shapes import (
     Shape,
     StopText,
     Text,
-    explained,
     unsupported,
 )
 from outrider.server.errors import anthropic_error, renamed_fields
@@ -52,14 +55,10 @@ _MAX_STOPS = 32
 _OF_CHAT = "it is a field of chat completions. Say "
 
 
-_CACHED = frozenset({"cache_control"})
-"""accepted, without effect: beginnings of prompts are kept by themselves"""
-
-
 class TextBlock(Shape):
     """Text."""
 
-    ignored: ClassVar = _CACHED | {"citations"}
+    ignored: ClassVar = CACHED | {"citations"}
 
     type: Literal["text"]
     text: str
@@ -68,7 +67,7 @@ class TextBlock(Shape):
 class ThinkingBlock(Shape):
     """What the assistant thought; `signature` is not checked."""
 
-    ignored: ClassVar = _CACHED
+    ignored: ClassVar = CACHED
 
     type: Literal["thinking"]
     thinking: str
@@ -78,7 +77,7 @@ class ThinkingBlock(Shape):
 class RedactedThinkingBlock(Shape):
     """Thoughts that only another server can read: left out."""
 
-    ignored: ClassVar = _CACHED
+    ignored: ClassVar = CACHED
 
     type: Literal["redacted_thinking"]
     data: str
@@ -87,7 +86,7 @@ class RedactedThinkingBlock(Shape):
 class ToolUseBlock(Shape):
     """A call that the assistant made in an earlier turn."""
 
-    ignored: ClassVar = _CACHED | {"caller"}
+    ignored: ClassVar = CACHED | {"caller"}
 
     type: Literal["tool_use"]
     id: str
@@ -98,7 +97,7 @@ class ToolUseBlock(Shape):
 class ToolResultBlock(Shape):
     """What a call returned."""
 
-    ignored: ClassVar = _CACHED
+    ignored: ClassVar = CACHED
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -138,6 +137,8 @@ class Turn(Shape):
     """One turn of the conversation. A system turn may end with the next user's (`clear_at`); its
     `output_config` is for the answers after it."""
 
+    ignored: ClassVar = frozenset({"id"})
+
     role: Literal["user", "assistant", "system"]
     content: str | Many[Block] | None = None
     clear_at: Literal["next_user_message", "never"] | None = None
@@ -149,7 +150,7 @@ class Turn(Shape):
             if block.type not in _BLOCKS[self.role]:
                 raise unsupported(f"{block.type} is no block of the role {self.role}. Leave it out")
         if self.role != "system":
-            if self.content is None:
+            if self.content is None and self.role == "user":
                 raise unsupported("it says nothing. Give it content", "content")
             for field in ("clear_at", "output_config"):
                 if getattr(self, field) is not None:
@@ -165,15 +166,17 @@ class Turn(Shape):
 class CustomTool(Shape):
     """A tool that the model may call; `input_schema` is a JSON schema of its arguments."""
 
-    ignored: ClassVar = _CACHED | {"eager_input_streaming", "input_examples", "defer_loading"}
+    ignored: ClassVar = CACHED | {"eager_input_streaming", "input_examples", "defer_loading"}
 
-    type: Annotated[
-        Literal["custom"] | None, explained("this server runs no tools of its own: {}. Give custom ones")
-    ] = None
+    type: Literal["custom"] | None = None
     name: ToolName
     description: str | None = None
     input_schema: Json
     strict: bool | None = None
+
+
+_Own = Annotated[CustomTool, Tag("own")]
+_Other = Annotated[OtherTool, Tag("other")]
 
 
 class Choice(Shape):
@@ -237,11 +240,13 @@ class CountTokensRequest(GenerationRequest):
     """A conversation whose tokens are to be counted: a request for a message without `max_tokens`."""
 
     refused: ClassVar = REFUSED | _ELSEWHERE
-    ignored: ClassVar = GenerationRequest.ignored | _CACHED | {"inference_geo", "metadata", "service_tier"}
+    ignored: ClassVar = GenerationRequest.ignored | CACHED | {"inference_geo", "metadata", "service_tier"}
 
     messages: Annotated[Many[Turn], Field(min_length=1)]
     system: str | Many[TextBlock] | None = None
-    tools: Annotated[Many[CustomTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: (
+        Annotated[Many[Annotated[_Own | _Other, or_other("custom")]], Field(max_length=MAX_TOOLS)] | None
+    ) = None
     tool_choice: Choice | None = None
     stop_sequences: Annotated[Many[StopText], Field(max_length=_MAX_STOPS)] | None = None
     thinking: Thinking | None = None
@@ -307,7 +312,7 @@ def as_chat(body: CountTokensRequest, effort: Effort | None = None) -> ChatReque
             *(message for turn in _shown(body.messages) for message in _messages(turn)),
         ],
         max_completion_tokens=getattr(body, "max_tokens", None),
-        tools=[_tool(tool) for tool in body.tools or ()],
+        tools=[_tool(tool) for tool in served_tools(body.tools)],
         tool_choice=_choice(body.tool_choice),
         parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         response_format=_format(body.output_config),
@@ -354,7 +359,8 @@ def _shown(turns: Sequence[Turn]) -> Iterator[Turn]:
     """The turns that the model sees: some of the system's end with the next user's."""
     last_user = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=0)
     for i, turn in enumerate(turns):
-        if turn.content is not None and (turn.clear_at != "next_user_message" or i > last_user):
+        says = turn.content is not None or turn.role == "assistant"
+        if says and (turn.clear_at != "next_user_message" or i > last_user):
             yield turn
 
 

@@ -29,7 +29,7 @@ from outrider.formats import (
 )
 from outrider.server.apis.answers import Choice, Chunk, ChunkedAnswer, joined
 from outrider.server.apis.generation import EVENTS_TOO, answer
-from outrider.server.apis.messages import Message, NamedTool, ToolMode, Tools
+from outrider.server.apis.messages import Message, NamedTool, ToolMode, Tools, served_tools
 from outrider.server.apis.plan import (
     GenerationPlan,
     answer_tokens,
@@ -51,6 +51,7 @@ from outrider.server.apis.shapes import (
     NumLogprobs,
     ReasoningFields,
     TextRequest,
+    Verbosity,
     explained,
     few,
 )
@@ -88,9 +89,7 @@ class ChatRequest(TextRequest, ReasoningFields):
         Many[Literal["text"]] | None,
         explained('this server writes text alone. Say ["text"], or leave it out'),
     ] = None
-    verbosity: Annotated[
-        Literal["medium"] | None, explained("it is not supported. Ask for it in a message")
-    ] = None
+    verbosity: Verbosity | None = None
 
 
 @router.post("/v1/chat/completions", responses=EVENTS_TOO)
@@ -134,6 +133,8 @@ def plan_chat(service: Service, body: ChatRequest, namespace: str) -> Generation
     """The engine requests for a chat request. Raises Problem."""
     check_choices(service.settings, body.n or 1, "n")
     tools, choice = _tools(body)
+    if body.verbosity not in (None, "medium"):
+        notify("verbosity: it is not enforced")
     text = rendered(service, body)
     prompt = "".join(service.controls.split(text))
     grammar = _grammar(service, body, tools, choice, prompt)
@@ -188,7 +189,7 @@ def _begun(service: Service, last: Message, prompt: str) -> str:
 
 def _tools(body: ChatRequest) -> tuple[list[ToolSpec], ToolChoice]:
     """The tools of a request, and whether they may or must be called."""
-    functions = [tool.function for tool in body.tools or ()]
+    functions = [tool.function for tool in served_tools(body.tools)]
     tools = [
         ToolSpec(one.name, one.description or "", one.parameters or {}, bool(one.strict)) for one in functions
     ]

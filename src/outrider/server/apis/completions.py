@@ -49,7 +49,7 @@ Prompt = str | list[int | str]
 class CompletionRequest(TextRequest):
     """Texts to be continued as they stand, without a chat template."""
 
-    renamed: ClassVar = {"n_predict": "max_tokens", "num_predict": "max_tokens"}
+    renamed: ClassVar = dict.fromkeys(("max_completion_tokens", "n_predict", "num_predict"), "max_tokens")
     refused: ClassVar = REFUSED | {
         "prompt_embeds": "prompts are text or tokens. Leave it out",
         "use_beam_search": "beam search is not supported. Leave it out",
@@ -69,7 +69,7 @@ class CompletionRequest(TextRequest):
     )
     echo: bool | None = Field(None, description="The answer begins with the prompt; not with logprobs.")
     max_tokens: MaxTokens | None = Field(
-        None, description="16 unless the server is set otherwise, as OpenAI's."
+        None, description="16 unless the server is set otherwise, as OpenAI's; -1: no limit."
     )
     logprobs: NumLogprobs | None = None
 

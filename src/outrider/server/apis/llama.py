@@ -42,7 +42,7 @@ _Mixed = Annotated[Many[Token | Text], Field(min_length=1)]
 class LlamaFields(TextRequest):
     """What both endpoints for text have in common."""
 
-    renamed: ClassVar = {"max_tokens": "n_predict", "n_cmpl": "n"}
+    renamed: ClassVar = {"max_tokens": "n_predict", "max_completion_tokens": "n_predict", "n_cmpl": "n"}
     refused: ClassVar = {name: why for name, why in REFUSED.items() if name != "n_probs"} | {
         "post_sampling_probs": "probabilities are the model's, before any sampler. Leave it out",
         "lora": "adapters are chosen when the server is started (--lora). Leave it out",
@@ -188,7 +188,7 @@ def _plan(
 
 def _max_tokens(service: Service, body: LlamaFields) -> int | None:
     """A prompt that is only to be read (0) gets one token, which is not shown."""
-    asked = None if body.n_predict is None or body.n_predict < 0 else max(body.n_predict, 1)
+    asked = 1 if body.n_predict == 0 else body.n_predict
     return answer_tokens(service.settings, asked, None, "n_predict")
 
 

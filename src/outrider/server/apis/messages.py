@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from outrider.server.apis.shapes import Json, Many, Shape, Text, TextPart, explained, unsupported
+from outrider.core.notices import notify
+from outrider.server.apis.shapes import (
+    CACHED,
+    Json,
+    Many,
+    Shape,
+    Text,
+    TextPart,
+    explained,
+    spelled,
+    unsupported,
+)
 
-ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
+ToolName = Annotated[
+    str,
+    Field(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$"),
+    spelled("1 to 128 characters of A-Z, a-z, 0-9 and _ . : / -"),
+]
 ToolMode = Literal["none", "auto", "required"]
 MAX_TOOLS = 512
+
+_Tool = TypeVar("_Tool", bound=Shape)
 
 
 class OfFunction(Shape):
@@ -35,7 +52,36 @@ class Function(Shape):
 class Tool(OfFunction):
     """A tool: a function."""
 
+    ignored: ClassVar = CACHED
+
     function: Function
+
+
+class OtherTool(BaseModel):
+    """A tool of a kind that is not served here. It is left out, and the answer's notices say so."""
+
+    type: str
+
+
+def or_other(own: str) -> Discriminator:
+    """Tells tools of an API's `own` type, or of none (the tag "own"), from others ("other")."""
+
+    def kind_of(data: Any) -> str:
+        kind = data.get("type") if isinstance(data, dict) else getattr(data, "type", None)
+        return "other" if isinstance(kind, str) and kind != own else "own"
+
+    return Discriminator(kind_of)
+
+
+def served_tools(tools: Sequence[_Tool | OtherTool] | None) -> list[_Tool]:
+    """The tools without those of other kinds."""
+    found: list[_Tool] = []
+    for tool in tools or ():
+        if isinstance(tool, OtherTool):
+            notify(f"tools: {tool.type[:64]} is no kind of tool that is served here: it was left out")
+        else:
+            found.append(tool)
+    return found
 
 
 class NamedFunction(Shape):
@@ -50,7 +96,9 @@ class NamedTool(OfFunction):
     function: NamedFunction
 
 
-Tools = Annotated[Many[Tool], Field(max_length=MAX_TOOLS)]
+_Own = Annotated[Tool, Tag("own")]
+_Other = Annotated[OtherTool, Tag("other")]
+Tools = Annotated[Many[Annotated[_Own | _Other, or_other("function")]], Field(max_length=MAX_TOOLS)]
 
 
 class CalledFunction(Shape):
@@ -88,7 +136,7 @@ class Message(Shape):
         "function_call": "function_call is no longer in use. Say tool_calls",
         "annotations": "annotations of earlier answers are not read. Leave them out",
     }
-    ignored: ClassVar = frozenset({"parsed", "provider_specific_fields"})
+    ignored: ClassVar = CACHED | {"id", "parsed", "provider_specific_fields"}
     renamed: ClassVar = {"reasoning": "reasoning_content"}
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -111,7 +159,7 @@ class Message(Shape):
     def _is_whole(self) -> Message:
         if self.tool_calls and self.role != "assistant":
             raise unsupported("only the assistant calls tools. Give the message the role assistant")
-        if self.content is None and not (self.tool_calls or self.refusal or self.reasoning_content):
+        if self.content is None and self.role != "assistant":
             raise unsupported("it says nothing. Give it content", "content")
         return self
 

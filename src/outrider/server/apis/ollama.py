@@ -24,6 +24,7 @@ from outrider.server.apis.messages import Message, Tools
 from outrider.server.apis.messages import ToolCall as EarlierCall
 from outrider.server.apis.plan import GenerationPlan
 from outrider.server.apis.shapes import (
+    CACHED,
     MAX_INT,
     REFUSED,
     WHOLE,
@@ -77,6 +78,8 @@ class OllamaCall(Shape):
 
 class OllamaMessage(Shape):
     """One turn."""
+
+    ignored: ClassVar = CACHED | {"id"}
 
     role: Annotated[
         Literal["system", "user", "assistant", "tool"],
@@ -332,8 +335,7 @@ def plan_generate(service: Service, body: GenerateRequest, namespace: str) -> Ge
             raise invalid_field("system", "it goes with the chat template. Leave it out, or raw and suffix.")
         fields = _shared(body) | {"prompt": prompt or " ", "suffix": body.suffix or None}
         fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
-        limits = (service.context_tokens, service.settings.default_max_tokens, service.settings.max_tokens)
-        fields["max_tokens"] = fields["max_tokens"] or min(limit for limit in limits if limit)
+        fields["max_tokens"] = fields["max_tokens"] or service.settings.default_max_tokens or -1
         _check_context(service, body)
         with renamed_fields(_NAMES):
             plan = plan_completions(service, CompletionRequest(**fields), namespace)
@@ -376,7 +378,7 @@ def _shared(body: OllamaFields) -> dict[str, Any]:
         **body.sampling(),
         **(options.sampling() if options else {}),
         "model": body.model,
-        "max_tokens": None if asked is None or asked < 0 else max(asked, 1),
+        "max_tokens": None if asked is None else -1 if asked < 0 else max(asked, 1),
         "response_format": _format(body.format),
     }
 

@@ -144,8 +144,10 @@ def compile_grammar(service: Service, body: TextRequest, grammar: Grammar, field
 
 
 def answer_tokens(settings: ServeSettings, asked: int | None, default: int | None, field: str) -> int | None:
-    """How long an answer may get; None: no limit but the context. Raises Problem where more was asked for
-    than is allowed."""
+    """How long an answer may get; None: no limit but the context. -1 asks for no limit. Raises Problem where
+    more was asked for than is allowed."""
+    if asked == -1:
+        return settings.max_tokens
     if asked is not None and settings.max_tokens is not None and asked > settings.max_tokens:
         why = f"{asked} are more than this server gives, which is {settings.max_tokens}. Ask for fewer."
         raise invalid_field(field, why)

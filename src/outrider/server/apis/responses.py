@@ -8,9 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
 from fastapi import APIRouter, Request
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 from starlette.responses import Response
 
+from outrider.core.notices import notify
 from outrider.formats import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from outrider.server.apis.answers import PartedAnswer
 from outrider.server.apis.chat import ChatRequest, plan_chat
@@ -23,15 +24,19 @@ from outrider.server.apis.messages import (
     NamedFunction,
     NamedTool,
     OfFunction,
+    OtherTool,
     Tool,
     ToolCall,
     ToolMode,
+    or_other,
+    served_tools,
     text_of,
     type_of,
 )
 from outrider.server.apis.plan import GenerationPlan
 from outrider.server.apis.shapes import (
     BUDGET_NAMES,
+    CACHED,
     REFUSED,
     WHOLE,
     Effort,
@@ -46,7 +51,9 @@ from outrider.server.apis.shapes import (
     Shape,
     Text,
     TextFormat,
+    Verbosity,
     explained,
+    unsupported,
 )
 from outrider.server.errors import renamed_fields
 from outrider.server.service import Service
@@ -57,6 +64,12 @@ router = APIRouter(tags=["text"])
 class FunctionTool(Function, OfFunction):
     """A function that the model may call; `parameters` is a JSON schema of its arguments."""
 
+    ignored: ClassVar = CACHED
+
+
+_Own = Annotated[FunctionTool, Tag("own")]
+_Other = Annotated[OtherTool, Tag("other")]
+
 
 class NamedFunctionTool(NamedFunction, OfFunction):
     """The function that has to be called."""
@@ -64,6 +77,8 @@ class NamedFunctionTool(NamedFunction, OfFunction):
 
 class Part(Shape):
     """A part of a message: text. Images, audio and files are not supported."""
+
+    ignored: ClassVar = CACHED
 
     type: Annotated[
         Literal["input_text", "output_text"],
@@ -86,8 +101,14 @@ class MessageItem(_Item):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Many[Part]
+    content: str | Many[Part] | None = None
     phase: Literal["commentary", "final_answer"] | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> MessageItem:
+        if self.content is None and self.role != "assistant":
+            raise unsupported("it says nothing. Give it content", "content")
+        return self
 
 
 class FunctionCallItem(_Item):
@@ -117,15 +138,13 @@ class ReasoningText(Shape):
 
 
 class ReasoningItem(_Item):
-    """What the assistant thought before its answer. A summary alone is not read."""
-
-    refused: ClassVar = {
-        "encrypted_content": "nothing is encrypted here. Give content, or leave the item out"
-    }
+    """What the assistant thought before its answer. A summary alone is not read, and neither is what only
+    another server can decrypt: the answer's notices say so."""
 
     type: Literal["reasoning"]
     summary: list[Any] | None = None
     content: Many[ReasoningText] | None = None
+    encrypted_content: str | None = None
 
 
 Item = Annotated[
@@ -155,19 +174,17 @@ class TextConfig(Shape):
     """What the text of the answer has to be."""
 
     format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
-    verbosity: Annotated[
-        Literal["medium"] | None, explained("it is not supported. Ask for it in a message")
-    ] = None
+    verbosity: Verbosity | None = None
 
 
 class Reasoning(Shape):
-    """How much the model is to think, where its template knows that."""
+    """How much the model is to think, where its template knows that. Reasoning is given as it is, without a
+    summary, and the answer's notices say so."""
 
-    refused: ClassVar = dict.fromkeys(
-        ("summary", "generate_summary"), "reasoning is given as it is, without a summary. Leave it out"
-    )
+    renamed: ClassVar = {"generate_summary": "summary"}
 
     effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class ResponseRequest(GenerationRequest, ReasoningFields):
@@ -192,7 +209,9 @@ class ResponseRequest(GenerationRequest, ReasoningFields):
     max_tool_calls: Annotated[int, Field(ge=1), WHOLE] | None = Field(
         None, description="No effect: it is about tools that the server itself runs."
     )
-    tools: Annotated[Many[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: (
+        Annotated[Many[Annotated[_Own | _Other, or_other("function")]], Field(max_length=MAX_TOOLS)] | None
+    ) = None
     tool_choice: ToolMode | NamedFunctionTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -201,10 +220,9 @@ class ResponseRequest(GenerationRequest, ReasoningFields):
         None, description="Reasoning is never encrypted: it is given as it is."
     )
     top_logprobs: NumLogprobs | None = None
-    truncation: Annotated[
-        Literal["disabled"] | None,
-        explained("the conversation is not shortened here. Say disabled, or leave it out"),
-    ] = None
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="Nothing is cut out of a conversation; the answer's notices say so."
+    )
     store: Annotated[Literal[False] | None, explained(_STATELESS)] = None
     background: Annotated[
         Literal[False] | None, explained("nothing runs in the background here. Say false, or use stream")
@@ -231,6 +249,12 @@ _NAMES = {
 
 def plan_response(service: Service, body: ResponseRequest, namespace: str) -> GenerationPlan:
     """The engine request. Raises Problem, in terms of this API's fields."""
+    if body.reasoning and body.reasoning.summary:
+        notify("reasoning.summary: reasoning is given as it is, without a summary")
+    if body.text and body.text.verbosity not in (None, "medium"):
+        notify("text.verbosity: it is not enforced")
+    if body.truncation == "auto":
+        notify("truncation: the conversation is not shortened here, all of it is read")
     with renamed_fields(_NAMES):
         return plan_chat(service, as_chat(body), namespace)
 
@@ -238,7 +262,7 @@ def plan_response(service: Service, body: ResponseRequest, namespace: str) -> Ge
 def as_chat(body: ResponseRequest) -> ChatRequest:
     """The same request as one for a chat completion."""
     wants_logprobs = "message.output_text.logprobs" in (body.include or ()) or bool(body.top_logprobs)
-    functions = [Function(**tool.model_dump(exclude={"type"})) for tool in body.tools or ()]
+    functions = [Function(**tool.model_dump(exclude={"type"})) for tool in served_tools(body.tools)]
     return ChatRequest(
         **body.sampling(),
         model=body.model,
@@ -284,6 +308,8 @@ def _turns(items: Sequence[Item]) -> list[Message]:
             turns.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
         elif isinstance(item, MessageItem) and item.role != "assistant":
             turns.append({"role": item.role, "content": text_of(item.content)})
+        elif isinstance(item, ReasoningItem) and not item.content:
+            notify("input: encrypted reasoning is not read" if item.encrypted_content else None)
         else:
             _add_to_assistant(turns, item)
     return [Message(**turn) for turn in turns]
@@ -302,7 +328,7 @@ def _add_to_assistant(
     elif isinstance(item, MessageItem):
         turn["content"] = text_of(item.content)
     else:
-        turn["reasoning_content"] = text_of(item.content) or None
+        turn["reasoning_content"] = turn.get("reasoning_content", "") + text_of(item.content)
 
 
 # The answer
@@ -349,6 +375,7 @@ class ResponseAnswer(PartedAnswer):
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": self._parts,
             "usage": _usage(sums["usage"]),
+            "metrics": sums["metrics"],
             "outrider": sums["outrider"],
         }
 
@@ -469,7 +496,7 @@ def _head(id: str, service: Service, body: ResponseRequest, plan: GenerationPlan
         "temperature": request.sampling.temperature,
         "text": {"format": text.get("format") or {"type": "text"}, "verbosity": "medium"},
         "tool_choice": given["tool_choice"] or ("auto" if body.tools else "none"),
-        "tools": given["tools"] or [],
+        "tools": [tool for tool in given["tools"] or () if tool["type"] == "function"],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": request.sampling.top_p,
         "truncation": "disabled",

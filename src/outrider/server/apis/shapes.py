@@ -43,7 +43,7 @@ class Shape(BaseModel):
 
     `refused` are fields that other servers know and this one does not support, with the reason and the way
     out; null is as if they were not there. `ignored` are fields that are accepted and have no effect.
-    `renamed` are other servers' names of fields; -1 in them is null.
+    `renamed` are other servers' names of fields.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -71,8 +71,7 @@ class Shape(BaseModel):
 def _with_own_names(data: dict[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
     named = {key: value for key, value in data.items() if key not in renamed}
     for other, own in renamed.items():
-        value = data.get(other)
-        if value is None or value == -1:
+        if (value := data.get(other)) is None:
             continue
         if named.get(own) is None:
             named[own] = value
@@ -136,6 +135,20 @@ def only(neutral: float, why: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def spelled(words: str) -> WrapValidator:
+    """Says in words what a pattern takes."""
+
+    def check(value: Any, handler: Any) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            if any(found["type"] != "string_pattern_mismatch" for found in error.errors()):
+                raise
+        raise PydanticCustomError("spelling", "Input should be {words}", {"words": words})
+
+    return WrapValidator(check)
+
+
 def few(most: int) -> BeforeValidator:
     """Refuses an object with too many fields before any of them is read."""
 
@@ -160,11 +173,14 @@ Text = Annotated[str, Field(min_length=1)]
 Token = Annotated[int, Field(ge=0, le=MAX_INT)]
 Tokens = Annotated[Many[Token], Field(min_length=1)]
 NumTokensOrOff = Annotated[int, Field(ge=-1, le=MAX_INT), WHOLE]
-MaxTokens = Annotated[int, Field(ge=1, le=MAX_INT), WHOLE]
+MaxTokens = Annotated[Literal[-1] | Annotated[int, Field(ge=1, le=MAX_INT)], WHOLE]
+"""of an answer; -1: no limit but the server's"""
 NumChoices = Annotated[int, Field(ge=1, le=128), WHOLE]
 NumLogprobs = Annotated[int, Field(ge=0, le=20), WHOLE]
 StopText = Annotated[str, Field(min_length=1, max_length=1_000)]
 AllowedTexts = Annotated[Many[str], Field(min_length=1, max_length=10_000)]
+Verbosity = Literal["low", "medium", "high"]
+"""the answer's notices say that it is not enforced"""
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -252,7 +268,8 @@ class SamplingFields(_Sampled):
     )
     logit_bias: Annotated[
         dict[
-            Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
+            Annotated[str, Field(pattern=r"^[0-9]{1,9}$"), spelled("the number of a token, in digits")],
+            Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)],
         ]
         | None,
         Field(max_length=_MAX_BIASES),
@@ -359,6 +376,9 @@ class StreamOptions(Shape):
     ignored: ClassVar = frozenset({"include_obfuscation"})
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(
+        None, description="vLLM's: with `include_usage` every chunk has the usage so far."
+    )
 
 
 class GenerationRequest(SamplingFields, Body):
@@ -393,8 +413,14 @@ class GenerationRequest(SamplingFields, Body):
     include_reasoning: Literal[True] | None = None
 
 
+CACHED = frozenset({"cache_control"})
+"""accepted, without effect: beginnings of prompts are kept by themselves"""
+
+
 class TextPart(Shape):
     """A part of a message's content. Images, audio and files are not supported."""
+
+    ignored: ClassVar = CACHED
 
     type: Annotated[Literal["text"], explained("this server reads text alone. Leave parts of type {} out")]
     text: str
