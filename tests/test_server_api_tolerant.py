@@ -121,7 +121,7 @@ def test_reasoning_in_several_items_is_joined(served: Serving) -> None:
 @pytest.mark.parametrize(("path", "number"), [(CHAT, 1), (CHAT, 2), (TEXT, 1), (TEXT, 2)])
 def test_every_chunk_may_have_the_usage_so_far(served: Serving, path: str, number: int) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    asked = LEAST[path] | {"n": number, "stream": True, "temperature": 0}
+    asked: dict[str, Any] = LEAST[path] | {"n": number, "stream": True, "temperature": 0}
     *chunks, last = [chunk["usage"] for chunk in events(served.post(path, **asked, stream_options=options))]
     counts = [usage["completion_tokens"] for usage in chunks]
     assert counts == sorted(counts) and counts[-1] == last["completion_tokens"] == 8 * number
@@ -137,7 +137,8 @@ REPEATING = "Say [[one two three one two three one two three]]|"
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_acceptance_is_counted_as_vllm_does(served: Serving, path: str) -> None:
-    asked = {CHAT: {"messages": user(REPEATING)}, TEXT: {"prompt": REPEATING, "max_tokens": 60}}[path]
+    chat, text = {"messages": user(REPEATING)}, {"prompt": REPEATING, "max_tokens": 60}
+    asked: dict[str, Any] = chat if path == CHAT else text
     whole = served.post(path, **asked, temperature=0).json()
     found = whole["metrics"]["speculative_decoding"]
     histogram, steps = found["acceptance_histogram"], found["num_spec_steps"]
