@@ -4,9 +4,10 @@
 
 Target and draft stand in for models: their logits are rows of a fixed random table of 151,936 columns
 (as Qwen2.5 has), chosen by position, so that every draft of 8 tokens is accepted when greedy. A call
-copies its rows into an output buffer, as a real one leaves them there. What a step record counts outside
-of model calls is then the engine: proposing, sampling, verifying, text, records. `--profile` prints
-where it goes instead.
+copies its rows into an output buffer, as a real one leaves them there, and then goes through more memory
+than the caches hold, as a real one goes through the weights of its next layers. What a step record counts
+outside of model calls is then the engine: proposing, sampling, verifying, text, records. With `--model` and
+`--draft` the same of a real pair. `--profile` prints where it goes instead.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pstats
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,13 +29,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import argument_parser, describe, run_program
 from outrider import Engine, FixedPolicy, Request, SamplingParams, Span
+from outrider.backends.gguf import LoadOptions, Weights
 from outrider.core.contracts import FREE
 from outrider.core.data import Logits
 from outrider.drafters.model import ModelDrafter
-from outrider.models.vocab import Alignment, AlignmentReport, Cuts
+from outrider.models.vocab import Alignment, AlignmentReport, Cuts, align
 
 VOCABULARY_SIZE = 151_936
 TABLE_ROWS = 64
+PROMPT = "// A queue of jobs with priorities, in C++.\n#include <vector>\n"
+EVICTING_BYTES = 64 * 2**20
 SETTINGS = {
     "greedy": SamplingParams(temperature=0),
     "defaults (T 0.8, top-k 40, top-p 0.95, min-p 0.05)": SamplingParams(seed=1),
@@ -77,6 +82,7 @@ class InstantModel:
         self.vocabulary = InstantVocabulary()
         self._table = table
         self._output = np.empty((16, VOCABULARY_SIZE), dtype=np.float32)
+        self._weights = np.zeros(EVICTING_BYTES // 8)
         self._length = 0
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
@@ -84,6 +90,7 @@ class InstantModel:
         self._length = span.start + len(span.tokens)
         first = (self._length - span.rows) % TABLE_ROWS
         self._output[: span.rows] = self._table[first : first + span.rows]
+        self._weights += 1
         return [self._output[: span.rows]]
 
     def length(self, sequence: int) -> int:
@@ -120,46 +127,68 @@ def identity() -> Alignment:
     return Alignment(ids, ids, True, AlignmentReport("instant", "instant", *counts, Cuts(1, 1), ()))
 
 
-def run(table: Logits, sampling: SamplingParams, num_tokens: int) -> list[float]:
-    """Own milliseconds of each decoding step."""
-    engine = Engine(
-        InstantModel(table), [ModelDrafter(InstantModel(table), identity())], FixedPolicy(8, 0, 0.0)
+def stand_ins() -> tuple[Engine, tuple[int, ...]]:
+    """An engine on stand-ins, and a prompt."""
+    table = logits_table()
+    drafter = ModelDrafter(InstantModel(table), identity())
+    return Engine(InstantModel(table), [drafter], FixedPolicy(8, 0, 0.0)), (1, 2, 3)
+
+
+def real(model: Path, draft: Path, options: LoadOptions) -> tuple[Engine, tuple[int, ...]]:
+    """The same of a real pair of one tokenizer."""
+    target, drafter = (Weights(path, options) for path in (model, draft))
+    alignment = align(target.vocabulary, drafter.vocabulary)
+    engine = Engine(target.open(4096), [ModelDrafter(drafter.open(4096), alignment)], FixedPolicy(8, 0, 0.0))
+    return engine, tuple(target.vocabulary.tokenize(PROMPT))
+
+
+def run(
+    engine: Engine, prompt: tuple[int, ...], sampling: SamplingParams, length: int, steps: int
+) -> list[float]:
+    """Own milliseconds of each decoding step with drafts of so many tokens."""
+    request = Request(
+        prompt,
+        sampling,
+        max_tokens=steps * (length + 1),
+        ignore_end=True,
+        speculate=length > 0,
     )
-    completion = engine.generate(Request((1, 2, 3), sampling, max_tokens=num_tokens))
-    return [
-        1000 * (r.total_s - r.verify_s - r.work.model_s - r.work.prefill_s) for r in completion.records[1:]
-    ]
+    own: list[float] = []
+    for update in engine.stream(request):
+        r = update.record
+        if len(r.draft) == length and not r.read_tokens:
+            own.append(1000 * (r.total_s - r.verify_s - r.work.model_s - r.work.prefill_s))
+        if len(own) == steps:
+            break
+    return own
 
 
 def main() -> None:
-    parser = argument_parser(__doc__, out=False, tokens=1000)
+    parser = argument_parser(__doc__, pair=True, out=False, steps=100)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--label", default="now")
+    parser.add_argument("--backend", default="auto", help="the real pair's library")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
-    table = logits_table()
+    pair, steps = [path for path in (arguments.model, arguments.draft) if path], arguments.steps
+    engine, prompt = real(*pair, LoadOptions(backend=arguments.backend)) if pair else stand_ins()
     if arguments.profile:
         profile = cProfile.Profile()
-        profile.runcall(run, table, SETTINGS["greedy"], arguments.tokens)
+        profile.runcall(run, engine, prompt, SETTINGS["greedy"], 8, steps)
         pstats.Stats(profile).sort_stats("tottime").print_stats(15)
         return
-    rows: list[dict[str, Any]] = [describe() | {"label": arguments.label}]
-    for name, sampling in SETTINGS.items():
-        run(table, sampling, 100)  # warm
-        own = run(table, sampling, arguments.tokens)
-        p95 = float(np.quantile(own, 0.95))
-        rows.append(
-            {
-                "kind": "own time",
-                "label": arguments.label,
-                "settings": name,
-                "sampling": asdict(sampling),
-                "steps": len(own),
-                "median_ms": median(own),
-                "p95_ms": p95,
-            }
+    rows: list[dict[str, Any]] = [describe(*pair) | {"label": arguments.label, "backend": arguments.backend}]
+    for (name, sampling), length in product(SETTINGS.items(), (0, 8)):
+        run(engine, prompt, sampling, length, 10)  # warm
+        own = run(engine, prompt, sampling, length, steps)
+        low, p95 = min(own), float(np.quantile(own, 0.95))
+        row = {"kind": "own time", "label": arguments.label, "settings": name, "drafted": length}
+        row |= {"sampling": asdict(sampling), "steps": len(own)}
+        rows.append(row | {"median_ms": median(own), "least_ms": low, "p95_ms": p95})
+        print(
+            f"{arguments.label:<8} {name:<52} {length} drafted: median {median(own):6.3f} ms a step, "
+            f"least {low:6.3f}, p95 {p95:6.3f}"
         )
-        print(f"{arguments.label:<8} {name:<52} median {median(own):6.2f} ms a step, p95 {p95:6.2f} ms")
     if arguments.out:
         with arguments.out.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)

@@ -134,7 +134,9 @@ class ModelDrafter:
 
     def _make_room(self, num_tokens: int) -> None:
         """Give up what ended requests left, the oldest first, until so many more tokens can be stored."""
-        used = sum(self.model.length(sequence) for sequence in self._contexts)
+        used = sum(map(self.model.length, self._contexts))
+        if used + num_tokens <= self.model.capacity_tokens:
+            return
         idle = (s for s, c in self._contexts.items() if not c.is_running and self.model.length(s))
         for sequence in sorted(idle, key=lambda s: self._contexts[s].last_used):
             if used + num_tokens <= self.model.capacity_tokens:
@@ -245,9 +247,9 @@ class ModelDrafter:
         # The first drafted tokens follow what is committed, and may be rejected.
         return Span(sequence, tokens, stored, 1, checkpoint=bool(drafted) and stored <= context.held)
 
-    def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        """One call over the spans of `next_span`."""
-        self._make_room(sum(len(span.tokens) for span in spans))
+    def decode(self, spans: Sequence[Span], num_tokens: int) -> list[Logits]:
+        """One call over the spans of `next_span`, which have so many tokens together."""
+        self._make_room(num_tokens)
         rows = self.model.decode(spans)
         for span in spans:
             context = self._contexts[span.sequence]
@@ -309,9 +311,10 @@ class ModelRound:
                 self._drafted[sequence] += tuple(tokens)
         if not spans:
             return {}
-        self._call_tokens.append(sum(len(span.tokens) for span in spans))
+        num_tokens = sum([len(span.tokens) for span in spans])
+        self._call_tokens.append(num_tokens)
         before = perf_counter()
-        rows = self._drafter.decode(spans)
+        rows = self._drafter.decode(spans, num_tokens)
         self._model_s += perf_counter() - before
         offers = {}
         for span, row in zip(spans, rows, strict=True):

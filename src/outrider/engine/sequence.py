@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
 from outrider.core.contracts import Model
@@ -172,8 +172,9 @@ def with_draft(plan: StepPlan, draft: Draft | None) -> StepPlan:
     """The same part with a draft after it."""
     if not draft:
         return plan
-    span = replace(plan.span, tokens=plan.span.tokens + draft.tokens, rows=1 + len(draft), checkpoint=True)
-    return replace(plan, span=span, draft=draft)
+    last = plan.span
+    span = Span(last.sequence, last.tokens + draft.tokens, last.start, 1 + len(draft), checkpoint=True)
+    return StepPlan(plan.sequence, span, draft, plan.read_tokens)
 
 
 def reading(target: Model, sequence: RunningRequest, size: int, may_end: bool) -> StepPlan:

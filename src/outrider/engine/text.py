@@ -47,7 +47,7 @@ class TextStream:
         tokens that are not to be visible."""
         if token in self._visible:
             return self._release(self._vocabulary.spelling(token), final=False)
-        if self._vocabulary.ends_generation(token) or self._vocabulary.is_control(token):
+        if self._vocabulary.ends_generation(token):
             return ""
         return self._release(self._vocabulary.piece(token), final=False)
 
@@ -56,6 +56,8 @@ class TextStream:
         return self._release(b"", final=True)
 
     def _release(self, piece: bytes, *, final: bool) -> str:
+        if not self._stops:  # nothing is ever held back
+            return self._decoder.decode(piece, final)
         if self._stopped is not None:
             return ""
         text = self._held + self._decoder.decode(piece, final)

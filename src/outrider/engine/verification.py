@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from time import perf_counter
 
 from outrider.core.contracts import Model
@@ -41,7 +40,7 @@ def commit(sequence: RunningRequest, draft: Draft, verdict: Verdict, target: Mod
 
     Raises ConstraintError where a constraint cannot read them.
     """
-    emitted = list(islice(zip(draft.tokens, draft.sources, strict=True), verdict.num_accepted))
+    emitted = [(item.token, item.source) for item in draft.items[: verdict.num_accepted]]
     if verdict.token is not None:
         emitted.append((verdict.token, TARGET))
     for token, source in emitted:

@@ -106,9 +106,11 @@ class _FixedDraft:
     def take(self, offer: DraftToken) -> list[int] | None:
         if offer.acceptance < self.policy.p_min:
             return None
-        drafted = [*self.prefix, *(token.token for token in self.own), offer.token]
-        after = forced(self.request, drafted)
-        self.own += [offer, *after]
+        self.own.append(offer)
+        after = []
+        if self.request.constraint is not None:
+            after = forced(self.request, [*self.prefix, *(token.token for token in self.own)])
+            self.own += after
         if len(self.own) >= self._room:
             return None
         return [offer.token, *(token.token for token in after)]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.data import Row
-from outrider.sampling.selection import Floats, Indices, Tokens, all_tokens
+from outrider.sampling.selection import Floats, Indices, Tokens, all_tokens, argmax, largest
 
 _SMALL = 4096
 """Up to so many candidates double precision costs nothing that matters."""
@@ -18,7 +18,7 @@ _NEGLIGIBLE = -1000.0
 """A logit so far below the best is as good as any other without weight, and can be squared."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidates:
     """Tokens in ascending order and their logits; `best` is the largest of these.
 
@@ -50,13 +50,20 @@ class Candidates:
         """Without those whose logit is -inf."""
         if self.logits.min() > -math.inf:
             return self
-        kept = np.flatnonzero(self.logits > -math.inf)
+        kept = (self.logits > -math.inf).nonzero()[0]
         return self.only(kept, self.num_listed - len(kept))
 
 
-def whole(row: Row, best: int) -> Candidates:
-    """Every token of a vocabulary; `best` is the row's argmax."""
-    return Candidates(all_tokens(len(row)), row, float(row[best]))
+def whole(row: Row) -> Candidates:
+    """Every token of a vocabulary."""
+    return Candidates(all_tokens(len(row)), row, float(row[argmax(row)]))
+
+
+def top(row: Row, k: int) -> Candidates:
+    """The k most likely tokens, ties by the lower id."""
+    tokens = largest(row, k)
+    logits = row[tokens]
+    return Candidates(tokens, logits, float(logits.max()))
 
 
 def softmax(candidates: Candidates, temperature: float) -> npt.NDArray[np.float64]:
@@ -75,13 +82,18 @@ def weights(candidates: Candidates) -> Floats:
 
 
 def _exponential(candidates: Candidates, temperature: float) -> Floats:
-    with np.errstate(over="ignore"):  # far below the best is -inf, and that is right
-        if len(candidates) > _SMALL and 1e-3 <= temperature <= 1e3:
-            shifted: Floats = candidates.logits - np.float32(candidates.best)
+    shifted: Floats
+    if len(candidates) > _SMALL and 1e-3 <= temperature <= 1e3:
+        with np.errstate(over="ignore"):  # far below the best is -inf, and that is right
+            shifted = candidates.logits - np.float32(candidates.best)
             if temperature != 1:
                 shifted *= np.float32(1 / temperature)
-        else:
-            shifted = (candidates.logits.astype(np.float64) - candidates.best) / temperature
+    else:
+        shifted = candidates.logits.astype(np.float64)
+        shifted -= candidates.best
+        if temperature != 1:
+            np.maximum(shifted, _NEGLIGIBLE * temperature, out=shifted)
+            shifted /= temperature
     return np.exp(shifted, out=shifted)
 
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from outrider.core.data import Distribution, Row, point_mass
 from outrider.core.params import SamplingParams
 from outrider.sampling import filters
-from outrider.sampling.candidates import Candidates, softmax, whole
+from outrider.sampling.candidates import Candidates, softmax, top, whole
 from outrider.sampling.selection import argmax
 
 
@@ -18,14 +18,9 @@ def distribution(row: Row, params: SamplingParams) -> Distribution:
 
     Raises BackendError when the logits are not numbers.
     """
-    return distribution_of(row, argmax(row), params)
-
-
-def distribution_of(row: Row, best: int, params: SamplingParams) -> Distribution:
-    """The same, where the row's finite argmax is known."""
     if params.top_k == 1 or (params.is_greedy and params.typical_p == 1):
-        return point_mass(best)
-    candidates = _survivors(row, best, params)
+        return point_mass(argmax(row))
+    candidates = _survivors(row, params)
     probs = _tempered(candidates, params)
     if _excludes_top_choices(params):
         rest = filters.xtc(candidates, params.xtc_threshold)
@@ -45,13 +40,16 @@ def _excludes_top_choices(params: SamplingParams) -> bool:
     return params.xtc_probability > 0 and params.xtc_threshold <= 0.5
 
 
-def _survivors(row: Row, best: int, params: SamplingParams) -> Candidates:
+def _survivors(row: Row, params: SamplingParams) -> Candidates:
     """What the filters before XTC leave."""
-    candidates = whole(row, best)
-    if params.top_n_sigma > 0:
-        candidates = filters.top_n_sigma(candidates.possible(), params.top_n_sigma)
-    if params.top_k > 0:
-        candidates = filters.top_k(candidates, params.top_k)
+    if params.top_n_sigma <= 0 and 0 < params.top_k < len(row):
+        candidates = top(row, params.top_k)
+    else:
+        candidates = whole(row)
+        if params.top_n_sigma > 0:
+            candidates = filters.top_n_sigma(candidates.possible(), params.top_n_sigma)
+        if params.top_k > 0:
+            candidates = filters.top_k(candidates, params.top_k)
     candidates = candidates.possible()
     if params.typical_p < 1:
         candidates = filters.typical(candidates, params.typical_p)

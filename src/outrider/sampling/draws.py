@@ -9,8 +9,9 @@ from outrider.core.data import Distribution
 
 def probability(distribution: Distribution, token: int) -> float:
     """The probability of a token; 0 outside the support."""
-    i = int(np.searchsorted(distribution.tokens, token))
-    if i == len(distribution.tokens) or distribution.tokens[i] != token:
+    tokens = distribution.tokens
+    i = 0 if len(tokens) == 1 else int(tokens.searchsorted(token))
+    if i == len(tokens) or tokens[i] != token:
         return 0.0
     return float(distribution.probs[i])
 

@@ -53,7 +53,10 @@ def top_p(candidates: Candidates, mass: float) -> Candidates:
 def min_p(candidates: Candidates, share: float) -> Candidates:
     """Keep tokens at least `share` (above 0) times as likely as the best (Nguyen et al. 2024,
     arXiv:2407.01082)."""
-    return candidates.only(np.flatnonzero(candidates.logits >= np.float32(candidates.best + math.log(share))))
+    is_kept = candidates.logits >= np.float32(candidates.best + math.log(share))
+    if is_kept.all() and not candidates.num_impossible:
+        return candidates
+    return candidates.only(is_kept.nonzero()[0])
 
 
 def xtc(candidates: Candidates, threshold: float) -> Indices | None:

@@ -12,8 +12,8 @@ from outrider.core.contracts import Constraint, Sampler, Vocabulary
 from outrider.core.data import Distribution, Logits, Mask, Row, point_mass
 from outrider.core.errors import ConstraintError, OutriderError, SettingError
 from outrider.core.params import SamplingParams
-from outrider.sampling.chain import distribution, distribution_of
-from outrider.sampling.penalties import Bias, Dry, TokenCounts, bias_of, penalise, penalises, with_end_barred
+from outrider.sampling.chain import distribution
+from outrider.sampling.penalties import Dry, TokenCounts, bias_of, penalise, penalises, with_end_barred
 from outrider.sampling.selection import argmax
 
 
@@ -40,6 +40,7 @@ class RequestSampler:
         self._counts = TokenCounts(params.repeat_last_n, tokens) if penalises(params) else None
         repeats_cost = params.dry_multiplier > 0 and params.dry_penalty_last_n != 0
         self._dry = Dry(params, vocabulary, tokens) if repeats_cost else None
+        self._adjusts_all = bool(self._bias) or self._counts is not None or self._dry is not None
 
     @property
     def params(self) -> SamplingParams:
@@ -59,33 +60,27 @@ class RequestSampler:
             self._dry.extend(tokens)
 
     def adjusts(self, drafted: Sequence[int]) -> bool:
-        return self._constraint is not None or self._applies(self._bias_after(drafted))
+        return self._constraint is not None or self._applies(drafted)
 
     def adjust(self, row: Row, drafted: Sequence[int]) -> Row:
-        bias, allowed = self._bias_after(drafted), self._allowed(drafted)
-        if allowed is None and not self._applies(bias):
+        allowed = None if self._constraint is None else self._constraint.allowed(drafted)
+        if allowed is None and not self._applies(drafted):
             return row
-        return self._adjusted(row, drafted, bias, allowed)
+        return self._adjusted(row, drafted, allowed)
 
     def distribution(self, row: Row, drafted: Sequence[int]) -> Distribution:
-        bias, allowed = self._bias_after(drafted), self._allowed(drafted)
-        if allowed is None and not self._applies(bias):
-            return distribution(row, self._params)
-        adjusted = self._adjusted(row, drafted, bias, allowed)
-        return distribution_of(adjusted, int(adjusted.argmax()), self._params)
+        return distribution(self.adjust(row, drafted), self._params)
 
-    def _allowed(self, drafted: Sequence[int]) -> Mask | None:
-        return None if self._constraint is None else self._constraint.allowed(drafted)
+    def _applies(self, drafted: Sequence[int]) -> bool:
+        """Whether bias, bans or penalties apply."""
+        return self._adjusts_all or (self._is_early(drafted) and bool(self._early_bias))
 
-    def _bias_after(self, drafted: Sequence[int]) -> Bias:
-        is_early = self._num_generated + len(drafted) < self._params.min_tokens
-        return self._early_bias if is_early else self._bias
+    def _is_early(self, drafted: Sequence[int]) -> bool:
+        return self._num_generated + len(drafted) < self._params.min_tokens
 
-    def _applies(self, bias: Bias) -> bool:
-        return bool(bias) or self._counts is not None or self._dry is not None
-
-    def _adjusted(self, row: Row, drafted: Sequence[int], bias: Bias, allowed: Mask | None) -> Row:
+    def _adjusted(self, row: Row, drafted: Sequence[int], allowed: Mask | None) -> Row:
         adjusted = row.copy() if allowed is None else _masked(row, allowed)
+        bias = self._early_bias if self._is_early(drafted) else self._bias
         # What is no number, in the row or by these sums, is refused below.
         with np.errstate(over="ignore", invalid="ignore"):
             if bias:
@@ -158,9 +153,9 @@ class LazyDistributions(Sequence[Distribution]):
     def __getitem__(self, index: int | slice) -> Distribution | list[Distribution]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        i = self._position(index)
-        found = self._computed.get(i)
+        found = self._computed.get(index)
         if found is None:
+            i = self._position(index)
             found = self._computed[i] = self._compute(i)
         return found
 

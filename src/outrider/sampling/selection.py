@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,12 @@ _FIRST_GUESS, _NEXT_GUESS = 256, 16
 _SUMMED_SIZE = 16384
 """Up to so many exponentials take no longer than finding the maximum of each group."""
 
+_FARTHEST = 40.0
+"""A logit so far below the best has no probability that counts."""
+
+_FEW = 32
+"""Where at most one group in so many can hold a large value, its members alone are looked at."""
+
 
 def argmax(row: Row) -> int:
     """The most likely token, the lowest id on a tie.
@@ -31,9 +38,15 @@ def argmax(row: Row) -> int:
     Raises BackendError when the logits are not numbers (NaN, or no finite maximum).
     """
     token = int(row.argmax())
-    if not math.isfinite(row[token]):
-        raise BackendError("logits", f"the model returned {row[token]}", "The model file may be damaged.")
+    _finite(row[token])
     return token
+
+
+def _finite(best: np.float32) -> float:
+    """The largest logit of a row (NaN where there is one in it)."""
+    if not math.isfinite(best):
+        raise BackendError("logits", f"the model returned {best}", "The model file may be damaged.")
+    return float(best)
 
 
 def most_likely(row: Row) -> tuple[int, float]:
@@ -46,26 +59,25 @@ def most_likely(row: Row) -> tuple[int, float]:
 
     Raises BackendError when the logits are not numbers (NaN, or no finite maximum).
     """
-    maxima = row.copy() if len(row) <= _SUMMED_SIZE else _group_maxima(row)
-    best = maxima.max()
-    if not math.isfinite(best):
-        raise BackendError("logits", f"the model returned {best}", "The model file may be damaged.")
-    token = min(_members(row, group, len(maxima), best) for group in np.flatnonzero(maxima == best).tolist())
-    with np.errstate(over="ignore"):  # far below the best is -inf, and that is right
-        maxima -= best
-    np.exp(maxima, out=maxima)
-    return token, min(1.0, 1.0 / float(maxima.sum()))
+    maxima = row if len(row) <= _SUMMED_SIZE else _group_maxima(row)
+    token = int(maxima.argmax())
+    best = _finite(maxima[token])
+    if maxima is not row:
+        tied = np.flatnonzero(maxima == best).tolist()
+        token = min(_first_member(row, group) for group in tied)
+    weights = maxima[maxima >= best - _FARTHEST]
+    weights -= best
+    np.exp(weights, out=weights)
+    return token, min(1.0, 1.0 / float(weights.sum()))
 
 
-def _members(row: Row, group: int, num_maxima: int, best: float) -> int:
-    """The first token of a group (`_group_maxima`) that has this logit."""
+def _first_member(row: Row, group: int) -> int:
+    """The first token with the largest logit of a group (`_group_maxima`)."""
     num_groups = len(row) // _GROUP_SIZE
-    if num_maxima == len(row):
-        return group
+    grouped = num_groups * _GROUP_SIZE
     if group >= num_groups:  # one of the rest
-        return num_groups * _GROUP_SIZE + group - num_groups
-    members = row[group : num_groups * _GROUP_SIZE : num_groups]
-    return int((members == best).argmax()) * num_groups + group
+        return grouped + group - num_groups
+    return int(row[group:grouped:num_groups].argmax()) * num_groups + group
 
 
 def _group_maxima(row: Row) -> Row:
@@ -94,23 +106,49 @@ def largest(values: Row, k: int) -> Indices:
     """Ascending indices of the k largest values (k > 0), ties by the lower index.
 
     At least k values reach the k-th largest group maximum: the rest of a large vocabulary is out.
+    Raises BackendError where the largest is no number.
     """
     if k >= len(values):
         return np.arange(len(values))
     maxima = _group_maxima(values)
+    _finite(maxima.max())
     if not k < len(maxima) < len(values):
         return _largest(values, k)
     least = np.partition(maxima, len(maxima) - k)[len(maxima) - k]
-    pool = np.flatnonzero(values >= least if least > -math.inf else values > -math.inf)
+    pool = _reaching(values, maxima, least)
     if len(pool) < k:  # a constraint leaves few: the first of the barred ones complete them
         barred = np.flatnonzero(values[:k] == -math.inf)[: k - len(pool)]
         return np.sort(np.concatenate([pool, barred]))
     return pool[_largest(values[pool], k)]
 
 
+def _reaching(values: Row, maxima: Row, least: np.float32) -> Indices:
+    """Ascending indices of the values of at least `least`; of those above -inf where it is that."""
+    groups = (maxima >= least).nonzero()[0]
+    if least == -math.inf:
+        return np.flatnonzero(values > least)
+    if len(groups) * _FEW > len(maxima):
+        return np.flatnonzero(values >= least)
+    num_groups = len(values) // _GROUP_SIZE
+    num_full = int(groups.searchsorted(num_groups))
+    members = (_member_offsets(num_groups) + groups[:num_full]).ravel()
+    found = members[values[members] >= least]
+    if num_full == len(groups):
+        return found
+    return np.concatenate([found, groups[num_full:] + num_groups * (_GROUP_SIZE - 1)])
+
+
+@lru_cache(maxsize=8)
+def _member_offsets(num_groups: int) -> Indices:
+    """How far the members of a group lie behind its first, as a column."""
+    return np.arange(0, num_groups * _GROUP_SIZE, num_groups)[:, np.newaxis]
+
+
 def _largest(values: Row, k: int) -> Indices:
-    if k == len(values):
-        return np.arange(k)
+    if len(values) <= _FIRST_GUESS:
+        found = (-values).argsort(kind="stable")[:k]
+        found.sort()
+        return found
     kth = np.partition(values, len(values) - k)[len(values) - k]
     kept = values >= kth
     surplus = int(np.count_nonzero(kept)) - k
@@ -128,6 +166,12 @@ def top_k(row: Row, k: int) -> Tokens:
 def fewest_reaching(values: Floats, weights: Floats, mass: float, *, beyond: bool = False) -> Indices:
     """Ascending indices of the fewest largest values whose weights reach `mass`, or go `beyond`
     it; ties by the lower index. All of them when rounding keeps them short of it."""
+    side: Literal["left", "right"] = "right" if beyond else "left"
+    if len(values) <= _FIRST_GUESS:
+        order = (-values).argsort(kind="stable")
+        found = order[: int(weights[order].cumsum(dtype=np.float64).searchsorted(mass, side)) + 1]
+        found.sort()
+        return found
     guess = _FIRST_GUESS
     while True:  # a few values mostly have the mass, and sorting all would take long
         order = largest(values, guess)
@@ -136,7 +180,7 @@ def fewest_reaching(values: Floats, weights: Floats, mass: float, *, beyond: boo
         if reached[-1] > mass or guess >= len(values):
             break
         guess *= _NEXT_GUESS
-    last = order[min(int(np.searchsorted(reached, mass, "right" if beyond else "left")), len(order) - 1)]
+    last = order[min(int(reached.searchsorted(mass, side)), len(order) - 1)]
     kept = values >= values[last]
     ties = np.flatnonzero(values == values[last])
     kept[ties[ties > last]] = False

@@ -29,13 +29,16 @@ from outrider.core.data import Distribution, Draft, Verdict
 from outrider.sampling import draw, point_mass, probability
 
 
-def accept_probability(target: Distribution, draft: Distribution, token: int, lenience: float = 1.0) -> float:
-    """The probability that `token`, sampled from `draft`, is accepted: min(1, p / (lenience q)).
+def accept_probability(
+    target: Distribution, draft: Distribution | None, token: int, lenience: float = 1.0
+) -> float:
+    """The probability that `token`, sampled from `draft` (None: the point mass on it), is accepted:
+    min(1, p / (lenience q)).
 
     0 where p is 0, whatever q is: a token that the target rules out is never accepted.
     """
     p = probability(target, token)
-    q = lenience * probability(draft, token)
+    q = lenience if draft is None else lenience * probability(draft, token)
     if p == 0:
         return 0.0
     return 1.0 if p >= q else p / q
@@ -48,8 +51,9 @@ def excess(
     if target.tokens is draft.tokens:
         q = draft.probs
     else:
-        at = np.minimum(np.searchsorted(draft.tokens, target.tokens), len(draft.tokens) - 1)
-        q = np.where(draft.tokens[at] == target.tokens, draft.probs[at], 0.0)
+        at = draft.tokens.searchsorted(target.tokens)
+        at[at == len(draft.tokens)] = 0
+        q = draft.probs[at] * (draft.tokens[at] == target.tokens)
     left: npt.NDArray[np.float64] = np.maximum(scale * target.probs - lenience * q, 0.0)
     return left
 
@@ -70,8 +74,8 @@ def residual(
     return Distribution(target.tokens[kept], left[kept] / total)
 
 
-def _offered(draft: Draft, i: int) -> Distribution:
-    return point_mass(draft.tokens[i]) if draft.probs is None else draft.probs[i]
+def _offered(draft: Draft) -> Sequence[Distribution]:
+    return draft.probs or [point_mass(token) for token in draft.tokens]
 
 
 def verify_tokens(
@@ -79,11 +83,12 @@ def verify_tokens(
 ) -> Verdict:
     """Verify token by token. Each uniform is used once: one for a decision that is not certain,
     one for a token that is drawn from more than one candidate."""
+    drawn_from = draft.probs
     for i, token in enumerate(draft.tokens):
-        p, q = target[i], _offered(draft, i)
+        p, q = target[i], None if drawn_from is None else drawn_from[i]
         accept = accept_probability(p, q, token, lenience)
         if accept < 1 and (accept == 0 or rng.random() >= accept):
-            return Verdict(i, draw(residual(p, q, lenience=lenience), rng), "recovered")
+            return Verdict(i, draw(residual(p, q or point_mass(token), lenience=lenience), rng), "recovered")
     return Verdict(len(draft), draw(target[len(draft)], rng), "bonus")
 
 
@@ -94,9 +99,9 @@ def block_weights(target: Sequence[Distribution], draft: Draft) -> tuple[list[fl
     the draft's first i; h_i is the probability that exactly i are, given that no more are. A draft's
     length may depend on its first tokens: the last position, whatever it is, has h_n = p_n.
     """
-    ratios, probs = [1.0], []
+    ratios, probs, offered = [1.0], [], _offered(draft)
     for i, token in enumerate(draft.tokens):
-        p, q = probability(target[i], token), probability(_offered(draft, i), token)
+        p, q = probability(target[i], token), probability(offered[i], token)
         ratios.append(min(1.0, ratios[-1] * p / q) if q > 0 else (1.0 if p > 0 else 0.0))
         if ratios[-1] == 0:
             break  # no later token can be accepted
@@ -105,7 +110,7 @@ def block_weights(target: Sequence[Distribution], draft: Draft) -> tuple[list[fl
         if i == len(draft) or ratio == 0:
             probs.append(ratio)
             continue
-        left = float(excess(target[i], _offered(draft, i), scale=ratio).sum())
+        left = float(excess(target[i], offered[i], scale=ratio).sum())
         probs.append(left / (left + (1.0 - ratio)) if left > 0 else 0.0)
     return ratios, probs
 
@@ -116,15 +121,16 @@ def verify_block(target: Sequence[Distribution], draft: Draft, rng: np.random.Ge
     Each uniform is used once, as in `verify_tokens`.
     """
     ratios, probs = block_weights(target, draft)
+    offered = _offered(draft)
     for i in range(len(probs), 0, -1):
         accept = probs[i - 1]
         if accept >= 1 or (accept > 0 and rng.random() < accept):
             if i == len(draft):
                 return Verdict(i, draw(target[i], rng), "bonus")
-            return Verdict(i, draw(residual(target[i], _offered(draft, i), ratios[i]), rng), "recovered")
+            return Verdict(i, draw(residual(target[i], offered[i], ratios[i]), rng), "recovered")
     if not draft.tokens:
         return Verdict(0, draw(target[0], rng), "bonus")
-    return Verdict(0, draw(residual(target[0], _offered(draft, 0)), rng), "recovered")
+    return Verdict(0, draw(residual(target[0], offered[0]), rng), "recovered")
 
 
 def verify_stable(

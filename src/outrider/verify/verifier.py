@@ -37,6 +37,10 @@ class VerificationRule(Protocol):
         ...
 
 
+_FIRST_COMPARED, _COMPARED_EVERY = 64, 4
+"""So many positions are compared in every step, those after them in one of so many steps."""
+
+
 class Overlap:
     """Which of a draft model's tokens the target accepts more often: sampled or most likely ones.
 
@@ -78,6 +82,8 @@ class Verifier:
         self._seed = seed
         self._rng = np.random.default_rng(seed)
         self._overlap = Overlap()
+        self._num_compared = 0
+        self._num_steps = 0
         rule = verification.rule
         self._rule = ("token" if verification.is_lossy else "block") if rule == "auto" else rule
 
@@ -89,7 +95,7 @@ class Verifier:
         if self._greedy:
             return "greedy: a token is accepted when it is the target's most likely"
         kind = "most likely drafts" if self._settings.draft_sampling == "greedy" else "sampled drafts"
-        if self.compares:
+        if self._chooses:
             kind = "the better of sampled and most likely drafts"
         return {
             "token": f"token-wise rejection, {kind}",
@@ -98,9 +104,16 @@ class Verifier:
         }[self._rule]
 
     @property
-    def compares(self) -> bool:
-        """Whether sampled and most likely drafts are still being compared."""
+    def _chooses(self) -> bool:
+        """Whether it is to find out which drafts are accepted more."""
         return self._settings.draft_sampling == "auto" and self._rule != "stable" and not self._greedy
+
+    @property
+    def compares(self) -> bool:
+        """Whether sampled and most likely drafts are compared in this step: in every one at first, then in
+        some, since a distribution for each drafted token takes as long as verifying it."""
+        is_due = self._num_compared < _FIRST_COMPARED or self._num_steps % _COMPARED_EVERY == 0
+        return self._chooses and is_due
 
     def drawing(self, position: int) -> Callable[[Distribution, int], int] | None:
         """How a draft model's tokens are sampled from `position` on; None: its most likely ones."""
@@ -118,6 +131,7 @@ class Verifier:
         verdict = self._apply(target, draft, position)
         if self.compares:
             self._learn(target, draft, verdict)
+        self._num_steps += 1
         return verdict
 
     def _apply(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
@@ -133,5 +147,7 @@ class Verifier:
 
     def _learn(self, target: Sequence[Distribution], draft: Draft, verdict: Verdict) -> None:
         offered = draft.compared_probs
-        for i in range(min(len(offered), verdict.num_accepted + 1)):
+        count = min(len(offered), verdict.num_accepted + 1)
+        self._num_compared += count
+        for i in range(count):
             self._overlap.observe(target[i], offered[i])
