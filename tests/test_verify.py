@@ -317,6 +317,19 @@ def test_auto_goes_over_to_the_kind_that_is_accepted_more() -> None:
     assert made.drawing(3) is None
 
 
+def test_kinds_are_compared_in_every_step_at_first_and_in_some_later() -> None:
+    """A text that changes its mind is still noticed."""
+    flat, peak = (0.26, 0.25, 0.25, 0.24), (0.97, 0.01, 0.01, 0.01)
+    made, due = verifier(), []
+    for p in (flat, peak):
+        for _ in range(80):
+            due.append(made.compares)
+            made.verify(in_a_row(p, 2), offer((0,), (dense(flat),)), 0)
+        assert (made.drawing(0) is not None) == (p is flat)
+    assert all(due[:64]) and sum(due[80:]) == 20
+    assert len({step % 4 for step, is_due in enumerate(due[80:]) if is_due}) == 1
+
+
 def test_only_positions_that_were_reached_teach() -> None:
     """A later position is looked at only if all before it stood, as the text will have it."""
     made = verifier()
