@@ -177,7 +177,7 @@ def test_a_mask_behind_the_filters_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     masked = RequestSampler.distribution
 
     def late(self: RequestSampler, row: Row, drafted: Sequence[int]) -> Distribution:
-        allowed = self._allowed(drafted)
+        allowed = None if self._constraint is None else self._constraint.allowed(drafted)
         best = np.argsort(-row)[: self.params.top_k]
         kept = np.full_like(row, -np.inf)
         kept[best] = row[best]

@@ -322,12 +322,12 @@ def test_kinds_are_compared_in_every_step_at_first_and_in_some_later() -> None:
     flat, peak = (0.26, 0.25, 0.25, 0.24), (0.97, 0.01, 0.01, 0.01)
     made, due = verifier(), []
     for p in (flat, peak):
-        for _ in range(80):
+        for _ in range(240):
             due.append(made.compares)
             made.verify(in_a_row(p, 2), offer((0,), (dense(flat),)), 0)
         assert (made.drawing(0) is not None) == (p is flat)
-    assert all(due[:64]) and sum(due[80:]) == 20
-    assert len({step % 4 for step, is_due in enumerate(due[80:]) if is_due}) == 1
+    assert all(due[:64]) and sum(due[240:]) == 60
+    assert len({step % 4 for step, is_due in enumerate(due[240:]) if is_due}) == 1
 
 
 def test_only_positions_that_were_reached_teach() -> None:

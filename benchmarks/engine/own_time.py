@@ -166,7 +166,11 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     pair, steps = [path for path in (arguments.model, arguments.draft) if path], arguments.steps
-    engine, prompt = real(*pair, LoadOptions(backend=arguments.backend)) if pair else stand_ins()
+    if arguments.model and arguments.draft:
+        options = LoadOptions(backend=arguments.backend)
+        engine, prompt = real(arguments.model, arguments.draft, options)
+    else:
+        engine, prompt = stand_ins()
     if arguments.profile:
         profile = cProfile.Profile()
         profile.runcall(run, engine, prompt, SETTINGS["greedy"], 8, steps)

@@ -132,7 +132,7 @@ def _reaching(values: Row, maxima: Row, least: np.float32) -> Indices:
     num_groups = len(values) // _GROUP_SIZE
     num_full = int(groups.searchsorted(num_groups))
     members = (_member_offsets(num_groups) + groups[:num_full]).ravel()
-    found = members[values[members] >= least]
+    found: Indices = members[values[members] >= least]
     if num_full == len(groups):
         return found
     return np.concatenate([found, groups[num_full:] + num_groups * (_GROUP_SIZE - 1)])
