@@ -18,6 +18,7 @@ from outrider.backends.gguf import guard, libraries
 from outrider.backends.tuning import options
 from outrider.costs import other_programs
 from outrider.models import cache_dir
+from outrider.session import learned
 
 if TYPE_CHECKING:
     from real_server import RealServer
@@ -41,8 +42,9 @@ os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
 vars(machine)["_cpu_quota"] = lambda: 1
 machine.physical_cores.cache_clear()
 
-# Whatever else runs on the machine: nothing is measured again for it.
+# Whatever else runs on the machine: nothing is measured again for it. What is said once a day was said.
 vars(other_programs)["STAT"] = Path(os.devnull)
+vars(learned)["is_first_today"] = lambda _what: False
 
 # A cache of the run's own, with the user's models in it: no call was measured yet, and there is no build for
 # the machine's own CPU. The processes of a run share it.

@@ -127,11 +127,13 @@ def test_without_a_draft_those_that_are_found_are_judged(
     assert named.status == 2 and "there is no room" in named.err
 
 
-def test_a_tokenizer_that_does_not_line_up_is_a_verdict(check: Call) -> None:
-    outcome = check("target.gguf", "foreign.gguf")
-    assert outcome.status == 1 and outcome.err == ""
-    assert "cannot work: the tokenizers do not line up" in outcome.out and "in the target" in outcome.out
-    assert "lookup" in outcome.out
+def test_a_draft_with_another_tokenizer_is_refused_before_anything_is_measured(
+    check: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded, "load_weights", lambda *_, **__: pytest.fail("loaded"))
+    outcome = check("target.gguf", "draft.gguf", "foreign.gguf")
+    assert outcome.status == 2 and outcome.out == ""
+    assert outcome.err.startswith("error: draft tokenizer ") and "leave the draft out" in outcome.err
 
 
 def test_a_reduced_vocabulary_is_said_to_be_one(check: Call, models: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from outrider.costs.other_programs import CpuTime, OtherPrograms, read_cpu_time
 from outrider.costs.store import (
     PairCosts,
     Subject,
+    costs_at_once,
     export_costs,
     fingerprint,
     import_costs,
@@ -128,6 +129,36 @@ def test_one_cause_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch, num
     monkeypatch.setattr(Path, "read_text", fails)
     [of_reading, of_writing] = read_entry(cache / "a.json", "again")[1], write_entry(cache / "b.json", {})
     assert of_reading == of_writing and os.strerror(number).lower() in str(of_writing)
+
+
+def seen_often(costs: CallCosts) -> CallCosts:
+    """A curve after calls that took what it says."""
+    for _ in range(40):
+        costs.observe(1, costs.call_s(1, context=0), context=0)
+    return costs
+
+
+def test_an_estimate_has_the_shape_of_the_nearest_curve_of_the_machine() -> None:
+    """Another file's, by the time of a single token; through all that was seen of its own."""
+    for name, scale, steep in (("near", 0.9, 0.5), ("far", 0.2, 0.1)):
+        curve = CallCosts([CallPoint(n, scale * (1 + steep * (n - 1))) for n in (1, 2, 4, 8, 16, 32, 64, 63)])
+        store_refined(replace(SUBJECT, file=name), seen_often(curve))
+    other = replace(SUBJECT, file="other", machine="another")
+    known_costs(other, lambda: CallCosts([CallPoint(n, 1.0 * n) for n in range(1, 9)]))
+    seen = [CallPoint(1, 1.0), CallPoint(4, 3.0)]
+    costs, is_provisional, notice = costs_at_once(SUBJECT, lambda: CallCosts(seen))
+    assert is_provisional and notice is None and costs.is_estimate and not costs.is_measured
+    assert [costs.call_s(n, context=0) for n in (1, 4, 8)] == pytest.approx([1.0, 3.0, 4.5 * 3 / 2.5])
+    again = CallCosts.from_json(costs.as_json())
+    assert again.is_estimate and again.points == costs.points
+    for _ in range(40):
+        costs.observe(1, 2.0, context=0)
+    store_refined(SUBJECT, costs)
+    kept, is_provisional, _ = costs_at_once(SUBJECT, lambda: pytest.fail("it is kept"))
+    assert is_provisional and kept.call_s(1, context=0) == pytest.approx(2.0, rel=0.01)
+    known_costs(SUBJECT, lambda: CallCosts([CallPoint(n, 0.5 * n) for n in range(1, 9)]))
+    measured, is_provisional, _ = costs_at_once(SUBJECT, lambda: pytest.fail("it is kept"))
+    assert not is_provisional and measured.call_s(1, context=0) == pytest.approx(0.5)
 
 
 # Beside other programs

@@ -348,7 +348,7 @@ class BusyCosts:
     again goes on until somebody waits."""
 
     def __init__(self, *, fails: bool = False) -> None:
-        self.measured_busy = True
+        self.is_provisional = True
         self.begun, self.done = threading.Event(), threading.Event()
         self.interrupted = 0
         self._fails = fails
@@ -367,7 +367,7 @@ class BusyCosts:
             except BaseException:
                 self.interrupted += 1
                 raise
-        self.measured_busy = False
+        self.is_provisional = False
         self.done.set()
 
     def keep(self) -> None: ...
@@ -389,7 +389,7 @@ def test_an_idle_server_measures_again_what_it_measured_on_a_busy_machine(fails:
                 _, completion = await finish(await Running.submit(worker, REQUEST))
                 assert completion.tokens == plain(language_model(), REQUEST)[0]
             await asyncio.to_thread(costs.done.wait)
-            while session.measured_busy or session.notices:
+            while session.is_provisional or session.notices:
                 await asyncio.sleep(0.001)
 
     worker.start()

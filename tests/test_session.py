@@ -28,11 +28,11 @@ from outrider.core.errors import (
 )
 from outrider.core.params import SamplingParams
 from outrider.costs.other_programs import OtherPrograms
-from outrider.costs.store import BUSY
+from outrider.costs.store import BUSY, ESTIMATED, is_first_today
 from outrider.policy import AutoPolicy, FixedPolicy
 from outrider.server.assembly import create_app
 from outrider.server.service import Service
-from outrider.session import Pair, Session, SessionOptions, settings_of
+from outrider.session import Pair, Session, SessionOptions, drafts, learned, settings_of
 from outrider.session import loading as loading_module
 from outrider.session.options import no_progress
 from tiny_gguf import BEGIN, write_tiny
@@ -125,12 +125,21 @@ def test_a_split_model_loads_by_its_first_part(path: Callable[..., Path]) -> Non
     assert texts[0] == texts[1]
 
 
-def test_tokenizers_that_do_not_line_up_are_refused_and_nothing_stays(
-    path: Callable[..., Path], opened: list[Weights]
+def test_tokenizers_that_do_not_line_up_are_refused_before_anything_is_loaded(
+    path: Callable[..., Path], opened: list[Weights], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(VocabularyMismatch):
-        Pair.load(path(), path(merges=OTHER_MERGES), options=OPTIONS)
+    """By the headers as by the loaded tokenizers; in the second case nothing stays open."""
+    files = path(), path(merges=OTHER_MERGES)
+    with pytest.raises(VocabularyMismatch) as by_headers:
+        Pair.load(*files, options=OPTIONS)
+    assert opened == []
+    monkeypatch.setattr(drafts, "check_tokenizers", lambda *_: None)
+    with pytest.raises(VocabularyMismatch) as loaded:
+        Pair.load(*files, options=OPTIONS)
     assert len(opened) == 2 and all(map(is_closed, opened))
+    assert by_headers.value.why == loaded.value.why
+    advice, examples = by_headers.value.way_out.split(" For instance, ")
+    assert "own family" in advice and examples.count("in the target") == 2
 
 
 def test_a_template_that_does_not_compile_is_an_error_and_nothing_stays(
@@ -439,9 +448,10 @@ def test_costs_from_a_busy_machine_are_measured_again_when_it_is_quiet(
     busy = 8.0
     monkeypatch.setattr(OtherPrograms, "cores", lambda _self: busy)
     settings: Any = {"sampling": GREEDY, "max_tokens": 12, "ignore_end": True}
-    with Session.load(path(noise=0.5), path(noise=0.6), context_length=256, options=OPTIONS) as session:
+    files = path(noise=0.5), path(noise=0.6)
+    with Session.load(*files, context_length=256, options=OPTIONS, measure=True) as session:
         knowledge = cast("AutoPolicy", session.engine.policy).state
-        assert session.measured_busy and session.notices == [BUSY]
+        assert session.is_provisional and session.notices == [BUSY]
         said = session.generate(PROMPT, **settings)
         before = knowledge.costs, knowledge.draft_costs
         assert not session.measure_again(OtherPrograms(), no_progress), "it still is"
@@ -457,16 +467,36 @@ def test_costs_from_a_busy_machine_are_measured_again_when_it_is_quiet(
 
         with pytest.raises(KeyboardInterrupt):
             session.measure_again(OtherPrograms(), interrupt)
-        assert len(parts) == 1 and session.measured_busy
+        assert len(parts) == 1 and session.is_provisional
         assert (knowledge.costs, knowledge.draft_costs) == before
         assert session.generate(PROMPT, **settings).tokens == said.tokens
         running = session.engine.submit(Request(PROMPT, GREEDY))
         assert not session.measure_again(OtherPrograms(), note), "something runs"
         session.engine.cancel(running)
         assert session.measure_again(OtherPrograms(), note)
-        assert not session.measured_busy and session.notices == []
+        assert not session.is_provisional and session.notices == []
         assert knowledge.costs is not before[0] and knowledge.draft_costs is not before[1]
         again = session.generate(PROMPT, **settings)
         assert again.tokens == said.tokens and again.reused_tokens == 0
     with Session.load(path(noise=0.5), path(noise=0.6), context_length=256, options=OPTIONS) as session:
         assert session.notices == [], "they are kept as good ones"
+
+
+def test_a_session_begins_with_an_estimate_until_it_is_measured(
+    path: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(learned, "is_first_today", is_first_today)
+    files = path(noise=0.5), path(noise=0.6)
+
+    def opened(**more: Any) -> tuple[bool, bool, list[str]]:
+        with Session.load(*files, context_length=256, options=OPTIONS, **more) as session:
+            session.generate(PROMPT, sampling=GREEDY, max_tokens=160, ignore_end=True)
+            costs = cast("AutoPolicy", session.engine.policy).state.costs
+            return session.is_provisional, costs.is_measured, session.notices
+
+    assert opened() == (True, False, [ESTIMATED])
+    kept = list((tmp_path / "cache/costs").glob("*.json"))
+    assert kept and opened() == (True, False, []), "its calls were kept, and it is said once a day"
+    assert opened(measure=True) == (False, True, [])
+    assert opened() == (False, True, [])

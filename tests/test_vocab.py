@@ -55,7 +55,7 @@ def test_a_control_token_is_not_the_text_of_the_same_spelling() -> None:
     alignment = align(target, draft)
     assert alignment.to_target[len(text)] == -1
     [difference] = alignment.report.differences
-    assert difference == "270 is '<tool>' (control) in the target, '<tool>' in the draft"
+    assert difference == "token 270 is '<tool>' (control) in the target, '<tool>' in the draft"
 
 
 @pytest.mark.parametrize("other", [Token(b"<0x0A>", piece=b"\n"), Token(b"<0x0A>", end=True)])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from contextlib import closing
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from outrider.backends.gguf import GgufModel, LoadOptions, show_log
-from outrider.backends.gguf.head_model import HeadModel
+from outrider.backends.gguf import LoadOptions, show_log
 from outrider.backends.tuning.options import Tuning, tune, tuned_options
-from outrider.backends.tuning.scoring import costs_of, subject_of
+from outrider.backends.tuning.scoring import Loaded, costs_of, subject_of
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.load_options import load_options
 from outrider.cli.output import Cell, Report, bars, print_notes, print_table, readable, write_json
@@ -20,6 +21,7 @@ from outrider.cli.plans import check_context, draft_reference, hub_options, targ
 from outrider.cli.settings import CostsSettings
 from outrider.core.errors import SettingError
 from outrider.core.files import check_writable
+from outrider.core.notices import collect_notices, notify
 from outrider.costs import MAX_TOKENS, CallCosts
 from outrider.costs.expected_speed import StepCosts, best_call, good_sizes
 from outrider.costs.store import PairCosts, export_costs, import_costs
@@ -27,7 +29,7 @@ from outrider.costs.timer import Rows
 from outrider.lab.numbers import digits
 from outrider.models.finding import AUTO_DRAFT
 from outrider.models.hub import HubOptions
-from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair
+from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, SessionOptions
 from outrider.session.drafts import resolve_models
 from outrider.session.loading import in_same_library
 
@@ -105,47 +107,43 @@ def _measure(
     notices: list[str],
     tunings: dict[str, Tuning],
 ) -> PairCosts:
-    """The curves of both models, one after the other: contexts that lie idle cost memory alone."""
-    report("loading", 0.0)
+    """The curves of both models as a session has them, one after the other: contexts that lie idle cost
+    memory alone."""
+
+    def progress(what: str, part: float | None) -> None:
+        report(what, part or 0.0)
+
+    progress("loading", None)
+    opening = SessionOptions(settings.ctx_size, max_running=settings.sequences, measure=True)
     pair = Pair.load(
         references["target"],
         references.get("draft"),
         options=options["target"],
         draft_options=options.get("draft"),
         hub=HubOptions(offline=True),
-        progress=lambda what, part: report(what, part or 0.0),
+        opening=opening,
+        progress=progress,
     )
-    try:
-        notices += pair.notices
+    with closing(pair), collect_notices() as lines:
+        longest = min(max(_LONGEST_CONTEXT_TOKENS, DEFAULT_CONTEXT_TOKENS), pair.target.trained_context)
+        opening = replace(opening, context_length=settings.ctx_size or longest)
+        target = pair.open_target(opening, progress)
+        models: dict[str, tuple[Loaded, Rows]] = {"target": (target, "all")}
+        if (beside := pair.open_draft(target, opening)) is not None:
+            models["draft"] = beside[0], "last"
         found: dict[str, CallCosts] = {}
-        about: dict[str, Any] = {}
-
-        def measure(role: str, model: GgufModel) -> None:
-            rows: Rows = "all" if role == "target" else "last"
-            about[role] = asdict(subject_of(model, rows))
-            found[role], lines = costs_of(
-                model,
-                rows=rows,
-                seconds=settings.seconds or _SECONDS,
-                fresh=settings.fresh,
-                progress=lambda part: report(f"measuring the {role}", part),
+        for role, (model, rows) in models.items():
+            seconds = settings.seconds or _SECONDS
+            found[role], said = costs_of(
+                model, rows=rows, seconds=seconds, fresh=settings.fresh, progress=partial(progress, role)
             )
-            notices.extend(lines)
-            model.close()
-
+            notify(*said)
         for role, weights in zip(("target", "draft"), pair.models, strict=False):
             own = options[role] if role == "target" else in_same_library(pair.target.options, options[role])
             if tuning := tuned_options(weights.path, own, draft=role == "draft"):
                 tunings.setdefault(role, tuning)
-            usual = min(max(_LONGEST_CONTEXT_TOKENS, DEFAULT_CONTEXT_TOKENS), weights.trained_context)
-            model = weights.open(settings.ctx_size or usual, max_sequences=settings.sequences)
-            if role == "target" and pair.draft is None and pair.draft_name:
-                # Its calls give the head its hidden states, as they do in a session.
-                measure("draft", HeadModel(model, model.capacity_tokens))
-                notices.append(f"the draft is {pair.draft_name}")
-            measure(role, model)
-    finally:
-        pair.close()
+        about = {role: asdict(subject_of(model, rows)) for role, (model, rows) in models.items()}
+    notices += [*pair.notices, *lines]
     return PairCosts(found["target"], found.get("draft"), about)
 
 

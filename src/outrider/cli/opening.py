@@ -7,11 +7,13 @@ from functools import partial
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from outrider.backends.gguf import show_log
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.plans import PairPlan
 from outrider.core.data import Completion
+from outrider.costs.other_programs import is_quiet
 from outrider.policy import AutoPolicy
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
 from outrider.session.explain import Explanation, explain
@@ -41,6 +43,19 @@ def open_session(plan: PairPlan, pair: Pair, tokens: int, errors: Console) -> Se
         options = replace(options, context_length=length)
     with LoadInterrupt(), errors.status("opening") as status:
         return Session.open(pair, options, partial(_show, status))
+
+
+def measure_for_later(plan: PairPlan, errors: Console) -> None:
+    """Find out, after the answer, what it was made without: the faster library, costs, free equal bits. Only
+    where a person sees it, who may break it off, and while the machine is quiet."""
+    if not errors.is_terminal or not is_quiet(0.0):
+        return
+    errors.print(Text("measuring once, for later runs, what calls cost here (Ctrl-C skips it)", style="dim"))
+    try:
+        later = replace(plan, opening=replace(plan.opening, corpus=(), measure=True))
+        open_session(later, load_pair(later, errors), 0, errors).close()
+    except KeyboardInterrupt:
+        pass
 
 
 def _show(status: Status, what: str, part: float | None) -> None:

@@ -7,7 +7,13 @@ from typing import Any
 
 from rich.console import Console
 
-from outrider.cli.opening import explanation_of, library_line, load_pair, open_session
+from outrider.cli.opening import (
+    explanation_of,
+    library_line,
+    load_pair,
+    measure_for_later,
+    open_session,
+)
 from outrider.cli.output import INCOMPLETE, INTERRUPTED, print_notes, write_json
 from outrider.cli.plans import plan_run
 from outrider.cli.prompt import read_prediction, read_prompt
@@ -63,9 +69,12 @@ def run(settings: RunSettings) -> int:
         if settings.compare and completion.finish_reason != "cancelled":
             comparison = _compare(settings, session, request, completion, errors)
         _report(settings, session, pair, request, shown, comparison, errors)
+        is_provisional = session.is_provisional
     interrupted = completion.finish_reason == "cancelled" or (settings.compare and comparison is None)
     if interrupted:
         return INTERRUPTED
+    if is_provisional and not settings.quiet:
+        measure_for_later(plan.pair, errors)
     return INCOMPLETE if plan.grammar is not None and not completion.is_complete else 0
 
 

@@ -12,6 +12,8 @@ from outrider.costs.curve import CallCosts
 from outrider.costs.timer import FIRM_ROUNDS, CallTimer, Clock, Rows, Samples
 
 DEFAULT_SECONDS = 6.0
+GLANCE_SECONDS = 0.5
+"""of measuring that a session may begin with"""
 
 Progress = Callable[[float], None]
 """Called with the part that is done, or of the time that is spent, from 0 to 1."""

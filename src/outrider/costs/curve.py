@@ -37,7 +37,8 @@ class CallCosts:
     `points` are measured calls. Without any the curve is a cautious guess whose unit is set by the first
     call observed (`is_known`). `prefill_token_s` is what a token of a prompt took, None if unmeasured.
     A context is the number of tokens that the sequences of the call have stored, together. `window`: the
-    model reads no more than the last so many tokens of a text (0: all).
+    model reads no more than the last so many tokens of a text (0: all). `is_estimate`: the points come from a
+    glance, and real calls say more than they do.
 
     >>> costs = CallCosts([CallPoint(1, 0.1), CallPoint(3, 0.2), CallPoint(4, 0.15)])
     >>> costs.calls_s(4, context=0).round(3).tolist()
@@ -45,9 +46,15 @@ class CallCosts:
     """
 
     def __init__(
-        self, points: Sequence[CallPoint] = (), *, prefill_token_s: float | None = None, window: int = 0
+        self,
+        points: Sequence[CallPoint] = (),
+        *,
+        prefill_token_s: float | None = None,
+        window: int = 0,
+        is_estimate: bool = False,
     ) -> None:
         self.points = tuple(points)
+        self.is_estimate = is_estimate
         self.window = window
         self.prefill_token_s = prefill_token_s
         if points and not any(point.num_tokens == point.num_sequences == 1 for point in points):
@@ -62,13 +69,13 @@ class CallCosts:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the curve was measured, rather than guessed."""
-        return bool(self.points)
+        """Whether the curve was measured, rather than estimated or guessed."""
+        return bool(self.points) and not self.is_estimate
 
     @property
     def is_known(self) -> bool:
-        """Whether its seconds mean anything: it was measured, or a call was observed."""
-        return self.is_measured or self.num_observed > 0
+        """Whether its seconds mean anything: calls were measured or observed."""
+        return bool(self.points) or self.num_observed > 0
 
     @property
     def num_observed(self) -> int:
@@ -177,6 +184,26 @@ class CallCosts:
             [replace(p, seconds=p.seconds * factors[p.num_tokens - 1]) for p in (*self.points, *points)],
             prefill_token_s=median(self._prefill_token_s) if self._prefill_token_s else None,
             window=self.window,
+            is_estimate=self.is_estimate,
+        )
+
+    def in_shape_of(self, known: CallCosts) -> CallCosts:
+        """An estimate: the few points of this curve and, where it has none, those of a `known` one, drawn
+        through what this one has beside them."""
+        own = {p.num_tokens: p.seconds for p in self.points if p.num_sequences == 1 and not p.context_tokens}
+        sizes = np.log(sorted(own))
+        errors = [math.log(own[n] / known.call_s(n, context=0)) for n in sorted(own)]
+        kinds = {(p.num_tokens, p.context_tokens, p.num_sequences) for p in self.points}
+        borrowed = [
+            replace(p, seconds=p.seconds * math.exp(np.interp(math.log(p.num_tokens), sizes, errors)))
+            for p in known.points
+            if (p.num_tokens, p.context_tokens, p.num_sequences) not in kinds
+        ]
+        return CallCosts(
+            [*self.points, *borrowed],
+            prefill_token_s=self.prefill_token_s,
+            window=self.window,
+            is_estimate=True,
         )
 
     # As plain data
@@ -187,6 +214,7 @@ class CallCosts:
             "schema": SCHEMA,
             "prefill_token_s": self.prefill_token_s,
             "window_tokens": self.window,
+            **({"estimated": True} if self.is_estimate else {}),
             "calls": [point.as_json() for point in self.points],
         }
 
@@ -201,7 +229,12 @@ class CallCosts:
                 raise ValueError(f"prefill_token_s is {token_s}")
             if (window := int(data.get("window_tokens", 0))) < 0:
                 raise ValueError(f"window_tokens is {window}")
-            return cls(list(map(CallPoint.from_json, data["calls"])), prefill_token_s=token_s, window=window)
+            return cls(
+                list(map(CallPoint.from_json, data["calls"])),
+                prefill_token_s=token_s,
+                window=window,
+                is_estimate=data.get("estimated") is True,
+            )
         except SettingError as error:
             raise SettingError(what, f"{error.what}: {error.why}", error.way_out) from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from datetime import date
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,8 +36,14 @@ _TOO_BUSY = "the machine was too busy to measure what calls cost: next time it i
 _BUSY_CORES = "cores_of_other_programs"
 BUSY = (
     "other programs were busy while costs were measured: drafts may be longer or shorter than is best until "
-    "they are measured again, by itself when the machine is quiet (at a start, or while a server is idle)"
+    "`outrider costs` measures again on a quiet machine, as an idle server does by itself"
 )
+ESTIMATED = (
+    "what calls cost here is an estimate, which every call corrects, until `outrider costs` measures it, as "
+    "an idle server does by itself"
+)
+_SIMILAR = 8.0
+"""Two curves are of one shape, about, where single tokens cost up to so many times as much."""
 
 _Found = TypeVar("_Found")
 
@@ -94,26 +101,72 @@ def costs_dir() -> Path:
 def known_costs(
     subject: Subject, measure: Callable[[], CallCosts], *, spare_cores: float = math.inf, fresh: bool = False
 ) -> tuple[CallCosts, list[str]]:
-    """The curve of a subject, as `remembered`; one of few points is not kept."""
+    """The curve of a subject, as `remembered`; one of few points is not kept, and an estimate measured."""
+
+    def read(data: Mapping[str, Any]) -> CallCosts | None:
+        costs = CallCosts.from_json(data.get("costs"))
+        return None if costs.is_estimate else costs
+
     return remembered(
         costs_dir() / f"{subject.key()}.json",
         measure,
-        read=lambda data: CallCosts.from_json(data.get("costs")),
+        read=read,
         write=lambda costs: _entry(subject, costs) if len(costs.points) >= _MIN_POINTS else _TOO_BUSY,
         spare_cores=spare_cores,
         fresh=fresh,
     )
 
 
+def costs_at_once(subject: Subject, glance: Callable[[], CallCosts]) -> tuple[CallCosts, bool, str | None]:
+    """The curve to begin with, whether it is to be measured when there is time, and a line for the user: the
+    one that is kept or else, of the same machine and library, the shape of the nearest one through the few
+    calls of a `glance`."""
+    data, notice = read_entry(costs_dir() / f"{subject.key()}.json", "it is estimated")
+    if data is not None:
+        try:
+            kept = CallCosts.from_json(data.get("costs"))
+        except SettingError as error:
+            notice = f"{error.what}: {error.why}: they are estimated"
+        else:
+            return kept, kept.is_estimate or bool(data.get(_BUSY_CORES)), None
+    costs = glance()
+    single_s = costs.call_s(1, context=0)
+
+    def distance(curve: CallCosts) -> float:
+        return abs(math.log(curve.call_s(1, context=0) / single_s))
+
+    alike = [
+        curve
+        for other, curve in _all_stored()
+        if (other.build, other.machine, other.settings) == (subject.build, subject.machine, subject.settings)
+        and distance(curve) < math.log(_SIMILAR)
+    ]
+    return costs.in_shape_of(min(alike, key=distance, default=costs)), True, notice
+
+
+def is_first_today(what: str) -> bool:
+    """Whether this is asked for the first time today, which is noted in the cache."""
+    path, today = cache_dir() / "said.json", date.today().isoformat()
+    said, _ = read_entry(path, "")
+    if said and said.get(what) == today:
+        return False
+    write_entry(path, {**(said or {}), what: today})
+    return True
+
+
 def stored_curves(path: Path) -> list[tuple[Subject, CallCosts]]:
     """The curves that are kept of a model file, the latest first; those that cannot be read are left out."""
-    file, found = fingerprint(path), []
+    file = fingerprint(path)
+    return [(subject, costs) for subject, costs in _all_stored() if subject.file == file]
+
+
+def _all_stored() -> list[tuple[Subject, CallCosts]]:
+    found = []
     for place in costs_dir().glob("*.json"):
         data, _ = read_entry(place, "")
         try:
             subject = Subject(**(data or {})["subject"])
-            if subject.file == file:
-                found.append((place.stat().st_mtime, subject, CallCosts.from_json((data or {}).get("costs"))))
+            found.append((place.stat().st_mtime, subject, CallCosts.from_json((data or {}).get("costs"))))
         except (OSError, SettingError, KeyError, TypeError, ValueError):  # of other kinds, or damaged
             continue
     return [(subject, costs) for _, subject, costs in sorted(found, key=lambda entry: -entry[0])]
@@ -137,16 +190,17 @@ def remembered(
     path: Path,
     measure: Callable[[], _Found],
     *,
-    read: Callable[[Mapping[str, Any]], _Found],
+    read: Callable[[Mapping[str, Any]], _Found | None],
     write: Callable[[_Found], Mapping[str, Any] | str],
     spare_cores: float,
     fresh: bool = False,
 ) -> tuple[_Found, list[str]]:
     """What was measured before and is kept at `path`, or what is measured now, with lines for the user.
 
-    `read` makes it of the entry (SettingError, KeyError, TypeError or ValueError: it is measured again),
-    `write` makes the entry, or a line that says why it is not kept. What is measured while other programs
-    take more than the `spare_cores` is marked (`BUSY` says so), and measured again once they do not.
+    `read` makes it of the entry; where it gives None, or raises SettingError, KeyError, TypeError or
+    ValueError, it is measured again. `write` makes the entry, or a line that says why it is not kept. What is
+    measured while other programs take more than the `spare_cores` is marked (`BUSY` says so), and measured
+    again once they do not.
     """
     data, notice = (None, None) if fresh else read_entry(path, "measuring again")
     if data is not None:
@@ -155,16 +209,16 @@ def remembered(
         except (SettingError, KeyError, TypeError, ValueError) as error:
             notice = f"{path}: {error.why if isinstance(error, SettingError) else error}: measuring again"
         else:
-            if not data.get(_BUSY_CORES):
+            if found is not None and not data.get(_BUSY_CORES):
                 return found, []
-            if not is_quiet(spare_cores):
+            if found is not None and not is_quiet(spare_cores):
                 return found, [BUSY]
     others = OtherPrograms()
-    found = measure()
+    measured = measure()
     mark = {_BUSY_CORES: round(others.cores(), 2)} if others.disturb(spare_cores) else {}
-    entry = write(found)
+    entry = write(measured)
     kept = entry if isinstance(entry, str) else write_entry(path, {**entry, **mark})
-    return found, list(dict.fromkeys(line for line in (notice, BUSY if mark else None, kept) if line))
+    return measured, list(dict.fromkeys(line for line in (notice, BUSY if mark else None, kept) if line))
 
 
 def read_entry(path: Path, consequence: str) -> tuple[dict[str, Any] | None, str | None]:

@@ -78,9 +78,9 @@ class Loaded(ExitStack):
             elif isinstance(beside, GgufModel) and file.is_head:
                 self.weights = load_head(beside.weights, read_card(beside.weights.path), file.card, options)
             elif isinstance(beside, GgufModel):
-                self.weights = load_draft(beside.weights, file.card, options)
+                self.weights = load_draft(beside.weights, file.card, options, measure=True)
             else:
-                self.weights = load_weights(file.card, options, draft=beside is not None)
+                self.weights = load_weights(file.card, options, draft=beside is not None, measure=True)
         notices += lines
         if not file.is_head or isinstance(self.weights, HeadWeights):
             self.callback(self.weights.close)

@@ -246,9 +246,9 @@ class Worker:
                 self._commands.get_nowait()()
 
     def _await(self) -> Callable[[], None]:
-        """The next command. Until it comes, costs that need it are measured again; a new request ends that
+        """The next command. Until it comes, costs that need it are measured; a new request ends that
         and waits for one model call at most."""
-        while self._session.measured_busy and not self._has_failed:
+        while self._session.is_provisional and not self._has_failed:
             others = OtherPrograms()
             with contextlib.suppress(queue.Empty):
                 return self._commands.get(timeout=self._idle_s)
@@ -256,11 +256,11 @@ class Worker:
                 with self._turns:
                     is_new = self._session.measure_again(others, self._stop_measuring)
                 if is_new:
-                    _log.info("what calls cost was measured again: the machine is quiet now")
+                    _log.info("what calls cost was measured: the machine is quiet now")
             except _Awaited:
                 pass
             except OutriderError:
-                _log.exception("what calls cost could not be measured again")
+                _log.exception("what calls cost could not be measured")
         return self._commands.get()
 
     def _stop_measuring(self, _what: str, _part: float | None) -> None:

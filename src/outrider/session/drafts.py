@@ -19,6 +19,7 @@ from outrider.models.gguf import HEADS, ModelCard, ModelKind, check_whole, read_
 from outrider.models.heads import read_head
 from outrider.models.hub import HubOptions, cache_dir
 from outrider.models.reference import resolve, resolve_pair
+from outrider.models.tokenizers import check_tokenizers
 from outrider.models.vocab import Alignment, align
 from outrider.session.loading import load_draft, why_no_draft
 from outrider.session.options import Progress, no_progress
@@ -43,7 +44,8 @@ def resolve_models(model: str | None, draft: str | None, hub: HubOptions) -> Nam
     """The files that two references mean. With `AUTO_DRAFT` a draft is looked for; the embedded default has
     its own.
 
-    Raises HubError and ModelFileError for references that cannot be resolved.
+    Raises HubError and ModelFileError for references that cannot be resolved, VocabularyMismatch for a draft
+    with another tokenizer.
     """
     if draft != AUTO_DRAFT or model is None:
         target, own = resolve_pair(model, None if draft == AUTO_DRAFT else draft, hub)
@@ -51,6 +53,8 @@ def resolve_models(model: str | None, draft: str | None, hub: HubOptions) -> Nam
         check_whole(card)
         if of_draft is not None and of_draft.kind != "model":
             read_head(of_draft, card)  # refused before anything is loaded
+        elif of_draft is not None:
+            check_tokenizers(card, of_draft)
         return Named(card, of_draft, None)
     card = read_card(resolve(model, hub=hub))
     check_whole(card)
@@ -72,13 +76,15 @@ def load_named(
     card: ModelCard,
     options: LoadOptions,
     progress: Progress = no_progress,
+    *,
+    measure: bool = False,
 ) -> LoadedDraft | None:
     """The draft of a card; None where it is of no use to the target, which a notice says.
 
     Raises VocabularyMismatch and what `load_weights` raises.
     """
     if card.kind == "model":
-        weights = load_draft(target, card, options, progress=progress)
+        weights = load_draft(target, card, options, measure=measure, progress=progress)
     else:
         weights = load_head(target, of_target, card, options)
     try:
@@ -121,7 +127,12 @@ def load_head(target: Weights, of_target: ModelCard, card: ModelCard, options: L
 
 
 def load_found(
-    target: Weights, named: Named, options: LoadOptions, progress: Progress = no_progress
+    target: Weights,
+    named: Named,
+    options: LoadOptions,
+    progress: Progress = no_progress,
+    *,
+    measure: bool = False,
 ) -> LoadedDraft | None:
     """The first of the drafts found that can be loaded, lines up and may pay; None where none does. Notices
     say which was taken, what was passed over and why, and what else there is."""
@@ -141,7 +152,7 @@ def load_found(
             continue
         tried += 1
         try:
-            taken = load_named(target, named.target, draft.card, options, progress)
+            taken = load_named(target, named.target, draft.card, options, progress, measure=measure)
         except (BackendCrash, ModelFileError, OutOfMemory, VocabularyMismatch) as error:
             notify(f"-md auto passes over {draft.card.path.name}: {error.why}")
     if taken is None:

@@ -16,6 +16,7 @@ from typing import Any
 from outrider.backends.gguf import GgufModel
 from outrider.backends.tuning.scoring import (
     Loaded,
+    costs_at_once,
     costs_of,
     native_of,
     rare_settings,
@@ -28,10 +29,12 @@ from outrider.core.notices import notify
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import (
     BUSY,
+    ESTIMATED,
     PairCosts,
     export_costs,
     fingerprint,
     import_costs,
+    is_first_today,
     read_entry,
     store_refined,
     write_entry,
@@ -67,8 +70,10 @@ class Learned:
         target: Loaded,
         draft: GgufModel | None,
         progress: Progress = no_progress,
+        *,
+        measure: bool = False,
     ) -> None:
-        """Look the costs up, or measure them, which takes a few seconds.
+        """Look the costs up; else estimate them in a moment or (`measure`) measure them in some seconds.
 
         Raises SettingError for a costs file that cannot be read or written, BackendError when a call fails.
         """
@@ -76,9 +81,9 @@ class Learned:
         if draft is not None and settings.models:
             self._models["draft"] = (draft, "last")
         self._exported = settings.costs_file is not None
-        self.measured_busy = False
-        """whether the costs in force were measured while other programs were busy"""
-        costs = self._costs(settings.costs_file, progress)
+        self.is_provisional = False
+        """whether the costs in force were estimated, or measured while other programs were busy"""
+        costs = self._costs(settings.costs_file, progress, measure=measure)
         self.policy = AutoPolicy(
             costs.target,
             costs.draft,
@@ -88,7 +93,9 @@ class Learned:
         )
         self._recall()
 
-    def _costs(self, path: Path | None, progress: Progress) -> PairCosts:
+    def _costs(self, path: Path | None, progress: Progress, *, measure: bool) -> PairCosts:
+        if path is None and not measure:
+            return self._at_once()
         if path is None or not path.exists():
             costs = self._measured(progress)
             if path is not None:
@@ -101,6 +108,16 @@ class Learned:
             raise SettingError(str(path), "it has no costs of a draft model", "Write one with -md.")
         return costs
 
+    def _at_once(self) -> PairCosts:
+        found = {}
+        for role, (model, rows) in self._models.items():
+            found[role], is_provisional, notice = costs_at_once(model, rows)
+            self.is_provisional |= is_provisional
+            notify(notice)
+        if self.is_provisional and is_first_today("costs"):
+            notify(ESTIMATED)
+        return PairCosts(found["target"], found.get("draft"))
+
     def _measured(self, progress: Progress, *, fresh: bool = False) -> PairCosts:
         """The costs of each model, looked up or (`fresh`) measured in any case."""
         found, notices = {}, list[str]()
@@ -108,7 +125,7 @@ class Learned:
             what = f"measuring what calls of the {role} model cost here, once"
             found[role], lines = costs_of(model, rows=rows, fresh=fresh, progress=partial(progress, what))
             notices += lines
-        self.measured_busy = BUSY in notices
+        self.is_provisional = BUSY in notices
         notify(*notices)
         return PairCosts(found["target"], found.get("draft"))
 
@@ -159,7 +176,12 @@ class Learned:
 
 
 def policy_for(
-    asked: Policy | AutoSettings | None, target: Loaded, draft: GgufModel | None, progress: Progress
+    asked: Policy | AutoSettings | None,
+    target: Loaded,
+    draft: GgufModel | None,
+    progress: Progress,
+    *,
+    measure: bool = False,
 ) -> tuple[Policy | None, Learned | None]:
     """The policy in force and, where it is the automatic one, what is known about the pair. A target that
     cannot rewind is decoded plainly."""
@@ -169,5 +191,5 @@ def policy_for(
         return None, None
     if draft is None and asked is not None and not asked.free:
         notify("no draft model is loaded, and the policy asks for one alone: nothing is drafted")
-    learned = Learned(asked or AutoSettings(), target, draft, progress)
+    learned = Learned(asked or AutoSettings(), target, draft, progress, measure=measure)
     return learned.policy, learned

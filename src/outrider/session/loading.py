@@ -79,10 +79,15 @@ def _contexts(
 
 
 def load_weights(
-    card: ModelCard, options: LoadOptions, *, draft: bool = False, progress: Progress = no_progress
+    card: ModelCard,
+    options: LoadOptions,
+    *,
+    draft: bool = False,
+    measure: bool = False,
+    progress: Progress = no_progress,
 ) -> Weights:
     """Load weights with the library and the options that suit this machine: those that were found before, or
-    that a trial of a few seconds finds now.
+    (`measure`) that a trial of a few seconds finds now, or else the usual ones.
 
     A library that dies at its first call, or cannot run the file, is passed over. Raises ModelFileError,
     OutOfMemory, BackendCrash or BackendError where none is left, SettingError for one that cannot be used.
@@ -91,7 +96,7 @@ def load_weights(
     def trying(what: str, part: float) -> None:
         progress(f"choosing the library, once ({what})", part)
 
-    chosen = choose_options(card.path, options, draft=draft, progress=trying)
+    chosen = choose_options(card.path, options, draft=draft, measure=measure, progress=trying)
     failure: OutriderError | None = None
     for library in candidates(chosen.options):
         try:
@@ -139,7 +144,12 @@ def in_same_library(target: LoadOptions, options: LoadOptions) -> LoadOptions:
 
 
 def load_draft(
-    target: Weights, card: ModelCard, options: LoadOptions, *, progress: Progress = no_progress
+    target: Weights,
+    card: ModelCard,
+    options: LoadOptions,
+    *,
+    measure: bool = False,
+    progress: Progress = no_progress,
 ) -> Weights:
     """A draft's weights, in its target's library where that can run them and no other was asked for: two
     libraries have a pool of threads each, and the pool that waits takes cores from the one that works.
@@ -149,8 +159,8 @@ def load_draft(
     same = in_same_library(target.options, options)
     if same != options:
         with suppress(BackendCrash, ModelFileError):
-            return load_weights(card, same, draft=True, progress=progress)
-    return load_weights(card, options, draft=True, progress=progress)
+            return load_weights(card, same, draft=True, measure=measure, progress=progress)
+    return load_weights(card, options, draft=True, measure=measure, progress=progress)
 
 
 def template_of(weights: Weights, source: str | None) -> ChatTemplate | None:

@@ -78,6 +78,9 @@ class SessionOptions:
             bit, whatever is drafted and whatever else runs; None: where a single request runs at once and
             it costs next to nothing. Each sequence then has a context of its own.
         keeping: where KV goes that leaves the target, to be found again.
+        measure: find out first what is not known of this machine yet: which native library is the faster one,
+            what calls cost, where equal bits are free. Takes half a minute for a small model. Else a session
+            begins at once, with estimates that every call corrects.
     """
 
     context_length: int | None = None
@@ -91,6 +94,7 @@ class SessionOptions:
     max_gap_s: float | None = None
     bitwise: bool | None = None
     keeping: Keeping = Keeping()
+    measure: bool = False
 
     @property
     def num_sequences(self) -> int:

@@ -56,12 +56,12 @@ class Pair:
             model: the target: a path or a reference to the hub; None: the embedded default.
             draft: the same of the draft; None: the default's own or none, `AUTO_DRAFT`: looked for among the
                 files that are here, `NO_DRAFT`: none.
-            options: how the target is loaded. Which native library is the faster one for a file is measured
-                once, in a few seconds.
+            options: how the target is loaded.
             draft_options: how the draft is loaded; None: like the target.
             hub: how references to the hub are resolved.
             template: a chat template (Jinja) in place of the target's own.
-            opening: what is to be opened on the pair: that it fits is checked before anything is loaded.
+            opening: what is to be opened on the pair: that it fits is checked before anything is loaded. Its
+                `measure` says whether the faster native library for each file is found out.
             progress: called meanwhile.
 
         Raises HubError, ModelFileError, OutOfMemory or VocabularyMismatch.
@@ -77,14 +77,15 @@ class Pair:
             of_draft = draft_options or options
             if opening is not None:
                 check_fit(named.target, named.draft, options, of_draft, opening)
-            target = load_weights(named.target, options, progress=progress)
+            measure = opening is not None and opening.measure
+            target = load_weights(named.target, options, measure=measure, progress=progress)
             undo.callback(target.close)
             chat = template_of(target, template or named.target.chat_template)
             loaded = None
             if named.draft is not None:
-                loaded = load_named(target, named.target, named.draft, of_draft, progress)
+                loaded = load_named(target, named.target, named.draft, of_draft, progress, measure=measure)
             elif named.found is not None and not (target.num_heads and named.target.mtp_layers):
-                loaded = load_found(target, named, of_draft, progress)
+                loaded = load_found(target, named, of_draft, progress, measure=measure)
             undo.pop_all()
         return cls(target, loaded, named.target, chat, tuple(notices))
 
@@ -122,6 +123,7 @@ class Pair:
             max_sequences=options.num_sequences,
             capacity_tokens=options.capacity(trained),
             bitwise=False if self._drafts_with_head(options.bitwise) else options.bitwise,
+            measure=options.measure,
             measuring=progress,
         )
         notify(self._about_head(options.bitwise))

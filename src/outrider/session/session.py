@@ -17,7 +17,7 @@ from outrider.core.errors import SettingError
 from outrider.core.notices import collect_notices
 from outrider.core.params import SamplingParams, Verification
 from outrider.costs.other_programs import OtherPrograms
-from outrider.costs.store import BUSY
+from outrider.costs.store import BUSY, ESTIMATED
 from outrider.drafters.corpus import indexing
 from outrider.drafters.earlier import EarlierDrafter
 from outrider.drafters.model import ModelDrafter
@@ -134,7 +134,9 @@ class Session:
             draft = pair.open_draft(target, options)
             if draft is not None:
                 undo.callback(draft[0].close)
-            policy, learned = policy_for(options.policy, target, draft and draft[0], progress)
+            policy, learned = policy_for(
+                options.policy, target, draft and draft[0], progress, measure=options.measure
+            )
             drafting = DrafterSettings(
                 pair.target.name,
                 pair.target.vocabulary,
@@ -243,12 +245,13 @@ class Session:
         return self.stream(prompt, **settings).completion
 
     @property
-    def measured_busy(self) -> bool:
-        """Whether what calls cost was measured while other programs were busy: see `measure_again`."""
-        return self._learned is not None and self._learned.measured_busy
+    def is_provisional(self) -> bool:
+        """Whether what calls cost is an estimate, or was measured while other programs were busy: see
+        `measure_again`."""
+        return self._learned is not None and self._learned.is_provisional
 
     def measure_again(self, others: OtherPrograms, progress: Progress) -> bool:
-        """Measure again what calls cost, where nothing runs and `others` were quiet lately: some seconds,
+        """Measure what calls cost, where nothing runs and `others` were quiet lately: some seconds,
         after which no KV is stored any more. True when it was done. What `progress` raises ends it, and
         leaves the costs as they were."""
         if self._learned is None or self.engine.num_running or self._learned.is_disturbed(others):
@@ -256,7 +259,9 @@ class Session:
         self.engine.reset(texts=False)
         with collect_notices() as notices:
             self._learned.measure_again(progress)
-        self.notices = list(dict.fromkeys((*(line for line in self.notices if line != BUSY), *notices)))
+        self.notices = list(
+            dict.fromkeys((*(line for line in self.notices if line not in (BUSY, ESTIMATED)), *notices))
+        )
         return True
 
     def close(self) -> None:

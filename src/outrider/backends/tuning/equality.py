@@ -13,7 +13,7 @@ from outrider.backends.gguf import Weights
 from outrider.backends.tuning.scoring import Loaded, spare_cores, subject_of
 from outrider.core.errors import OutOfMemory, SettingError
 from outrider.costs.calibrate import Progress
-from outrider.costs.store import costs_dir, remembered
+from outrider.costs.store import costs_dir, read_entry, remembered
 
 MAX_DEFAULT_PRICE = 0.02
 """Where neither plain steps nor prompts take this much longer, equal bits are the default."""
@@ -27,15 +27,16 @@ def open_target(
     max_sequences: int = 1,
     capacity_tokens: int = 0,
     bitwise: bool | None = None,
+    measure: bool = True,
     measuring: Callable[[str, float], None] | None = None,
 ) -> tuple[Loaded, Equality | None]:
     """KV caches on a target's weights, of `context_length` tokens for each sequence and `capacity_tokens` in
     all (0: as many as they may have).
 
     With `bitwise` a model that makes equal calls alone, which has as many sequences as fit into the capacity,
-    and what is known of its calls; by default (None) where one sequence has all to itself and equal bits cost
-    next to nothing and find the memory. Raises SettingError where they are asked for and no calls are equal,
-    OutOfMemory.
+    and what is known of its calls. By default (None) the same where one sequence has all to itself and equal
+    bits, as was found out earlier or (`measure`) is now, cost next to nothing and find the memory. Raises
+    SettingError where they are asked for and no calls are equal, OutOfMemory.
     """
 
     def progress(part: float) -> None:
@@ -43,7 +44,7 @@ def open_target(
             measuring("finding out which calls give equal bits, once", part)
 
     if bitwise or (bitwise is None and max_sequences == 1 and not _why_not(weights)):
-        found = known_equality(weights, progress, hasty=not bitwise)
+        found = known_equality(weights, progress, hasty=not bitwise, measure=bool(bitwise) or measure)
         if bitwise and found.sizes is None:
             why = f"{weights.library.title} cannot give equal bits with {weights.name}: {found.reason}"
             raise SettingError("--bitwise", why, "Choose another --backend or -fa, or decode without it.")
@@ -59,17 +60,25 @@ def open_target(
     return weights.open(context_length, max_sequences=max_sequences, capacity_tokens=capacity_tokens), None
 
 
-def known_equality(weights: Weights, progress: Progress, *, hasty: bool = False) -> Equality:
-    """For which calls these weights give equal bits, here and under these options: looked up, or found out
-    in some seconds and kept. `hasty`: in a few calls where single tokens need padding, of which nothing is
-    then said. Raises BackendError when a call fails."""
+def known_equality(
+    weights: Weights, progress: Progress, *, hasty: bool = False, measure: bool = True
+) -> Equality:
+    """For which calls these weights give equal bits, here and under these options: looked up, or (`measure`)
+    found out in some seconds and kept. `hasty`: in a few calls where single tokens need padding, of which
+    nothing is then said. Raises BackendError when a call fails."""
     about = "nearly free" if hasty else "equal calls"
     with closing(weights.open(_CONTEXT_TOKENS)) as model:
         subject, spare = subject_of(model, "all"), spare_cores(model)
     asked = {"about": about, "flash_attention_asked": weights.options.flash_attention}
     subject = replace(subject, settings={**subject.settings, **asked})
+    place = costs_dir() / f"equal-{subject.key()}.json"
+    if not measure:
+        try:
+            return Equality.from_json(read_entry(place, "")[0])
+        except (KeyError, TypeError, ValueError):
+            return Equality(None, "it is not known yet")
     return remembered(
-        costs_dir() / f"equal-{subject.key()}.json",
+        place,
         lambda: _find(weights, progress, hasty=hasty),
         read=Equality.from_json,
         write=lambda found: {"model": weights.name, "about": about, **found.as_json()},

@@ -94,12 +94,17 @@ def tuned_options(path: Path, options: LoadOptions, *, draft: bool = False) -> T
 
 
 def choose_options(
-    path: Path, options: LoadOptions, *, draft: bool = False, progress: Progress | None = None
+    path: Path,
+    options: LoadOptions,
+    *,
+    draft: bool = False,
+    measure: bool = True,
+    progress: Progress | None = None,
 ) -> Tuning:
     """The library and the load options for a model: what was found before, or what a short trial finds now.
 
-    Nothing is tried where there is no choice, or where the file is too small for it to matter.
-    Raises what `tune` raises.
+    Nothing is tried without `measure`, where there is no choice, or where the file is too small for it to
+    matter. Raises what `tune` raises.
     """
     if found := tuned_options(path, options, draft=draft):
         return found
@@ -110,7 +115,7 @@ def choose_options(
         trials = [t for t in found.trials if t.options.backend == options.backend] if found else []
         if trials:
             return Tuning(min(trials, key=lambda trial: trial.score).options, tuple(trials))
-    if read_card(path).file_bytes < _MIN_FILE_BYTES:
+    if not measure or read_card(path).file_bytes < _MIN_FILE_BYTES:
         return Tuning(options, ())
     libraries = _libraries(path, options)
     if len(libraries) == 1 and not _without(libraries[0], _KERNELS):

@@ -16,10 +16,11 @@ from outrider.backends.gguf.registry import TITLES
 from outrider.backends.machine import cpu_id, num_cores, physical_cores, processor_name
 from outrider.backends.native import native_library
 from outrider.costs import CallCosts
-from outrider.costs.calibrate import DEFAULT_SECONDS, Progress, calibrate
+from outrider.costs.calibrate import DEFAULT_SECONDS, GLANCE_SECONDS, Progress, calibrate
 from outrider.costs.expected_speed import StepCosts, best_call
 from outrider.costs.points import Curve
 from outrider.costs.store import Subject, fingerprint, known_costs
+from outrider.costs.store import costs_at_once as known_at_once
 from outrider.costs.timer import Rows
 
 COMPARED_TOKENS = 32
@@ -178,6 +179,12 @@ def costs_of(
         spare_cores=spare_cores(native_of(model)),
         fresh=fresh,
     )
+
+
+def costs_at_once(model: Loaded, rows: Rows) -> tuple[CallCosts, bool, str | None]:
+    """What calls of `model` cost as far as that is known or can be estimated in a moment, whether it is to be
+    measured when there is time, and a line for the user. What `costs_of` says of sequences holds."""
+    return known_at_once(subject_of(model, rows), lambda: calibrate(model, seconds=GLANCE_SECONDS, rows=rows))
 
 
 def spare_cores(model: GgufModel) -> float:

@@ -35,6 +35,7 @@ from outrider.lab.record import Question, questions_of, record_answers
 from outrider.lab.settings import AUTO_LOOKUP
 from outrider.lab.subject import Subject, offers_along
 from outrider.lab.verdict import DraftVerdict, judge_lookup, overall
+from outrider.models.tokenizers import check_tokenizers
 from outrider.session import DEFAULT_CONTEXT_TOKENS
 from outrider.session.drafts import FoundFile, for_heads
 
@@ -123,10 +124,12 @@ def check(request: CheckRequest, progress: Progress = lambda _what, _part: None)
     """Judge lookup and every draft on the target's own answers.
 
     Costs of calls are taken from earlier measurements on this machine where there are any. A draft whose
-    tokenizer does not line up, or a target that cannot rewind, is a verdict. Raises ModelFileError,
-    PromptError, OutOfMemory or BackendError.
+    tokenizer cuts text otherwise, or a target that cannot rewind, is a verdict. Raises VocabularyMismatch for
+    a draft that was named and has other tokens, ModelFileError, PromptError, OutOfMemory or BackendError.
     """
     started = perf_counter()
+    for file in [file for file in request.drafts if request.found is None and not file.is_head]:
+        check_tokenizers(request.target.card, file.card)
     notices: list[str] = []
     heads = [file.card for file in request.drafts if file.is_head and file.path != request.target.path]
     if heads and request.found is None:  # those that were found may be passed over

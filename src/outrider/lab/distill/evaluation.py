@@ -70,7 +70,7 @@ def measure_costs(target: Path, draft: Path, stored: Path, options: LoadOptions)
 
 
 def _curve(path: Path, options: LoadOptions, rows: Rows, **measured: Any) -> CallCosts:
-    with closing(load_weights(read_card(path), options, draft=rows == "last")) as weights:
+    with closing(load_weights(read_card(path), options, draft=rows == "last", measure=True)) as weights:
         return costs_of(weights.open(2 * _CONTEXT_TOKENS), rows=rows, **measured)[0]
 
 

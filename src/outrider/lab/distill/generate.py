@@ -69,7 +69,7 @@ def open_teacher(file: ModelFile, plan: DistillPlan, notices: list[str]) -> Iter
     torch.set_num_threads(plan.threads or physical_cores())
     at_once = plan.data.parallel or _AT_ONCE["torch" if uses_torch else "llama.cpp"]
     with collect_notices() as lines:
-        weights = load_weights(file.card, LoadOptions(threads=plan.threads))
+        weights = load_weights(file.card, LoadOptions(threads=plan.threads), measure=True)
     notices += lines
     try:
         length = min(plan.context, weights.trained_context)

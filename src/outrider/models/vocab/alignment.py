@@ -276,10 +276,15 @@ def tokenizer_id(vocabulary: Vocabulary) -> str:
 # Is the map right that a draft with a reduced vocabulary brings along?
 
 
+def other_tokenizer(target_kind: str) -> str:
+    """What is wrong with a draft of another target."""
+    return f"its reduced vocabulary was made for another tokenizer than the target's, {target_kind}"
+
+
 def fault_of(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
     """Why the map cannot be used; None if it can."""
     if part.target_tokenizer and part.target_tokenizer != tokenizer_id(target):
-        return f"its reduced vocabulary was made for another tokenizer than the target's, {target.kind}"
+        return other_tokenizer(target.kind)
     damage = _damage_of(target, draft, part, ids)
     return None if damage is None else f"the map of its reduced vocabulary is damaged: {damage}"
 

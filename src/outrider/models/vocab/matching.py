@@ -16,6 +16,7 @@ aligned by the map in its file (`reduced`).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,13 @@ from outrider.models.vocab.alignment import (
     describe,
     fault_of,
     inverse,
+    other_tokenizer,
 )
 
 _Name = tuple[bytes, bool]
 """Spelling, and whether the token is control."""
 
-_SHOWN_DIFFERENCES = 5
+SHOWN_DIFFERENCES = 2
 
 
 def align(target: Vocabulary, draft: Vocabulary) -> Alignment:
@@ -53,23 +55,41 @@ def align(target: Vocabulary, draft: Vocabulary) -> Alignment:
     if report.usable:
         return alignment
     if draft.part_of is not None and report.map_fault is not None:
-        way_out = (
-            "Take a draft that was made for this target (`outrider distill` makes one), or fetch it again."
-        )
-        raise VocabularyMismatch(f"draft {draft.part_of.name}", report.map_fault, way_out)
-    agree = f"they have {report.common_text_tokens:,} of {report.text_tokens:,} text tokens in common"
-    if report.text_ratio >= MIN_TEXT_RATIO:
-        cuts = report.cuts
-        pieces = f"{cuts.common_pieces} of {cuts.pieces} pieces of sample text"
-        why = f"{agree}, but cut only {pieces} alike ({cuts.ratio:.0%}; {MIN_CUT_RATIO:.0%} are needed)"
-    else:
-        needed = f"({report.text_ratio:.1%}; {MIN_TEXT_RATIO:.0%} are needed)"
-        why = f"{agree} {needed}. Not in common: {'; '.join(report.differences)}"
-    raise VocabularyMismatch(
-        f"draft tokenizer {report.draft_kind} for target tokenizer {report.target_kind}",
-        why,
-        "Take a draft of the target's own model family, or draft by lookup, which needs no second model.",
+        raise VocabularyMismatch(f"draft {draft.part_of.name}", report.map_fault, _MAKE_ONE)
+    kinds, common, total = (target.kind, draft.kind), report.common_text_tokens, report.text_tokens
+    if report.text_ratio < MIN_TEXT_RATIO:
+        raise too_few_in_common(*kinds, common, total, report.differences)
+    cuts = report.cuts
+    why = (
+        f"they have {common:,} of {total:,} text tokens in common, but cut only {cuts.common_pieces} of "
+        f"{cuts.pieces} pieces of sample text alike ({cuts.ratio:.0%}; {MIN_CUT_RATIO:.0%} are needed)"
     )
+    raise VocabularyMismatch(_for_target(*kinds), why, _OTHER_DRAFT)
+
+
+_MAKE_ONE = "Take a draft that was made for this target (`outrider distill` makes one), or fetch it again."
+_OTHER_DRAFT = "Take a draft of the target's own family, or leave the draft out: lookup needs none."
+
+
+def _for_target(target_kind: str, draft_kind: str) -> str:
+    return f"draft tokenizer {draft_kind} for target tokenizer {target_kind}"
+
+
+def too_few_in_common(
+    target_kind: str, draft_kind: str, num_common: int, num_texts: int, examples: Sequence[str]
+) -> VocabularyMismatch:
+    """The error for a pair that has so many of `num_texts` text tokens in common; `examples` are others."""
+    why = (
+        f"they have {num_common:,} of {num_texts:,} text tokens in common "
+        f"({num_common / max(num_texts, 1):.1%}; {MIN_TEXT_RATIO:.0%} are needed)"
+    )
+    shown = f" For instance, {'; '.join(examples)}." if examples else ""
+    return VocabularyMismatch(_for_target(target_kind, draft_kind), why, _OTHER_DRAFT + shown)
+
+
+def made_for_another(draft: str, target_kind: str) -> VocabularyMismatch:
+    """The error for a draft whose reduced vocabulary is not of the target's tokens."""
+    return VocabularyMismatch(f"draft {draft}", other_tokenizer(target_kind), _MAKE_ONE)
 
 
 def compare(target: Vocabulary, draft: Vocabulary) -> Alignment:
@@ -91,8 +111,8 @@ def compare(target: Vocabulary, draft: Vocabulary) -> Alignment:
         text_tokens=min(_count_text(target_names), _count_text(draft_names)),
         cuts=compare_cuts(target, draft),
         differences=tuple(
-            f"{i} is {describe(target, i)} in the target, {describe(draft, i)} in the draft"
-            for i in lacking[:_SHOWN_DIFFERENCES]
+            f"token {i} is {describe(target, i)} in the target, {describe(draft, i)} in the draft"
+            for i in lacking[:SHOWN_DIFFERENCES]
         ),
     )
     identical = report.same_id_tokens == report.target_tokens == report.draft_tokens
