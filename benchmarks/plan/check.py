@@ -1,8 +1,9 @@
 """How wrong the cost model is: against curves that were measured here, and against published rows.
 
-Of the curves two constants are fitted for each library and quantization, bandwidth and operations, on the
-models of FITTED; the others are predicted. Writes the tables to standard output, and to --out the summary
-that `outrider plan` shows.
+To the rows marked `fit` is fitted what a further token costs under llama.cpp, for each kind of card. Of the
+curves two constants are fitted for each library and quantization, bandwidth and operations, on the models of
+FITTED; the others are predicted. Writes the tables to standard output, and to --out what `outrider plan`
+uses.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import nan
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 
 from harness import argument_parser, read_rows, run_program, table
+from outrider.lab.plan.acceptance import ALL, of_draft, of_head
 from outrider.lab.plan.calls import Machine, PlannedCurve, call_bytes, machine_of
-from outrider.lab.plan.catalogue import Catalogue, Device, catalogue
+from outrider.lab.plan.catalogue import Catalogue, Device, bundled, catalogue
+from outrider.lab.plan.plan import BUNDLED, COSTS, ODDS, Asked, Model, plan_batch
 from outrider.lab.plan.shapes import HEADS, ModelShape, find_shape, head_of
 
 HERE = Path(__file__).parent
@@ -29,6 +34,9 @@ MAX_SPREAD = 0.1
 """A measured call whose median is less sure than that is left out."""
 CONTEXT = 512
 """tokens that a sequence is taken to have in the middle of a published run"""
+FITTED_KINDS = ("ampere", "blackwell", "rdna", "apple")
+LIKE = {"ada": "ampere", "volta": "ampere", "ampere-server": "ampere", "hopper": "blackwell", "cdna": "rdna"}
+"""kinds without rows to fit, and those whose cost they are given"""
 
 Points = Sequence[tuple[int, float]]
 
@@ -111,14 +119,18 @@ def curve_errors() -> Iterator[tuple[tuple[str, str], str, float, float, list[Er
 
 # Published rows
 
+Row = Mapping[str, Any]
 
-def predicted(row: Mapping[str, Any], known: Catalogue) -> float:
-    """The row's tokens per second, or its speed-up."""
-    machine, target = machine_of(row["on"], known), find_shape(row["target"], known)
+
+def predicted(row: Row, known: Catalogue) -> float:
+    """The row's tokens per second, its call over one of a token, or its speed-up."""
+    machine, target = machine_of(row["on"], known, row.get("engine")), find_shape(row["target"], known)
     curve = PlannedCurve(target, (machine,), is_target=True)
     plain_s = curve.call_s(1, context=CONTEXT)
     if "tokens_per_s" in row:
         return 1 / plain_s
+    if "call_tokens" in row:
+        return curve.call_s(row["call_tokens"], context=CONTEXT) / plain_s
     step_s = curve.call_s(row["verified"], context=CONTEXT)
     if draft := row.get("draft"):
         shape = head_of(target, draft) if draft in HEADS else find_shape(draft, known)
@@ -127,44 +139,132 @@ def predicted(row: Mapping[str, Any], known: Catalogue) -> float:
     return float(row["tokens_per_call"] * plain_s / step_s)
 
 
-def with_eager(layer_s: float, call_s: float) -> Catalogue:
-    """What is known, with these times of plain PyTorch."""
-    known = catalogue(HERE / "machines.toml")
-    own = {
-        name: {**entry, "layer_s": layer_s, "call_s": call_s, "step_s": 0.0}
-        for name, entry in known.tables["hardware"].items()
-        if name.endswith("-eager")
-    }
-    return Catalogue({**known.tables, "hardware": {**known.tables["hardware"], **own}})
+def changed(known: Catalogue, of: Callable[[str, Row], Mapping[str, Any]]) -> Catalogue:
+    """What is known, each device with what `of` says of its name and entry besides."""
+    hardware = {name: {**entry, **of(name, entry)} for name, entry in known.tables["hardware"].items()}
+    return Catalogue({**known.tables, "hardware": hardware})
 
 
-def eager(rows: Sequence[Mapping[str, Any]]) -> Catalogue:
-    """Plain PyTorch's times for a layer and a call that fit the fitting rows best."""
+def error(rows: Sequence[Row], known: Catalogue) -> float:
+    return float(sum(abs(np.log(predicted(row, known) / value_of(row))) for row in rows))
+
+
+def token_ratios(rows: Sequence[Row], known: Catalogue) -> dict[str, float]:
+    """By kind of card what a further token costs under llama.cpp, with the least error over the fitted
+    rows."""
+
+    def kind(row: Row) -> str:
+        return machine_of(row["on"], known).device.kind
+
+    def fitted(name: str, hybrid: float) -> tuple[float, float]:
+        """The least error, and the ratio that has it."""
+        mine = [
+            row for row in rows if row["use"] == "fit" and kind(row) == name and "tokens_per_s" not in row
+        ]
+        mine = [row for row in mine if not row["on"].endswith("-eager")]
+        with patch.dict(bundled("fitted")["token_ratio"], hybrid=hybrid):
+            tried = [round(ratio, 3) for ratio in np.arange(0.0, 0.8, 0.01)]
+            return min(
+                (error(mine, changed(known, lambda *_, r=ratio: {"token_ratio": r})), ratio)
+                for ratio in tried
+            )
+
+    hybrids = [round(hybrid, 1) for hybrid in np.arange(1.0, 2.2, 0.1)]
+    best = min(hybrids, key=lambda hybrid: sum(fitted(name, hybrid)[0] for name in FITTED_KINDS))
+    found = {name: fitted(name, best)[1] for name in FITTED_KINDS}
+    return {"hybrid": best, **found, **{name: found[other] for name, other in LIKE.items()}}
+
+
+def eager(rows: Sequence[Row], known: Catalogue) -> Catalogue:
+    """With plain PyTorch's times for a layer and a call that fit the fitting rows best."""
     mine = [row for row in rows if row["use"] == "fit" and row["on"].endswith("-eager")]
     tried = [(x, y) for x in np.geomspace(5e-5, 2e-3, 25) for y in np.geomspace(1e-5, 5e-3, 25)]
 
-    def error(pair: tuple[float, float]) -> float:
-        known = with_eager(*pair)
-        return float(sum(abs(np.log(predicted(row, known) / row["speedup"])) for row in mine))
+    def with_times(pair: tuple[float, float]) -> Catalogue:
+        times = {"layer_s": pair[0], "call_s": pair[1], "step_s": 0.0}
+        return changed(known, lambda name, _: times if name.endswith("-eager") else {})
 
-    best = min(tried, key=error)
+    best = min(tried, key=lambda pair: error(mine, with_times(pair)))
     print(f"plain PyTorch: {best[0] * 1e6:.0f} us a layer, {best[1] * 1e6:.0f} us a call\n")
-    return with_eager(*best)
+    return with_times(best)
 
 
-def published() -> list[tuple[Mapping[str, Any], Error]]:
+class Published(NamedTuple):
+    row: Row
+    error: Error
+    low: float
+    high: float
+
+    @property
+    def is_consumer(self) -> bool:
+        device = machine_of(self.row["on"], catalogue(HERE / "machines.toml")).device
+        return device.engine == "llama.cpp" and device.kind != "cpu"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        error = self.error
+        held = "" if self.is_held else " (outside)"
+        ends = f"{self.low:.2f} to {self.high:.2f}{held}" if self.high > 0 else ""
+        figures = f"{error.found:.2f}", f"{error.predicted:.2f}", f"{100 * error.ratio:.0f} %"
+        return (error.what, str(self.row["use"]), *figures, ends)
+
+    @property
+    def is_held(self) -> bool:
+        return bool(self.low <= self.error.found <= self.high)
+
+
+def published() -> tuple[dict[str, float], list[Published]]:
+    """The fitted costs of a further token, and every row."""
     rows = tomllib.loads((HERE / "published.toml").read_text(encoding="utf-8"))["rows"]
-    known = eager(rows)
-    return [(row, Error(name_of(row), predicted(row, known), value_of(row))) for row in rows]
+    known = catalogue(HERE / "machines.toml")
+    ratios = token_ratios(rows, known)
+    found = []
+    with patch.dict(bundled("fitted")["token_ratio"], ratios):
+        known = eager(rows, catalogue(HERE / "machines.toml"))
+        for row in rows:
+            low, usual, high = (
+                ranged(row, known) if "speedup" in row and "method" not in row else (nan, nan, nan)
+            )
+            value = usual if row["use"] == "range" else predicted(row, known)
+            found.append(Published(row, Error(name_of(row), value, value_of(row)), low, high))
+    return ratios, found
 
 
-def value_of(row: Mapping[str, Any]) -> float:
-    return float(row.get("speedup") or row["tokens_per_s"])
+def ranged(row: Row, known: Catalogue) -> tuple[float, float, float]:
+    """The range of a row's speed-up where its acceptance is not known, as a plan gives it."""
+    machine, target = machine_of(row["on"], known, row.get("engine")), find_shape(row["target"], known)
+    name, texts = row["draft"], row.get("texts", ALL)
+    is_head = name in HEADS
+    shape = head_of(target, name) if is_head else find_shape(name, known)
+    accepted = of_head(name, texts) if is_head else of_draft(texts, shape.parameters / target.parameters)
+    models = [
+        Model(target.name, PlannedCurve(target, (machine,), is_target=True), target),
+        Model(name, PlannedCurve(shape, (machine,)), shape, accepted),
+    ]
+    asked = Asked(models[0], models[1:], [1], CONTEXT, machine, spread=BUNDLED)
+    batch = plan_batch(asked, 1)
+    length = row.get("length") or row.get("draft_steps")
+    mine = [way for way in batch.ways if way.drafting == "draft"]
+    best = next(way for way in batch.drafters if way.drafting == "draft")
+    if length is not None:
+        best = min(mine, key=lambda way: abs(way.length - length))
+    return best.speedup.low, best.speedup.value, best.speedup.high
 
 
-def name_of(row: Mapping[str, Any]) -> str:
-    drafts = f" {row.get('method') or row['draft']}, {row['verified']} checked" if "verified" in row else ""
-    return f"{row['source']}: {row['target']} on {row['on']}{drafts or ', plain tokens/s'}"
+def value_of(row: Row) -> float:
+    return float(row.get("speedup") or row.get("call_ratio") or row["tokens_per_s"])
+
+
+def name_of(row: Row) -> str:
+    if "call_tokens" in row:
+        what = f"a call over {row['call_tokens']}"
+    elif "tokens_per_s" in row:
+        what = "plain tokens/s"
+    else:
+        length = row.get("length") or row.get("draft_steps")
+        what = row.get("method") or f"{row['draft']}{f', {length}' if length else ''}"
+    by = f" ({row['by']})" if "by" in row else ""
+    return f"{row['source']}{by}: {row['target']} on {row['on']}, {what}"
 
 
 # What is said of it
@@ -176,12 +276,21 @@ def summary_of(errors: Sequence[Error]) -> dict[str, float]:
 
 
 def summaries(
-    absolute: Sequence[Error], relative: Sequence[Error], rows: Sequence[tuple[Mapping[str, Any], Error]]
+    absolute: Sequence[Error], relative: Sequence[Error], rows: Sequence[Published]
 ) -> dict[str, dict[str, float]]:
-    """Of calls, of their ratios to a call of one token, and of the published speed-ups that are checked."""
-    speedups = [error for row, error in rows if row["use"] == "check" and "speedup" in row]
-    parts = {"calls": absolute, "call_ratios": relative, "speedups": speedups}
-    return {name: {"rows": len(errors), **summary_of(errors)} for name, errors in parts.items()}
+    """Of calls, of their ratios to a call of one token, of the published speed-ups that are checked, of those
+    on consumer cards, and how many published speed-ups lie in their range."""
+    checked = [found for found in rows if found.row["use"] == "check" and "speedup" in found.row]
+    parts = {
+        "calls": absolute,
+        "call_ratios": relative,
+        "speedups": [found.error for found in checked],
+        "consumer": [found.error for found in checked if found.is_consumer],
+    }
+    said = {name: {"rows": len(errors), **summary_of(errors)} for name, errors in parts.items()}
+    ranges = [found for found in rows if found.high > 0 and found.row["use"] != "fit"]
+    held = sum(found.is_held for found in ranges)
+    return said | {"range": {"odds": ODDS, "costs": COSTS, "rows": len(ranges), "held": held}}
 
 
 def main() -> None:
@@ -193,18 +302,18 @@ def main() -> None:
         percents = (f"{100 * summary_of(found)['median']:.0f} %" for found in (errors, shapes))
         lines.append((*key, model, f"{bandwidth / 1e9:.0f}", f"{speed / 1e9:.0f}", *percents))
     print("\n".join(table(("library", "type", "model", "GB/s", "GOPS", "V(n)", "V(n)/V(1)"), lines)), "\n")
-    rows = published()
-    print("\n".join(table(("row", "use", "published", "predicted", "error"), [
-        (error.what, row["use"], f"{error.found:.2f}", f"{error.predicted:.2f}", f"{100 * error.ratio:.0f} %")
-        for row, error in rows
-    ])))  # fmt: skip
-    found = summaries(absolute, relative, rows)
+    ratios, rows = published()
+    columns = ("row", "use", "published", "predicted", "error", "range")
+    print("\n".join(table(columns, [found.cells for found in rows])))
+    found = {"token_ratio": ratios, **summaries(absolute, relative, rows)}
     print("\n" + json.dumps(found, indent=1))
     head = (
-        "# How wrong the cost model was where it was checked, written by benchmarks/plan/check.py: relative\n"
-    )
-    head += (
-        "# errors of calls on a processor, of these over a call of one token, and of published speed-ups.\n"
+        "# Written by benchmarks/plan/check.py. `token_ratio`: what a further token of a call costs under\n"
+        "# llama.cpp, as a part of reading the weights at 4.85 bits, by kind of card, and how many times\n"
+        "# that for hybrids; then how wrong the cost model was where it was checked: relative errors of\n"
+        "# calls on a processor, of these over a call of one token, of published speed-ups, of those on\n"
+        "# consumer cards, and how many of those not fitted lay in the range of a plan that does not know\n"
+        "# their acceptance.\n"
     )
     lines_ = [
         f"\n[{name}]\n" + "".join(f"{k} = {v}\n" for k, v in part.items()) for name, part in found.items()

@@ -13,21 +13,31 @@ from outrider.cli.output import bars, print_notes, write, write_json
 from outrider.cli.plan_report import print_known, print_observed, print_plan
 from outrider.cli.plan_settings import PlanSettings
 from outrider.core.errors import SettingError
-from outrider.lab.plan.acceptance import ALL, of_workload, read_acceptance, source
+from outrider.lab.plan.acceptance import (
+    ALL,
+    Acceptance,
+    Drafting,
+    of_draft,
+    of_head,
+    of_workload,
+    read_acceptance,
+    source,
+)
 from outrider.lab.plan.calls import (
     Curve,
+    Engine,
     Machine,
     PlannedCurve,
     machine_of,
-    memory_bytes,
     model_error,
     read_curves,
 )
 from outrider.lab.plan.catalogue import Catalogue, catalogue
 from outrider.lab.plan.exports import ENGINES
+from outrider.lab.plan.fitting import Wanted, fitting
 from outrider.lab.plan.metrics import Observed, advice, read_metrics
-from outrider.lab.plan.plan import MAX_BATCH, Asked, Model, make_plan
-from outrider.lab.plan.shapes import HEADS, ModelShape, find_shape, head_of
+from outrider.lab.plan.plan import BUNDLED, GIVEN, MAX_BATCH, Asked, Model, make_plan
+from outrider.lab.plan.shapes import HEADS, ModelShape, find_shape
 
 _LIST = "--list shows what is known."
 
@@ -80,33 +90,83 @@ def _plan_and_show(
 
 def _asked(settings: PlanSettings, known: Catalogue) -> tuple[Asked, str, list[str]]:
     """What is planned, what its acceptance rests on, and what to know of it."""
-    machine = None if settings.on is None else machine_of(settings.on, known)
-    if settings.costs is None and (machine is None or settings.target is None):
-        what, flag = ("hardware", "--on") if machine is None else ("a target", "--target")
+    if settings.costs is None and (settings.on is None or settings.target is None):
+        what, flag = ("hardware", "--on") if settings.on is None else ("a target", "--target")
         raise SettingError("plan", f"it needs {what}", f"Name it with {flag}; {_LIST}")
-    batches = _batches(settings.batch)
-    shapes, notices = _fitting(settings, known, machine, batches[0])
+    machine = None if settings.on is None else machine_of(settings.on, known, _engine(settings, known))
+    is_single = machine is None or machine.engine == "llama.cpp"
+    batches = _batches(settings.batch or ("1" if is_single else "1,8,32"))
+    shapes, notices = _shapes(settings, known, machine, batches[0])
     curves: list[Curve | None] = [None, None]
     if settings.costs is not None:
         curves = list(read_curves(settings.costs, notices))
-        shapes += [None] if len(shapes) == 1 and curves[1] is not None else []
-    tables = dict(read_acceptance(text) for text in settings.acceptance)
-    bundled = {} if tables else of_workload(settings.workload or ALL)
+        shapes += [None] if len(shapes) == 1 and curves[1] is not None and settings.drafts != ["none"] else []
+    names = [shape.name if shape else ("draft" if i else "target") for i, shape in enumerate(shapes)]
+    tables, bundled = _acceptance(settings, names[1:])
     models = []
-    for i, shape in enumerate(shapes):
-        name = shape.name if shape is not None else ("draft" if i else "target")
+    for i, (name, shape) in enumerate(zip(names, shapes, strict=True)):
         curve = (curves[i] if i < len(curves) else None) or _planned(name, shape, machine, is_target=not i)
-        acceptance = tables.get(name) or tables.get("") or bundled.get("draft")
-        models.append(Model(name, curve, shape, acceptance if i else None))
-    names = [model.name for model in models[1:]]
-    if unused := [name for name in tables if name not in ("", "lookup", *names)]:
+        usual = None if tables else _usual(settings.workload or ALL, shape, shapes[0])
+        models.append(Model(name, curve, shape, (tables.get(name) or tables.get("") or usual) if i else None))
+    # A plain value is of the draft models; of lookup where that is the only drafter that there is.
+    lookup = tables.get("lookup") or bundled.get("lookup") or (None if names[1:] else tables.get(""))
+    spread = GIVEN if tables else BUNDLED
+    spread = replace(spread, costs=1.0) if settings.costs is not None else spread
+    about = "as given" if tables else f"{settings.workload or ALL}: {source(names[1:])}"
+    asked = Asked(models[0], models[1:], batches, settings.context, machine, lookup, spread=spread)
+    return asked, about, notices
+
+
+def _acceptance(
+    settings: PlanSettings, drafts: Sequence[str]
+) -> tuple[dict[str, Acceptance], dict[Drafting, Acceptance]]:
+    """What is given, by drafter, and what is bundled where nothing is given."""
+    tables = dict(read_acceptance(text) for text in settings.acceptance)
+    if unused := [name for name in tables if name not in ("", "lookup", *drafts)]:
         raise SettingError(
             f"--acceptance {unused[0]}=", "there is no such draft", "Name one as --draft does."
         )
-    # A plain value is of the draft models; of lookup where that is the only drafter that there is.
-    lookup = tables.get("lookup") or bundled.get("lookup") or (None if names else tables.get(""))
-    about = "as given" if tables else f"{settings.workload or ALL}: {source()}"
-    return Asked(models[0], models[1:], batches, settings.context, machine, lookup), about, notices
+    return tables, {} if tables else of_workload(settings.workload or ALL)
+
+
+def _usual(workload: str, shape: ModelShape | None, target: ModelShape | None) -> Acceptance:
+    """What is bundled of a draft like this."""
+    if shape is not None and shape.is_head:
+        return of_head(shape.name, workload)
+    if shape is None or target is None:
+        return of_workload(workload)["draft"]
+    return of_draft(workload, shape.parameters / target.parameters)
+
+
+def _engine(settings: PlanSettings, known: Catalogue) -> Engine | None:
+    """The engine that is asked for by name, or by weights that only one of them loads; None: the usual
+    one."""
+    if settings.export is not None:
+        return "llama.cpp" if settings.export == "llama-server" else "vllm"
+    kind = (settings.target or "").rpartition(":")[2].lower()
+    if (settings.target or "").endswith(".gguf"):
+        return "llama.cpp"
+    if kind in known.tables["types"] and kind not in ("f16", "bf16"):
+        return "llama.cpp" if known.weight_type(kind).operations == "i8" and kind != "int8" else "vllm"
+    return None
+
+
+def _shapes(
+    settings: PlanSettings, known: Catalogue, machine: Machine | None, batch: int
+) -> tuple[list[ModelShape | None], list[str]]:
+    """The shapes of target and drafts, None for a target that is not named, and what to know of them."""
+    drafts = tuple(name for name in settings.drafts if name != "none") if settings.drafts else None
+    if settings.target is None:
+        if heads := [name for name in drafts or () if name in HEADS]:
+            raise SettingError(
+                heads[0], "it is a head on the target, whose shape is not known", "Add --target."
+            )
+        return [None, *(find_shape(name, known) for name in drafts or ())], []
+    if settings.costs is not None or settings.recordings:
+        drafts = drafts or ()  # nothing is known of others
+    wanted = Wanted(settings.target, drafts, machine, batch, settings.context, settings.kv_type)
+    found, notices = fitting(wanted, known)
+    return [*found], notices
 
 
 def _planned(name: str, shape: ModelShape | None, machine: Machine | None, *, is_target: bool) -> Curve:
@@ -116,37 +176,7 @@ def _planned(name: str, shape: ModelShape | None, machine: Machine | None, *, is
         )
     if is_target or shape.is_head or machine.count == 1:
         return PlannedCurve(shape, (machine,), is_target=is_target)
-    return PlannedCurve(shape, (machine, Machine(machine.device)))  # a small draft: where it is faster
-
-
-def _fitting(
-    settings: PlanSettings, known: Catalogue, machine: Machine | None, batch: int
-) -> tuple[list[ModelShape | None], list[str]]:
-    """The shapes of target and drafts; where they do not fit at the types that they come in, those of known
-    names of which no type is asked for at fewer bits, and a line about that."""
-    made = _shapes(settings, known, "")
-    for kind in ("", "fp8", "int4"):
-        found = _shapes(settings, known, kind) if kind else made
-        sizes = [shape for shape in found if shape is not None]
-        needed = sum(memory_bytes(sizes, batch=batch, context=settings.context))
-        if machine is None or needed <= machine.usable_bytes:
-            line = f"weights are planned at {kind}: as they come the models do not fit on {settings.on}"
-            return found, [line] if kind else []
-    return made, []
-
-
-def _shapes(settings: PlanSettings, known: Catalogue, kind: str) -> list[ModelShape | None]:
-    def named(name: str) -> str:
-        return f"{name}:{kind}" if kind and name.lower() in known.tables["models"] else name
-
-    target = None if settings.target is None else find_shape(named(settings.target), known)
-    found = [target]
-    for name in settings.drafts:
-        if name in HEADS and target is None:
-            raise SettingError(name, "it is a head on the target, whose shape is not known", "Add --target.")
-        is_head = name in HEADS and target is not None
-        found.append(head_of(target, name) if is_head and target else find_shape(named(name), known))
-    return found
+    return PlannedCurve(shape, (machine, replace(machine, count=1)))  # a small draft: where it is faster
 
 
 def _batches(text: str) -> list[int]:
@@ -177,7 +207,8 @@ def _recordings(settings: PlanSettings, asked: Asked, about: str) -> Iterator[tu
         raise SettingError(place, "it holds no recorded answers", "Record some: outrider bench.")
     with bars(Console(stderr=True, highlight=False)) as report:
         names = _offers(asked.drafts, list(found[0].offers))
-        yield replace(asked, counted=Recorded(found, names, report).counted), f"{len(found)} recorded answers"
+        counted = Recorded(found, names, report).counted
+        yield replace(asked, counted=counted), f"{len(found)} recorded answers"
 
 
 def _offers(drafts: Sequence[Model], offers: Sequence[str]) -> dict[str, str]:

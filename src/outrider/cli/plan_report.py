@@ -1,4 +1,4 @@
-"""A plan as people read it: rows by batch size, and a picture of the speed-up over batch size and length."""
+"""A plan as people read it: what to do in a sentence, and a table by drafter and number of sequences."""
 
 from __future__ import annotations
 
@@ -9,32 +9,59 @@ from rich.text import Text
 
 from outrider.cli.output import Cell, print_rows, print_table, readable
 from outrider.lab import numbers
-from outrider.lab.plan.calls import error_line
+from outrider.lab.plan.calls import error_line, memory_bytes
 from outrider.lab.plan.catalogue import Catalogue
 from outrider.lab.plan.metrics import Observed
-from outrider.lab.plan.plan import LENGTHS, BatchPlan, Model, Plan
+from outrider.lab.plan.plan import BatchPlan, Model, Plan, Way
 
-_SHADES = ((0.95, "red"), (1.02, "dim"), (1.3, "green"))
-"""How a speed-up below each is set."""
+_WORTH = 1.03
+"""A smaller gain is none to set something up for."""
+_ENGINES = {"llama.cpp": "llama.cpp", "vllm": "vLLM"}
 
 
 def print_plan(console: Console, plan: Plan, acceptance: str) -> None:
     """The whole plan."""
     asked = plan.asked
+    console.print(Text(verdict(plan), "bold"))
+    console.print()
     rows: list[tuple[str, Cell]] = [("target", _described(asked.target))]
-    rows += [("" if i else "draft", _described(draft)) for i, draft in enumerate(asked.drafts)]
-    if asked.machine is not None:
-        count = f"{asked.machine.count} x " if asked.machine.count > 1 else ""
-        rows.append(("hardware", f"{count}{asked.machine.device.title}"))
+    best = plan.batches[0].best
+    rows += [("draft", _described(draft)) for draft in asked.drafts if best and draft.name == best.draft]
+    if (machine := asked.machine) is not None:
+        count = f"{machine.count} x " if machine.count > 1 else ""
+        rows.append(("hardware", f"{count}{machine.device.title}, as {_ENGINES[machine.engine]} runs it"))
     rows += [("texts", f"{asked.context} tokens each"), ("acceptance", acceptance)]
     print_rows(console, rows)
     console.print()
-    head = ("batch", "plain", "best", "tokens/s", "speed-up", "95 %", "pays from", "memory")
-    several = len(asked.drafts) > 1
-    print_table(console, head, [_row(batch, several) for batch in plan.batches], left=("best",))
+    head = ("batch", "drafts", "tokens", "plain", "with", "speed-up", "range", "memory")
+    cells = [
+        _row(plan, batch, way) for place, batch in enumerate(plan.batches) for way in _shown(batch, place)
+    ]
+    print_table(console, head, cells, left=("drafts",), gap=1)
     console.print()
-    _print_picture(console, plan)
     print_rows(console, _ends(plan))
+
+
+def verdict(plan: Plan) -> str:
+    """What to do, and what it would give, in a sentence."""
+    batch = plan.batches[0]
+    ways = batch.drafters
+    if not ways:
+        return f"About {numbers.digits(batch.plain_tokens_per_s)} tokens/s: nothing is known of drafts."
+    best = ways[0]
+    figures = f"{best.speedup.value:.1f}x ({best.speedup.low:.1f} to {best.speedup.high:.1f}x) plain decoding"
+    if best.speedup.value < _WORTH:
+        return f"Decode plainly: the best that could draft, {readable(best.name)}, would give {figures}."
+    rates = (
+        f"{numbers.digits(batch.plain_tokens_per_s)} to about {numbers.digits(best.tokens_per_s)} tokens/s"
+    )
+    said = f"Draft with {readable(best.name)}, up to {best.length} tokens: {figures}, from {rates}."
+    if best.speedup.low < 1:
+        said += " It may also lose: measure it on your texts."
+    alone = next((way for way in ways[1:] if way.drafting == "lookup"), None)
+    if alone is not None and alone.speedup.value > best.speedup.value / _WORTH:
+        said += " Lookup alone, without a draft model, is as good."
+    return said
 
 
 def _described(model: Model) -> str:
@@ -45,46 +72,34 @@ def _described(model: Model) -> str:
     return f"{model.name} ({numbers.short_count(shape.parameters)}{active}; {shape.type}, {size})"
 
 
-def _row(batch: BatchPlan, several: bool) -> tuple[Cell, ...]:
-    best = batch.best
-    needed = [found for found in batch.break_even.values() if found is not None]
+def _shown(batch: BatchPlan, place: int) -> Sequence[Way | None]:
+    """The rows of a batch size: of the first one each drafter, of others the best."""
+    ways = batch.drafters
+    ways = [*ways[:1], *(way for way in ways[1:] if way.drafting != "both")]
+    return (ways if place == 0 else ways[:1]) or [None]
+
+
+def _row(plan: Plan, batch: BatchPlan, way: Way | None) -> tuple[Cell, ...]:
     memory: Cell = numbers.NOTHING
-    if batch.weights_bytes is not None and batch.kv_bytes is not None:
-        memory = numbers.gigabytes(round(batch.weights_bytes + batch.kv_bytes))
-        if batch.missing_bytes:
-            memory = Text(f"{memory}, {numbers.gigabytes(round(batch.missing_bytes))} too much", "red")
-    name = "none" if best is None else best.name if several else best.drafting
+    if shapes := plan.asked.loaded(way):
+        needed = sum(memory_bytes(shapes, batch=batch.batch, context=plan.asked.context))
+        memory = numbers.gigabytes(round(needed))
+        if batch.usable_bytes is not None and needed > batch.usable_bytes:
+            memory = Text(f"{memory}: no", "red")
+    plain = numbers.digits(batch.plain_tokens_per_s)
+    if way is None:
+        return (str(batch.batch), "none", numbers.NOTHING, plain, *(numbers.NOTHING,) * 3, memory)
+    style = "bold green" if way.speedup.low > 1 else "green" if way.speedup.value > 1 else "dim"
     return (
         str(batch.batch),
-        numbers.digits(batch.plain_tokens_per_s),
-        name if best is None else f"{name}, {best.length}",
-        numbers.NOTHING if best is None else numbers.digits(best.tokens_per_s),
-        numbers.speedup(best.speedup if best else None),
-        numbers.bounds(best.speedup if best else None),
-        f"{min(needed)[0]:.0%}" if needed else "never" if batch.break_even else numbers.NOTHING,
+        f"{way.draft}, lookup" if way.drafting == "both" else way.name,
+        str(way.length),
+        plain,
+        numbers.digits(way.tokens_per_s),
+        Text(f"{way.speedup.value:.2f}x", style),
+        f"{way.speedup.low:.1f} to {way.speedup.high:.1f}",
         memory,
     )
-
-
-def _print_picture(console: Console, plan: Plan) -> None:
-    """Speed-up of the drafter that is best at the first batch, over batch size and draft length."""
-    best = max(plan.batches[0].ways, key=lambda way: way.speedup.value, default=None)
-    if best is None:
-        return
-    title = (f"speed-up with {readable(best.name)}", "bold")
-    console.print(Text.assemble(title, " by batch size and draft length"))
-    rows: list[list[Cell]] = []
-    for batch in plan.batches:
-        top = batch.best_of(best.drafting, best.draft)
-        mine = [way for way in batch.ways if (way.drafting, way.draft) == (best.drafting, best.draft)]
-        rows.append([str(batch.batch), *(_shaded(way.speedup.value, way is top) for way in mine)])
-    print_table(console, ["", *map(str, LENGTHS)], rows, gap=1)
-    console.print()
-
-
-def _shaded(value: float, is_top: bool) -> Text:
-    style = next((style for most, style in _SHADES if value < most), "bold green")
-    return Text(f"{value:.2f}", "bold bright_green" if is_top and value > 1 else style)
 
 
 def _ends(plan: Plan) -> Iterator[tuple[str, Cell]]:
@@ -96,8 +111,10 @@ def _ends(plan: Plan) -> Iterator[tuple[str, Cell]]:
     else:
         yield "pays", "at no batch size"
     if plan.fits_to is not None:
-        yield "fits", f"up to {plan.fits_to} sequences of {plan.asked.context} tokens"
-    yield "the model", error_line()
+        yield "fits", f"up to {numbers.counted(plan.fits_to, 'sequence')} of {plan.asked.context} tokens"
+    if needed := [found for found in plan.batches[0].break_even.values() if found is not None]:
+        yield "breaks even", f"where {min(needed)[0]:.0%} of a draft model's tokens are accepted"
+    yield "", error_line()
 
 
 def print_observed(console: Console, observed: Observed, advised: Sequence[str]) -> None:
@@ -115,11 +132,8 @@ def print_observed(console: Console, observed: Observed, advised: Sequence[str])
 def print_known(console: Console, known: Catalogue) -> None:
     """The hardware and the models that have names."""
     devices = [known.device(name) for name in known.tables["hardware"]]
-    rows = [
-        (d.name, d.title, f"{d.memory_gb:g} GB", f"{d.memory_gb_s:,.0f}", f"{d.tera_operations_s['f16']:g}")
-        for d in devices
-    ]
-    print_table(console, ("hardware", "", "memory", "GB/s", "TFLOPS"), rows, left=("hardware", ""))
+    rows = [(d.name, d.title, f"{d.memory_gb:g} GB", f"{d.memory_gb_s:,.0f}") for d in devices]
+    print_table(console, ("hardware", "", "memory", "GB/s"), rows, left=("hardware", ""), gap=1)
     console.print()
     types = f"{', '.join(known.tables['types'])} (MODEL:TYPE)"
     print_rows(console, [("models", ", ".join(known.tables["models"])), ("types", types)])

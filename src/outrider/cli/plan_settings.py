@@ -20,7 +20,7 @@ class PlanSettings(JsonOutput):
         "--model",
         metavar="MODEL",
         panel=MODELS,
-        help="Target: a known name such as llama-3.1-70b or llama-3.1-70b:fp8; a GGUF file; a config.json.",
+        help="Target: a known name such as qwen2.5-coder-32b or qwen3-8b:q8_0; a GGUF file; a config.json.",
     )
     drafts: list[str] = setting(
         [],
@@ -29,13 +29,14 @@ class PlanSettings(JsonOutput):
         "--model-draft",
         metavar="MODEL",
         panel=MODELS,
-        help="Draft, named likewise (repeatable); mtp, eagle or eagle3: a head on the target.",
+        help="Draft, named likewise (repeatable); mtp, eagle or eagle3: a head on the target; none: lookup "
+        "alone. Default: all known ones that could draft for the target.",
     )
     on: str | None = setting(
         None,
         metavar="NAME",
         panel="Where",
-        help="Hardware, and how many: rtx-4090, h100x8. --list shows all.",
+        help="Hardware, and how many: 3090, RTX 4090, h100x8. --list shows all.",
     )
     hardware: Path | None = setting(
         None, panel="Where", help="TOML with more hardware, models or types of weights."
@@ -45,8 +46,14 @@ class PlanSettings(JsonOutput):
         panel="Where",
         help="Measured curves (outrider costs --costs FILE) in the place of the cost model.",
     )
-    batch: str = setting("1,8,32", metavar="N", panel=_TEXTS, help="Sequences at once, several by commas.")
+    batch: str | None = setting(
+        None,
+        metavar="N",
+        panel=_TEXTS,
+        help="Sequences at once, several by commas. Default: 1 where llama.cpp is usual, 1,8,32 elsewhere.",
+    )
     context: Count = setting(4096, "-c", "--context", panel=_TEXTS, help="Tokens of each sequence.")
+    kv_type: str = setting("f16", metavar="TYPE", panel=_TEXTS, help="Type of K and V: f16, q8_0, q4_0.")
     workload: str | None = setting(
         None,
         metavar="NAME",

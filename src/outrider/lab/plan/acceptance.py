@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from outrider.core.errors import SettingError
-from outrider.lab.plan.catalogue import unknown
+from outrider.lab.plan.catalogue import bundled, unknown
 
 Drafting = Literal["lookup", "draft", "both"]
 
@@ -19,6 +16,10 @@ LONGEST = 16
 """tokens of the longest draft that is planned"""
 ALL = "all"
 """the bundled table over all kinds of text"""
+_MEASURED_RATIO = 0.32
+"""of the pair of the bundled tables"""
+_SIZE_POWER = 0.3
+"""Between what llama-swap's and draftbench's rows (benchmarks/plan) say of drafts of a 60th to a 10th."""
 _WAY_OUT = "Give a probability such as 0.8, or the share accepted by position: 0.8,0.65,0.5."
 
 
@@ -34,6 +35,16 @@ class Acceptance:
     accepted: tuple[float, ...]
     drafted: tuple[float, ...] = (1.0,) * LONGEST
     offered: float = 1.0
+
+    def shifted(self, odds: float) -> Acceptance:
+        """With the odds of each token, once those before it are accepted, times `odds`."""
+        shares, before, product = list[float](), 1.0, 1.0
+        for share in self.accepted:
+            given = share / before if before else 0.0
+            product *= odds * given / (1 - given + odds * given)
+            shares.append(product)
+            before = share
+        return replace(self, accepted=tuple(shares))
 
     def expected(self, length: int) -> float:
         """Expected accepted tokens of a draft of at most `length`."""
@@ -72,30 +83,41 @@ def read_acceptance(text: str, what: str = "--acceptance") -> tuple[str, Accepta
     return name, Acceptance.of(found[0]) if len(found) == 1 else Acceptance.by_position(found)
 
 
-@cache
-def _bundled() -> Mapping[str, Any]:
-    return tomllib.loads((files(__package__) / "acceptance.toml").read_text(encoding="utf-8"))
-
-
 def workloads() -> list[str]:
     """The names of the bundled tables."""
-    return list(_bundled()["workloads"])
-
-
-def source() -> str:
-    """What the bundled tables were measured on."""
-    return str(_bundled()["source"])
+    return list(bundled("acceptance")["workloads"])
 
 
 def of_workload(name: str) -> dict[Drafting, Acceptance]:
-    """The bundled table of a kind of text. Raises SettingError, with the nearest names."""
-    tables = _bundled()["workloads"]
+    """The bundled table of a kind of text, of lookup and of a draft model. Raises SettingError, with the
+    nearest names."""
+    tables = bundled("acceptance")["workloads"]
     if name not in tables:
         raise unknown("workload", name, tables)
     return {
         kind: Acceptance(tuple(entry["accepted"]), tuple(entry["drafted"]), entry["offered"])
         for kind, entry in tables[name].items()
     }
+
+
+def of_draft(workload: str, size_ratio: float) -> Acceptance:
+    """The bundled acceptance of a draft model with so much of its target's parameters: the odds of each token
+    go with the power _SIZE_POWER of that, since a draft that is much smaller guesses less."""
+    return of_workload(workload)["draft"].shifted((size_ratio / _MEASURED_RATIO) ** _SIZE_POWER)
+
+
+def of_head(kind: str, workload: str) -> Acceptance:
+    """The published acceptance of a head, on this kind of text or, where that was not published, on all."""
+    tables = bundled("heads")[kind]
+    return Acceptance.by_position(tables.get(workload, tables[ALL]))
+
+
+def source(drafts: Sequence[str]) -> str:
+    """What the bundled tables of these drafts were measured on."""
+    heads = bundled("heads")
+    found = [heads[name]["source"] for name in drafts if name in heads]
+    others = [str(bundled("acceptance")["source"])] if not drafts or set(drafts) - set(heads) else []
+    return "; ".join([*others, *found])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -36,12 +37,16 @@ class Device(_Entry):
 
     Bandwidths are in 10^9 bytes a second, operations in 10^12 a second by type (a multiply-add is two),
     `link_gb_s` to the other devices, one way. `overlap` is p in (reading^p + computing^p)^(1/p).
+    `token_ratio`: what each further token of a call costs under llama.cpp, as a part of reading the weights
+    that a token uses.
     """
 
     name: str
     title: str
     kind: str
+    engine: Literal["llama.cpp", "vllm"] = "vllm"
     source: str
+    token_ratio: Seconds = 0.0
     memory_gb: Positive
     memory_gb_s: Positive
     tera_operations_s: dict[str, Positive]
@@ -63,18 +68,27 @@ class Device(_Entry):
 
 
 class WeightType(_Entry):
-    """What a weight takes, scales included, and which of a device's operations it is multiplied by."""
+    """What a weight takes, scales included, and which of a device's operations it is multiplied by.
+    Checkpoints of some types keep the output layer and heads at `output_bits`."""
 
     bits: Positive
+    output_bits: Positive | None = None
     operations: str
 
 
 class ModelFields(_Entry):
     """A model by the fields of its config. `inner` is the width of the feed-forward part, of one expert where
     there are `experts`; ranks and widths of compressed attention (MLA) are given together. `gated`: three
-    matrices rather than two. A `type` of weights is a name among the types; `expert_type` that of experts."""
+    matrices rather than two. A `type` of weights is a name among the types; `expert_type` that of experts.
+
+    `full_…` are of layers that see all of a text where these differ from windowed ones. `linear_layers` keep
+    a state instead of K and V (gated delta net); `gated_attention`: queries come with a gate of their size.
+    Models of one `family` share a tokenizer; `mtp`: with layers that predict further tokens."""
 
     hub: str = ""
+    source: str = ""
+    family: str = ""
+    mtp: bool = False
     layers: Whole
     width: Whole
     heads: Whole
@@ -96,8 +110,29 @@ class ModelFields(_Entry):
     value_width: Number = 0
     window_tokens: Number = 0
     window_layers: Number = 0
+    full_kv_heads: Number = 0
+    full_head_width: Number = 0
+    linear_layers: Number = 0
+    linear_key_width: Number = 0
+    linear_value_width: Number = 0
+    gated_attention: bool = False
     type: str = "bf16"
     expert_type: str = ""
+
+    @property
+    def windowed_layers(self) -> int:
+        """Those that see the last tokens alone."""
+        return min(self.window_layers, self.layers - self.linear_layers)
+
+    @property
+    def full_layers(self) -> int:
+        """Those that see all of a text."""
+        return self.layers - self.linear_layers - self.windowed_layers
+
+    def of_full_layers(self) -> ModelFields:
+        """With the sizes of the layers that see all of a text in the place of the others'."""
+        own = {"kv_heads": self.full_kv_heads, "head_width": self.full_head_width}
+        return self.model_copy(update={name: value for name, value in own.items() if value})
 
 
 _Kind = TypeVar("_Kind", bound=_Entry)
@@ -110,22 +145,55 @@ class Catalogue:
     tables: Mapping[str, Mapping[str, Any]]
 
     def device(self, name: str) -> Device:
-        """The device of this name. Raises SettingError, with the nearest names, for an unknown one."""
+        """The device of this name, however it is spelled. Raises SettingError, with the nearest names."""
+        name = self.spelled("hardware", name)
         fields = self._fields("hardware", name)
         kind = fields.get("kind", "")
-        kinds = self.tables["kinds"]
-        if kind not in kinds:
-            raise SettingError(
-                f"hardware {name}", f"its kind is {kind!r}", f"Give it one of {', '.join(kinds)}."
-            )
-        device = _read(Device, f"hardware {name}", {**kinds[kind], **fields, "name": name})
+        if kind not in self.tables["kinds"]:
+            names = ", ".join(self.tables["kinds"])
+            raise SettingError(f"hardware {name}", f"its kind is {kind!r}", f"Give it one of {names}.")
+        fitted = {"token_ratio": ratio} if (ratio := token_ratios().get(kind)) is not None else {}
+        sources = self.tables["sources"]
+        fields["source"] = sources.get(fields.get("source", ""), fields.get("source", ""))
+        device = _read(
+            Device, f"hardware {name}", {**self._fields("kinds", kind), **fitted, **fields, "name": name}
+        )
         if "f16" not in device.tera_operations_s:
             raise SettingError(f"hardware {name}", "it lacks operations at f16", "Add tera_operations_s.f16.")
         return device
 
     def model(self, name: str) -> ModelFields:
         """The fields of the model of this name; raises as `device`."""
+        name = self.spelled("models", name)
         return _read(ModelFields, f"model {name}", self._fields("models", name))
+
+    def spelled(self, section: str, text: str) -> str:
+        """The name in a section that people mean by `text`; the text itself where none is."""
+        table = self.tables[section]
+        if text in table:
+            return text
+        known = {_plain(name): name for name in table}
+        if section == "models":
+            known |= {
+                _plain(str(entry.get("hub", ""))): name for name, entry in table.items() if "hub" in entry
+            }
+        else:
+            known |= {_plain(alias): str(name) for alias, name in self.tables["aliases"].items()}
+        return known.get(_plain(text)) or known.get(_plain(_MEMORY.sub("", text)), text)
+
+    def drafts_for(self, name: str) -> list[str]:
+        """Models of the same family that are no more than a third of its size by their fields, and its own
+        MTP layers where it has them."""
+        target = self.model(name)
+        mine = target.layers * target.width**2
+        found = []
+        for other in self.tables["models"]:
+            fields = self.model(other)
+            is_small = not fields.experts and 3 * fields.layers * fields.width**2 <= mine
+            if fields.family and fields.family == target.family and is_small:
+                found.append(other)
+        own = [other for other in found if ("coder" in other) == ("coder" in name)]
+        return (["mtp"] if target.mtp else []) + (own or found)
 
     def weight_type(self, name: str) -> WeightType:
         """The type of weights of this name; raises as `device`."""
@@ -147,6 +215,22 @@ class Catalogue:
 
 
 _WORDS = {"hardware": "hardware", "models": "model", "types": "type of weights", "kinds": "kind"}
+_FILLERS = re.compile(
+    r"nvidia|geforce|amd\b|radeon|apple|instruct|chat|gguf|blackwell|workstation|edition|generation"
+    r"|\b(?:it|2501|2506|2507)\b"
+)
+_MEMORY = re.compile(r"\b\d+ ?gb\b", re.IGNORECASE)
+_PREFIXES = re.compile(r"^(?:rtx|rx|gtx)(?=\d)")
+
+
+def _plain(name: str) -> str:
+    """A name without what people write in several ways: owner, case, blanks, the maker, "Instruct".
+
+    >>> _plain("NVIDIA GeForce RTX 3090") == _plain("rtx3090") == _plain("3090")
+    True
+    """
+    text = _FILLERS.sub("", name.lower().rpartition("/")[2].replace("-", " ").replace("_", " "))
+    return _PREFIXES.sub("", re.sub(r"[^a-z0-9.]", "", text))
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> SettingError:
@@ -165,8 +249,15 @@ def _read(kind: type[_Kind], what: str, fields: Mapping[str, Any]) -> _Kind:
 
 
 @cache
-def _built_in() -> Mapping[str, Mapping[str, Any]]:
-    return tomllib.loads((files(__package__) / "catalogue.toml").read_text(encoding="utf-8"))
+def bundled(name: str) -> Mapping[str, Any]:
+    """One of the data files beside this module."""
+    return tomllib.loads((files(__package__) / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def token_ratios() -> Mapping[str, float]:
+    """By kind of card what a further token costs under llama.cpp, as benchmarks/plan/check.py fits it;
+    `hybrid`: how many times that for models with layers of linear attention."""
+    return bundled("fitted")["token_ratio"]  # type: ignore[no-any-return]
 
 
 def catalogue(own: Path | None = None) -> Catalogue:
@@ -175,11 +266,11 @@ def catalogue(own: Path | None = None) -> Catalogue:
     Raises SettingError for a file that cannot be read, or that has other tables.
     """
     if own is None:
-        return Catalogue(_built_in())
+        return Catalogue(bundled("catalogue"))
     added = read_toml(own, _WAY_OUT)
     if wrong := [name for name in added if name not in _SECTIONS or not isinstance(added[name], dict)]:
         raise SettingError(str(own), f"{wrong[0]!r} is none of its tables {', '.join(_SECTIONS)}", _WAY_OUT)
     for section, table in added.items():
         if wrong := [name for name, entry in table.items() if not isinstance(entry, dict)]:
             raise SettingError(str(own), f"{section}.{wrong[0]} is no table", _WAY_OUT)
-    return Catalogue({name: {**table, **added.get(name, {})} for name, table in _built_in().items()})
+    return Catalogue({name: {**table, **added.get(name, {})} for name, table in bundled("catalogue").items()})

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from outrider.lab.plan.calls import Machine, PlannedCurve
+from outrider.lab.plan.calls import PlannedCurve
 from outrider.lab.plan.plan import SIZES, Model, Plan, Way, plan_batch
 from outrider.lab.plan.shapes import HEADS
 
@@ -111,7 +111,7 @@ class _Pair:
             return self.devices
         one, all_ = (
             PlannedCurve(curve.shape, (places,)).call_s(1, context=self.context)
-            for places in (Machine(machine.device), machine)
+            for places in (replace(machine, count=1), machine)
         )
         return 1 if one <= all_ else self.devices
 
@@ -188,24 +188,24 @@ def _llama_server(plan: Plan) -> Export:
     pair = _Pair(plan, joins=True)
     notes = pair.notes("llama-server")
 
-    def named(name: str, file: str, hub: str) -> tuple[str, str]:
-        return (file, name) if name.endswith(".gguf") or name == _HEAD_NAME else (hub, f"{name}-GGUF")
+    def named(model: Model | None, name: str) -> str:
+        """A file: which repositories have one of it is not known here."""
+        is_file = name.endswith(".gguf") or model is None or model.shape is None
+        return name if is_file else f"{model.name.replace(':', '-')}.gguf"  # type: ignore[union-attr]
 
-    command = ["llama-server", *named(pair.target_name, "-m", "-hf")]
+    command = ["llama-server", "-m", named(plan.asked.target, pair.target_name)]
     command += ["-c", str(pair.context * pair.most), "-np", str(pair.most)]
     kinds, flags = list[str](), dict[str, Any]()
     if (way := pair.way) is not None and way.drafting != "lookup":
         kinds.append(_LLAMA_HEADS.get(way.draft, "draft-simple"))
         flags["--spec-draft-n-max"] = way.length
         if way.draft != "mtp":
-            flags |= [named(pair.draft_name, "-md", "-hfd")]
+            flags["-md"] = pair.draft_name if pair.is_head else named(pair.draft, pair.draft_name)
     if way is not None and way.drafting != "draft":
         kinds.append("ngram-simple")
         flags["--spec-ngram-simple-size-m"] = way.length
     if not pair.target_name.endswith(".gguf"):
-        notes.append(
-            "llama-server takes GGUF files: name one of each model (-m FILE, or -hf OWNER/REPO:QUANT)."
-        )
+        notes.append("Put your own files in the place of -m and -md.")
     return _with_flags(
         "llama-server", command, {"--spec-type": ",".join(kinds), **flags} if kinds else {}, notes
     )

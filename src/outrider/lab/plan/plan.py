@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.core.errors import SettingError
 from outrider.costs.expected_speed import StepCosts
-from outrider.lab.numbers import gigabytes, short_count
+from outrider.lab.numbers import short_count
 from outrider.lab.plan.acceptance import LONGEST, PLAIN, Acceptance, Drafting, Steps, expected_steps
 from outrider.lab.plan.calls import Curve, Machine, largest_batch, memory_bytes
 from outrider.lab.plan.shapes import ModelShape
@@ -36,6 +35,23 @@ class Model:
     acceptance: Acceptance | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How far what is not known may be off: the odds of a token's acceptance, and a step's costs, by these
+    factors up or down. A range is from the worst of both to the best."""
+
+    odds: float = 1.0
+    costs: float = 1.0
+
+
+ODDS = 2.0
+"""between kinds of text, and between pairs of models: about what published acceptances differ by from the
+tables"""
+COSTS = 1.15
+"""about what the cost model is off by where it was checked"""
+BUNDLED, GIVEN = Spread(ODDS, COSTS), Spread(1.0, COSTS)
+"""of bundled acceptance, and of acceptance that was given"""
+
 Counted = Callable[[Drafting, str, int], Sequence[Steps] | None]
 """The steps of each recorded text by who drafts, the draft's name ("" for lookup) and the length; None where
 its offers were not recorded."""
@@ -52,6 +68,7 @@ class Asked:
     machine: Machine | None = None
     lookup: Acceptance | None = None
     counted: Counted | None = None
+    spread: Spread = Spread()
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -63,19 +80,29 @@ class Asked:
         """Those that are known."""
         return [model.shape for model in self.models if model.shape is not None]
 
-    def steps(self, drafting: Drafting, draft: Model | None, length: int) -> Sequence[Steps] | None:
-        """Of each recorded text, or one expected step; None where nothing is known."""
+    def loaded(self, way: Way | None) -> list[ModelShape]:
+        """What a way of drafting has in memory: the target, and its draft where it has one."""
+        names = (self.target.name, way.draft if way else "")
+        return [model.shape for model in self.models if model.shape is not None and model.name in names]
+
+    def steps(
+        self, drafting: Drafting, draft: Model | None, length: int, odds: float = 1.0
+    ) -> Sequence[Steps] | None:
+        """Of each recorded text, or one expected step, with the odds of acceptance times `odds`; None where
+        nothing is known."""
         if self.counted is not None:
             return self.counted(drafting, draft.name if draft else "", length)
-        given = {"lookup": self.lookup, "draft": draft.acceptance if draft else None}
+        tables = {"lookup": self.lookup, "draft": draft.acceptance if draft else None}
+        given = {name: table and table.shifted(odds) for name, table in tables.items()}
         step = expected_steps(drafting, length, given)
         return None if step is None else [step]
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to draft at one batch size. `speedup` is over plain decoding of the same batch; without
-    recordings its ends are its value."""
+    """One way to draft at one batch size. `speedup` is over plain decoding of the same batch; its ends are
+    those of the 95 % interval over recorded texts, or without recordings of the range that `Asked.spread`
+    makes."""
 
     drafting: Drafting
     draft: str
@@ -107,8 +134,9 @@ class Way:
 class BatchPlan:
     """One batch size: plain decoding in tokens per second of all sequences, and every way to draft.
 
-    `weights_bytes` and `kv_bytes` are of all models (None: not known), `usable_bytes` of the machine.
-    `break_even` maps each draft model to the least acceptance at which its drafts pay, and their length.
+    `weights_bytes` and `kv_bytes` are of target and best draft (None: not known), `usable_bytes` of the
+    machine. `break_even` maps each draft model to the least acceptance at which its drafts pay, and their
+    length.
     """
 
     batch: int
@@ -125,9 +153,22 @@ class BatchPlan:
         return _paying(self.ways)
 
     def best_of(self, drafting: Drafting, draft: str) -> Way | None:
-        """The fastest way of one drafter, whether it pays or not."""
+        """The fastest length of one drafter, whether it pays or not."""
         mine = [way for way in self.ways if (way.drafting, way.draft) == (drafting, draft)]
         return max(mine, key=lambda way: way.speedup.value, default=None)
+
+    @property
+    def drafters(self) -> list[Way]:
+        """Each drafter at its fastest length, the fastest first; the ends of the range are at the lengths
+        that suit them, as an automatic choice finds them."""
+        found = []
+        for drafting, draft in dict.fromkeys((way.drafting, way.draft) for way in self.ways):
+            mine = [way.speedup for way in self.ways if (way.drafting, way.draft) == (drafting, draft)]
+            best = self.best_of(drafting, draft)
+            assert best is not None
+            low, high = max(each.low for each in mine), max(each.high for each in mine)
+            found.append(replace(best, speedup=replace(best.speedup, low=low, high=high)))
+        return sorted(found, key=lambda way: -way.speedup.value)
 
     @property
     def missing_bytes(self) -> float:
@@ -148,6 +189,7 @@ class BatchPlan:
             "batch": self.batch,
             "plain_tokens_per_s": self.plain_tokens_per_s,
             "best": self.best and self.best.as_json(),
+            "drafters": [way.as_json() for way in self.drafters],
             "ways": [way.as_json() for way in self.ways],
             "break_even_acceptance": least,
             "memory": None if self.weights_bytes is None else memory,
@@ -203,14 +245,12 @@ def _model_json(model: Model) -> dict[str, Any]:
 
 
 def make_plan(asked: Asked) -> Plan:
-    """Plan every batch size. Raises SettingError for a draft that is larger than the target, and where not
-    even the smallest batch fits, with how much is missing."""
+    """Plan every batch size. Raises SettingError for a draft that is larger than the target."""
     _check_sizes(asked)
     batches = [plan_batch(asked, batch) for batch in asked.batches]
-    _check_memory(asked, batches[0])
     limit = MAX_BATCH
     if asked.machine is not None and asked.shapes:
-        limit = min(largest_batch(asked.shapes, asked.machine, asked.context), MAX_BATCH)
+        limit = min(largest_batch(asked.loaded(batches[0].best), asked.machine, asked.context), MAX_BATCH)
     pays = _pays_to(asked, limit)
     return Plan(asked, batches, None if pays >= limit else pays, None if limit == MAX_BATCH else limit)
 
@@ -223,23 +263,6 @@ def _check_sizes(asked: Asked) -> None:
             sizes = [short_count(shape.active_parameters) for shape in (draft.shape, target)]
             reason = f"it is larger than its target ({sizes[0]} active parameters against {sizes[1]})"
             raise SettingError(f"draft {draft.name}", reason, "Swap the two.")
-
-
-def _check_memory(asked: Asked, batch: BatchPlan) -> None:
-    if not batch.missing_bytes or (machine := asked.machine) is None:
-        return
-    missing, weights, kv, usable = (
-        gigabytes(round(size or 0))
-        for size in (batch.missing_bytes, batch.weights_bytes, batch.kv_bytes, batch.usable_bytes)
-    )
-    needed = math.ceil((batch.missing_bytes + machine.usable_bytes) / machine.usable_bytes * machine.count)
-    reason = (
-        f"{missing} too little memory: {weights} of weights and {kv} of KV for {batch.batch} x "
-        f"{asked.context} tokens, where {usable} of {machine.count} x {machine.device.memory_gb:g} GB can be "
-        "used"
-    )
-    way_out = f"Take {machine.device.name}x{needed}, weights of fewer bits (:fp8, :int4), or a smaller model."
-    raise SettingError(f"{asked.target.name} on {machine.name}", reason, way_out)
 
 
 class _Batch:
@@ -274,12 +297,20 @@ class _Batch:
             tokens = [text.tokens for text in texts]
             calls = sum(sum(text.target_calls.values()) for text in texts)
             found = [self.seconds(text, draft) for text in texts]
-            value = tokens[0] * self.plain_s / found[0]
-            speedup = Interval(value, value, value)
-            if len(texts) > 1:
+            if self._asked.counted is not None:
                 speedup = speedup_of([number * self.plain_s for number in tokens], found)
+            else:
+                value = tokens[0] * self.plain_s / found[0]
+                speedup = Interval(value, *self._range(drafting, draft, length))
             rate = self._batch / self.plain_s * speedup.value
             yield Way(drafting, draft.name if draft else "", length, sum(tokens) / calls, rate, speedup)
+
+    def _range(self, drafting: Drafting, draft: Model | None, length: int) -> Iterator[float]:
+        """The speed-up of drafts of this length at the ends of what may be."""
+        spread = self._asked.spread
+        for odds, costs in ((1 / spread.odds, 1 / spread.costs), (spread.odds, spread.costs)):
+            [step] = self._asked.steps(drafting, draft, length, odds) or [PLAIN]
+            yield costs * step.tokens * self.plain_s / self.seconds(step, draft)
 
     def break_even(self, draft: Model) -> tuple[float, int] | None:
         """The least acceptance of each token at which a draft pays, and its length."""
@@ -293,11 +324,12 @@ def plan_batch(asked: Asked, batch: int) -> BatchPlan:
     drafters: list[tuple[Drafting, Model | None]] = [("lookup", None)]
     for draft in asked.drafts:
         drafters += [("draft", draft), ("both", draft)]
-    weights, kv = memory_bytes(asked.shapes, batch=batch, context=asked.context)
+    ways = [way for drafting, draft in drafters for way in costs.ways(drafting, draft)]
+    weights, kv = memory_bytes(asked.loaded(_paying(ways)), batch=batch, context=asked.context)
     return BatchPlan(
         batch=batch,
         plain_tokens_per_s=batch / costs.plain_s,
-        ways=[way for drafting, draft in drafters for way in costs.ways(drafting, draft)],
+        ways=ways,
         break_even={draft.name: costs.break_even(draft) for draft in asked.drafts},
         weights_bytes=weights if asked.target.shape else None,
         kv_bytes=kv if asked.target.shape else None,

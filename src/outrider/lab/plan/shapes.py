@@ -14,12 +14,12 @@ from outrider.core.files import parse_json, read_text
 from outrider.core.invalid import invalid
 from outrider.lab.plan.catalogue import Catalogue, ModelFields, unknown
 
-KV_BYTES = 2
-"""of a value in the KV cache: 16 bits"""
 HEADS = ("mtp", "eagle", "eagle3")
 """drafts that are a layer on the target's hidden states"""
 _EAGLE3_TOKENS = 32_000
 """the vocabulary of usual EAGLE-3 heads"""
+_STATE_BYTES = 128 * 4
+"""of a value's width in a layer of linear attention: as many keys, in 32 bits"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class ModelShape:
     `dense_…` are the weights that every call reads, the output layer among them, the embedding not where it
     is only looked up; `expert_…` those of one expert, over all layers. `kv_values` are the values of K and V
     of a token in the layers that see all of a text, `window_kv_values` those in layers that see the last
-    `window_tokens`. `attention_width` is heads times width of a head, over all layers that see all of a text,
+    `window_tokens`, in `kv_bits` each; `state_bytes` are kept of a sequence whatever its length.
+    `attention_width` is heads times width of a head, over all layers that see all of a text,
     `window_attention_width` over the others.
     """
 
@@ -49,10 +50,14 @@ class ModelShape:
     window_tokens: int = 0
     window_kv_values: float = 0.0
     window_attention_width: float = 0.0
+    state_bytes: float = 0.0
+    kv_bits: float = 16.0
     operations: str = "f16"
     embedding_parameters: float = 0.0
     hub: str = ""
     type: str = ""
+    head_bits: float = 0.0
+    """of its MTP layer or an EAGLE head; 0: as of its other weights"""
     is_head: bool = False
 
     @property
@@ -79,7 +84,8 @@ class ModelShape:
     def kv_bytes(self, context: int) -> float:
         """Of a sequence with `context` tokens."""
         seen = min(context, self.window_tokens)
-        return KV_BYTES * (self.kv_values * context + self.window_kv_values * seen)
+        values = self.kv_values * context + self.window_kv_values * seen
+        return values * self.kv_bits / 8 + self.state_bytes
 
 
 def shape_of(fields: ModelFields, name: str, known: Catalogue, weights: str = "") -> ModelShape:
@@ -90,15 +96,19 @@ def shape_of(fields: ModelFields, name: str, known: Catalogue, weights: str = ""
     dense_layers = fields.dense_layers if fields.experts else fields.layers
     inner = (fields.dense_inner or fields.inner) if fields.experts else fields.inner
     routed = fields.layers - dense_layers
+    full, windowed, linear = fields.full_layers, fields.windowed_layers, fields.linear_layers
     attention, kv, heads = _attention(fields)
+    full_attention, full_kv, full_heads = _attention(fields.of_full_layers())
+    linear_attention = fields.width * (2 * fields.linear_key_width + 3 * fields.linear_value_width)
+    mixers = full * full_attention + windowed * attention + linear * linear_attention
     shared = routed * fields.width * (matrices * fields.shared_inner + fields.experts)
     output = fields.width * fields.vocabulary
-    dense = fields.layers * attention + dense_layers * matrices * fields.width * inner + shared + output
+    dense = mixers + dense_layers * matrices * fields.width * inner + shared + output
     expert = routed * matrices * fields.width * fields.inner if fields.experts else 0
     embedding = 0 if fields.tied else output
-    dense_bytes = dense * kind.bits / 8
+    output_bits = kind.output_bits or kind.bits
+    dense_bytes = ((dense - output) * kind.bits + output * output_bits) / 8
     expert_bytes = expert * expert_kind.bits / 8
-    windowed = min(fields.window_layers, fields.layers)
     return ModelShape(
         name=name,
         layers=fields.layers,
@@ -106,9 +116,9 @@ def shape_of(fields: ModelFields, name: str, known: Catalogue, weights: str = ""
         vocabulary=fields.vocabulary,
         dense_parameters=dense,
         dense_bytes=dense_bytes,
-        memory_bytes=dense_bytes + fields.experts * expert_bytes + embedding * kind.bits / 8,
-        kv_values=kv * (fields.layers - windowed),
-        attention_width=heads * (fields.layers - windowed),
+        memory_bytes=dense_bytes + fields.experts * expert_bytes + embedding * output_bits / 8,
+        kv_values=full_kv * full,
+        attention_width=full_heads * full,
         expert_parameters=expert,
         expert_bytes=expert_bytes,
         experts=fields.experts,
@@ -116,10 +126,12 @@ def shape_of(fields: ModelFields, name: str, known: Catalogue, weights: str = ""
         window_tokens=fields.window_tokens,
         window_kv_values=kv * windowed,
         window_attention_width=heads * windowed,
+        state_bytes=linear * fields.linear_value_width * _STATE_BYTES,
         operations=kind.operations,
         embedding_parameters=embedding,
         hub=fields.hub,
         type=weights or fields.expert_type or fields.type,
+        head_bits=output_bits,
     )
 
 
@@ -138,7 +150,8 @@ def _attention(fields: ModelFields) -> tuple[float, float, float]:
         return query + down + up + heads * value * width, fields.kv_rank + rope, heads * (nope + rope)
     head = fields.head_width or width // heads
     kv = 2 * (fields.kv_heads or heads) * head
-    return width * (2 * heads * head + kv), kv, heads * head
+    queries = 3 if fields.gated_attention else 2  # with the output's matrix
+    return width * (queries * heads * head + kv), kv, heads * head
 
 
 def head_of(target: ModelShape, kind: str) -> ModelShape:
@@ -146,7 +159,7 @@ def head_of(target: ModelShape, kind: str) -> ModelShape:
     the target's output layer; an EAGLE-3 head has its own, over fewer tokens."""
     per_layer = 1 / target.layers
     output = target.width * target.vocabulary
-    bytes_each = target.dense_bytes / target.dense_parameters
+    bytes_each = target.head_bits / 8 or target.dense_bytes / target.dense_parameters
     joined = (3 if kind == "eagle3" else 2) * target.width**2
     own_output = target.width * _EAGLE3_TOKENS if kind == "eagle3" else output
     own = (target.dense_parameters - output) * per_layer + joined
@@ -165,32 +178,38 @@ def head_of(target: ModelShape, kind: str) -> ModelShape:
         expert_bytes=target.expert_bytes * per_layer,
         window_kv_values=0.0,
         window_attention_width=0.0,
+        state_bytes=0.0,
         embedding_parameters=0.0,
         hub="",
         is_head=True,
     )
 
 
-def find_shape(reference: str, known: Catalogue) -> ModelShape:
+def find_shape(reference: str, known: Catalogue, weights: str = "", kv_type: str = "f16") -> ModelShape:
     """The shape that is meant: NAME[:TYPE], a GGUF file, or a config.json (or its folder), with :TYPE too.
+    `weights` is the type of a known model where none is named; `kv_type` that of K and V.
 
     Raises SettingError, with the nearest names, and ModelFileError.
     """
     path = Path(reference).expanduser()
-    name, _, weights = reference.rpartition(":")
-    if not path.exists() and name:
+    name, _, own = reference.rpartition(":")
+    is_known = known.spelled("models", reference) in known.tables["models"]  # gpt-oss:20b is a name
+    if not path.exists() and name and not is_known:
         path = Path(name).expanduser()
     else:
-        name, weights = reference, ""
-    weights = weights.lower()
-    if path.suffix == ".gguf":
-        return _of_gguf(path)
-    if path.is_dir() or path.suffix == ".json" or "/" in name:
-        return _of_config(path / "config.json" if path.is_dir() else path, known, weights)
-    if name not in known.tables["models"] and reference.lower() not in known.tables["models"]:
+        name, own = reference, ""
+    if path.suffix == ".gguf" and path.exists():
+        found = _of_gguf(path)
+    elif (spelled := known.spelled("models", name.removesuffix(".gguf"))) in known.tables["models"]:
+        named = f"{spelled}:{own.lower()}" if own else spelled
+        found = shape_of(known.model(spelled), named, known, own.lower() or weights)
+    elif path.is_dir() or path.suffix == ".json":
+        found = _of_config(path / "config.json" if path.is_dir() else path, known, own.lower())
+    elif path.suffix == ".gguf":
+        found = _of_gguf(path)  # which says what is wrong with it
+    else:
         raise unknown("model", name, known.tables["models"])
-    fields = known.model(name.lower() if name not in known.tables["models"] else name)
-    return shape_of(fields, reference, known, weights)
+    return replace(found, kv_bits=known.weight_type(kv_type).bits)
 
 
 def _of_gguf(path: Path) -> ModelShape:
@@ -252,6 +271,7 @@ _KEYS: Mapping[str, Sequence[str]] = {
     "rope_width": ("qk_rope_head_dim",),
     "value_width": ("v_head_dim",),
     "window_tokens": ("sliding_window",),
+    "gated_attention": ("attn_output_gate",),
 }
 _INNER = ("intermediate_size", "n_inner", "d_ff", "ffn_dim")
 _TYPES = {"fp8": "fp8", "mxfp4": "mxfp4", "awq": "awq", "gptq": "gptq", "nvfp4": "nvfp4"}
@@ -299,6 +319,13 @@ def _fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if "kv_rank" in found:
         found.pop("head_width", None)
     kinds = config.get("layer_types") or ()
+    if linear := sum(kind == "linear_attention" for kind in kinds):
+        sizes = [
+            config.get(f"linear_num_{what}_heads", 0) * config.get(f"linear_{what}_head_dim", 0)
+            for what in ("key", "value")
+        ]
+        found |= {"linear_layers": linear, "linear_key_width": sizes[0], "linear_value_width": sizes[1]}
+        found.setdefault("gated_attention", True)  # Qwen3-Next's is, and does not say so
     windowed = sum(kind == "sliding_attention" for kind in kinds)
     if config.get("use_sliding_window") is False or not found.get("window_tokens"):
         found.pop("window_tokens", None)
