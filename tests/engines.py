@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
-from outrider.core.contracts import Drafter, DraftRequest
+from outrider.core.contracts import Drafter, DraftInput, DraftRequest
 from outrider.core.data import Completion, DraftToken, Request, StepRecord
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
@@ -77,13 +77,19 @@ class Extending:
     prefix: Sequence[int] = ()
     p_min: float = 0.0
     tokens: list[DraftToken] = field(default_factory=list)
+    guess: Sequence[int] = ()
+    """of the tokens to come"""
 
-    def take(self, offer: DraftToken) -> list[int] | None:
-        assert len(self.tokens) < self.request.max_tokens
-        if offer.acceptance < self.p_min:
-            return None
-        self.tokens.append(offer)
-        return [offer.token] if len(self.tokens) < self.request.max_tokens else None
+    def next_input(self) -> DraftInput:
+        drafted = (*self.prefix, *(token.token for token in self.tokens))
+        return DraftInput(drafted, tuple(self.guess[len(self.tokens) :]))
+
+    def take(self, offers: Sequence[DraftToken]) -> bool:
+        for offer in offers:
+            if len(self.tokens) == self.request.max_tokens or offer.acceptance < self.p_min:
+                return False
+            self.tokens.append(offer)
+        return bool(offers) and len(self.tokens) < self.request.max_tokens
 
 
 def greedy_continuation(next_logits: NextLogits, tokens: Sequence[int], length: int) -> list[int]:

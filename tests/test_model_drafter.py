@@ -24,7 +24,7 @@ from engines import (
 )
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
 from outrider.core.contracts import DraftRequest, RewindKind
-from outrider.core.data import Distribution, Draft, DraftWork, Logits, Request, Span
+from outrider.core.data import Distribution, Draft, DraftToken, DraftWork, Logits, Request, Span
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
@@ -543,6 +543,66 @@ def test_other_sequences_do_not_disturb() -> None:
         greedy_continuation(OTHER, prompt, n) for prompt, n in zip(prompts, (5, 1, 3), strict=True)
     ]
     assert work.calls == 5
+
+
+# Reading ahead in what others guess
+
+
+@given(
+    seed=st.integers(0, 10**6), steps=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 7)), min_size=1)
+)
+def test_a_guess_changes_no_token_and_spares_a_call_for_each_that_it_confirms(
+    seed: int, steps: list[tuple[int, int]]
+) -> None:
+    rng = np.random.default_rng(seed)
+    model = FakeModel(ENDLESS, OTHER)
+    drafter = drafter_of(model)
+    drafter.begin(0, asked(PROMPT))
+    text = list(PROMPT)
+    for length, num_right in steps:
+        right = greedy_continuation(OTHER, text, length)
+        wrong = (right[num_right] + 1) % VOCABULARY.size if num_right < length else 0
+        draft = Extending(DraftRequest(0, length, sampler()), guess=[*right[:num_right], wrong, 1])
+        work = grow(drafter, [draft])
+        assert [token.token for token in draft.tokens] == right
+        assert work.calls <= max(1, length - num_right)  # the tokens after a refused one may be right
+        new = [*right[: rng.integers(0, length + 1)], int(rng.integers(0, VOCABULARY.size))]
+        drafter.observe(0, new)
+        text += new
+    propose(drafter, 1)
+    assert model.stored(0) == tuple(text)
+
+
+def test_a_guess_changes_no_sampled_token() -> None:
+    def place_draw(q: Distribution, place: int) -> int:
+        return draw(q, np.random.default_rng(place))
+
+    found: list[list[DraftToken]] = []
+    for guess in ((), (1, 2, 3), None):
+        drafter = drafter_of(FakeModel(ENDLESS, OTHER))
+        drafter.begin(0, asked(PROMPT))
+        known = [token.token for token in found[0]] if guess is None else list(guess)
+        draft = Extending(DraftRequest(0, 5, sampler(SAMPLED), place_draw), guess=known)
+        found.append(draft.tokens)
+        calls = grow(drafter, [draft]).calls
+    assert calls == 1
+    tokens, *others = [[token.token for token in draft] for draft in found]
+    assert others == [tokens, tokens]
+    for a, b in zip(found[0], found[2], strict=True):
+        assert a.drawn_from is not None and b.drawn_from is not None
+        assert np.array_equal(a.drawn_from.tokens, b.drawn_from.tokens)
+        assert np.allclose(a.drawn_from.probs, b.drawn_from.probs)
+
+
+@pytest.mark.parametrize("rewind", ["none", "checkpoints", "window"])
+def test_what_cannot_be_forgotten_is_not_read(rewind: RewindKind) -> None:
+    model = FakeModel(ENDLESS, OTHER, rewind=rewind)
+    drafter = drafter_of(model)
+    drafter.begin(0, asked(PROMPT))
+    right = greedy_continuation(OTHER, PROMPT, 3)
+    draft = Extending(DraftRequest(0, 3, sampler()), guess=right)
+    assert grow(drafter, [draft]).calls == 3
+    assert [token.token for token in draft.tokens] == right
 
 
 # After a prefix that others drafted

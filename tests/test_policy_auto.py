@@ -16,7 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import PROMPT, VOCABULARY, ScriptedDrafter, asked, language_model, model_drafter, oracle, sampler
+from engines import (
+    PROMPT,
+    VOCABULARY,
+    ScriptedDrafter,
+    asked,
+    greedy_continuation,
+    language_model,
+    model_drafter,
+    oracle,
+    sampler,
+)
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.core.contracts import Drafter, Drafters, DraftRequest
 from outrider.core.data import Draft, DraftWork, Request
@@ -216,19 +226,21 @@ def test_another_free_drafter_goes_on_after_the_most_promising_one() -> None:
     assert draft.sources == ("long",) * 3 + ("short",) * 2
 
 
-def test_free_tokens_stand_before_those_of_a_model() -> None:
+@pytest.mark.parametrize("num_right", [0, 2, 4])
+def test_a_model_confirms_in_one_call_what_lookups_guess(num_right: int) -> None:
     language = random_logits(VOCABULARY.size, seed=3, scale=6.0)
     drafter = model_drafter(language)
-    drafter.begin(0, asked(PROMPT))
-    policy = AutoPolicy(curve({1: 1.0, 64: 1.2}), curve(SMALL, 0.01))
+    lookup = ScriptedDrafter(lambda known, n: oracle(language, num_right)(known, min(n, 4)))
+    for each in (drafter, lookup):
+        each.begin(0, asked(PROMPT))
+    policy = AutoPolicy(curve({1: 1.0, 64: 1.2}), curve({1: 1.0, 64: 1.5}, 0.01))
     policy.begin(0, len(PROMPT), 200)
-    [draft], work = policy.propose(Drafters.of([Offering(2), drafter]), [DraftRequest(0, 20, sampler())])
-    assert draft.sources[:3] == ("lookup", "lookup", "draft")
-    assert work.call_tokens[0] == 1 + 2  # the free ones are read with the last token of the text
-    text = [*PROMPT, 1, 1]
-    for token, source in list(zip(draft.tokens, draft.sources, strict=True))[2:]:
-        assert source == "lookup" or token == int(language(text).argmax())
-        text.append(token)
+    [draft], work = policy.propose(Drafters.of([lookup, drafter]), [DraftRequest(0, 20, sampler())])
+    own = draft.sources.count("draft")
+    assert own > num_right and set(draft.sources[:own]) == {"draft"}
+    assert list(draft.tokens[:own]) == greedy_continuation(language, PROMPT, own)
+    assert work.call_tokens[0] == 1 + 4  # they are read with the last token of the text
+    assert work.calls <= own - num_right
 
 
 def test_lookup_tokens_follow_those_of_a_model() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from constrained import OneOf, Pieces
 from engines import (
     PROMPT,
     VOCABULARY,
-    Extending,
     ScriptedDrafter,
     model_drafter,
     other_vocabulary_drafter,
@@ -25,8 +24,17 @@ from engines import (
 )
 from examples import examples
 from outrider.backends.fake import FakeModel, NextLogits, random_logits
-from outrider.core.contracts import Drafter, Drafters, DraftRequest, Lookup, Policy, RewindKind, snapshots
-from outrider.core.data import Draft, DraftWork, Grammar, Request, Row, StepRecord
+from outrider.core.contracts import (
+    Drafter,
+    Drafters,
+    DraftInput,
+    DraftRequest,
+    Lookup,
+    Policy,
+    RewindKind,
+    snapshots,
+)
+from outrider.core.data import Draft, DraftToken, DraftWork, Grammar, Request, Row, StepRecord
 from outrider.core.errors import BackendError, InputError
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts, CallPoint
@@ -362,18 +370,32 @@ class Following:
         del others
         [free], model = drafters
         [request] = requests
-        tokens = _tokens(free, (), request.max_tokens)
-        work = DraftWork()
-        if model is not None:
-            num_prefix = self._choose(min(len(tokens), request.max_tokens - 1) + 1)
-            calls = self._choose(request.max_tokens - num_prefix + 1)
-            if calls:
-                draft = Extending(replace(request, max_tokens=calls), tokens[:num_prefix])
-                work = grow(model, [draft])
-                tokens = (*tokens[:num_prefix], *(token.token for token in draft.tokens))
-            tokens += _tokens(free, tokens, request.max_tokens - len(tokens))
+        mixed, work = Mixed(request, free, self._choose), DraftWork()
+        if model is not None and self._choose(2):
+            work = grow(model, [mixed])
+        tokens = mixed.tokens
+        tokens += _tokens(free, tokens, request.max_tokens - len(tokens))
         tokens = tokens[: self._choose(min(len(tokens), request.max_tokens) + 1)]
         return [Draft.of(tokens, "any")], work
+
+
+@dataclass
+class Mixed:
+    """A draft of lookup tokens and the model's in any order, by choices."""
+
+    request: DraftRequest
+    free: Lookup
+    choose: Callable[[int], int]
+    tokens: tuple[int, ...] = ()
+
+    def next_input(self) -> DraftInput:
+        offer = _tokens(self.free, self.tokens, self.request.max_tokens - len(self.tokens) - 1)
+        self.tokens += offer[: self.choose(len(offer) + 1)]
+        return DraftInput(self.tokens)
+
+    def take(self, offers: Sequence[DraftToken]) -> bool:
+        self.tokens += tuple(offer.token for offer in offers)
+        return bool(offers) and len(self.tokens) < self.request.max_tokens and bool(self.choose(2))
 
 
 def _tokens(free: Lookup, prefix: Sequence[int], most: int) -> tuple[int, ...]:

@@ -333,6 +333,14 @@ class Lookup(Drafter, Protocol):
         were accepted. The caller stops where it has enough: work is done only for what is taken."""
 
 
+class DraftInput(NamedTuple):
+    """What a draft model reads of one sequence in a call: all that is drafted so far, and what lookups say
+    comes next, which the same call checks."""
+
+    drafted: tuple[int, ...]
+    guess: tuple[int, ...] = ()
+
+
 class DraftRound(Protocol):
     """A draft model's part in one step, for all sequences that ask it."""
 
@@ -340,19 +348,22 @@ class DraftRound(Protocol):
     def work(self) -> DraftWork:
         """What it has cost so far."""
 
-    def step(self, unread: Mapping[int, Sequence[int]]) -> Mapping[int, DraftToken]:
-        """One call of the model. `unread` has, by sequence, the drafted tokens since the last call: the
-        model's own that was taken and what is forced after it, none in the first call. Returns what it offers
-        next; a sequence for which it offers nothing is left out, and is not to be asked again in this
-        round."""
+    def step(self, inputs: Mapping[int, DraftInput]) -> Mapping[int, Sequence[DraftToken]]:
+        """One call of the model. Returns by sequence what it offers after the drafted tokens: its own next
+        token and, as long as these are the guessed ones, those after them (Leviathan et al., 2023, with the
+        draft model as the target). A sequence for which it offers nothing is left out, and is not to be asked
+        again in this round."""
 
 
 class DraftModel(Drafter, Protocol):
-    """A drafter whose every token takes a call of a model."""
+    """A drafter whose tokens take calls of a model."""
 
-    def start(self, requests: Sequence[DraftRequest], prefixes: Sequence[Sequence[int]]) -> DraftRound:
-        """Begin a round for these sequences, each of whose drafts begins with a prefix that others
-        drafted."""
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether its calls check guessed tokens (`DraftInput`); else these are ignored."""
+
+    def start(self, requests: Sequence[DraftRequest]) -> DraftRound:
+        """Begin a round for these sequences."""
 
 
 class Drafters(NamedTuple):

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from time import perf_counter
 
 import numpy as np
 
-from outrider.core.contracts import DraftRequest, Model
+from outrider.core.contracts import DraftInput, DraftRequest, Model
 from outrider.core.data import Distribution, DraftToken, DraftWork, Logits, Request, Row, Span
 from outrider.core.errors import ConstraintError, RewindUnsupported, SettingError
 from outrider.core.sequences import common_prefix
@@ -91,6 +92,7 @@ class ModelDrafter:
         self.model = model
         self.alignment = alignment
         self._rows = Rows(alignment)
+        self._chunk_rows = max(1, model.max_rows // model.max_sequences)
         # Every sequence's last final tokens go into one call: each gets its share of a batch.
         self._chunk_tokens = max(1, min(_PREFILL_CHUNK_TOKENS, model.max_batch_tokens // model.max_sequences))
         fits = alignment.window + 2 * _SPARE_TOKENS <= model.context_length
@@ -158,38 +160,40 @@ class ModelDrafter:
 
     # Drafting
 
-    def start(self, requests: Sequence[DraftRequest], prefixes: Sequence[Sequence[int]]) -> ModelRound:
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether a call can check guessed tokens: what it refuses has to be forgotten, and a head would need
+        the target's states of them."""
+        return self.model.rewinding.is_free and not getattr(self.model, "is_head", False)
+
+    def start(self, requests: Sequence[DraftRequest]) -> ModelRound:
         """Read what is unread of the committed text, so far as the requests let it, and begin a round."""
-        work, ready, drafted = DraftWork(), dict[int, DraftRequest](), dict[int, tuple[int, ...]]()
-        for request, prefix in zip(requests, prefixes, strict=True):
-            num_prefix = len(self.alignment.read(prefix))
-            if not self._has_room(request, num_prefix):
+        work, ready = DraftWork(), dict[int, DraftRequest]()
+        for request in requests:
+            if not self._has_room(request):
                 continue
-            has_read, cost = self._catch_up(request, num_prefix, 1 - work.prefill_calls - work.calls)
+            has_read, cost = self._catch_up(request, 1 - work.prefill_calls - work.calls)
             work += cost
             if has_read:
-                ready[request.sequence], drafted[request.sequence] = request, tuple(prefix)
-        return ModelRound(self, ready, drafted, work)
+                ready[request.sequence] = request
+        return ModelRound(self, ready, work)
 
-    def _has_room(self, request: DraftRequest, num_prefix: int) -> bool:
-        """Whether a token can be drafted before the draft model's own context is full. Not after a prefix
-        that does not fit a call, and by a head not before the target has read the prompt."""
+    def _has_room(self, request: DraftRequest) -> bool:
+        """Whether a token can be drafted before the draft model's own context is full; by a head not before
+        the target has read the prompt."""
         context = self._contexts[request.sequence]
-        if not context.final or num_prefix >= self._chunk_tokens:
+        if not context.final or (request.num_unread and getattr(self.model, "is_head", False)):
             return False
-        if request.num_unread and getattr(self.model, "is_head", False):
-            return False
-        held = self._window if self._restarts(context) else context.held
-        return held + num_prefix < self.model.context_length
+        return (self._window if self._restarts(context) else context.held) < self.model.context_length
 
     def _restarts(self, context: _Context) -> bool:
         is_full = context.held + _SPARE_TOKENS > self.model.context_length
         return bool(self._window) and (context.num_unread > self._window or is_full)
 
-    def _catch_up(self, request: DraftRequest, num_prefix: int, num_calls: int) -> tuple[bool, DraftWork]:
+    def _catch_up(self, request: DraftRequest, num_calls: int) -> tuple[bool, DraftWork]:
         """Drop what was not accepted, and evaluate all but a last few final tokens, which go into the first
-        call of the round with the prefix. Where others wait for their next tokens that is done in `num_calls`
-        calls a step; whether it is done, and what it took."""
+        call of the round. Where others wait for their next tokens that is done in `num_calls` calls a step;
+        whether it is done, and what it took."""
         sequence = request.sequence
         context, work = self._contexts[sequence], DraftWork()
         self._rewind(sequence, context)
@@ -198,7 +202,7 @@ class ModelDrafter:
             context.start = len(context.final) - self._window
         while True:
             reads_prompt = context.start + context.agree < context.prompt_length - 1
-            if not reads_prompt and context.num_unread + num_prefix <= self._chunk_tokens:
+            if not reads_prompt and context.num_unread <= self._chunk_tokens:
                 return True, work
             if request.max_step_s is not None and work.prefill_calls + work.calls >= num_calls:
                 return False, work
@@ -234,18 +238,39 @@ class ModelDrafter:
         context.agree += len(tokens)
         return len(tokens), perf_counter() - before
 
-    def next_span(self, sequence: int, unread: Sequence[int]) -> Span | None:
-        """What a call evaluates of a sequence: committed tokens that it has not read, and drafted ones,
-        `unread` (the target's ids). None where that does not fit call or context, or where the text ends."""
+    def next_span(self, sequence: int, inputs: DraftInput) -> Span | None:
+        """What a call evaluates of a sequence: committed and drafted tokens that the model has not read, and
+        as much of the guess as there is room for. None where the former do not fit call or context, or where
+        the text ends."""
         context = self._contexts[sequence]
-        stored, drafted = len(context.evaluated), self.alignment.read(unread)
-        if unread and (not drafted or self.model.vocabulary.ends_generation(drafted[-1])):
+        drafted, ends = self.alignment.read(inputs.drafted), self.model.vocabulary.ends_generation
+        if inputs.drafted and (not drafted or ends(drafted[-1])):
             return None
-        tokens = (*context.final[context.start + stored :], *drafted)
-        if len(tokens) > self._chunk_tokens or stored + len(tokens) > self.model.context_length:
+        ahead = context.evaluated[context.held :]
+        # The last token is read again where its row is gone.
+        num_known = min(common_prefix(ahead, drafted), max(len(drafted) - 1, 0))
+        if ahead[num_known:]:  # refused guesses
+            self.model.truncate(sequence, context.held + num_known)
+            del context.evaluated[context.held + num_known :]
+        stored = len(context.evaluated)
+        tokens = (*context.final[context.start + stored :], *drafted[num_known:])
+        room = min(self._chunk_tokens, self.model.context_length - stored) - len(tokens)
+        if room < 0:
             return None
+        guess = self._guess(inputs.guess[:room])
         # The first drafted tokens follow what is committed, and may be rejected.
-        return Span(sequence, tokens, stored, 1, checkpoint=bool(drafted) and stored <= context.held)
+        is_first = bool(drafted) and stored <= context.held
+        return Span(sequence, (*tokens, *guess), stored, 1 + len(guess), checkpoint=is_first)
+
+    def _guess(self, guess: Sequence[int]) -> list[int]:
+        """As much of a guess as the model can read, in its ids, one for each token."""
+        if not guess or not self.reads_ahead:
+            return []
+        tokens = self.alignment.read(guess)
+        if len(tokens) != len(guess):
+            return []
+        is_inside = takewhile(lambda token: not self.model.vocabulary.ends_generation(token), tokens)
+        return list(islice(is_inside, self._chunk_rows - 1))
 
     def decode(self, spans: Sequence[Span], num_tokens: int) -> list[Logits]:
         """One call over the spans of `next_span`, which have so many tokens together."""
@@ -257,9 +282,20 @@ class ModelDrafter:
             context.agree = context.held
         return rows
 
-    def offer(self, logits: Logits, request: DraftRequest, drafted: tuple[int, ...]) -> DraftToken | None:
-        """The next token of a draft, from the last row of logits; None where the request leaves none."""
-        row = logits[-1]
+    def offers(self, rows: Logits, request: DraftRequest, inputs: DraftInput) -> list[DraftToken]:
+        """The next tokens of a draft, from the rows of `next_span`: one, and those after it as long as they
+        are guessed. Fewer where the request leaves none."""
+        found: list[DraftToken] = []
+        for row, guessed in zip(rows, (*inputs.guess, None), strict=False):
+            token = self._offer(row, request, (*inputs.drafted, *inputs.guess[: len(found)]))
+            if token is None:
+                break
+            found.append(token)
+            if token.token != guessed:
+                break
+        return found
+
+    def _offer(self, row: Row, request: DraftRequest, drafted: tuple[int, ...]) -> DraftToken | None:
         try:
             found = self._rows.argmax(row, request, drafted)
         except (SettingError, ConstraintError):
@@ -279,18 +315,9 @@ class ModelDrafter:
 class ModelRound:
     """The DraftRound of a ModelDrafter; `ready` are the requests whose text it has read."""
 
-    def __init__(
-        self,
-        drafter: ModelDrafter,
-        ready: dict[int, DraftRequest],
-        prefixes: dict[int, tuple[int, ...]],
-        work: DraftWork,
-    ) -> None:
+    def __init__(self, drafter: ModelDrafter, ready: dict[int, DraftRequest], work: DraftWork) -> None:
         self._drafter = drafter
         self._ready = ready
-        self._drafted = dict(prefixes)
-        """the tokens of each draft that were read or will be with the next call"""
-        self._prefixes = prefixes
         self._read = work
         self._model_s = 0.0
         self._call_tokens: list[int] = []
@@ -300,28 +327,25 @@ class ModelRound:
         calls = tuple(self._call_tokens)
         return self._read + DraftWork(len(calls), self._model_s, call_tokens=calls)
 
-    def step(self, unread: Mapping[int, Sequence[int]]) -> dict[int, DraftToken]:
+    def step(self, inputs: Mapping[int, DraftInput]) -> dict[int, list[DraftToken]]:
         spans = list[Span]()
-        for sequence, tokens in unread.items():
-            if sequence not in self._ready:
-                continue
-            span = self._drafter.next_span(sequence, (*self._prefixes.pop(sequence, ()), *tokens))
-            if span is not None:
-                spans.append(span)
-                self._drafted[sequence] += tuple(tokens)
+        for sequence in inputs:
+            if sequence in self._ready:
+                span = self._drafter.next_span(sequence, inputs[sequence])
+                if span is not None:
+                    spans.append(span)
         if not spans:
             return {}
         num_tokens = sum([len(span.tokens) for span in spans])
         self._call_tokens.append(num_tokens)
         before = perf_counter()
-        rows = self._drafter.decode(spans, num_tokens)
+        logits = self._drafter.decode(spans, num_tokens)
         self._model_s += perf_counter() - before
         offers = {}
-        for span, row in zip(spans, rows, strict=True):
-            sequence = span.sequence
-            token = self._drafter.offer(row, self._ready[sequence], self._drafted[sequence])
-            if token is not None:
-                offers[sequence] = token
+        for span, rows in zip(spans, logits, strict=True):
+            found = self._drafter.offers(rows, self._ready[span.sequence], inputs[span.sequence])
+            if found:
+                offers[span.sequence] = found
         return offers
 
 

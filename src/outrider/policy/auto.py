@@ -20,7 +20,7 @@ from outrider.policy.learning import Proposal, learn_costs, learn_request, plain
 from outrider.policy.objective import allocate, within
 from outrider.policy.pretrained import PretrainedCalibration
 from outrider.policy.rounds import grow
-from outrider.policy.state import BatchState, PolicyState, RequestState
+from outrider.policy.state import MAX_GUESS, BatchState, PolicyState, RequestState
 
 LONGEST_DRAFT = 64
 """tokens; V(n) is measured as far"""
@@ -118,7 +118,8 @@ class AutoPolicy:
             self.begin(request.sequence, 1, None)
         lookups = drafters.for_request(request.drafting).lookups
         text = self._texts[request.sequence]
-        return Asking(self.state, text, request, lookups, min(request.max_tokens, max_length))
+        max_guess = MAX_GUESS if drafters.model is not None and drafters.model.reads_ahead else 0
+        return Asking(self.state, text, request, lookups, min(request.max_tokens, max_length), max_guess)
 
     def _candidates_may_pay(
         self, asking: Sequence[Asking], candidates: Sequence[Sequence[DraftToken]], others: int
@@ -161,8 +162,8 @@ class AutoPolicy:
                 continue
             plan = plan_model(each, candidate, batch)
             if plan is not None:
-                found[each.request.sequence] = ModelDraft(each, plan, candidate)
-                batch = replace(batch, others=batch.others + plan.num_prefix)
+                draft = found[each.request.sequence] = ModelDraft(each, plan, candidate)
+                batch = replace(batch, others=batch.others + draft.num_forced)
         return found
 
     def _cut(

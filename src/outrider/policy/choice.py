@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 
-from outrider.core.contracts import DraftRequest, Lookup
+from outrider.core.contracts import DraftInput, DraftRequest, Lookup
 from outrider.core.data import DraftToken
 from outrider.policy.estimates import TextConfidence
 from outrider.policy.forced import FORCED, forced, permitted
 from outrider.policy.objective import (
     StepCosts,
     amortises_prefill,
+    asking_value,
+    best_guess,
     continuation_value,
     expected_rewards,
     exploration_budget_s,
@@ -22,7 +24,6 @@ from outrider.policy.objective import (
 )
 from outrider.policy.state import (
     MAX_CONSTRAINED_MODEL_DRAFT,
-    MAX_LOOKUP_PREFIX,
     MAX_MODEL_DRAFT,
     BatchState,
     PolicyState,
@@ -45,6 +46,8 @@ class Asking:
     request: DraftRequest
     lookups: Sequence[Lookup]
     max_length: int
+    max_guess: int = 0
+    """lookup tokens that a call of the draft model can check"""
 
     @property
     def is_constrained(self) -> bool:
@@ -103,54 +106,55 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """Asking the draft model in this step: after how many lookup tokens, at what costs, and what that is
-    expected to gain over not asking it, in seconds. `is_exploring`: it is asked to learn how good it is."""
+    """Asking the draft model in this step: at what costs, and what that is expected to gain over not asking
+    it, in seconds. `is_exploring`: it is asked to learn how good it is."""
 
-    num_prefix: int
     costs: StepCosts
     gain_s: float
     is_exploring: bool = False
 
 
 def plan_model(asking: Asking, candidate: Sequence[DraftToken], batch: BatchState) -> ModelPlan | None:
-    """The best way to ask the draft model; None where it is not expected to pay, nor worth a try."""
+    """How to ask the draft model; None where it is not expected to pay, nor worth a try."""
     state, text, request = asking.state, asking.text, asking.request
-    num_forced = sum(1 for _ in takewhile(lambda token: token.source == FORCED, candidate))
-    costs = state.step_costs(text, asking.max_length, batch, num_forced + MAX_LOOKUP_PREFIX)
+    costs = state.step_costs(text, asking.max_length, batch, num_forced(candidate) + asking.max_guess)
     if request.max_step_s is not None:
         costs = costs.limited(request.max_step_s, batch.num_sequences)
-    plan = _best_prefix(asking, candidate, costs, num_forced)
+    gain_s = _gain_s(asking, candidate, costs)
     read_s = float(costs.first_draft_s[0]) - costs.draft_step_s
     if text.uncached is None:
         read_s += state.draft_costs.prefill_s(text.prompt_tokens)
     has_lost = text.model_gain_steps < -MAX_LOSS_STEPS
+    plan = ModelPlan(costs, gain_s)
     if (
-        plan.gain_s > 0
+        gain_s > 0
         and not has_lost
         and (text.uncached is not None or _is_repaid(text, candidate, plan, read_s))
     ):
         return plan
-    cost_s = read_s + max(-plan.gain_s, costs.draft_step_s)
+    cost_s = read_s + max(-gain_s, costs.draft_step_s)
     if cost_s <= exploration_budget_s(text.decoded_s, text.explored_s):
-        return replace(plan, num_prefix=0, is_exploring=True)
+        return replace(plan, is_exploring=True)
     return None
 
 
-def _best_prefix(
-    asking: Asking, candidate: Sequence[DraftToken], costs: StepCosts, num_forced: int
-) -> ModelPlan:
-    acceptance = [token.acceptance for token in candidate]
-    confidence = asking.text.confidence
-    rewards, best_s, best = expected_rewards(acceptance, costs), -math.inf, 0
-    most = min(len(acceptance), num_forced + MAX_LOOKUP_PREFIX, costs.max_length - 1)
-    for n in range(num_forced, most + 1):
-        average = confidence.average if n == 0 else confidence.mean
-        longest = min(costs.max_length, max_model_draft(asking.request))
-        value_s = rewards[n] + continuation_value(n, average, math.prod(acceptance[:n]), costs, longest)
-        value_s -= (float(costs.first_draft_s[n]) - costs.draft_step_s) / _CATCH_UP_STEPS
-        if value_s > best_s:
-            best_s, best = value_s, n
-    return ModelPlan(best, costs, best_s - stopping_value(acceptance, costs))
+def num_forced(candidate: Sequence[DraftToken]) -> int:
+    """How many tokens of a candidate a constraint forces before any other."""
+    return sum(1 for _ in takewhile(lambda token: token.source == FORCED, candidate))
+
+
+def _gain_s(asking: Asking, candidate: Sequence[DraftToken], costs: StepCosts) -> float:
+    """What asking the model is expected to gain over not asking it, in seconds."""
+    acceptance, first = [token.acceptance for token in candidate], num_forced(candidate)
+    longest = min(costs.max_length, max_model_draft(asking.request))
+    rewards, guess = expected_rewards(acceptance[:first], costs), acceptance[first:]
+    if first >= longest:
+        return -math.inf
+    guess = guess[: best_guess(guess, costs, min(asking.max_guess, longest - first - 1))]
+    average = asking.text.confidence.average
+    value_s = asking_value(first, average, math.prod(acceptance[:first]), costs, longest, guess)
+    value_s -= (float(costs.first_draft_s[0]) - costs.draft_step_s) / _CATCH_UP_STEPS
+    return rewards[-1] + value_s - stopping_value(acceptance, costs)
 
 
 def _is_repaid(text: RequestState, candidate: Sequence[DraftToken], plan: ModelPlan, read_s: float) -> bool:
@@ -173,7 +177,8 @@ def max_model_draft(request: DraftRequest) -> int:
 
 @dataclass(slots=True)
 class ModelDraft:
-    """A draft that the draft model extends, token by token (`rounds.Growing`).
+    """A draft that the draft model extends (`rounds.Growing`). Its calls read ahead what lookups offer: it
+    confirms their tokens one by one, and goes on with its own where it would not have said the same.
 
     A sampled token is never removed. Whether another is sampled may depend on those before it, but only
     through the distributions that they were sampled from.
@@ -185,53 +190,75 @@ class ModelDraft:
     """what lookups offered"""
     tokens: list[DraftToken] = field(init=False)
     """the draft so far, with calibrated estimates"""
-    suffix: list[DraftToken] = field(default_factory=list)
+    suffix: list[DraftToken] = field(init=False)
     """what lookups add to it"""
     offers: list[DraftToken] = field(default_factory=list)
     """what the model offered, taken or not, with calibrated estimates"""
     _average: float = field(init=False)
+    _input: DraftInput = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.candidate[: self.plan.num_prefix])
-        confidence = self.asking.text.confidence
-        self._average = confidence.mean if self.tokens else confidence.average
+        self.tokens = list(self.candidate[: self.num_forced])
+        self.suffix = list(self.candidate[self.num_forced :])
+        self._average = self.asking.text.confidence.average
 
     @property
     def request(self) -> DraftRequest:
         return self.asking.request
 
     @property
-    def prefix(self) -> list[int]:
-        return [token.token for token in self.candidate[: self.plan.num_prefix]]
+    def num_forced(self) -> int:
+        """Tokens before the model's own."""
+        return num_forced(self.candidate)
 
-    def take(self, offer: DraftToken) -> list[int] | None:
+    def next_input(self) -> DraftInput:
+        guess = [token.token for token in self._guess()]
+        self._input = DraftInput(tuple(token.token for token in self.tokens), tuple(guess))
+        return self._input
+
+    def take(self, offers: Sequence[DraftToken]) -> bool:
+        drafted, guess = self._input
+        for place, offer in enumerate(offers, len(drafted)):
+            known = guess[: place - len(drafted)]
+            if [token.token for token in self.tokens] != [*drafted, *known]:
+                break  # a constraint forced something else in between
+            if not self._add(offer):
+                return False
+        return bool(offers) and self._goes_on()
+
+    def _add(self, offer: DraftToken) -> bool:
+        """Add a token of the model's, and what is forced after it; whether more may follow."""
         calibrated = offer._replace(acceptance=self.asking.acceptance(offer))
         average = TextConfidence.after(self._average, calibrated.acceptance)
         self.offers.append(calibrated)
         if offer.drawn_from is not None and not self._sampled_token_pays(calibrated.acceptance, average):
-            return None
+            return False
         self._average = average
         drafted = [*(token.token for token in self.tokens), offer.token]
         after = self.asking.forced(drafted)[: max(self.plan.costs.max_length - len(drafted), 0)]
         self.tokens += [calibrated, *after]
-        drafted += [token.token for token in after]
-        self.suffix = self.asking.look_up(drafted)
-        return [offer.token, *(token.token for token in after)] if self._goes_on() else None
+        self.suffix = self.asking.look_up([*drafted, *(token.token for token in after)])
+        return len(self.tokens) < self._longest
 
     @property
     def _longest(self) -> int:
         return min(self.plan.costs.max_length, max_model_draft(self.request))
 
+    def _guess(self) -> list[DraftToken]:
+        """What of the lookups' offer the next call reads."""
+        acceptance = [token.acceptance for token in self.suffix]
+        most = min(self.asking.max_guess, self._longest - len(self.tokens) - 1)
+        return self.suffix[: best_guess(acceptance, self.plan.costs, most)]
+
     def _goes_on(self) -> bool:
-        """Whether another step of the model pays."""
+        """Whether another call of the model pays."""
         costs, length = self.plan.costs, len(self.tokens)
-        if length >= self._longest:
-            return False
         drafted = [token.acceptance for token in self.tokens]
         min_length = 0 if self.request.draw is None else length  # sampled tokens cannot be cut
         stop_s = stopping_value([*drafted, *(token.acceptance for token in self.suffix)], costs, min_length)
+        guess = [token.acceptance for token in self._guess()]
         on_s = expected_rewards(drafted, costs)[-1]
-        on_s += continuation_value(length, self._average, math.prod(drafted), costs, self._longest)
+        on_s += asking_value(length, self._average, math.prod(drafted), costs, self._longest, guess)
         return on_s > stop_s
 
     def _sampled_token_pays(self, acceptance: float, average: float) -> bool:
@@ -246,7 +273,7 @@ class ModelDraft:
     def finish(self) -> tuple[list[DraftToken], int]:
         """All that was found, no longer than the step may become, and how many tokens of it must be
         drafted."""
-        if len(self.tokens) == self.plan.num_prefix:  # the model offered nothing
+        if not self.offers:
             return list(self.candidate[: self.plan.costs.max_length]), 0
         is_sampled = any(token.drawn_from is not None for token in self.tokens)
         num_fixed = len(self.tokens) if is_sampled else 0

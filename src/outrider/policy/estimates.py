@@ -19,6 +19,7 @@ _LOOKUP_FEATURES = ("bias", "log match length", "log odds of the share", "recent
 INITIAL_WEIGHTS: dict[str, tuple[float, ...]] = {
     "lookup": (-2.35, 1.0, 1.2, 0.65),
     "prediction": (-0.8, 1.0, 1.2, 0.65),
+    "earlier": (-2.9, 0.6, 0.9, 0.6),
     "draft": (0.45, 1.1),
     "grammar (constrained)": (0.0, 1.0),
     "lookup (constrained)": (-3.6, 1.0, 1.2, 0.65),

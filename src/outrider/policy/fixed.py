@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
-from outrider.core.contracts import Drafters, DraftRequest
+from outrider.core.contracts import Drafters, DraftInput, DraftRequest
 from outrider.core.data import Draft, DraftToken, DraftWork, StepRecord
 from outrider.core.errors import SettingError
 from outrider.policy.forced import forced, permitted
@@ -103,17 +103,16 @@ class _FixedDraft:
                 return
         self.asks_model = has_model and self._room > 0
 
-    def take(self, offer: DraftToken) -> list[int] | None:
-        if offer.acceptance < self.policy.p_min:
-            return None
-        self.own.append(offer)
-        after = []
+    def next_input(self) -> DraftInput:
+        return DraftInput((*self.prefix, *(token.token for token in self.own)))
+
+    def take(self, offers: Sequence[DraftToken]) -> bool:
+        if not offers or offers[0].acceptance < self.policy.p_min:
+            return False
+        self.own.append(offers[0])
         if self.request.constraint is not None:
-            after = forced(self.request, [*self.prefix, *(token.token for token in self.own)])
-            self.own += after
-        if len(self.own) >= self._room:
-            return None
-        return [offer.token, *(token.token for token in after)]
+            self.own += forced(self.request, [*self.prefix, *(token.token for token in self.own)])
+        return len(self.own) < self._room
 
     def finish(self) -> Draft:
         if self.asks_model and len(self.own) < self.policy.draft_min:

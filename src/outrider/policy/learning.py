@@ -120,8 +120,8 @@ def _learn_model(state: PolicyState, text: RequestState, draft: ModelDraft, reco
     """What the draft model offered, drafted or not; returns for how many tokens it could be compared."""
     for offer in draft.offers:
         state.mean_confidence += MEAN_CONFIDENCE_RATE * (offer.acceptance - state.mean_confidence)
-    num_compared, start = 0, draft.plan.num_prefix
-    correct = record.tokens[:start] == tuple(draft.prefix)
+    num_compared, start = 0, draft.num_forced
+    correct = record.tokens[:start] == tuple(token.token for token in draft.tokens[:start])
     own = iter(draft.offers)
     for i, token in enumerate(draft.tokens[start:], start):
         if not correct or i >= len(record.tokens):

@@ -15,7 +15,10 @@ token i is accepted if all before it were, p_i = a_1 ⋯ a_i the prefix acceptan
     stops with a candidate of N tokens has the value max_{n≤N} E[G] λ − C(n): `stopping_value`.
 (4) Continuation value. A draft model's next acceptance is unknown until its step was paid for; it is expected
     to be m, the moving average of its confidence. With n tokens drafted, another k of them are worth
-    λ p_n (m + m² + … + m^k) − C(n + k) − k d, and going on is worth the best k: `continuation_value`.
+    λ p_n (m + m² + … + m^k) − C(n + k) − k d, and going on is worth the best k: `continuation_value`. A call
+    of the draft model may read on in what lookups guess: where it would have said the same it confirms j
+    tokens for the price of one step, and goes on from there: `asking_value`. It reads as many as spare more
+    steps than they cost: `best_guess`.
 (5) Look-ahead. How much of a candidate is drafted now is decided with the steps to come: what is not drafted
     now can be drafted by the next step if all before it are accepted. With k tokens accepted and J(k) the
     value to go, J(k) = max_n { λ (1 + Σ_{i=k+1..k+n} p_i / p_k) − C(n) + p_{k+n+1} / p_k · J(k+n+1) }, and J
@@ -150,6 +153,32 @@ def continuation_value(
         drafting_s += costs.draft_step_s
         best_s = max(best_s, earned_s - drafting_s - cost_s)
     return float(best_s)
+
+
+def asking_value(
+    length: int,
+    average: float,
+    prefix_prob: float,
+    costs: StepCosts,
+    max_length: int,
+    guess: Sequence[float] = (),
+) -> float:
+    """What the next call of the draft model earns less what it costs, equation (4), in seconds. Parameters as
+    in `continuation_value`; `guess` is the acceptance of the tokens that the call checks."""
+    value_s, confirmed = 0.0, [1.0, *accumulate(guess, mul), 0.0]
+    read_s = float(costs.first_draft_s[len(guess)] - costs.first_draft_s[0])
+    for n, (reached, passed) in enumerate(pairwise(confirmed)):
+        after_s = continuation_value(length + n, average, prefix_prob, costs, max_length)
+        value_s += (reached - passed) * (costs.reward_s * prefix_prob * n + after_s)
+    return value_s - read_s
+
+
+def best_guess(guess: Sequence[float], costs: StepCosts, most: int) -> int:
+    """How many tokens of a guess a draft model's call should read: each that it confirms spares a step."""
+    read_s = (costs.first_draft_s[: most + 1] - costs.first_draft_s[0]).tolist()
+    spared = accumulate(accumulate(guess, mul), initial=0.0)
+    gains = [costs.draft_step_s * n - cost_s for n, cost_s in zip(spared, read_s, strict=False)]
+    return max(range(len(gains)), key=gains.__getitem__)
 
 
 def best_length(

@@ -26,8 +26,8 @@ MAX_MODEL_DRAFT = 16
 """tokens; the prefix acceptance probability of longer drafts is small"""
 MAX_CONSTRAINED_MODEL_DRAFT = 40
 """tokens, where a constraint forces a part of them"""
-MAX_LOOKUP_PREFIX = 8
-"""lookup tokens after which a draft model may be asked to go on"""
+MAX_GUESS = 16
+"""lookup tokens that a call of the draft model reads ahead"""
 _MIN_USEFUL_SHARE = 0.5
 """Lookup tokens are not looked for where their prefix acceptance probability is below this share of the least
 marginal cost of a token."""

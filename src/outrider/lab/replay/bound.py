@@ -19,9 +19,6 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.lab.recording import Recording
 from outrider.lab.replay.run import is_limited
 
-_MAX_PREFIX = 8
-"""lookup tokens after which a draft model may go on"""
-
 _Seconds = npt.NDArray[np.float64]
 _Counts = npt.NDArray[np.int64]
 
@@ -37,12 +34,13 @@ def hindsight_bound(
     """The least seconds in which the recorded answer could be decoded; see `replay` for the parameters.
 
     Choices at each step: nothing; lookup tokens, of which one drafter may go on after another; a draft
-    model's, after up to 8 of these or none, and with more of them after or not; of all that, as much
-    as is correct. A draft model may be called beyond what is used of it. Where a longer call costs
-    less, it can be had. Draft models are not mixed within an answer.
+    model's calls, of which each reads some tokens that it or lookups drafted and offers the one after them;
+    of all that, as much as is correct. A draft model may be called beyond what is used of it. Where a longer
+    call costs less, it can be had. Draft models are not mixed within an answer.
     """
     runs = {name: [*recording.offers[name].num_right(recording.tokens), 0] for name in draft_costs or {}}
-    reach = _lookup_reach(recording, [SuffixDrafter()] if free is None else free, list(runs.values()))
+    free = [SuffixDrafter()] if free is None else free
+    reach = _lookup_reach(recording, free, np.array(list(runs.values())).max(axis=0) if runs else None)
     best_s = _least_s(recording, reach, costs, own_s)
     for name, draft in (draft_costs or {}).items():
         model_s = _least_s(recording, reach, costs, own_s, draft, runs[name])
@@ -50,20 +48,22 @@ def hindsight_bound(
     return best_s
 
 
-def _lookup_reach(
-    recording: Recording, free: Sequence[Lookup], runs: Sequence[Sequence[int]]
-) -> list[_Counts]:
+def _lookup_reach(recording: Recording, free: Sequence[Lookup], runs: _Counts | None) -> list[_Counts]:
     """At each position of the answer, how far the model-free drafters are correct, by the number of correct
-    tokens that others drafted before them: so many tokens in all, those included."""
+    tokens that were drafted before them: so many tokens in all, those included. As far as these and the
+    `runs` of correct tokens of draft models come."""
     answer, found = recording.tokens, []
     for drafter in free:
         drafter.begin(0, Request(recording.prompt))
     for position in range(len(answer)):
         remaining = answer[position:]
         ends = [_chain(free, remaining, 0)]
-        prefixes = range(min(ends[0], _MAX_PREFIX, len(remaining)) + 1)
-        most = max((prefix + run[position + prefix] for run in runs for prefix in prefixes), default=0)
-        for others in range(1, most + 1):
+        farthest = ends[0]
+        while runs is not None:
+            others = len(ends)
+            farthest = max(farthest, others if runs[position + others - 1] else 0, ends[-1])
+            if others > farthest:
+                break
             ends.append(ends[-1] if ends[-1] > others else _chain(free, remaining, others))
         found.append(np.array(ends, dtype=np.int64))
         for drafter in free:
@@ -112,23 +112,38 @@ def _least_s(
         emitted = np.arange(1, min(int(reach[position][0]), room) + 2)
         later_s = times_s[position + emitted, np.minimum(uncached[:, None] + emitted, end + 1)]
         best_s = (calls_s[: len(emitted)] + later_s).min(axis=1)
-        if draft is None:
-            times_s[position] = best_s
-            continue
-        first_s = _or_longer(draft.calls_s(end + 2 + 2 * _MAX_PREFIX, context=context))
-        for prefix in range(min(len(emitted) - 1, _MAX_PREFIX) + 1):
-            run = runs[position + prefix]
-            calls = np.arange(1, run + 2)
-            ends = np.minimum(reach[position][prefix + np.minimum(calls, run)], room)
-            # By the model's calls, after which it has read its own tokens but the last.
-            correct = np.arange(int(ends.max()) + 1)
-            unread = np.maximum(correct + 1 - prefix - (calls - 1)[:, None], 0)
-            after_s = calls_s[correct] + times_s[position + correct + 1, unread]
-            after_s = np.where(correct <= ends[:, None], after_s, np.inf).min(axis=1)
-            first = np.maximum(uncached, 1) + prefix - 1
-            best_s = np.minimum(best_s, first_s[first] + ((calls - 1) * float(first_s[0]) + after_s).min())
+        if draft is not None:
+            first_s = _or_longer(draft.calls_s(2 * end + 4, context=context))
+            reached = _with_model(position, reach[position], runs, first_s, calls_s, times_s)
+            first = np.maximum(uncached, 1)[:, None] + np.arange(len(emitted)) - 1
+            best_s = np.minimum(best_s, (first_s[first] + reached[: len(emitted)]).min(axis=1))
         times_s[position] = best_s
     return float(times_s[0, 1])
+
+
+def _with_model(
+    position: int,
+    reach: _Counts,
+    runs: Sequence[int],
+    draft_s: _Seconds,
+    calls_s: _Seconds,
+    times_s: _Seconds,
+) -> _Seconds:
+    """Least seconds still needed, at a position, after a call of the draft model that has read 0, 1, …
+    correct drafted tokens; `draft_s` are its calls over 1, 2, … tokens."""
+    room = len(calls_s) - 1
+    num_read = min(len(reach) - 1, room)
+    least_s = np.full(num_read + 1, np.inf)
+    for read in range(num_read, -1, -1):
+        is_right = read < room and runs[position + read] > 0
+        end = min(int(reach[min(read + is_right, len(reach) - 1)]), room)
+        correct = np.arange(end + 1)
+        unread = np.maximum(correct + 1 - read, 0)
+        least_s[read] = (calls_s[correct] + times_s[position + correct + 1, unread]).min()
+        more = least_s[read + 1 : end + 1]
+        if len(more):
+            least_s[read] = min(least_s[read], float((draft_s[: len(more)] + more).min()))
+    return least_s
 
 
 def _or_longer(calls_s: _Seconds) -> _Seconds:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import cast
 
@@ -14,6 +13,7 @@ from outrider.core.contracts import (
     Constraint,
     Drafter,
     Drafters,
+    DraftInput,
     DraftRequest,
     Lookup,
     Policy,
@@ -183,6 +183,7 @@ class RecordedDrafter:
         self._offers: Offers = recording.offers[name]
         self._rereads = self._offers.rereads(recording.tokens)
         self._costs = costs
+        self.reads_ahead = not self._rereads
         self.reset()
 
     def reset(self) -> None:
@@ -205,9 +206,9 @@ class RecordedDrafter:
     def end(self, sequence: int) -> None:
         """Nothing is left to do."""
 
-    def start(self, requests: Sequence[DraftRequest], prefixes: Sequence[Sequence[int]]) -> _RecordedRound:
+    def start(self, requests: Sequence[DraftRequest]) -> _RecordedRound:
         """A round for the one sequence of a replay."""
-        [request], [prefix] = requests, prefixes
+        [request] = requests
         is_early = self._rereads and request.num_unread > 0  # a head waits for the target's states
         work = DraftWork()
         if not self._has_read and not is_early:
@@ -217,22 +218,42 @@ class RecordedDrafter:
                 prefill_tokens=self._costs.read_tokens(self._prompt_tokens),
             )
             self._has_read = True
-        return _RecordedRound(self, request, tuple(prefix), work, is_early)
+        return _RecordedRound(self, request, work, is_early)
 
-    def first_call(self, request: DraftRequest, prefix: Sequence[int]) -> int:
-        """The tokens of the first call of a round."""
-        num_tokens = max(1, 1 + self._committed - self._seen) + len(prefix)
+    def read(self, request: DraftRequest, path: tuple[int, ...], is_first: bool) -> int:
+        """The tokens of a call after which it has evaluated these drafted tokens."""
+        known = common_prefix(self._path, path)
+        self._path = path
+        if not is_first:
+            return max(1, len(path) - known)
+        num_tokens = max(1, 1 + self._committed - self._seen) + len(path)
         # What a target of checkpoints lost a head reads without its states, and again once it has them.
         self._seen = self._committed + 1 - (request.recomputed or 0) * self._rereads
         return num_tokens
 
-    def ahead(self, num_prefix: int) -> Generator[tuple[int, float] | None, Sequence[int]]:
-        """What it would offer after such a prefix (`_ahead`)."""
-        return _ahead(self._answer, self._offers, self._committed + num_prefix)
+    def after(self, drafted: Sequence[int]) -> tuple[int, float] | None:
+        """What the model would offer after these tokens: token and confidence, or None where nothing more is
+        known.
 
-    def note(self, path: tuple[int, ...]) -> None:
-        """It has evaluated these drafted tokens."""
-        self._path = path
+        After a wrong token of its own, of a head after any, it goes on as was recorded, and then with the
+        same confidence, with unknown tokens, which are wrong in any case; after one of another's as at that
+        place of the answer.
+        """
+        answer, offers, place = self._answer, self._offers, self._committed
+        for i, token in enumerate(drafted):
+            if place >= len(answer):
+                return None
+            is_its_own = token == offers.tokens[place]
+            if is_its_own and (token != answer[place] or place in offers.departures):
+                path = offers.departures.get(place, ())
+                beyond = len(drafted) - i - 1
+                if beyond < len(path):
+                    return path[beyond]
+                confidences = [offers.confidence[place], *(confidence for _, confidence in path)]
+                was_cut = len(path) >= LONGEST_DEPARTURE or math.prod(confidences) < MIN_PREFIX_PROB
+                return (_UNKNOWN, confidences[-1]) if was_cut else None
+            place += 1
+        return (offers.tokens[place], offers.confidence[place]) if place < len(answer) else None
 
     def call_s(self, num_tokens: int) -> float:
         """Seconds of a call."""
@@ -243,19 +264,12 @@ class _RecordedRound:
     """The DraftRound of a RecordedDrafter."""
 
     def __init__(
-        self,
-        drafter: RecordedDrafter,
-        request: DraftRequest,
-        prefix: tuple[int, ...],
-        work: DraftWork,
-        is_over: bool,
+        self, drafter: RecordedDrafter, request: DraftRequest, work: DraftWork, is_over: bool
     ) -> None:
         self._drafter = drafter
         self._request = request
-        self._drafted = prefix
         self._read = work
         self._is_over = is_over
-        self._ahead = drafter.ahead(len(prefix))
         self._call_tokens: list[int] = []
 
     @property
@@ -263,23 +277,24 @@ class _RecordedRound:
         calls = tuple(self._call_tokens)
         return self._read + DraftWork(len(calls), sum(map(self._drafter.call_s, calls)), call_tokens=calls)
 
-    def step(self, unread: Mapping[int, Sequence[int]]) -> dict[int, DraftToken]:
-        [tokens] = unread.values()
+    def step(self, inputs: Mapping[int, DraftInput]) -> dict[int, list[DraftToken]]:
+        [(drafted, guess)] = inputs.values()
+        guess = guess if self._drafter.reads_ahead else ()
         if self._is_over:
             return {}
-        if self._call_tokens:
-            self._drafted += tuple(tokens)
-            found = self._ahead.send(tokens)
-            self._call_tokens.append(len(tokens))
-        else:
-            found = next(self._ahead)
-            self._call_tokens.append(self._drafter.first_call(self._request, self._drafted))
-        self._drafter.note(self._drafted)
-        if found is None or not _permits(self._request, self._drafted, found[0]):
-            self._is_over = True
-            return {}
-        token, confidence = found
-        return {self._request.sequence: DraftToken(token, self._drafter.name, confidence, (confidence,))}
+        path, offers = drafted, list[DraftToken]()
+        self._call_tokens.append(self._drafter.read(self._request, (*drafted, *guess), not self._call_tokens))
+        for guessed in (*guess, None):
+            found = self._drafter.after(path)
+            if found is None or not _permits(self._request, path, found[0]):
+                self._is_over = not offers
+                break
+            token, confidence = found
+            offers.append(DraftToken(token, self._drafter.name, confidence, (confidence,)))
+            if token != guessed:
+                break
+            path = (*path, token)
+        return {self._request.sequence: offers} if offers else {}
 
 
 def _permits(request: DraftRequest, drafted: tuple[int, ...], token: int) -> bool:
@@ -288,31 +303,6 @@ def _permits(request: DraftRequest, drafted: tuple[int, ...], token: int) -> boo
     if request.constraint is None:
         return True
     return token != _UNKNOWN and request.constraint.permits(drafted, (token,)) == 1
-
-
-def _ahead(
-    answer: Sequence[int], offers: Offers, place: int
-) -> Generator[tuple[int, float] | None, Sequence[int]]:
-    """What the model would offer from this place of the answer on: token and confidence, or None where
-    nothing more is known. The tokens that join the draft are sent.
-
-    After a wrong token of its own, of a head after any, it goes on as was recorded, and then with the same
-    confidence, with unknown tokens, which are wrong in any case; after one of another's as at that place of
-    the answer.
-    """
-    while place < len(answer):
-        joined = yield offers.tokens[place], offers.confidence[place]
-        for token in joined:
-            is_its_own = place < len(answer) and token == offers.tokens[place]
-            if is_its_own and (token != answer[place] or place in offers.departures):
-                path = offers.departures.get(place, ())
-                confidences = [offers.confidence[place], *(confidence for _, confidence in path)]
-                was_cut = len(path) >= LONGEST_DEPARTURE or math.prod(confidences) < MIN_PREFIX_PROB
-                unknown = (_UNKNOWN, confidences[-1]) if was_cut else None
-                for offer in chain(path, repeat(unknown)):  # noqa: UP028 - what is sent no longer matters
-                    yield offer
-            place += 1
-    yield None
 
 
 class ForcedDrafter:
