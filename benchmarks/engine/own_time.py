@@ -21,7 +21,7 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -31,9 +31,10 @@ from harness import argument_parser, describe, run_program
 from outrider import Engine, FixedPolicy, Request, SamplingParams, Span
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.core.contracts import FREE
-from outrider.core.data import Logits
+from outrider.core.data import Logits, TopLogits
 from outrider.drafters.model import ModelDrafter
 from outrider.models.vocab import Alignment, AlignmentReport, Cuts, align
+from outrider.sampling.selection import largest
 
 VOCABULARY_SIZE = 151_936
 TABLE_ROWS = 64
@@ -77,15 +78,19 @@ class InstantModel:
     max_rows = 128
     rewinding = FREE
 
-    def __init__(self, table: Logits) -> None:
+    def __init__(self, table: Logits, picks: bool) -> None:
         self.vocabulary = InstantVocabulary()
         self._table = table.copy()
+        self._tops = [TopLogits(tokens, row[tokens]) for row in table for tokens in [largest(row, 64)]]
+        self._picks = picks
         self._length = 0
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
         (span,) = spans
         self._length = span.start + len(span.tokens)
         first = (self._length - span.rows) % TABLE_ROWS
+        if self._picks and span.top:
+            return cast(list[Logits], [self._tops[first : first + span.rows]])
         return [self._table[first : first + span.rows]]
 
     def length(self, sequence: int) -> int:
@@ -122,11 +127,11 @@ def identity() -> Alignment:
     return Alignment(ids, ids, True, AlignmentReport("instant", "instant", *counts, Cuts(1, 1), ()))
 
 
-def stand_ins() -> tuple[Engine, tuple[int, ...]]:
+def stand_ins(picks: bool) -> tuple[Engine, tuple[int, ...]]:
     """An engine on stand-ins, and a prompt."""
     table = logits_table()
-    drafter = ModelDrafter(InstantModel(table), identity())
-    return Engine(InstantModel(table), [drafter], FixedPolicy(8, 0, 0.0)), (1, 2, 3)
+    drafter = ModelDrafter(InstantModel(table, picks), identity())
+    return Engine(InstantModel(table, picks), [drafter], FixedPolicy(8, 0, 0.0)), (1, 2, 3)
 
 
 def real(model: Path, draft: Path, options: LoadOptions) -> tuple[Engine, tuple[int, ...]]:
@@ -163,6 +168,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--label", default="now")
     parser.add_argument("--backend", default="auto", help="the real pair's library")
+    parser.add_argument("--picks", action="store_true", help="stand-ins that hand out TopLogits, as on a GPU")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     pair, steps = [path for path in (arguments.model, arguments.draft) if path], arguments.steps
@@ -170,7 +176,7 @@ def main() -> None:
         options = LoadOptions(backend=arguments.backend)
         engine, prompt = real(arguments.model, arguments.draft, options)
     else:
-        engine, prompt = stand_ins()
+        engine, prompt = stand_ins(arguments.picks)
     if arguments.profile:
         profile = cProfile.Profile()
         profile.runcall(run, engine, prompt, SETTINGS["greedy"], 8, steps)

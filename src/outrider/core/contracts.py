@@ -17,6 +17,7 @@ from outrider.core.data import (
     Row,
     Span,
     StepRecord,
+    TopLogits,
 )
 from outrider.core.params import Drafting, SamplingParams
 
@@ -179,7 +180,8 @@ class Model(Protocol):
         """Evaluate one span per sequence in a single call and store their KV.
 
         Returns the wanted rows of each span, in the order of the spans. They are views that
-        the next call overwrites. Raises BackendError; then no span is stored.
+        the next call overwrites; of spans with `top` they may be sequences of TopLogits. Raises BackendError;
+        then no span is stored.
         """
 
     def length(self, sequence: int) -> int:
@@ -249,6 +251,11 @@ class Sampler(Protocol):
     @property
     def params(self) -> SamplingParams: ...
 
+    @property
+    def top(self) -> int:
+        """Of how many of a row's most likely tokens the distribution is made, where nothing `adjusts` it; 0:
+        of all."""
+
     def adjusts(self, drafted: Sequence[int]) -> bool:
         """Whether the request has bias, bans, penalties or a constraint to apply at this position. Where not,
         `distribution` depends on the logits alone: it may be given those of a part of the vocabulary, and
@@ -257,8 +264,9 @@ class Sampler(Protocol):
     def adjust(self, row: Row, drafted: Sequence[int]) -> Row:
         """The logits after bias, bans and penalties; the row itself where none applies."""
 
-    def distribution(self, row: Row, drafted: Sequence[int]) -> Distribution:
-        """The distribution that plain decoding would sample from at this position."""
+    def distribution(self, row: Row | TopLogits, drafted: Sequence[int]) -> Distribution:
+        """The distribution that plain decoding would sample from at this position; from TopLogits (of `top`)
+        only where nothing `adjusts` it."""
 
 
 @dataclass(frozen=True, slots=True)

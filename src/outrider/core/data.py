@@ -23,6 +23,15 @@ Row = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 """Which tokens are allowed, shape (vocabulary size,). Read-only, and valid until tokens become final."""
 
+
+class TopLogits(NamedTuple):
+    """The most likely tokens of a row, in place of the whole one."""
+
+    tokens: npt.NDArray[np.int64]
+    """ids, ascending"""
+    logits: Row
+
+
 FinishReason = Literal["stop", "length", "context", "cancelled", "error"]
 """Why a generation ended: an end token, stop string or a constraint that is fulfilled; `max_tokens`;
 the context is full; the caller gave up; no token was left that the constraint allows."""
@@ -39,6 +48,8 @@ class Span:
     sequence's stored length. Logits are returned for the last `rows` tokens (0: none).
     `checkpoint`: the sequence may have to be taken back to `start`. A model that copies its state for that
     keeps one copy of spans with rows and one of those without.
+    `top`: each row is asked for its so many most likely tokens alone, ties by the lower id; a model may hand
+    out TopLogits that show these, so that no whole row has to be copied. 0: whole rows are needed.
     """
 
     sequence: int
@@ -46,6 +57,7 @@ class Span:
     start: int
     rows: int
     checkpoint: bool = False
+    top: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 
 from outrider.core.contracts import DraftInput, DraftRequest, Model
-from outrider.core.data import Distribution, DraftToken, DraftWork, Logits, Request, Row, Span
+from outrider.core.data import Distribution, DraftToken, DraftWork, Logits, Request, Row, Span, TopLogits
 from outrider.core.errors import ConstraintError, RewindUnsupported, SettingError
 from outrider.core.sequences import common_prefix
 from outrider.models.vocab import Alignment
@@ -238,10 +238,11 @@ class ModelDrafter:
         context.agree += len(tokens)
         return len(tokens), perf_counter() - before
 
-    def next_span(self, sequence: int, inputs: DraftInput) -> Span | None:
+    def next_span(self, request: DraftRequest, inputs: DraftInput) -> Span | None:
         """What a call evaluates of a sequence: committed and drafted tokens that the model has not read, and
         as much of the guess as there is room for. None where the former do not fit call or context, or where
         the text ends."""
+        sequence = request.sequence
         context = self._contexts[sequence]
         drafted, ends = self.alignment.read(inputs.drafted), self.model.vocabulary.ends_generation
         if inputs.drafted and (not drafted or ends(drafted[-1])):
@@ -260,7 +261,8 @@ class ModelDrafter:
         guess = self._guess(inputs.guess[:room])
         # The first drafted tokens follow what is committed, and may be rejected.
         is_first = bool(drafted) and stored <= context.held
-        return Span(sequence, (*tokens, *guess), stored, 1 + len(guess), checkpoint=is_first)
+        top = self._rows.top(request)
+        return Span(sequence, (*tokens, *guess), stored, 1 + len(guess), is_first, top)
 
     def _guess(self, guess: Sequence[int]) -> list[int]:
         """As much of a guess as the model can read, in its ids, one for each token."""
@@ -295,7 +297,9 @@ class ModelDrafter:
                 break
         return found
 
-    def _offer(self, row: Row, request: DraftRequest, drafted: tuple[int, ...]) -> DraftToken | None:
+    def _offer(
+        self, row: Row | TopLogits, request: DraftRequest, drafted: tuple[int, ...]
+    ) -> DraftToken | None:
         try:
             found = self._rows.argmax(row, request, drafted)
         except (SettingError, ConstraintError):
@@ -331,7 +335,7 @@ class ModelRound:
         spans = list[Span]()
         for sequence in inputs:
             if sequence in self._ready:
-                span = self._drafter.next_span(sequence, inputs[sequence])
+                span = self._drafter.next_span(self._ready[sequence], inputs[sequence])
                 if span is not None:
                     spans.append(span)
         if not spans:
@@ -367,7 +371,15 @@ class Rows:
         self._alignment = alignment
         self._spread: Row | None = None
 
-    def argmax(self, row: Row, request: DraftRequest, drafted: tuple[int, ...]) -> tuple[int, float] | None:
+    def top(self, request: DraftRequest) -> int:
+        """`Span.top` of the calls for a request."""
+        if not self._alignment.identical or request.sampler.adjusts(()):
+            return 0
+        return 1 if request.draw is None and not request.with_mode_of else request.sampler.top
+
+    def argmax(
+        self, row: Row | TopLogits, request: DraftRequest, drafted: tuple[int, ...]
+    ) -> tuple[int, float] | None:
         """The target's token that the draft model finds most likely, and its confidence, before
         temperature and filters.
 
@@ -378,6 +390,8 @@ class Rows:
         Raises SettingError or ConstraintError where the request leaves no token, BackendError for logits
         that are not numbers.
         """
+        if isinstance(row, TopLogits):
+            return most_likely(row)
         alignment, plain = self._alignment, not request.sampler.adjusts(drafted)
         values = (
             alignment.common_part(row) if plain else request.sampler.adjust(self._over_target(row), drafted)
@@ -390,8 +404,12 @@ class Rows:
             certainty = 1 / (1 / certainty + float(np.exp(np.minimum(gaps, _FARTHEST)).sum()))
         return int(alignment.common[best]) if plain else best, certainty
 
-    def distribution(self, row: Row, request: DraftRequest, drafted: tuple[int, ...]) -> Distribution:
+    def distribution(
+        self, row: Row | TopLogits, request: DraftRequest, drafted: tuple[int, ...]
+    ) -> Distribution:
         """The distribution to sample from, over the tokens that both models have."""
+        if isinstance(row, TopLogits):
+            return request.sampler.distribution(row, drafted)
         if self._alignment.identical or request.sampler.adjusts(drafted):
             return request.sampler.distribution(self._over_target(row), drafted)
         found = request.sampler.distribution(self._alignment.common_part(row), drafted)

@@ -165,7 +165,15 @@ def decodes(target: Model, sequence: RunningRequest, num_running: int) -> bool:
 def verification(target: Model, sequence: RunningRequest) -> StepPlan:
     """A decoding sequence's part in the call, but for its draft."""
     stored = target.length(sequence.slot)
-    return StepPlan(sequence, Span(sequence.slot, tuple(sequence.tokens[stored:]), stored, 1), Draft())
+    span = Span(sequence.slot, tuple(sequence.tokens[stored:]), stored, 1, top=_top(sequence))
+    return StepPlan(sequence, span, Draft())
+
+
+def _top(sequence: RunningRequest) -> int:
+    """`Span.top` of a sequence that decodes."""
+    request, sampler = sequence.request, sequence.sampler
+    needs_rows = request.logprobs is not None or request.verification.is_lossy or sampler.adjusts(())
+    return 0 if needs_rows else sampler.top
 
 
 def with_draft(plan: StepPlan, draft: Draft | None) -> StepPlan:
@@ -173,7 +181,7 @@ def with_draft(plan: StepPlan, draft: Draft | None) -> StepPlan:
     if not draft:
         return plan
     last = plan.span
-    span = Span(last.sequence, last.tokens + draft.tokens, last.start, 1 + len(draft), checkpoint=True)
+    span = Span(last.sequence, last.tokens + draft.tokens, last.start, 1 + len(draft), True, last.top)
     return StepPlan(plan.sequence, span, draft, plan.read_tokens)
 
 
@@ -184,7 +192,7 @@ def reading(target: Model, sequence: RunningRequest, size: int, may_end: bool) -
     ends = may_end and size == num_missing(target, sequence)
     tokens = tuple(sequence.tokens[stored : stored + size + ends])
     checkpoint = stored == target.rewinding.checkpoint_at(len(sequence.request.prompt))
-    span = Span(sequence.slot, tokens, stored, int(ends), checkpoint)
+    span = Span(sequence.slot, tokens, stored, int(ends), checkpoint, _top(sequence))
     return StepPlan(sequence, span, Draft(), size) if ends else StepPlan(sequence, span, None)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.data import Row
+from outrider.core.data import Row, TopLogits
 from outrider.sampling.selection import Floats, Indices, Tokens, all_tokens, argmax, largest
 
 _SMALL = 4096
@@ -59,10 +59,12 @@ def whole(row: Row) -> Candidates:
     return Candidates(all_tokens(len(row)), row, float(row[argmax(row)]))
 
 
-def top(row: Row, k: int) -> Candidates:
+def top(row: Row | TopLogits, k: int) -> Candidates:
     """The k most likely tokens, ties by the lower id."""
-    tokens = largest(row, k)
-    logits = row[tokens]
+    values = row.logits if isinstance(row, TopLogits) else row
+    kept = largest(values, k)
+    logits = values[kept]
+    tokens = row.tokens[kept] if isinstance(row, TopLogits) else kept
     return Candidates(tokens, logits, float(logits.max()))
 
 

@@ -5,22 +5,30 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.data import Distribution, Row, point_mass
+from outrider.core.data import Distribution, Row, TopLogits, point_mass
 from outrider.core.params import SamplingParams
 from outrider.sampling import filters
 from outrider.sampling.candidates import Candidates, softmax, top, whole
 from outrider.sampling.selection import argmax
 
 
-def distribution(row: Row, params: SamplingParams) -> Distribution:
+def num_needed(params: SamplingParams) -> int:
+    """Of how many most likely tokens the distribution is made; 0: of all."""
+    if params.top_k == 1 or (params.is_greedy and params.typical_p == 1):
+        return 1
+    return params.top_k if params.top_n_sigma <= 0 else 0
+
+
+def distribution(row: Row | TopLogits, params: SamplingParams) -> Distribution:
     """The distribution that the next token is sampled from, given one row of logits to which bias,
-    bans and penalties were already applied.
+    bans and penalties were already applied, or as many of its tokens as are needed.
 
     Raises BackendError when the logits are not numbers.
     """
-    if params.top_k == 1 or (params.is_greedy and params.typical_p == 1):
+    needed = num_needed(params)
+    if needed == 1:
         return point_mass(argmax(row))
-    candidates = _survivors(row, params)
+    candidates = _survivors(row, needed, params)
     probs = _tempered(candidates, params)
     if _excludes_top_choices(params):
         rest = filters.xtc(candidates, params.xtc_threshold)
@@ -40,10 +48,10 @@ def _excludes_top_choices(params: SamplingParams) -> bool:
     return params.xtc_probability > 0 and params.xtc_threshold <= 0.5
 
 
-def _survivors(row: Row, params: SamplingParams) -> Candidates:
+def _survivors(row: Row | TopLogits, needed: int, params: SamplingParams) -> Candidates:
     """What the filters before XTC leave."""
-    if params.top_n_sigma <= 0 and 0 < params.top_k < len(row):
-        candidates = top(row, params.top_k)
+    if isinstance(row, TopLogits) or 0 < needed < len(row):
+        candidates = top(row, needed)
     else:
         candidates = whole(row)
         if params.top_n_sigma > 0:

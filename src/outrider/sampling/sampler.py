@@ -9,10 +9,10 @@ from typing import overload
 import numpy as np
 
 from outrider.core.contracts import Constraint, Sampler, Vocabulary
-from outrider.core.data import Distribution, Logits, Mask, Row, point_mass
+from outrider.core.data import Distribution, Logits, Mask, Row, TopLogits, point_mass
 from outrider.core.errors import ConstraintError, OutriderError, SettingError
 from outrider.core.params import SamplingParams
-from outrider.sampling.chain import distribution
+from outrider.sampling.chain import distribution, num_needed
 from outrider.sampling.penalties import Dry, TokenCounts, bias_of, penalise, penalises, with_end_barred
 from outrider.sampling.selection import argmax
 
@@ -47,6 +47,10 @@ class RequestSampler:
         """The settings of the request."""
         return self._params
 
+    @property
+    def top(self) -> int:
+        return num_needed(self._params)
+
     def constrain(self, constraint: Constraint | None) -> None:
         """From the next token on this is what the output may be."""
         self._constraint = constraint
@@ -68,7 +72,9 @@ class RequestSampler:
             return row
         return self._adjusted(row, drafted, allowed)
 
-    def distribution(self, row: Row, drafted: Sequence[int]) -> Distribution:
+    def distribution(self, row: Row | TopLogits, drafted: Sequence[int]) -> Distribution:
+        if isinstance(row, TopLogits):
+            return distribution(row, self._params)
         return distribution(self.adjust(row, drafted), self._params)
 
     def _applies(self, drafted: Sequence[int]) -> bool:

@@ -234,6 +234,10 @@ class Library(CLibrary, ABC):
             handle: int | None = self.functions.llama_model_load_from_file(os.fsencode(path), params)
         return handle
 
+    def samples(self, options: LoadOptions, num_layers: int) -> bool:  # noqa: ARG002
+        """Whether samplers may be a part of a model's graph, and spare copies there (`top_logits`)."""
+        return False
+
     def why_not(self, model: int) -> str:  # noqa: ARG002 - most libraries run what they load
         """Why it cannot run a model that it has loaded; empty where it can."""
         return ""

@@ -124,10 +124,14 @@ class Dialect(Library):
     def _set_context_params(self, params: Any, options: LoadOptions, max_sequences: int) -> None:
         params.kv_unified = True  # else sequences with drafts of different length share no call
         # The library aborts where more rows are asked for, or more sequences than this.
-        params.n_outputs_max = max(options.max_rows, max_sequences)
+        params.n_outputs_max = params.n_outputs_max_per_seq = max(options.max_rows, max_sequences)
         params.flash_attn_type = FLASH_ATTENTION[options.flash_attention]
         params.swa_full = options.full_window
         params.op_offload = options.op_offload
+
+    def samples(self, options: LoadOptions, num_layers: int) -> bool:
+        # On a processor, sorting takes longer than the copy.
+        return self.uses_gpu(options) and not 0 <= options.gpu_layers <= num_layers
 
     def needs_invocation(self, adapter: int) -> bool:
         return bool(self.functions.llama_adapter_get_alora_n_invocation_tokens(adapter))

@@ -9,11 +9,12 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 from weakref import WeakSet
 
 import numpy as np
 
+from outrider.backends.gguf.c_types import LibraryRefused
 from outrider.backends.gguf.context import (
     LlamaBatch,
     choose_attention,
@@ -37,6 +38,7 @@ from outrider.backends.gguf.rewinding import (
     find_support,
 )
 from outrider.backends.gguf.sizes import ModelSizes, read_sizes
+from outrider.backends.gguf.top_logits import TopSampling
 from outrider.backends.gguf.vocabulary import GgufVocabulary
 from outrider.core.calls import check_copy, check_restore, check_spans
 from outrider.core.contracts import Rewinding, RewindKind
@@ -228,6 +230,17 @@ class GgufModel:
         self.hidden: HiddenStates | None = None
         """what a head reads, where they are kept"""
         self._batch = LlamaBatch(self._library.Batch, self.max_batch_tokens)
+        self._sampling = self._open_sampling(context)
+
+    def _open_sampling(self, context: int) -> TopSampling | None:
+        """The samplers in its graph, where they pay; a call that they leave in doubt is made once more."""
+        num_layers = len(self.weights.sizes.layers)
+        if self.is_head or not self.rewinding.is_free or not self._library.samples(self.options, num_layers):
+            return None
+        try:
+            return TopSampling(self._library, context, self.vocabulary.size)
+        except LibraryRefused:
+            return None
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
         context = self._native.pointer
@@ -236,15 +249,9 @@ class GgufModel:
         self._close_gaps(context)
         self._rewinder.before_call(spans)
         try:
-            status = self._evaluate(context, spans)
-            if status == _NO_KV_SLOT and self._make_room(context, spans):
-                status = self._evaluate(context, spans)
-            if status == _NO_KV_SLOT:
-                why = f"the KV cache has no room for {sum(len(span.tokens) for span in spans)} more tokens"
-                raise OutOfMemory(self.name, why, "Give a larger context (-c).")
-            if status != 0:
-                why = last_error(f"{self._library.title} failed with status {status}")
-                raise BackendError(self.name, why)
+            rows = self._sample(context, spans) if self._sampling is not None else None
+            if rows is None:
+                self._call(context, spans)
             self._rewinder.after_call(spans)
             for span in spans:
                 self._lengths[span.sequence] = span.start + len(span.tokens)
@@ -253,7 +260,37 @@ class GgufModel:
         except BaseException:  # Ctrl-C included: it is raised when the native call returns
             self._undo(spans)
             raise
-        return self._rows(context, spans)
+        return self._rows(context, spans) if rows is None else rows
+
+    def _call(self, context: Any, spans: Sequence[Span]) -> None:
+        status = self._evaluate(context, spans)
+        if status == _NO_KV_SLOT and self._make_room(context, spans):
+            status = self._evaluate(context, spans)
+        if status == _NO_KV_SLOT:
+            why = f"the KV cache has no room for {sum(len(span.tokens) for span in spans)} more tokens"
+            raise OutOfMemory(self.name, why, "Give a larger context (-c).")
+        if status != 0:
+            why = last_error(f"{self._library.title} failed with status {status}")
+            raise BackendError(self.name, why)
+
+    def _sample(self, context: Any, spans: Sequence[Span]) -> list[Logits] | None:
+        """Make a call whose rows are TopLogits, and once more for whole ones where they leave something in
+        doubt; None where it cannot be made so."""
+        sampling = cast(TopSampling, self._sampling)
+        whole = [replace(span, top=0) for span in spans]
+        if not sampling.prepare(spans if self.hidden is None else whole):
+            return None
+        self._call(context, spans)
+        found = sampling.read(spans)
+        if found is not None and sampling.is_checked(spans):
+            return cast(list[Logits], found)
+        self._undo(spans)
+        sampling.prepare(whole)
+        self._call(context, spans)
+        rows = self._rows(context, spans)
+        if found is not None:
+            sampling.check(found, rows)
+        return rows
 
     def _evaluate(self, context: Any, spans: Sequence[Span]) -> int:
         """Make the call; returns the library's status."""

@@ -70,7 +70,7 @@ class RowRecorder(Followed):
         self.rows: dict[tuple[int, ...], bytes] = {}
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        found = super().decode(spans)
+        found = super().decode([replace(span, top=0) for span in spans])
         for span, logits in zip(spans, found, strict=True):
             stored = self.stored[span.sequence]
             for i, row in enumerate(logits, len(stored) - len(logits) + 1):
