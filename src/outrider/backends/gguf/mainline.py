@@ -131,7 +131,9 @@ class Dialect(Library):
 
     def samples(self, options: LoadOptions, num_layers: int) -> bool:
         # On a processor, sorting takes longer than the copy.
-        return self.uses_gpu(options) and not 0 <= options.gpu_layers <= num_layers
+        return (
+            options.backend_sampling and self.uses_gpu(options) and not 0 <= options.gpu_layers <= num_layers
+        )
 
     def needs_invocation(self, adapter: int) -> bool:
         return bool(self.functions.llama_adapter_get_alora_n_invocation_tokens(adapter))

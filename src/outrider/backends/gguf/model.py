@@ -232,6 +232,11 @@ class GgufModel:
         self._batch = LlamaBatch(self._library.Batch, self.max_batch_tokens)
         self._sampling = self._open_sampling(context)
 
+    @property
+    def samples(self) -> bool:
+        """Whether rows may come as TopLogits."""
+        return self._sampling is not None and not self._sampling.is_off
+
     def _open_sampling(self, context: int) -> TopSampling | None:
         """The samplers in its graph, where they pay; a call that they leave in doubt is made once more."""
         num_layers = len(self.weights.sizes.layers)

@@ -64,6 +64,7 @@ class LoadOptions:
     `full_window` keeps the whole KV of sliding-window layers, so that tokens can be forgotten.
     `snapshots` of a recurrent state are kept, so that drafts of as many tokens can be taken back and nothing
     is evaluated again; every call takes longer for it (0: checkpoints instead).
+    `backend_sampling`: on a GPU the most likely tokens of each row may be picked there (`top_logits`).
     `heads`: the model's own heads (MTP) are loaded where its file has them.
 
     `devices` are GPUs by name, in order ("none" alone: no GPU), `tensor_split` their shares of the model,
@@ -90,6 +91,7 @@ class LoadOptions:
     full_window: bool = True
     max_rows: int = 128
     snapshots: int = 0
+    backend_sampling: bool = True
     heads: bool = True
     extra_buffer_types: bool = True
     backend: str = "auto"
