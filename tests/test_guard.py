@@ -72,7 +72,7 @@ def test_a_build_that_works_is_left_alone_and_remembered(tmp_path: Path) -> None
 
 def test_a_build_whose_repacked_kernels_die_runs_without_them(tmp_path: Path) -> None:
     memory, run = tmp_path / "builds.json", Children(dies_repacked)
-    plain = LoadOptions(threads=1, extra_buffer_types=False)
+    plain = LoadOptions(threads=1, extra_buffer_types=False, backend_sampling=False)
     options, notice = check(memory, run)
     assert options == plain and run.tried == [OPTIONS, plain]
     assert notice is not None and "\n" not in notice
@@ -166,7 +166,9 @@ def test_what_does_not_change_the_kernels_is_not_tried_again(tmp_path: Path) -> 
     memory, run = tmp_path / "builds.json", Children(dies_repacked)
     check(memory, run)
     options, _ = check(memory, run, LoadOptions(threads=2, batch_tokens=64))
-    assert options == LoadOptions(threads=2, batch_tokens=64, extra_buffer_types=False)
+    assert options == LoadOptions(
+        threads=2, batch_tokens=64, extra_buffer_types=False, backend_sampling=False
+    )
     assert len(run.tried) == 2
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_cpp_models import SMALL, TEXT, Load, tiny
-from outrider.backends.gguf import GgufModel, Weights
+from outrider.backends.gguf import GgufModel, Weights, guard
 from outrider.backends.gguf.mainline import Dialect
 from outrider.backends.gguf.top_logits import TopSampling
 from outrider.core.contracts import Model
@@ -189,6 +190,21 @@ def test_a_sampler_that_picks_other_tokens_is_left_alone(
     assert len(notices) == 1 and "picks other tokens" in notices[0] and "whole rows" in notices[0]
     monkeypatch.setattr(Dialect, "samples", lambda _self, _options, _num_layers: False)
     assert found == generations(weights, REQUESTS[:2])
+
+
+def test_the_child_that_tries_a_build_out_runs_its_samplers(
+    weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph that the build cannot compute ends the child, not this process."""
+    read, calls = TopSampling.read, list[int]()
+
+    def noted(self: TopSampling, spans: Sequence[Span]) -> list[list[TopLogits]] | None:
+        calls.append(spans[0].rows)
+        return read(self, spans)
+
+    monkeypatch.setattr(TopSampling, "read", noted)
+    assert guard.main(str(weights.path), json.dumps(asdict(weights.options))) == 0
+    assert calls == [1, 1, 4, 4]
 
 
 def test_completions_of_many_requests_are_alike(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
