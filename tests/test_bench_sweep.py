@@ -469,7 +469,7 @@ def test_memory_that_the_system_does_not_tell_is_not_measured(monkeypatch: pytes
     sizes = iter([None, None, 1000, 3500])
     monkeypatch.setattr(loaded, "resident_bytes", lambda: next(sizes))
     for grown in (None, 2500):
-        model = loaded.Loaded(file, LoadOptions(), [])
+        model = loaded.Loaded(file, LoadOptions())
         assert (cast(Any, model.open(16)), model.opened_bytes) == ("context 16", grown)
 
 

@@ -14,18 +14,18 @@ from engines import VOCABULARY as LETTERS
 from outrider.backends.fake import FakeModel, FakeVocabulary
 from outrider.core.contracts import FREE, UNABLE
 from outrider.core.data import Grammar
+from outrider.core.notices import collect_notices
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.costs.expected_speed import StepCosts
 from outrider.lab import predict
-from outrider.lab.check.check import Report, judge_lookup_alone
+from outrider.lab.check import Report, judge_lookup_alone
 from outrider.lab.judged import (
     DraftReport,
     acceptance_of,
     break_evens,
     calls_of,
     judge,
-    replayed,
     tokenizers_of,
 )
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
@@ -78,7 +78,7 @@ def _few_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 def judged(known: Subject, costs: CallCosts, answers: list[Answer]) -> DraftReport:
     same = compare(LETTERS, LETTERS)
     offers = DraftOffers(FACTS, "free", same, None, costs, tuple(answers))
-    return judge(known, offers, replayed(known, offers))
+    return judge(known, offers)
 
 
 # Judged on replays
@@ -159,7 +159,7 @@ def test_tokenizers_that_do_not_line_up_are_a_verdict() -> None:
     alignment = compare(LETTERS, other)
     refusal = why_unusable(known, FREE, alignment)
     assert refusal is not None
-    report = judge(known, DraftOffers(FACTS, "free", alignment, refusal), None)
+    report = judge(known, DraftOffers(FACTS, "free", alignment, refusal))
     assert report.verdict.outcome == "cannot work" and report.speedups is None
     assert "do not line up" in report.verdict.sentence and report.tokenizers.report.differences
     assert any("model family" in advice for advice in report.verdict.advice)
@@ -182,7 +182,7 @@ def test_a_draft_that_holds_no_prompt_is_a_verdict() -> None:
     same = compare(LETTERS, LETTERS)
     draft = LoadedDraft("d", FakeModel(LETTERS, LANGUAGE, context_length=2), same)
     assert offered(known, draft, seconds=1) == ([], len(known.answers))
-    report = judge(known, DraftOffers(FACTS, "free", same, TOO_LONG), None)
+    report = judge(known, DraftOffers(FACTS, "free", same, TOO_LONG))
     assert report.verdict.outcome == "cannot work" and "the draft's context" in report.verdict.sentence
 
 
@@ -392,10 +392,10 @@ def workload(name: str, count: int, text: str = "abcd ") -> Workload:
 def test_answers_end_with_the_time_and_come_from_all_workloads() -> None:
     model = TimedModel(constant(0.1))
     target = LoadedTarget("timed", model)
-    questions, notices = questions_of([workload("one", 9), workload("two", 9)], target)
-    assert not notices and [question.case.workload.name for question in questions[:4]] == ["one", "two"] * 2
-    answers, short = record_answers(target, questions, curve({1: 1.0}), seconds=30, clock=model.clock)
-    assert 4 <= len(answers) < 18 and not short and model.now < 45
+    questions = questions_of([workload("one", 9), workload("two", 9)], target)
+    assert [question.case.workload.name for question in questions[:4]] == ["one", "two"] * 2
+    answers = record_answers(target, questions, curve({1: 1.0}), seconds=30, clock=model.clock)
+    assert 4 <= len(answers) < 18 and model.now < 45
     assert {a.row.workload for a in answers} == {"one", "two"}
     assert all(16 <= len(a.row.tokens) <= ANSWER_TOKENS for a in answers)
     assert answers[0].recording.finish_reason == "cancelled"
@@ -405,33 +405,36 @@ def test_answers_end_with_the_time_and_come_from_all_workloads() -> None:
 def test_a_slow_target_still_answers_a_few_times() -> None:
     model = TimedModel(constant(5.0))
     target = LoadedTarget("timed", model)
-    questions, _ = questions_of([workload("one", 9)], target)
-    answers, _ = record_answers(target, questions, curve({1: 1.0}, 5.0), seconds=10, clock=model.clock)
+    questions = questions_of([workload("one", 9)], target)
+    answers = record_answers(target, questions, curve({1: 1.0}, 5.0), seconds=10, clock=model.clock)
     assert len(answers) == 4 and all(len(a.row.tokens) == 16 for a in answers)
 
 
 def test_answers_that_end_at_once_are_left_out_and_counted() -> None:
     target = LoadedTarget("timed", TimedModel())
     brief = replace(workload("one", 3), max_tokens=4)
-    questions, _ = questions_of([brief, workload("two", 2)], target)
-    answers, short = record_answers(target, questions, curve({1: 1.0}), seconds=60)
-    assert short == 3 and [a.row.workload for a in answers] == ["two", "two"]
+    questions = questions_of([brief, workload("two", 2)], target)
+    with collect_notices() as notices:
+        answers = record_answers(target, questions, curve({1: 1.0}), seconds=60)
+    assert "left out for ending within a few tokens" in notices[0] and ": 3 of the answers" in notices[0]
+    assert [a.row.workload for a in answers] == ["two", "two"]
 
 
 def test_questions_with_a_broken_grammar_are_left_out() -> None:
     target = LoadedTarget("timed", TimedModel())
     broken = Workload("own", (Prompt("b", "abcd", grammar=Grammar("regex", "(")),), GREEDY, 64, "here")
-    questions, _ = questions_of([broken, workload("one", 2)], target)
-    lines: list[str] = []
-    answers, short = record_answers(target, questions, curve({1: 1.0}), seconds=60, left_out=lines.append)
-    assert [a.row.workload for a in answers] == ["one", "one"] and not short
+    questions = questions_of([broken, workload("one", 2)], target)
+    with collect_notices() as lines:
+        answers = record_answers(target, questions, curve({1: 1.0}), seconds=60)
+    assert [a.row.workload for a in answers] == ["one", "one"]
     assert len(lines) == 1 and lines[0].startswith("own, b is left out: ")
 
 
 def test_conversations_are_read_as_text_where_there_is_no_template() -> None:
     target = LoadedTarget("timed", TimedModel())
     chat = Workload("chat", (Prompt("c", ({"role": "user", "content": "abcd"},)),), GREEDY, 64, "here")
-    questions, notices = questions_of([chat], target)
+    with collect_notices() as notices:
+        questions = questions_of([chat], target)
     assert len(questions) == 1 and "no chat template" in notices[0]
 
 

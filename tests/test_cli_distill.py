@@ -21,6 +21,7 @@ from tiny_gguf import write_tiny
 pytest.importorskip("torch")
 
 from outrider.cli.distill_report import StepInterrupt, TimeLeft, show_distilling
+from outrider.lab import check
 from outrider.lab.distill import evaluation, measure
 from outrider.lab.distill.export import read_provenance
 from outrider.models.header import read_header
@@ -68,7 +69,8 @@ def distill(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[
     monkeypatch.chdir(models)
     monkeypatch.setenv("OUTRIDER_CACHE", str(models / "cache"))
     monkeypatch.setattr(evaluation, "costs_of", partial(_soon, costs_of))
-    monkeypatch.setattr(measure, "DEFAULT_SECONDS", 0.1)
+    monkeypatch.setattr(measure, "SECONDS", 2.0)
+    monkeypatch.setattr(check, "DEFAULT_SECONDS", 0.1)
 
     def run(*arguments: str) -> Outcome:
         return call(monkeypatch, capfdbinary, "distill", *arguments)
@@ -88,9 +90,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def test_a_draft_is_made_and_reported_on(distill: Call, models: Path) -> None:
-    outcome = distill(
-        "-m", "target.gguf", *DATA, *SHAPE, *TRAINING, "--teacher", "torch", "--json", "-o", "a"
-    )
+    outcome = distill("-m", "target.gguf", *DATA, *SHAPE, *TRAINING, "--json", "-o", "a")
     shown = as_json(outcome)
     assert shown["draft"]["path"] == "a/target-draft.gguf" and (models / "a" / "target-draft.gguf").is_file()
     assert (shown["draft"]["known_tokens"], shown["draft"]["target_tokens"]) == (279, 289)
@@ -101,20 +101,19 @@ def test_a_draft_is_made_and_reported_on(distill: Call, models: Path) -> None:
     assert data["training_answers"] + data["held_out_answers"] == 48 and data["held_out_answers"] >= 1
     assert 0.9 < data["coverage"] <= 1
     assert shown["training"]["steps"] == 3 and len(shown["training"]["history"]) >= 2
-    measured = shown["measured"]
-    assert list(measured["drafts"]) == ["trained", "first"] and measured["lookup"]["auto"]["value"] > 0
-    assert measured["answers"] <= data["held_out_answers"] and measured["workloads"].keys() == {"prompts"}
-    trained = measured["drafts"]["trained"]
-    assert trained["answers"] == measured["answers"] and len(trained["acceptance"]["by_position"]) == 8
-    assert "note: PyTorch answers, as asked" in outcome.err
+    sample, lookup = shown["measured"]["sample"], shown["measured"]["lookup"]
+    trained, first = shown["measured"]["drafts"]
+    assert [draft["model"]["name"] for draft in (trained, first)] == ["target-draft", "first"]
+    assert sample["answers"] <= data["held_out_answers"] and lookup["speedups"]["auto"]["value"] > 0
+    assert trained["step_ratio"] == first["step_ratio"], "they differ in nothing but what they predict"
+    assert trained["answers"] == sample["answers"] and len(trained["acceptance"]["by_position"]) == 8
     assert "training: " in outcome.err and "\x1b" not in outcome.err
     assert json.loads((models / "a" / "report.json").read_text()) == shown
-    assert {path.name for path in (models / "a").glob("*.svg")} == {"report-training.svg"}
 
 
 @pytest.mark.slow
 def test_another_run_takes_the_answers_and_goes_on_with_a_draft(distill: Call, models: Path) -> None:
-    usual = ("-m", "target.gguf", *DATA, "--answers", "shared", "--teacher", "llama.cpp", *TRAINING, *PLAINLY)
+    usual = ("-m", "target.gguf", *DATA, "--answers", "shared", *TRAINING, *PLAINLY)
     recorded = distill(*usual, "--answers-only", "-o", "b", "--json")
     said = {"schema": "outrider.distill.answers/1", "folder": "shared", "answers": 48}
     assert json.loads(recorded.out) == said and not (models / "b").exists()
@@ -134,9 +133,8 @@ def test_another_run_takes_the_answers_and_goes_on_with_a_draft(distill: Call, m
     assert made.data.endswith(f"; before that: {before.data}")
     lines = outcome.out.splitlines()
     assert max(map(len, lines)) <= 80
-    table = [line for line in lines if line.startswith(("no draft", "lookup", "cont", "before", "after"))]
-    names = ["no draft", "lookup alone", "continued from", "before training", "after training"]
-    assert [line[:16].rstrip() for line in table[:5]] == names
+    blocks = [line for line in lines if line.startswith(("lookup", "draft ")) and "  " not in line]
+    assert blocks == ["lookup alone", "draft target-draft", "draft first", "draft small"]
     assert "outrider check target.gguf c/target-draft.gguf" in outcome.out
 
 
@@ -154,7 +152,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
 
     usual = (
         "-m", "target.gguf", *DATA, *SHAPE, *PLAINLY, "--steps", "24", "--batch-tokens", "256",
-        "--answers", "shared", "--teacher", "llama.cpp", "--no-report", "--json",
+        "--answers", "shared", "--no-report", "--json",
     )  # fmt: skip
     whole = as_json(distill(*usual, "-o", "whole"))
     monkeypatch.setattr(Trainer, "_step", interrupted)
@@ -184,8 +182,6 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
         (("--prompts", "code"), "error: --prompts code: drafts are measured on"),
         (("--temps", "0,warm"), "error: --temps: 0,warm cannot be used: "),
         (("--temps", "nan"), "error: --temps: nan cannot be used: "),
-        (("--teacher", "nobody"), "error: --teacher: nobody cannot be used: "),
-        (("--loss", "l2"), "error: --loss: l2 cannot be used: "),
         (("--layers", "0"), "error: --layers: 0 cannot be used: "),
         (("--layers", "9"), "error: --layers 9: it has 2 layers"),
         (("--vocabulary", "200"), "error: vocabulary: 200 "),

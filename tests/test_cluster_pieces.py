@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,18 @@ from rich.console import Console
 from bench_models import FakeLoader, plan
 from counted_time import counted_time
 from outrider.core.errors import BackendError
-from outrider.fleet.ray.machines import facts_here, host_id, kind_name, same_kind
+from outrider.costs.store import fingerprint
+from outrider.fleet.ray.machines import MissingFile, at_hand, facts_here, host_id, kind_name, same_kind
 from outrider.fleet.ray.pieces import Kit, Piece, Stage, Where, work
 from outrider.lab.bench.report import print_report
 from outrider.lab.bench.report.words import winners
 from outrider.lab.bench.results import Results
 from outrider.lab.bench.store import read_rows
 from outrider.lab.bench.sweep import Sweep, run_sweep
-from outrider.lab.copies import MissingFile, at_hand, copies_dir
 from outrider.lab.models import ModelFile, find_models
 from outrider.lab.progress import Progress
 from outrider.lab.rows import CostsRow, DoneRow, MachineRow, PredictionRow, Row, RunRow
+from outrider.models import embedded_default
 from outrider.models.hub import HubOptions
 from test_bench_sweep import signature
 from tiny_gguf import write_tiny
@@ -176,15 +178,12 @@ def test_a_machine_says_what_it_is_and_which_backends_it_lacks() -> None:
 # Files
 
 
-def test_a_model_is_found_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+def test_a_model_is_found_by_its_content(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "model.gguf")
     [file] = find_models([str(path)], hub=HubOptions())
     assert at_hand(file, (), HubOptions()) is file
-    copy = copies_dir(file.fingerprint) / path.name
-    copy.parent.mkdir(parents=True)
-    path.rename(copy)
-    assert at_hand(file, (), HubOptions()).path == copy
-    copy.write_bytes(b"GGUF and nothing else")
+    elsewhere = replace(file, path=tmp_path / "gone.gguf", fingerprint=fingerprint(embedded_default()))
+    assert at_hand(elsewhere, ["default"], HubOptions()).path == embedded_default()
+    path.write_bytes(b"GGUF and nothing else")
     with pytest.raises(MissingFile, match="does not have it"):
-        at_hand(file, (), HubOptions())
+        at_hand(file, ["default"], HubOptions())

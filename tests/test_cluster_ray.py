@@ -24,15 +24,13 @@ from clusters import TESTS, cluster, kill_node
 from outrider.core.errors import BackendError, SettingError
 from outrider.lab.bench.store import read_rows
 from outrider.lab.bench.sweep import run_sweep
-from outrider.lab.copies import at_hand
 from outrider.lab.loaded import LoadedTarget
-from outrider.lab.models import ModelFile, find_models
+from outrider.lab.models import ModelFile
 from outrider.lab.progress import Progress
 from outrider.lab.rows import BlockRow, CostsRow, ModelRow, PredictionRow, Row, RunRow
 from outrider.models.hub import HubOptions
 from test_bench_sweep import signature
 from test_cluster_pieces import of_kind
-from tiny_gguf import write_tiny
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 pytestmark = [
@@ -44,8 +42,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
-from outrider.fleet.ray.files import send  # noqa: E402
-from outrider.fleet.ray.joining import joined, nodes_alive  # noqa: E402
+from outrider.fleet.ray.joining import joined  # noqa: E402
 from outrider.fleet.ray.sweeping import RaySweep  # noqa: E402
 
 LABELS = ("alpha", "beta", "gamma")
@@ -174,18 +171,6 @@ def test_nodes_without_the_memory_are_refused(tmp_path: Path) -> None:
         pytest.raises(BackendError, match=r"no node is left that can do it \(it needs"),
     ):
         sweep(tmp_path, made.address)
-
-
-def test_a_node_is_sent_a_file_that_it_lacks(three: Any, tmp_path: Path) -> None:
-    path = write_tiny(tmp_path / "model.gguf")
-    [file] = find_models([str(path)], hub=HubOptions())
-    said: list[float] = []
-    with joined(three.address):
-        send(file, next(iter(nodes_alive())), said.append)
-    assert said[-1] == 1
-    whole = path.read_bytes()
-    path.unlink()
-    assert at_hand(file, (), HubOptions()).path.read_bytes() == whole
 
 
 def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

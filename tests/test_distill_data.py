@@ -22,9 +22,9 @@ from outrider.core.contracts import Constraint
 from outrider.core.data import Grammar
 from outrider.core.errors import BackendError, ConstraintError, InputError, PromptError, SettingError
 from outrider.lab.distill.corpus import Text, batch_of, batches, text_of
-from outrider.lab.distill.examples import Example, example_path, read_example, read_examples, write_example
+from outrider.lab.distill.examples import Example, example_path, read_example, write_example
 from outrider.lab.distill.generate import generate, top_tokens
-from outrider.lab.distill.material import Material, other_answers
+from outrider.lab.distill.material import Material
 from outrider.lab.distill.plan import Data, DistillPlan, Training, claim
 from outrider.lab.distill.questions import Question, asked
 from outrider.lab.held_out import conversation_hash, is_held_out
@@ -231,7 +231,7 @@ def test_prompts_that_do_not_fit_are_passed_over_and_named(tmp_path: Path) -> No
     said = Told()
     questions = [question("ab" * 16), question("abcd" * 20), question("abc" * 10), question("")]
     generate(target, questions, tmp_path, max_tokens=50, on_done=said)
-    [example] = read_examples(tmp_path)
+    [example] = map(read_example, tmp_path.iterdir())
     assert len(example.prompt) == 30 and len(example.answer) <= 2
     assert sum("tokens do not fit 32" in why for why in said.passed_over) == 2
     assert sum("no tokens" in why or "empty" in why for why in said.passed_over) == 1, said.passed_over
@@ -571,7 +571,7 @@ def test_answers_are_shared_only_by_plans_that_would_make_the_same(tmp_path: Pat
     shared = tmp_path / "answers"
     first = plan_of(tmp_path / "a", answers=shared)
     claim(first)
-    claim(plan_of(tmp_path / "b", answers=shared, num_prompts=50, temps="0", parallel=3))
+    claim(plan_of(tmp_path / "b", answers=shared, num_prompts=50, temps="0"))
     with pytest.raises(InputError, match=r"made otherwise \(data\.max_tokens differ\)") as raised:
         claim(plan_of(tmp_path / "c", answers=shared, max_tokens=9))
     assert raised.value.what == str(shared)
@@ -584,21 +584,3 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="cannot be made") as raised:
         claim(plan_of(tmp_path))
     assert raised.value.what == str(tmp_path / "out")
-
-
-# Answers of other runs
-
-
-def test_answers_of_other_runs_are_trained_on_but_for_those_that_measure(tmp_path: Path) -> None:
-    prompts = [Prompt(str(i), f"question {i}") for i in range(200)]
-    held_out = {conversation_hash(prompt) for prompt in prompts if is_held_out(prompt)}
-    assert 0 < len(held_out) < 200
-    for prompt in prompts:
-        made = example_of(id=prompt.id, conversation=conversation_hash(prompt))
-        write_example(tmp_path, made)
-    write_example(tmp_path, example_of(id="of no known conversation"))
-    found = list(other_answers(tmp_path, {"3", "4"}))
-    assert {example.id for example in found}.isdisjoint({"3", "4", "of no known conversation"})
-    assert {example.conversation for example in found}.isdisjoint(held_out)
-    expected = [p for p in prompts if not is_held_out(p) and p.id not in ("3", "4")]
-    assert len(found) == len(expected)

@@ -1,7 +1,7 @@
 """The losses of a draft's training, and what a draft is worth at the prices of calls."""
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ from exactness import dense
 from outrider.costs.expected_speed import StepCosts
 from outrider.lab.distill.evaluation import THRESHOLDS, Predictions, expected_speed
 from outrider.lab.distill.losses import Labels, acceptance, loss_of
-from outrider.lab.distill.plan import Loss
 from outrider.verify.rules import accept_probability
 
 Probs = npt.NDArray[np.float64]
@@ -57,50 +56,39 @@ def merged(p: Probs, q: Probs, top: int) -> tuple[Probs, Probs]:
     return tuple(np.column_stack([x[:, :top], x[:, top:].sum(-1)]) for x in (p, q))  # type: ignore[return-value]
 
 
-def expected(kind: Loss, p: Probs, q: Probs) -> Probs:
-    """Worked out from the definitions."""
+def expected(p: Probs, q: Probs) -> tuple[Probs, Probs]:
+    """The loss and the acceptance, worked out from their definitions."""
     kl = np.where(p > 0, p * (np.log(np.maximum(p, 1e-300)) - np.log(q)), 0).sum(-1)
     tv = np.abs(p - q).sum(-1) / 2
     weight = np.exp(-3 * (1 - tv))
-    losses: dict[Loss, Probs] = {"kl": kl, "tv": tv, "hybrid": weight * kl + (1 - weight) * tv}
-    return losses[kind]
+    return weight * kl + (1 - weight) * tv, 1 - tv
 
 
-@pytest.mark.parametrize("kind", get_args(Loss))
 @pytest.mark.parametrize("top", [1, 3, VOCABULARY])
-def test_a_loss_is_what_its_definition_says(kind: Loss, top: int) -> None:
+def test_the_loss_is_what_its_definition_says(top: int) -> None:
     p, q = distributions(1), distributions(2)
-    found = loss_of(kind, logits_of(q), labels_of(p, top)).detach().numpy()
-    assert found == pytest.approx(expected(kind, *merged(p, q, top)), abs=2e-6)
-    share = acceptance(logits_of(q), labels_of(p, top)).detach().numpy()
-    assert share == pytest.approx(1 - expected("tv", *merged(p, q, top)), abs=2e-6)
+    loss, alpha = expected(*merged(p, q, top))
+    assert loss_of(logits_of(q), labels_of(p, top)).detach().numpy() == pytest.approx(loss, abs=2e-6)
+    assert acceptance(logits_of(q), labels_of(p, top)).detach().numpy() == pytest.approx(alpha, abs=2e-6)
 
 
-def test_the_gradient_of_kl_is_the_difference_of_the_distributions() -> None:
+def test_the_weight_takes_no_gradient() -> None:
+    """KL's gradient is q - p; that of the acceptance is worked out by small differences."""
     p, q = distributions(3), distributions(4)
     logits = logits_of(q)
-    loss_of("kl", logits, labels_of(p, VOCABULARY)).sum().backward()
-    assert logits.grad is not None
-    assert logits.grad.numpy() == pytest.approx(q - p, abs=1e-5)
+    loss_of(logits, labels_of(p, VOCABULARY)).sum().backward()
+    other = logits_of(q)
+    (1 - acceptance(other, labels_of(p, VOCABULARY))).sum().backward()
+    assert logits.grad is not None and other.grad is not None
+    weight = np.exp(-3 * expected(p, q)[1])[:, None]
+    found = weight * (q - p) + (1 - weight) * other.grad.numpy()
+    assert logits.grad.numpy() == pytest.approx(found, abs=1e-5)
 
 
-def test_the_weight_of_the_hybrid_takes_no_gradient() -> None:
-    p, q = distributions(3), distributions(4)
-    grads = {}
-    for kind in get_args(Loss):
-        logits = logits_of(q)
-        loss_of(kind, logits, labels_of(p, 4)).sum().backward()
-        assert logits.grad is not None
-        grads[kind] = logits.grad.numpy()
-    weight = np.exp(-3 * (1 - expected("tv", *merged(p, q, 4))))[:, None]
-    assert grads["hybrid"] == pytest.approx(weight * grads["kl"] + (1 - weight) * grads["tv"], abs=1e-5)
-
-
-@pytest.mark.parametrize("kind", get_args(Loss))
-def test_a_draft_that_equals_its_target_has_nothing_to_lose(kind: Loss) -> None:
+def test_a_draft_that_equals_its_target_has_nothing_to_lose() -> None:
     p = distributions(5)
     for top in (2, VOCABULARY):
-        assert loss_of(kind, logits_of(p), labels_of(p, top)).detach().numpy() == pytest.approx(0, abs=1e-5)
+        assert loss_of(logits_of(p), labels_of(p, top)).detach().numpy() == pytest.approx(0, abs=1e-5)
 
 
 CORNERS: dict[str, tuple[Sequence[float], Sequence[float], float]] = {
@@ -113,13 +101,12 @@ CORNERS: dict[str, tuple[Sequence[float], Sequence[float], float]] = {
 }
 
 
-@pytest.mark.parametrize("kind", get_args(Loss))
 @pytest.mark.parametrize("corner", CORNERS)
-def test_losses_and_gradients_are_finite_in_every_corner(kind: Loss, corner: str) -> None:
+def test_losses_and_gradients_are_finite_in_every_corner(corner: str) -> None:
     row, probs, rest = CORNERS[corner]
     logits = torch.tensor([row], requires_grad=True)
     labels = Labels(torch.tensor([[0, 1]]), torch.tensor([probs]), torch.tensor([rest]))
-    loss = loss_of(kind, logits, labels)
+    loss = loss_of(logits, labels)
     loss.sum().backward()
     assert logits.grad is not None
     assert torch.isfinite(loss).all() and torch.isfinite(logits.grad).all()
@@ -130,7 +117,7 @@ def test_a_draft_that_left_nothing_for_the_rest_still_learns_to() -> None:
     """1 - Σ q is 0 in 32 bits here; the pull towards the rest must not be lost with it."""
     logits = torch.tensor([[20.0, 20, 0, 0, 0, 0, 0]], requires_grad=True)
     labels = Labels(torch.tensor([[0, 1]]), torch.tensor([[0.25, 0.25]]), torch.tensor([0.5]))
-    loss_of("kl", logits, labels).sum().backward()
+    loss_of(logits, labels).sum().backward()
     assert logits.grad is not None and (logits.grad[0, 2:] < 0).all()
 
 
@@ -139,22 +126,18 @@ def test_a_listed_token_without_probability_belongs_to_the_rest() -> None:
     logits = torch.tensor([[1.0, 2, 3, 0, 0, 0, 0]])
     plain = Labels(torch.tensor([[0, 1]]), torch.tensor([[0.5, 0.2]]), torch.tensor([0.3]))
     ids, probs = torch.tensor([[0, 1, 6, 6, 6]]), torch.tensor([[0.5, 0.2, 0.0, 0.0, 0.0]])
-    for kind in get_args(Loss):
-        assert loss_of(kind, logits, Labels(ids, probs, plain.rest)) == pytest.approx(
-            loss_of(kind, logits, plain)
-        )
+    found = loss_of(logits, Labels(ids, probs, plain.rest))
+    assert found == pytest.approx(loss_of(logits, plain))
 
 
 @settings(max_examples=examples(50))
 @given(st.integers(0, 10_000), st.integers(1, VOCABULARY), st.floats(0, 12), st.floats(0, 12))
 def test_bounds_hold_whatever_the_distributions(seed: int, top: int, sharp_p: float, sharp_q: float) -> None:
     p, q = distributions(seed, sharpness=sharp_p), distributions(seed + 1, sharpness=sharp_q)
-    kl, tv, hybrid = (
-        loss_of(kind, logits_of(q), labels_of(p, top)).detach().numpy() for kind in ("kl", "tv", "hybrid")
-    )
-    assert (tv >= -1e-5).all() and (tv <= 1 + 1e-5).all() and (kl >= -1e-5).all()
-    assert (hybrid >= np.minimum(kl, tv) - 1e-5).all() and (hybrid <= np.maximum(kl, tv) + 1e-5).all()
-    assert (tv <= np.sqrt(np.maximum(kl, 0) / 2) + 1e-3).all(), "Pinsker's inequality"
+    loss = loss_of(logits_of(q), labels_of(p, top)).detach().numpy()
+    alpha = acceptance(logits_of(q), labels_of(p, top)).detach().numpy()
+    assert (alpha >= -1e-5).all() and (alpha <= 1 + 1e-5).all()
+    assert (loss >= (1 - alpha) * (1 - np.exp(-3 * alpha)) - 1e-5).all(), "of which KL adds to the rest"
 
 
 def test_acceptance_is_the_share_of_drawn_drafts_that_the_verifier_accepts() -> None:

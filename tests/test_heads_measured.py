@@ -17,6 +17,7 @@ from engines import GREEDY, asked
 from head_files import with_good_head, write_files
 from llama_cpp_models import TEXT
 from outrider.backends.gguf import LoadOptions
+from outrider.core.notices import collect_notices
 from outrider.costs.store import PairCosts, export_costs
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
@@ -57,13 +58,13 @@ def good(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def pair(good: tuple[Path, Path]) -> Iterator[tuple[LoadedTarget, LoadedDraft]]:
-    hub, notices = HubOptions(offline=True), list[str]()
+    hub = HubOptions(offline=True)
     file = find_model(str(good[0]), hub=hub)
     head = own_head(file) if good[0] == good[1] else find_models([str(good[1])], hub=hub)[0]
     assert head is not None and head.is_head and not file.is_head
-    with Loaded(file, OPTIONS, notices) as loaded:
+    with collect_notices() as notices, Loaded(file, OPTIONS) as loaded:
         target = LoadedTarget("good", loaded.open(256))
-        beside = Loaded(head, OPTIONS, notices, beside=target.model)
+        beside = Loaded(head, OPTIONS, beside=target.model)
         beside.open(256)
         with closing(beside.draft(align(loaded.weights.vocabulary, loaded.weights.vocabulary))) as draft:
             yield target, draft

@@ -22,17 +22,17 @@ from outrider.backends.gguf import Weights
 from outrider.backends.gguf.quantizer import quantize
 from outrider.core.contracts import PartOf
 from outrider.core.data import Span
-from outrider.core.errors import InputError, ModelFileError, SettingError, VocabularyMismatch
+from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
 from outrider.core.params import SamplingParams
 from outrider.lab.held_out import conversation_hash
 from outrider.lab.loaded import Loaded
 from outrider.lab.models import find_models
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.recording import Recording, as_json
 from outrider.lab.trim import trim as trim_module
 from outrider.lab.trim.counting import answer_prompts
 from outrider.lab.trim.cut import Cut, write_trimmed
-from outrider.lab.trim.material import prompts_of, recorded_answers, texts_of
+from outrider.lab.trim.material import prompts_of, texts_of
+from outrider.lab.trim.report import agreement_of, step_s_of
 from outrider.lab.trim.source import BY_TOKEN, OUTPUT, Source, read_source
 from outrider.lab.trim.tokens import Answer, Usage, floor_of
 from outrider.lab.trim.trim import TrimRequest, trim
@@ -187,16 +187,6 @@ def test_prompts_that_measure_are_not_counted() -> None:
     assert [w.name for w in few.measured] == list(BUILT_IN) and len(few.counted) == 2
 
 
-def test_recordings_are_counted_and_those_of_another_model_refused(target: Target, tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    recording = Recording("a", "x", (1, 2), (3, 4, 300), "stop", {})
-    path.write_text(json.dumps(as_json(replace(recording, tokens=(3, 4)))) + "\n")
-    assert recorded_answers([path], target.weights.vocabulary) == [(3, 4)]
-    path.write_text(json.dumps(as_json(recording)) + "\n")
-    with pytest.raises(InputError, match="a has tokens that the target does not have"):
-        recorded_answers([path], target.weights.vocabulary)
-
-
 # All of it
 
 
@@ -222,7 +212,7 @@ def test_a_draft_is_trimmed_measured_and_written(target: Target, tmp_path: Path)
     assert [choice.tokens for choice in report.sizes] == [275, SIZE]
     assert "own (" in report.counted[0] and "engines.py (" in report.counted[1]
     assert "answers of the target" in report.counted[2]
-    assert report.before.step_s > 0 and 0 <= report.after.agreement.value <= 1
+    assert step_s_of(report.before) > 0 and 0 <= agreement_of(report.after).value <= 1
     assert report.as_json()["schema"] == "outrider.trim/1"
     weights = Weights(asked.out, SMALL)
     part = weights.vocabulary.part_of
@@ -271,16 +261,6 @@ def without_embedding(path: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def test_recordings_are_refused_before_anything_is_measured(
-    run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(Loaded, "costs", None)
-    file = tmp_path / "texts"
-    file.write_text("{}\n")
-    outcome = run("--recordings", str(file), "--seconds", "0", "--prompts", str(one_prompt(tmp_path)))
-    assert outcome.status == 2 and f"error: {file}" in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -390,8 +370,8 @@ def test_a_trimmed_draft_is_certified_at_every_temperature_and_a_fault_found(
 def test_a_model_as_its_own_draft_is_loaded_twice(target: Target) -> None:
     """Closing the draft leaves the target open."""
     [file] = find_models([str(target.path)], hub=HubOptions())
-    with Loaded(file, SMALL, []) as loaded:
+    with Loaded(file, SMALL) as loaded:
         model = loaded.open(64)
-        with Loaded(file, SMALL, [], beside=model) as draft:
+        with Loaded(file, SMALL, beside=model) as draft:
             draft.open(64)
         assert model.vocabulary.tokenize("the rain")

@@ -14,6 +14,7 @@ from outrider.backends.tuning import options, scoring
 from outrider.backends.tuning.options import choose_options, tune, tuned_options
 from outrider.backends.tuning.scoring import costs_of, subject_of
 from outrider.core.contracts import Model
+from outrider.core.notices import collect_notices
 from outrider.costs import CallCosts, CallPoint
 from outrider.costs.store import store_refined
 from tiny_gguf import write_tiny
@@ -281,13 +282,14 @@ def test_tuning_for_real(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_curve_is_measured_once_and_then_found(model: Path) -> None:
     weights = Weights(model, LoadOptions(threads=1))
     target = weights.open(128)
-    costs, notices = costs_of(target, seconds=0.2)
+    with collect_notices() as notices:
+        costs = costs_of(target, seconds=0.2)
     assert notices == [] and len(costs.points) >= 8
-    again, _ = costs_of(target, seconds=0.2)
+    again = costs_of(target, seconds=0.2)
     assert again.points == costs.points
-    fresh, _ = costs_of(target, seconds=0.2, fresh=True)
+    fresh = costs_of(target, seconds=0.2, fresh=True)
     assert fresh.points != costs.points
-    last, _ = costs_of(target, seconds=0.2, rows="last")
+    last = costs_of(target, seconds=0.2, rows="last")
     assert last.points != fresh.points, "a draft's calls are others"
     weights.close()
 
@@ -306,11 +308,11 @@ def test_a_curve_belongs_to_the_settings_in_force(model: Path) -> None:
 def test_a_session_teaches_the_stored_curve(model: Path) -> None:
     weights = Weights(model, LoadOptions(threads=1))
     target = weights.open(128)
-    costs, _ = costs_of(target, seconds=0.2)
+    costs = costs_of(target, seconds=0.2)
     for _ in range(50):
         costs.observe(1, 100 * costs.points[0].seconds, context=0)
     assert store_refined(subject_of(target, "all"), costs) is None
-    again, _ = costs_of(target)
+    again = costs_of(target)
     assert again.call_s(1, context=0) > 1.5 * costs.points[0].seconds
     weights.close()
 
@@ -318,7 +320,9 @@ def test_a_session_teaches_the_stored_curve(model: Path) -> None:
 def test_a_measurement_that_came_to_little_is_not_kept(model: Path) -> None:
     weights = Weights(model, LoadOptions(threads=1))
     target = weights.open(128)
-    costs, [notice] = costs_of(target, seconds=0.0)
+    with collect_notices() as notices:
+        costs = costs_of(target, seconds=0.0)
+    [notice] = notices
     assert "too busy" in notice and costs.is_measured
     assert list((model.parent / "cache").glob("costs/*.json")) == []
     weights.close()

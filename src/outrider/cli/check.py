@@ -18,8 +18,8 @@ from outrider.cli.settings import CheckSettings
 from outrider.core.contracts import RewindKind
 from outrider.core.errors import SettingError
 from outrider.core.invalid import invalid
-from outrider.lab.check.check import CheckRequest, LookupReport, Report, Sample
-from outrider.lab.check.check import check as check_pair
+from outrider.lab.check import CheckRequest, LookupReport, Report, Sample
+from outrider.lab.check import check as check_pair
 from outrider.lab.judged import Acceptance, BreakEven, Calls, DraftReport, Tokenizers
 from outrider.lab.loaded import Progress
 from outrider.lab.models import (
@@ -175,10 +175,7 @@ def print_check(console: Console, report: Report) -> None:
         checked = {draft.model.path for draft in report.drafts}
         rows = [(_FOUND[file.reference in checked], str(file)) for file in report.found]
         _block(console, "drafts found", rows)
-    if report.lookup is not None:
-        _block(console, "lookup alone", _lookup_rows(report.lookup), report.lookup.verdict)
-    for draft in report.drafts:
-        _block(console, f"draft {draft.model.name}", _draft_rows(draft, report), draft.verdict)
+    print_judged(console, report)
     if report.backend:
         taken = [report.library_to_take] if report.library_to_take else []
         lines = [f"measured with --backend {report.backend}", *taken]
@@ -187,6 +184,14 @@ def print_check(console: Console, report: Report) -> None:
     if several:
         _block(console, "verdict", [("", report.verdict)])
     console.print(Text(f"took {report.seconds:.0f} s on {readable(report.machine)}", style="dim"))
+
+
+def print_judged(console: Console, report: Report) -> None:
+    """Lookup alone, and every draft."""
+    if report.lookup is not None:
+        _block(console, "lookup alone", _lookup_rows(report.lookup), report.lookup.verdict)
+    for draft in report.drafts:
+        _block(console, f"draft {draft.model.name}", _draft_rows(draft, report), draft.verdict)
 
 
 def _block(console: Console, title: str, rows: _Rows, verdict: DraftVerdict | None = None) -> None:

@@ -50,17 +50,17 @@ def costs(settings: CostsSettings) -> int:
         _show(settings, import_costs(settings.costs), [], {})
         return 0
     show_log(settings.verbose)
-    with LoadInterrupt(), bars(errors) as report:
+    with LoadInterrupt(), bars(errors) as report, collect_notices() as notices:
         named = resolve_models(target, draft, hub_options(settings))
         found = [] if named.found is None else [draft.card for draft in named.found.drafts]
         cards = {"target": named.target, "draft": named.draft or next(iter(found), None)}
         paths = {role: card.path for role, card in cards.items() if card is not None}
         tunings = _tune(settings, paths, options, report) if settings.tune else {}
-        notices = [note for tuning in tunings.values() if (note := tuning.notice)]
+        notify(*(tuning.notice for tuning in tunings.values()))
         references = {role: str(path) for role, path in paths.items()}
         if named.found is not None:
             references["draft"] = AUTO_DRAFT
-        pair = _measure(settings, references, options, report, notices, tunings)
+        pair = _measure(settings, references, options, report, tunings)
     if settings.costs is not None:
         export_costs(settings.costs, pair)
     print_notes(errors, notices)
@@ -104,7 +104,6 @@ def _measure(
     references: dict[str, str],
     options: dict[str, LoadOptions],
     report: Report,
-    notices: list[str],
     tunings: dict[str, Tuning],
 ) -> PairCosts:
     """The curves of both models as a session has them, one after the other: contexts that lie idle cost
@@ -124,7 +123,8 @@ def _measure(
         opening=opening,
         progress=progress,
     )
-    with closing(pair), collect_notices() as lines:
+    with closing(pair):
+        notify(*pair.notices)
         longest = min(max(_LONGEST_CONTEXT_TOKENS, DEFAULT_CONTEXT_TOKENS), pair.target.trained_context)
         opening = replace(opening, context_length=settings.ctx_size or longest)
         target = pair.open_target(opening, progress)
@@ -134,16 +134,14 @@ def _measure(
         found: dict[str, CallCosts] = {}
         for role, (model, rows) in models.items():
             seconds = settings.seconds or _SECONDS
-            found[role], said = costs_of(
+            found[role] = costs_of(
                 model, rows=rows, seconds=seconds, fresh=settings.fresh, progress=partial(progress, role)
             )
-            notify(*said)
         for role, weights in zip(("target", "draft"), pair.models, strict=False):
             own = options[role] if role == "target" else in_same_library(pair.target.options, options[role])
             if tuning := tuned_options(weights.path, own, draft=role == "draft"):
                 tunings.setdefault(role, tuning)
         about = {role: asdict(subject_of(model, rows)) for role, (model, rows) in models.items()}
-    notices += [*pair.notices, *lines]
     return PairCosts(found["target"], found.get("draft"), about)
 
 

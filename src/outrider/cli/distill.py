@@ -17,6 +17,7 @@ from outrider.cli.output import INTERRUPTED, print_notes, readable, write, write
 from outrider.cli.plans import hub_options
 from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
+from outrider.core.notices import collect_notices, notify
 from outrider.core.schema import Group
 from outrider.lab.distill.plan import Data, DistillPlan, Draft, Training
 from outrider.lab.models import DEFAULT, ModelFile, find_model
@@ -38,11 +39,17 @@ class _Work:
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
-        """Where to report how far it is; Ctrl-C waits for the end of a step of training."""
+        """Where to report how far it is; Ctrl-C waits for the end of a step of training. Notices are shown at
+        the end."""
         from outrider.cli.distill_report import StepInterrupt, show_distilling
 
-        with StepInterrupt() as interrupt, show_distilling(self.errors, interrupt) as progress:
+        with (
+            collect_notices() as notices,
+            StepInterrupt() as interrupt,
+            show_distilling(self.errors, interrupt) as progress,
+        ):
             yield progress
+        print_notes(self.errors, notices)
 
 
 def distill(settings: DistillSettings) -> int:
@@ -80,16 +87,14 @@ def _answer_on_cluster(work: _Work, address: str) -> None:
 
     with joined(address), work.progress() as progress:
         hub = hub_options(work.settings)
-        notices = answer(work.file, work.plan, _reference(work.settings) or DEFAULT, hub, progress)
-    print_notes(work.errors, notices)
+        answer(work.file, work.plan, _reference(work.settings) or DEFAULT, hub, progress)
 
 
 def _record(work: _Work) -> None:
     from outrider.lab.distill.run import record
 
     with work.progress() as progress:
-        notices = record(work.file, work.plan, progress)
-    print_notes(work.errors, notices)
+        record(work.file, work.plan, progress)
     folder = work.plan.answers_folder
     count = sum(1 for _ in folder.glob("*.npz"))
     if work.settings.print_json:
@@ -105,20 +110,21 @@ def _distill(work: _Work) -> None:
     from outrider.lab.distill.run import distill as run
 
     settings, file, plan = work.settings, work.file, work.plan
-    files: list[Path] = []
+    written: Path | None = None
     with work.progress() as progress:
-        made = run(file, plan, progress)
-        report, notices = made.report, [*made.report.notices]
+        with collect_notices() as notices:
+            made = run(file, plan, progress)
+            measured = None if settings.no_report else measure_held_out(file, plan, made, progress)
+            notify(*(measured.notices if measured else ()))
+        notify(*notices)
+        report = replace(made.report, measured=measured, notices=notices)
         if not settings.no_report:
-            measured = measure_held_out(file, plan, made, progress, notices)
-            report = replace(report, measured=measured, notices=list(dict.fromkeys(notices)))
-            files = write_report(report, plan.out)
-    print_notes(work.errors, report.notices)
+            written = write_report(report, plan.out)
     if settings.print_json:
         write_json(report.as_json())
     else:
         console = Console(highlight=False, emoji=False, markup=False)
-        print_distilled(console, report, _reference(settings), files)
+        print_distilled(console, report, _reference(settings), written)
 
 
 # The settings made into a plan; what excludes each other is refused.

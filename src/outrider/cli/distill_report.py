@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -15,31 +14,26 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.cli.bench import show_progress
+from outrider.cli.check import print_judged
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import print_rows, print_table
-from outrider.lab.distill.report import NAMES, Draft, Measured, Report, Training
+from outrider.cli.output import print_rows
+from outrider.lab.distill.report import Draft, Report, Training
 from outrider.lab.distill.run import Progress
-from outrider.lab.numbers import NOTHING, digits, duration, percent
+from outrider.lab.numbers import duration
 from outrider.lab.progress import Progress as Shown
-from outrider.lab.statistics import Interval
-
-_WORDS = (
-    "Agrees: the draft's most likely token is the answer's; accepted: of the tokens that the automatic "
-    "choice drafts without lookup; bound: the share of the speed that perfect hindsight would allow. "
-    "Speeds are those of the automatic choice with lookup, replayed at measured costs."
-)
 
 
-def print_distilled(console: Console, report: Report, target: str | None, files: Sequence[Path]) -> None:
+def print_distilled(console: Console, report: Report, target: str | None, written: Path | None) -> None:
     """The draft, what it was made of, what it gained, and how to use it. `target`: the reference that named
-    it, None for the embedded default; `files`: those of the report."""
+    it, None for the embedded default; `written`: the file of the report."""
     print_rows(
         console, [*_draft(report.draft), *_data(report), *_training(report.training)], width=8, style=""
     )
+    console.print()
     if report.measured is not None:
-        _measured(console, report.measured)
-    console.print(Text("\nhow to go on", style="bold"))
-    print_rows(console, _use(report.draft, target, files), width=8, style="")
+        print_judged(console, report.measured)
+    console.print(Text("how to go on", style="bold"))
+    print_rows(console, _use(report.draft, target, written), width=8, style="")
 
 
 def _draft(draft: Draft) -> list[tuple[str, str]]:
@@ -70,53 +64,12 @@ def _training(training: Training) -> list[tuple[str, str]]:
     return [("training", took), ("", f"{gained}, at step {training.best_step:,}, which was kept")]
 
 
-def _measured(console: Console, measured: Measured) -> None:
-    said = f"\non {measured.answers} held-out answers, through llama.cpp ({measured.tokens:,} tokens)"
-    console.print(Text(said, style="bold"))
-    plain, bound = measured.plain_tokens_per_s, measured.lookup.bound.value
-
-    def line(name: str, auto: Interval, bound: float, *rest: str) -> tuple[str, ...]:
-        agrees, accepted, over_lookup = rest or (NOTHING, NOTHING, NOTHING)
-        speed = digits(plain * auto.value)
-        return name, agrees, accepted, speed, _factor(auto), over_lookup, percent(auto.value / bound)
-
-    rows: list[tuple[str, ...]] = [("no draft", NOTHING, NOTHING, digits(plain), NOTHING, NOTHING, NOTHING)]
-    rows.append(line("lookup alone", measured.lookup.auto, bound))
-    positions = []
-    for kind, name in NAMES.items():
-        draft = measured.drafts.get(kind)
-        if draft is None:
-            continue
-        if draft.acceptance is None or draft.speedups is None or draft.over_lookup is None:
-            console.print(Text(f"{name}: {draft.verdict.sentence}"))
-            continue
-        agrees, accepted = percent(draft.acceptance.rate.value), percent(measured.accepted[kind])
-        shares = (agrees, accepted, _factor(draft.over_lookup))
-        rows.append(line(name, draft.speedups.auto, draft.speedups.bound.value, *shares))
-        by_position = draft.acceptance.by_position
-        shown = " ".join(NOTHING if share is None else f"{share:.0%}" for share in by_position)
-        positions.append((name, shown))
-    head = ("", "agrees", "accepted", "tokens/s", "over plain", "over lookup", "bound")
-    print_table(console, head, rows, left=("",), gap=1)
-    console.print(Text("\nright at the first, second, … place of a draft", style="bold"))
-    print_rows(console, positions, width=8, style="")
-    trained = measured.drafts.get("trained")
-    step = "" if trained is None or trained.step_ratio is None else f"{trained.step_ratio:.2f}"
-    cost = f"A step of the draft takes {step} of the target's. " if step else ""
-    console.print(Text(f"\n{cost}{_WORDS}", style="dim"))
-
-
-def _factor(interval: Interval) -> str:
-    low, high = (f"{end:.2f}" if 0 < end < math.inf else "?" for end in (interval.low, interval.high))
-    return f"{interval.value:.2f} ({low}-{high})"
-
-
-def _use(draft: Draft, target: str | None, files: Sequence[Path]) -> list[tuple[str, str]]:
+def _use(draft: Draft, target: str | None, written: Path | None) -> list[tuple[str, str]]:
     model = "" if target is None else f"-m {shlex.quote(target)} "
     file = shlex.quote(draft.path)
     checked = shlex.quote(target or "default")
     rows = [("use it", f"outrider run {model}-md {file}"), ("check it", f"outrider check {checked} {file}")]
-    return [*rows, *(("report" if not i else "", str(path)) for i, path in enumerate(files))]
+    return [*rows, *([("report", str(written))] if written is not None else [])]
 
 
 # How far a distillation is: one line on a terminal, plain ones now and then elsewhere; its end by Ctrl-C.

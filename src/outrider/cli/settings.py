@@ -272,12 +272,6 @@ class TrimSettings(Hub, JsonOutput, Verbose, Context, Loading):
         panel="Counting",
         help="Your prompts: JSON lines, or a server's log (repeatable). Default: the bundled ones.",
     )
-    recordings: list[Path] = setting(
-        [],
-        metavar="FILE",
-        panel="Counting",
-        help="Count stored recordings of the target's answers too (repeatable).",
-    )
     seconds: Annotated[float, Field(ge=0, le=3600)] = setting(
         90.0, panel="Counting", help="Time for the target's answers that are counted; 0: none."
     )

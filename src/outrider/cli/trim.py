@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -18,8 +19,7 @@ from outrider.cli.settings import TrimSettings
 from outrider.core.errors import SettingError
 from outrider.lab.models import ModelFile
 from outrider.lab.numbers import gigabytes, milliseconds, percent
-from outrider.lab.statistics import Interval
-from outrider.lab.trim.report import Measured, Report
+from outrider.lab.trim.report import Report, agreement_of, step_s_of
 from outrider.lab.trim.trim import TrimRequest, trim
 from outrider.lab.verdict import as_text
 from outrider.models.reference import local_shards
@@ -45,7 +45,7 @@ def trim_draft(settings: TrimSettings) -> int:
         write_json(report.as_json())
     else:
         print_trimmed(Console(highlight=False, emoji=False, markup=False), report)
-    return 0 if report.is_useful else 1
+    return 0 if report.after.verdict.pays else 1
 
 
 def _asked(settings: TrimSettings) -> TrimRequest:
@@ -64,7 +64,6 @@ def _asked(settings: TrimSettings) -> TrimRequest:
         vocabulary=settings.vocabulary,
         workloads=tuple(map(workload_of, dict.fromkeys(settings.prompts))),
         corpora=tuple(settings.corpus),
-        recordings=tuple(settings.recordings),
         seconds=settings.seconds,
         keep_types=settings.keep_types,
         context_length=settings.ctx_size,
@@ -90,10 +89,11 @@ def print_trimmed(console: Console, report: Report) -> None:
     head = ("", "before", "after", "")
     print_table(console, head, _compared(report), left=("",))
     console.print()
-    style = "bold green" if report.is_useful else "bold red"
-    rows = [("verdict", Text(readable(report.verdict), style))]
-    rows += [("" if i else "try", Text(readable(f"- {line}"))) for i, line in enumerate(report.advice)]
-    if report.is_useful:
+    verdict = report.after.verdict
+    style = "bold green" if verdict.pays else "bold red"
+    rows = [("verdict", Text(readable(verdict.sentence), style))]
+    rows += [("" if i else "try", Text(readable(f"- {line}"))) for i, line in enumerate(verdict.advice)]
+    if verdict.pays:
         rows.append(("use it", Text(readable(f"outrider run -m {report.target.path} -md {report.path}"))))
     print_rows(console, rows, width=10, style="")
     console.print(Text(f"took {report.seconds:.0f} s", style="dim"))
@@ -126,29 +126,21 @@ def _made(report: Report) -> list[tuple[str, str]]:
 
 
 def _compared(report: Report) -> list[tuple[str, str, str, str]]:
-    before, after = report.before, report.after
-    sizes = report.source.file_bytes, report.file_bytes
-
-    def speed(measured: Measured, name: str) -> str:
-        value: Interval = getattr(measured, name)
-        return as_text(value)
-
-    return [
-        ("file", gigabytes(sizes[0]), gigabytes(sizes[1]), f"{sizes[1] / sizes[0]:.2f}x"),
-        ("step", milliseconds(before.step_s), milliseconds(after.step_s), f"{report.step_ratio:.2f}x"),
-        ("of the target's", _share(before), _share(after), ""),
-        (
-            "agreement",
-            percent(before.agreement.value, 1),
-            percent(after.agreement.value, 1),
-            f"{report.agreement_ratio:.2f}x",
-        ),
-        ("speed, with lookup", speed(before, "with_lookup"), speed(after, "with_lookup"), ""),
-        ("without lookup", speed(before, "without_lookup"), speed(after, "without_lookup"), ""),
-        ("lookup alone", speed(before, "lookup_alone"), speed(after, "lookup_alone"), ""),
+    drafts = report.before, report.after
+    rows: list[tuple[str, list[float], Callable[[float], str]]] = [
+        ("file", [report.source.file_bytes, report.file_bytes], lambda size: gigabytes(int(size))),
+        ("step", list(map(step_s_of, drafts)), milliseconds),
+        ("of the target's", [draft.step_ratio or 0.0 for draft in drafts], lambda ratio: f"{ratio:.2f}"),
+        ("agreement", [agreement_of(draft).value for draft in drafts], lambda share: percent(share, 1)),
     ]
-
-
-def _share(measured: Measured) -> str:
-    ratio = measured.judged.step_ratio
-    return "" if ratio is None else f"{ratio:.2f}"
+    speeds = [
+        ("speed, with lookup", [draft.over_plain for draft in drafts]),
+        ("without lookup", [draft.alone for draft in drafts]),
+    ]
+    found = []
+    for name, (before, after), shown in rows:
+        found.append((name, shown(before), shown(after), f"{after / max(before, 1e-9):.2f}x"))
+    for name, both in speeds:
+        first, second = ("" if speed is None else as_text(speed) for speed in both)
+        found.append((name, first, second, ""))
+    return found

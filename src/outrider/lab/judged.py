@@ -11,10 +11,10 @@ from outrider.core.contracts import RewindKind, Vocabulary
 from outrider.costs import CallCosts
 from outrider.costs.expected_speed import StepCosts
 from outrider.lab.models import ModelFacts
-from outrider.lab.predict import DRAFT, Expectation, Speedups, expect, with_policy_times
+from outrider.lab.predict import DRAFT, Speedups, expect, with_policy_times
 from outrider.lab.record import Answer
 from outrider.lab.recording import Recording
-from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting
+from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN, Setting
 from outrider.lab.statistics import Interval, share_of
 from outrider.lab.subject import DraftOffers, Subject, tokenizer_fault
 from outrider.lab.verdict import DraftNumbers, DraftVerdict, cannot_work, judge_draft
@@ -110,7 +110,8 @@ class DraftReport:
     """One draft model, or a head. What could not be found out, since the pair cannot work, is None.
 
     `bytes_ratio` and `step_ratio` are a draft step's bytes and time against the target's; `over_plain` and
-    `over_lookup` what the automatic choice gains with the draft over doing without it.
+    `over_lookup` what the automatic choice gains with the draft over doing without it, `alone` what it does
+    over plain decoding with the draft but without lookup.
     """
 
     model: ModelFacts
@@ -126,25 +127,14 @@ class DraftReport:
     speedups: Speedups | None = None
     over_plain: Interval | None = None
     over_lookup: Interval | None = None
+    alone: Interval | None = None
     seconds: float = 0.0
     kind: ModelKind = "model"
 
 
-def replayed(
-    subject: Subject, draft: DraftOffers, settings: Sequence[Setting] | None = None
-) -> Expectation | None:
-    """What settings (None: all) make of those answers that have a draft's offers; None where it cannot work
-    with this target."""
-    if draft.refusal is not None or draft.costs is None:
-        return None
-    prices = subject.prices(draft.costs, draft.prior)
-    recordings = [answer.recording for answer in draft.answers]
-    return expect(draft.answers, with_policy_times(recordings, prices), settings)
-
-
-def judge(subject: Subject, draft: DraftOffers, found: Expectation | None) -> DraftReport:
-    """What a draft is good for, or why it cannot work with this target. `found` is what was `replayed`:
-    plain decoding, auto and auto lookup among others."""
+def judge(subject: Subject, draft: DraftOffers, settings: Sequence[Setting] | None = None) -> DraftReport:
+    """What a draft is good for, or why it cannot work with this target: settings (None: all) replayed over
+    those answers that have its offers, plain decoding and the automatic choices among them."""
     report = DraftReport(
         model=draft.facts,
         tokenizers=tokenizers_of(draft.alignment, subject.target.model.vocabulary, subject.answers),
@@ -153,8 +143,10 @@ def judge(subject: Subject, draft: DraftOffers, found: Expectation | None) -> Dr
         verdict=cannot_work(*(draft.refusal or ("", ()))),
         kind=draft.kind,
     )
-    if found is None or draft.costs is None:
+    if draft.refusal is not None or draft.costs is None:
         return report
+    prices = subject.prices(draft.costs, draft.prior)
+    found = expect(draft.answers, with_policy_times([a.recording for a in draft.answers], prices), settings)
     acceptance = acceptance_of([answer.recording for answer in draft.answers], DRAFT)
     call_s = subject.costs.call_s(1, context=0)
     needed = StepCosts.of(subject.costs, draft.costs).least_needed()
@@ -180,4 +172,5 @@ def judge(subject: Subject, draft: DraftOffers, found: Expectation | None) -> Dr
         speedups=found.speedups(AUTO),
         over_plain=numbers.over_plain,
         over_lookup=numbers.over_lookup,
+        alone=found.over(AUTO_MODEL.name, PLAIN.name),
     )

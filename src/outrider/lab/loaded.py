@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from outrider.backends.tuning.scoring import costs_of
 from outrider.core.contracts import FREE, Constraint, Model, Rewinding
 from outrider.core.data import Grammar
 from outrider.core.errors import PromptError
-from outrider.core.notices import collect_notices
 from outrider.costs import CallCosts
 from outrider.costs.timer import Rows
 from outrider.engine import Engine
@@ -33,7 +32,7 @@ from outrider.models.chat import ChatTemplate
 from outrider.models.vocab import Alignment
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.policy.pretrained import PretrainedCalibration
-from outrider.session import Session
+from outrider.session import DEFAULT_CONTEXT_TOKENS, Session
 from outrider.session.drafts import load_head
 from outrider.session.learned import prior_in
 from outrider.session.loading import load_draft, load_weights, template_of
@@ -46,7 +45,7 @@ class Loaded(ExitStack):
     """Weights, and a context once it is opened; leaving or closing it frees both, but not the weights that a
     head shares with its target.
 
-    Lines for the user go to `notices`. A draft is loaded `beside` its target. For a head, which has the
+    A draft is loaded `beside` its target. For a head, which has the
     target's weights or those of a file, the target is opened once more: what else is measured of it does
     without the hidden states that a head reads. Raises ModelFileError or OutOfMemory, for a head of a file
     BackendCrash.
@@ -56,14 +55,12 @@ class Loaded(ExitStack):
         self,
         file: ModelFile,
         options: LoadOptions,
-        notices: list[str],
         progress: Progress = lambda _what, _part: None,
         *,
         beside: Model | None = None,
     ) -> None:
         super().__init__()
         self._progress = progress
-        self._notices = notices
         self._file = file
         self._before = resident_bytes()
         self._model: GgufModel | None = None
@@ -72,16 +69,14 @@ class Loaded(ExitStack):
         self.opened_bytes: int | None = None
         """the memory that weights and context took at first; None where that is not known"""
         progress(f"loading {file.name}", None)
-        with collect_notices() as lines:
-            if isinstance(beside, GgufModel) and file.is_head and file.path == beside.weights.path:
-                self.weights = beside.weights
-            elif isinstance(beside, GgufModel) and file.is_head:
-                self.weights = load_head(beside.weights, read_card(beside.weights.path), file.card, options)
-            elif isinstance(beside, GgufModel):
-                self.weights = load_draft(beside.weights, file.card, options, measure=True)
-            else:
-                self.weights = load_weights(file.card, options, draft=beside is not None, measure=True)
-        notices += lines
+        if isinstance(beside, GgufModel) and file.is_head and file.path == beside.weights.path:
+            self.weights = beside.weights
+        elif isinstance(beside, GgufModel) and file.is_head:
+            self.weights = load_head(beside.weights, read_card(beside.weights.path), file.card, options)
+        elif isinstance(beside, GgufModel):
+            self.weights = load_draft(beside.weights, file.card, options, measure=True)
+        else:
+            self.weights = load_weights(file.card, options, draft=beside is not None, measure=True)
         if not file.is_head or isinstance(self.weights, HeadWeights):
             self.callback(self.weights.close)
         try:
@@ -105,10 +100,12 @@ class Loaded(ExitStack):
             return f"{title} as it is here lacks the calls for a model's own head"
         return f"it is one of {self._file.card.mtp_layers}, and {title} runs no more than one in such a model"
 
-    def open(self, context_length: int) -> GgufModel:
-        """A context for one sequence (0 tokens: as trained); not for what cannot draft. Raises
-        OutOfMemory."""
+    def open(self, context_length: int | None) -> GgufModel:
+        """A context for one sequence (0 tokens: as trained, None: as usual); not for what cannot draft.
+        Raises OutOfMemory."""
         assert not self.why_not, self.why_not
+        if context_length is None:
+            context_length = min(DEFAULT_CONTEXT_TOKENS, self.weights.trained_context)
         if self._file.is_head and isinstance(self._beside, GgufModel):
             feeding = self.enter_context(closing(self._beside.weights.open(context_length)))
             self._feeder = LoadedTarget(self._file.name, feeding)
@@ -125,9 +122,7 @@ class Loaded(ExitStack):
         """The open model as a draft that lines up so, and that is closed with this."""
         assert self._model is not None, "open it first"
         is_own_head = self._feeder is not None and not isinstance(self.weights, HeadWeights)
-        with collect_notices() as lines:
-            prior = None if is_own_head else prior_in(self._model)
-        self._notices += lines
+        prior = None if is_own_head else prior_in(self._model)
         return LoadedDraft(self._file.name, self._model, alignment, prior, self._feeder, self.close)
 
     def _grown(self) -> int | None:
@@ -140,11 +135,7 @@ class Loaded(ExitStack):
         empty afterwards. Raises BackendError."""
         assert self._model is not None, "open it first"
         what = f"measuring the calls of {self._file.name}"
-        costs, lines = costs_of(
-            self._model, rows=rows, seconds=seconds, progress=lambda part: self._progress(what, part)
-        )
-        self._notices += lines
-        return costs
+        return costs_of(self._model, rows=rows, seconds=seconds, progress=partial(self._progress, what))
 
     def facts(self) -> ModelFacts:
         """The model as it is now: its memory grows with use."""
@@ -160,7 +151,7 @@ class Loaded(ExitStack):
             **card_fields(card),
         )
 
-    def row(self, role: Role, target: str | None = None) -> ModelRow:
+    def row(self, role: Role, notices: Sequence[str], target: str | None = None) -> ModelRow:
         """What a sweep writes down about the open model, of a draft for this target."""
         model = self._model
         assert model is not None, "open it first"
@@ -176,7 +167,7 @@ class Loaded(ExitStack):
             role=role,
             path=str(self._file.path),
             fingerprint=self._file.fingerprint,
-            effective=effective | ({"notices": list(self._notices)} if self._notices else {}),
+            effective=effective | ({"notices": list(notices)} if notices else {}),
             backend=model.options.backend,
             memory_bytes=self.opened_bytes or None,
             beside=target if self._file.is_head else None,

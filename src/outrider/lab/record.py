@@ -14,6 +14,7 @@ from time import perf_counter
 
 from outrider.core.data import Completion, DraftToken, Request, StepRecord
 from outrider.core.errors import ConstraintError, GrammarError, OutriderError, PromptError
+from outrider.core.notices import collect_notices, notify
 from outrider.costs import CallCosts
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.engine import Engine
@@ -154,7 +155,7 @@ _SHORT_TOKENS = 8
 """Nothing can be saved on shorter answers, so they say nothing about drafts."""
 _MIN_ANSWERS = 4
 """Made even if the time is up: fewer tell too little about others."""
-_MAX_ANSWERS = 24
+MAX_ANSWERS = 24
 _WANTED_ANSWERS = 8
 """An answer may take such a part of the time: a slow target makes shorter ones, not fewer."""
 
@@ -179,14 +180,16 @@ class Answer:
     whole_ratio: float
 
 
-def questions_of(workloads: Sequence[Workload], target: LoadedTarget) -> tuple[list[Question], list[str]]:
-    """The prompts of all workloads in turn, those of each in a shuffled order, and lines for the user. Of
-    conversations with follow-ups the first turn is asked.
+def questions_of(workloads: Sequence[Workload], target: LoadedTarget) -> list[Question]:
+    """The prompts of all workloads in turn, those of each in a shuffled order. Of conversations with
+    follow-ups the first turn is asked.
 
-    Those that leave no room for an answer are left out. Raises PromptError where none can be asked.
+    Those that leave no room for an answer are left out, and a notice says so. Raises PromptError where none
+    can be asked.
     """
-    notices: list[str] = []
-    columns = [_column(workload, target, notices) for workload in workloads]
+    with collect_notices() as notices:
+        columns = [_column(workload, target) for workload in workloads]
+    notify(*notices)
     found = [question for row in zip_longest(*columns) for question in row if question is not None]
     if not found:
         why = notices[-1] if notices else "there are none"
@@ -197,17 +200,15 @@ def questions_of(workloads: Sequence[Workload], target: LoadedTarget) -> tuple[l
         why = f"each of them needs more than the target's context of {context} tokens"
         raise PromptError("prompts", why, "Give shorter ones (--prompts), or a larger context (-c).")
     if len(fitting) < len(found):
-        notices.append(f"{len(found) - len(fitting)} of {len(found)} prompts do not fit the target's context")
-    return fitting, notices
+        notify(f"{len(found) - len(fitting)} of {len(found)} prompts do not fit the target's context")
+    return fitting
 
 
-def _column(workload: Workload, target: LoadedTarget, notices: list[str]) -> list[Question]:
+def _column(workload: Workload, target: LoadedTarget) -> list[Question]:
     prompts = list(workload.prompts)
     random.Random(0).shuffle(prompts)
     if target.template is None and any(not isinstance(prompt.messages, str) for prompt in prompts):
-        notices.append(
-            f"{target.name} has no chat template: conversations of {workload.name} are read as text"
-        )
+        notify(f"{target.name} has no chat template: conversations of {workload.name} are read as text")
         prompts = [as_text(prompt) for prompt in prompts]
     found = []
     for prompt in prompts:
@@ -215,7 +216,7 @@ def _column(workload: Workload, target: LoadedTarget, notices: list[str]) -> lis
         try:
             found.append(Question(case, target.encode(prompt)))
         except PromptError as error:
-            notices.append(f"{workload.name}, {prompt.id} is left out: {error.why}")
+            notify(f"{workload.name}, {prompt.id} is left out: {error.why}")
     return found
 
 
@@ -233,22 +234,20 @@ def record_answers(
     costs: CallCosts,
     *,
     seconds: float,
+    most: int = MAX_ANSWERS,
     clock: Callable[[], float] = perf_counter,
     progress: Callable[[float], None] = lambda _part: None,
-    left_out: Callable[[str], None] = lambda _why: None,
-) -> tuple[list[Answer], int]:
-    """The answers to as many questions as the time allows, and how many were left out as too short.
+) -> list[Answer]:
+    """The answers to as many questions as the time allows, of the first `most`; notices say what is left out.
 
     Each may take its part of the time, which `costs` turn into tokens. After every third answer, calls over
-    more tokens are timed. `progress` is called with the part of the time that is spent, `left_out` with why a
-    question cannot be asked: its grammar cannot be used or leaves nothing to say.
-
-    Raises BackendError when a call fails.
+    more tokens are timed. `progress` is called with the part of the time that is spent. Raises BackendError
+    when a call fails.
     """
     started = clock()
     found: list[Answer] = []
     short = 0
-    for number, question in enumerate(questions[:_MAX_ANSWERS]):
+    for number, question in enumerate(questions[:most]):
         spent = clock() - started
         progress(min(spent / seconds, 1.0))
         if spent > seconds and len(found) >= _MIN_ANSWERS:
@@ -262,7 +261,7 @@ def record_answers(
         try:
             row = record_case(target, short_case, {}, seed=case.workload.sampling.seed or 0, probe=probe)
         except (GrammarError, ConstraintError) as error:
-            left_out(f"{case.workload.name}, {case.prompt.id} is left out: {error.why}")
+            notify(f"{case.workload.name}, {case.prompt.id} is left out: {error.why}")
             continue
         if len(row.tokens) < _SHORT_TOKENS:
             short += 1
@@ -272,4 +271,6 @@ def record_answers(
         if is_cut:  # it would have gone on: no policy is to know where it ends
             recording = replace(recording, finish_reason="cancelled")
         found.append(Answer(case, row, recording, len(row.tokens) / case.max_tokens if is_cut else 1.0))
-    return found, short
+    if short:
+        notify(f"left out for ending within a few tokens, where drafts save nothing: {short} of the answers")
+    return found

@@ -10,6 +10,8 @@ from time import perf_counter
 from outrider.backends.gguf import LoadOptions
 from outrider.core.contracts import Rewinding, RewindKind
 from outrider.core.data import StepRecord
+from outrider.core.errors import PromptError
+from outrider.core.notices import collect_notices, notify
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.drafters.model import ModelDrafter
@@ -17,7 +19,15 @@ from outrider.lab.corrected import corrected, corrected_by_drafts
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget, Progress
 from outrider.lab.models import ModelFacts, ModelFile
 from outrider.lab.predict import DRAFT, Prices, prices_of
-from outrider.lab.record import Answer, Case, recording_of, request_of
+from outrider.lab.record import (
+    MAX_ANSWERS,
+    Answer,
+    Case,
+    Question,
+    record_answers,
+    recording_of,
+    request_of,
+)
 from outrider.lab.rows import AnswerRow, OffersRow, PairRow
 from outrider.models.gguf import ModelKind
 from outrider.models.vocab import Alignment, AlignmentReport, compare
@@ -113,23 +123,38 @@ def target_costs(measured: CallCosts, answers: Sequence[AnswerRow]) -> CallCosts
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A target that was measured: what its calls cost, and its own answers (at least one)."""
+    """A target that was measured: what its calls cost, and its own answers."""
 
     target: LoadedTarget
     facts: ModelFacts
     costs: CallCosts
-    answers: tuple[Answer, ...]
+    answers: tuple[Answer, ...] = ()
 
-    def corrected(self, answers: Sequence[Answer]) -> Subject:
-        """With answers, and what their calls say about the costs."""
+    def answering(
+        self,
+        questions: Sequence[Question],
+        *,
+        seconds: float,
+        most: int = MAX_ANSWERS,
+        progress: Callable[[float], None] = lambda _part: None,
+    ) -> Subject:
+        """With its answers to these questions, and what their calls say about the costs. Raises PromptError
+        where it has none, BackendError when a call fails."""
+        with collect_notices() as notices:
+            answers = record_answers(
+                self.target, questions, self.costs, seconds=seconds, most=most, progress=progress
+            )
+        notify(*notices)
+        if not answers:
+            why = notices[-1] if notices else "the target says nothing to them"
+            raise PromptError("prompts", why, "Give others (--prompts).")
         costs = target_costs(self.costs, [answer.row for answer in answers])
         return replace(self, costs=costs, answers=tuple(answers))
 
     def prices(self, draft: CallCosts | None = None, prior: PretrainedCalibration | None = None) -> Prices:
         """What calls cost, and the engine's own time beside them; `prior`: the draft's."""
         prices = prices_of(self.costs, [answer.row for answer in self.answers], draft, prior)
-        model = self.target.model
-        return replace(prices, rewinding=model.rewinding)
+        return replace(prices, rewinding=self.target.model.rewinding)
 
 
 def why_unusable(
@@ -172,7 +197,6 @@ def offers_along(
     subject: Subject,
     file: ModelFile,
     options: LoadOptions,
-    notices: list[str],
     progress: Progress,
     *,
     seconds: float,
@@ -185,7 +209,7 @@ def offers_along(
     the same shape and types. Raises ModelFileError, OutOfMemory or BackendError.
     """
     started = perf_counter()
-    with Loaded(file, options, notices, progress, beside=subject.target.model) as draft:
+    with Loaded(file, options, progress, beside=subject.target.model) as draft:
         alignment = compare(subject.target.model.vocabulary, draft.weights.vocabulary)
         is_whole = not (alignment.report.is_reduced or file.is_head)
         ratio = file.card.output_bytes / file.card.bytes_per_token if is_whole else 0.0
@@ -206,7 +230,7 @@ def offers_along(
         if not answers:
             return replace(found, facts=draft.facts(), refusal=TOO_LONG)
         if skipped:
-            notices.append(f"{file.name}: {skipped} of the answers do not fit its context")
+            notify(f"{file.name}: {skipped} of the answers do not fit its context")
         if known is None:
             progress(f"{file.name} drafts", None)
             few = [(answer.case, answer.row) for answer in answers[:_PROBED_ANSWERS]]

@@ -25,7 +25,7 @@ from outrider.backends.tuning.scoring import (
 )
 from outrider.core.contracts import Policy
 from outrider.core.errors import SettingError
-from outrider.core.notices import notify
+from outrider.core.notices import collect_notices, notify
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import (
     BUSY,
@@ -120,11 +120,11 @@ class Learned:
 
     def _measured(self, progress: Progress, *, fresh: bool = False) -> PairCosts:
         """The costs of each model, looked up or (`fresh`) measured in any case."""
-        found, notices = {}, list[str]()
-        for role, (model, rows) in self._models.items():
-            what = f"measuring what calls of the {role} model cost here, once"
-            found[role], lines = costs_of(model, rows=rows, fresh=fresh, progress=partial(progress, what))
-            notices += lines
+        found = {}
+        with collect_notices() as notices:
+            for role, (model, rows) in self._models.items():
+                what = f"measuring what calls of the {role} model cost here, once"
+                found[role] = costs_of(model, rows=rows, fresh=fresh, progress=partial(progress, what))
         self.is_provisional = BUSY in notices
         notify(*notices)
         return PairCosts(found["target"], found.get("draft"))

@@ -15,6 +15,7 @@ from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.backends.gguf.registry import TITLES
 from outrider.backends.machine import cpu_id, num_cores, physical_cores, processor_name
 from outrider.backends.native import native_library
+from outrider.core.notices import notify
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS, GLANCE_SECONDS, Progress, calibrate
 from outrider.costs.expected_speed import StepCosts, best_call
@@ -165,20 +166,22 @@ def costs_of(
     seconds: float = DEFAULT_SECONDS,
     fresh: bool = False,
     progress: Progress = lambda _part: None,
-) -> tuple[CallCosts, list[str]]:
-    """What calls of `model` cost, and lines for the user.
+) -> CallCosts:
+    """What calls of `model` cost.
 
     Taken from the cache; where it has nothing (or `fresh`), or what was measured on a busy machine that is
     quiet now, measured for about `seconds` and kept. Then the model's sequences are emptied, so ask before
     anything is generated. `rows` are the logits that the model is asked for: all for a target, the last for a
     draft model.
     """
-    return known_costs(
+    costs, notices = known_costs(
         subject_of(model, rows),
         lambda: calibrate(model, seconds=seconds, rows=rows, progress=progress),
         spare_cores=spare_cores(native_of(model)),
         fresh=fresh,
     )
+    notify(*notices)
+    return costs
 
 
 def costs_at_once(model: Loaded, rows: Rows) -> tuple[CallCosts, bool, str | None]:

@@ -1,11 +1,12 @@
-"""What a node is: the physical host that it runs on, and the kind of machine that this is."""
+"""What a node is: the physical host that it runs on, the kind of machine that this is, and whether it has a
+model's file."""
 
 from __future__ import annotations
 
 import platform
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from math import isfinite
 from pathlib import Path
@@ -13,8 +14,11 @@ from typing import Any
 
 from outrider.backends.gguf import device_names, physical_cores
 from outrider.backends.machine import total_bytes
-from outrider.core.errors import BackendError
+from outrider.core.errors import BackendError, ModelFileError, OutriderError
+from outrider.costs.store import fingerprint
 from outrider.lab.machine import machine, versions
+from outrider.lab.models import DEFAULT, OWN_HEAD, ModelFile, find_models
+from outrider.models import HubOptions, read_card
 
 LABEL = "outrider-machine"
 """The label of a node that names its kind: `ray start --labels outrider-machine=NAME`."""
@@ -80,3 +84,33 @@ def kind_name(facts: Mapping[str, Any], label: str | None) -> str:
     devices = [str(name) for name in facts.get("devices", ()) if name and name not in facts["cpu"]]
     parts = [facts["cpu"], f"{facts['physical_cores']} cores", f"{facts['memory_gb']} GB", *devices]
     return ", ".join(map(str, parts))
+
+
+class MissingFile(ModelFileError):
+    """A machine lacks a model's file."""
+
+
+def at_hand(file: ModelFile, references: Sequence[str], hub: HubOptions) -> ModelFile:
+    """A model with a path that holds here: the same, or that of the hub or of what comes with Outrider, by
+    one of the references. Raises MissingFile."""
+    if _is(file.path, file.fingerprint):
+        return file
+    for reference in references:
+        if reference.startswith("hf:") or reference == DEFAULT:
+            try:
+                [found] = find_models([reference], hub=hub)
+            except (OutriderError, ValueError):
+                continue  # it may be another one's
+            if found.fingerprint == file.fingerprint:
+                card = read_card(found.path)
+                head = card.own_head if file.name == OWN_HEAD else None
+                return replace(file, path=found.path, card=head or card)
+    way_out = "Put it at the same path on every machine, or name it by the hub (hf:OWNER/REPO)."
+    raise MissingFile(str(file.path), f"{platform.node()} does not have it", way_out)
+
+
+def _is(path: Path, wanted: str) -> bool:
+    try:
+        return path.exists() and fingerprint(path) == wanted
+    except OutriderError:
+        return False

@@ -13,11 +13,11 @@ from threading import Thread
 from time import monotonic, time
 from typing import Literal, NamedTuple
 
+from outrider.fleet.ray.machines import at_hand
 from outrider.lab.bench.loader import Loader
 from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.bench.runs import RealRuns
 from outrider.lab.bench.target import TargetWork
-from outrider.lab.copies import at_hand
 from outrider.lab.models import ModelFile
 from outrider.lab.progress import Meter, Progress
 from outrider.lab.prompts import Workload

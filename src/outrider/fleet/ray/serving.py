@@ -12,7 +12,6 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -27,9 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from outrider.core.errors import BackendError, SettingError
 from outrider.fleet.ray.affinity import routing_key
-from outrider.fleet.ray.machines import LABEL, facts_here, kind_name
 from outrider.fleet.ray.merging import merged
-from outrider.models.hub import cache_dir
 from outrider.server.assembly import create_app
 from outrider.server.errors import Problem
 from outrider.server.keys import ApiKey, Caller, RateLimiter
@@ -40,8 +37,6 @@ from outrider.server.settings import ServeSettings
 LOG = logging.getLogger("outrider.server")
 APPLICATION = "outrider"
 _ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
-_SHARED = ("costs", "acceptance")
-"""folders of the cache whose entries replicas on one kind of machine share"""
 _TELL_S = 1.0
 """between a replica's metrics"""
 _STALE_S = 30.0
@@ -64,11 +59,10 @@ class Asked(NamedTuple):
 
 
 class Board:
-    """What replicas tell each other and the ingress: metrics, costs and what was learned."""
+    """What replicas tell the ingress: their metrics."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, tuple[float, str]] = {}
-        self._entries: dict[str, dict[str, tuple[float, bytes]]] = {}
 
     def tell(self, replica: str, text: str) -> None:
         """The metrics of a replica as they are now."""
@@ -82,35 +76,6 @@ class Board:
         now = time.time()
         return {name: text for name, (at, text) in self._metrics.items() if now - at < _STALE_S}
 
-    def share(self, kind: str, entries: dict[str, tuple[float, bytes]]) -> dict[str, tuple[float, bytes]]:
-        """Add entries of the cache on a kind of machine, by their paths with the times at which they were
-        written; all that are known, the newest of each."""
-        known = self._entries.setdefault(kind, {})
-        for path, entry in entries.items():
-            if path not in known or known[path][0] < entry[0]:
-                known[path] = entry
-        return known
-
-
-def shared_entries(folder: Path) -> dict[str, tuple[float, bytes]]:
-    """The entries of a cache that are shared."""
-    found: dict[str, tuple[float, bytes]] = {}
-    for name in _SHARED:
-        for path in (folder / name).glob("**/*.json"):
-            with contextlib.suppress(OSError):
-                found[str(path.relative_to(folder))] = path.stat().st_mtime, path.read_bytes()
-    return found
-
-
-def take_entries(folder: Path, entries: dict[str, tuple[float, bytes]]) -> None:
-    """Put entries into a cache that lacks them."""
-    for name, (_, data) in entries.items():
-        path = folder / name
-        if not path.exists():
-            with contextlib.suppress(OSError):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
-
 
 class Replica:
     """A server's application over models of its own."""
@@ -118,17 +83,9 @@ class Replica:
     def __init__(self, open_models: Open, settings: ServeSettings, board: Any) -> None:
         self._board = board
         self._name = serve.get_replica_context().replica_id.unique_id
-        labels = ray.get_runtime_context().get_node_labels()
-        self._kind = kind_name(facts_here((), lambda _name: None)["facts"], labels.get(LABEL))
-        self._share()
         self._models, self._close = open_models()
-        self._share()
         self._app = create_app(self._models, page=page() if settings.page else None)
         self._telling: asyncio.Task[None] | None = None
-
-    def _share(self) -> None:
-        folder = cache_dir()
-        take_entries(folder, ray.get(self._board.share.remote(self._kind, shared_entries(folder))))
 
     async def answer(self, asked: Asked) -> AsyncIterator[list[Message]]:
         """The application's messages as they come, each time with what the request used so far. What a
@@ -189,7 +146,6 @@ class Replica:
             self._models.close()
             self._close()
             with contextlib.suppress(Exception):  # the cluster may be ending
-                self._share()
                 ray.get(self._board.leave.remote(self._name), timeout=2)
 
 

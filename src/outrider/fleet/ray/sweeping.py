@@ -13,13 +13,11 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, OutriderError, SettingError
-from outrider.fleet.ray.files import send
 from outrider.fleet.ray.joining import ENVIRONMENT, find_nodes, nodes_alive
-from outrider.fleet.ray.machines import Node, same_kind
+from outrider.fleet.ray.machines import MissingFile, Node, same_kind
 from outrider.fleet.ray.pieces import TIMED, Item, Kit, Piece, Where, work
 from outrider.lab.bench.sweep import Sweep
 from outrider.lab.bench.target import MIN_TOKENS
-from outrider.lab.copies import MissingFile
 from outrider.lab.models import ModelFile
 from outrider.lab.progress import Progress
 from outrider.lab.rows import AnswerRow, DoneRow, MachineRow, OffersRow, Row
@@ -115,8 +113,8 @@ class _Driver:
         """pieces that were given up: nothing follows on them"""
         self.running: dict[str, _Running] = {}
         self.attempts: Counter[str] = Counter()
-        self.too_small: set[tuple[str, str]] = set()
-        """pieces and hosts without the memory for them"""
+        self.unfit: set[tuple[str, str]] = set()
+        """pieces, and hosts without the memory or a file for them"""
         self._kit = ray.put(kit)
         self._where = {node.id: Where(node.kind, node.host, node.name) for node in nodes}
         task = ray.remote(num_returns="streaming", max_retries=0, runtime_env={"env_vars": ENVIRONMENT})
@@ -209,7 +207,7 @@ class _Driver:
             self._submit(running, options)
 
     def _fits(self, piece: Piece, node: Node) -> bool:
-        if piece.machine not in ("", node.kind) or (piece.name, node.host) in self.too_small:
+        if piece.machine not in ("", node.kind) or (piece.name, node.host) in self.unfit:
             return False
         return node.memory_bytes >= piece.file_bytes
 
@@ -307,29 +305,15 @@ class _Driver:
             self._give_up(piece, f"its process ended {_MAX_ATTEMPTS} times ({why})")
 
     def _failed(self, piece: Piece, cause: BaseException) -> None:
-        if isinstance(cause, _Lacking):
-            self._send(piece, cause)
-        elif not isinstance(cause, _Failed):
+        if not isinstance(cause, _Failed):
             raise cause
-        elif isinstance(cause.error, OutOfMemory):
-            self.too_small.add((piece.name, cause.host))
+        if isinstance(cause.error, OutOfMemory | MissingFile):
+            self.unfit.add((piece.name, cause.host))
             self.sweep.skip(f"{piece.name} on {cause.host}", cause.error.why)
         elif isinstance(cause.error, ModelFileError | BackendError):
             self._give_up(piece, f"it could not be loaded: {cause.error.why}", cause.error)
         else:
             raise cause.error
-
-    def _send(self, piece: Piece, lacking: _Lacking) -> None:
-        file = next(f for f in (*piece.targets, *piece.drafts) if f.fingerprint == lacking.fingerprint)
-        try:
-            send(
-                file, lacking.node, lambda part: self._say(piece, Progress("sending", part, None, file.name))
-            )
-        except ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None)
-            if isinstance(cause, OutriderError):
-                raise cause from None
-            self._again(piece, str(error).splitlines()[0])
 
     def _give_up(self, piece: Piece, why: str, error: OutriderError | None = None) -> None:
         """Leave a piece out, and what needs it."""
@@ -355,14 +339,6 @@ def _counts(row: Row, target: str) -> bool:
     return isinstance(row, AnswerRow) and row.target == target and len(row.tokens) >= MIN_TOKENS
 
 
-class _Lacking(Exception):
-    """A node lacks a file."""
-
-    def __init__(self, fingerprint: str, node: str) -> None:
-        super().__init__(fingerprint, node)
-        self.fingerprint, self.node = fingerprint, node
-
-
 class _Failed(Exception):
     """A piece failed on a host."""
 
@@ -375,16 +351,11 @@ def _on_a_node(
     piece: Piece, kit: Kit, rows: Sequence[Row], where: dict[str, Where], left_s: float
 ) -> Iterator[Item]:
     """The task: a piece, on the node that Ray chose."""
-    node = ray.get_runtime_context().get_node_id()
-    here = where[node]
+    here = where[ray.get_runtime_context().get_node_id()]
     try:
         for item in work(piece, kit, rows, here, left_s):
             if isinstance(item, Progress) and len(where) > 1:
                 item = Progress(item.stage, item.done, item.left_s, f"{here.node}: {item.detail}")
             yield item
-    except MissingFile as error:
-        files = (*piece.targets, *piece.drafts)
-        missing = next(file for file in files if str(file.path) == error.what)
-        raise _Lacking(missing.fingerprint, node) from None
     except OutriderError as error:
         raise _Failed(error, here.host) from None

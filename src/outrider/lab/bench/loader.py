@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from outrider.backends.gguf import GgufModel, LoadOptions, candidates
 from outrider.backends.tuning.scoring import costs_of
 from outrider.core.errors import SettingError
+from outrider.core.notices import collect_notices
 from outrider.costs import CallCosts
 from outrider.costs.store import import_costs
 from outrider.costs.timer import Rows
@@ -44,17 +45,15 @@ class Loader:
 
     def target(self, file: ModelFile) -> tuple[LoadedTarget, ModelRow]:
         """Raises ModelFileError or OutOfMemory."""
-        loaded = Loaded(file, self._plan.load_options(file.backend), [])
-        model = self._open(loaded)
-        return LoadedTarget(file.name, model, loaded.template), loaded.row("target")
+        with collect_notices() as notices:
+            loaded = Loaded(file, self._plan.load_options(file.backend))
+            model = self._open(loaded)
+        return LoadedTarget(file.name, model, loaded.template), loaded.row("target", notices)
 
     def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:
         """Raises ModelFileError or OutOfMemory."""
-        notices: list[str] = []
-        with ExitStack() as stack:
-            loaded = stack.enter_context(
-                Loaded(file, self._draft_options(target), notices, beside=target.model)
-            )
+        with collect_notices() as notices, ExitStack() as stack:
+            loaded = stack.enter_context(Loaded(file, self._draft_options(target), beside=target.model))
             alignment = compare(target.model.vocabulary, loaded.weights.vocabulary)
             useless = loaded.why_not or None
             if isinstance(target.model, GgufModel) and not file.is_head:
@@ -68,7 +67,7 @@ class Loader:
                 self._open(loaded)
             draft = loaded.draft(alignment)
             stack.pop_all()  # it is the caller's now
-        return draft, loaded.row("draft", target.name)
+        return draft, loaded.row("draft", notices, target.name)
 
     def _open(self, loaded: Loaded) -> GgufModel:
         """A context for the longest text and the draft after it; 0: as trained."""
@@ -97,7 +96,7 @@ class Loader:
             return curve
         assert isinstance(model.model, GgufModel), "it was loaded from a file"
         rows: Rows = "all" if role == "target" else "last"
-        return costs_of(model.model, rows=rows, fresh=True)[0]
+        return costs_of(model.model, rows=rows, fresh=True)
 
 
 def _context(workloads: Sequence[Workload]) -> int:

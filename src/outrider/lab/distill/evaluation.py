@@ -27,7 +27,7 @@ from outrider.costs.expected_speed import StepCosts
 from outrider.costs.timer import Rows
 from outrider.lab.distill.corpus import Text, TrainingBatch, batch_of, packed
 from outrider.lab.distill.losses import Labels, acceptance, loss_of
-from outrider.lab.distill.plan import Loss, kept
+from outrider.lab.distill.plan import kept
 from outrider.lab.distill.report import Evaluation
 from outrider.models import read_card
 from outrider.session.loading import load_weights
@@ -71,7 +71,7 @@ def measure_costs(target: Path, draft: Path, stored: Path, options: LoadOptions)
 
 def _curve(path: Path, options: LoadOptions, rows: Rows, **measured: Any) -> CallCosts:
     with closing(load_weights(read_card(path), options, draft=rows == "last", measure=True)) as weights:
-        return costs_of(weights.open(2 * _CONTEXT_TOKENS), rows=rows, **measured)[0]
+        return costs_of(weights.open(2 * _CONTEXT_TOKENS), rows=rows, **measured)
 
 
 # Expected speed
@@ -176,7 +176,6 @@ LogitsOf = Callable[[TrainingBatch], Tensor]
 def evaluate(
     texts: Sequence[Text],
     logits_of: LogitsOf,
-    loss: Loss,
     batch_tokens: int,
     costs: StepCosts,
     device: torch.device,
@@ -186,7 +185,6 @@ def evaluate(
     Args:
         texts: All that are to be read; agreement and speed are of the greedy ones.
         logits_of: The draft.
-        loss: That of its training.
         batch_tokens: Of a call, padding included.
         costs: Of calls, for the expected speed.
         device: Where the draft is.
@@ -197,7 +195,7 @@ def evaluate(
     alphas: list[Tensor] = []
 
     def judge(logits: Tensor, labels: Labels) -> None:
-        losses.append(loss_of(loss, logits, labels).cpu())
+        losses.append(loss_of(logits, labels).cpu())
         alphas.append(acceptance(logits, labels).cpu())
 
     answers = predicted(texts, logits_of, batch_tokens, device, judge)

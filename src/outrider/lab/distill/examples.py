@@ -7,7 +7,7 @@ nothing but the answers under way.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -46,8 +46,6 @@ class Example:
     temperature: float
     text: str
     """the answer as text, for a follow-up question"""
-    conversation: str = ""
-    """`questions.conversation_hash` of what was asked: which side of the split it is on"""
 
 
 def example_path(folder: Path, id: str) -> Path:
@@ -59,7 +57,7 @@ def write_example(folder: Path, example: Example) -> None:
     """Raises SettingError when it cannot be written; nothing is left half-written then."""
     data = io.BytesIO()
     arrays = {name: getattr(example, name) for name in _ARRAYS}
-    words = np.array([example.id, example.category, example.text, example.conversation])
+    words = np.array([example.id, example.category, example.text])
     np.savez(data, words=words, temperature=np.float64(example.temperature), **arrays)
     write_whole(example_path(folder, example.id), data.getvalue(), "answer")
 
@@ -68,19 +66,12 @@ def read_example(path: Path) -> Example:
     """Raises InputError for a file that is missing or damaged."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
-            identity, category, text, conversation = map(str, data["words"])
+            identity, category, text = map(str, data["words"])
             arrays = {name: data[name] for name in _ARRAYS}
             temperature = float(data["temperature"])
-            return Example(
-                identity, category, **arrays, temperature=temperature, text=text, conversation=conversation
-            )
+            return Example(identity, category, **arrays, temperature=temperature, text=text)
     except Exception as error:  # the readers of zip files and arrays raise whatever their parts do
         raise InputError(str(path), f"it is damaged ({error})", "Remove it: it is made again.") from error
-
-
-def read_examples(folder: Path) -> Iterator[Example]:
-    """The answers in a folder, in the order of their files' names. Raises InputError for a damaged file."""
-    return map(read_example, sorted(folder.glob("*.npz")))
 
 
 def tokens_used(examples: Sequence[Example], vocabulary: Vocabulary, size: int | None) -> Subset:

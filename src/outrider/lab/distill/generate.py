@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import islice
@@ -14,17 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.backends.gguf import LoadOptions, physical_cores
-from outrider.core.contracts import Constraint, Model, Vocabulary
+from outrider.backends.gguf import LoadOptions
+from outrider.core.contracts import Constraint, Vocabulary
 from outrider.core.data import Logits, Row, Span
-from outrider.core.errors import ConstraintError, ModelFileError, OutriderError
-from outrider.core.notices import collect_notices
-from outrider.lab.distill.checkpoint import ARCHITECTURES, read_gguf
+from outrider.core.errors import ConstraintError, OutriderError
 from outrider.lab.distill.examples import Example, example_path, read_example, write_example
-from outrider.lab.distill.network import Network, TorchModel, device_of, has_fast_half
 from outrider.lab.distill.plan import DistillPlan
 from outrider.lab.distill.questions import Question
-from outrider.lab.held_out import conversation_hash
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.lab.teacher_forced import teacher_forced
@@ -32,8 +28,8 @@ from outrider.session.loading import load_weights, template_of
 
 TOP = 64
 """of a target's most likely tokens that are recorded at each place"""
-_AT_ONCE = {"llama.cpp": 32, "torch": 192}
-"""Answers under way at once: llama.cpp's calls grow with every token, PyTorch's hardly do at first."""
+_AT_ONCE = 32
+"""answers under way"""
 _MAX_LENGTH_RATIO = 2
 """of prompts that are read together, since a call may be padded to its longest"""
 _REFILL_SHARE = 8
@@ -50,56 +46,12 @@ OnDone = Callable[[str, int], None]
 """Called for every question that is done: why it was passed over (or ""), and its answer's tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Teacher:
-    """A target that answers: `target` encodes and constrains, `model` makes the calls."""
-
-    target: LoadedTarget
-    model: Model
-
-
 @contextmanager
-def open_teacher(file: ModelFile, plan: DistillPlan, notices: list[str]) -> Iterator[Teacher]:
-    """The target of a plan, open for its answers; a notice says who makes the calls, and why.
-    Raises ModelFileError or OutOfMemory."""
-    device = device_of()
-    dtype = torch.bfloat16 if has_fast_half(device) else torch.float32
-    uses_torch, why = _choose(file, plan, device)
-    # As llama.cpp's calls: near-ties fall by the number of threads, which workers of a cluster set otherwise.
-    torch.set_num_threads(plan.threads or physical_cores())
-    at_once = plan.data.parallel or _AT_ONCE["torch" if uses_torch else "llama.cpp"]
-    with collect_notices() as lines:
-        weights = load_weights(file.card, LoadOptions(threads=plan.threads), measure=True)
-    notices += lines
-    try:
-        length = min(plan.context, weights.trained_context)
-        native = weights.open(length, max_sequences=1 if uses_torch else at_once)
-        target = LoadedTarget(file.name, native, template_of(weights, file.card.chat_template))
-        model: Model = native
-        if uses_torch:
-            network = Network.of(read_gguf(file.path), length + 1, dtype=dtype, device=device)
-            model = TorchModel(file.name, network, native.vocabulary, at_once, length)
-        notices.append(why)
-        yield Teacher(target, model)
-    finally:
-        weights.close()
-
-
-def _choose(file: ModelFile, plan: DistillPlan, device: torch.device) -> tuple[bool, str]:
-    """Whether PyTorch makes the calls, and a line that says why."""
-    architecture = file.card.architecture
-    if plan.data.teacher == "llama.cpp":
-        return False, "llama.cpp answers, as asked"
-    if architecture not in ARCHITECTURES:
-        if plan.data.teacher == "auto":
-            return False, f"llama.cpp answers: PyTorch runs no {architecture} here"
-        reason = f"PyTorch runs no {architecture} here (known: {', '.join(ARCHITECTURES)})"
-        raise ModelFileError(str(file.path), reason, "Leave out --teacher torch.")
-    if plan.data.teacher == "torch":
-        return True, "PyTorch answers, as asked"
-    if has_fast_half(device):
-        return True, f"PyTorch answers: on this {device.type} its batches are faster than llama.cpp's"
-    return False, "llama.cpp answers: this machine has no fast 16-bit products for PyTorch"
+def open_target(file: ModelFile, plan: DistillPlan) -> Iterator[LoadedTarget]:
+    """The target of a plan, open for its answers. Raises ModelFileError or OutOfMemory."""
+    with closing(load_weights(file.card, LoadOptions(threads=plan.threads), measure=True)) as weights:
+        model = weights.open(min(plan.context, weights.trained_context), max_sequences=_AT_ONCE)
+        yield LoadedTarget(file.name, model, template_of(weights, file.card.chat_template))
 
 
 # The answers
@@ -110,7 +62,6 @@ def generate(
     questions: Sequence[Question],
     folder: Path,
     *,
-    model: Model | None = None,
     max_tokens: int = 256,
     top: int = TOP,
     seed: int = 0,
@@ -118,18 +69,17 @@ def generate(
 ) -> None:
     """Let the target answer every question that has no file in `folder` yet, and its follow-ups after it.
 
-    `model` makes the calls (None: the target's own); it is empty before and afterwards. Tokens are drawn
-    from the `top` most likely at the question's temperature (0: the argmax), from a stream of its own for
-    each question, so that an answer does not depend on what else is under way. Questions that do not fit, or
+    Its model is empty before and afterwards. Tokens are drawn from the `top` most likely at the question's
+    temperature (0: the argmax), from a stream of its own for each question, so that an answer does not depend
+    on what else is under way. Questions that do not fit, or
     whose grammar leaves no way on, are passed over, and reported.
     Raises BackendError when a call fails, SettingError when the disk is full.
     """
-    model = model or target.model
     try:
-        _Generation(target, model, folder, top, max_tokens, seed, on_done).run(questions)
+        _Generation(target, folder, top, max_tokens, seed, on_done).run(questions)
     finally:
-        for sequence in range(model.max_sequences):
-            model.truncate(sequence, 0)
+        for sequence in range(target.model.max_sequences):
+            target.model.truncate(sequence, 0)
 
 
 def top_tokens(rows: Logits, top: int) -> tuple[Ids, LogProbs, npt.NDArray[np.float16]]:
@@ -200,16 +150,14 @@ class _Answer:
             np.asarray(others),
             question.temperature,
             b"".join(map(vocabulary.piece, self.tokens)).decode("utf-8", errors="replace"),
-            conversation_hash(question.prompt),
         )
 
 
-@dataclass(slots=True)
+@dataclass
 class _Generation:
     """Answers under way, each in a sequence of the model, and the questions that wait."""
 
     target: LoadedTarget
-    model: Model
     folder: Path
     top: int
     max_tokens: int
@@ -218,6 +166,9 @@ class _Generation:
     running: dict[int, _Answer] = field(default_factory=dict)
     waiting: deque[tuple[Question, tuple[str, ...]]] = field(default_factory=deque)
     """questions, and the answers that come before them"""
+
+    def __post_init__(self) -> None:
+        self.model = self.target.model
 
     def run(self, questions: Sequence[Question]) -> None:
         """Answer them all.

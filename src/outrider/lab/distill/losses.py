@@ -1,13 +1,10 @@
-"""How far a draft's distributions are from its target's: the losses of training.
+"""How far a draft's distributions are from its target's.
 
-A target's distribution is known by its K most likely tokens and what is left for the rest; both losses take
-the rest as one more token, for the target and for the draft. p is the target's, q the draft's.
-
-- "kl": KL(p || q), which cares for every token that the target may choose.
-- "tv": total variation, 1 - Σ min(p, q): one minus the share of sampled drafts that are accepted
-  (Leviathan et al. 2023, arXiv 2211.17192, section 3.2; used as a loss by DistillSpec, arXiv 2310.08461).
-- "hybrid": λ KL + (1 - λ) TV with λ = exp(-3 α), α the acceptance at that position: far from the
-  target KL pulls, near it acceptance itself is what counts (speculators, "lk_hybrid").
+A target's distribution is known by its K most likely tokens and what is left for the rest, which is taken
+as one more token. p is the target's, q the draft's, and α = Σ min(p, q) the acceptance at a position: the
+share of sampled drafts that are accepted (Leviathan et al. 2023, arXiv 2211.17192, section 3.2). The loss is
+λ KL(p || q) + (1 - λ)(1 - α) with λ = exp(-3 α): far from the target KL pulls, near it acceptance itself is
+what counts (speculators, "lk_hybrid").
 """
 
 from __future__ import annotations
@@ -17,8 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-from outrider.lab.distill.plan import Loss
 
 _HYBRID_RATE = 3.0
 _MIN_P = 1e-9
@@ -57,15 +52,11 @@ def _rest_q(log_q: Tensor, labels: Labels) -> Tensor:
     return rest_q + (rest_q.clamp(min=_MIN_Q) - rest_q).detach()
 
 
-def loss_of(kind: Loss, logits: Tensor, labels: Labels) -> Tensor:
+def loss_of(logits: Tensor, labels: Labels) -> Tensor:
     """The loss at each of n positions, of logits (n, vocabulary)."""
     log_q = _log_q(logits, labels)
     rest_q = _rest_q(log_q, labels)
-    if kind == "kl":
-        return _kl(log_q, rest_q, labels)
     alpha = _alpha(log_q, rest_q, labels)
-    if kind == "tv":
-        return 1 - alpha
     weight = torch.exp(-_HYBRID_RATE * alpha.detach())
     return weight * _kl(log_q, rest_q, labels) + (1 - weight) * (1 - alpha)
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import PromptError
 from outrider.lab.distill.checkpoint import Checkpoint
 from outrider.lab.distill.corpus import Text, text_of
-from outrider.lab.distill.examples import Example, example_path, read_example, read_examples
+from outrider.lab.distill.examples import Example, example_path, read_example
 from outrider.lab.distill.plan import DistillPlan
 from outrider.lab.distill.questions import Asked
 from outrider.lab.distill.starting import first_draft
-from outrider.lab.held_out import is_held_out
 from outrider.models.vocab.subset import Subset
 
 
@@ -37,9 +35,7 @@ class Material:
         return [text for text in found if text is not None]
 
 
-def read_material(
-    plan: DistillPlan, questions: Asked, vocabulary: Vocabulary, notices: list[str]
-) -> Material:
+def read_material(plan: DistillPlan, questions: Asked, vocabulary: Vocabulary) -> Material:
     """Raises PromptError when one side has no answers."""
     sides: list[list[Example]] = []
     for side in (questions.training, questions.held_out):
@@ -47,18 +43,9 @@ def read_material(
         paths = (example_path(plan.answers_folder, question.id) for question in turns)
         sides.append([read_example(path) for path in paths if path.exists()])  # none if passed over
     training, held_out = sides
-    known = {example.id for example in training}
-    training += (example for folder in plan.data.more_answers for example in other_answers(folder, known))
     if not training or not held_out:
         why = f"{len(training)} answers to train on, {len(held_out)} held out"
         raise PromptError("prompts", why, "Give more prompts, or shorter ones.")
-    draft, subset = first_draft(plan, training, vocabulary, notices)
+    draft, subset = first_draft(plan, training, vocabulary)
     # What knows all tokens reads all: other engines would not know better.
     return Material(draft, subset, training, held_out, plan.draft.window if subset.has_other else 0)
-
-
-def other_answers(folder: Path, known: Collection[str]) -> Iterator[Example]:
-    """Answers of other runs that this one may train on: none that measures, none that it has itself."""
-    for example in read_examples(folder):
-        if example.id not in known and example.conversation and not is_held_out(example.conversation):
-            yield example

@@ -1,4 +1,4 @@
-"""Llama-like models in PyTorch, over a dict of tensors with GGUF's names: for training, and as a Model.
+"""Llama-like models in PyTorch, over a dict of tensors with GGUF's names.
 
 `transformers` has these models too. It is not used: target and draft are GGUF files on both sides, so that
 its names, layouts and configurations would be one more conversion each way, in a package of its own size.
@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
 from functools import cache, partial
 from timeit import repeat
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention as attention
 
-from outrider.core.contracts import FREE, Vocabulary
-from outrider.core.data import Logits, Span
-from outrider.core.errors import BackendError
 from outrider.lab.distill.checkpoint import Checkpoint, Shape
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
@@ -179,97 +175,3 @@ class Network:
     def _feed_forward(self, name: str, x: Tensor) -> Tensor:
         gated = functional.silu(self._linear(x, f"{name}ffn_gate")) * self._linear(x, f"{name}ffn_up")
         return self._linear(gated, f"{name}ffn_down")
-
-
-class TorchModel:
-    """A Model over a network. Its calls are padded to the longest span: give spans of one length together.
-
-    `context_length` is in tokens of one sequence; the KV of all sequences is allocated at once.
-    """
-
-    rewinding = FREE
-
-    def __init__(
-        self, name: str, network: Network, vocabulary: Vocabulary, max_sequences: int, context_length: int
-    ) -> None:
-        self.name = name
-        self.vocabulary = vocabulary
-        self.context_length = context_length
-        self.max_sequences = max_sequences
-        self.capacity_tokens = max_sequences * context_length
-        self.max_batch_tokens = self.capacity_tokens
-        self.max_rows = self.capacity_tokens
-        self._network = network
-        network.reach(context_length + 1)
-        shape = network.shape
-        self._lengths = [0] * max_sequences
-        # The last place is written by padding alone.
-        size = (2, max_sequences, shape.kv_heads, context_length + 1, shape.head_width)
-        like = network.weights["token_embd.weight"]
-        self._cache = [like.new_zeros(size) for _ in range(shape.layers)]
-
-    def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        self._check(spans)
-        with torch.inference_mode():
-            rows = self._decode(spans)
-        for span in spans:
-            self._lengths[span.sequence] = span.start + len(span.tokens)
-        return rows
-
-    def _decode(self, spans: Sequence[Span]) -> list[Logits]:
-        longest = max(len(span.tokens) for span in spans)
-        tokens = torch.zeros(len(spans), longest, dtype=torch.long)
-        for line, span in enumerate(spans):
-            tokens[line, : len(span.tokens)] = torch.tensor(span.tokens)
-        starts = torch.tensor([span.start for span in spans])
-        # Padding that runs past the end goes to the cache's last place, which nothing else looks at.
-        positions = (starts[:, None] + torch.arange(longest)).clamp(max=self.context_length)
-        tokens, positions = tokens.to(self._network.device), positions.to(self._network.device)
-        states = self._network.hidden(tokens, positions, self._attend(spans, positions))
-        found = [states[line, len(s.tokens) - s.rows : len(s.tokens)] for line, s in enumerate(spans)]
-        logits = self._network.logits(torch.cat(found)).float().cpu().numpy()
-        ends = np.cumsum([span.rows for span in spans])
-        return [logits[end - span.rows : end] for end, span in zip(ends, spans, strict=True)]
-
-    def _check(self, spans: Sequence[Span]) -> None:
-        if len({span.sequence for span in spans}) < len(spans):
-            raise BackendError(self.name, "two spans of one sequence in one call")
-        for span in spans:
-            if span.start != self._lengths[span.sequence]:
-                raise BackendError(self.name, f"sequence {span.sequence} does not hold {span.start} tokens")
-            if (end := span.start + len(span.tokens)) > self.context_length:
-                reason = f"{end} tokens do not fit its context of {self.context_length}"
-                raise BackendError(self.name, reason, "Give it a larger one.")
-
-    def _attend(self, spans: Sequence[Span], positions: Tensor) -> Attend:
-        """Attention over each sequence's cache, up to each token's own place."""
-        device = positions.device
-        sequences = torch.tensor([span.sequence for span in spans], device=device)
-        end = int(positions.max()) + 1
-        visible = (torch.arange(end, device=device) <= positions[:, :, None])[:, None]
-
-        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            for stored, new in zip(self._cache[layer], (keys, values), strict=True):
-                stored[sequences[:, None], :, positions] = new.transpose(1, 2)
-            known_keys, known_values = self._cache[layer][:, sequences, :, :end]
-            return attention(queries, known_keys, known_values, attn_mask=visible, enable_gqa=True)
-
-        return attend
-
-    def length(self, sequence: int) -> int:
-        return self._lengths[sequence]
-
-    def reach(self, sequence: int, length: int) -> int:  # noqa: ARG002
-        return length
-
-    def truncate(self, sequence: int, length: int) -> None:
-        self._lengths[sequence] = min(length, self._lengths[sequence])
-
-    def copy(self, source: int, sequence: int, length: int) -> None:
-        for kv in self._cache:
-            kv[:, sequence, :, :length] = kv[:, source, :, :length]
-        self._lengths[sequence] = length
-
-    def close(self) -> None:
-        self._cache.clear()
-        vars(self).pop("_network", None)  # its maker may keep the network

@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as attention
 
 from outrider.core.contracts import Model
-from outrider.core.data import Span
 from outrider.lab.distill.corpus import Text, text_of
 from outrider.lab.distill.examples import Example, Tokens
 from outrider.lab.distill.generate import top_tokens
-from outrider.lab.distill.network import Network, TorchModel
+from outrider.lab.distill.network import Network
 from outrider.lab.teacher_forced import teacher_forced
 from outrider.models.vocab.subset import Subset
 
@@ -67,25 +69,29 @@ class OnPolicy:
     ) -> list[list[int]]:
         """Tokens drawn from the draft after each beginning, in the target's ids, up to the end of the
         answer; none that it does not know."""
-        vocabulary, subset = self.target.vocabulary, self.subset
-        longest = max(len(tokens) for tokens in begun) + _CONTINUED_TOKENS
-        model = TorchModel("draft", network, vocabulary, len(begun), longest)
-        drawn: list[list[int]] = [[] for _ in begun]
-        spans = [Span(i, tuple(subset.to_draft[tokens].tolist()), 0, 1) for i, tokens in enumerate(begun)]
+        subset, ends = self.subset, self.target.vocabulary.ends_generation
+        longest = max(map(len, begun))
+        starts = torch.tensor([longest - len(tokens) for tokens in begun], device=network.device)
+        new = np.zeros((len(begun), longest), dtype=np.int64)
+        for line, tokens in zip(new, begun, strict=True):
+            line[longest - len(tokens) :] = subset.to_draft[tokens]
+        network.reach(longest + _CONTINUED_TOKENS)
+        cache, drawn = _Cache(starts), np.zeros((len(begun), 0), dtype=np.int64)
         for _ in range(_CONTINUED_TOKENS):
-            logits = torch.from_numpy(np.concatenate(model.decode(spans)))
+            read = torch.from_numpy(new).to(network.device)
+            with torch.inference_mode():
+                states = network.hidden(read, cache.places(new), cache.attend)
+                logits = network.logits(states[:, -1]).double().cpu()
             if subset.has_other:
                 logits[:, -1] = -torch.inf
-            sums = logits.double().softmax(-1).cumsum(-1).numpy()
+            sums = logits.softmax(-1).cumsum(-1).numpy()
             places = random.random(len(begun)) * sums[:, -1]
-            for own, below, place in zip(drawn, sums, places, strict=True):
-                own.append(int(np.searchsorted(below, place, side="right")))
-            spans = [Span(i, (own[-1],), model.length(i), 1) for i, own in enumerate(drawn)]
+            new = (sums <= places[:, None]).sum(axis=1, keepdims=True)
+            drawn = np.concatenate([drawn, new], axis=1)
         texts = []
-        for own in drawn:
-            tokens = subset.to_target[own].tolist()
-            ends = (i for i, token in enumerate(tokens, start=1) if vocabulary.ends_generation(token))
-            texts.append(tokens[: next(ends, len(tokens))])
+        for tokens in subset.to_target[drawn].tolist():
+            last = next((i for i, token in enumerate(tokens, 1) if ends(token)), len(tokens))
+            texts.append(tokens[:last])
         return texts
 
     def _label(self, example: Example, begun: Tokens, own: Sequence[int]) -> Example:
@@ -99,3 +105,31 @@ class OnPolicy:
             example, prompt=begun, answer=np.asarray(own, dtype=np.int32),
             ids=ids, log_probs=log_probs, rest=others, temperature=1.0,
         )  # fmt: skip
+
+
+class _Cache:
+    """Keys and values of texts that end together: shorter ones are padded up to `starts`."""
+
+    def __init__(self, starts: Tensor) -> None:
+        self._starts = starts[:, None]
+        self._stored: dict[int, tuple[Tensor, Tensor]] = {}
+        self._num_read = 0
+
+    def places(self, tokens: npt.NDArray[np.int64]) -> Tensor:
+        """The positions of the next tokens (texts, tokens), each in its own text."""
+        at = torch.arange(self._num_read, self._num_read + tokens.shape[1], device=self._starts.device)
+        self._num_read += tokens.shape[1]
+        return (at - self._starts).clamp(min=0)
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Every token sees its own text up to itself; padding, which no text sees, sees itself alone."""
+        if layer in self._stored:
+            keys, values = (
+                torch.cat([known, more], dim=2)
+                for known, more in zip(self._stored[layer], (keys, values), strict=True)
+            )
+        self._stored[layer] = keys, values
+        place = torch.arange(keys.shape[2], device=keys.device)
+        own = place[-queries.shape[2] :, None]
+        visible = (place <= own) & (place >= self._starts[:, None]) | (place == own)
+        return attention(queries, keys, values, attn_mask=visible[:, None], enable_gqa=True)

@@ -20,7 +20,6 @@ from outrider.core.files import reason_of, write_whole
 from outrider.core.schema import Count, Group, Natural, Share, setting
 
 _Read = TypeVar("_Read")
-Loss = Literal["kl", "tv", "hybrid"]
 Start = Literal["prune", "continue"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 TensorType = Annotated[str, AfterValidator(read_type)]
@@ -47,13 +46,6 @@ class Data(Group):
         metavar="FOLDER",
         help="Where the answers are, or will be, for other runs too. Default: in --out.",
     )
-    more_answers: list[Path] = setting(
-        [], metavar="FOLDER", help="Answers that another run recorded, to train on too (repeatable)."
-    )
-    teacher: Literal["auto", "torch", "llama.cpp"] = setting(
-        "auto", metavar="WHO", help="Who makes the target's calls: torch, llama.cpp or auto."
-    )
-    parallel: Count | None = setting(None, help="Answers under way at once. Default: what suits.")
 
     @field_validator("temps")
     @classmethod
@@ -112,7 +104,6 @@ class Training(Group):
         help=f"How long to train, the answers not counted. Default: {USUAL_MINUTES:g}.",
     )
     steps: Count | None = setting(None, help="Steps to train, instead of --minutes.")
-    loss: Loss = setting("hybrid", metavar="NAME", help="kl, tv, or hybrid: from the one to the other.")
     learning_rate: Positive = setting(1e-3, metavar="R", help="The highest, after a short warm-up.")
     batch_tokens: Annotated[int, Field(ge=64)] = setting(6144, help="Tokens of a step, prompts included.")
     on_policy: Share = setting(
@@ -156,8 +147,6 @@ class DistillPlan:
 
 _ANSWER_KEYS = ("target", "data.max_tokens")
 """what answers depend on besides their questions"""
-_SHARED_KEYS = ("target",)
-"""what answers of other runs must have in common with this one's"""
 
 
 def claim(plan: DistillPlan) -> None:
@@ -173,17 +162,13 @@ def claim(plan: DistillPlan) -> None:
 
 
 def claim_answers(plan: DistillPlan) -> None:
-    """Make the folder of the answers one for answers of this target; look into those of other runs.
+    """Make the folder of the answers one for answers of this target.
 
-    Raises SettingError when it cannot be made, InputError when one holds answers that were made otherwise.
+    Raises SettingError when it cannot be made, InputError when it holds answers that were made otherwise.
     """
-    own, wanted = plan.answers_folder, _as_json(plan)
-    make_folder(own)
-    for folder in (own, *plan.data.more_answers):
-        if folder != own and not (folder / "answers.json").is_file():
-            raise InputError(str(folder), "it holds no answers", "Name the answers folder of another run.")
-        kept = {key: wanted[key] for key in (_ANSWER_KEYS if folder == own else _SHARED_KEYS)}
-        _claim(folder / "answers.json", kept, "answers that were made otherwise")
+    make_folder(plan.answers_folder)
+    wanted = {key: value for key, value in _as_json(plan).items() if key in _ANSWER_KEYS}
+    _claim(plan.answers_folder / "answers.json", wanted, "answers that were made otherwise")
 
 
 def make_folder(folder: Path) -> None:

@@ -6,7 +6,7 @@ stopped goes on where it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -15,13 +15,16 @@ from statistics import median
 from time import perf_counter
 from typing import Protocol
 
-from outrider.backends.gguf import LoadOptions
+import torch
+
+from outrider.backends.gguf import LoadOptions, physical_cores
+from outrider.core.notices import notify
 from outrider.core.schema import values_for
 from outrider.costs.expected_speed import StepCosts
 from outrider.drafters.model import ModelDrafter
 from outrider.lab.distill.evaluation import measure_costs
 from outrider.lab.distill.export import Provenance, Written, read_provenance, write_gguf
-from outrider.lab.distill.generate import Teacher, generate, open_teacher
+from outrider.lab.distill.generate import generate, open_target
 from outrider.lab.distill.material import Material, read_material
 from outrider.lab.distill.network import keep_freed_memory
 from outrider.lab.distill.on_policy import OnPolicy
@@ -30,6 +33,7 @@ from outrider.lab.distill.questions import Asked, asked
 from outrider.lab.distill.report import Data, Draft, Report, Training
 from outrider.lab.distill.starting import first_draft
 from outrider.lab.distill.train import Trainer, TrainingSettings
+from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.models.hub import file_sha256
 from outrider.models.vocab.subset import coverage
@@ -73,15 +77,15 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
     started = perf_counter()
     claim(plan)
     keep_freed_memory()
+    torch.set_num_threads(plan.threads or physical_cores())
     questions = asked(plan.data)
-    notices: list[str] = []
-    with open_teacher(file, plan, notices) as teacher:
-        vocabulary = teacher.target.model.vocabulary
-        first_draft(plan, [], vocabulary, [])  # one that cannot be made is refused before hours of answers
-        _answer(teacher, questions, plan, notices, progress)
-        material = read_material(plan, questions, vocabulary, notices)
+    with open_target(file, plan) as target:
+        vocabulary = target.model.vocabulary
+        first_draft(plan, [], vocabulary)  # one that cannot be made is refused before hours of answers
+        _answer(target, questions, plan, progress)
+        material = read_material(plan, questions, vocabulary)
         if not plan.training.on_policy:
-            teacher.model.close()  # its vocabulary is still read
+            target.model.close()  # its vocabulary is still read
         provenance = _provenance(file, plan, material)
         write = partial(
             write_gguf, subset=material.subset, target=vocabulary, window=material.window,
@@ -91,7 +95,7 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
         progress("measuring what calls cost", None)
         options = LoadOptions(threads=plan.threads)
         costs = measure_costs(file.path, first, plan.out / "prices.json", options)
-        trainer = _train(teacher, material, costs, plan, progress)
+        trainer = _train(target, material, costs, plan, progress)
         state = trainer.state
         provenance = replace(
             provenance,
@@ -100,7 +104,7 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
         )
         path = plan.out / f"{plan.name}.gguf"
         written = write(trainer.best(), path, provenance=provenance, prior=_prior(trainer))
-        notices += written.notes
+        notify(*written.notes)
     training = Training(
         **values_for(Training, plan.training) | {"steps": state.history[-1].step},
         best_step=state.best_step,
@@ -116,44 +120,43 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
         draft=_draft(material, written),
         data=_data(plan, material),
         training=training,
-        notices=notices,
     )
     return Distilled(report, first)
 
 
-def record(file: ModelFile, plan: DistillPlan, progress: Progress) -> list[str]:
-    """Let the target answer the prompts, and train nothing; lines for the user. Raises as `distill` does."""
+def record(file: ModelFile, plan: DistillPlan, progress: Progress) -> None:
+    """Let the target answer the prompts, and train nothing. Raises as `distill` does."""
     claim_answers(plan)
-    keep_freed_memory()
-    notices: list[str] = []
-    with open_teacher(file, plan, notices) as teacher:
-        _answer(teacher, asked(plan.data), plan, notices, progress)
-    return notices
+    with open_target(file, plan) as target:
+        _answer(target, asked(plan.data), plan, progress)
 
 
-def _answer(
-    teacher: Teacher, questions: Asked, plan: DistillPlan, notices: list[str], progress: Progress
-) -> None:
+def _answer(target: LoadedTarget, questions: Asked, plan: DistillPlan, progress: Progress) -> None:
     everything = [*questions.held_out, *questions.training]
     total = sum(1 + len(question.prompt.follow_ups) for question in everything)
     done, tokens = 0, 0
-    passed_over: list[str] = []
+    reasons: list[str] = []
     started = perf_counter()
 
     def on_done(why: str, count: int) -> None:
         nonlocal done, tokens
         done, tokens = done + 1, tokens + count
         if why:
-            passed_over.append(why)
+            reasons.append(why)
         speed = tokens / (perf_counter() - started)
         progress("the target answers", done / total, f"{done} of {total} answers, {speed:.0f} tokens/s")
 
     generate(
-        teacher.target, everything, plan.answers_folder, model=teacher.model,
-        max_tokens=plan.data.max_tokens, seed=plan.training.seed, on_done=on_done,
+        target, everything, plan.answers_folder, max_tokens=plan.data.max_tokens, seed=plan.training.seed,
+        on_done=on_done,
     )  # fmt: skip
-    if passed_over:
-        notices.append(f"prompts that were passed over: {len(passed_over)}, the first since {passed_over[0]}")
+    passed_over(reasons)
+
+
+def passed_over(reasons: Sequence[str]) -> None:
+    """Say why prompts have no answer."""
+    if reasons:
+        notify(f"prompts that were passed over: {len(reasons)}, the first since {reasons[0]}")
 
 
 def _provenance(file: ModelFile, plan: DistillPlan, material: Material) -> Provenance:
@@ -161,7 +164,6 @@ def _provenance(file: ModelFile, plan: DistillPlan, material: Material) -> Prove
     temperatures = ", ".join(f"{t:g}" for t in plan.data.temperatures)
     data = f"{len(material.training)} answers of the teacher to "
     data += f"{files or 'the prompts that come with Outrider'}, temperatures {temperatures}"
-    data += "; some recorded by other runs" if plan.data.more_answers else ""
     earlier = None if plan.continued is None else read_provenance(plan.continued)
     if earlier is not None:
         data += f"; before that: {earlier.data}"
@@ -215,12 +217,12 @@ def _data(plan: DistillPlan, material: Material) -> Data:
 
 
 def _train(
-    teacher: Teacher, material: Material, costs: StepCosts, plan: DistillPlan, progress: Progress
+    target: LoadedTarget, material: Material, costs: StepCosts, plan: DistillPlan, progress: Progress
 ) -> Trainer:
     wanted, own = plan.training, None
     if wanted.on_policy:
         own = OnPolicy(
-            material.training, teacher.model, material.subset, _OWN_TEXTS, plan.context, wanted.seed
+            material.training, target.model, material.subset, _OWN_TEXTS, plan.context, wanted.seed
         ).texts
     training, held_out = (material.texts(s, plan.context) for s in (material.training, material.held_out))
     trainer_of = partial(Trainer, material.draft, training, costs=costs, folder=plan.out, own_texts=own)

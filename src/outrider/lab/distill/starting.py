@@ -17,6 +17,7 @@ from torch.nn.functional import cosine_similarity, embedding
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import SettingError
+from outrider.core.notices import notify
 from outrider.lab.distill.checkpoint import Checkpoint, keep_layers, read_gguf, restrict
 from outrider.lab.distill.corpus import TrainingBatch, batch_of, text_of
 from outrider.lab.distill.examples import Example, tokens_used
@@ -33,7 +34,7 @@ _DIVISIONS = 8
 
 
 def first_draft(
-    plan: DistillPlan, examples: Sequence[Example], vocabulary: Vocabulary, notices: list[str]
+    plan: DistillPlan, examples: Sequence[Example], vocabulary: Vocabulary
 ) -> tuple[Checkpoint, Subset]:
     """The untrained draft that a plan asks for, and the tokens of the target's `vocabulary` that it knows.
     Without examples its layers are any; a notice says which were chosen.
@@ -60,7 +61,7 @@ def first_draft(
 
     best = partial(best_layers, reduced, subset, examples, count)
     layers = kept(plan.out / "layers.json", best, read, "layers", "Remove it.")
-    notices.append(f"its layers are {', '.join(map(str, layers))} of {have}")
+    notify(f"its layers are {', '.join(map(str, layers))} of {have}")
     return keep_layers(reduced, layers), subset
 
 

@@ -26,7 +26,6 @@ from outrider.lab.distill.corpus import Text, TrainingBatch, batch_of, batches
 from outrider.lab.distill.evaluation import Predictions, evaluate, predicted
 from outrider.lab.distill.losses import loss_of
 from outrider.lab.distill.network import Network, device_of, has_fast_half
-from outrider.lab.distill.plan import Loss
 from outrider.lab.distill.report import Evaluation
 
 _ENDS = ("token_embd.weight", "output.weight")
@@ -56,7 +55,6 @@ class TrainingSettings:
         steps: All that there are, unless it ends early.
         batch_tokens: Of a step, padding included.
         learning_rate: The highest, after a short warm-up.
-        loss: See `losses`.
         on_policy: Share of the steps of the second half that train on the draft's own text.
         seed: Of the order of texts.
         quant: Type of the file that the draft will be written to.
@@ -68,7 +66,6 @@ class TrainingSettings:
     steps: int
     batch_tokens: int
     learning_rate: float
-    loss: Loss = "hybrid"
     on_policy: float = 0.0
     seed: int = 0
     quant: str = "F32"
@@ -261,7 +258,7 @@ class Trainer:
             piece = slice(at, at + _PIECE_POSITIONS)
             with self._autocast():
                 logits = network.logits(ends[piece])
-            loss = loss_of(self.settings.loss, logits, batch.labels.at(piece)).sum() / len(ends)
+            loss = loss_of(logits, batch.labels.at(piece)).sum() / len(ends)
             loss.backward()
             total += float(loss.detach())
         states.backward(ends.grad)
@@ -290,9 +287,7 @@ class Trainer:
     def _evaluate(self) -> None:
         state, settings = self.state, self.settings
         logits_of = partial(self._logits, network=self._as_written())
-        found = evaluate(
-            self._judging, logits_of, settings.loss, settings.batch_tokens, self._costs, self.device
-        )
+        found = evaluate(self._judging, logits_of, settings.batch_tokens, self._costs, self.device)
         trained = float(np.mean(state.losses)) if state.losses else None
         state.losses.clear()
         found = replace(found, step=state.step, train_loss=trained)

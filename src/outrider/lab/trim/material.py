@@ -1,8 +1,8 @@
-"""What tokens are counted in: prompts, files, stored recordings, and the target's answers."""
+"""What tokens are counted in: prompts, files, and the target's answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.contracts import Vocabulary
-from outrider.core.errors import InputError
+from outrider.core.notices import notify
 from outrider.drafters.corpus_store import chunks, list_files
 from outrider.lab.held_out import conversation_hash, is_held_out
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.recording import read_recordings
 from outrider.lab.workloads.lines import text_of
 from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
 from outrider.lab.written_prompts import written_prompts
@@ -83,30 +82,14 @@ def texts_of(prompts: Iterable[Prompt]) -> Iterable[str]:
     return found
 
 
-def texts_in(paths: Sequence[Path], report: Callable[[str], None]) -> Iterable[str]:
-    """The text of files, and of those in folders, a piece at a time; `report` takes what is passed over.
+def texts_in(paths: Sequence[Path]) -> Iterable[str]:
+    """The text of files, and of those in folders, a piece at a time; a notice names what is passed over.
     Raises SettingError for a path that does not exist."""
     files = list_files(paths)
     for source in files.sources:
         try:
             yield from chunks(source)
         except OSError:
-            report(f"{source.path} is not counted: it cannot be read")
+            notify(f"{source.path} is not counted: it cannot be read")
         except UnicodeDecodeError:
-            report(f"{source.path} is not counted: it is no UTF-8 text")
-
-
-def recorded_answers(paths: Sequence[Path], vocabulary: Vocabulary) -> list[tuple[int, ...]]:
-    """The target's answers in files of recordings. Raises InputError for a file that is damaged, or of
-    another tokenizer's tokens."""
-    found = []
-    for path in paths:
-        recordings = read_recordings(path)
-        for recording in recordings:
-            if max((*recording.prompt, *recording.tokens)) >= vocabulary.size:
-                reason = f"{recording.id} has tokens that the target does not have"
-                raise InputError(str(path), reason, "Name recordings of this target.")
-            found.append(recording.tokens)
-        if not recordings:
-            raise InputError(str(path), "it holds no recordings", "Name a file of recordings.")
-    return [tokens for tokens in found if tokens]
+            notify(f"{source.path} is not counted: it is no UTF-8 text")

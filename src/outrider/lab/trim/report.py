@@ -14,18 +14,16 @@ from outrider.lab.statistics import Interval
 SCHEMA = "outrider.trim/1"
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A draft on held-out answers: the time of a step, how often its most likely token is the target's, and
-    the expected speed-up over plain decoding: with lookup, by the draft model alone, by lookup alone.
-    `judged` has more."""
+def step_s_of(report: DraftReport) -> float:
+    """Seconds of a step of a draft that was measured."""
+    assert report.calls is not None
+    return report.calls.call_s
 
-    step_s: float
-    agreement: Interval
-    with_lookup: Interval
-    without_lookup: Interval
-    lookup_alone: Interval
-    judged: DraftReport
+
+def agreement_of(report: DraftReport) -> Interval:
+    """How often its most likely token is the target's."""
+    assert report.acceptance is not None
+    return report.acceptance.rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,38 +50,24 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a trim made and found; of the `types` that were tried `quantization` was kept."""
+    """Everything that a trim made and found; of the `types` that were tried `quantization` was kept. `before`
+    and `after` are the draft as `outrider check` judges it, on held-out answers."""
 
     path: str
     file_bytes: int
     source: ModelFacts
     target: ModelFacts
-    source_sha256: str
     counted: tuple[str, ...]
     known_tokens: int
     source_tokens: int
     sizes: tuple[Choice, ...]
     types: tuple[Tried, ...]
     quantization: str
-    before: Measured
-    after: Measured
-    is_useful: bool
-    verdict: str
-    advice: tuple[str, ...]
+    before: DraftReport
+    after: DraftReport
     notices: tuple[str, ...]
     seconds: float
 
-    @property
-    def step_ratio(self) -> float:
-        """A step's time against what it was."""
-        return self.after.step_s / self.before.step_s
-
-    @property
-    def agreement_ratio(self) -> float:
-        """The agreement against what it was."""
-        return self.after.agreement.value / max(self.before.agreement.value, 1e-9)
-
     def as_json(self) -> dict[str, Any]:
         """Plain data, for JSON: an unknown end of an interval is None."""
-        ratios = {"step_ratio": self.step_ratio, "agreement_ratio": self.agreement_ratio}
-        return {"schema": SCHEMA, **to_jsonable_python(self, inf_nan_mode="null"), **ratios}
+        return {"schema": SCHEMA, **to_jsonable_python(self, inf_nan_mode="null")}

@@ -16,25 +16,25 @@ import numpy as np
 from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.backends.gguf.quantizer import quantize
 from outrider.core.errors import BackendError, ModelFileError, PromptError, SettingError
+from outrider.core.notices import collect_notices, notify
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.costs.expected_speed import StepCosts
-from outrider.lab.judged import SHOWN_CALLS, judge, replayed
+from outrider.lab.judged import SHOWN_CALLS, DraftReport, judge
 from outrider.lab.loaded import Loaded, LoadedTarget, Progress
 from outrider.lab.models import ModelFile, find_models
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.record import as_text, questions_of, record_answers
+from outrider.lab.record import as_text, questions_of
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN
 from outrider.lab.subject import Subject, offers_along
 from outrider.lab.trim.counting import Answered, Mass, answer_prompts
 from outrider.lab.trim.cut import Cut, write_trimmed
-from outrider.lab.trim.material import Counted, Prompts, prompts_of, recorded_answers, texts_in, texts_of
-from outrider.lab.trim.report import Choice, Measured, Report, Tried
+from outrider.lab.trim.material import Counted, Prompts, prompts_of, texts_in, texts_of
+from outrider.lab.trim.report import Choice, Report, Tried, agreement_of, step_s_of
 from outrider.lab.trim.source import Source, read_source
 from outrider.lab.trim.tokens import Answer, Usage, floor_of
 from outrider.models.hub import HubOptions, file_sha256
 from outrider.models.vocab import Alignment, align
 from outrider.models.vocab.subset import Ids
-from outrider.session import DEFAULT_CONTEXT_TOKENS
 from outrider.session.loading import why_no_draft
 
 COUNTING_SECONDS = 90.0
@@ -60,7 +60,6 @@ class TrimRequest:
         vocabulary: Tokens that are kept; None: as many as pay, 0: all.
         workloads: Prompts whose tokens and answers are counted; none: the bundled ones.
         corpora: Files that are counted too.
-        recordings: Recorded answers that are counted too.
         seconds: For the target's answers that are counted.
         measuring_seconds: For the answers that drafts are measured on, and for each draft on them.
         keep_types: Whether weights stay of the types that they are.
@@ -75,7 +74,6 @@ class TrimRequest:
     vocabulary: int | None = None
     workloads: tuple[Workload, ...] = ()
     corpora: tuple[Path, ...] = ()
-    recordings: tuple[Path, ...] = ()
     seconds: float = COUNTING_SECONDS
     measuring_seconds: float = 20.0
     keep_types: bool = False
@@ -92,25 +90,41 @@ def trim(asked: TrimRequest, progress: Progress = lambda _what, _part: None) -> 
     """
     started = perf_counter()
     source = read_source(asked.small.path)
-    prompts, notices = prompts_of(asked.workloads), list[str]()
-    with Loaded(asked.target, asked.options, notices, progress) as target:
-        usual = min(DEFAULT_CONTEXT_TOKENS, target.weights.trained_context)
-        model = target.open(usual if asked.context_length is None else asked.context_length)
-        draft = _line_up(asked, model, notices, progress)
+    prompts = prompts_of(asked.workloads)
+    with collect_notices() as notices, Loaded(asked.target, asked.options, progress) as target:
+        model = target.open(asked.context_length)
+        draft = _line_up(asked, model, progress)
         loaded = LoadedTarget(asked.target.name, model, target.template)
-        usage, origins = _count(asked, loaded, prompts, draft, notices, progress)
+        usage, origins = _count(asked, loaded, prompts, draft, progress)
         seconds = asked.measuring_seconds
-        costs = target.costs("all", min(DEFAULT_SECONDS, seconds))
-        subject = Subject(loaded, target.facts(), costs, ())
-        subject = _answered(subject, prompts.measured, seconds, notices, progress)
+        subject = Subject(loaded, target.facts(), target.costs("all", min(DEFAULT_SECONDS, seconds)))
+        report = partial(progress, "the target answers prompts to measure with")
+        questions = questions_of(prompts.measured, loaded)
+        subject = subject.answering(questions, seconds=seconds, progress=report)
         held_out = [_in_draft(answer.row.tokens, None, draft.alignment) for answer in subject.answers]
-        run = _Run(asked, source, subject, draft, origins, notices, progress)
+        run = _Run(asked, source, subject, draft, origins, progress)
         before = run.measure(asked.small)
         sizes = run.sizes(usage, held_out, before)
         size = max(sizes, key=lambda c: c.speedup).tokens if asked.vocabulary is None else asked.vocabulary
         cut = Cut(usage.order(), size or source.vocabulary)
         tried, after = run.make(cut)
-        return run.report(cut, sizes, tried, before, after, perf_counter() - started)
+    [made] = find_models([str(asked.out)], hub=HubOptions())
+    return Report(
+        path=str(asked.out),
+        file_bytes=made.card.file_bytes,
+        source=before.model,
+        target=subject.facts,
+        counted=tuple(origins),
+        known_tokens=cut.subset.size - cut.subset.has_other,
+        source_tokens=source.vocabulary,
+        sizes=sizes,
+        types=tried,
+        quantization=made.card.quantization,
+        before=before,
+        after=after,
+        notices=tuple(notices),
+        seconds=perf_counter() - started,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +135,9 @@ class _Draft:
     floor: Ids
 
 
-def _line_up(asked: TrimRequest, target: GgufModel, notices: list[str], progress: Progress) -> _Draft:
+def _line_up(asked: TrimRequest, target: GgufModel, progress: Progress) -> _Draft:
     options = asked.draft_options or asked.options
-    with Loaded(asked.small, options, notices, progress, beside=target) as draft:
+    with Loaded(asked.small, options, progress, beside=target) as draft:
         alignment = align(target.vocabulary, draft.weights.vocabulary)
         if why := why_no_draft(target.weights, draft.weights):
             raise ModelFileError(str(asked.small.path), why, "Take another pair of models.")
@@ -136,35 +150,11 @@ def _line_up(asked: TrimRequest, target: GgufModel, notices: list[str], progress
         return _Draft(alignment, floor)
 
 
-def _answered(
-    subject: Subject,
-    workloads: Sequence[Workload],
-    seconds: float,
-    notices: list[str],
-    progress: Progress,
-) -> Subject:
-    """With the target's answers to prompts that nothing is counted in."""
-    questions, lines = questions_of(workloads, subject.target)
-    answers, _ = record_answers(
-        subject.target,
-        questions,
-        subject.costs,
-        seconds=seconds,
-        progress=partial(progress, "the target answers prompts to measure with"),
-        left_out=notices.append,
-    )
-    notices += lines
-    if not answers:
-        raise PromptError("prompts", "the target says next to nothing to them", "Give others (--prompts).")
-    return subject.corrected(answers)
-
-
 def _count(
     asked: TrimRequest,
     target: LoadedTarget,
     prompts: Prompts,
     draft: _Draft,
-    notices: list[str],
     progress: Progress,
 ) -> tuple[Usage, list[str]]:
     """How the draft's tokens are used, and what that was counted in."""
@@ -174,18 +164,15 @@ def _count(
     counted.add(model.vocabulary, texts_of(prompts.counted), prompts.origin)
     if asked.corpora:
         names = ", ".join(map(str, asked.corpora))
-        counted.add(model.vocabulary, texts_in(asked.corpora, notices.append), names)
-    found = [Answered(None, list(tokens)) for tokens in recorded_answers(asked.recordings, model.vocabulary)]
+        counted.add(model.vocabulary, texts_in(asked.corpora), names)
+    found: list[Answered] = []
     if asked.seconds:
         report = partial(progress, "the target answers prompts to count in")
-        made = _ask(target, prompts.counted, asked.seconds, report)
-        found += made
-        total = sum(len(answer.tokens) for answer in made)
-        counted.origins.append(f"{len(made)} answers of the target ({total:,} tokens)")
-    if asked.recordings:
-        counted.origins.append(f"recordings in {', '.join(map(str, asked.recordings))}")
+        found = _ask(target, prompts.counted, asked.seconds, report)
+        total = sum(len(answer.tokens) for answer in found)
+        counted.origins.append(f"{len(found)} answers of the target ({total:,} tokens)")
     usable = to_target >= 0
-    answers = [_in_draft(answer.tokens, answer.mass, draft.alignment) for answer in found if answer.tokens]
+    answers = [_in_draft(answer.tokens, answer.mass, draft.alignment) for answer in found]
     uses = np.where(usable, counted.uses[to_target], 0)
     return Usage(tuple(answers), uses, usable, draft.floor), counted.origins
 
@@ -220,34 +207,24 @@ class _Run:
     subject: Subject
     draft: _Draft
     origins: list[str]
-    notices: list[str]
     progress: Progress
 
-    def measure(self, file: ModelFile) -> Measured:
+    def measure(self, file: ModelFile) -> DraftReport:
         """A draft on the held-out answers. Raises ModelFileError for one that cannot work."""
         offers = offers_along(
             self.subject,
             file,
             self.asked.draft_options or self.asked.options,
-            self.notices,
             self.progress,
             seconds=self.asked.measuring_seconds,
             costs_s=min(_COSTS_SECONDS, self.asked.measuring_seconds),
         )
-        found = replayed(self.subject, offers, (PLAIN, AUTO, AUTO_LOOKUP, AUTO_MODEL))
-        judged = judge(self.subject, offers, found)
-        if found is None or judged.acceptance is None or judged.calls is None:
+        judged = judge(self.subject, offers, (PLAIN, AUTO, AUTO_LOOKUP, AUTO_MODEL))
+        if judged.acceptance is None:
             raise ModelFileError(str(file.path), judged.verdict.sentence, "Take another draft.")
-        return Measured(
-            step_s=judged.calls.call_s,
-            agreement=judged.acceptance.rate,
-            with_lookup=found.over(AUTO.name, PLAIN.name),
-            without_lookup=found.over(AUTO_MODEL.name, PLAIN.name),
-            lookup_alone=found.over(AUTO_LOOKUP.name, PLAIN.name),
-            judged=judged,
-        )
+        return judged
 
-    def sizes(self, usage: Usage, held_out: Sequence[Answer], before: Measured) -> tuple[Choice, ...]:
+    def sizes(self, usage: Usage, held_out: Sequence[Answer], before: DraftReport) -> tuple[Choice, ...]:
         """What vocabularies of several sizes lose, and what they save: a step takes as long as the bytes that
         it reads."""
         whole, ratio = self.source.vocabulary, self.source.output_ratio
@@ -256,15 +233,15 @@ class _Run:
         found = []
         for size, lost in zip(sizes, usage.lost(sizes, held_out), strict=True):
             lost = 0.0 if size == whole else lost
-            step_s = before.step_s * (1 - ratio * (1 - size / whole))
-            right = before.agreement.value * (1 - lost)
+            step_s = step_s_of(before) * (1 - ratio * (1 - size / whole))
+            right = agreement_of(before).value * (1 - lost)
             found.append(Choice(size, lost, step_s, self._best(step_s, right)))
         return tuple(found)
 
-    def make(self, cut: Cut) -> tuple[tuple[Tried, ...], Measured]:
+    def make(self, cut: Cut) -> tuple[tuple[Tried, ...], DraftReport]:
         """Write the draft in its own types and in others, measure each, and keep the best by the draft model
         alone: what lookup finds is the same for all."""
-        found: list[tuple[Tried, Measured, Path]] = []
+        found: list[tuple[Tried, DraftReport, Path]] = []
         with TemporaryDirectory(prefix=".trim-", dir=self.asked.out.resolve().parent) as folder:
             own = self.asked.small.card.quantization
             others = () if self.asked.keep_types else (name for name in _TYPES if name != own)
@@ -273,14 +250,15 @@ class _Run:
                 path.parent.mkdir(exist_ok=True)
                 self.progress(f"writing {self.asked.out.name} {name}".rstrip(), None)
                 if not name:
-                    self.notices.extend(self._write(cut, path))
+                    notify(*self._write(cut, path))
                 elif not self._quantized(found[0][2], name, path):
                     continue
                 [file] = find_models([str(path)], hub=HubOptions())
                 measured = self.measure(file)
-                speedup = self._best(measured.step_s, measured.agreement.value)
+                step_s, agreement = step_s_of(measured), agreement_of(measured)
+                speedup = self._best(step_s, agreement.value)
                 kind = name or file.card.quantization
-                tried = Tried(kind, path.stat().st_size, measured.step_s, measured.agreement, speedup)
+                tried = Tried(kind, path.stat().st_size, step_s, agreement, speedup)
                 found.append((tried, measured, path))
             best = max(found, key=lambda one: one[0].speedup)
             best[2].replace(self.asked.out.resolve())
@@ -291,7 +269,7 @@ class _Run:
         try:
             made = quantize(source, name, path, threads=self.asked.options.threads)
         except BackendError as error:
-            self.notices.append(f"{name} is not tried: {error.why}")
+            notify(f"{name} is not tried: {error.why}")
             return False
         return made.file_bytes < source.stat().st_size
 
@@ -309,36 +287,3 @@ class _Run:
         }
         target = self.subject.target.model.vocabulary
         return write_trimmed(self.source, cut, path, target, self.draft.alignment.to_target, origin)
-
-    def report(
-        self,
-        cut: Cut,
-        sizes: tuple[Choice, ...],
-        tried: tuple[Tried, ...],
-        before: Measured,
-        after: Measured,
-        seconds: float,
-    ) -> Report:
-        """What came of it."""
-        [made] = find_models([str(self.asked.out)], hub=HubOptions())
-        subset = cut.subset
-        return Report(
-            path=str(self.asked.out),
-            file_bytes=made.card.file_bytes,
-            source=before.judged.model,
-            target=self.subject.facts,
-            source_sha256=file_sha256(self.source.path),
-            counted=tuple(self.origins),
-            known_tokens=subset.size - subset.has_other,
-            source_tokens=self.source.vocabulary,
-            sizes=sizes,
-            types=tried,
-            quantization=made.card.quantization,
-            before=before,
-            after=after,
-            verdict=after.judged.verdict.sentence,
-            advice=after.judged.verdict.advice,
-            is_useful=after.judged.verdict.pays,
-            notices=tuple(dict.fromkeys(self.notices)),
-            seconds=seconds,
-        )

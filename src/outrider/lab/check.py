@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,8 +15,9 @@ from pydantic_core import to_jsonable_python
 from outrider.backends.gguf import LoadOptions, device_names, physical_cores
 from outrider.backends.tuning.options import tuned_options
 from outrider.core.contracts import RewindKind
-from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, PromptError, SettingError
-from outrider.core.notices import collect_notices
+from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, SettingError
+from outrider.core.notices import collect_notices, notify
+from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.lab.judged import (
     SHOWN_CALLS,
@@ -25,18 +27,16 @@ from outrider.lab.judged import (
     break_evens,
     calls_of,
     judge,
-    replayed,
 )
 from outrider.lab.loaded import Loaded, LoadedTarget, Progress
 from outrider.lab.models import ModelFacts, ModelFile
 from outrider.lab.predict import Speedups, expect, with_policy_times
 from outrider.lab.prompts import Workload
-from outrider.lab.record import Question, questions_of, record_answers
+from outrider.lab.record import MAX_ANSWERS, questions_of
 from outrider.lab.settings import AUTO_LOOKUP
 from outrider.lab.subject import Subject, offers_along
 from outrider.lab.verdict import DraftVerdict, judge_lookup, overall
 from outrider.models.tokenizers import check_tokenizers
-from outrider.session import DEFAULT_CONTEXT_TOKENS
 from outrider.session.drafts import FoundFile, for_heads
 
 SCHEMA = "outrider.check/1"
@@ -51,6 +51,7 @@ class CheckRequest:
     drafts: tuple[ModelFile, ...]
     workloads: tuple[Workload, ...]
     seconds: float = 45.0
+    max_answers: int = MAX_ANSWERS
     context_length: int | None = None
     options: LoadOptions = field(default_factory=LoadOptions)
     draft_options: LoadOptions | None = None
@@ -130,51 +131,31 @@ def check(request: CheckRequest, progress: Progress = lambda _what, _part: None)
     started = perf_counter()
     for file in [file for file in request.drafts if request.found is None and not file.is_head]:
         check_tokenizers(request.target.card, file.card)
-    notices: list[str] = []
     heads = [file.card for file in request.drafts if file.is_head and file.path != request.target.path]
-    if heads and request.found is None:  # those that were found may be passed over
-        with collect_notices() as lines:
+    with collect_notices() as notices:
+        if heads and request.found is None:  # those that were found may be passed over
             request = replace(request, options=for_heads(request.options, heads[0]))
-        notices += lines
-    with Loaded(request.target, request.options, notices, progress) as target:
-        usual = min(DEFAULT_CONTEXT_TOKENS, target.weights.trained_context)
-        model = target.open(usual if request.context_length is None else request.context_length)
-        asked = LoadedTarget(request.target.name, model, target.template)
-        questions, lines = questions_of(request.workloads, asked)
-        notices += lines
-        subject = Subject(asked, target.facts(), target.costs("all", request.costs_s), ())
-        sample: Sample | None = None
-        lookup: LookupReport | None = None
-        if model.rewinding.is_possible:
-            subject, sample = _answered(request, subject, questions, notices, progress)
-            progress("replaying lookup", None)
-            lookup = judge_lookup_alone(subject)
-        subject = replace(subject, facts=target.facts())
-        drafts: list[DraftReport] = []
-        for file in request.drafts:
-            begun = perf_counter()
-            try:
-                judged = _judged(request, subject, file, notices, progress)
-            except (BackendCrash, ModelFileError, OutOfMemory) as error:
-                if request.found is None:
-                    raise
-                notices.append(f"{file.name} is passed over: {error.why}")
-            else:
-                drafts.append(replace(judged, seconds=perf_counter() - begun))
+        with Loaded(request.target, request.options, progress) as target:
+            subject, sample = _measured(request, target, progress)
+            lookup: LookupReport | None = None
+            if sample is not None:
+                progress("replaying lookup", None)
+                lookup = judge_lookup_alone(subject)
+            drafts = _judged(request, subject, progress)
+            library = target.weights.library
     verdicts = [(d.model.name, d.verdict, d.speedups.auto if d.speedups else None) for d in drafts]
     sentence, pays = overall(lookup.verdict if lookup else None, verdicts)
-    library = target.weights.library
     return Report(
         machine=f"{', '.join(device_names())}, {physical_cores()} cores",
         target=subject.facts,
-        rewind=model.rewinding.kind,
+        rewind=subject.target.model.rewinding.kind,
         calls=calls_of(subject.costs),
         sample=sample,
         lookup=lookup,
-        drafts=tuple(drafts),
+        drafts=drafts,
         verdict=f"{sentence} (measured with {library.title})",
         pays=pays,
-        notices=tuple(dict.fromkeys(notices)),
+        notices=tuple(notices),
         seconds=perf_counter() - started,
         backend=library.backend,
         library_to_take=library_to_take(request.target.path, request.options, library.backend),
@@ -182,56 +163,54 @@ def check(request: CheckRequest, progress: Progress = lambda _what, _part: None)
     )
 
 
-def _judged(
-    request: CheckRequest, subject: Subject, file: ModelFile, notices: list[str], progress: Progress
-) -> DraftReport:
-    """One draft on the target's answers. Raises ModelFileError, OutOfMemory or BackendError."""
-    draft = offers_along(
-        subject,
-        file,
-        request.draft_options or request.options,
-        notices,
-        progress,
-        seconds=request.seconds,
-        costs_s=request.costs_s,
-    )
-    progress(f"replaying {file.name}", None)
-    return judge(subject, draft, replayed(subject, draft))
-
-
-def _answered(
-    request: CheckRequest,
-    subject: Subject,
-    questions: Sequence[Question],
-    notices: list[str],
-    progress: Progress,
-) -> tuple[Subject, Sample]:
-    """The target's own answers."""
+def _measured(request: CheckRequest, loaded: Loaded, progress: Progress) -> tuple[Subject, Sample | None]:
+    """The target with its costs and, where it can take drafts back, its answers."""
+    target = LoadedTarget(request.target.name, loaded.open(request.context_length), loaded.template)
+    questions = questions_of(request.workloads, target)
+    subject = Subject(target, loaded.facts(), loaded.costs("all", request.costs_s))
+    if not target.model.rewinding.is_possible:
+        return subject, None
     started = perf_counter()
-    answers, short = record_answers(
-        subject.target,
-        questions,
-        subject.costs,
-        seconds=request.seconds,
-        progress=lambda part: progress("the target answers", part),
-        left_out=notices.append,
-    )
-    if short:
-        notices.append(
-            f"left out for ending within a few tokens, where drafts save nothing: {short} of the answers"
-        )
-    if not answers:
-        why = "the target says next to nothing to them" if short else notices[-1]
-        raise PromptError("prompts", why, "Give others (--prompts).")
-    tokens = sum(len(answer.row.tokens) for answer in answers)
+    report = partial(progress, "the target answers")
+    subject = subject.answering(questions, seconds=request.seconds, most=request.max_answers, progress=report)
+    tokens = sum(len(answer.row.tokens) for answer in subject.answers)
     sample = Sample(
-        answers=len(answers),
+        answers=len(subject.answers),
         tokens=tokens,
-        workloads=dict(Counter(answer.row.workload for answer in answers)),
-        plain_tokens_per_s=tokens / sum(answer.row.decode_s for answer in answers),
+        workloads=dict(Counter(answer.row.workload for answer in subject.answers)),
+        plain_tokens_per_s=tokens / sum(answer.row.decode_s for answer in subject.answers),
         seconds=perf_counter() - started,
     )
-    return subject.corrected(answers), sample
+    return replace(subject, facts=loaded.facts()), sample
+
+
+def _judged(request: CheckRequest, subject: Subject, progress: Progress) -> tuple[DraftReport, ...]:
+    """Every draft on the target's answers. Raises ModelFileError, OutOfMemory or BackendError."""
+    found: list[DraftReport] = []
+    costs: dict[object, CallCosts | None] = {}
+    """by shape and types: what differs in its weights alone costs the same"""
+    for file in request.drafts:
+        begun, card = perf_counter(), file.card
+        alike = card.architecture, card.block_count, card.parameters, card.file_bytes, card.kind
+        try:
+            offers = offers_along(
+                subject,
+                file,
+                request.draft_options or request.options,
+                progress,
+                seconds=request.seconds,
+                costs_s=request.costs_s,
+                known=costs.get(alike),
+            )
+        except (BackendCrash, ModelFileError, OutOfMemory) as error:
+            if request.found is None:
+                raise
+            notify(f"{file.name} is passed over: {error.why}")
+            continue
+        costs[alike] = offers.costs
+        progress(f"replaying {file.name}", None)
+        found.append(replace(judge(subject, offers), seconds=perf_counter() - begun))
+    return tuple(found)
 
 
 # Which native library to take for a file: what a trial found here before, or when the file was loaded.
