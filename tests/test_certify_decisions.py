@@ -138,13 +138,12 @@ def findings(**changes: object) -> Findings:
 def test_the_power_is_in_the_certificate() -> None:
     found = findings()
     assert found.holds
-    document = as_json(certificate_of(found))["decisions"]
-    assert document["holds"] and document["detected_with_probability"] == 0.95
+    document = as_json(certificate_of(found))
     assert document["detectable_acceptance_error"] == acceptance_power(found)
     assert 0.01 < document["detectable_acceptance_error"] < 0.12
     more = acceptance_power(findings(rule="token", repeats=100))
     assert more is not None and more < 0.6 * document["detectable_acceptance_error"]
-    kinds = {(test["rule"], test["kind"]) for test in document["tests"]}
+    kinds = {(test["rule"], test["kind"]) for test in document["decisions"]}
     assert {(rule, kind) for rule in ("token", "block") for kind in ("acceptance", "bonus")} < kinds
     assert ("block", "recovered") in kinds and ("stable", "acceptance") in kinds
 

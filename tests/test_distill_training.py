@@ -140,16 +140,8 @@ def test_a_draft_learns_what_its_target_says(teacher: Teacher, tmp_path: Path) -
     assert trainer.state.trained_tokens > 40 * 300
 
 
-def found_of(agreement: float, speed: float) -> Evaluation:
-    return Evaluation(
-        step=0,
-        train_loss=None,
-        loss=1.0,
-        acceptance=0.5,
-        agreement=agreement,
-        tokens_per_s=speed,
-        speedup=1.0,
-    )
+def found_of(agreement: float, speedup: float) -> Evaluation:
+    return Evaluation(step=0, train_loss=None, loss=1.0, acceptance=0.5, agreement=agreement, speedup=speedup)
 
 
 def test_the_best_by_expected_speed_is_kept_not_the_last(
@@ -465,7 +457,7 @@ def test_a_trained_draft_changes_no_text(teacher: Teacher, tmp_path: Path, reduc
         quantization="F32", embedding_quantization="F32",
     )  # fmt: skip
     weights = Weights(written.path, SMALL)
-    draft = weights.open(CONTEXT)
+    draft = weights.open(CONTEXT, max_sequences=32)
     drafter = ModelDrafter(draft, align(vocabulary, draft.vocabulary))
     greedy = SamplingParams(temperature=0)
     requests = [

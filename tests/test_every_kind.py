@@ -252,7 +252,7 @@ def test_the_certificate_of_a_command_holds(
     outcome = call(monkeypatch, capfdbinary, *map(str, arguments))
     assert outcome.status == 0, outcome.err
     document = json.loads(outcome.out)
-    assert document["verdict"] == "holds" and document["speculated"] is True
+    assert document["verdict"] == "holds" and document["speculates"] is True
     outcome = call(monkeypatch, capfdbinary, *map(str, arguments), "--inject", "short-rewind")
     assert outcome.status == 1, outcome.err
     assert json.loads(outcome.out)["verdict"] == "does not hold"

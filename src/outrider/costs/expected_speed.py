@@ -79,6 +79,17 @@ class StepCosts:
         """
         return max(self.speedup(n, acceptance) for n in self._lengths)
 
+    def best_speedup_along(self, accepted: Sequence[float]) -> float:
+        """Over plain decoding at the best length, 0 among them: `accepted` are the shares of drafts of which
+        the first 1, 2, … tokens are all accepted.
+
+        >>> StepCosts([1.0, 1.0, 4.0], 0.25).best_speedup_along([0.5, 0.25])
+        1.2
+        """
+        tokens = np.cumsum([1.0, *accepted])
+        lengths = range(1, min(len(accepted), self._lengths.stop - 1) + 1)
+        return max([1.0, *(float(tokens[n]) / self.ratio(n) for n in lengths)])
+
     def break_even(self, num_drafted: int) -> float | None:
         """The acceptance from which drafts of so many tokens are no slower than plain decoding; None where
         even those that are always accepted are slower.

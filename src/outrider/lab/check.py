@@ -191,7 +191,7 @@ def _judged(request: CheckRequest, subject: Subject, progress: Progress) -> tupl
     """by shape and types: what differs in its weights alone costs the same"""
     for file in request.drafts:
         begun, card = perf_counter(), file.card
-        alike = card.architecture, card.block_count, card.parameters, card.file_bytes, card.kind
+        alike = card.architecture, card.block_count, card.quantization, card.bytes_per_token, card.kind
         try:
             offers = offers_along(
                 subject,

@@ -62,43 +62,37 @@ class DraftNumbers:
     output_ratio: float = 0.0
     is_head: bool = False
 
-    @property
-    def gain(self) -> Interval:
-        """Over whichever of plain decoding and lookup alone leaves less to gain."""
-        return min(self.over_plain, self.over_lookup, key=lambda gain: gain.value)
-
-    @property
-    def rival(self) -> str:
-        """What that is over."""
-        return "plain decoding" if self.gain is self.over_plain else "lookup alone"
-
 
 def judge_lookup(speedup: Interval, calls: Sequence[float]) -> DraftVerdict:
     """Whether lookup alone pays; `calls` as in DraftNumbers."""
-    outcome, number = _outcome(speedup), as_text(speedup)
-    steep = _flatter(calls)
+    outcome, number = _outcome(speedup), f"{as_text(speedup)} plain decoding"
     if outcome == "pays":
-        return DraftVerdict(outcome, True, f"lookup alone pays: {number} plain decoding")
+        return DraftVerdict(outcome, True, f"lookup alone pays: {number}")
     if outcome == "undecided":
-        sentence = f"undecided: lookup alone gives {number} plain decoding{_WANTED}"
-        return DraftVerdict(outcome, speedup.value >= PAYS_FROM, sentence, (_TELL_MORE, _BENCH, *steep))
-    sentence = f"lookup alone does not pay on these prompts: {number} plain decoding"
-    return DraftVerdict(outcome, False, sentence, (_LOOK_UP, *steep))
+        sentence = f"undecided: lookup alone gives {number}{_WANTED}"
+        return DraftVerdict(
+            outcome, speedup.value >= PAYS_FROM, sentence, (_TELL_MORE, _BENCH, *_flatter(calls))
+        )
+    sentence = f"lookup alone does not pay on these prompts: {number}"
+    return DraftVerdict(outcome, False, sentence, (_LOOK_UP, *_flatter(calls)))
 
 
 def judge_draft(numbers: DraftNumbers) -> DraftVerdict:
     """Whether the draft pays: over plain decoding and over lookup alone, which needs no draft."""
-    outcomes = {_outcome(numbers.over_plain), _outcome(numbers.over_lookup)}
+    gains = {"plain decoding": numbers.over_plain, "lookup alone": numbers.over_lookup}
+    outcomes = {_outcome(gain) for gain in gains.values()}
     if outcomes == {"pays"}:
-        sentence = (
-            f"pays: {as_text(numbers.over_plain)} plain decoding, {as_text(numbers.over_lookup)} lookup alone"
-        )
+        sentence = f"pays: {', '.join(f'{as_text(gain)} {rival}' for rival, gain in gains.items())}"
         return DraftVerdict("pays", True, sentence, _cheaper(numbers))
     if "does not pay" not in outcomes:
-        sentence = f"undecided: the draft gives {as_text(numbers.gain)} {numbers.rival}{_WANTED}"
+        rival, gain = min(gains.items(), key=lambda item: item[1].value)
+        sentence = f"undecided: the draft gives {as_text(gain)} {rival}{_WANTED}"
         advice = (_BENCH, _TELL_MORE, *_cheaper(numbers))
-        return DraftVerdict("undecided", numbers.gain.value >= PAYS_FROM, sentence, advice)
-    sentence = f"will not pay here: {_reason(numbers)}; {_without(numbers.lookup)}"
+        return DraftVerdict("undecided", gain.value >= PAYS_FROM, sentence, advice)
+    without = f"lookup alone gives {as_text(numbers.lookup)} on these prompts"
+    if _outcome(numbers.lookup) == "does not pay":
+        without = f"nor does lookup alone: {as_text(numbers.lookup)}"
+    sentence = f"will not pay here: {_reason(numbers)}; {without}"
     return DraftVerdict("does not pay", False, sentence, _instead(numbers))
 
 
@@ -114,27 +108,25 @@ def overall(
 
     Where none of the drafts can work the answer is no, even if lookup pays: the drafts were asked about.
     """
-    able = [(name, verdict, speedup) for name, verdict, speedup in drafts if verdict.outcome != "cannot work"]
-    if lookup is None or (drafts and not able):
-        sentence = (
-            drafts[0][1].sentence if len(drafts) == 1 else "none of the drafts can work with this target"
-        )
-        addition = f"; {lookup.sentence}" if lookup is not None else ""
-        return (sentence if drafts else "nothing can be drafted for this target") + addition, False
-    paying = [(speedup.value, name, verdict) for name, verdict, speedup in able if verdict.pays and speedup]
+    said = [lookup.sentence] if lookup is not None else []
+    pays = lookup is not None and lookup.pays
+    able = [draft for draft in drafts if draft[1].outcome != "cannot work"]
+    paying = [draft for draft in able if draft[1].pays and draft[2] is not None]
     if not drafts:
-        return lookup.sentence, lookup.pays
+        return "".join(said) or "nothing can be drafted for this target", pays
     if paying:
-        _, name, verdict = max(paying, key=lambda entry: entry[0])
+        name, verdict, _ = max(paying, key=lambda draft: draft[2].value if draft[2] else 0.0)
         return (verdict.sentence if len(drafts) == 1 else f"best with {name}: {verdict.sentence}"), True
-    if len(able) == 1:
-        name, verdict, _ = able[0]
+    if len(drafts) == 1 or len(able) == 1:
+        name, verdict, _ = (able or drafts)[0]
         sentence = verdict.sentence if len(drafts) == 1 else f"{name}: {verdict.sentence}"
         # A draft that does not pay says by itself what lookup does.
-        addition = f"; {lookup.sentence}" if verdict.outcome == "undecided" else ""
-        return sentence + addition, lookup.pays
+        more = [] if verdict.outcome == "does not pay" else said
+        return "; ".join([sentence, *more]), pays and bool(able)
+    if not able:
+        return "; ".join(["none of the drafts can work with this target", *said]), False
     is_open = any(verdict.outcome == "undecided" for _, verdict, _ in able)
-    return f"none of the drafts {'is likely to pay' if is_open else 'pays'}; {lookup.sentence}", lookup.pays
+    return "; ".join([f"none of the drafts {'is likely to pay' if is_open else 'pays'}", *said]), pays
 
 
 def as_text(interval: Interval) -> str:
@@ -162,12 +154,6 @@ def _reason(numbers: DraftNumbers) -> str:
     return f"{cost} and {right} of its tokens are right, which saves too little"
 
 
-def _without(lookup: Interval) -> str:
-    if _outcome(lookup) == "does not pay":
-        return f"nor does lookup alone: {as_text(lookup)}"
-    return f"lookup alone gives {as_text(lookup)} on these prompts"
-
-
 def _instead(numbers: DraftNumbers) -> tuple[str, ...]:
     """What to try in the draft's place."""
     found = [*_cheaper(numbers)]
@@ -176,8 +162,7 @@ def _instead(numbers: DraftNumbers) -> tuple[str, ...]:
             "a draft that is nearer to the target: of its own family and tuning, larger or less quantized"
         )
     alone = f"lookup alone ({'--no-mtp' if numbers.is_head else 'leave the draft out'})"
-    found.append(alone if _outcome(numbers.lookup) != "does not pay" else _LOOK_UP)
-    return tuple(found)
+    return (*found, alone if _outcome(numbers.lookup) != "does not pay" else _LOOK_UP)
 
 
 def _cheaper(numbers: DraftNumbers) -> tuple[str, ...]:

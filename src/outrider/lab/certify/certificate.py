@@ -13,9 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from outrider.core.files import write_whole
-from outrider.lab.certify.exact_distribution import LENGTH
 from outrider.lab.certify.plan import REPEATED, CertifyPlan, Findings
+from outrider.lab.certify.runs import ComparedRows
 from outrider.lab.certify.text_equality import Compared, Counts
 from outrider.models.hub import file_sha256
 from outrider.models.reference import local_shards
@@ -27,14 +29,6 @@ NEAR_TIES = "equal but for near-ties"
 """the kind under which two tokens of all but equal logits may change places"""
 _SHOWN_ROWS = 3
 """texts whose bits differ that are listed"""
-_TEXTS_METHOD = (
-    f"chi-square of {LENGTH} tokens against their exact distribution, null distribution simulated, "
-    "rare cells pooled; the first ones, under a grammar those after `behind_tokens` of the answer"
-)
-_DECISIONS_METHOD = (
-    "score test of every decision about a draft, repeated, against the rule's own probabilities "
-    "given p and q; tails by Chernoff's bound"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +70,9 @@ def reasons(findings: Findings) -> list[str]:
     if findings.bit_equal and not findings.compared_rows:
         lines.append("logits: none were compared")
     lines += [
-        f"logits, {entry['test']}, prompt {entry['prompt'] + 1}: other bits at {entry['differing']} of "
-        f"{entry['positions']} positions, first at token {entry['first'] + 1}"
-        for entry in _differing_rows(findings)[:_SHOWN_ROWS]
+        f"logits, {name}, prompt {part.prompt + 1}: other bits at {rows.differing} of {rows.positions} "
+        f"positions, first at token {(rows.first or 0) + 1}"
+        for name, part, rows in _differing_rows(findings)[:_SHOWN_ROWS]
     ]
     lines += [
         f"{test.rule} rule, {test.kind}: "
@@ -109,83 +103,31 @@ def _why_texts(name: str, parts: Sequence[Compared], *, bit_equal: bool) -> str:
 
 
 def as_json(certificate: Certificate) -> dict[str, Any]:
-    """The certificate as plain data."""
-    findings, plan = certificate.findings, certificate.plan
-    draft = "the target's own logits, disturbed" if findings.stand_in else "the draft model"
+    """The certificate as plain data: the verdict, then all that it rests on."""
+    findings = certificate.findings
+    data: dict[str, Any] = to_jsonable_python(certificate)
     return {
         "schema": SCHEMA,
         "verdict": "holds" if findings.holds else "does not hold",
         "kind": BIT_EQUAL if findings.bit_equal else NEAR_TIES,
         "reasons": reasons(findings),
-        "speculated": findings.speculates,
-        "lossy": plan.verification.is_lossy,
-        "started": certificate.started,
-        "duration_s": round(certificate.duration_s, 3),
-        "models": certificate.models,
-        "versions": certificate.versions,
-        "machine": certificate.machine,
-        "settings": certificate.settings,
-        "plan": asdict(plan),
-        "counts": {
-            "prompts": len(certificate.prompts),
-            **asdict(totals(findings)),
-            "near_ties": sum(found.near_tie for part in findings.all_texts for found in part.differences),
-            "tests": len(findings.sampled),
-            "samples": sum(test.samples for test in findings.sampled),
-            "sampled_model_calls": findings.sampled_calls,
-        },
-        "texts": {name: _compared(parts) for name, parts in findings.texts.items()},
-        "logits": _logits(findings) if findings.bit_equal else None,
-        "sampled": {
-            "holds": not any(test.rejected for test in findings.sampled),
-            "method": _TEXTS_METHOD,
-            "draft_model": draft if findings.speculates else None,
-            "correction": "Holm",
-            "tests": [asdict(test) for test in findings.sampled],
-        },
-        "decisions": {
-            "holds": not any(test.rejected for test in findings.decisions),
-            "method": _DECISIONS_METHOD,
-            "detected_with_probability": 0.95,
-            "detectable_acceptance_error": acceptance_power(findings),
-            "tests": [asdict(test) for test in findings.decisions],
-        },
-        "prompts": list(certificate.prompts),
+        "lossy": certificate.plan.verification.is_lossy,
+        "counts": asdict(totals(findings)),
+        "compared_logits": findings.compared_rows,
+        "detectable_acceptance_error": acceptance_power(findings),
+        **data.pop("findings"),
+        **data,
     }
 
 
-def _differing_rows(findings: Findings) -> list[dict[str, Any]]:
-    """The texts whose logits differ in their bits, and where."""
+def _differing_rows(findings: Findings) -> list[tuple[str, Compared, ComparedRows]]:
+    """The texts whose logits differ in their bits, by the test."""
     return [
-        {"prompt": part.prompt, "temperature": part.temperature, "test": name, **asdict(part.rows)}
+        (name, part, part.rows)
         for name, parts in findings.texts.items()
         for part in parts
         if part.rows is not None and part.rows.differing
     ]
-
-
-def _logits(findings: Findings) -> dict[str, Any]:
-    """How the bits of logits compare, position by position."""
-    entries = _differing_rows(findings)
-    return {
-        "holds": bool(findings.compared_rows) and not entries,
-        "compared_positions": findings.compared_rows,
-        "differing_positions": sum(entry["differing"] for entry in entries),
-        "differences": entries,
-    }
-
-
-def _compared(parts: Sequence[Compared]) -> dict[str, Any]:
-    return {
-        "holds": all(part.holds for part in parts),
-        "texts": len(parts),
-        "compared_tokens": sum(part.tokens for part in parts),
-        "differences": [
-            {"prompt": part.prompt, "temperature": part.temperature, **asdict(difference)}
-            for part in parts
-            for difference in part.differences
-        ],
-    }
 
 
 def acceptance_power(findings: Findings) -> float | None:

@@ -7,7 +7,7 @@ or past the calls of equal bits, or leaves a rejected token in what is stored.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -40,6 +40,12 @@ def check_fault(name: str) -> str:
 
 RATIO_FAULT = "acceptance="
 """begins the fault that takes the acceptance ratio p / q times the number that follows"""
+RULE_FAULTS = {
+    "no-residual": "a rejected token is replaced by one from the target's whole distribution",
+    "argmax-draft": "the draft's most likely token is offered as if it had been drawn",
+    "reused-random": "one random number serves all decisions and draws of a step",
+    "kept-rejected": "a rejected token is emitted all the same",
+}
 
 
 def _ratio_factor(fault: str) -> float | None:
@@ -53,100 +59,57 @@ def _ratio_factor(fault: str) -> float | None:
 
 
 class _BrokenRule(Wrapped):
-    """A VerificationRule with a fault. The random numbers in `rng` are none of those that the sound rule
-    draws with."""
+    """A VerificationRule with a fault; its random numbers are none of the sound rule's."""
 
     inner: VerificationRule
 
-    def __init__(self, inner: VerificationRule, seed: int) -> None:
+    def __init__(self, inner: VerificationRule, fault: str, seed: int) -> None:
         super().__init__(inner)
-        self.rng = np.random.default_rng((seed, 1))
-
-    def instead(self, target: LazyDistributions, draft: Draft, position: int) -> int:
-        """The token that takes the place of the rejected one at `position` of the draft."""
-        raise NotImplementedError
-
-    def verify(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
-        verdict = self.inner.verify(target, draft, position)
-        if verdict.token is None or verdict.num_accepted == len(draft):
-            return verdict
-        return replace(verdict, token=self.instead(target, draft, verdict.num_accepted))
-
-
-class _NoResidual(_BrokenRule):
-    """A rejected token is replaced by one from the target's whole distribution."""
-
-    def instead(self, target: LazyDistributions, draft: Draft, position: int) -> int:
-        del draft
-        return draw(target[position], self.rng)
-
-
-class _KeptRejected(_BrokenRule):
-    """A rejected token is emitted all the same."""
-
-    def instead(self, target: LazyDistributions, draft: Draft, position: int) -> int:
-        del target
-        return draft.tokens[position]
-
-
-class _ArgmaxDraft(_BrokenRule):
-    """The draft's most likely token is offered as if it had been drawn."""
+        self._fault = fault
+        self._rng = np.random.default_rng((seed, 1))
 
     def drawing(self, position: int) -> Callable[[Distribution, int], int] | None:
-        if self.inner.drawing(position) is None:
-            return None
+        drawing = self.inner.drawing(position)
+        if drawing is None or self._fault != "argmax-draft":
+            return drawing
         return lambda offered, _index: int(offered.tokens[np.argmax(offered.probs)])
 
     def verify(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
-        return self.inner.verify(target, draft, position)
+        if (factor := _ratio_factor(self._fault)) is not None:
+            return self._with_ratio(target, draft, position, factor)
+        if self._fault == "reused-random":
+            value = self._rng.random()
+            same = cast(np.random.Generator, SimpleNamespace(random=lambda: value))
+            return verify_tokens(target, draft, same)
+        verdict = self.inner.verify(target, draft, position)
+        at = verdict.num_accepted
+        if verdict.token is None or at == len(draft) or self._fault == "argmax-draft":
+            return verdict
+        is_drawn = self._fault == "no-residual"
+        return replace(verdict, token=draw(target[at], self._rng) if is_drawn else draft.tokens[at])
 
-
-class _ReusedRandom(_BrokenRule):
-    """One random number serves all decisions and draws of a step."""
-
-    def verify(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
-        del position
-        value = self.rng.random()
-        return verify_tokens(target, draft, cast(np.random.Generator, SimpleNamespace(random=lambda: value)))
-
-
-class _WrongRatio(_BrokenRule):
-    """Takes p / q times a factor, where it samples and has such a ratio."""
-
-    def __init__(self, inner: VerificationRule, seed: int, factor: float) -> None:
-        super().__init__(inner, seed)
-        self._factor = factor
-
-    def verify(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
+    def _with_ratio(self, target: LazyDistributions, draft: Draft, position: int, factor: float) -> Verdict:
         if draft.probs is None and draft.tokens:
-            return verify_tokens(target, draft, self.rng, 1 / self._factor)
+            return verify_tokens(target, draft, self._rng, 1 / factor)
         wrong = tuple(
-            token._replace(drawn_from=replace(q, probs=q.probs / self._factor))
+            token._replace(drawn_from=replace(q, probs=q.probs / factor))
             for token, q in zip(draft.items, draft.probs or (), strict=True)
         )
         return self.inner.verify(target, Draft(wrong), position)
 
 
-RULE_FAULTS: Mapping[str, type[_BrokenRule]] = {
-    "no-residual": _NoResidual,
-    "argmax-draft": _ArgmaxDraft,
-    "reused-random": _ReusedRandom,
-    "kept-rejected": _KeptRejected,
-}
-
-
 def verifier_with(fault: str | None) -> Callable[[Request, int], VerificationRule]:
     """What makes an engine's verifiers: broken ones for requests that speculate, else sound ones."""
-    factor = None if fault is None else _ratio_factor(fault)
 
     def make(request: Request, seed: int) -> VerificationRule:
         sound = Verifier.of(request, seed)
         has_ratio = request.verification.rule != "stable" and not request.sampling.is_greedy
-        if request.speculate and factor is not None and has_ratio:
-            return cast(VerificationRule, _WrongRatio(sound, seed, factor))
-        if request.speculate and fault is not None and fault in RULE_FAULTS:
-            return cast(VerificationRule, RULE_FAULTS[fault](sound, seed))
-        return sound
+        is_broken = fault is not None and (
+            fault in RULE_FAULTS or (has_ratio and _ratio_factor(fault) is not None)
+        )
+        if fault is None or not is_broken or not request.speculate:
+            return sound
+        return cast(VerificationRule, _BrokenRule(sound, fault, seed))
 
     return make
 

@@ -1,9 +1,7 @@
 """How good a draft is on held-out answers: its loss, its agreement, its expected speed at measured costs.
 
-A draft that is right more often is not always faster: what counts is whether it is right where it is
-confident, and what the calls cost. Its predictions along the target's own answers are known, and a draft
-goes on as long as the product of its confidences stays above a threshold, up to a length. The best pair of
-threshold and length is taken, as a policy would find it.
+A draft that is right more often is not always faster: what counts is how many tokens in a row are right, and
+what the calls cost.
 """
 
 from __future__ import annotations
@@ -32,15 +30,10 @@ from outrider.lab.distill.report import Evaluation
 from outrider.models import read_card
 from outrider.session.loading import load_weights
 
-THRESHOLDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-
 _CONTEXT_TOKENS = 256
 """An answer's usual distance from its prompt's start; costs hardly depend on it for small models."""
 _MAX_DRAFTED = 16
 _DRAFT_SECONDS = 5.0
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 # Costs
@@ -89,81 +82,18 @@ class Predictions:
     matches: npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedSpeed:
-    """A draft's speed on some answers at the best threshold and length; that of plain decoding where no pair
-    pays.
-
-    `longest`: tokens of the longest draft that is allowed, 0 for none.
-    """
-
-    tokens_per_s: float
-    plain_tokens_per_s: float
-    threshold: float = 1.0
-    longest: int = 0
-
-    @property
-    def speedup(self) -> float:
-        """Over plain decoding."""
-        return self.tokens_per_s / self.plain_tokens_per_s
-
-
-def expected_speed(answers: Sequence[Predictions], costs: StepCosts) -> ExpectedSpeed:
-    """The speed on some answers: they are replayed at once for every threshold and longest draft, and the
-    best pair is taken."""
-    plain = 1 / costs.target_s[0]
-    best = ExpectedSpeed(plain, plain)
-    sizes = np.array([len(answer.matches) for answer in answers], dtype=np.int64)
-    limit = len(costs.target_s) - 1
-    num_tokens = int(sizes.sum())
-    if not num_tokens or not limit:
-        return best
-    ends = np.cumsum(sizes)
-    matches = np.concatenate([answer.matches for answer in answers])
-    confidences = np.concatenate([answer.confidences for answer in answers]).astype(np.float64)
-    correct = np.zeros(num_tokens, dtype=np.int64)
-    """tokens in a row that are correct from each position on; these may run past an answer's end"""
-    prefixes = np.zeros((limit, num_tokens))
-    """products of the confidences of 1, 2, ... tokens from each position on, as far as there are any"""
-    product, are_correct = np.ones(num_tokens), np.ones(num_tokens, dtype=bool)
-    for ahead in range(min(limit, num_tokens)):
-        product[: num_tokens - ahead] *= confidences[ahead:]
-        prefixes[ahead] = product
-        are_correct = are_correct[: num_tokens - ahead] & matches[ahead:]
-        correct[: num_tokens - ahead] += are_correct
-    for threshold in THRESHOLDS:
-        confident = (prefixes >= threshold).sum(0)
-        replayed_s = _replayed(ends - sizes, ends, confident, correct, costs)
-        for longest, seconds in enumerate(replayed_s.tolist(), start=1):
-            if (speed := num_tokens / seconds) > best.tokens_per_s:
-                best = ExpectedSpeed(speed, plain, threshold, longest)
-    return best
-
-
-def _replayed(starts: Ints, ends: Ints, confident: Ints, correct: Ints, costs: StepCosts) -> Floats:
-    """Seconds that all answers take together, by the longest draft that is allowed: (limit,), from 1 on.
-
-    Args:
-        starts: Each answer's first position.
-        ends: The position after its last.
-        confident: Tokens that the draft is confident enough of, from each position on.
-        correct: Tokens in a row that are the target's, from each position on.
-        costs: Of calls.
-    """
-    target_s = np.array(costs.target_s)
-    limit = len(target_s) - 1
-    at, end = np.repeat(starts, limit), np.repeat(ends, limit)
-    longest = np.tile(np.arange(1, limit + 1), len(starts))
-    found = np.zeros(limit)
-    while (going := at < end).any():
-        at, end, longest = at[going], end[going], longest[going]
-        room = np.minimum(longest, end - at - 1)
-        length = np.minimum(confident[at], room)
-        # The step whose confidence ends a draft is made as well.
-        spent_s = target_s[length] + (length + (length < room)) * costs.draft_s
-        found += np.bincount(longest - 1, spent_s, minlength=limit)
-        at = at + np.minimum(correct[at], length) + 1
-    return found
+def expected_speedup(answers: Sequence[Predictions], costs: StepCosts) -> float:
+    """Over plain decoding, of drafts of the best length that begin at each position of the answers."""
+    positions = sum(len(answer.matches) for answer in answers)
+    accepted = np.zeros(len(costs.target_s) - 1)
+    for answer in answers:
+        are_right = answer.matches
+        for ahead in range(min(len(accepted), len(are_right))):
+            # of drafts that begin so near the end that fewer tokens fit, none is so long
+            run = answer.matches[ahead:]
+            are_right = are_right[: len(run)] & run
+            accepted[ahead] += are_right.sum()
+    return costs.best_speedup_along((accepted / max(positions, 1)).tolist())
 
 
 # Held-out answers
@@ -199,7 +129,6 @@ def evaluate(
         alphas.append(acceptance(logits, labels).cpu())
 
     answers = predicted(texts, logits_of, batch_tokens, device, judge)
-    speed = expected_speed(answers, costs)
     matches = np.concatenate([answer.matches for answer in answers]) if answers else np.zeros(1)
     return Evaluation(
         step=0,
@@ -207,8 +136,7 @@ def evaluate(
         loss=float(torch.cat(losses).mean()) if losses else math.nan,
         acceptance=float(torch.cat(alphas).mean()) if alphas else math.nan,
         agreement=float(matches.mean()),
-        tokens_per_s=speed.tokens_per_s,
-        speedup=speed.speedup,
+        speedup=expected_speedup(answers, costs),
     )
 
 

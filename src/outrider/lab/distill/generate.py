@@ -30,12 +30,8 @@ TOP = 64
 """of a target's most likely tokens that are recorded at each place"""
 _AT_ONCE = 32
 """answers under way"""
-_MAX_LENGTH_RATIO = 2
-"""of prompts that are read together, since a call may be padded to its longest"""
 _REFILL_SHARE = 8
 """New prompts are read when an eighth of the sequences are free: reading few at a time is slow."""
-_SORTED_ROUNDS = 6
-"""times as many questions as are answered at once are ordered by length"""
 _MIN_LOG = -100.0
 """of a token that has no probability"""
 
@@ -171,16 +167,9 @@ class _Generation:
         self.model = self.target.model
 
     def run(self, questions: Sequence[Question]) -> None:
-        """Answer them all.
-
-        Questions of like length are near each other, since attention costs as much as the longest text of a
-        call has it; in rounds, so that what an interrupted run leaves is still of all kinds.
-        """
+        """Answer them all."""
         num_sequences = self.model.max_sequences
-        size = _SORTED_ROUNDS * num_sequences
-        for at in range(0, len(questions), size):
-            near = sorted(questions[at : at + size], key=lambda q: len(repr(q.prompt.messages)))
-            self.waiting.extend((question, ()) for question in near)
+        self.waiting.extend((question, ()) for question in questions)
         free = list(range(num_sequences))
         while self.waiting or self.running:
             new: list[int] = []
@@ -239,18 +228,17 @@ class _Generation:
         return ended
 
     def _groups(self, new: Sequence[int]) -> Iterator[list[int]]:
-        """Sequences whose prompts fit one call together, those of a length side by side."""
-        size, group = self.model.max_batch_tokens, list[int]()
-        lengths = {sequence: min(len(self.running[sequence].prompt), size) for sequence in new}
-        for sequence in sorted(new, key=lambda s: len(self.running[s].prompt)):
-            tokens = [lengths[s] for s in (*group, sequence)]
-            is_full = len(group) == self.model.max_rows or sum(tokens) > size
-            if group and (is_full or max(tokens) > _MAX_LENGTH_RATIO * min(tokens)):
-                yield sorted(group)
-                group = []
+        """Sequences whose prompts fit one call together."""
+        size, group, used = self.model.max_batch_tokens, list[int](), 0
+        for sequence in new:
+            tokens = (len(self.running[sequence].prompt) - 1) % size + 1
+            if group and (used + tokens > size or len(group) == self.model.max_rows):
+                yield group
+                group, used = [], 0
             group.append(sequence)
+            used += tokens
         if group:
-            yield sorted(group)
+            yield group
 
     def _step(self) -> list[int]:
         """One more token of every answer; which of them ended."""

@@ -82,9 +82,9 @@ class OnPolicy:
             with torch.inference_mode():
                 states = network.hidden(read, cache.places(new), cache.attend)
                 logits = network.logits(states[:, -1]).double().cpu()
-            if subset.has_other:
-                logits[:, -1] = -torch.inf
-            sums = logits.softmax(-1).cumsum(-1).numpy()
+                if subset.has_other:
+                    logits[:, -1] = -torch.inf
+                sums = logits.softmax(-1).cumsum(-1).numpy()
             places = random.random(len(begun)) * sums[:, -1]
             new = (sums <= places[:, None]).sum(axis=1, keepdims=True)
             drawn = np.concatenate([drawn, new], axis=1)

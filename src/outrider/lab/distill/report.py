@@ -55,7 +55,7 @@ class Evaluation:
 
     `train_loss`: the mean since the evaluation before (None: there was no step); `loss`: that of training,
     over all; `acceptance`: mean Σ min(p, q), over all; `agreement`: share of positions of greedy answers
-    where its most likely token is the target's; `tokens_per_s` and `speedup`: expected at the measured costs.
+    where its most likely token is the target's; `speedup`: expected at the measured costs.
     """
 
     step: int
@@ -63,13 +63,12 @@ class Evaluation:
     loss: float
     acceptance: float
     agreement: float
-    tokens_per_s: float
     speedup: float
 
     @property
     def rank(self) -> tuple[float, float]:
         """The higher, the better: expected speed, and where no draft pays at these costs, agreement."""
-        return self.tokens_per_s, self.agreement
+        return self.speedup, self.agreement
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,8 +156,8 @@ def _format(value: Any) -> Grammar | None:
             return None
         case "json_object":
             return _schema(value.get("schema") or _OBJECT)
-        case "json_schema":  # the Responses API has the schema's fields without a level of their own
-            named = value.get("json_schema", value)
+        case "json_schema":
+            named = value["json_schema"]
             return _schema(named["schema"], lenient=named.get("strict") is False)
     raise ValueError
 

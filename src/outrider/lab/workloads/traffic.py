@@ -6,13 +6,13 @@ How the answer is sampled is the workload's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from outrider.core.files import parse_json
 from outrider.lab.prompts import Prompt
-from outrider.lab.workloads.lines import Unreadable, prompt_of_request, text_of
+from outrider.lab.workloads.lines import Unreadable, prompt_of_request
 
 
 def is_event(value: Any) -> bool:
@@ -61,61 +61,8 @@ def _completions(body: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**body, "prompt": prompt} for prompt in prompts]
 
 
-def _responses(body: dict[str, Any]) -> list[dict[str, Any]]:
-    asked = body.get("input")
-    items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-    if not isinstance(items, list):
-        raise Unreadable("the input is no conversation")
-    system = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
-    text = body.get("text")
-    chat = {
-        "messages": system + _turns(items),
-        "tools": [_nested(tool) for tool in body.get("tools") or ()],
-        "tool_choice": body.get("tool_choice"),
-        "response_format": text.get("format") if isinstance(text, dict) else None,
-        "max_tokens": body.get("max_output_tokens"),
-    }
-    return _chat(chat)
-
-
-def _nested(tool: Any) -> Any:
-    if not isinstance(tool, dict) or "function" in tool:
-        return tool
-    return {"type": "function", "function": {key: tool[key] for key in tool if key != "type"}}
-
-
-def _turns(items: list[Any]) -> list[dict[str, Any]]:
-    """Messages; what the assistant thought, said and called in one turn is one of them."""
-    turns: list[dict[str, Any]] = []
-    for item in items:
-        if not isinstance(item, dict):
-            raise Unreadable("an item of the input is no object")
-        kind, role = item.get("type", "message"), item.get("role")
-        if kind == "message" and role != "assistant":
-            turns.append({"role": role, "content": item.get("content")})
-        elif kind == "function_call_output":
-            turn = {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
-            turns.append(turn)
-        else:
-            _add_to_assistant(turns, kind, item)
-    return turns
-
-
-def _add_to_assistant(turns: list[dict[str, Any]], kind: str, item: Mapping[str, Any]) -> None:
-    turn = turns[-1] if turns and turns[-1]["role"] == "assistant" else None
-    if turn is None or (turn["content"] and kind != "function_call"):
-        turn = {"role": "assistant", "content": ""}
-        turns.append(turn)
-    if kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
-        turn.setdefault("tool_calls", []).append(call)
-    elif kind == "message":
-        turn["content"] = text_of(item.get("content")) or ""
-    elif kind == "reasoning":
-        turn["reasoning_content"] = text_of(item.get("content")) or ""
-    else:
-        raise Unreadable(f"the input holds an item of type {kind}")
+def _responses(_body: dict[str, Any]) -> list[dict[str, Any]]:
+    raise Unreadable("it was asked of /v1/responses")
 
 
 _ROUTES: dict[str, Callable[[dict[str, Any]], list[dict[str, Any]]]] = {
