@@ -197,7 +197,7 @@ def test_functions_fit_a_screen() -> None:
     assert too_long == []
 
 
-EXPERIMENTS = ("bench", "certify", "check", "distill", "plan", "trim")
+EXPERIMENTS = ("bench", "certify", "distill", "plan", "trim")
 
 
 def test_no_experiment_imports_another() -> None:
