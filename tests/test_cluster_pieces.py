@@ -17,7 +17,7 @@ from counted_time import counted_time
 from outrider.core.errors import BackendError
 from outrider.costs.store import fingerprint
 from outrider.fleet.ray.machines import MissingFile, at_hand, facts_here, host_id, kind_name, same_kind
-from outrider.fleet.ray.pieces import Kit, Piece, Stage, Where, work
+from outrider.fleet.ray.pieces import Kit, Piece, Where, work
 from outrider.lab.bench.report import print_report
 from outrider.lab.bench.report.words import winners
 from outrider.lab.bench.results import Results
@@ -35,31 +35,23 @@ KINDS = ("small", "large")
 
 
 class InPieces:
-    """Every piece of work on fresh models, as on as many machines; `broken` are cut off after a row, once."""
+    """Every piece of work on fresh models, as on as many machines; each is cut off after so many rows."""
 
-    def __init__(self, kinds: Sequence[str] = KINDS, broken: Sequence[Stage] = ()) -> None:
-        self.kinds, self.broken = kinds, set(broken)
+    def __init__(self, kinds: Sequence[str] = KINDS, cuts: Sequence[int] = ()) -> None:
+        self.kinds, self.cuts = kinds, cuts
 
     def __call__(self, sweep: Sweep, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
         kit = Kit(sweep.plan, tuple(sweep.workloads), sweep.loader, HubOptions(), has_files=False)
         for kind in self.kinds:
             sweep.store.append(MachineRow(machine=kind, facts={"cpu": kind}, hosts=(kind,)))
-        usable = tuple(draft for draft in drafts if draft.name != "foreign")
-        pieces = [Piece("record", (targets[0],))]
-        pieces += [Piece("score", (targets[0],), (draft,)) for draft in drafts]
-        stages: tuple[Stage, ...] = ("costs", "replay", "run")
-        pieces += [Piece(s, (targets[0],), usable, kind) for kind in self.kinds for s in stages]
-        for piece in pieces:
-            while True:
-                where = Where(piece.machine or "small", piece.machine or "host", "node")
-                for item in work(piece, kit, sweep.store.rows, where):
+        for kind in self.kinds:
+            piece = Piece("measure", (targets[0],), tuple(drafts), kind)
+            for cut in (*self.cuts, None):
+                for number, item in enumerate(work(piece, kit, sweep.store.rows, Where(kind, kind, "node"))):
                     if not isinstance(item, Progress):
                         sweep.store.append(item)
-                        if piece.stage in self.broken:
-                            break
-                if piece.stage not in self.broken:
-                    break
-                self.broken.discard(piece.stage)
+                    if number == cut:
+                        break
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -110,7 +102,7 @@ def test_pieces_find_out_what_a_sweep_in_one_process_does(
 
 
 def test_pieces_that_are_cut_off_are_gone_on_with(one: tuple[Results, list[Row]], tmp_path: Path) -> None:
-    check(swept(tmp_path, InPieces(broken=("record", "score", "costs", "replay", "run")))[1], one[1])
+    check(swept(tmp_path, InPieces(cuts=(2, 9, 20, 40, 70)))[1], one[1])
 
 
 def test_rows_say_where_and_when_they_were_made(many: tuple[Results, list[Row]]) -> None:
@@ -156,7 +148,7 @@ def test_what_goes_wrong_in_a_piece_is_raised_where_its_rows_are_taken(tmp_path:
     target = FakeLoader().find(["target"])
     kit = Kit(sweep, (), Broken(), HubOptions(), has_files=False)
     with pytest.raises(BackendError, match="does not fit"):
-        list(work(Piece("record", tuple(target)), kit, [], Where("a", "b", "c")))
+        list(work(Piece("measure", tuple(target)), kit, [], Where("a", "b", "c")))
 
 
 # Machines

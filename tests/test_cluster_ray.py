@@ -97,7 +97,7 @@ def check(rows: list[Row], one: list[Row], kinds: Sequence[str] = LABELS) -> Non
     )
     assert set(named.values()) == {1}
     at_work = timings(rows)
-    assert len(at_work) == 2 * len(kinds)
+    assert len(at_work) == len(kinds)
     for ((host, _), (began, ended)), ((other, _), (later, end)) in combinations(at_work.items(), 2):
         assert host != other or ended <= later or end <= began
 

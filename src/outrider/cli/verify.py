@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +29,7 @@ from outrider.lab.certify.certificate import Certificate, as_json, model_files, 
 from outrider.lab.certify.checks import certify
 from outrider.lab.certify.faults import check_fault
 from outrider.lab.certify.plan import BUILT_IN, CertifyPlan, Subject
+from outrider.lab.loaded import Progress
 from outrider.lab.machine import machine, versions
 from outrider.session import Pair, Session, settings_of
 
@@ -126,8 +126,8 @@ def _certify(
         print_notes(errors, session.notices)
         with LoadInterrupt(), bars_or_lines(errors) as report:
 
-            def show(stage: str, done: int, total: int) -> None:
-                report(_TITLES.get(stage, stage), done / max(total, 1))
+            def show(stage: str, part: float | None) -> None:
+                report(_TITLES.get(stage, stage), part or 0.0)
 
             models = _models(pair, show)
             findings = certify(_subject(session, pair), prompts, plan, show)
@@ -163,7 +163,7 @@ def _spare_models(place: Path | None, pair: Pair) -> None:
             raise SettingError(str(place), "it is the model itself", "Name another file (--output).")
 
 
-def _models(pair: Pair, show: Callable[[str, int, int], None]) -> dict[str, Any]:
+def _models(pair: Pair, show: Progress) -> dict[str, Any]:
     """Names and hashes of target and draft."""
     cards = {"target": (pair.target.name, pair.target_card)}
     if pair.draft is not None:
@@ -174,7 +174,7 @@ def _models(pair: Pair, show: Callable[[str, int, int], None]) -> dict[str, Any]
     def count(num_bytes: int) -> None:
         nonlocal done
         done += num_bytes
-        show("hashing", done, total)
+        show("hashing", done / max(total, 1))
 
     models: dict[str, Any] = {}
     for role, (name, card) in cards.items():

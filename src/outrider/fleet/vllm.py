@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.core.errors import OutriderError, SettingError
 from outrider.core.files import check_writable, parse_json, read_text, reason_of, write_whole
+from outrider.core.invalid import invalid
 from outrider.costs import CallCosts
 from outrider.fleet.rows import Tokens
 from outrider.fleet.speculation import Speculation
@@ -31,49 +32,39 @@ TRIED_VERSIONS = ("0.32.0",)
 """of vLLM; its interface for proposers is experimental"""
 
 SCHEMA = "outrider.fleet/1"
-_WHERE = "--additional-config's outrider"
-
-_NUMBER = (int, float)
-_KINDS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
-    "earlier": (bool, "true or false"),
-    "learned": (str, "the name of a file"),
-    "log_s": (_NUMBER, "seconds, more than 0"),
-}
-
 _log = logging.getLogger("vllm.outrider")  # vLLM prints what loggers below its own name say
 
 
-@dataclass(frozen=True, slots=True)
-class ProposerSettings:
+class ProposerSettings(BaseModel):
     """What `--additional-config '{"outrider": {…}}'` may set.
 
     `earlier`: look up in the texts of requests that ended, whosever they were. `learned`: the file for what
     was learned of costs and acceptance, read at the start and written with every line of the log; `log_s` is
-    how often that is, in seconds. Raises SettingError for anything else.
+    how often that is, in seconds.
     """
 
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
     earlier: bool = True
-    learned: Path | None = None
-    log_s: float = 60.0
+    learned: str | None = None
+    log_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
+
+    @property
+    def place(self) -> Path | None:
+        """The file for what was learned."""
+        return None if self.learned is None else Path(self.learned).expanduser()
 
     @classmethod
     def read(cls, given: Any) -> ProposerSettings:
-        """The settings as JSON gave them; None for none."""
-        if not isinstance(given, Mapping | None):
-            raise SettingError(_WHERE, f"{given!r} is no object", 'Give {"earlier": false}, for instance.')
-        given = dict[str, Any](given or {})
-        for name, value in given.items():
-            if name not in _KINDS:
-                known = f"Known: {', '.join(_KINDS)}."
-                raise SettingError(f"{_WHERE}.{name}", "there is no such setting", known)
-            kind, wanted = _KINDS[name]
-            is_known = isinstance(value, kind)
-            if not is_known or (kind is _NUMBER and not 0 < value < inf):
-                raise SettingError(f"{_WHERE}.{name}", f"{value!r} cannot be used", f"Give {wanted}.")
-        if "learned" in given:
-            given["learned"] = Path(given["learned"]).expanduser()
-            check_writable(given["learned"], "learned costs")
-        return cls(**given)
+        """The settings as JSON gave them; None for none. Raises SettingError."""
+        try:
+            settings = cls.model_validate({} if given is None else given)
+        except ValidationError as error:
+            known = f"Known: {', '.join(cls.model_fields)}."
+            raise SettingError("--additional-config's outrider", str(invalid(error)), known) from None
+        if settings.place is not None:
+            check_writable(settings.place, "learned costs")
+        return settings
 
 
 class Proposer:
@@ -142,20 +133,20 @@ class Proposer:
         for notice in policy.notices:
             _log.info("outrider: %s", notice)
         policy.notices.clear()
-        if self._settings.learned is not None:
+        if self._settings.place is not None:
             learned = {
                 "schema": SCHEMA,
                 "costs": policy.state.costs.refined().as_json(),
                 "acceptance": policy.state.as_json(),
             }
             try:
-                write_whole(self._settings.learned, json.dumps(learned), "learned costs")
+                write_whole(self._settings.place, json.dumps(learned), "learned costs")
             except SettingError as error:
                 _log.warning("outrider: %s", error)
 
     def _policy(self, max_draft: int) -> AutoPolicy:
         """With what an earlier server has learned, where there is something to be read."""
-        path = self._settings.learned
+        path = self._settings.place
         if path is not None and path.exists():
             try:
                 data = parse_json(read_text(path, ""))

@@ -18,15 +18,15 @@ from outrider.lab.bench.loader import Loader
 from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.bench.runs import RealRuns
 from outrider.lab.bench.target import TargetWork
+from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.lab.progress import Meter, Progress
 from outrider.lab.prompts import Workload
-from outrider.lab.rows import Ran, Row
+from outrider.lab.rows import DoneRow, Ran, Row
 from outrider.models.hub import HubOptions
 
-Stage = Literal["record", "score", "quality", "costs", "replay", "run"]
-TIMED: tuple[Stage, ...] = ("costs", "run")
-"""what is alone on its host"""
+Stage = Literal["measure", "quality"]
+"""everything about a target on one kind of machine, alone on its host; or how quantizations score"""
 
 Item = Row | Progress
 """What a piece gives: rows, and how far it is in between."""
@@ -42,8 +42,8 @@ class Where(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stage of the work on a target. `machine` is the kind that it is about, of the stages that are about
-    one; `reference` the target whose texts quality is scored on, and `targets` those that are scored."""
+    """Work on a target, or on the quantizations of one model. `machine` is the kind that is measured,
+    `reference` the target whose texts quality is scored on."""
 
     stage: Stage
     targets: tuple[ModelFile, ...]
@@ -59,8 +59,7 @@ class Piece:
     @property
     def name(self) -> str:
         """No other's in a sweep."""
-        of = (file.name for file in self.drafts) if self.stage == "score" else ()
-        return " | ".join([self.stage, self.target.name, *of, *filter(None, [self.machine])])
+        return " | ".join([self.stage, self.target.name, *filter(None, [self.machine])])
 
     @property
     def file_bytes(self) -> int:
@@ -143,43 +142,35 @@ class _Found:
 
 
 def _do(piece: Piece, kit: Kit, found: _Found, left_s: float) -> None:
-    meter = Meter(found.put)
-    drafts = [kit.find(file) for file in piece.drafts]
-    end_s = monotonic() + left_s
+    meter, end_s = Meter(found.put), monotonic() + left_s
     with TemporaryDirectory(prefix="outrider-") as folder:
         for file in map(kit.find, piece.targets):
             meter.say("loading", file.name)
             target, row = kit.loader.target(file)
+
+            def work(machine: str, file: ModelFile = file, target: LoadedTarget = target) -> TargetWork:
+                given = kit.plan, kit.workloads, kit.loader, file, target, found.rows, found.append, meter
+                return TargetWork(*given, machine, is_timed=bool(machine))
+
             with closing(target):
-                work = TargetWork(
-                    kit.plan,
-                    kit.workloads,
-                    kit.loader,
-                    file,
-                    target,
-                    found.rows,
-                    found.append,
-                    meter,
-                    piece.machine,
-                    is_timed=piece.stage in TIMED,
-                )
-                work.note_model(row)
-                _stage(piece, work, drafts, Path(folder), lambda: end_s - monotonic())
+                mine = work(piece.machine)
+                mine.note_model(row)
+                if piece.stage == "quality":
+                    mine.quality(Path(folder), piece.reference, is_compared=len(piece.targets) > 1)
+                else:
+                    drafts = [kit.find(draft) for draft in piece.drafts]
+                    _measure(work(""), mine, drafts, lambda: end_s - monotonic())
 
 
-def _stage(
-    piece: Piece, work: TargetWork, drafts: Sequence[ModelFile], folder: Path, left_s: Callable[[], float]
+def _measure(
+    shared: TargetWork, mine: TargetWork, drafts: Sequence[ModelFile], left_s: Callable[[], float]
 ) -> None:
-    if piece.stage == "record":
-        work.record()
-    elif piece.stage == "quality":
-        work.quality(folder, piece.reference, is_compared=len(piece.targets) > 1)
-    elif piece.stage == "costs":
-        work.measure_target()
-        work.score(drafts)
-    else:
-        work.score(drafts)
-        if piece.stage == "replay":
-            work.replay()
-        elif piece.stage == "run":
-            RealRuns(work, left_s).run()
+    """What holds on every machine, where another has not found it out; then what holds on this kind."""
+    if not shared.record():
+        mine.append(DoneRow(target=mine.name, repetitions=mine.plan.repetitions))
+        return
+    shared.score(drafts)
+    mine.measure_target()
+    mine.score(drafts)
+    mine.replay()
+    RealRuns(mine, left_s).run()

@@ -15,12 +15,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, OutriderError, SettingError
 from outrider.fleet.ray.joining import ENVIRONMENT, find_nodes, nodes_alive
 from outrider.fleet.ray.machines import MissingFile, Node, same_kind
-from outrider.fleet.ray.pieces import TIMED, Item, Kit, Piece, Where, work
+from outrider.fleet.ray.pieces import Item, Kit, Piece, Where, work
 from outrider.lab.bench.sweep import Sweep
-from outrider.lab.bench.target import MIN_TOKENS
 from outrider.lab.models import ModelFile
 from outrider.lab.progress import Progress
-from outrider.lab.rows import AnswerRow, DoneRow, MachineRow, OffersRow, Row
+from outrider.lab.rows import AnswerRow, MachineRow, Row
 from outrider.models.hub import HubOptions
 
 _MAX_ATTEMPTS = 5
@@ -105,12 +104,11 @@ class _Driver:
         drafts: Sequence[ModelFile],
     ) -> None:
         self.sweep, self.nodes, self.kinds, self.targets = sweep, nodes, kinds, targets
-        self.drafts = {file.name: sweep.drafts_of(file, drafts) for file in targets}
+        self.drafts = {file.name: tuple(sweep.drafts_of(file, drafts)) for file in targets}
         self.done: set[str] = set()
-        self.lost: dict[str, str] = {}
-        """targets that cannot be loaded anywhere, and why"""
-        self.left_out: set[str] = set()
-        """pieces that were given up: nothing follows on them"""
+        """pieces that are over, those that were given up too"""
+        self.errors: dict[str, OutriderError] = {}
+        """why a target could not be measured on some kind of machine"""
         self.running: dict[str, _Running] = {}
         self.attempts: Counter[str] = Counter()
         self.unfit: set[tuple[str, str]] = set()
@@ -127,8 +125,11 @@ class _Driver:
                 if piece.name not in self.done and piece.name not in self.running:
                     self._start(piece)
             if not self.running:
-                return
+                break
             self._wait()
+        for file in self.targets:
+            if file.name in self.errors and not _has_answers(self.sweep.store.rows, file.name):
+                self.sweep.failures.append(self.errors[file.name])
 
     def close(self) -> None:
         """Give everything back that is reserved."""
@@ -139,55 +140,33 @@ class _Driver:
     # What can be done now
 
     def _possible(self) -> Iterator[Piece]:
-        """Every piece whose predecessors are done, itself too."""
-        rows = self.sweep.store.rows
+        """Every piece that can begin. Of a target one kind of machine comes after the other: the first makes
+        its answers, on which the others measure."""
         for file in self.targets:
-            left = [kind for kind in self.kinds if not self.sweep.is_done(file, kind)]
-            if not left or file.name in self.lost:
-                continue
-            record = Piece("record", (file,))
-            yield record
-            if record.name not in self.done:
-                continue
-            if not any(_counts(row, file.name) for row in rows):
-                why = f"it answered none of the prompts with {MIN_TOKENS} tokens or more"
-                self.sweep.skip(file.name, why)
-                for kind in left:
-                    row = DoneRow(target=file.name, machine=kind, repetitions=self.sweep.plan.repetitions)
-                    self.sweep.store.append(row)
-                continue
-            yield from self._after_answers(file, left)
+            pieces = (Piece("measure", (file,), self.drafts[file.name], kind) for kind in self.kinds)
+            left = (p for p in pieces if p.name not in self.done and not self.sweep.is_done(file, p.machine))
+            if (piece := next(left, None)) is not None:
+                yield piece
         if self.sweep.plan.quality:
             yield from self._quality()
-
-    def _after_answers(self, file: ModelFile, kinds: Sequence[str]) -> Iterator[Piece]:
-        scores = [Piece("score", (file,), (draft,)) for draft in self.drafts[file.name]]
-        yield from scores
-        if any(piece.name not in self.done for piece in scores):
-            return
-        offered = {
-            row.draft
-            for row in self.sweep.store.rows
-            if isinstance(row, OffersRow) and row.target == file.name
-        }
-        usable = tuple(draft for draft in self.drafts[file.name] if draft.name in offered)
-        for kind in kinds:
-            stages: tuple[Any, ...] = ("costs", "replay", "run")
-            for stage in stages:
-                piece = Piece(stage, (file,), usable, kind)
-                yield piece
-                if piece.name not in self.done or piece.name in self.left_out:
-                    break
 
     def _quality(self) -> Iterator[Piece]:
         """The quantizations of one model, once all have answered: one after the other on one machine."""
         for reference in dict.fromkeys(self.sweep.relatives.values()):
             family = [f for f in self.targets if self.sweep.relatives.get(f.name) == reference]
             family.sort(key=lambda file: file.name != reference)
-            recorded = all(Piece("record", (f,)).name in self.done for f in family if f.name not in self.lost)
-            family = [file for file in family if file.name not in self.lost]
-            if len(family) > 1 and recorded and family[0].name == reference:
-                yield Piece("quality", tuple(family), reference=reference)
+            waiting = {piece.target.name for piece in self._measuring()}
+            answered = [file for file in family if _has_answers(self.sweep.store.rows, file.name)]
+            is_answered = waiting.isdisjoint(file.name for file in family)
+            if is_answered and len(answered) > 1 and answered[0].name == reference:
+                yield Piece("quality", tuple(answered), reference=reference)
+
+    def _measuring(self) -> Iterator[Piece]:
+        """What is not yet measured on the first kind of machine."""
+        for file in self.targets:
+            piece = Piece("measure", (file,), self.drafts[file.name], self.kinds[0])
+            if piece.name not in self.done and not self.sweep.is_done(file, piece.machine):
+                yield piece
 
     # Handing out
 
@@ -197,7 +176,7 @@ class _Driver:
             gigabytes = piece.file_bytes / 1e9
             where = f"no {piece.machine}" if piece.machine else "no node"
             self._give_up(piece, f"{where} is left that can do it (it needs {gigabytes:.1f} GB at least)")
-        elif piece.stage in TIMED:
+        elif piece.stage == "measure":
             self._reserve(piece, fitting)
         elif sum(not other.hosts for other in self.running.values()) < len(self.nodes):
             ids = ",".join(node.id for node in fitting)
@@ -316,17 +295,15 @@ class _Driver:
             raise cause.error
 
     def _give_up(self, piece: Piece, why: str, error: OutriderError | None = None) -> None:
-        """Leave a piece out, and what needs it."""
-        self.sweep.skip(piece.target.name if piece.stage == "record" else piece.name, why)
+        """Leave a piece out."""
+        self.sweep.skip(piece.name, why)
         self.done.add(piece.name)
-        self.left_out.add(piece.name)
-        if piece.stage == "record":
-            self.lost[piece.target.name] = why
-            self.sweep.failures.append(error or BackendError(piece.target.name, why))
+        if piece.stage == "measure":
+            self.errors[piece.target.name] = error or BackendError(piece.target.name, why)
 
     def _say(self, piece: Piece, now: Progress) -> None:
         """How far all is: a piece counts as much as another."""
-        total = len(self.targets) * (1 + len(self.kinds) * 3)
+        total = len(self.targets) * len(self.kinds)
         spent_s = perf_counter() - self.sweep.started_s
         ended = len(self.done)
         left_s = spent_s * max(total - ended, 1) / (ended + 1)
@@ -335,8 +312,8 @@ class _Driver:
         self.sweep.meter.say(now.stage, f"{on}{now.detail}")
 
 
-def _counts(row: Row, target: str) -> bool:
-    return isinstance(row, AnswerRow) and row.target == target and len(row.tokens) >= MIN_TOKENS
+def _has_answers(rows: Sequence[Row], target: str) -> bool:
+    return any(isinstance(row, AnswerRow) and row.target == target for row in rows)
 
 
 class _Failed(Exception):

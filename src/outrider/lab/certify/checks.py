@@ -22,12 +22,12 @@ from outrider.lab.certify.plan import (
     STABLE,
     CertifyPlan,
     Findings,
-    Progress,
     Subject,
 )
 from outrider.lab.certify.runs import RowRecorder
 from outrider.lab.certify.sampled import sampled_tests
 from outrider.lab.certify.text_equality import Compared, compare_texts, repeat
+from outrider.lab.loaded import Progress
 
 _TEMPERATURES = (0.7, 1.0)
 
@@ -36,7 +36,7 @@ def certify(
     subject: Subject,
     prompts: Sequence[tuple[int, ...]],
     plan: CertifyPlan,
-    progress: Progress = lambda _stage, _done, _total: None,
+    progress: Progress = lambda _stage, _part: None,
 ) -> Findings:
     """Run every test on these prompts (tokens of the target).
 
@@ -96,7 +96,7 @@ def certify(
 def _each(stage: str, requests: Sequence[Request], progress: Progress) -> Iterator[tuple[int, Request]]:
     """The requests with their numbers, each reported."""
     for i, request in enumerate(requests):
-        progress(stage, i, len(requests))
+        progress(stage, i / len(requests))
         yield i, request
 
 

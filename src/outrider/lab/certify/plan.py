@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from outrider.backends.bitwise import BitwiseModel
@@ -14,9 +14,6 @@ from outrider.lab.certify.faults import MASK_FAULT, Constrain, check_fault
 from outrider.lab.certify.text_equality import Compared
 from outrider.models.vocab import Alignment
 from outrider.policy import FixedPolicy
-
-Progress = Callable[[str, int, int], None]
-"""Called with the stage, how much of it is done and how much there is."""
 
 
 @dataclass(frozen=True, slots=True)

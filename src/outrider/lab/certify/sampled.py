@@ -36,10 +36,11 @@ from outrider.lab.certify.exact_distribution import (
     find_start,
 )
 from outrider.lab.certify.faults import break_masks, verifier_with
-from outrider.lab.certify.plan import CertifyPlan, DecisionTest, Progress, SampledTest, Subject
+from outrider.lab.certify.plan import CertifyPlan, DecisionTest, SampledTest, Subject
 from outrider.lab.certify.runs import generate
 from outrider.lab.certify.statistics import ScoreTest
 from outrider.lab.certify.text_equality import after
+from outrider.lab.loaded import Progress
 from outrider.lab.statistics import holm
 from outrider.models.vocab import compare
 from outrider.policy import FixedPolicy
@@ -112,7 +113,7 @@ def sampled_tests(
     settings, sampler = settings_under_test(plan), _Sampler(subject, plan)
     decided: ScoreTests = {(rule, kind): ScoreTest() for rule in RULES for kind in KINDS}
     tests: list[SampledTest] = []
-    progress("sampled", 0, 1)
+    progress("sampled", 0.0)
     try:
         chosen = sampler.most_uncertain(prompts)
         total = len(chosen) * len(settings) * plan.samples
@@ -125,7 +126,7 @@ def sampled_tests(
                     exact[sampling] = sampler.exact(start, sampling, level, number)
 
                 def report(done: int, before: int = number * plan.samples) -> None:
-                    progress("sampled", before + done, total)
+                    progress("sampled", (before + done) / total)
 
                 tests.append(sampler.test(index, start, setting, exact[sampling], number, decided, report))
             sampler.forget()
