@@ -38,7 +38,7 @@ from harness import (
 )
 from outrider.lab.recording import read_recordings
 from outrider.lab.replay import Replayed
-from outrider.policy import AutoPolicy, auto, choice, estimates, objective
+from outrider.policy import AutoPolicy, auto, choice, estimates, objective, state
 from outrider.policy.objective import Array
 from policy.choices import AUTO, settings
 from policy.curves import read_costs
@@ -87,6 +87,7 @@ def best_of_one_step(
 MECHANISMS: Mapping[str, tuple[Any, str, Any]] = {
     "guesses of lookups that the draft model checks": (auto, "MAX_GUESS", 0),
     "look-ahead in the cut": (objective, "best_length", best_of_one_step),
+    "a first λ by the costs": (state.PolicyState, "token_ratio", lambda *_: 1.0),
     "amortised reading of the prompt": (choice, "amortises_prefill", lambda *_, **__: True),
     "exploration": (choice, "exploration_budget_s", lambda *_: -math.inf),
     "the limit of loss": (choice, "MAX_LOSS_STEPS", math.inf),

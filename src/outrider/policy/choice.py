@@ -124,13 +124,9 @@ def plan_model(asking: Asking, candidate: Sequence[DraftToken], batch: BatchStat
     read_s = float(costs.first_draft_s[0]) - costs.draft_step_s
     if text.uncached is None:
         read_s += state.draft_costs.prefill_s(text.prompt_tokens)
-    has_lost = text.model_gain_steps < -MAX_LOSS_STEPS
+    pays = gain_s > 0 and text.model_gain_steps >= -MAX_LOSS_STEPS
     plan = ModelPlan(costs, gain_s)
-    if (
-        gain_s > 0
-        and not has_lost
-        and (text.uncached is not None or _is_repaid(text, candidate, plan, read_s))
-    ):
+    if pays and (text.uncached is not None or _is_repaid(asking, candidate, costs, batch, read_s)):
         return plan
     cost_s = read_s + max(-gain_s, costs.draft_step_s)
     if cost_s <= exploration_budget_s(text.decoded_s, text.explored_s):
@@ -157,16 +153,21 @@ def _gain_s(asking: Asking, candidate: Sequence[DraftToken], costs: StepCosts) -
     return rewards[-1] + value_s - stopping_value(acceptance, costs)
 
 
-def _is_repaid(text: RequestState, candidate: Sequence[DraftToken], plan: ModelPlan, read_s: float) -> bool:
-    """Whether the gain of this and later steps repays reading the prompt for the draft model. What confirming
-    a candidate gains is not expected again."""
+def _is_repaid(
+    asking: Asking, candidate: Sequence[DraftToken], costs: StepCosts, batch: BatchState, read_s: float
+) -> bool:
+    """Whether what this and later steps save repays reading the prompt for the draft model: seconds of plain
+    decoding, since without it there would be no other. What confirming a candidate saves is not expected
+    again."""
+    text, plain_s = asking.text, float(costs.calls_s[0])
+    saved_s = _gain_s(asking, candidate, replace(costs, reward_s=plain_s / batch.num_sequences))
     return amortises_prefill(
         read_s,
-        gain_s=plan.gain_s,
-        usual_gain_s=0.0 if candidate else plan.gain_s,
+        gain_s=saved_s,
+        usual_gain_s=0.0 if candidate else saved_s,
         generated=text.generated,
         max_tokens=text.max_tokens,
-        plain_s=float(plan.costs.calls_s[0]),
+        plain_s=plain_s,
     )
 
 

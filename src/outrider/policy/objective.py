@@ -65,10 +65,12 @@ _PREFILL_STEPS = 1.5
 """No more than this part of what the answer took plainly is spent on reading its prompt, or so many steps."""
 
 
-def reward_per_token(spent_s: float, emitted: float, plain_s: float, num_sequences: int) -> float:
+def reward_per_token(
+    spent_s: float, emitted: float, plain_s: float, num_sequences: int, ratio: float = 1.0
+) -> float:
     """λ in seconds: what a token took lately, shrunk towards a part of `plain_s`, a plain step of all
-    `num_sequences` sequences."""
-    prior_s = _PRIOR_RATIO * plain_s * _PRIOR_TOKENS
+    `num_sequences` sequences: that of a draft model (`ratio`), or of lookups where these are faster."""
+    prior_s = min(ratio, _PRIOR_RATIO) * plain_s * _PRIOR_TOKENS
     return (spent_s + prior_s) / (emitted + _PRIOR_TOKENS * num_sequences)
 
 

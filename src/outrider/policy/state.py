@@ -93,7 +93,7 @@ class BatchState:
         size, context = len(texts), sum(text.context for text in texts)
         plain_s = state.costs.call_s(size, context=context, num_sequences=size) + state.own_step_s
         spent_s, emitted = sum(text.spent_s for text in texts), sum(text.emitted for text in texts)
-        reward_s = reward_per_token(spent_s, emitted, plain_s, size)
+        reward_s = reward_per_token(spent_s, emitted, plain_s, size, state.token_ratio(context))
         counts = [request.recomputed for request in requests if request.recomputed is not None]
         recomputed = sum(counts) // size if counts else None
         return cls(size, context, size - 1 + others, reward_s, recomputed)
@@ -122,6 +122,16 @@ class MarginalCosts:
             if expected >= ratio:
                 return True
         return False
+
+    def token_ratio(self, step_s: float, acceptance: float) -> float:
+        """What a token takes with drafts of the best length, in plain calls, where a draft model's step takes
+        so long and each of its tokens is accepted with this probability."""
+        step, prefix_prob, tokens, best = step_s / float(self.calls_s[0]), 1.0, 1.0, 1.0
+        for n, ratio in enumerate(self.ratios[:MAX_MODEL_DRAFT], 1):
+            prefix_prob *= acceptance
+            tokens += prefix_prob
+            best = min(best, (1 + ratio + n * step) / tokens)
+        return best
 
     def can_pay(self, step_s: float) -> bool:
         """Whether a draft model whose step takes so long would pay if it were always correct."""
@@ -203,6 +213,13 @@ class PolicyState:
         """Whether the draft model would pay if it were always correct."""
         step_s = self.draft_costs.call_s(1, context=context) + self.own_call_s
         return self.marginal_costs(context).can_pay(step_s)
+
+    def token_ratio(self, context: int) -> float:
+        """What a token takes with the draft model's usual drafts, in plain calls; 1 without one."""
+        if not self.draft_costs.is_known:
+            return 1.0
+        step_s = self.draft_costs.call_s(1, context=context) + self.own_call_s
+        return self.marginal_costs(context).token_ratio(step_s, self.mean_confidence)
 
     # Learning
 
