@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from outrider.core.numbers import Interval
 from outrider.lab.bench.results import Results
 from outrider.lab.bench.summary.speeds import outcome, verdicts
 from outrider.lab.rows import BlockRow, HeadRow, Row, RunRow
-from outrider.lab.statistics import Interval, estimate, self_ratio, t_tail
+from outrider.lab.statistics import estimate, self_ratio, t_tail
 
 Floats = npt.NDArray[np.float64]
 CERTAIN = ("faster", "slower")

@@ -15,6 +15,7 @@ from outrider.backends.fake import FakeModel, FakeVocabulary
 from outrider.core.contracts import FREE, UNABLE
 from outrider.core.data import Grammar
 from outrider.core.notices import collect_notices
+from outrider.core.numbers import Interval
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.costs.expected_speed import StepCosts
@@ -35,7 +36,7 @@ from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.record import ANSWER_TOKENS, Answer, Case, questions_of, record_answers
 from outrider.lab.rows import AnswerRow
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN
-from outrider.lab.statistics import Interval, share_of, speedup_of
+from outrider.lab.statistics import share_of, speedup_of
 from outrider.lab.subject import TOO_LONG, DraftOffers, Subject, offered, why_unusable
 from outrider.lab.verdict import DraftNumbers, DraftVerdict, cannot_work, judge_draft, judge_lookup, overall
 from outrider.models.gguf import read_card

@@ -225,7 +225,7 @@ def test_sidecars_of_the_targets_repository_are_named_and_not_downloaded(tmp_pat
         }
         assert {asked.path.rsplit("/", 1)[-1] for asked in server.downloads()} == {"m-Q4_K_M.gguf"}
         lines = [str(file) for file in listed(named.target, named.found)]
-        assert "hf:owner/repo/m-draft-Q8_0.gguf (3 MB, in its hub repository, not downloaded)" in lines
+        assert "hf:owner/repo/m-draft-Q8_0.gguf (3.00 MB, in its hub repository, not downloaded)" in lines
         assert sum("by its name it holds" in line for line in lines) == 2
         server.status = 503  # what is here is enough
         again = resolve_models("hf:owner/repo", AUTO_DRAFT, options)

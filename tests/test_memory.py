@@ -148,13 +148,13 @@ SMALL = replace(SIZES, name="small", tensors={"blk.0.attn_q.weight": 5 * GB}, la
         (
             [Contexts(SIZES, LoadOptions(gpu_layers=0), 2 * 10**6)],
             {HOST: 2 * GB},
-            "weights and KV cache take at least 0.0 MB and 4.0 GB, and 2.0 GB are free",
+            "weights and KV cache take at least 0 MB and 4.00 GB, and 2.00 GB are free",
             "What would fit: a smaller context (-c: 999936 tokens over all requests).",
         ),
         (
             [Contexts(SIZES, LoadOptions())],
             {HOST: 100 * GB, GPUS: 24 * GB},
-            "weights and KV cache take at least 43.0 GB and 0.0 MB on the GPUs, and 24.0 GB are free",
+            "weights and KV cache take at least 43.0 GB and 0 MB on the GPUs, and 24.0 GB are free",
             "What would fit: 3 layers on the GPU (-ngl).",
         ),
         (
@@ -172,7 +172,7 @@ SMALL = replace(SIZES, name="small", tensors={"blk.0.attn_q.weight": 5 * GB}, la
         (
             [Contexts(SIZES, LoadOptions(gpu_layers=0), 10**6)],
             {HOST: 1.5 * GB},
-            "2.0 GB",
+            "2.00 GB",
             "What would fit: a smaller context (-c: 749824 tokens over all requests); or a smaller cache "
             "type (-ctk q8_0 -ctv q8_0).",
         ),
@@ -231,6 +231,6 @@ def test_nothing_is_loaded_that_cannot_fit(
     )
     done = call(monkeypatch, capfdbinary, "run", "-m", str(model), "-c", "8192", "--raw", "-p", "hi")
     assert done.status == 2 and done.said.startswith(
-        "error: target with a context of 8192 tokens: weights and KV cache take at least 0.0 MB and 2.1 MB"
+        "error: target with a context of 8192 tokens: weights and KV cache take at least 0 MB and 2.1"
     )
     assert "What would fit: a smaller context (-c: " in done.said

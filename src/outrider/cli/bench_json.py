@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from outrider.core.numbers import Interval
 from outrider.lab.bench.report.choice import Choice, choices
 from outrider.lab.bench.report.view import View
 from outrider.lab.bench.results import Cell, Results
@@ -21,7 +22,6 @@ from outrider.lab.bench.summary.speeds import (
     prediction_error,
     verdicts,
 )
-from outrider.lab.statistics import Interval
 
 SCHEMA = "outrider.bench.summary/1"
 

@@ -24,8 +24,8 @@ from outrider.cli.stream import Shown, TokenPrinter, show
 from outrider.core.data import StepRecord
 from outrider.core.errors import ConstraintError, InputError, OutriderError, PromptError, SettingError
 from outrider.core.files import write_whole
+from outrider.core.numbers import counted
 from outrider.core.schema import settings_of
-from outrider.lab.numbers import counted
 from outrider.models import cache_dir
 from outrider.session import Message, Pair, Session
 from outrider.session.generation import Generation

@@ -18,6 +18,7 @@ from outrider.cli.settings import CheckSettings
 from outrider.core.contracts import RewindKind
 from outrider.core.errors import SettingError
 from outrider.core.invalid import invalid
+from outrider.core.numbers import gigabytes, milliseconds, short_count
 from outrider.lab.check import CheckRequest, LookupReport, Report, Sample
 from outrider.lab.check import check as check_pair
 from outrider.lab.judged import Acceptance, BreakEven, Calls, DraftReport, Tokenizers
@@ -31,7 +32,6 @@ from outrider.lab.models import (
     own_head,
     usable_backends,
 )
-from outrider.lab.numbers import gigabytes, milliseconds, short_count
 from outrider.lab.predict import Speedups
 from outrider.lab.prompts import Workload
 from outrider.lab.verdict import DraftVerdict, Outcome, as_text

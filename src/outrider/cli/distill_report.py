@@ -17,9 +17,9 @@ from outrider.cli.bench import show_progress
 from outrider.cli.check import print_judged
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import print_rows
+from outrider.core.numbers import duration
 from outrider.lab.distill.report import Draft, Report, Training
 from outrider.lab.distill.run import Progress
-from outrider.lab.numbers import duration
 from outrider.lab.progress import Progress as Shown
 
 

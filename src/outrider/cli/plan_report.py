@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.cli.output import Cell, print_rows, print_table, readable
-from outrider.lab import numbers
+from outrider.core import numbers
 from outrider.lab.plan.calls import error_line, memory_bytes
 from outrider.lab.plan.catalogue import Catalogue
 from outrider.lab.plan.metrics import Observed

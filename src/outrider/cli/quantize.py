@@ -15,7 +15,7 @@ from outrider.cli.plans import hub_options
 from outrider.cli.settings import QuantizeSettings
 from outrider.core.errors import SettingError
 from outrider.core.files import reason_of
-from outrider.lab.numbers import gigabytes
+from outrider.core.numbers import gigabytes
 from outrider.models import embedded_default, resolve
 from outrider.models.reference import requantized_name
 

@@ -13,9 +13,9 @@ from outrider.cli.settings import RunSettings
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Grammar, Request, TokenLogprob
 from outrider.core.errors import ConstraintError
+from outrider.core.numbers import counted, time
 from outrider.drafters.registry import DRAFTERS
 from outrider.lab.comparison import Comparison
-from outrider.lab.numbers import counted, time
 from outrider.policy.forced import FORCED
 from outrider.session import Session, settings_of
 from outrider.session.explain import Choices, Explanation

@@ -13,7 +13,7 @@ from rich.console import Console
 from outrider.cli.output import INTERRUPTED, bars_or_lines, readable, write
 from outrider.cli.settings import SetupSettings
 from outrider.core.errors import SettingError
-from outrider.lab.numbers import duration, gigabytes
+from outrider.core.numbers import duration, gigabytes
 
 _STAGES = {
     "model": "fetching the default model, which the build is tried with",

@@ -17,8 +17,8 @@ from outrider.cli.output import INTERRUPTED, print_notes, print_rows, print_tabl
 from outrider.cli.plans import check_context, hub_options
 from outrider.cli.settings import TrimSettings
 from outrider.core.errors import SettingError
+from outrider.core.numbers import gigabytes, milliseconds, percent
 from outrider.lab.models import ModelFile
-from outrider.lab.numbers import gigabytes, milliseconds, percent
 from outrider.lab.trim.report import Report, agreement_of, step_s_of
 from outrider.lab.trim.trim import TrimRequest, trim
 from outrider.lab.verdict import as_text

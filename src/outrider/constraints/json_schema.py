@@ -10,7 +10,7 @@ import copy
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from itertools import combinations
 from time import perf_counter
 from typing import Any
@@ -183,10 +183,25 @@ def _escaped(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
 
 
-class _Document:
-    """A schema and what the references in it point to."""
+_MAX_REFERENCES = 20
+_MAX_NESTED = 16
+ANYTHING = frozenset(("string", "number", "boolean", "null", "array", "object"))
+"""Every type of JSON; integers are numbers."""
 
-    def __init__(self, root: Node) -> None:
+
+def json_type(value: object) -> str:
+    """The JSON type of plain data."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "boolean"
+    if isinstance(value, str | list):
+        return "string" if isinstance(value, str) else "array"
+    return "object" if isinstance(value, Mapping) else "number"
+
+
+class Document:
+    """A schema, what the references in it point to, and what its parts allow, as far as they say so."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
         self.root = root
         self.places = dict(_walk(root))
         self._url = root["$id"] if isinstance(root.get("$id"), str) else ""
@@ -209,6 +224,47 @@ class _Document:
         pointer = self._anchors.get(pointer, pointer)
         return (pointer, self.places[pointer]) if pointer in self.places else None
 
+    def resolved(self, schema: Any) -> Any:
+        """The schema that its references lead to; None where they lead nowhere."""
+        for _ in range(_MAX_REFERENCES):
+            if not isinstance(schema, dict) or "$ref" not in schema:
+                break
+            schema = (self.target(schema) or ("", None))[1]
+        return schema
+
+    def types(self, schema: Any, depth: int = 0) -> Set[str]:
+        """The JSON types of the values that a schema allows."""
+        found = self.resolved(schema)
+        if not isinstance(found, dict):
+            return ANYTHING
+        types: Set[str] = ANYTHING
+        for keyword in ("anyOf", "oneOf"):
+            if isinstance(parts := found.get(keyword), list) and depth < _MAX_NESTED:
+                types &= frozenset().union(*(self.types(part, depth + 1) for part in parts))
+        if (named := found.get("type")) is not None:
+            names = named if isinstance(named, list) else [named]
+            types &= {"number" if name == "integer" else str(name) for name in names}
+        if "const" in found:
+            types &= {json_type(found["const"])}
+        if isinstance(found.get("enum"), list):
+            types &= set(map(json_type, found["enum"]))
+        return types
+
+    def values(self, schema: Any, depth: int = 0) -> tuple[Any, ...] | None:
+        """The values that a schema lists; None where there are others."""
+        found = self.resolved(schema)
+        if not isinstance(found, dict):
+            return None
+        if "const" in found:
+            return (found["const"],)
+        if isinstance(found.get("enum"), list):
+            return tuple(found["enum"])
+        parts = found.get("anyOf", found.get("oneOf"))
+        if isinstance(parts, list) and depth < _MAX_NESTED:
+            listed = [self.values(part, depth + 1) for part in parts]
+            return None if None in listed else tuple(value for part in listed for value in part or ())
+        return (None,) if found.get("type") == "null" else None
+
 
 class _SchemaCheck:
     """Looks through all parts of a schema that the output depends on, and changes them in place: what
@@ -219,7 +275,7 @@ class _SchemaCheck:
     """
 
     def __init__(self, root: Node, lenient: bool) -> None:
-        self.document = _Document(root)
+        self.document = Document(root)
         self.parts: dict[str, Node] = {}
         self.notices: list[str] = []
         self._lenient = lenient
@@ -296,35 +352,25 @@ def _check_constant(place: str, value: object) -> None:
 # or objects with a key that one of them requires and whose values differ. What is not proved counts as an
 # overlap. (llguidance looks for one too, but not through references, nor between numbers.)
 
-_JSON_TYPES: dict[type, str] = {
-    type(None): "null",
-    bool: "boolean",
-    str: "string",
-    list: "array",
-    dict: "object",
-    int: "integer",
-    float: "integer",
-}
-_MAX_REFERENCES = 20
 _MAX_ALTERNATIVES = 300
 
 
-def _exclude_each_other(document: _Document, schemas: object) -> bool:
+def _exclude_each_other(document: Document, schemas: object) -> bool:
     if not isinstance(schemas, list) or len(schemas) > _MAX_ALTERNATIVES:
         return False
     return all(_apart(document, one, other, 0) for one, other in combinations(schemas, 2))
 
 
-def _apart(document: _Document, one: Any, other: Any, depth: int) -> bool:
-    one, other = _resolved(document, one), _resolved(document, other)
+def _apart(document: Document, one: Any, other: Any, depth: int) -> bool:
+    one, other = document.resolved(one), document.resolved(other)
     if one is False or other is False:
         return True
     if not isinstance(one, dict) or not isinstance(other, dict) or depth > 3:
         return False
-    values, other_values = _constants(one), _constants(other)
-    if values is not None and other_values is not None and not values & other_values:
+    values, others = (document.values(schema) for schema in (one, other))
+    if values is not None and others is not None and not _as_texts(values) & _as_texts(others):
         return True
-    common = _types(one) & _types(other)
+    common = document.types(one) & document.types(other)
     if common != {"object"}:
         return not common
     return any(
@@ -335,26 +381,7 @@ def _apart(document: _Document, one: Any, other: Any, depth: int) -> bool:
     )
 
 
-def _resolved(document: _Document, schema: Any) -> Any:
-    for _ in range(_MAX_REFERENCES):
-        if not isinstance(schema, dict) or "$ref" not in schema:
-            break
-        schema = (document.target(schema) or ("", None))[1]
-    return schema
-
-
-def _types(schema: Node) -> set[str]:
-    if (constants := _constants(schema)) is not None:
-        return {_JSON_TYPES[type(json.loads(text))] for text in constants}
-    named = schema.get("type", list(_JSON_TYPES.values()))
-    types = {named} if isinstance(named, str) else set(map(str, named))
-    return types | {"integer"} if "number" in types else types
-
-
-def _constants(schema: Node) -> set[str] | None:
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not isinstance(values, list):
-        return None
+def _as_texts(values: Iterable[Any]) -> set[str]:
     whole = (int(v) if isinstance(v, float) and v.is_integer() else v for v in values)
     return {json.dumps(value, sort_keys=True) for value in whole}
 
@@ -366,7 +393,7 @@ def _constants(schema: Node) -> set[str] | None:
 
 def check_merging(root: Node) -> None:
     """Raises GrammarError for a schema that would grow beyond bounds."""
-    document = _Document(root)
+    document = Document(root)
     sizes: dict[int, int] = {}
     for node in document.places.values():
         if isinstance(node, dict) and _merges(node) and _size(document, node, sizes) > _MAX_MERGED:
@@ -381,7 +408,7 @@ def _merges(node: Node) -> bool:
     return several or ("$ref" in node) + ("allOf" in node) + any(key in node for key in applied) > 1
 
 
-def _size(document: _Document, start: Node, known: dict[int, int]) -> int:
+def _size(document: Document, start: Node, known: dict[int, int]) -> int:
     """How many parts a part comes to with all that it refers to, up to a little beyond the bound; a way back
     to itself counts once. `known` are the sizes so far, by the parts' ids."""
 

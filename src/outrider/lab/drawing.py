@@ -20,7 +20,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from outrider.lab.numbers import printable
+from outrider.core.numbers import printable
 
 INK, SOFT, LINE, PAPER = "#010101", "#020202", "#030303", "#040404"
 SERIES = ("#050505", "#060606", "#070707", "#080808", "#090909", "#0a0a0a")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outrider.core.contracts import RewindKind, Vocabulary
+from outrider.core.numbers import Interval
 from outrider.costs import CallCosts
 from outrider.costs.expected_speed import StepCosts
 from outrider.lab.models import ModelFacts
@@ -15,7 +16,7 @@ from outrider.lab.predict import DRAFT, Speedups, expect, with_policy_times
 from outrider.lab.record import Answer
 from outrider.lab.recording import Recording
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN, Setting
-from outrider.lab.statistics import Interval, share_of
+from outrider.lab.statistics import share_of
 from outrider.lab.subject import DraftOffers, Subject, tokenizer_fault
 from outrider.lab.verdict import DraftNumbers, DraftVerdict, cannot_work, judge_draft
 from outrider.models.gguf import ModelKind

@@ -11,6 +11,7 @@ from time import perf_counter
 
 from outrider.core.contracts import FREE, Lookup, Rewinding
 from outrider.core.data import StepRecord
+from outrider.core.numbers import Interval
 from outrider.costs import CallCosts
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
@@ -21,7 +22,7 @@ from outrider.lab.recording import Recording
 from outrider.lab.replay import ForcedDrafter, hindsight_bound, replay
 from outrider.lab.rows import AnswerRow, CaseOutcome
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, LLAMA_CPP_DEFAULT, PLAIN, Setting, grid
-from outrider.lab.statistics import Interval, speedup_of
+from outrider.lab.statistics import speedup_of
 from outrider.policy.pretrained import PretrainedCalibration
 
 DRAFT = ModelDrafter.name

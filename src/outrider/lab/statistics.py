@@ -15,6 +15,8 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from outrider.core.numbers import Interval
+
 Floats = npt.NDArray[np.float64]
 
 LEVEL = 0.95
@@ -23,27 +25,6 @@ _SEED = 20_260
 _REPETITION_DRAWS = 400
 """Draws of each case's repetitions, from which every draw of cases takes one at random."""
 _MAX_SPLITS = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A figure and its 95 % interval. `cases` and `repetitions` are what was drawn from: one case (a group)
-    says nothing about others, one repetition nothing about the machine's noise (0: none was drawn)."""
-
-    value: float
-    low: float
-    high: float
-    cases: int = 0
-    repetitions: int = 0
-
-    @property
-    def caveat(self) -> str | None:
-        """What the interval cannot know, in a few words; None where it knows both."""
-        if self.cases == 1 and self.repetitions == 1:
-            return "one case, run once: no interval"
-        if self.cases == 1:
-            return "one case: other prompts may differ"
-        return "run once: the machine's noise is not in it" if self.repetitions == 1 else None
 
 
 @dataclass(frozen=True, slots=True)

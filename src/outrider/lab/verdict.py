@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from outrider.core.numbers import Interval
 from outrider.costs.expected_speed import StepCosts
-from outrider.lab.statistics import Interval
 
 Outcome = Literal["pays", "undecided", "does not pay", "cannot work"]
 

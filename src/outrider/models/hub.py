@@ -21,6 +21,7 @@ from typing import Any
 
 from outrider.core.errors import HubError, ModelFileError
 from outrider.core.files import reason_of
+from outrider.core.numbers import gigabytes
 
 _TIMEOUT_S = 10.0
 _NO_ROOM = "Free some space, or set HF_HOME to a larger disk."
@@ -157,7 +158,7 @@ def _download(name: str, file: str, commit: str, options: HubOptions) -> None:
                 content.truncate()
             needed, free = size - content.tell(), shutil.disk_usage(blob.parent).free
             if needed > free:
-                room = f"it needs {needed / 1e9:.2f} GB more, and {blob.parent} has {free / 1e9:.2f} GB free"
+                room = f"it needs {gigabytes(needed)} more, and {blob.parent} has {gigabytes(free)} free"
                 raise HubError(what, room, _NO_ROOM)
             headers = build_hf_headers(token=options.token)
             http_get(

@@ -12,6 +12,7 @@ from outrider.backends.gguf.heads import why_no_heads
 from outrider.backends.tuning.scoring import file_id, machine_id
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, VocabularyMismatch
 from outrider.core.notices import notify
+from outrider.core.numbers import gigabytes
 from outrider.costs.expected_speed import StepCosts
 from outrider.costs.store import stored_curves
 from outrider.models.finding import AUTO_DRAFT, MAX_SHARE, Found, FoundDraft, find_drafts
@@ -188,7 +189,7 @@ class FoundFile:
 
     def __str__(self) -> str:
         name = self.reference if self.reference.startswith("hf:") else PurePosixPath(self.reference).name
-        size = [] if self.file_bytes is None else [_size(self.file_bytes)]
+        size = [] if self.file_bytes is None else [gigabytes(self.file_bytes)]
         share = [] if self.share is None else [f"{self.share:.2f} of what the target reads for a token"]
         words = f"{name} ({', '.join([*size, *share, self.place])})"
         return f"{words}: {self.note}" if self.note else words
@@ -278,7 +279,3 @@ def _nothing_found(target: ModelCard, found: Found) -> str:
     )
     relatives = [file for file in listed(target, found) if file.place not in _SAID]
     return ". ".join([line, *(f"You could name -md {file}" for file in relatives)])
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.0f} MB"

@@ -20,6 +20,7 @@ from outrider.backends.gguf.sizes import ModelSizes
 from outrider.backends.machine import available_bytes
 from outrider.core.data import Span
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, RewindUnsupported, SettingError
+from outrider.core.numbers import gigabytes
 from outrider.core.saved import Bytes
 
 _NARROW_HEAD = 64
@@ -105,7 +106,7 @@ def _check_room(library: Library, sizes: ModelSizes, opening: Opening) -> None:
             cell_bytes += layer.cell_bytes(options.cache_type_k, options.cache_type_v)
     needed, available = tokens * cell_bytes, available_bytes()
     if needed > available:
-        reason = f"its KV cache needs {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free"
+        reason = f"its KV cache needs {gigabytes(needed)}, and {gigabytes(available)} are free"
         raise OutOfMemory(what, reason, SMALLER_CONTEXT)
 
 

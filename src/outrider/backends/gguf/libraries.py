@@ -24,6 +24,7 @@ from outrider.backends.gguf.registry import DIALECTS
 from outrider.backends.machine import processor_name
 from outrider.backends.native import IK, native_library
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, SettingError
+from outrider.core.numbers import gigabytes
 
 INSTALL = (
     "Install one: pip install xllamacpp ik-llama-cpp-python. Where there are no wheels: "
@@ -100,7 +101,7 @@ def describe_gpus(file: LibraryFile) -> list[str]:
     """The GPUs of a library that can be used: the name that options have, what it is, and its free memory."""
     library = open_library(file)
     gpus = [device for device in list_devices(library) if device.is_gpu]
-    return [f"{gpu.name}: {gpu.description}, {free_bytes(library, gpu) / 1e9:.1f} GB free" for gpu in gpus]
+    return [f"{gpu.name}: {gpu.description}, {gigabytes(free_bytes(library, gpu))} free" for gpu in gpus]
 
 
 def _open(file: LibraryFile) -> Library:

@@ -10,6 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from outrider.backends.gguf.devices import NO_DEVICE, free_bytes, list_devices
 from outrider.backends.gguf.library import Library
@@ -17,6 +18,7 @@ from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.sizes import ModelSizes
 from outrider.backends.machine import available_bytes
 from outrider.core.errors import OutOfMemory
+from outrider.core.numbers import gigabytes
 
 HOST, GPUS = "host", "GPUs"
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -94,15 +96,11 @@ def check_memory(models: Sequence[Contexts], free: Mapping[str, float]) -> None:
         weights, kv = (sum(sizes) for sizes in zip(*parts, strict=True))
         if weights + kv > available:
             where = " on the GPUs" if place == GPUS else ""
-            why = f"weights and KV cache take at least {_shown(weights)} and {_shown(kv)}{where}"
+            why = f"weights and KV cache take at least {gigabytes(weights)} and {gigabytes(kv)}{where}"
             what = " and ".join(model.sizes.name for model in models)
             if tokens := models[0].capacity_tokens:
                 what += f" with a context of {tokens} tokens"
-            raise OutOfMemory(what, f"{why}, and {_shown(available)} are free", _way_out(models, free))
-
-
-def _shown(size: float) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+            raise OutOfMemory(what, f"{why}, and {gigabytes(available)} are free", _way_out(models, free))
 
 
 def _fits(models: Sequence[Contexts], free: Mapping[str, float]) -> bool:
@@ -110,58 +108,54 @@ def _fits(models: Sequence[Contexts], free: Mapping[str, float]) -> bool:
     return all(sum(sum(need[place]) for need in needs) <= free[place] for place in free)
 
 
-_Change = tuple[str, range, Callable[[int], list[Contexts]]]
-"""What can be chosen otherwise: in words, the numbers that it can have (one where it has none), and what each
-makes of the models."""
-
-
 def _way_out(models: Sequence[Contexts], free: Mapping[str, float]) -> str:
     """Single changes that make everything fit, the most useful first; of numbers the largest that do."""
+    target, *others = models
+    options, tokens = target.options, target.capacity_tokens
+
+    def shorter(count: int) -> list[Contexts]:
+        sizes = [
+            (model.capacity_tokens * count // tokens, model.head_tokens * count // tokens) for model in models
+        ]
+        return [
+            replace(model, capacity_tokens=own, head_tokens=head)
+            for model, (own, head) in zip(models, sizes, strict=True)
+        ]
+
+    def otherwise(*changed: Contexts, **options: Any) -> list[Contexts]:
+        return [replace(model, options=replace(model.options, **options)) for model in changed]
+
+    can_shrink = tokens and options.cache_type_k == "f16" and options.flash_attention != "off"
+    keeps = any(model.options.mlock or not model.options.mmap for model in models)
+    layers = len(target.sizes.layers) + 2 if GPUS in free else 0
+    # In words, the numbers that it can have (one where it has none), and what each makes of the models.
+    changes: list[tuple[str, range, Callable[[int], list[Contexts]]]] = [
+        (
+            "a smaller context (-c: {} tokens over all requests)",
+            range(_MIN_CONTEXT, tokens + 1, _MIN_CONTEXT),
+            shorter,
+        ),
+        (
+            "{} layers on the GPU (-ngl)",
+            range(layers),
+            lambda count: [*otherwise(target, gpu_layers=count), *others],
+        ),
+        (
+            "a smaller cache type (-ctk q8_0 -ctv q8_0)",
+            range(bool(can_shrink)),
+            lambda _: otherwise(*models, cache_type_k="q8_0", cache_type_v="q8_0"),
+        ),
+        ("no draft model (-md none)", range(bool(others)), lambda _: [target]),
+        (
+            "weights that are mapped (--mmap, without --mlock)",
+            range(keeps),
+            lambda _: otherwise(*models, mmap=True, mlock=False),
+        ),
+    ]
     found = []
-    for text, counts, change in _changes(models, has_gpus=GPUS in free):
+    for text, counts, change in changes:
         index = bisect_left(counts, True, key=lambda count: not _fits(change(count), free))
         found += [text.format(counts[index - 1])] if index else []
     if not found:
         return "Choose a smaller quantization, or a smaller cache type (-ctk, -ctv)."
     return f"What would fit: {'; or '.join(found)}."
-
-
-def _changes(models: Sequence[Contexts], *, has_gpus: bool) -> list[_Change]:
-    target, *others = models
-    options, tokens = target.options, target.capacity_tokens
-
-    def with_context(count: int) -> list[Contexts]:
-        def part(of: int) -> int:
-            return of * count // tokens
-
-        return [
-            replace(model, capacity_tokens=part(model.capacity_tokens), head_tokens=part(model.head_tokens))
-            for model in models
-        ]
-
-    def with_layers(count: int) -> list[Contexts]:
-        return [replace(target, options=replace(options, gpu_layers=count)), *others]
-
-    def with_small_cache(_: int) -> list[Contexts]:
-        return [
-            replace(model, options=replace(model.options, cache_type_k="q8_0", cache_type_v="q8_0"))
-            for model in models
-        ]
-
-    def mapped(_: int) -> list[Contexts]:
-        return [replace(model, options=replace(model.options, mmap=True, mlock=False)) for model in models]
-
-    can_shrink = tokens and options.cache_type_k == "f16" and options.flash_attention != "off"
-    layers = range(len(target.sizes.layers) + 2 if has_gpus else 0)
-    keeps = any(model.options.mlock or not model.options.mmap for model in models)
-    return [
-        (
-            "a smaller context (-c: {} tokens over all requests)",
-            range(_MIN_CONTEXT, tokens + 1, _MIN_CONTEXT),
-            with_context,
-        ),
-        ("{} layers on the GPU (-ngl)", layers, with_layers),
-        ("a smaller cache type (-ctk q8_0 -ctv q8_0)", range(bool(can_shrink)), with_small_cache),
-        ("no draft model (-md none)", range(bool(others)), lambda _: [target]),
-        ("weights that are mapped (--mmap, without --mlock)", range(keeps), mapped),
-    ]

@@ -26,6 +26,7 @@ from outrider.backends.gguf.log import ERROR_LEVEL, LOG_CALLBACK
 from outrider.backends.machine import physical_cores
 from outrider.core.errors import BackendCrash, BackendError, OutOfMemory, OutriderError, SettingError
 from outrider.core.files import check_writable
+from outrider.core.numbers import gigabytes
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.header import TensorInfo, read_header
 from outrider.models.reference import local_shards
@@ -223,7 +224,7 @@ def _check_room(folder: Path, card: ModelCard, weights_bytes: int) -> None:
     metadata_bytes = card.file_bytes - sum(tensor.num_bytes or 0 for tensor in _tensors(card.path))
     needed, free = weights_bytes + metadata_bytes, shutil.disk_usage(folder).free
     if needed > free:
-        why = f"it has {free / 1e6:,.0f} MB free, and the file needs {needed / 1e6:,.0f} MB"
+        why = f"it has {gigabytes(free)} free, and the file needs {gigabytes(needed)}"
         raise SettingError(str(folder), why, "Free some space, or choose another folder (--out).")
 
 
@@ -243,7 +244,7 @@ def _failure(card: ModelCard, folder: Path, status: int, reason: str, said: str)
         way_out = "The file is damaged, or of a kind that this build cannot quantize: try another type."
     elif "iostream" in reason:  # all that the library says when it cannot write any further
         free = shutil.disk_usage(folder).free
-        why = f"{folder} took no more ({free / 1e6:,.0f} MB are free): the file was not written"
+        why = f"{folder} took no more ({gigabytes(free)} are free): the file was not written"
         way_out = "Free some space, or choose another folder (--out)."
     return kind(str(card.path), why, way_out)
 

@@ -35,6 +35,7 @@ from outrider.backends.native.place import (
 )
 from outrider.core.errors import BuildError, SettingError
 from outrider.core.files import reason_of
+from outrider.core.numbers import gigabytes
 from outrider.models.hub import file_sha256
 from outrider.models.package_clients import fetch_source, install_wheels
 
@@ -120,8 +121,8 @@ def _work_folder(source: Source) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
         free = shutil.disk_usage(builds).free
         if free < _NEEDED_BYTES:
-            needed = f"it needs {_NEEDED_BYTES / 1e6:.0f} MB for a while"
-            reason = f"{needed}, and {builds} has {free / 1e6:.0f} MB"
+            needed = f"it needs {gigabytes(_NEEDED_BYTES)} for a while"
+            reason = f"{needed}, and {builds} has {gigabytes(free)}"
             raise BuildError(source.name, reason, disk_full().way_out)
         with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=builds, ignore_cleanup_errors=True) as folder:
             yield Path(folder)

@@ -7,10 +7,11 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.constraints.json_schema import ANYTHING, json_type
 from outrider.core.files import parse_json
 from outrider.formats.conversation import Call, ToolSpec
 from outrider.formats.grammar import Rules
-from outrider.formats.parameters import ANYTHING, Parameter, json_type, parameters_of, text_pattern
+from outrider.formats.parameters import Parameter, parameters_of, text_pattern
 from outrider.formats.reader import Reader
 from outrider.formats.scan import BLANKS, Scan, blank, either, expect, text_up_to, until, value
 from outrider.formats.syntaxes.base import CallSyntax, as_json

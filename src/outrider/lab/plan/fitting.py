@@ -9,7 +9,7 @@ from itertools import combinations, product
 from typing import Any
 
 from outrider.core.errors import SettingError
-from outrider.lab.numbers import gigabytes
+from outrider.core.numbers import gigabytes
 from outrider.lab.plan.calls import Machine, memory_bytes
 from outrider.lab.plan.catalogue import Catalogue
 from outrider.lab.plan.shapes import HEADS, ModelShape, find_shape, head_of

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.core.errors import SettingError
+from outrider.core.numbers import Interval, short_count
 from outrider.costs.expected_speed import StepCosts
-from outrider.lab.numbers import short_count
 from outrider.lab.plan.acceptance import LONGEST, PLAIN, Acceptance, Drafting, Steps, expected_steps
 from outrider.lab.plan.calls import Curve, Machine, largest_batch, memory_bytes
 from outrider.lab.plan.shapes import ModelShape
-from outrider.lab.statistics import Interval, speedup_of
+from outrider.lab.statistics import speedup_of
 
 SCHEMA = "outrider.plan/1"
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, LONGEST)

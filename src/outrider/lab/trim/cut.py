@@ -16,6 +16,7 @@ from outrider.backends.gguf import LoadOptions, Weights
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import SettingError, VocabularyMismatch
 from outrider.core.files import reason_of
+from outrider.core.numbers import gigabytes
 from outrider.lab.trim.source import BY_TOKEN, Source, Tensor
 from outrider.models.fields import Field
 from outrider.models.reduced import part_fields
@@ -93,7 +94,7 @@ def _write(source: Source, cut: Cut, path: Path, fields: Mapping[str, Field]) ->
     needed = sum(tensor.rows.nbytes for tensor in kept)
     free = shutil.disk_usage(path.parent).free
     if needed > free:
-        why = f"it has {free / 1e6:,.0f} MB free, and the file needs {needed / 1e6:,.0f} MB"
+        why = f"it has {gigabytes(free)} free, and the file needs {gigabytes(needed)}"
         raise SettingError(str(path.parent), why, "Free some space, or name another place (-o).")
     writer = GGUFWriter(path, source.architecture)
     try:

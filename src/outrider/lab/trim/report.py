@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from outrider.core.numbers import Interval
 from outrider.lab.judged import DraftReport
 from outrider.lab.models import ModelFacts
-from outrider.lab.statistics import Interval
 
 SCHEMA = "outrider.trim/1"
 

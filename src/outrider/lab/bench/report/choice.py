@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from outrider.core.numbers import Interval
 from outrider.lab.bench.report.view import Best, View
 from outrider.lab.bench.results import Cell
 from outrider.lab.bench.summary import speeds
 from outrider.lab.settings import PLAIN, Setting
-from outrider.lab.statistics import Interval, estimate
+from outrider.lab.statistics import estimate
 
 
 @dataclass(frozen=True, slots=True)

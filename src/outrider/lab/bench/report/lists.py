@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.lab import numbers
+from outrider.core import numbers
 from outrider.lab.bench.report.tables import Table
 from outrider.lab.bench.report.view import View, draft_name, workload_name
 from outrider.lab.bench.summary import counts, speeds

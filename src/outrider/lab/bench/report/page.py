@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from outrider.lab import numbers
+from outrider.core import numbers
 from outrider.lab.bench.report import lists, words
 from outrider.lab.bench.report.choice import choices
 from outrider.lab.bench.report.pictures import PICTURES

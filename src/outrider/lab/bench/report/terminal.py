@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from outrider.lab import numbers
+from outrider.core import numbers
 from outrider.lab.bench.report import lists, words
 from outrider.lab.bench.report.choice import choices
 from outrider.lab.bench.report.tables import Table

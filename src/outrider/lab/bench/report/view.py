@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from outrider.core.numbers import Interval
 from outrider.lab.bench.results import Cell, Results
 from outrider.lab.bench.summary import speeds
 from outrider.lab.bench.summary.predictions import predicted_speedup
 from outrider.lab.settings import PLAIN, Setting
-from outrider.lab.statistics import Interval
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from outrider.lab import numbers
+from outrider.core import numbers
 from outrider.lab.bench.report.choice import Choice, best_cell
 from outrider.lab.bench.report.view import Best, View, draft_name, workload_name
 from outrider.lab.bench.results import Cell, Results

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from outrider.core.numbers import Interval
 from outrider.lab.bench.results import Cell, Results, once
 from outrider.lab.rows import PredictionRow
-from outrider.lab.statistics import Floats, Interval, estimate
+from outrider.lab.statistics import Floats, estimate
 
 
 @once

@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from outrider.core.numbers import Interval
 from outrider.lab.bench.results import Cell, Results, once, rates
 from outrider.lab.bench.summary.counts import Quality, memory_bytes, quality_of
 from outrider.lab.bench.summary.predictions import predicted_speedup
 from outrider.lab.settings import PLAIN
-from outrider.lab.statistics import LEVEL, Floats, Interval, Strata, estimate, holm, self_ratio, t_tail
+from outrider.lab.statistics import LEVEL, Floats, Strata, estimate, holm, self_ratio, t_tail
 
 Outcome = Literal["faster", "slower", "tie", "unsettled"]
 """against plain decoding: the last where the figure is away from 1, and not for certain"""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from outrider.lab import numbers
+from outrider.core import numbers
 from outrider.lab.bench.report.pictures.picture import Missing, Panel, Picture, line, series
 from outrider.lab.bench.report.tables import Table
 from outrider.lab.bench.report.view import View

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
+from outrider.core import numbers
 from outrider.costs import CallCosts
-from outrider.lab import numbers
 from outrider.lab.bench.report.pictures.picture import Missing, Panel, Picture, line
 from outrider.lab.bench.report.tables import Table
 from outrider.lab.bench.report.view import View

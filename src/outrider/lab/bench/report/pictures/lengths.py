@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from outrider.lab import numbers
+from outrider.core import numbers
+from outrider.core.numbers import Interval
 from outrider.lab.bench.report.pictures.picture import Missing, Panel, Picture, line, series
 from outrider.lab.bench.report.tables import Table
 from outrider.lab.bench.report.view import View, draft_name, names, workload_name
@@ -15,7 +16,6 @@ from outrider.lab.bench.results import Cell
 from outrider.lab.bench.summary.predictions import bound_speedup
 from outrider.lab.drawing import INK, PAPER, SERIES, SOFT, draw, legend_below
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, Setting
-from outrider.lab.statistics import Interval
 
 TITLE = "Speed-up against draft length"
 _NAMES = {"lookup": "lookup alone", "model": "draft model", "both": "both together"}

@@ -6,7 +6,7 @@ from functools import partial
 
 from matplotlib.axes import Axes
 
-from outrider.lab import numbers
+from outrider.core import numbers
 from outrider.lab.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.lab.bench.report.tables import Table
 from outrider.lab.bench.report.view import Best, View, draft_name, workload_name

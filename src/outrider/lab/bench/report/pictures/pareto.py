@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 
-from outrider.lab import numbers
+from outrider.core import numbers
 from outrider.lab.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.lab.bench.report.tables import Table
 from outrider.lab.bench.report.view import View, draft_name

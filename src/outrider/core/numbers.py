@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
-from outrider.lab.statistics import Interval
+from dataclasses import dataclass
 
 NOTHING = "–"
 """shown where there is no number"""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure and its 95 % interval. `cases` and `repetitions` are what was drawn from: one case (a group)
+    says nothing about others, one repetition nothing about the machine's noise (0: none was drawn)."""
+
+    value: float
+    low: float
+    high: float
+    cases: int = 0
+    repetitions: int = 0
+
+    @property
+    def caveat(self) -> str | None:
+        """What the interval cannot know, in a few words; None where it knows both."""
+        if self.cases == 1 and self.repetitions == 1:
+            return "one case, run once: no interval"
+        if self.cases == 1:
+            return "one case: other prompts may differ"
+        return "run once: the machine's noise is not in it" if self.repetitions == 1 else None
 
 
 def speedup(interval: Interval | None) -> str:
@@ -74,7 +95,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def gigabytes(size: int | None) -> str:
+def gigabytes(size: float | None) -> str:
     """Bytes as people count them: 1 GB is 10^9 of them.
 
     >>> gigabytes(1_117_000_000), gigabytes(98_000_000)
@@ -84,7 +105,7 @@ def gigabytes(size: int | None) -> str:
         return NOTHING
     if size >= 995_000_000:
         return f"{digits(size / 1e9)} GB"
-    return f"{size / 1e6:.0f} MB" if size >= 9_950_000 else f"{digits(size / 1e6)} MB"
+    return f"{size / 1e6:.0f} MB" if size >= 9_950_000 or not size else f"{digits(size / 1e6)} MB"
 
 
 def short_count(number: float) -> str:
