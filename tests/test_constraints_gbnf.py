@@ -261,7 +261,7 @@ def test_a_token_of_the_vocabulary_may_be_named() -> None:
         ("", "no rule named root"),
         ("rot ::= root", "no rule named root"),
         ('root ::= "a"\n\nx ::= foo', "line 3: there is no rule named foo"),
-        ('root = "a"', "line 1: .*not expected"),
+        ('root = "a"', "line 1: ::= is expected"),
         ('root ::= "a', "line 1: .*no end"),
         ('root ::= "a\n"', "line 1: .*no end"),
         ("root ::= [a", "no end"),

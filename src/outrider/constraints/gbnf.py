@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -114,192 +114,175 @@ _MAX_REPETITIONS = 10_000
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _CHARACTER = r'(?:\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[nrt"\\\[\]])|[^\\])'
 _RANGE = re.compile(f"({_CHARACTER})(?:-({_CHARACTER}))?", re.DOTALL)
-_SINGLE = re.compile(f"({_CHARACTER})", re.DOTALL)
-_SCANNED = re.compile(
-    r"(?P<blank>[ \t]+|#[^\r\n]*)|(?P<line>[\r\n]+)|(?P<name>[A-Za-z0-9_-]+)|(?P<sign>::=|[|().])"
-    r'|(?P<literal>"(?:[^"\\\n]|\\.)*")|(?P<set>\[(?:[^\]\\\n]|\\.)*\])'
-    r"|(?P<token><(?:\[\d+\]|[^<>\[\]\s][^<>\s]*)>)"
-    r"|(?P<times>[*+?]|\{\s*\d+\s*(?:,\s*\d*\s*)?\})"
+_SINGLE = re.compile(f"({_CHARACTER})()", re.DOTALL)
+_BLANK, _LINES = re.compile(r"(?:[ \t]|#[^\r\n]*)*"), re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
+_NAME, _DEFINED, _OR, _CLOSED = map(re.compile, ("[A-Za-z0-9_-]+", "::=", r"\|", r"\)"))
+_ITEM = re.compile(
+    rf'(?P<name>{_NAME.pattern})|"(?P<literal>(?:[^"\\\n]|\\.)*)"|\[(?P<set>(?:[^\]\\\n]|\\.)*)\]'
+    r"|(?P<token><(?:\[\d+\]|[^<>\[\]\s][^<>\s]*)>)|(?P<any>\.)|(?P<group>\()"
 )
+_TIMES = re.compile(r"[*+?]|\{\s*(\d+)\s*(?:,\s*(?P<most>\d*)\s*)?\}")
+_SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _UNREADABLE = {
     '"': "a text has no end",
     "[": "a set of characters has no end",
     "<": "a token, such as <think> or <[1000]>, is expected here",
     "!": "tokens cannot be excluded",
 }
-_SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-
-
-class _Word(NamedTuple):
-    kind: str
-    """a group of `_SCANNED`, "end", or of a sign the sign itself"""
-    text: str
-    line: int
-
-    def error(self, why: str) -> GrammarError:
-        near = f" (at {self.text[:20]!r})" if self.text.strip() else ""
-        return GrammarError("grammar", f"line {self.line}: {why}{near}", "Correct it.")
 
 
 def parse(text: str) -> dict[str, Node]:
     """The rules by their names. Raises GrammarError, with the line, for what is no GBNF and for rules
     that do not exist."""
-    parser = _Parser(list(_words(text)))
+    parser = _Parser(text)
     rules = parser.rules()
     if len(rules) > _MAX_RULES:
         why = f"it has {len(rules):,} rules, {_MAX_RULES:,} are the most"
         raise GrammarError("grammar", why, "Leave out what the output does not need.")
     if "root" not in rules:
         raise GrammarError("grammar", "it has no rule named root", "Add one: the text follows it.")
-    for word in parser.references:
-        if word.text not in rules:
-            why = f"line {word.line}: there is no rule named {word.text}"
+    for name, line in parser.references.items():
+        if name not in rules:
+            why = f"line {line}: there is no rule named {name}"
             raise GrammarError("grammar", why, "Add it.")
     return rules
 
 
-def _words(text: str) -> Iterator[_Word]:
-    """The words, and the ends of lines only where they may end a rule."""
-    at, line, depth, last = 0, 1, 0, "line"
-    while at < len(text):
-        found = _SCANNED.match(text, at)
-        if found is None:
-            rest = _Word("", text[at:].split("\n")[0], line)
-            raise rest.error(_UNREADABLE.get(text[at], "this is not expected here"))
-        kind = found[0] if found.lastgroup == "sign" else str(found.lastgroup)
-        word = _Word(kind, found[0], line)
-        at, line = found.end(), line + found[0].count("\n")
-        depth += (kind == "(") - (kind == ")")
-        if kind == "blank" or (kind == "line" and (depth > 0 or last in ("::=", "|", "line"))):
-            continue
-        last = kind
-        yield word
-    yield _Word("end", "", line)
-
-
 class _Parser:
-    def __init__(self, words: list[_Word]) -> None:
-        self._words = words
+    def __init__(self, text: str) -> None:
+        self._text = text
         self._at = 0
         self._depth = 0
-        self.references: list[_Word] = []
+        self.references: dict[str, int] = {}
+        """the names of rules, and the line where each is first used"""
 
-    @property
-    def _next(self) -> _Word:
-        return self._words[self._at]
+    def _error(self, why: str, at: int) -> GrammarError:
+        near = self._text[at : at + 20].split("\n")[0]
+        near = f" (at {near!r})" if near.strip() else ""
+        return GrammarError("grammar", f"line {self._line(at)}: {why}{near}", "Correct it.")
 
-    def _take(self, *expected: str) -> _Word | None:
-        """The next word, if it is of one of these kinds."""
-        word = self._next
-        if word.kind not in expected:
-            return None
-        self._at += 1
-        return word
+    def _line(self, at: int) -> int:
+        return self._text.count("\n", 0, at) + 1
 
-    def _expect(self, expected: str, what: str) -> _Word:
-        if (word := self._take(expected)) is None:
-            raise self._next.error(f"{what} is expected here")
-        return word
+    def _skip(self, *, lines: bool = False) -> None:
+        """Pass over blanks and comments; in groups also over the ends of lines, which else end a rule."""
+        found = (_LINES if lines or self._depth else _BLANK).match(self._text, self._at)
+        self._at = found.end() if found else self._at
+
+    def _take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """What comes next, if it is that."""
+        self._skip()
+        if found := pattern.match(self._text, self._at):
+            self._at = found.end()
+        return found
+
+    def _expect(self, pattern: re.Pattern[str], what: str) -> re.Match[str]:
+        if (found := self._take(pattern)) is None:
+            why = _UNREADABLE.get(self._text[self._at : self._at + 1], f"{what} is expected here")
+            raise self._error(why, self._at)
+        return found
 
     def rules(self) -> dict[str, Node]:
         rules: dict[str, Node] = {}
-        while not self._take("end"):
-            name = self._expect("name", "the name of a rule")
-            if name.text in rules:
-                raise name.error(f"there are two rules named {name.text}")
-            self._expect("::=", "::=")
-            rules[name.text] = self._choice()
-            if self._next.kind not in ("line", "end"):
-                raise self._next.error(f"{self._next.text!r} is not expected here")
-            self._take("line")
+        self._skip(lines=True)
+        while self._at < len(self._text):
+            name = self._expect(_NAME, "the name of a rule")
+            if name[0] in rules:
+                raise self._error(f"there are two rules named {name[0]}", name.start())
+            self._expect(_DEFINED, "::=")
+            self._skip(lines=True)
+            rules[name[0]] = self._choice()
+            self._skip()
+            if (found := self._text[self._at : self._at + 1]) not in ("", "\r", "\n"):
+                raise self._error(_UNREADABLE.get(found, f"{found!r} is not expected here"), self._at)
+            self._skip(lines=True)
         return rules
 
     def _choice(self) -> Node:
         options = [self._sequence()]
-        while self._take("|"):
+        while self._take(_OR):
+            self._skip(lines=True)
             options.append(self._sequence())
         return options[0] if len(options) == 1 else Choice(tuple(options))
 
     def _sequence(self) -> Node:
         items: list[Node] = []
-        while word := self._take("name", "literal", "set", "token", ".", "("):
-            item = self._item(word)
-            while times := self._take("times"):
-                item = Repeat(item, *_times(times))
+        while found := self._take(_ITEM):
+            item = self._item(found)
+            while times := self._take(_TIMES):
+                item = Repeat(item, *self._times(times))
             items.append(item)
         return _sequence(items)
 
-    def _item(self, word: _Word) -> Node:
-        match word.kind:
+    def _item(self, found: re.Match[str]) -> Node:
+        match found.lastgroup:
             case "name":
-                self.references.append(word)
-                return Reference(word.text)
+                self.references.setdefault(found[0], self._line(found.start()))
+                return Reference(found[0])
             case "literal":
-                return _sequence([Chars((point,)) for point in _ranges(word, word.text[1:-1], spans=False)])
+                return _sequence(
+                    [Chars((point,)) for point in self._ranges(found, found["literal"], _SINGLE)]
+                )
             case "set":
-                return _char_class(word)
+                return self._chars(found)
             case "token":
-                return Token(word.text)
-            case ".":
+                return Token(found[0])
+            case "any":
                 return Chars((), negated=True)
         self._depth += 1
         if self._depth > _MAX_NESTING:
-            raise word.error(f"it nests more than {_MAX_NESTING} levels deep")
+            raise self._error(f"it nests more than {_MAX_NESTING} levels deep", found.start())
         inner = self._choice()
-        self._expect(")", ")")
+        self._expect(_CLOSED, ")")
         self._depth -= 1
         return inner
+
+    def _chars(self, found: re.Match[str]) -> Chars:
+        negated = found["set"].startswith("^")
+        ranges = tuple(self._ranges(found, found["set"].removeprefix("^"), _RANGE))
+        if not ranges and not negated:
+            raise self._error("a set of characters is empty", found.start())
+        if any(last < first for first, last in ranges):
+            raise self._error("a range of characters runs backwards", found.start())
+        return Chars(ranges, negated)
+
+    def _ranges(
+        self, word: re.Match[str], inside: str, pattern: re.Pattern[str]
+    ) -> Iterator[tuple[int, int]]:
+        """The characters in a text or set, each as a range."""
+        at = 0
+        while at < len(inside):
+            found = pattern.match(inside, at)
+            if found is None:
+                raise self._error(f"{inside[at : at + 2]} is no escape that GBNF knows", word.start())
+            first, last = (self._point(word, found[i] or found[1]) for i in (1, 2))
+            yield first, last
+            at = found.end()
+
+    def _point(self, word: re.Match[str], character: str) -> int:
+        if len(character) > 2:
+            point = int(character[2:], 16)
+            if point > _LAST_CODE_POINT or 0xD800 <= point <= 0xDFFF:
+                raise self._error(f"{character} is no character", word.start())
+            return point
+        return ord(_ESCAPES.get(character[-1], character[-1]) if len(character) == 2 else character)
+
+    def _times(self, word: re.Match[str]) -> tuple[int, int | None]:
+        """At least and at most how often."""
+        if word[0] in _SIGNS:
+            return _SIGNS[word[0]]
+        numbers = [word[1], word[1] if word["most"] is None else word["most"]]
+        if any(len(number) > 10 or int(number or 0) > _MAX_REPETITIONS for number in numbers):
+            raise self._error(f"more than {_MAX_REPETITIONS:,} repetitions", word.start())
+        least, most = (int(number) if number else None for number in numbers)
+        assert least is not None, "the pattern demands it"
+        if most is not None and most < least:
+            raise self._error(f"at least {least} and at most {most} times cannot be", word.start())
+        return least, most
 
 
 def _sequence(items: list[Node]) -> Node:
     return items[0] if len(items) == 1 else Sequence(tuple(items))
-
-
-def _char_class(word: _Word) -> Chars:
-    inside = word.text[1:-1]
-    negated = inside.startswith("^")
-    ranges = tuple(_ranges(word, inside.removeprefix("^"), spans=True))
-    if not ranges and not negated:
-        raise word.error("a set of characters is empty")
-    if any(last < first for first, last in ranges):
-        raise word.error("a range of characters runs backwards")
-    return Chars(ranges, negated)
-
-
-def _ranges(word: _Word, inside: str, *, spans: bool) -> Iterator[tuple[int, int]]:
-    """The characters in a text or set, each as a range; with `spans`, "a-z" is one."""
-    pattern = _RANGE if spans else _SINGLE
-    at = 0
-    while at < len(inside):
-        found = pattern.match(inside, at)
-        if found is None:
-            raise word.error(f"{inside[at : at + 2]} is no escape that GBNF knows")
-        first = _point(word, found[1])
-        yield first, _point(word, found[2]) if spans and found[2] else first
-        at = found.end()
-
-
-def _point(word: _Word, character: str) -> int:
-    if len(character) > 2:
-        point = int(character[2:], 16)
-        if point > _LAST_CODE_POINT or 0xD800 <= point <= 0xDFFF:
-            raise word.error(f"{character} is no character")
-        return point
-    return ord(_ESCAPES.get(character[-1], character[-1]) if len(character) == 2 else character)
-
-
-def _times(word: _Word) -> tuple[int, int | None]:
-    """At least and at most how often."""
-    if word.text in _SIGNS:
-        return _SIGNS[word.text]
-    numbers = [number.strip() for number in word.text[1:-1].split(",")]
-    if any(len(number) > 10 or int(number or 0) > _MAX_REPETITIONS for number in numbers):
-        raise word.error(f"more than {_MAX_REPETITIONS:,} repetitions")
-    least = int(numbers[0])
-    most = int(numbers[-1]) if numbers[-1] else None
-    if most is not None and most < least:
-        raise word.error(f"at least {least} and at most {most} times cannot be")
-    return least, most
 
 
 # What is known of the rules

@@ -202,7 +202,6 @@ class Document:
     """A schema, what the references in it point to, and what its parts allow, as far as they say so."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
-        self.root = root
         self.places = dict(_walk(root))
         self._url = root["$id"] if isinstance(root.get("$id"), str) else ""
         self._anchors: dict[str, str] = {}
@@ -474,7 +473,7 @@ def _locate(check: _SchemaCheck, problem: str) -> tuple[str, str]:
 
 def _as_definition(check: _SchemaCheck) -> Node:
     """A document that holds the schema as a definition, so that any part of it can be referred to."""
-    root = copy.deepcopy(check.document.root)
+    root = copy.deepcopy(check.parts["#"])
     root.pop("$id", None)
     for pointer, part in _walk(root):
         reference = part.get("$ref") if pointer in check.parts else None
