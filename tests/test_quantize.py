@@ -280,7 +280,7 @@ def test_too_little_room_is_seen_ahead(tmp_path: Path, monkeypatch: pytest.Monke
     source = write_tiny(tmp_path / "own.gguf", chat_template=template)
     needed = quantize(source, "Q8_0", tmp_path / "first.gguf", threads=1).file_bytes
     free(needed - len(template) // 2)
-    with pytest.raises(SettingError, match="MB free, and the file needs"):
+    with pytest.raises(SettingError, match=r"it needs .* MB, and .* MB free"):
         quantize(source, "Q8_0", tmp_path / "out.gguf", threads=1)
     assert only(tmp_path, "own.gguf", "first.gguf")
     free(needed + 20_000)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.core.errors import InputError, SettingError
+from outrider.core.errors import InputError, OutriderError, SettingError
+from outrider.core.numbers import gigabytes
 
 
 def reason_of(error: BaseException) -> str:
@@ -56,6 +58,13 @@ def check_writable(path: Path, what: str) -> None:
         needed.append(path.resolve().parent)
     if not all(os.access(place, os.W_OK) for place in needed):
         raise SettingError(str(path), "it cannot be written", "Check its permissions, or name another file.")
+
+
+def check_room(folder: Path, needed_bytes: float, error: Callable[[str], OutriderError]) -> None:
+    """Raise the error of what a folder's disk lacks, in words, where it has no room for so many bytes."""
+    free = shutil.disk_usage(folder).free
+    if needed_bytes > free:
+        raise error(f"it needs {gigabytes(needed_bytes)}, and {folder} has {gigabytes(free)} free")
 
 
 def write_whole(path: Path, content: str | bytes, what: str) -> None:

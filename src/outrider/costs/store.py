@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import date
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from outrider.costs.other_programs import OtherPrograms, is_quiet
 from outrider.models.hub import cache_dir
 from outrider.models.reference import local_shards
 
-_END_BYTES = 1 << 20
+_SAMPLES, _SAMPLE_BYTES = 1024, 16 * 2**10
 _SCALE_WEIGHT = 0.2
 _SHAPE_WEIGHT = 0.5
 """What a session has learned moves the stored curve this far: less where it concerns all calls, which a
@@ -69,23 +70,31 @@ class Subject:
 
 
 def fingerprint(path: Path) -> str:
-    """Names a model's content quickly: the size of each of its files and a hash of its first and last
-    MiB, not of all that lies between. Good enough to tell models apart, not to certify one.
+    """Names a model's content quickly: the size of each of its files and a hash of many small parts, evenly
+    spread, since two trainings of one model may differ in few tensors. It is read once for each state of the
+    files. Good enough to tell models apart, not to certify one.
 
     Raises ModelFileError when a file is gone or cannot be read.
     """
-    digest = blake2b(digest_size=16)
+    states = []
     for file in local_shards(path):
+        status = file.stat()
+        states.append((file, status.st_size, status.st_mtime_ns))
+    return _fingerprint(tuple(states))
+
+
+@cache
+def _fingerprint(states: tuple[tuple[Path, int, int], ...]) -> str:
+    digest = blake2b(digest_size=16)
+    for file, size, _changed_ns in states:
+        digest.update(f"{size}\n".encode())
         try:
             with file.open("rb") as stream:
-                size = stream.seek(0, 2)
-                stream.seek(0)
-                digest.update(f"{size}\n".encode() + stream.read(_END_BYTES))
-                stream.seek(max(size - _END_BYTES, 0))
-                digest.update(stream.read(_END_BYTES))
+                for i in range(_SAMPLES):
+                    stream.seek(max(size - _SAMPLE_BYTES, 0) * i // (_SAMPLES - 1))
+                    digest.update(stream.read(_SAMPLE_BYTES))
         except OSError as error:
-            reason = reason_of(error)
-            raise ModelFileError(str(file), reason, "Check the file, and start again.") from error
+            raise ModelFileError(str(file), reason_of(error), "Check the file, and start again.") from error
     return digest.hexdigest()
 
 

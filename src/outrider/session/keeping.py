@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from hashlib import sha256
 from pathlib import Path
 
-from outrider.backends.tuning.scoring import Loaded, native_of, subject_of
+from outrider.backends.tuning.scoring import Loaded, subject_of
 from outrider.core.contracts import Model
-from outrider.core.errors import ModelFileError
-from outrider.core.files import reason_of
+from outrider.costs.store import fingerprint
 from outrider.engine.tiers import Disk, Folder, KvTiers, RememberedTexts
-from outrider.models.reference import local_shards
 from outrider.session.options import Keeping
 
 SAVE_S = 20.0
 """what a session that ends may take to save what its target still holds"""
-_SAMPLES, _SAMPLE_BYTES = 1024, 16 * 2**10
 _OF_SPEED = ("rows", "several_sequences", "threads", "threads_batch")
 """settings of a cost curve that change no KV"""
 
@@ -36,7 +32,7 @@ def open_texts(path: Path, keeping: Keeping) -> RememberedTexts | None:
     """Where the earlier texts of a model file are kept; None where they are not. Raises SettingError."""
     if keeping.folder is None or not keeping.remember:
         return None
-    return RememberedTexts(Folder(keeping.folder, content_of(path), "--cache-dir"))
+    return RememberedTexts(Folder(keeping.folder, fingerprint(path), "--cache-dir"))
 
 
 def identity_of(model: Model) -> str:
@@ -45,22 +41,4 @@ def identity_of(model: Model) -> str:
         return model.name
     subject = subject_of(model, "all")
     settings = {name: value for name, value in subject.settings.items() if name not in _OF_SPEED}
-    content = content_of(native_of(model).weights.path)
-    return json.dumps([content, subject.build, sorted(settings.items())])
-
-
-def content_of(path: Path) -> str:
-    """Names a model's content: the size of each of its files and a hash of many small parts, evenly spread,
-    since two trainings of one model may differ in few tensors. Raises ModelFileError."""
-    digest = sha256()
-    for file in local_shards(path):
-        try:
-            with file.open("rb") as stream:
-                size = stream.seek(0, 2)
-                digest.update(f"{size}\n".encode())
-                for i in range(_SAMPLES):
-                    stream.seek(max(size - _SAMPLE_BYTES, 0) * i // (_SAMPLES - 1))
-                    digest.update(stream.read(_SAMPLE_BYTES))
-        except OSError as error:
-            raise ModelFileError(str(file), reason_of(error), "Check the file, and start again.") from error
-    return digest.hexdigest()
+    return json.dumps([subject.file, subject.build, sorted(settings.items())])

@@ -25,7 +25,7 @@ from outrider.backends.gguf.libraries import find_quantizer
 from outrider.backends.gguf.log import ERROR_LEVEL, LOG_CALLBACK
 from outrider.backends.machine import physical_cores
 from outrider.core.errors import BackendCrash, BackendError, OutOfMemory, OutriderError, SettingError
-from outrider.core.files import check_writable
+from outrider.core.files import check_room, check_writable
 from outrider.core.numbers import gigabytes
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.header import TensorInfo, read_header
@@ -200,13 +200,19 @@ def _run(
     # -P: whatever lies in the working folder is not part of the program.
     command = [sys.executable, "-P", "-m", "outrider.backends.gguf.quantizer", request]
     reason = ""
+    # Metadata, mostly the vocabulary: the same in every file of the model.
+    metadata_bytes = card.file_bytes - sum(tensor.num_bytes or 0 for tensor in _tensors(card.path))
+
+    def no_room(why: str) -> SettingError:
+        return SettingError("quantized file", why, "Free some space, or choose another folder (--out).")
+
     with tempfile.TemporaryFile() as errors, launch(command, errors) as child:
         try:
             for line in child.stdout or ():
                 event = json.loads(line)
                 reason = event.get("error", reason)
                 if "bytes" in event:
-                    _check_room(partial.parent, card, event["bytes"])
+                    check_room(partial.parent, event["bytes"] + metadata_bytes, no_room)
                 progress(event.get("part", 0.0))
         except BaseException:
             child.kill()
@@ -217,15 +223,6 @@ def _run(
             errors.seek(0)
             said = errors.read().decode(errors="replace").strip().partition("\n")[0]
             raise _failure(card, partial.parent, status, reason, said)
-
-
-def _check_room(folder: Path, card: ModelCard, weights_bytes: int) -> None:
-    # Metadata, mostly the vocabulary: the same in every file of the model.
-    metadata_bytes = card.file_bytes - sum(tensor.num_bytes or 0 for tensor in _tensors(card.path))
-    needed, free = weights_bytes + metadata_bytes, shutil.disk_usage(folder).free
-    if needed > free:
-        why = f"it has {gigabytes(free)} free, and the file needs {gigabytes(needed)}"
-        raise SettingError(str(folder), why, "Free some space, or choose another folder (--out).")
 
 
 def _failure(card: ModelCard, folder: Path, status: int, reason: str, said: str) -> BackendError:

@@ -34,8 +34,7 @@ from outrider.backends.native.place import (
     library_path,
 )
 from outrider.core.errors import BuildError, SettingError
-from outrider.core.files import reason_of
-from outrider.core.numbers import gigabytes
+from outrider.core.files import check_room, reason_of
 from outrider.models.hub import file_sha256
 from outrider.models.package_clients import fetch_source, install_wheels
 
@@ -119,11 +118,8 @@ def _work_folder(source: Source) -> Iterator[Path]:
             raise BuildError(source.name, "another process is building it", "Wait for it.") from error
         for left in builds.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(left, ignore_errors=True)
-        free = shutil.disk_usage(builds).free
-        if free < _NEEDED_BYTES:
-            needed = f"it needs {gigabytes(_NEEDED_BYTES)} for a while"
-            reason = f"{needed}, and {builds} has {gigabytes(free)}"
-            raise BuildError(source.name, reason, disk_full().way_out)
+        way_out = disk_full().way_out
+        check_room(builds, _NEEDED_BYTES, lambda why: BuildError(source.name, why, way_out))
         with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=builds, ignore_cleanup_errors=True) as folder:
             yield Path(folder)
 

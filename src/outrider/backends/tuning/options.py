@@ -19,14 +19,13 @@ from outrider.backends.tuning.scoring import (
     Trial,
     choose_best,
     compare_libraries,
-    file_id,
     machine_id,
 )
 from outrider.core.contracts import Model
 from outrider.core.errors import BackendCrash, ModelFileError, SettingError
 from outrider.costs.calibrate import FEW_SIDE_SIZES, SIDE_SIZES, measure_side_by_side
 from outrider.costs.curve import CallCosts
-from outrider.costs.store import costs_dir, read_entry, write_entry
+from outrider.costs.store import costs_dir, fingerprint, read_entry, write_entry
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import cache_dir
 
@@ -196,7 +195,7 @@ def _place(path: Path, options: LoadOptions, draft: bool) -> Path:
     kept = {name: value for name, value in asdict(options).items() if name not in left_out}
     kept |= options.rarely_set()
     builds = [file.build_id for file in installed()]
-    facts = json.dumps([file_id(path), builds, machine_id(), kept, draft])
+    facts = json.dumps([fingerprint(path), builds, machine_id(), kept, draft])
     return costs_dir() / f"tuned-{blake2b(facts.encode(), digest_size=12).hexdigest()}.json"
 
 
@@ -229,7 +228,7 @@ def checked_options(
         replace(options, backend=library.backend, library=str(library.file.path)),
         build=library.build_id,
         model_kind=f"{card.architecture} {card.quantization}",
-        file=file_id(card.path),
+        file=fingerprint(card.path),
         memory=cache_dir() / "builds.json",
     )
 

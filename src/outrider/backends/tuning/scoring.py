@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -225,7 +224,7 @@ def subject_of(model: Loaded, rows: Rows) -> Subject:
         settings["equal_sizes"] = str(model.sizes)
     return Subject(
         model=model.name,
-        file=file_id(native.weights.path),
+        file=fingerprint(native.weights.path),
         build=native.weights.library.build_id,
         machine=machine_id(native.weights.library.device_names),
         settings=settings,
@@ -237,7 +236,7 @@ def rare_settings(model: GgufModel) -> dict[str, str | int | bool | float]:
     options = model.weights.options
     found = options.rarely_set()
     if options.adapters:  # by their content
-        files = [[file_id(Path(path).expanduser()), scale] for path, scale in options.adapters]
+        files = [[fingerprint(Path(path).expanduser()), scale] for path, scale in options.adapters]
         found["adapters"] = json.dumps(files)
     return found
 
@@ -246,14 +245,3 @@ def machine_id(devices: Sequence[str] = ()) -> str:
     """Names processor, cores, and GPUs (the `devices` of a library); two machines of one kind are one."""
     names = dict.fromkeys([processor_name(), *devices])
     return f"{', '.join(names)}; {physical_cores()} cores; instruction set {cpu_id()}"
-
-
-def file_id(path: Path) -> str:
-    """The fingerprint of a model's file, read once for each state of it."""
-    status = path.stat()
-    return _file_id(path, status.st_size, status.st_mtime_ns)
-
-
-@cache
-def _file_id(path: Path, _bytes: int, _changed_ns: int) -> str:
-    return fingerprint(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -15,8 +14,7 @@ from gguf.constants import Keys
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import SettingError, VocabularyMismatch
-from outrider.core.files import reason_of
-from outrider.core.numbers import gigabytes
+from outrider.core.files import check_room, reason_of
 from outrider.lab.trim.source import BY_TOKEN, Source, Tensor
 from outrider.models.fields import Field
 from outrider.models.reduced import part_fields
@@ -92,10 +90,8 @@ def write_trimmed(
 def _write(source: Source, cut: Cut, path: Path, fields: Mapping[str, Field]) -> None:
     kept = list(_kept(source, cut))
     needed = sum(tensor.rows.nbytes for tensor in kept)
-    free = shutil.disk_usage(path.parent).free
-    if needed > free:
-        why = f"it has {gigabytes(free)} free, and the file needs {gigabytes(needed)}"
-        raise SettingError(str(path.parent), why, "Free some space, or name another place (-o).")
+    way_out = "Free some space, or name another place (-o)."
+    check_room(path.parent, needed, lambda why: SettingError(path.name, why, way_out))
     writer = GGUFWriter(path, source.architecture)
     try:
         for key, found in fields.items():
