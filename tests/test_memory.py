@@ -23,8 +23,9 @@ from outrider.backends.gguf.log import show_log
 from outrider.backends.gguf.memory import GPUS, HOST, Contexts, check_memory, total_bytes
 from outrider.backends.gguf.model import GgufModel
 from outrider.backends.gguf.rewinding import RewindSupport
-from outrider.backends.gguf.sizes import Layer, ModelSizes, read_sizes
 from outrider.core.errors import OutOfMemory
+from outrider.models.gguf import read_card
+from outrider.models.layout import Layer, Layout
 from tiny.architectures import ARCHITECTURES, WITH_HEADS
 from tiny_gguf import write_tiny
 
@@ -66,24 +67,24 @@ def test_weights_and_kv_are_what_the_library_says(
     name: str, arch: str, cache: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = write_tiny(tmp_path / "m.gguf", arch=arch, context_length=8192)
-    check(Contexts(read_sizes(path), unmapped(name, cache_type_k=cache), 8192), path, capfd)
+    check(Contexts(read_card(path).layout, unmapped(name, cache_type_k=cache), 8192), path, capfd)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_kind_is_counted(arch: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = write_tiny(tmp_path / "m.gguf", arch=arch, context_length=8192)
-    check(Contexts(read_sizes(path), unmapped(), 8192), path, capfd)
+    check(Contexts(read_card(path).layout, unmapped(), 8192), path, capfd)
 
 
 @pytest.mark.parametrize("arch", WITH_HEADS)
 def test_a_head_is_counted(arch: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = write_tiny(tmp_path / "m.gguf", arch=arch, context_length=8192, mtp_layers=1)
-    check(Contexts(read_sizes(path), unmapped(), 2048, head_tokens=2048), path, capfd)
+    check(Contexts(read_card(path).layout, unmapped(), 2048, head_tokens=2048), path, capfd)
 
 
 def test_a_window_takes_no_less_than_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = write_tiny(tmp_path / "m.gguf", arch="gemma3", context_length=8192)
-    model = Contexts(read_sizes(path), unmapped(full_window=False), 8192)
+    model = Contexts(read_card(path).layout, unmapped(full_window=False), 8192)
     _, kv = model.needed(on_gpus=False)[HOST]
     assert 0 < kv / _MIB < reported(model, path, capfd)[1]
 
@@ -96,11 +97,11 @@ def test_a_header_that_says_little_is_counted_with_what_it_says(tmp_path: Path) 
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert total_bytes([Contexts(read_sizes(tmp_path / "odd.gguf"), LoadOptions(), 8192)]) == 4 * 16
+    assert total_bytes([Contexts(read_card(tmp_path / "odd.gguf").layout, LoadOptions(), 8192)]) == 4 * 16
 
 
 GB = 10**9
-SIZES = ModelSizes(
+SIZES = Layout(
     name="big",
     tensors={
         "token_embd.weight": 2 * GB,
@@ -109,7 +110,6 @@ SIZES = ModelSizes(
         "output.weight": 3 * GB,
     },
     layers=[Layer(125, 125)] * 4,
-    trained_context=10**7,
 )
 """Layers of 10 GB, and KV of 500 bytes for each token and layer."""
 
@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_refused_with_what_would(
     with pytest.raises(OutOfMemory) as caught:
         check_memory(models, free)
     assert why in caught.value.why and caught.value.way_out == way_out
-    assert caught.value.what.startswith(" and ".join(model.sizes.name for model in models))
+    assert caught.value.what.startswith(" and ".join(model.layout.name for model in models))
     tokens = models[0].capacity_tokens
     assert caught.value.what.endswith(f" with a context of {tokens} tokens") == bool(tokens)
 

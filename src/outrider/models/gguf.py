@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from outrider.core.errors import ModelFileError
 from outrider.models.constants import Keys, LlamaFileType
 from outrider.models.header import Array, Header, TensorInfo, read_header
+from outrider.models.layout import Layout, read_layout
 from outrider.models.reduced import TARGET_TOKENIZER
 from outrider.models.reference import local_shards
 
@@ -69,6 +70,8 @@ class ModelCard:
     """the first of these beside a model, as if it were a file: its weights, and what a token reads for it"""
     tokens: Array | None = None
     """where the spellings of the tokens lie in the first file"""
+    layout: Layout = field(default_factory=lambda: Layout("", {}, ()), compare=False, repr=False)
+    """its tensors and layers"""
     has_reduced_vocabulary: bool = False
     """whether it is a draft that knows a part of its target's tokens"""
 
@@ -123,6 +126,7 @@ def read_card(path: Path) -> ModelCard:
         output_bytes=_output_bytes(tensors),
         mtp_layers=mtp_layers,
         tokens=tokens if isinstance(tokens, Array) else None,
+        layout=read_layout(first, tensors, files[0].stem),
         has_reduced_vocabulary=first.text(TARGET_TOKENIZER) is not None,
     )
     own = [tensor for tensor in heads if _layer(tensor) == first_head]

@@ -9,7 +9,6 @@ from outrider.backends.gguf import LoadOptions, Weights, candidates, refusals
 from outrider.backends.gguf.heads import why_no_heads
 from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.memory import Contexts, check_memory, free_memory, total_bytes
-from outrider.backends.gguf.sizes import read_sizes
 from outrider.backends.tuning.options import checked_options, choose_options
 from outrider.core.errors import BackendCrash, ModelFileError, OutriderError
 from outrider.core.notices import notify
@@ -63,18 +62,17 @@ def _contexts(
     options: SessionOptions,
     library: Library,
 ) -> list[Contexts]:
-    sizes = read_sizes(target.path)
-    trained = sizes.trained_context
+    trained = target.context_length or 0
     capacity = options.capacity(trained)
     drafted = capacity + options.max_running * LONGEST_DRAFT
-    has_head = loading.heads and sizes.num_heads > 0 and not why_no_heads(library)
-    models = [Contexts(sizes, loading, capacity, drafted if has_head else 0)]
+    has_head = loading.heads and target.mtp_layers > 0 and not why_no_heads(library)
+    models = [Contexts(target.layout, loading, capacity, drafted if has_head else 0)]
     if draft is not None:
-        own = read_sizes(draft.path)
-        length = options.draft_context_length or min(options.length(trained), own.trained_context)
+        of_draft = min(options.length(trained), draft.context_length or 0)
+        length = options.draft_context_length or of_draft
         of_model = max(length, min(drafted, length * options.num_sequences)), 0
         capacities = {"mtp": (0, drafted), "eagle3": (drafted, 0)}  # heads go along with the target
-        models.append(Contexts(own, draft_loading, *capacities.get(draft.kind, of_model)))
+        models.append(Contexts(draft.layout, draft_loading, *capacities.get(draft.kind, of_model)))
     return models
 
 

@@ -16,12 +16,12 @@ import numpy as np
 from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.log import clear_log, last_error, speaks_of_memory
 from outrider.backends.gguf.options import MTP_CONTEXT, UNQUANTIZED, LoadOptions, Opening
-from outrider.backends.gguf.sizes import ModelSizes
 from outrider.backends.machine import available_bytes
 from outrider.core.data import Span
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, RewindUnsupported, SettingError
 from outrider.core.numbers import gigabytes
 from outrider.core.saved import Bytes
+from outrider.models.layout import Layout
 
 _NARROW_HEAD = 64
 """values. On a processor llama.cpp's flash attention goes through the cache token by token: with heads of 64
@@ -41,7 +41,7 @@ SMALLER_CONTEXT = "Give a smaller context (-c, -cd) or a smaller cache type (-ct
 
 
 def choose_attention(
-    library: Library, sizes: ModelSizes, options: LoadOptions, capacity_tokens: int, *, in_order: bool
+    library: Library, layout: Layout, options: LoadOptions, capacity_tokens: int, *, in_order: bool
 ) -> str:
     """What `options.flash_attention` comes to: "on", "off", or "auto" for the library's own choice.
 
@@ -51,9 +51,9 @@ def choose_attention(
     asked = options.flash_attention
     if not library.flash_mixes_sequences:
         rows = min(options.micro_batch_tokens, max(options.batch_tokens, options.max_rows))
-        scores_bytes = 4 * rows * capacity_tokens * sizes.attention_heads
+        scores_bytes = 4 * rows * capacity_tokens * layout.attention_heads
         is_open = asked == "auto" and options.cache_type_v in UNQUANTIZED and not library.uses_gpu(options)
-        is_cheaper = max(sizes.head_widths) <= _NARROW_HEAD and scores_bytes <= _MAX_SCORES_BYTES
+        is_cheaper = max(layout.head_widths) <= _NARROW_HEAD and scores_bytes <= _MAX_SCORES_BYTES
         return "off" if is_open and is_cheaper else asked
     if in_order:
         return asked
@@ -65,13 +65,13 @@ def choose_attention(
     return "off"
 
 
-def _check_cache_types(library: Library, sizes: ModelSizes, options: LoadOptions) -> None:
+def _check_cache_types(library: Library, layout: Layout, options: LoadOptions) -> None:
     """Raise SettingError for a type that the library computes wrongly with, and for a quantized cache whose
     blocks do not fit the model's heads: the library checks that only under flash attention, and ends the
     process otherwise."""
     right_types = library.cache_types(options.flash_attention)
     types = (options.cache_type_k, options.cache_type_v)
-    for name, cache_type, right, width in zip("kv", types, right_types, sizes.head_widths, strict=True):
+    for name, cache_type, right, width in zip("kv", types, right_types, layout.head_widths, strict=True):
         what = f"cache type {name}"
         if cache_type not in right:
             attention = "without" if options.flash_attention == "off" else "with"
@@ -86,7 +86,7 @@ def _check_cache_types(library: Library, sizes: ModelSizes, options: LoadOptions
             raise SettingError(what, why, f"Choose one of {', '.join(UNQUANTIZED)}.")
 
 
-def _check_room(library: Library, sizes: ModelSizes, opening: Opening) -> None:
+def _check_room(library: Library, layout: Layout, opening: Opening) -> None:
     """Raise OutOfMemory when the KV cache needs more than the machine has.
 
     What is compared is the least that it can need on the host: without what a window alone keeps, and without
@@ -98,8 +98,8 @@ def _check_room(library: Library, sizes: ModelSizes, opening: Opening) -> None:
         what += f" for each of {opening.max_sequences} sequences, {tokens} in all"
     if tokens > _MAX_CELLS:
         raise OutOfMemory(what, f"llama.cpp cannot number more than {_MAX_CELLS} positions", SMALLER_CONTEXT)
-    num_layers, of_head = len(sizes.layers) - sizes.num_heads, opening.kind == MTP_CONTEXT
-    layers = sizes.layers[num_layers:] if of_head else sizes.layers[:num_layers]
+    num_layers, of_head = len(layout.layers) - layout.num_heads, opening.kind == MTP_CONTEXT
+    layers = layout.layers[num_layers:] if of_head else layout.layers[:num_layers]
     cell_bytes: float = _CELL_BYTES if any(layer.key_values for layer in layers) else 0
     for layer in layers:
         if not library.uses_gpu(options) and (options.full_window or not layer.has_window):
@@ -110,7 +110,7 @@ def _check_room(library: Library, sizes: ModelSizes, opening: Opening) -> None:
         raise OutOfMemory(what, reason, SMALLER_CONTEXT)
 
 
-def open_context(library: Library, model: int, sizes: ModelSizes, opening: Opening) -> int:
+def open_context(library: Library, model: int, layout: Layout, opening: Opening) -> int:
     """The native context of a model or of its MTP layers.
 
     Raises SettingError, OutOfMemory, or BackendError where the library refuses it for another reason.
@@ -120,8 +120,8 @@ def open_context(library: Library, model: int, sizes: ModelSizes, opening: Openi
         raise SettingError("context size", f"{length} tokens are too few", "Give 2 or more (-c).")
     if not 1 <= count <= _MAX_SEQUENCES:
         raise SettingError("sequences", f"{count} cannot be served at once", f"Give 1 to {_MAX_SEQUENCES}.")
-    _check_cache_types(library, sizes, opening.options)
-    _check_room(library, sizes, opening)
+    _check_cache_types(library, layout, opening.options)
+    _check_room(library, layout, opening)
     library.take_log()
     clear_log()
     if context := library.open_context(model, opening):

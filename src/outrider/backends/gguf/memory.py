@@ -15,10 +15,10 @@ from typing import Any
 from outrider.backends.gguf.devices import NO_DEVICE, free_bytes, list_devices
 from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.gguf.sizes import ModelSizes
 from outrider.backends.machine import available_bytes
 from outrider.core.errors import OutOfMemory
 from outrider.core.numbers import gigabytes
+from outrider.models.layout import Layout
 
 HOST, GPUS = "host", "GPUs"
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -34,7 +34,7 @@ class Contexts:
         head_tokens: those of its MTP layers; 0 where they are not loaded.
     """
 
-    sizes: ModelSizes
+    layout: Layout
     options: LoadOptions
     capacity_tokens: int = 0
     head_tokens: int = 0
@@ -42,23 +42,23 @@ class Contexts:
     def needed(self, *, on_gpus: bool) -> dict[str, tuple[float, float]]:
         """The bytes of weights and KV on the host and on the GPUs, if there are any. Weights that are only
         mapped count as nothing on the host: the system reads them as it finds room."""
-        sizes, options = self.sizes, self.options
+        layout, options = self.layout, self.options
         uses_gpus = on_gpus and options.gpu_layers != 0 and options.devices != (NO_DEVICE,)
-        num_layers = len(sizes.layers)
+        num_layers = len(layout.layers)
         # The last layers go to GPUs, and the output before all of them.
         first = num_layers + 1 - options.gpu_layers if options.gpu_layers >= 0 else 0
         is_mapped = options.mmap and not options.mlock
         weights, kv = {HOST: 0.0, GPUS: 0.0}, {HOST: 0.0, GPUS: 0.0}
-        for tensor, size in sizes.tensors.items():
+        for tensor, size in layout.tensors.items():
             found = _LAYER.match(tensor)
             layer = int(found[1]) if found else num_layers if tensor.startswith("output") else -1
-            if num_layers - sizes.num_heads <= layer < num_layers and not self.head_tokens:
+            if num_layers - layout.num_heads <= layer < num_layers and not self.head_tokens:
                 continue
             is_there = uses_gpus and layer >= max(first, 0)
             place = GPUS if is_there and not _stays_on_host(tensor, options) else HOST
             weights[place] += size if place == GPUS or not is_mapped else 0
-        for layer, kept in enumerate(sizes.layers):
-            is_head = layer >= num_layers - sizes.num_heads
+        for layer, kept in enumerate(layout.layers):
+            is_head = layer >= num_layers - layout.num_heads
             tokens = self.head_tokens if is_head else self.capacity_tokens
             place = GPUS if uses_gpus and layer >= first and options.kv_offload else HOST
             if options.full_window or not kept.has_window:  # what a window alone keeps is little
@@ -97,7 +97,7 @@ def check_memory(models: Sequence[Contexts], free: Mapping[str, float]) -> None:
         if weights + kv > available:
             where = " on the GPUs" if place == GPUS else ""
             why = f"weights and KV cache take at least {gigabytes(weights)} and {gigabytes(kv)}{where}"
-            what = " and ".join(model.sizes.name for model in models)
+            what = " and ".join(model.layout.name for model in models)
             if tokens := models[0].capacity_tokens:
                 what += f" with a context of {tokens} tokens"
             raise OutOfMemory(what, f"{why}, and {gigabytes(available)} are free", _way_out(models, free))
@@ -127,7 +127,7 @@ def _way_out(models: Sequence[Contexts], free: Mapping[str, float]) -> str:
 
     can_shrink = tokens and options.cache_type_k == "f16" and options.flash_attention != "off"
     keeps = any(model.options.mlock or not model.options.mmap for model in models)
-    layers = len(target.sizes.layers) + 2 if GPUS in free else 0
+    layers = len(target.layout.layers) + 2 if GPUS in free else 0
     # In words, the numbers that it can have (one where it has none), and what each makes of the models.
     changes: list[tuple[str, range, Callable[[int], list[Contexts]]]] = [
         (

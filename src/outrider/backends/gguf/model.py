@@ -37,7 +37,6 @@ from outrider.backends.gguf.rewinding import (
     difference_after_rewind,
     find_support,
 )
-from outrider.backends.gguf.sizes import ModelSizes, read_sizes
 from outrider.backends.gguf.top_logits import TopSampling
 from outrider.backends.gguf.vocabulary import GgufVocabulary
 from outrider.core.calls import check_copy, check_restore, check_spans
@@ -45,6 +44,8 @@ from outrider.core.contracts import Rewinding, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, RewindUnsupported
 from outrider.core.saved import SavedState
+from outrider.models.gguf import read_card
+from outrider.models.layout import Layout
 from outrider.models.reduced import REDUCED_KEYS, read_part
 
 _NO_KV_SLOT = 1
@@ -94,9 +95,9 @@ class Weights:
         return is_causal and decodes and not self.library.is_diffusion(model)
 
     @cached_property
-    def sizes(self) -> ModelSizes:
-        """What the file says of the model's size."""
-        return read_sizes(self.path)
+    def layout(self) -> Layout:
+        """What the file says of the model's parts."""
+        return read_card(self.path).layout
 
     @cached_property
     def rewind_support(self) -> RewindSupport:
@@ -194,7 +195,7 @@ class GgufModel:
         capacity = capacity_tokens or context_length * max_sequences
         self._library = weights.library
         in_order = max_sequences == 1 and weights.window_tokens == 0 and not weights.adapters
-        attention = choose_attention(self._library, weights.sizes, self.options, capacity, in_order=in_order)
+        attention = choose_attention(self._library, weights.layout, self.options, capacity, in_order=in_order)
         self.flash_attention = attention
         """whether it is in use: "on", "off", or "auto" where that was left to the library"""
         chosen = replace(self.options, flash_attention=attention)
@@ -210,7 +211,7 @@ class GgufModel:
             self.context_type,
             beside.native_context if beside else 0,
         )
-        context = open_context(self._library, weights.handle, weights.sizes, opening)
+        context = open_context(self._library, weights.handle, weights.layout, opening)
         native = self._library.functions
         self._native = Handle(self.name, context, native.llama_free, keeps=weights.native)
         use_adapters(self._library, context, weights.adapters)
@@ -239,7 +240,7 @@ class GgufModel:
 
     def _open_sampling(self, context: int) -> TopSampling | None:
         """The samplers in its graph, where they pay; a call that they leave in doubt is made once more."""
-        num_layers = len(self.weights.sizes.layers)
+        num_layers = len(self.weights.layout.layers)
         if self.is_head or not self.rewinding.is_free or not self._library.samples(self.options, num_layers):
             return None
         try:

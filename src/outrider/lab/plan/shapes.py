@@ -213,39 +213,38 @@ def find_shape(reference: str, known: Catalogue, weights: str = "", kv_type: str
 
 
 def _of_gguf(path: Path) -> ModelShape:
-    from outrider.backends.gguf.sizes import read_sizes  # not needed for known names
-    from outrider.models.gguf import check_whole, read_card
+    from outrider.models.gguf import check_whole, read_card  # not needed for known names
 
     card = read_card(path)
     check_whole(card)
-    sizes = read_sizes(path)
+    layout, width, vocabulary = card.layout, card.embedding_length or 0, card.num_tokens or 0
     experts = card.expert_count if card.expert_used_count else 0
-    routed = sum(size for name, size in sizes.tensors.items() if "_exps." in name)
+    routed = sum(size for name, size in layout.tensors.items() if "_exps." in name)
     expert = routed / experts if experts else 0.0
     dense = card.bytes_per_token - card.expert_used_count * expert if experts else card.bytes_per_token
     idle = card.parameters - card.active_parameters
     expert_parameters = idle / (experts - card.expert_used_count) if experts > card.expert_used_count else 0.0
-    has_output = "output.weight" in sizes.tensors
-    embedding = sizes.width * sizes.vocabulary if has_output else 0
-    whole = [layer for layer in sizes.layers if not layer.has_window]
-    windowed = [layer for layer in sizes.layers if layer.has_window]
+    has_output = "output.weight" in layout.tensors
+    embedding = width * vocabulary if has_output else 0
+    whole = [layer for layer in layout.layers if not layer.has_window]
+    windowed = [layer for layer in layout.layers if layer.has_window]
     return ModelShape(
         name=path.stem,
-        layers=card.block_count or len(sizes.layers),
-        width=sizes.width,
-        vocabulary=sizes.vocabulary,
+        layers=card.block_count or len(layout.layers),
+        width=width,
+        vocabulary=vocabulary,
         dense_parameters=card.parameters - experts * expert_parameters - embedding,
         dense_bytes=dense,
         memory_bytes=card.file_bytes,
         kv_values=sum(layer.key_values + layer.value_values for layer in whole),
-        attention_width=sizes.attention * len(whole),
+        attention_width=layout.attention * len(whole),
         expert_parameters=expert_parameters,
         expert_bytes=expert,
         experts=experts,
         experts_used=card.expert_used_count,
-        window_tokens=sizes.window_tokens,
+        window_tokens=card.sliding_window or 0,
         window_kv_values=sum(layer.key_values + layer.value_values for layer in windowed),
-        window_attention_width=sizes.attention * len(windowed),
+        window_attention_width=layout.attention * len(windowed),
         operations="f16" if card.quantization in ("F16", "BF16", "F32") else "i8",
         embedding_parameters=embedding,
         hub=str(path),
