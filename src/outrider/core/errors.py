@@ -1,22 +1,4 @@
-"""Errors that Outrider raises on purpose.
-
-    OutriderError
-    ├── InputError               what the user gave cannot be used (exit code 2)
-    │   ├── SettingError         a number or an option is out of range
-    │   ├── PromptError          no prompt, an unreadable one, or one too long
-    │   ├── ModelFileError       missing, not a GGUF, truncated, unsupported
-    │   ├── HubError             a hub reference that could not be resolved or fetched
-    │   ├── VocabularyMismatch   two tokenizers that do not line up
-    │   └── GrammarError         a schema or grammar that is broken, or that cannot be enforced
-    ├── ConstraintError          a constrained output that cannot go on
-    ├── BuildError               a library could not be fetched, compiled or started here
-    └── BackendError             a model call failed
-        ├── OutOfMemory          the machine has no room for the weights or the KV cache
-        ├── BackendCrash         the native library dies on this machine
-        └── RewindUnsupported    the model cannot forget its last tokens
-
-Every error names the input, the reason and the way out, in that order.
-"""
+"""Errors that Outrider raises on purpose. Each names the input, the reason and the way out."""
 
 from __future__ import annotations
 
@@ -39,7 +21,7 @@ class OutriderError(Exception):
 
 
 class InputError(OutriderError):
-    """What the user gave cannot be used."""
+    """What the user gave cannot be used (exit code 2)."""
 
 
 class SettingError(InputError):

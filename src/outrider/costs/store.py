@@ -25,7 +25,7 @@ from outrider.costs.other_programs import OtherPrograms, is_quiet
 from outrider.models.hub import cache_dir
 from outrider.models.reference import local_shards
 
-_SAMPLES, _SAMPLE_BYTES = 1024, 16 * 2**10
+_SAMPLES, _SAMPLE_BYTES = 512, 8 * 2**10
 _SCALE_WEIGHT = 0.2
 _SHAPE_WEIGHT = 0.5
 """What a session has learned moves the stored curve this far: less where it concerns all calls, which a

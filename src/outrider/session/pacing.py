@@ -1,22 +1,10 @@
 """Text that comes in bursts, let out evenly.
 
-Speculation shows several tokens at once and then nothing until the next step is done. A `Pacer`
-spreads the text of each step over the time that the next one is expected to take. It reads no
-clock, starts no thread and never waits: its caller passes the time.
-
-What it guarantees, whatever the steps do:
-
-- The text is complete and in order, and no character is shown before its step has ended.
-- No character waits longer than one step: it is shown within the expected duration of the next
-  step, and at the latest when that step ends. `flush` lets go of everything at once, so the
-  answer is never complete later than without pacing.
-
-What it aims at: 95 of 100 gaps between characters shorter than those of plain decoding, which shows
-a token a step. Steps of the usual kind meet that when they are at least as fast as plain decoding's
-and their durations can be foreseen from the recent ones. Two things limit it, and no pace
-could help without holding text back for longer than a step: steps that bring fewer characters than
-they take times plain decoding's step (drafts that were mostly rejected), and durations so irregular
-that the text runs dry again and again, for longer than plain decoding would have paused.
+Speculation shows several tokens at once and then nothing until the next step is done. A `Pacer` spreads the
+text of each step over the time that the next one is expected to take: complete, in order, and no character
+later than the end of the next step. It reads no clock, starts no thread and never waits: its caller passes
+the time. It aims at 95 of 100 gaps between characters shorter than those of plain decoding; steps whose
+drafts were mostly rejected, and durations that cannot be foreseen, keep it from that.
 """
 
 from __future__ import annotations

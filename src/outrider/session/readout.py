@@ -1,40 +1,9 @@
-"""Counts and times of a generation, all of them derived from its step records.
+"""Counts and times of a generation, all of them derived from its step records. docs/json.md defines each.
 
-Definitions (tokens and seconds throughout):
-
-- `complete`: whether the text is all that its grammar asks for; without a grammar it always is.
-- `generated_tokens`: tokens that the generation emitted, its end token included.
-- `read_tokens`: prompt tokens that were evaluated to read them: without those kept from before, the last
-  one, which gives the first token of the text, and those that an interruption left out.
-- `target_calls`, `draft_calls`: model calls while decoding, of which the first one also reads the last
-  chunk of the prompt. Calls that only evaluate prompt
-  tokens are `prefill_calls` and `draft_prefill_calls`.
-- `tokens_per_target_call` = generated / target calls; plain decoding has 1.
-- `target_calls_saved` = 1 - target calls / generated.
-- `acceptance_rate` = accepted / drafted; None where nothing was drafted. A drafted token counts
-  as accepted only when it was emitted: not after a stop, an end token or the token limit.
-- `acceptance_by_position[i]`: the share of accepted tokens among those drafted at position i;
-  None where none was.
-- `calls_saved`, for each drafter: its tokens that were emitted in front of the last one of their step.
-  Plain decoding would have made a call for each; the step's own call counts for its last token. Over all
-  drafters they are generated tokens - target calls (and those of steps that emitted nothing).
-- `prefill_s`: evaluating the prompt, by the target and by the draft. `decode_s`: all the rest.
-- `time_s`: where `decode_s` went. `draft` is proposing (`draft_model` of it in the draft model's
-  calls), `verify` the target's calls, `sampling` logits to tokens, `other` everything else.
-  `constraint` of these is working out what a grammar allows and forces; `constraint_share` is that
-  over `decode_s`.
-- `overhead`: the share of `decode_s` that is not spent in a model call.
-- Tokens that a grammar forces are drafts of the source "grammar".
-- `rule`: the verification rule in force; `drawn_tokens`: drafted tokens that were drawn from the
-  draft model's distribution, not its argmax. `lossy`: the output may differ from plain
-  decoding's because the request asked for it.
-- `burst_latency_s`: seconds between successive steps that emitted tokens.
-- `character_gap_s`: seconds between successive characters (code points) of the answer as the steps
-  made them visible: the first character of a step comes after a pause, the others with it, at gap 0.
-  Bursts of more than 20 characters leave less than 5% of the gaps above 0; then p95 is 0 and max
-  tells. `paced_character_gap_s`: the same as it was shown, under `--smooth`; None without it.
-  `plain_character_gap_s`: an estimate of the same for plain decoding, which shows a token every
-  `plain_token_s` (its mean number of characters being this answer's); None where that is unknown.
+Plain decoding would have made a call for each token that a drafter got emitted in front of the last one of
+its step (`calls_saved`); the step's own call counts for that. The first character of a step comes after a
+pause, the others with it, at gap 0: bursts of more than 20 leave less than 5 % of the gaps above that, and
+then p95 is 0, and max tells.
 """
 
 from __future__ import annotations
