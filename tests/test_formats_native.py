@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from formats_samples import PLAIN, TOOLS, Read, template, vocabulary_with
+from formats_samples import TEMPLATES as KNOWN
 from grammars import walk
 from outrider.constraints import Compiler, GrammarConstraint
 from outrider.core.data import Grammar
@@ -106,6 +107,7 @@ TEMPLATES = {
         "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
     ),
 }
+TEMPLATES |= {name: source for name, source in KNOWN.items() if name != "thinking"}
 CONTROLS = {
     "deepseek-v3.1": [
         f"<｜tool▁{name}｜>" for name in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")
@@ -212,7 +214,7 @@ def read(name: str, *texts: str, tools: list[ToolSpec] = ALL, reasoning: bool = 
     return Read(FORMATS[name].reader(tools, reasoning=reasoning), *texts)
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "json"])  # it knows no tools
 def test_a_template_is_found_and_writes_calls_as_its_syntax_does(name: str) -> None:
     found = FORMATS[name]
     assert found.name == name
@@ -228,6 +230,8 @@ def test_a_template_is_found_and_writes_calls_as_its_syntax_does(name: str) -> N
     call = syntax(name).written([Call("search-files", {"query": "é\nb", "limit": 3})])
     if name == "harmony":  # the template names the function with the role
         call = ' to=functions.search-files<|channel|>commentary json<|message|>{"query": "é\\nb", "limit": 3}'
+    if name == "mistral":  # the template adds an id
+        call = call.removesuffix("}]")
     assert call.replace("é", "\\u00e9") in text.replace("é", "\\u00e9") and "found" in text
     assert tools is not None and '"search-files"' in text
 
@@ -237,7 +241,7 @@ def test_calls_are_read_back_from_any_pieces(name: str) -> None:
     rng = random.Random(name)
     for _ in range(200):
         calls = [call_of(rng) for _ in range(1 if name == "harmony" else rng.randrange(1, 4))]
-        text = "So: " if name not in ("harmony", "gigachat") and rng.random() < 0.3 else ""
+        text = "So:\n" if name not in ("harmony", "gigachat") and rng.random() < 0.3 else ""
         whole = text + syntax(name).written(calls)
         cuts = sorted(rng.randrange(len(whole) + 1) for _ in range(rng.randrange(8)))
         pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
@@ -268,13 +272,19 @@ def test_the_grammar_takes_calls_and_nothing_else(name: str) -> None:
         syntax(name).written([Call("get_weather", {"days": 3})]),
         syntax(name).written([Call("get_weather", {"city": "Ulm", "days": True})]),
         syntax(name).written([Call("get", {"text": "longer"})]),
+        syntax(name).written([Call("get", {"text": "a", "more": 1})]),
     ):
         assert not takes(name, start(name, "required"), wrong), wrong
     assert not takes(name, start(name, Named("get")), good)
     content = "<|channel|>final<|message|>Hi <there" if name == "harmony" else "Hi <there"
     assert takes(name, start(name, "auto"), content) and takes(name, start(name, "auto"), good)
     if name != "harmony":
-        assert takes(name, start(name, "auto"), f"Hm. {good}") and not takes(
+        twice = syntax(name).written([Call("get_weather", {"city": "Ulm"}), Call("get", {"text": "a"})])
+        assert takes(name, start(name, "required"), twice) and takes(name, start(name, "auto"), twice)
+        assert not takes(name, start(name, Named("get_weather")), twice)
+        for free in ("", '{"name": "Ada"}', "<tool_", "a [b] {c}\n", '{"city": "Ulm"}'):
+            assert takes(name, start(name, "auto"), free)
+        assert takes(name, start(name, "auto"), f"Hm.\n{good}") and not takes(
             name, start(name, "auto"), f"{good} So."
         )
 
