@@ -100,8 +100,13 @@ class Objects(CallSyntax):
         return f'{self.head.replace(NUMBER, str(index))}{name}, "{self.key}": {arguments}}}'
 
     def _rule(self, rules: Rules, tool: ToolSpec) -> str:
-        name = json.dumps(f'{as_json(tool.name)}, "{self.key}": ')
-        return f'{rules.marker(self.head)} {name} {rules.arguments(tool)} "}}"'
+        name = as_json(tool.name)
+        if self.opener:
+            between = json.dumps(f'{name}, "{self.key}": ')
+            return f'{rules.marker(self.head)} {between} {rules.arguments(tool)} "}}"'
+        # Other JSON may be allowed in its place, which llguidance tells apart after lexemes that are alike.
+        head = map(json.dumps, ("{", '"name"', ": ", name, ", ", f'"{self.key}"', ": "))
+        return f'{" ".join(head)} {rules.arguments(tool)} "}}"'
 
     def _choice(self, rules: Rules, tools: Sequence[ToolSpec]) -> str:
         return rules.choice([self._rule(rules, tool) for tool in tools])
