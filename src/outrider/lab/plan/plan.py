@@ -301,7 +301,8 @@ class _Batch:
                 speedup = speedup_of([number * self.plain_s for number in tokens], found)
             else:
                 value = tokens[0] * self.plain_s / found[0]
-                speedup = Interval(value, *self._range(drafting, draft, length))
+                low, high = self._range(drafting, draft, length)
+                speedup = Interval(value, low, high)
             rate = self._batch / self.plain_s * speedup.value
             yield Way(drafting, draft.name if draft else "", length, sum(tokens) / calls, rate, speedup)
 
