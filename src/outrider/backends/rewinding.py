@@ -55,15 +55,18 @@ class Rewinder:
 
 class Attention(Rewinder):
     """Of attention alone. Where only a window of `window_tokens` is kept (0: everything), `oldest` gives the
-    first position that a sequence stores."""
+    first position that a sequence stores. `is_copied`: what is outside of the window goes into copies."""
 
     def __init__(
         self,
         rewinding: Rewinding = FREE,
         window_tokens: int = 0,
         oldest: Callable[[int], int] = lambda _sequence: 0,
+        *,
+        is_copied: bool = True,
     ) -> None:
         self.rewinding = rewinding
+        self._is_copied = is_copied
         self._window_tokens = window_tokens
         self._oldest = oldest
 
@@ -74,8 +77,8 @@ class Attention(Rewinder):
         return self.rewinding.is_free and self.reach(source, stored, length) == length
 
     def save(self, sequence: int, stored: int) -> tuple[Extent, list[Bytes]]:
-        # Of a window no more is copied than the next token looks back at.
-        cut_from = stored - 1 if 0 < self._window_tokens < stored else 0
+        # Else no more of a window is copied than the next token looks back at.
+        cut_from = stored - 1 if not self._is_copied and 0 < self._window_tokens < stored else 0
         return Extent(stored, max(self._fewest(sequence), cut_from)), []
 
     def _fewest(self, sequence: int) -> int:
@@ -173,6 +176,6 @@ class Checkpoints(Rewinder):
         return Extent(stored, stored, lengths), [kept[length].copy() for length in lengths]
 
     def restored(self, sequence: int, saved: SavedState) -> None:
-        pairs = zip(saved.extent.checkpoints, saved.parts[1:], strict=True)
+        pairs = zip(saved.extent.checkpoints, saved.states, strict=True)
         # The first is that of its prompt.
         self._kept[sequence] = {bool(i): (at, state.copy()) for i, (at, state) in enumerate(pairs)}

@@ -32,11 +32,21 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedState:
-    """A copy of what a model stores of one sequence. The first of the `parts` is all of it, the others are
-    the states at the extent's checkpoints; only a model of the same kind can read them."""
+    """A copy of what a model stores of one sequence. The last of the `parts` are the states at the extent's
+    checkpoints, those before them all of it, in order; only a model of the same kind can read them."""
 
     extent: Extent
     parts: tuple[Bytes, ...]
+
+    @property
+    def copies(self) -> tuple[Bytes, ...]:
+        """All of the sequence."""
+        return self.parts[: len(self.parts) - len(self.extent.checkpoints)]
+
+    @property
+    def states(self) -> tuple[Bytes, ...]:
+        """Those at the checkpoints."""
+        return self.parts[len(self.parts) - len(self.extent.checkpoints) :]
 
 
 @runtime_checkable

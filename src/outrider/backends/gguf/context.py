@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def open_context(library: Library, model: int, layout: Layout, opening: Opening)
     length, count = opening.context_length, opening.max_sequences
     if length < 2:
         raise SettingError("context size", f"{length} tokens are too few", "Give 2 or more (-c).")
-    if not 1 <= count <= _MAX_SEQUENCES:
+    if not 1 <= count <= _MAX_SEQUENCES - opening.spare_sequences:
         raise SettingError("sequences", f"{count} cannot be served at once", f"Give 1 to {_MAX_SEQUENCES}.")
     _check_cache_types(library, layout, opening.options)
     _check_room(library, layout, opening)
@@ -178,31 +179,60 @@ def use_adapters(library: Library, context: int, adapters: Adapters) -> None:
 # All that a library stores of a sequence, as bytes.
 
 
-def copy_out(library: Library, context: int, sequence: int, name: str) -> Bytes:
-    """What a sequence of the context of the model `name` stores. Raises RewindUnsupported where the library
-    cannot say."""
-    native, flags = library.functions, library.state_flags
-    clear_log()
-    data = np.empty(native.llama_state_seq_get_size(context, sequence, *flags), dtype=np.uint8)
-    size = native.llama_state_seq_get_data(context, data.ctypes.data, data.nbytes, sequence, *flags)
-    if not size:
-        raise RewindUnsupported(name, last_error(f"{library.title} cannot copy its state"))
-    return data[:size]
+@dataclass(frozen=True, slots=True)
+class Copier:
+    """Copies what sequences of the context of the model `name` store, `piece_tokens` at a time (0: all at
+    once), for which the sequence `spare` is lent."""
 
+    library: Library
+    context: int
+    name: str
+    piece_tokens: int
+    spare: int
 
-def copy_in(library: Library, context: int, sequence: int, data: Bytes, name: str) -> None:
-    """Give an empty sequence what `copy_out` copied. Raises RewindUnsupported where the library cannot; the
-    sequence is empty then."""
-    native, flags = library.functions, library.state_flags
-    clear_log()
+    def copy_out(self, sequence: int, length: int) -> list[Bytes]:
+        """The `length` tokens of a sequence. Raises RewindUnsupported where the library cannot say."""
+        size = self.piece_tokens or length
+        if length <= size:
+            return [self._read(sequence)]
+        memory, native, pieces = self.library.memory(self.context), self.library.functions, list[Bytes]()
+        for start in range(0, length, size):
+            native.llama_memory_seq_cp(memory, sequence, self.spare, start, start + size)
+            try:
+                pieces.append(self._read(self.spare))
+            finally:
+                native.llama_memory_seq_rm(memory, self.spare, -1, -1)
+        return pieces
 
-    def is_read() -> bool:
-        given = data.ctypes.data, data.nbytes
-        return bool(native.llama_state_seq_set_data(context, *given, sequence, *flags))
+    def copy_in(self, sequence: int, pieces: Sequence[Bytes]) -> None:
+        """Give an empty sequence what `copy_out` copied. Raises RewindUnsupported where the library cannot;
+        the sequence is empty then."""
+        memory, native = self.library.memory(self.context), self.library.functions
+        target = sequence if len(pieces) == 1 else self.spare
+        for piece in pieces:
+            if not self._is_written(target, piece):
+                why = last_error(f"{self.library.title} cannot copy its state")
+                for wrong in (target, sequence):
+                    native.llama_memory_seq_rm(memory, wrong, -1, -1)
+                raise RewindUnsupported(self.name, why)
+            if target != sequence:
+                native.llama_memory_seq_cp(memory, target, sequence, -1, -1)
+                native.llama_memory_seq_rm(memory, target, -1, -1)
 
-    if not is_read() and not (library.make_room(context) and is_read()):
-        native.llama_memory_seq_rm(library.memory(context), sequence, -1, -1)
-        raise RewindUnsupported(name, last_error(f"{library.title} cannot copy its state"))
+    def _read(self, sequence: int) -> Bytes:
+        native, flags = self.library.functions, self.library.state_flags
+        clear_log()
+        data = np.empty(native.llama_state_seq_get_size(self.context, sequence, *flags), dtype=np.uint8)
+        size = native.llama_state_seq_get_data(self.context, data.ctypes.data, data.nbytes, sequence, *flags)
+        if not size:
+            raise RewindUnsupported(self.name, last_error(f"{self.library.title} cannot copy its state"))
+        return data[:size]
+
+    def _is_written(self, sequence: int, data: Bytes) -> bool:
+        clear_log()
+        given = self.context, data.ctypes.data, data.nbytes, sequence, *self.library.state_flags
+        write = self.library.functions.llama_state_seq_set_data
+        return bool(write(*given) or (self.library.make_room(self.context) and write(*given)))
 
 
 # A model call's spans, laid out as the library reads them.

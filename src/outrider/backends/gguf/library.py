@@ -277,7 +277,8 @@ class Library(CLibrary, ABC):
         """The native context; None where there is no room for it (the log says why)."""
         options, max_sequences = opening.options, opening.max_sequences
         params = self._new_context_params()
-        params.n_ctx, params.n_seq_max = opening.capacity_tokens, max_sequences
+        params.n_ctx = opening.capacity_tokens
+        params.n_seq_max = max_sequences + opening.spare_sequences
         params.n_batch = max(options.batch_tokens, options.max_rows)
         params.n_ubatch = min(options.micro_batch_tokens, params.n_batch)
         if max_sequences > 1 and self.reuses_window_cells and self.window_tokens(model):

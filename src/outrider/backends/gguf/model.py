@@ -16,10 +16,9 @@ import numpy as np
 
 from outrider.backends.gguf.c_types import LibraryRefused
 from outrider.backends.gguf.context import (
+    Copier,
     LlamaBatch,
     choose_attention,
-    copy_in,
-    copy_out,
     load_adapters,
     open_context,
     use_adapters,
@@ -118,6 +117,15 @@ class Weights:
             return difference_after_rewind(trial), self.library.state_bytes(trial.native_context, 0)
 
     @property
+    def piece_tokens(self) -> int:
+        """Of a sequence with whole windows the library copies no more than the next token looks back at: so
+        many tokens at a time are copied whole. 0 where all are copied at once."""
+        is_whole = self.library.reuses_window_cells and self.options.full_window
+        # Its windows do not slide: a piece would lie in two of them.
+        is_chunked = self.metadata("general.architecture") == "llama4"
+        return max(self.window_tokens - 1, 0) if is_whole and not is_chunked else 0
+
+    @property
     def rewinding(self) -> Rewinding:
         """How far contexts of a sequence go back."""
         return self.rewind_support.rewinding(self.options.snapshots)
@@ -207,6 +215,7 @@ class GgufModel:
             context_length,
             max_sequences,
             capacity,
+            int(weights.piece_tokens > 0),
             snapshots,
             self.context_type,
             beside.native_context if beside else 0,
@@ -226,8 +235,11 @@ class GgufModel:
         self.threads_batch: int = native.llama_n_threads_batch(context)
         self._lengths = [0] * max_sequences
         self.max_rows, self._may_have_gaps = self.options.max_rows, False
-        self._rewinder = support.rewinder(self._library, context, weights.window_tokens)
+        self._rewinder = support.rewinder(
+            self._library, context, weights.window_tokens, is_copied=weights.piece_tokens > 0
+        )
         self.rewinding = self._rewinder.rewinding
+        self._copier = Copier(self._library, context, self.name, weights.piece_tokens, max_sequences)
         self.hidden: HiddenStates | None = None
         """what a head reads, where they are kept"""
         self._batch = LlamaBatch(self._library.Batch, self.max_batch_tokens)
@@ -413,14 +425,15 @@ class GgufModel:
     def save(self, sequence: int) -> SavedState:
         if not (stored := self.length(sequence)):
             raise BackendError("save", f"sequence {sequence} is empty")
-        whole = copy_out(self._library, self._native.pointer, sequence, self.name)
+        _ = self._native.pointer  # refuses when it was closed
         extent, states = self._rewinder.save(sequence, stored)
-        return SavedState(extent, (whole, *states))
+        return SavedState(extent, (*self._copier.copy_out(sequence, stored), *states))
 
     def restore(self, sequence: int, state: SavedState) -> None:
         check_restore(self, sequence, state)
+        _ = self._native.pointer  # refuses when it was closed
         self._may_have_gaps = True
-        copy_in(self._library, self._native.pointer, sequence, state.parts[0], self.name)
+        self._copier.copy_in(sequence, state.copies)
         self._lengths[sequence] = state.extent.length
         self._rewinder.restored(sequence, state)
         if self.hidden is not None:

@@ -166,6 +166,7 @@ class Opening:
         name: the model's, for messages.
         context_length: tokens of each sequence.
         capacity_tokens: cells over all sequences.
+        spare_sequences: for copies, beside those that calls are made for.
         snapshots: of each sequence's recurrent state.
         kind: the library's number: 0, or MTP_CONTEXT for the model's MTP layers.
         beside: the native context of the model that lends what this one lacks; 0 for none.
@@ -176,6 +177,7 @@ class Opening:
     context_length: int
     max_sequences: int
     capacity_tokens: int
+    spare_sequences: int = 0
     snapshots: int = 0
     kind: int = 0
     beside: int = 0

@@ -72,8 +72,8 @@ class RewindSupport:
         room = available_bytes() / max(self.state_bytes * max_sequences, 1)
         return int(max(min(asked, room - 1, micro_batch_tokens - 2), 0))
 
-    def rewinder(self, library: Library, context: int, window_tokens: int) -> Rewinder:
-        """What keeps track of a context."""
+    def rewinder(self, library: Library, context: int, window_tokens: int, *, is_copied: bool) -> Rewinder:
+        """What keeps track of a context. `is_copied`: its copies hold what is outside of a window, too."""
         match self.kind:
             case "none":
                 return Rewinder()
@@ -84,7 +84,9 @@ class RewindSupport:
                     partial(library.save_state, context), partial(library.restore_state, context)
                 )
         kept_window = window_tokens if library.reuses_window_cells else 0
-        return Attention(self.rewinding(0), kept_window, partial(library.oldest_position, context))
+        return Attention(
+            self.rewinding(0), kept_window, partial(library.oldest_position, context), is_copied=is_copied
+        )
 
     def notices(self, name: str, found: Rewinding, max_sequences: int) -> list[str]:
         """How drafts of a recurrent target are rejected, and what that takes; why not, if it cannot be.
