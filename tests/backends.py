@@ -331,7 +331,9 @@ class Kept:
             more = tuple(self.source[7 * number + sequence : 8 * number + sequence + 1])
             more = more[: self.limit - len(text)]
             if more:
-                spans.append(Span(sequence, more, len(text), len(more) // 2, checkpoint=number % 3 > 0))
+                spans.append(
+                    Span(sequence, more, len(text), len(more) // 2, number % 3 > 0, is_turn=number % 2 > 0)
+                )
                 self.texts[sequence] += more
         if spans:
             self.model.decode(spans)

@@ -95,10 +95,10 @@ def test_a_recurrent_state_forgets_everything_or_nothing(backend: Backend, kind:
 
 @over(*CHECKPOINTS)
 def test_a_state_goes_back_to_its_checkpoints(backend: Backend, kind: str) -> None:
-    """One of a span with rows and one without, as long as the text before them is the same."""
+    """Those of turns, and that of the last draft, as long as the text before them is the same."""
     model = backend.open(kind, 128, max_sequences=3)
     store(model, TEXT[:10])
-    model.decode([Span(0, TEXT[10:14], 10, 0, checkpoint=True), Span(1, TEXT[50:55], 0, 1)])
+    model.decode([Span(0, TEXT[10:14], 10, 0, is_turn=True), Span(1, TEXT[50:55], 0, 1)])
     model.decode([Span(0, TEXT[14:20], 14, 6, checkpoint=True)])
     assert [model.reach(0, length) for length in (20, 19, 14, 13, 10, 9)] == [20, 14, 14, 10, 10, 0]
     model.copy(0, 2, 10)

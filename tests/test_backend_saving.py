@@ -88,7 +88,7 @@ def test_what_was_restored_can_be_cut_where_the_extent_says(backend: Backend, ki
 def test_checkpoints_are_saved_and_restored_too(backend: Backend, kind: str) -> None:
     with closing(opened(backend, kind)) as model:
         store(model, TEXT[:30])
-        model.decode([Span(0, TEXT[30:40], 30, 0, checkpoint=True)])
+        model.decode([Span(0, TEXT[30:40], 30, 0, is_turn=True)])
         model.decode([Span(0, TEXT[40:50], 40, 10, checkpoint=True)])
         state = kept(model.save(0))
         assert state.extent == Extent(50, 50, (30, 40))

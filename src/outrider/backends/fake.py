@@ -229,7 +229,7 @@ class FakeModel:
         _insist(0 <= sequence < self.max_sequences and not self.length(sequence), f"{sequence} is not empty")
         if not self._rewinder.can_copy(source, self.length(source), length):
             raise RewindUnsupported(self.name, "the state of a part of the text is not kept")
-        self._rewinder.copied(source)
+        self._rewinder.copied(source, sequence, length)
         self._stored[sequence] = self._stored[source][:length]
         self._marks[sequence] = self._marks[source][:length]
 

@@ -2,16 +2,20 @@
 reaches.
 
 The KV of attention layers can be cut anywhere. The state of a recurrent layer has no memory of what it was
-before: there are copies of it (checkpoints), or a library keeps its last states itself (snapshots).
+before: there are copies of it (checkpoints), or a library keeps its last states itself (snapshots). A sliding
+window has forgotten what lies before it, and copies serve it as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outrider.core.contracts import CHECKPOINTS, FREE, UNABLE, UNLIMITED, Rewinding, snapshots
+from outrider.core.contracts import CHECKPOINTS, FREE, UNABLE, UNLIMITED, WINDOW, Rewinding, snapshots
 from outrider.core.data import Span
 from outrider.core.saved import Bytes, Extent, SavedState
+
+MAX_TURNS, LAST_TURNS = 12, 5
+"""Copies of a sequence's states from where a conversation turns, and how many of them are the last ones."""
 
 
 class Rewinder:
@@ -42,8 +46,8 @@ class Rewinder:
     def truncated(self, sequence: int, length: int) -> None:
         """A sequence went back to `length` tokens."""
 
-    def copied(self, source: int) -> None:
-        """Another sequence took over a text."""
+    def copied(self, source: int, sequence: int, length: int) -> None:
+        """An empty sequence took over the first `length` tokens of another."""
 
     def save(self, sequence: int, stored: int) -> tuple[Extent, list[Bytes]]:  # noqa: ARG002
         """How far a copy of a sequence will reach, and the states that go with it."""
@@ -119,63 +123,163 @@ class Snapshots(Rewinder):
         self._fresh.pop(sequence, None)
         (self._past.add if length else self._past.discard)(sequence)
 
-    def copied(self, source: int) -> None:
+    def copied(self, source: int, sequence: int, length: int) -> None:  # noqa: ARG002
         self._fresh.pop(source, None)  # both hold one state until the next call
 
     def restored(self, sequence: int, saved: SavedState) -> None:  # noqa: ARG002
         self.truncated(sequence, 0)
 
 
-class Checkpoints(Rewinder):
-    """Of a recurrent state of which there are copies: of each sequence one from before its last draft, and
-    one from near its prompt's end.
+class Turns(Rewinder):
+    """Keeps copies of states from where conversations turn: of each sequence the first, the last ones, and
+    between these some that lie apart.
 
     `keep` copies a sequence's state, into an older copy where that fits, or gives None where it cannot; `put`
-    gives a copy to a sequence, and says whether that was possible.
+    gives a copy to a sequence, and says whether that was possible. All copies together take no more than
+    `max_bytes`. They are never written to: sequences, and copies of these, share them.
     """
 
-    rewinding = CHECKPOINTS
-
     def __init__(
-        self, keep: Callable[[int, Bytes | None], Bytes | None], put: Callable[[int, Bytes], bool]
+        self,
+        keep: Callable[[int, Bytes | None], Bytes | None],
+        put: Callable[[int, Bytes], bool],
+        max_bytes: int,
     ) -> None:
         self._keep, self._put = keep, put
-        self._kept: dict[int, dict[bool, tuple[int, Bytes]]] = {}
-        """by sequence and whether the span had a draft: the length, and the state"""
+        self._max_bytes = max_bytes
+        self._turns: dict[int, dict[int, Bytes]] = {}
+        """by sequence and length, in ascending order"""
 
     def before_call(self, spans: Sequence[Span]) -> None:
         for span in spans:
-            kept = self._kept.setdefault(span.sequence, {})
-            if not span.checkpoint or any(length == span.start for length, _ in kept.values()):
-                continue  # of a sequence that just went back it is there
-            _, older = kept.pop(span.rows > 1, (0, None))
-            if (state := self._keep(span.sequence, older)) is not None:
-                kept[span.rows > 1] = (span.start, state)
+            turns = self._turns.setdefault(span.sequence, {})
+            is_new = span.is_turn and span.start not in turns
+            if is_new and (state := self._keep(span.sequence, None)) is not None:
+                turns[span.start] = state
+                self._thin(turns)
+
+    def _thin(self, turns: dict[int, Bytes]) -> None:
+        """Drop what is too many of a sequence, and what is too many bytes of the fullest ones."""
+        if len(turns) > MAX_TURNS:
+            _drop_one(turns)
+        while self._num_bytes() > self._max_bytes:
+            _drop_one(max(self._turns.values(), key=len))
+
+    def _num_bytes(self) -> int:
+        states = (state for turns in self._turns.values() for state in turns.values())
+        return sum({id(state): state.nbytes for state in states}.values())
+
+    def _state(self, sequence: int, length: int) -> Bytes | None:
+        """The copy from after so many tokens."""
+        return self._turns.get(sequence, {}).get(length)
 
     def reach(self, sequence: int, stored: int, length: int) -> int:  # noqa: ARG002
-        kept = self._kept.get(sequence, {}).values()
-        return max((at for at, _ in kept if at <= length), default=0)
+        return max((at for at in self._turns.get(sequence, ()) if at <= length), default=0)
 
     def can_copy(self, source: int, stored: int, length: int) -> bool:
         return length == stored or self.reach(source, stored, length) == length
 
     def put_back(self, source: int, length: int, sequence: int) -> bool:
-        kept = self._kept.get(source, {}).values()
-        state = next((state for at, state in kept if at == length), None)
+        state = self._state(source, length)
         return state is not None and self._put(sequence, state)
 
     def truncated(self, sequence: int, length: int) -> None:
-        kept = self._kept.pop(sequence, {})
+        turns = self._turns.pop(sequence, {})
         if length:
-            self._kept[sequence] = {of: found for of, found in kept.items() if found[0] <= length}
+            self._turns[sequence] = {at: state for at, state in turns.items() if at <= length}
+
+    def copied(self, source: int, sequence: int, length: int) -> None:
+        turns = self._turns.get(source, {})
+        self._turns[sequence] = {at: state for at, state in turns.items() if at <= length}
 
     def save(self, sequence: int, stored: int) -> tuple[Extent, list[Bytes]]:
-        kept = {length: state for length, state in self._kept.get(sequence, {}).values() if length}
-        lengths = tuple(sorted(kept))
-        # They are written over.
-        return Extent(stored, stored, lengths), [kept[length].copy() for length in lengths]
+        turns = self._turns.get(sequence, {})
+        return Extent(stored, stored, tuple(turns)), list(turns.values())
 
     def restored(self, sequence: int, saved: SavedState) -> None:
-        pairs = zip(saved.extent.checkpoints, saved.states, strict=True)
-        # The first is that of its prompt.
-        self._kept[sequence] = {bool(i): (at, state.copy()) for i, (at, state) in enumerate(pairs)}
+        self._turns[sequence] = dict(zip(saved.extent.checkpoints, saved.states, strict=True))
+
+
+def _drop_one(turns: dict[int, Bytes]) -> None:
+    """The one that lies nearest to its predecessor, but the first and the last ones."""
+    lengths = list(turns)
+    between = range(1, max(len(lengths) - LAST_TURNS, 2)) if len(lengths) > 1 else range(1)
+    del turns[lengths[min(between, key=lambda i: lengths[i] - lengths[i - 1])]]
+
+
+class Checkpoints(Turns):
+    """Of a recurrent state of which there are copies: those of turns, and of each sequence one from before
+    its last draft, which the next is written over."""
+
+    rewinding = CHECKPOINTS
+
+    def __init__(
+        self,
+        keep: Callable[[int, Bytes | None], Bytes | None],
+        put: Callable[[int, Bytes], bool],
+        max_bytes: int = UNLIMITED,
+    ) -> None:
+        super().__init__(keep, put, max_bytes)
+        self._drafts: dict[int, tuple[int, Bytes]] = {}
+
+    def before_call(self, spans: Sequence[Span]) -> None:
+        super().before_call(spans)
+        for span in spans:
+            # Of a sequence that just went back, or turns, it is there.
+            if span.checkpoint and self._state(span.sequence, span.start) is None:
+                _, older = self._drafts.pop(span.sequence, (0, None))
+                if (state := self._keep(span.sequence, older)) is not None:
+                    self._drafts[span.sequence] = span.start, state
+
+    def _state(self, sequence: int, length: int) -> Bytes | None:
+        at, state = self._drafts.get(sequence, (-1, None))
+        return state if at == length else super()._state(sequence, length)
+
+    def reach(self, sequence: int, stored: int, length: int) -> int:
+        at, _ = self._drafts.get(sequence, (0, None))
+        return max(at if at <= length else 0, super().reach(sequence, stored, length))
+
+    def truncated(self, sequence: int, length: int) -> None:
+        super().truncated(sequence, length)
+        if not 0 < self._drafts.get(sequence, (0, None))[0] <= length:
+            self._drafts.pop(sequence, None)
+
+    def save(self, sequence: int, stored: int) -> tuple[Extent, list[Bytes]]:
+        states = dict(self._turns.get(sequence, {}))
+        if sequence in self._drafts:
+            at, state = self._drafts[sequence]
+            if at:
+                states[at] = state.copy()  # it is written over
+        return Extent(stored, stored, tuple(sorted(states))), [states[at] for at in sorted(states)]
+
+
+class Window(Turns):
+    """Of attention that keeps a window alone: as far back as it still holds what the next token looks back
+    at, and to turns."""
+
+    rewinding = WINDOW
+
+    def __init__(
+        self,
+        attention: Attention,
+        keep: Callable[[int, Bytes | None], Bytes | None],
+        put: Callable[[int, Bytes], bool],
+        max_bytes: int = UNLIMITED,
+    ) -> None:
+        super().__init__(keep, put, max_bytes)
+        self._attention = attention
+
+    def reach(self, sequence: int, stored: int, length: int) -> int:
+        return max(self._attention.reach(sequence, stored, length), super().reach(sequence, stored, length))
+
+    def can_copy(self, source: int, stored: int, length: int) -> bool:  # noqa: ARG002
+        return False  # the library lets go of no cell that two sequences share
+
+    def put_back(self, source: int, length: int, sequence: int) -> bool:
+        holds = self._attention.reach(source, length, length) == length
+        return holds or super().put_back(source, length, sequence)
+
+    def save(self, sequence: int, stored: int) -> tuple[Extent, list[Bytes]]:
+        extent, _ = self._attention.save(sequence, stored)
+        turns = self._turns.get(sequence, {})
+        return Extent(stored, extent.any_from, tuple(turns)), list(turns.values())

@@ -26,9 +26,6 @@ UNLIMITED = 2**31 - 1
 RewindKind = Literal["free", "window", "snapshots", "checkpoints", "none"]
 """A name for each row of `REWINDING`, for people and for what is stored."""
 
-_TURN_TOKENS, _MIN_PROMPT = 16, 64
-"""The checkpoint in a prompt of so many tokens or more lies so many before its end."""
-
 
 @dataclass(frozen=True, slots=True)
 class Rewinding:
@@ -68,12 +65,16 @@ class Rewinding:
         most = 0 if in_prompt else self.max_recomputed
         return self.max_rejected - num_missing if num_missing <= most else 0
 
-    def checkpoint_at(self, prompt_tokens: int) -> int:
-        """Where in a prompt a call has to begin so that the model can go back there later; 0 for nowhere.
-        The next turn of a conversation begins like this prompt, but for what its template puts before an
-        answer."""
-        is_needed = self.recomputes and prompt_tokens >= _MIN_PROMPT
-        return prompt_tokens - _TURN_TOKENS if is_needed else 0
+    @property
+    def keeps_turns(self) -> bool:
+        """Whether it goes back in earlier calls only to where a call began for which that was asked
+        (`Span.is_turn`)."""
+        return self.recomputes or self.kind == "window"
+
+    @property
+    def copies_beginnings(self) -> bool:
+        """Whether another sequence can take over a beginning of a text: any that it goes back to."""
+        return self.is_free or self.recomputes
 
 
 FREE = Rewinding(is_free=True)

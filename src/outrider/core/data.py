@@ -46,8 +46,9 @@ class Span:
 
     `tokens` are evaluated at positions `start`, `start + 1`, …, where `start` must be the
     sequence's stored length. Logits are returned for the last `rows` tokens (0: none).
-    `checkpoint`: the sequence may have to be taken back to `start`. A model that copies its state for that
-    keeps one copy of spans with rows and one of those without.
+    `checkpoint`: the sequence may have to be taken back to `start` after this call. `is_turn`: other texts
+    may go on from there later. A model that copies its state keeps one copy for the former, and several for
+    the latter.
     `top`: each row is asked for its so many most likely tokens alone, ties by the lower id; a model may hand
     out TopLogits that show these, so that no whole row has to be copied. 0: whole rows are needed.
     """
@@ -58,6 +59,7 @@ class Span:
     rows: int
     checkpoint: bool = False
     top: int = 0
+    is_turn: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,6 @@ _REUSE_RATE = 0.15
 """weight of the last request in the share of prompts that could be reused"""
 _MIN_SAVED_TOKENS = 64
 """What a sequence holds beyond a shared beginning is given up where it is fewer tokens than this."""
-_MIN_AWAITED_TOKENS = 16
-"""Fewer are read with the call that a request would wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +105,17 @@ class Slots:
             return request
         return replace(request, prompt=prompt, from_text=False, respelled_tokens=num_other)
 
-    def is_being_read(self, request: Request) -> bool:
-        """Whether a running request is about to store a beginning of a prompt that nothing stores yet. To
-        wait for it takes no longer than to read it: the other is ahead, and both would share their calls."""
-        if not (request.cache_prompt and self._target.rewinding.is_free):
-            return False
-        stored = self._match(request)[1]
-        for slot, held in self._running.items():
-            reads = self._target.length(slot) < len(held.tokens) - 1
-            if reads and held.scope == request.scope:
-                shared = min(common_prefix(held.tokens, request.prompt), len(request.prompt) - 1)
-                if shared - stored >= _MIN_AWAITED_TOKENS:
-                    return True
-        return False
+    def num_stored(self, request: Request) -> int:
+        """Tokens of a prompt that some sequence stores, and a request can go on from."""
+        return self._match(request)[1]
+
+    def num_common(self, request: Request) -> int:
+        """Tokens that a prompt has in common with some text, though its state there may be lost."""
+        texts = (*self._kept.values(), *self._running.values())
+        return max(
+            (common_prefix(one.tokens, request.prompt) for one in texts if one.scope == request.scope),
+            default=0,
+        )
 
     def _match(self, request: Request) -> tuple[int, int]:
         """The sequence that stores most of a prompt, and how much; one that has ended before one that runs.
@@ -144,7 +140,7 @@ class Slots:
         if source in self._kept:
             self._kept.move_to_end(source)
             lost = self._target.length(source) - shared
-            if lost < _MIN_SAVED_TOKENS or not others or not self._target.rewinding.is_free:
+            if lost < _MIN_SAVED_TOKENS or not others or not self._target.rewinding.copies_beginnings:
                 held = self._kept.pop(source)
                 if lost > shared:
                     self._put_away(source, held)

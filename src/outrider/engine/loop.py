@@ -42,6 +42,7 @@ from outrider.engine.sequence import (
 )
 from outrider.engine.text import TextStream
 from outrider.engine.tokenization import PreferredTokenization
+from outrider.engine.turns import turns_of, will_share
 from outrider.engine.verification import commit, fail, record_of, verify
 from outrider.policy import FixedPolicy
 from outrider.sampling import RequestSampler
@@ -115,7 +116,7 @@ class Engine:
         Raises PromptError when the prompt does not fit the context, GrammarError for a grammar that
         cannot be enforced, InputError when there is no room for another request now (`has_room`).
         """
-        request, size = self.as_served(request), self.target.vocabulary.size
+        request, size = self.slots.as_served(request), self.target.vocabulary.size
         if not 0 <= min(request.prompt) <= max(request.prompt) < size:
             raise PromptError("prompt", f"it has tokens outside of 0 to {size - 1}", "Tokenize it again.")
         if len(request.prompt) >= self.target.context_length:
@@ -132,6 +133,7 @@ class Engine:
         if seed is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0])
         tokens = list(request.prompt)
+        turns = turns_of(request.prompt, self.target, self.slots.num_common(request))
         slot = self.slots.take(request, tokens)
         try:
             sequence = RunningRequest(
@@ -140,6 +142,7 @@ class Engine:
                 slot=slot,
                 tokens=tokens,
                 reused_tokens=self.target.length(slot),
+                turns=turns,
                 seed=seed,
                 constraint=constraint,
                 thought=thought,
@@ -165,14 +168,9 @@ class Engine:
             len(needed) == 1 or sum(needed) <= self.target.capacity_tokens
         )
 
-    def as_served(self, request: Request) -> Request:
-        """A request whose prompt has the tokens that were generated for its text, as far as these are stored:
-        what `submit` makes of it."""
-        return self.slots.as_served(request)
-
     def should_wait(self, request: Request) -> bool:
         """Whether a request had better wait for a running one that reads the same beginning, and share it."""
-        return self.slots.is_being_read(request)
+        return any(will_share(other, request, self.target, self.slots) for other in self._running)
 
     def read_ahead(self, request: Request, when_done: Callable[[], None]) -> Reading | None:
         """Begin to read what the KV store has on disk for a request, so that `submit` need not wait for it

@@ -38,6 +38,8 @@ class RunningRequest:
     tokens: list[int]
     """committed: the prompt and everything emitted"""
     reused_tokens: int
+    turns: list[int]
+    """numbers of its prompt's tokens after which a copy of the target's state is to be kept, ascending"""
     seed: int
     constraint: PreferredConstraint | None
     sampler: RequestSampler
@@ -165,7 +167,8 @@ def decodes(target: Model, sequence: RunningRequest, num_running: int) -> bool:
 def verification(target: Model, sequence: RunningRequest) -> StepPlan:
     """A decoding sequence's part in the call, but for its draft."""
     stored = target.length(sequence.slot)
-    span = Span(sequence.slot, tuple(sequence.tokens[stored:]), stored, 1, top=_top(sequence))
+    tokens, is_turn = tuple(sequence.tokens[stored:]), stored in sequence.turns
+    span = Span(sequence.slot, tokens, stored, 1, top=_top(sequence), is_turn=is_turn)
     return StepPlan(sequence, span, Draft())
 
 
@@ -181,7 +184,9 @@ def with_draft(plan: StepPlan, draft: Draft | None) -> StepPlan:
     if not draft:
         return plan
     last = plan.span
-    span = Span(last.sequence, last.tokens + draft.tokens, last.start, 1 + len(draft), True, last.top)
+    span = Span(
+        last.sequence, last.tokens + draft.tokens, last.start, 1 + len(draft), True, last.top, last.is_turn
+    )
     return StepPlan(plan.sequence, span, draft, plan.read_tokens)
 
 
@@ -189,15 +194,14 @@ def reading(target: Model, sequence: RunningRequest, size: int, may_end: bool) -
     """The part in the call of a sequence that reads `size` tokens of its prompt. Where these are all but the
     last one, that one joins them if it `may`, so that the call gives the first token of the text."""
     stored = target.length(sequence.slot)
-    ends = may_end and size == num_missing(target, sequence)
+    ends = may_end and size == num_missing(target, sequence) and stored + size not in sequence.turns
     tokens = tuple(sequence.tokens[stored : stored + size + ends])
-    checkpoint = stored == target.rewinding.checkpoint_at(len(sequence.request.prompt))
-    span = Span(sequence.slot, tokens, stored, int(ends), checkpoint, _top(sequence))
+    is_turn = stored in sequence.turns
+    span = Span(sequence.slot, tokens, stored, int(ends), top=_top(sequence), is_turn=is_turn)
     return StepPlan(sequence, span, Draft(), size) if ends else StepPlan(sequence, span, None)
 
 
 def unread(target: Model, sequence: RunningRequest) -> int:
-    """Tokens of a prompt to read before its sequence decodes, or before a checkpoint in it."""
-    checkpoint = target.rewinding.checkpoint_at(len(sequence.request.prompt))
-    to_checkpoint = checkpoint - target.length(sequence.slot)
-    return to_checkpoint if to_checkpoint > 0 else num_missing(target, sequence)
+    """Tokens of a prompt to read before its sequence decodes, or before its next turn."""
+    stored = target.length(sequence.slot)
+    return next((turn - stored for turn in sequence.turns if turn > stored), num_missing(target, sequence))

@@ -269,7 +269,7 @@ class Worker:
 
     def _enter(self, job: Job) -> None:
         """Queue a job: cache namespaces take turns; within one, first come, first served."""
-        job.request = self._engine.as_served(job.request)
+        job.request = self._engine.slots.as_served(job.request)
         turns = [other.turn for other in self._waiting if other.request.scope == job.request.scope]
         job.turn = max(turns, default=self._turn) + 1
         insort(self._waiting, job, key=lambda waiting: waiting.turn)

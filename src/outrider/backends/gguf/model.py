@@ -417,7 +417,7 @@ class GgufModel:
         if length < stored and not self._rewinder.put_back(source, length, sequence):
             self._forget(sequence, -1)
             raise RewindUnsupported(self.name, f"{self._library.title} cannot copy its state")
-        self._rewinder.copied(source)
+        self._rewinder.copied(source, sequence, length)
         self._lengths[sequence] = length
         if self.hidden is not None:
             self.hidden.copy(source, sequence, length)

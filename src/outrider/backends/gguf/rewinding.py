@@ -19,7 +19,7 @@ import numpy as np
 
 from outrider.backends.gguf.library import Library
 from outrider.backends.machine import available_bytes
-from outrider.backends.rewinding import Attention, Checkpoints, Rewinder, Snapshots
+from outrider.backends.rewinding import Attention, Checkpoints, Rewinder, Snapshots, Window
 from outrider.core.contracts import CHECKPOINTS, FREE, UNABLE, WINDOW, Model, Rewinding, RewindKind, snapshots
 from outrider.core.data import Logits, Span
 from outrider.core.errors import OutriderError
@@ -28,6 +28,8 @@ from outrider.costs.timer import ordinary_tokens
 MAX_SEQUENCES = 2
 """of a context with snapshots. Where three sequences and more have parts of different length in a call,
 llama.cpp 0.3.36 restores other states than those of before."""
+_COPIES_SHARE = 4
+"""This part of what is free when a context is opened may go to copies of states from where texts turn."""
 TRIED_SNAPSHOTS = 4
 TRIED_MICRO_BATCH = 8
 """so that the calls of a trial are split"""
@@ -74,19 +76,20 @@ class RewindSupport:
 
     def rewinder(self, library: Library, context: int, window_tokens: int, *, is_copied: bool) -> Rewinder:
         """What keeps track of a context. `is_copied`: its copies hold what is outside of a window, too."""
+        states = partial(library.save_state, context), partial(library.restore_state, context)
+        room_bytes = available_bytes() // _COPIES_SHARE
         match self.kind:
             case "none":
                 return Rewinder()
             case "snapshots":
                 return Snapshots(library.snapshots(context))
             case "checkpoints":
-                return Checkpoints(
-                    partial(library.save_state, context), partial(library.restore_state, context)
-                )
+                return Checkpoints(*states, room_bytes)
         kept_window = window_tokens if library.reuses_window_cells else 0
-        return Attention(
+        attention = Attention(
             self.rewinding(0), kept_window, partial(library.oldest_position, context), is_copied=is_copied
         )
+        return attention if self.kind == "free" else Window(attention, *states, room_bytes)
 
     def notices(self, name: str, found: Rewinding, max_sequences: int) -> list[str]:
         """How drafts of a recurrent target are rejected, and what that takes; why not, if it cannot be.

@@ -1,0 +1,124 @@
+"""Models that go back to copies of their state alone, where conversations turn: only what is new is read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+import numpy as np
+import pytest
+
+from backends import Backend, backend, over
+from engines import GREEDY, PROMPT, language_model, plain
+from llama_cpp_models import TEXT
+from outrider.backends.rewinding import LAST_TURNS, MAX_TURNS, Checkpoints
+from outrider.core.contracts import Model
+from outrider.core.data import Completion, Request, Span
+from outrider.engine import Engine
+from serving import Running
+from test_server_worker import REQUEST, finish, slow_model, working
+from test_tiers_kinds import tiers_of
+
+__all__ = ["backend"]  # pytest finds the fixture by its name
+
+SYSTEM, MESSAGE, LAST = TEXT[:100], TEXT[110:410], TEXT[20:110]
+
+
+def request(*messages: Sequence[int], control: int, max_tokens: int = 8) -> Request:
+    """Messages with a control token between each two."""
+    tokens = [token for message in messages for token in (*message, control)][:-1]
+    return Request(tuple(tokens), GREEDY, max_tokens=max_tokens, ignore_end=True)
+
+
+def control_of(model: Model) -> int:
+    return max(token for token in range(model.vocabulary.size) if model.vocabulary.is_control(token))
+
+
+@over("recurrent", "hybrid", "delta net", "convolution", "window")
+def test_only_what_is_new_is_read(backend: Backend, kind: str, tmp_path: Path) -> None:
+    def opened() -> Model:
+        return backend.open(kind, 1024, max_sequences=2)
+
+    def is_cold(asked: Request, completion: Completion) -> bool:
+        with closing(opened()) as cold:
+            return Engine(cold).generate(asked).tokens == completion.tokens
+
+    with closing(opened()) as model:
+        control = control_of(model)
+        whole = request(SYSTEM, MESSAGE, LAST, control=control)
+        turns = {
+            "a shared system prompt": (request(SYSTEM, LAST, MESSAGE[:50], control=control), 100),
+            "an edited last message": (request(SYSTEM, MESSAGE, LAST[5:], control=control), 401),
+            "an answer that is left out": (
+                replace(whole, prompt=(*whole.prompt, control, *SYSTEM[:30])),
+                len(whole.prompt) - 16,
+            ),
+        }
+        tiers = tiers_of(model, tmp_path / "kv", 2**30)
+        engine = Engine(model, kv_store=tiers)
+        for asked, reused in turns.values():
+            assert engine.generate(whole).reused_tokens in (0, len(whole.prompt) - 16)
+            completion = engine.generate(asked)
+            assert reused <= completion.reused_tokens <= reused + 16 * (kind == "window")
+            assert is_cold(asked, completion)
+        tiers.will_close(monotonic() + 60)
+        engine.reset(texts=False)
+        tiers.close()
+    for asked, reused in turns.values():
+        with closing(opened()) as model:
+            tiers = tiers_of(model, tmp_path / "kv", 0)
+            completion = Engine(model, kv_store=tiers).generate(replace(asked, prompt=(*asked.prompt, 7, 8)))
+            tiers.close()
+            assert completion.reused_tokens >= reused, "it outlives the process"
+
+
+def test_what_two_texts_have_in_common_is_a_turn_for_the_third() -> None:
+    engine = Engine(language_model(rewind="checkpoints", context_length=512))
+    texts = [(*PROMPT * 20, *(number,) * 80) for number in range(3)]
+    reused = [engine.generate(Request(text, GREEDY, max_tokens=2)).reused_tokens for text in texts]
+    assert reused == [0, 0, 100]
+
+
+@pytest.mark.parametrize("differ", [False, True])
+def test_equal_beginnings_are_read_once(differ: bool) -> None:
+    model = slow_model(context_length=300, max_sequences=4, rewind="checkpoints")
+    prompts = [(*PROMPT * 40, *(number,) * 9 * differ) for number in range(4)]
+    requests = [replace(REQUEST, prompt=prompt, max_tokens=8, speculate=False) for prompt in prompts]
+
+    async def main() -> list[Completion]:
+        async with working(model, max_running=4) as worker:
+            jobs = [await Running.submit(worker, request) for request in requests]
+            return [completion for _, completion in await asyncio.gather(*map(finish, jobs))]
+
+    completions = asyncio.run(main())
+    first, *others = sorted(completion.reused_tokens for completion in completions)
+    assert first == 0 and min(others) > 200 - 17
+    for request, completion in zip(requests, completions, strict=True):
+        assert completion.tokens == plain(language_model(context_length=300), request)[0]
+
+
+def states(max_bytes: int, lengths: Sequence[int], num_sequences: int = 1) -> list[list[int]]:
+    """The lengths that there are copies of, by sequence, after a turn at each; a copy has 10 bytes."""
+    rewinder = Checkpoints(lambda _sequence, _older: np.zeros(10, np.uint8), lambda *_: True, max_bytes)
+    for length in lengths:
+        rewinder.before_call([Span(i, (0,), length, 0, is_turn=True) for i in range(num_sequences)])
+    return [list(rewinder.save(i, 10_000)[0].checkpoints) for i in range(num_sequences)]
+
+
+def test_the_first_and_the_last_turns_are_kept_and_some_between() -> None:
+    lengths = [100, *range(500, 6000, 500), 6100, 6110, 6120]
+    [kept] = states(10**6, lengths)
+    assert len(kept) == MAX_TURNS
+    assert kept[0] == 100 and kept[-LAST_TURNS:] == lengths[-LAST_TURNS:]
+    assert set(range(500, 6000, 1000)) & set(kept)
+
+
+def test_copies_take_no_more_memory_than_they_may() -> None:
+    assert states(45, [100, 200, 300]) == [[100, 200, 300]]
+    assert states(25, [100, 200, 300]) == [[100, 300]]
+    assert states(5, [100, 200, 300]) == [[]]
+    assert sum(map(len, states(65, range(100, 900, 100), num_sequences=3))) == 6
