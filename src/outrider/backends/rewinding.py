@@ -143,7 +143,7 @@ class Turns(Rewinder):
         self,
         keep: Callable[[int, Bytes | None], Bytes | None],
         put: Callable[[int, Bytes], bool],
-        max_bytes: int,
+        max_bytes: float,
     ) -> None:
         self._keep, self._put = keep, put
         self._max_bytes = max_bytes
@@ -217,7 +217,7 @@ class Checkpoints(Turns):
         self,
         keep: Callable[[int, Bytes | None], Bytes | None],
         put: Callable[[int, Bytes], bool],
-        max_bytes: int = UNLIMITED,
+        max_bytes: float = UNLIMITED,
     ) -> None:
         super().__init__(keep, put, max_bytes)
         self._drafts: dict[int, tuple[int, Bytes]] = {}
@@ -264,7 +264,7 @@ class Window(Turns):
         attention: Attention,
         keep: Callable[[int, Bytes | None], Bytes | None],
         put: Callable[[int, Bytes], bool],
-        max_bytes: int = UNLIMITED,
+        max_bytes: float = UNLIMITED,
     ) -> None:
         super().__init__(keep, put, max_bytes)
         self._attention = attention

@@ -77,7 +77,7 @@ class RewindSupport:
     def rewinder(self, library: Library, context: int, window_tokens: int, *, is_copied: bool) -> Rewinder:
         """What keeps track of a context. `is_copied`: its copies hold what is outside of a window, too."""
         states = partial(library.save_state, context), partial(library.restore_state, context)
-        room_bytes = available_bytes() // _COPIES_SHARE
+        room_bytes = available_bytes() / _COPIES_SHARE
         match self.kind:
             case "none":
                 return Rewinder()
