@@ -1,8 +1,7 @@
-"""Copies of what a model stores of a sequence, and where they are kept."""
+"""Copies of what a model stores of a sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -66,68 +65,3 @@ class SavingModel(Model, Protocol):
         """Let an empty sequence hold what was saved: of this model, or of one with the same weights, library
         and options. Raises BackendError where that is impossible; the sequence is empty then."""
         ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FoundState:
-    """A copy that holds a beginning of a text.
-
-    Args:
-        num_tokens: the tokens of the text that a sequence which gets it can go on from.
-        state: the copy.
-        source: what the store knows it by.
-        tier: where it was, "memory" or "disk".
-        read_s: the seconds that reading it from there took.
-    """
-
-    num_tokens: int
-    state: SavedState
-    source: object
-    tier: str
-    read_s: float
-
-    @property
-    def length(self) -> int:
-        """All tokens that it holds."""
-        return self.state.extent.length
-
-
-class Reading(Protocol):
-    """A copy that another thread reads from a slow place. As long as this is held the copy stays at hand, and
-    nothing removes it from its place."""
-
-    def done(self) -> bool:
-        """Whether it has been read."""
-        ...
-
-
-class KvStore(Protocol):
-    """Where texts go whose KV leaves a model, and come back from. Each cache namespace (`Request.scope`)
-    finds its own alone. The engine's thread calls all of it."""
-
-    def keep(self, sequence: int, scope: str, tokens: Sequence[int]) -> None:
-        """Copy what a sequence stores: the first of these tokens. Nothing is done where that would not
-        pay, or cannot be."""
-
-    def find(self, scope: str, tokens: Sequence[int], held: int, max_length: int) -> FoundState | None:
-        """The copy of `max_length` tokens at most that spares most time to a request which has the KV of
-        `held` of these tokens already; None where evaluating them takes no longer."""
-
-    def read_ahead(
-        self, scope: str, tokens: Sequence[int], held: int, max_length: int, when_done: Callable[[], None]
-    ) -> Reading | None:
-        """Begin to read what `find` would wait for; another thread calls `when_done` at the end. None where
-        `find` would not wait."""
-
-    def texts(self, scope: str, tokens: Sequence[int]) -> list[list[int]]:
-        """Those that begin with most of these tokens."""
-
-    def restore(self, found: FoundState, sequence: int) -> bool:
-        """Let an empty sequence hold all that was found. False where it turns out to be of no use; the
-        sequence is empty then."""
-
-    def note_read(self, num_tokens: int, seconds: float) -> None:
-        """The model took so long to evaluate so many tokens of prompts."""
-
-    def forget(self) -> None:
-        """Forget all texts for good."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 from outrider.core.contracts import Model
 from outrider.core.data import Request
 from outrider.core.errors import BackendError, InputError, RewindUnsupported
-from outrider.core.saved import KvStore, Reading, SavedState, SavingModel
+from outrider.core.saved import SavedState, SavingModel
 from outrider.core.sequences import common_prefix
-from outrider.engine.served import respelled
+from outrider.engine.served import as_served
+from outrider.engine.tiers import KvTiers, Reading
 
 _MIN_KEPT_TOKENS = 2048
 """kept even where nothing was reused lately: the last few short conversations"""
@@ -46,7 +48,7 @@ class Slots:
     all calls are slower for what is kept, it gets that as soon as a request runs.
     """
 
-    def __init__(self, target: Model, store: KvStore | None = None) -> None:
+    def __init__(self, target: Model, store: KvTiers | None = None) -> None:
         self._target = target
         self.saving = target if isinstance(target, SavingModel) else None
         """the target, where its sequences can be copied out of it and back"""
@@ -72,7 +74,8 @@ class Slots:
             source, shared = self._match(request)
             slot = self._allocate(source, shared)
             if slot != source and shared:
-                self._copy(source, slot, shared)
+                with suppress(RewindUnsupported):  # then it is read again
+                    self._target.copy(source, slot, shared)
         self._note_reusable(request, self._target.length(slot))
         self._running[slot] = _Held(tokens, request.scope)
         if self._store is not None and self.saving is not None and self.saving.attends_to_all:
@@ -86,36 +89,25 @@ class Slots:
         stored."""
         if not (request.from_text and request.cache_prompt):
             return request
-        texts = [
-            held.tokens
-            for held in (*self._kept.values(), *self._running.values())
-            if held.scope == request.scope
-        ]
-        if self._store is not None:
-            texts += self._store.texts(request.scope, request.prompt)
-        equal = [common_prefix(text, request.prompt) for text in texts]
-        longest = max(equal, default=0)
-        found = [
-            respelled(request.prompt, text, self._target.vocabulary)
-            for text, length in zip(texts, equal, strict=True)
-            if length == longest
-        ]
-        prompt, reached, num_other = max(found, key=lambda one: one[1], default=(request.prompt, 0, 0))
-        if reached == longest or len(prompt) >= self._target.context_length:
-            return request
-        return replace(request, prompt=prompt, from_text=False, respelled_tokens=num_other)
+        texts = [held.tokens for _, held in self._of(request.scope)]
+        more = self._store.texts(request.scope, request.prompt) if self._store is not None else []
+        return as_served(request, [*texts, *more], self._target)
 
     def num_stored(self, request: Request) -> int:
-        """Tokens of a prompt that some sequence stores, and a request can go on from."""
-        return self._match(request)[1]
+        """Tokens of a prompt that a request can go on from: some sequence stores them, or copies do."""
+        stored = self._match(request)[1]
+        return max(stored, self._store.num_found(*self._sought(request)) if self._store is not None else 0)
 
     def num_common(self, request: Request) -> int:
         """Tokens that a prompt has in common with some text, though its state there may be lost."""
-        texts = (*self._kept.values(), *self._running.values())
         return max(
-            (common_prefix(one.tokens, request.prompt) for one in texts if one.scope == request.scope),
-            default=0,
+            (common_prefix(one.tokens, request.prompt) for _, one in self._of(request.scope)), default=0
         )
+
+    def _of(self, scope: str) -> Iterator[tuple[int, _Held]]:
+        """The sequences of a scope: those of ended requests first, what was used last before others."""
+        every = (*reversed(self._kept.items()), *reversed(self._running.items()))
+        return ((slot, held) for slot, held in every if held.scope == scope)
 
     def _match(self, request: Request) -> tuple[int, int]:
         """The sequence that stores most of a prompt, and how much; one that has ended before one that runs.
@@ -123,12 +115,11 @@ class Slots:
         best, most = -1, 0
         if not request.cache_prompt:
             return best, most
-        for slot, held in (*reversed(self._kept.items()), *self._running.items()):
-            if held.scope == request.scope:
-                stored = min(self._target.length(slot), len(request.prompt) - 1)
-                shared = self._target.reach(slot, min(common_prefix(held.tokens, request.prompt), stored))
-                if shared > most:
-                    best, most = slot, shared
+        for slot, held in self._of(request.scope):
+            stored = min(self._target.length(slot), len(request.prompt) - 1)
+            shared = self._target.reach(slot, min(common_prefix(held.tokens, request.prompt), stored))
+            if shared > most:
+                best, most = slot, shared
         return best, most
 
     def _allocate(self, source: int = -1, shared: int = 0) -> int:
@@ -156,9 +147,7 @@ class Slots:
         """A slot with what the store has of a prompt; None where it has no more than is stored here, or
         reading takes no longer."""
         while self._store is not None and request.cache_prompt:
-            shared = self._match(request)[1]
-            found = self._store.find(request.scope, request.prompt[:-1], shared, self._longest)
-            if found is None:
+            if (found := self._store.find(*self._sought(request))) is None:
                 break
             slot = self._allocate()
             self.make_room(found.length)
@@ -168,17 +157,17 @@ class Slots:
         return None
 
     def read_ahead(self, request: Request, when_done: Callable[[], None]) -> Reading | None:
-        """Begin to read what the store has of a prompt, as in `KvStore`."""
+        """Begin to read what the store has of a prompt, as in `KvTiers`."""
         if self._store is None or not request.cache_prompt:
             return None
-        shared = self._match(request)[1]
-        return self._store.read_ahead(request.scope, request.prompt[:-1], shared, self._longest, when_done)
+        return self._store.read_ahead(*self._sought(request), when_done)
 
-    @property
-    def _longest(self) -> int:
-        """The most tokens that a request may get out of the store."""
+    def _sought(self, request: Request) -> tuple[str, tuple[int, ...], int, int]:
+        """What the store is asked for: of a scope, the tokens of a prompt, beyond those that are stored here,
+        in no more than the tokens that there is room for."""
         room = self._target.capacity_tokens - sum(map(self._target.length, self._running))
-        return min(room, self._target.context_length)
+        most = min(room, self._target.context_length)
+        return request.scope, request.prompt[:-1], self._match(request)[1], most
 
     def _put_away(self, slot: int, held: _Held) -> None:
         """The store gets what a sequence holds."""
@@ -191,12 +180,6 @@ class Slots:
             if held.scope == request.scope:
                 shared = max(shared, common_prefix(held.tokens, prompt))
         self._reusable += _REUSE_RATE * (shared / len(prompt) - self._reusable)
-
-    def _copy(self, source: int, slot: int, shared: int) -> None:
-        try:
-            self._target.copy(source, slot, shared)
-        except RewindUnsupported:
-            return  # read again
 
     def give_back(self, slot: int, *, cancelled: bool = False) -> None:
         """The request on a slot has ended; what it stored is kept until the room is needed. Of one that was
@@ -222,8 +205,8 @@ class Slots:
 
     def texts(self, scope: str) -> list[int]:
         """The sequences that store texts of a scope, the last used first."""
-        sequences = [*reversed(self._running), *reversed(self._kept)]
-        return [slot for slot in sequences if self._held(slot).scope == scope and self._target.length(slot)]
+        stored = [slot for slot, _ in self._of(scope) if self._target.length(slot)]
+        return sorted(stored, key=lambda slot: slot not in self._running)
 
     def saved(self, slot: int) -> tuple[list[int], SavedState]:
         """The tokens of a text that is stored, and a copy of what is. Raises BackendError."""

@@ -22,7 +22,6 @@ from outrider.core.contracts import Constraint, Drafter, Drafters, DraftRequest,
 from outrider.core.data import Completion, Draft, Grammar, Piece, Request, Update
 from outrider.core.errors import ConstraintError, InputError, PromptError
 from outrider.core.notices import notify
-from outrider.core.saved import KvStore, Reading
 from outrider.engine.interrupts import deferred
 from outrider.engine.kv_slots import Slots, rewind
 from outrider.engine.limits import end_thought, limits_of
@@ -41,6 +40,7 @@ from outrider.engine.sequence import (
     with_draft,
 )
 from outrider.engine.text import TextStream
+from outrider.engine.tiers import KvTiers, Reading
 from outrider.engine.tokenization import PreferredTokenization
 from outrider.engine.turns import turns_of, will_share
 from outrider.engine.verification import commit, fail, record_of, verify
@@ -70,7 +70,7 @@ class Engine:
         constrain: Callable[[Grammar], Constraint] | None = None,
         max_running: int | None = None,
         max_gap_s: float | None = None,
-        kv_store: KvStore | None = None,
+        kv_store: KvTiers | None = None,
     ) -> None:
         self.target = target
         self.max_running = min(max_running or target.max_sequences, target.max_sequences)

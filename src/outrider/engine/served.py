@@ -8,9 +8,25 @@ the ones whose KV is stored, and what the model itself said.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from outrider.core.contracts import Vocabulary
+from outrider.core.contracts import Model, Vocabulary
+from outrider.core.data import Request
 from outrider.core.sequences import common_prefix
+
+
+def as_served(request: Request, texts: Sequence[Sequence[int]], target: Model) -> Request:
+    """A request whose prompt is text with the tokens that were served for it, as far as one of the stored
+    `texts` has them."""
+    prompt = request.prompt
+    equal = [common_prefix(text, prompt) for text in texts]
+    longest = max(equal, default=0)
+    alike = [text for text, length in zip(texts, equal, strict=True) if length == longest]
+    found = [respelled(prompt, text, target.vocabulary) for text in alike]
+    prompt, reached, num_other = max(found, key=lambda one: one[1], default=(prompt, 0, 0))
+    if reached <= longest or len(prompt) >= target.context_length:
+        return request
+    return replace(request, prompt=prompt, from_text=False, respelled_tokens=num_other)
 
 
 def respelled(

@@ -18,9 +18,8 @@ from typing import TypeVar
 
 from outrider.core.data import Completion, Request, Update
 from outrider.core.errors import BackendError, OutriderError
-from outrider.core.saved import Reading
 from outrider.costs.other_programs import OtherPrograms
-from outrider.engine.tiers import TierCounts
+from outrider.engine.tiers import Reading, TierCounts
 from outrider.server.errors import Problem
 from outrider.server.turns import Turns
 from outrider.session import Session

@@ -2,7 +2,7 @@
 
 from outrider.engine.tiers.disk import Disk, SavedText
 from outrider.engine.tiers.folder import Folder, Unusable
-from outrider.engine.tiers.store import KvTiers, TierCounts
+from outrider.engine.tiers.store import KvTiers, Reading, TierCounts
 from outrider.engine.tiers.texts import RememberedTexts
 
-__all__ = ["Disk", "Folder", "KvTiers", "RememberedTexts", "SavedText", "TierCounts", "Unusable"]
+__all__ = ["Disk", "Folder", "KvTiers", "Reading", "RememberedTexts", "SavedText", "TierCounts", "Unusable"]

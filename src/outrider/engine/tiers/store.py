@@ -13,7 +13,7 @@ from weakref import ref
 import numpy as np
 
 from outrider.core.errors import BackendError
-from outrider.core.saved import FoundState, Reading, SavedState, SavingModel
+from outrider.core.saved import SavedState, SavingModel
 from outrider.engine.tiers.disk import Disk, SavedText, Tokens
 
 _log = logging.getLogger(__name__)
@@ -23,8 +23,9 @@ _MAX_WAITING = 2
 _DECAY = 0.9
 """weight of all earlier observations beside the last one"""
 
-_Read = Future[tuple[SavedState | None, float]]
-"""What a file gives, None where it is of no use, and the seconds that it took."""
+Reading = Future[tuple[SavedState | None, float]]
+"""What a thread reads from a file (None where it is of no use), and the seconds that it took. As long as this
+is held the copy stays at hand, and nothing removes its file."""
 
 
 @dataclass(slots=True)
@@ -73,11 +74,11 @@ class _Entry:
     num_disk_bytes: int = 0
     writing: Future[None] | None = None
     """what writes it, or is about to"""
-    reading_ref: ref[_Read] | None = None
+    reading_ref: ref[Reading] | None = None
     used_s: float = field(default_factory=monotonic)
 
     @property
-    def reading(self) -> _Read | None:
+    def reading(self) -> Reading | None:
         """What reads it from disk; None where nobody wants that."""
         return self.reading_ref() if self.reading_ref is not None else None
 
@@ -92,8 +93,25 @@ class _Entry:
         return self.text.extent.reach(size) == size and bool((self.text.tokens[:size] == tokens).all())
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A copy of a text: a sequence that gets it can go on from `num_tokens` of those that were asked for."""
+
+    num_tokens: int
+    entry: _Entry
+    state: SavedState
+    tier: str
+    read_s: float
+
+    @property
+    def length(self) -> int:
+        """All tokens that it holds."""
+        return self.state.extent.length
+
+
 class KvTiers:
-    """A KvStore of `memory_bytes` in memory (0: none) and on `disk`, if any.
+    """Where texts go whose KV leaves a model, and come back from: `memory_bytes` in memory (0: none) and on
+    `disk`, if any. Each cache namespace (`Request.scope`) finds its own alone. One thread calls all of it.
 
     What is kept goes to both: memory is searched first, and files outlive the process. In each tier what was
     used longest ago makes room, but no file that is read for a request that is to begin. Files are written by
@@ -136,9 +154,9 @@ class KvTiers:
         num_bytes = {"memory": memory, "disk": self._disk.num_bytes if self._disk else 0}
         return replace(self._counts, num_bytes=num_bytes)
 
-    # As a KvStore
-
     def keep(self, sequence: int, scope: str, tokens: Sequence[int]) -> None:
+        """Copy what a sequence stores: the first of these tokens. Nothing is done where that would not pay,
+        or cannot be."""
         held: Tokens = np.array(tokens[: self._model.length(sequence)], np.int32)
         scope = self._scope(scope)
         with self._lock:
@@ -166,9 +184,15 @@ class KvTiers:
         self._write_soon(entry)
         self._shrink_memory()
 
-    def find(self, scope: str, tokens: Sequence[int], held: int, max_length: int) -> FoundState | None:
-        text: Tokens = np.array(tokens, np.int32)
-        while (best := self._best(self._scope(scope), text, held, max_length)) is not None:
+    def num_found(self, scope: str, tokens: Sequence[int], held: int, max_length: int) -> int:
+        """How many of these tokens a request can go on from with what `find` gives; 0 for nothing."""
+        best = self._best(scope, tokens, held, max_length)
+        return 0 if best is None else best[1]
+
+    def find(self, scope: str, tokens: Sequence[int], held: int, max_length: int) -> _Found | None:
+        """The copy of `max_length` tokens at most that spares most time to a request which has the KV of
+        `held` of these tokens already; None where evaluating them takes no longer."""
+        while (best := self._best(scope, tokens, held, max_length)) is not None:
             entry, usable = best
             state, tier, read_s = entry.state, "memory", 0.0
             if state is None:
@@ -178,7 +202,7 @@ class KvTiers:
                 (state, read_s), tier = reading.result(), "disk"
             if state is not None:
                 entry.used_s = monotonic()
-                return FoundState(usable, state, entry, tier, read_s)
+                return _Found(usable, entry, state, tier, read_s)
             self._drop(entry)
         self._counts.misses += 1
         return None
@@ -186,7 +210,9 @@ class KvTiers:
     def read_ahead(
         self, scope: str, tokens: Sequence[int], held: int, max_length: int, when_done: Callable[[], None]
     ) -> Reading | None:
-        best = self._best(self._scope(scope), np.array(tokens, np.int32), held, max_length)
+        """Begin to read what `find` would wait for; another thread calls `when_done` at the end. None where
+        `find` would not wait."""
+        best = self._best(scope, tokens, held, max_length)
         if best is None or best[0].is_at_hand:
             return None
         reading = self._reading(best[0])
@@ -195,6 +221,7 @@ class KvTiers:
         return reading
 
     def texts(self, scope: str, tokens: Sequence[int]) -> list[list[int]]:
+        """Those that begin with most of these tokens."""
         text: Tokens = np.array(tokens, np.int32)
         with self._lock:
             found = [entry.text.tokens for entry in self._entries.get(self._scope(scope), ())]
@@ -202,9 +229,10 @@ class KvTiers:
         longest = max(equal, default=0)
         return [one.tolist() for one, length in zip(found, equal, strict=True) if length == longest]
 
-    def restore(self, found: FoundState, sequence: int) -> bool:
-        entry, before = found.source, self._clock()
-        assert isinstance(entry, _Entry)
+    def restore(self, found: _Found, sequence: int) -> bool:
+        """Let an empty sequence hold all that was found. False where it turns out to be of no use; the
+        sequence is empty then."""
+        entry, before = found.entry, self._clock()
         try:
             self._model.restore(sequence, found.state)
         except BackendError as error:
@@ -222,6 +250,7 @@ class KvTiers:
         return True
 
     def forget(self) -> None:
+        """Forget all texts for good."""
         with self._lock:
             for entry in self._all():
                 if entry.writing is not None:  # what has begun removes its file by itself
@@ -231,6 +260,7 @@ class KvTiers:
             self._entries.clear()
 
     def note_read(self, num_tokens: int, seconds: float) -> None:
+        """The model took so long to evaluate so many tokens of prompts."""
         self._reads.note(num_tokens, seconds)
 
     # What pays
@@ -241,11 +271,14 @@ class KvTiers:
         tier = self._copies["memory" if self._memory_bytes else "disk"]
         return self._reads.of(num_tokens, 1.0) > tier.of(num_bytes, 0.0)
 
-    def _best(self, scope: str, text: Tokens, held: int, max_length: int) -> tuple[_Entry, int] | None:
+    def _best(
+        self, scope: str, tokens: Sequence[int], held: int, max_length: int
+    ) -> tuple[_Entry, int] | None:
         """The copy that spares most time, and how many of the text's tokens can be used of it."""
+        text: Tokens = np.array(tokens, np.int32)
         best, most_s = None, 0.0
         with self._lock:
-            entries = list(self._entries.get(scope, ()))
+            entries = list(self._entries.get(self._scope(scope), ()))
         for entry in entries:
             usable = entry.text.extent.reach(_common(entry.text.tokens, text))
             if usable > held and entry.text.extent.length <= max_length:
@@ -298,7 +331,7 @@ class KvTiers:
 
     # Reading and writing files
 
-    def _reading(self, entry: _Entry) -> _Read | None:
+    def _reading(self, entry: _Entry) -> Reading | None:
         """What reads an entry: the file stays as long as it is held. None where the file has gone."""
         with self._lock:
             reading = entry.reading
