@@ -13,6 +13,7 @@ from outrider.cli.output import bars, print_notes, write, write_json
 from outrider.cli.plan_report import print_known, print_observed, print_plan
 from outrider.cli.plan_settings import PlanSettings
 from outrider.core.errors import SettingError
+from outrider.core.notices import collect_notices
 from outrider.lab.plan.acceptance import (
     ALL,
     Acceptance,
@@ -68,7 +69,8 @@ def _plan_and_show(
     settings: PlanSettings, known: Catalogue, console: Console, observed: Observed | None
 ) -> None:
     advised: list[str] = []
-    asked, about, notices = _asked(settings, known)
+    with collect_notices() as notices:
+        asked, about = _asked(settings, known)
     with _recordings(settings, asked, about) as (asked, about):
         made = make_plan(asked)
         data: dict[str, Any] = made.as_json() | {"acceptance": about, "model_error": model_error()}
@@ -88,18 +90,18 @@ def _plan_and_show(
             print_observed(console, observed, advised)
 
 
-def _asked(settings: PlanSettings, known: Catalogue) -> tuple[Asked, str, list[str]]:
-    """What is planned, what its acceptance rests on, and what to know of it."""
+def _asked(settings: PlanSettings, known: Catalogue) -> tuple[Asked, str]:
+    """What is planned, and what its acceptance rests on."""
     if settings.costs is None and (settings.on is None or settings.target is None):
         what, flag = ("hardware", "--on") if settings.on is None else ("a target", "--target")
         raise SettingError("plan", f"it needs {what}", f"Name it with {flag}; {_LIST}")
     machine = None if settings.on is None else machine_of(settings.on, known, _engine(settings, known))
     is_single = machine is None or machine.engine == "llama.cpp"
     batches = _batches(settings.batch or ("1" if is_single else "1,8,32"))
-    shapes, notices = _shapes(settings, known, machine, batches[0])
+    shapes = _shapes(settings, known, machine, batches[0])
     curves: list[Curve | None] = [None, None]
     if settings.costs is not None:
-        curves = list(read_curves(settings.costs, notices))
+        curves = list(read_curves(settings.costs))
         shapes += [None] if len(shapes) == 1 and curves[1] is not None and settings.drafts != ["none"] else []
     names = [shape.name if shape else ("draft" if i else "target") for i, shape in enumerate(shapes)]
     tables, bundled = _acceptance(settings, names[1:])
@@ -114,7 +116,7 @@ def _asked(settings: PlanSettings, known: Catalogue) -> tuple[Asked, str, list[s
     spread = replace(spread, costs=1.0) if settings.costs is not None else spread
     about = "as given" if tables else f"{settings.workload or ALL}: {source(names[1:])}"
     asked = Asked(models[0], models[1:], batches, settings.context, machine, lookup, spread=spread)
-    return asked, about, notices
+    return asked, about
 
 
 def _acceptance(
@@ -153,20 +155,19 @@ def _engine(settings: PlanSettings, known: Catalogue) -> Engine | None:
 
 def _shapes(
     settings: PlanSettings, known: Catalogue, machine: Machine | None, batch: int
-) -> tuple[list[ModelShape | None], list[str]]:
-    """The shapes of target and drafts, None for a target that is not named, and what to know of them."""
+) -> list[ModelShape | None]:
+    """The shapes of target and drafts, None for a target that is not named."""
     drafts = tuple(name for name in settings.drafts if name != "none") if settings.drafts else None
     if settings.target is None:
         if heads := [name for name in drafts or () if name in HEADS]:
             raise SettingError(
                 heads[0], "it is a head on the target, whose shape is not known", "Add --target."
             )
-        return [None, *(find_shape(name, known) for name in drafts or ())], []
+        return [None, *(find_shape(name, known) for name in drafts or ())]
     if settings.costs is not None or settings.recordings:
         drafts = drafts or ()  # nothing is known of others
     wanted = Wanted(settings.target, drafts, machine, batch, settings.context, settings.kv_type)
-    found, notices = fitting(wanted, known)
-    return [*found], notices
+    return [*fitting(wanted, known)]
 
 
 def _planned(name: str, shape: ModelShape | None, machine: Machine | None, *, is_target: bool) -> Curve:

@@ -190,14 +190,6 @@ class Expectation:
         counts = self.counts[AUTO_LOOKUP.name]
         return sum(drafted for drafted, _ in counts), sum(right for _, right in counts)
 
-    def of(self, answers: Sequence[int]) -> Expectation:
-        """The same for some of the answers, by their numbers."""
-        return replace(
-            self,
-            seconds={name: tuple(found[i] for i in answers) for name, found in self.seconds.items()},
-            counts={name: tuple(found[i] for i in answers) for name, found in self.counts.items()},
-        )
-
     def over(self, setting: str, other: str) -> Interval:
         """How much faster one setting is than another."""
         slow_s, fast_s = self.seconds[other], self.seconds[setting]

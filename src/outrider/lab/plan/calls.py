@@ -29,6 +29,7 @@ from typing import Any, Literal
 
 from outrider.core.errors import SettingError
 from outrider.core.files import parse_json, read_text
+from outrider.core.notices import notify
 from outrider.costs import CallCosts
 from outrider.lab.plan.catalogue import Catalogue, Device, bundled, token_ratios
 from outrider.lab.plan.shapes import ModelShape
@@ -188,9 +189,9 @@ class MeasuredCurve:
 Curve = PlannedCurve | MeasuredCurve
 
 
-def read_curves(path: Path, notices: list[str]) -> tuple[MeasuredCurve, MeasuredCurve | None]:
-    """Those of target and draft, as `outrider costs` writes or prints them; what they lack is added to the
-    `notices`. Raises SettingError."""
+def read_curves(path: Path) -> tuple[MeasuredCurve, MeasuredCurve | None]:
+    """Those of target and draft, as `outrider costs` writes or prints them; a notice says what they lack.
+    Raises SettingError."""
     try:
         data: Any = parse_json(read_text(path, _MEASURE))
     except ValueError:
@@ -204,7 +205,7 @@ def read_curves(path: Path, notices: list[str]) -> tuple[MeasuredCurve, Measured
     if target is None:
         raise SettingError(str(path), "it holds no curve of a target", _MEASURE)
     if not any(point.num_sequences > 1 for point in target.costs.points):
-        notices.append("calls over several sequences were not measured, but guessed (outrider costs -np N)")
+        notify("calls over several sequences were not measured, but guessed (outrider costs -np N)")
     return target, draft
 
 

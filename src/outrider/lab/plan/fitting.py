@@ -9,6 +9,7 @@ from itertools import combinations, product
 from typing import Any
 
 from outrider.core.errors import SettingError
+from outrider.core.notices import notify
 from outrider.core.numbers import gigabytes
 from outrider.lab.plan.calls import Machine, memory_bytes
 from outrider.lab.plan.catalogue import Catalogue
@@ -71,8 +72,8 @@ class Wanted:
         return shapes if self.drafts is not None else shapes[:1]
 
 
-def fitting(wanted: Wanted, known: Catalogue) -> tuple[list[ModelShape], list[str]]:
-    """The shapes, at types of weights that fit where none is asked for, and a line where these are not the
+def fitting(wanted: Wanted, known: Catalogue) -> list[ModelShape]:
+    """The shapes, at types of weights that fit where none is asked for; a notice says where these are not the
     usual ones.
 
     Raises SettingError where nothing fits, with what would.
@@ -83,9 +84,9 @@ def fitting(wanted: Wanted, known: Catalogue) -> tuple[list[ModelShape], list[st
         if wanted.fits(found):
             if wanted.drafts is None:
                 found = [found[0], *(draft for draft in found[1:] if wanted.fits([found[0]], draft))]
-            is_usual = types[0] == choices[0][0] or wanted.machine is None
-            line = f"weights are planned at {found[0].type}: with more bits they do not fit"
-            return found, [] if is_usual else [line]
+            if types[0] != choices[0][0] and wanted.machine is not None:
+                notify(f"weights are planned at {found[0].type}: with more bits they do not fit")
+            return found
     raise _too_large(wanted, known, found)
 
 

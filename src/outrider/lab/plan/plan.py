@@ -306,12 +306,15 @@ class _Batch:
             rate = self._batch / self.plain_s * speedup.value
             yield Way(drafting, draft.name if draft else "", length, sum(tokens) / calls, rate, speedup)
 
-    def _range(self, drafting: Drafting, draft: Model | None, length: int) -> Iterator[float]:
+    def _range(self, drafting: Drafting, draft: Model | None, length: int) -> tuple[float, float]:
         """The speed-up of drafts of this length at the ends of what may be."""
-        spread = self._asked.spread
-        for odds, costs in ((1 / spread.odds, 1 / spread.costs), (spread.odds, spread.costs)):
+
+        def at(odds: float, costs: float) -> float:
             [step] = self._asked.steps(drafting, draft, length, odds) or [PLAIN]
-            yield costs * step.tokens * self.plain_s / self.seconds(step, draft)
+            return costs * step.tokens * self.plain_s / self.seconds(step, draft)
+
+        spread = self._asked.spread
+        return at(1 / spread.odds, 1 / spread.costs), at(spread.odds, spread.costs)
 
     def break_even(self, draft: Model) -> tuple[float, int] | None:
         """The least acceptance of each token at which a draft pays, and its length."""
