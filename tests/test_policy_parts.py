@@ -16,7 +16,7 @@ from outrider.policy.estimates import TextConfidence
 from outrider.policy.objective import (
     StepCosts,
     allocate,
-    continuation_value,
+    continuation_values,
     expected_rewards,
     stopping_value,
 )
@@ -74,7 +74,8 @@ def test_going_on_is_worth_the_best_number_of_further_tokens(
     for k in range(1, 6 - n):
         earned = sum(prefix_prob * average**i for i in range(1, k + 1))
         values.append(0.8 * earned - calls_s[n + k] - 0.2 * k)
-    assert continuation_value(n, average, prefix_prob, costs, 5) == pytest.approx(max(values))
+    assert continuation_values(n, average, prefix_prob, costs, 5) == pytest.approx([max(values)])
+    assert continuation_values(0, average, prefix_prob, costs, 5, n)[n] == pytest.approx(max(values))
 
 
 def test_offers_after_a_wrong_token_teach_nothing() -> None:

@@ -3,7 +3,7 @@
     python benchmarks/policy/trees.py [CURVE.json…]
 
 A simulation over `top4.jsonl.gz`, not the policy itself. At each step the draft model extends a chain while
-that is expected to pay (`objective.continuation_value`); the call then checks the tokens of the greatest
+that is expected to pay (`objective.continuation_values`); the call then checks the tokens of the greatest
 prefix acceptance probability. Of a chain these are its first ones; of a tree the model's second, third and
 fourth token at each place of the chain are among them. What those would go on with is not recorded: a side
 token ends its branch. With lookups, their candidate is taken instead where it is worth more. Chances are
@@ -28,7 +28,7 @@ from harness import argument_parser, geometric_mean, run_program, table
 from outrider.costs import CallCosts
 from outrider.lab.recording import Recording
 from outrider.policy.estimates import MEAN_CONFIDENCE, TextConfidence
-from outrider.policy.objective import StepCosts, continuation_value
+from outrider.policy.objective import StepCosts, continuation_values
 from outrider.policy.state import MAX_MODEL_DRAFT, PolicyState
 from policy.ahead import Found, offers_of
 from policy.curves import read_costs
@@ -136,9 +136,9 @@ def seconds(answer: Answer, costs: StepCosts, *, has_sides: bool, has_lookups: b
         stop_s = lookup_s
         while len(draft.chain) < longest:
             probs = [token.prefix_prob for token in draft.chain]
-            on_s = costs.reward_s * sum(probs) + continuation_value(
-                len(probs), draft.average, probs[-1] if probs else 1.0, costs, longest
-            )
+            last = probs[-1] if probs else 1.0
+            [on_s] = continuation_values(len(probs), draft.average, last, costs, longest)
+            on_s += costs.reward_s * sum(probs)
             if on_s <= stop_s:
                 break
             draft.extend()

@@ -17,7 +17,6 @@ from outrider.policy.objective import (
     amortises_prefill,
     asking_value,
     best_guess,
-    continuation_value,
     expected_rewards,
     exploration_budget_s,
     stopping_value,
@@ -267,7 +266,7 @@ class ModelDraft:
         costs, length = self.plan.costs, len(self.tokens)
         drafted = [*(token.acceptance for token in self.tokens), acceptance]
         before, after = expected_rewards(drafted, costs)[-2:]
-        on_s = continuation_value(length + 1, average, math.prod(drafted), costs, self._longest)
+        on_s = asking_value(length + 1, average, math.prod(drafted), costs, self._longest)
         value_s = after - before + max(-float(costs.calls_s[length + 1]), on_s)
         return value_s >= -float(costs.calls_s[length])
 

@@ -15,7 +15,7 @@ token i is accepted if all before it were, p_i = a_1 ⋯ a_i the prefix acceptan
     stops with a candidate of N tokens has the value max_{n≤N} E[G] λ − C(n): `stopping_value`.
 (4) Continuation value. A draft model's next acceptance is unknown until its step was paid for; it is expected
     to be m, the moving average of its confidence. With n tokens drafted, another k of them are worth
-    λ p_n (m + m² + … + m^k) − C(n + k) − k d, and going on is worth the best k: `continuation_value`. A call
+    λ p_n (m + m² + … + m^k) − C(n + k) − k d, and going on is worth the best k: `continuation_values`. A call
     of the draft model may read on in what lookups guess: where it would have said the same it confirms j
     tokens for the price of one step, and goes on from there: `asking_value`. It reads as many as spare more
     steps than they cost: `best_guess`.
@@ -135,10 +135,11 @@ def stopping_value(acceptance: Sequence[float], costs: StepCosts, min_length: in
     return max(values[min_length:])
 
 
-def continuation_value(
-    length: int, average: float, prefix_prob: float, costs: StepCosts, max_length: int
-) -> float:
-    """What at least one more step of the draft model earns less what it costs, equation (4), in seconds.
+def continuation_values(
+    length: int, average: float, prefix_prob: float, costs: StepCosts, max_length: int, num_more: int = 0
+) -> list[float]:
+    """What at least one more step of the draft model earns less what it costs, equation (4), in seconds,
+    after 0, 1, … `num_more` tokens that it confirms.
 
     Args:
         length: Tokens drafted so far.
@@ -146,15 +147,15 @@ def continuation_value(
         prefix_prob: The probability that all of them are accepted.
         costs: Those of the step.
         max_length: The longest draft that is considered.
+        num_more: How many may be confirmed at once.
     """
-    gain = min(average, _MAX_AVERAGE)
-    earned_s, drafting_s, best_s = 0.0, 0.0, -np.inf
-    for cost_s in costs.calls_s[length + 1 : max_length + 1].tolist():
+    calls_s: list[float] = costs.calls_s[length + 1 : max_length + 1].tolist()
+    gain, value_s, values_s = min(average, _MAX_AVERAGE), 0.0, []
+    for _ in calls_s:
         prefix_prob *= gain
-        earned_s += costs.reward_s * prefix_prob
-        drafting_s += costs.draft_step_s
-        best_s = max(best_s, earned_s - drafting_s - cost_s)
-    return float(best_s)
+        value_s += costs.reward_s * prefix_prob - costs.draft_step_s
+        values_s.append(value_s)
+    return [max(map(sub, values_s, calls_s[n:]), default=-np.inf) for n in range(num_more + 1)]
 
 
 def asking_value(
@@ -166,13 +167,14 @@ def asking_value(
     guess: Sequence[float] = (),
 ) -> float:
     """What the next call of the draft model earns less what it costs, equation (4), in seconds. Parameters as
-    in `continuation_value`; `guess` is the acceptance of the tokens that the call checks."""
-    value_s, confirmed = 0.0, [1.0, *accumulate(guess, mul), 0.0]
-    read_s = float(costs.first_draft_s[len(guess)] - costs.first_draft_s[0])
-    for n, (reached, passed) in enumerate(pairwise(confirmed)):
-        after_s = continuation_value(length + n, average, prefix_prob, costs, max_length)
-        value_s += (reached - passed) * (costs.reward_s * prefix_prob * n + after_s)
-    return value_s - read_s
+    in `continuation_values`; `guess` is the acceptance of the tokens that the call checks."""
+    values_s = continuation_values(length, average, prefix_prob, costs, max_length, len(guess))
+    confirmed = pairwise([1.0, *accumulate(guess, mul), 0.0])
+    value_s = float(costs.first_draft_s[0] - costs.first_draft_s[len(guess)])
+    for n, (after_s, (reached, passed)) in enumerate(zip(values_s, confirmed, strict=True)):
+        if reached > passed:
+            value_s += (reached - passed) * (costs.reward_s * prefix_prob * n + after_s)
+    return value_s
 
 
 def best_guess(guess: Sequence[float], costs: StepCosts, most: int) -> int:
