@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import groupby
+from typing import Any
 
-from outrider.formats import (
-    AnswerReader,
-    ChatFormat,
-    ContentDelta,
-    Event,
-    ReasoningDelta,
-    ToolArgumentsDelta,
-    ToolCallStart,
-    ToolSpec,
-    format_of,
-)
+from outrider.core.data import AnswerReader, Character, Part
+from outrider.formats import ChatFormat, ToolSpec, format_of
 from outrider.models.chat import ChatTemplate
 from vocabularies import TableVocabulary, Token, bytes_and
 
@@ -113,38 +106,34 @@ def chat_format(name: str) -> ChatFormat:
     return format_of(template(name), VOCABULARY)
 
 
-def merged(events: list[Event]) -> list[tuple[str, int, str]]:
-    """Kind, index and text of events, those of one kind joined, without sources."""
-    flat = [_plain(event) for event in events]
+def merged(parts: Iterable[Part]) -> list[tuple[str, int, str]]:
+    """Kind, call and text of the parts that are shown, those of one kind joined."""
+    flat = [(part.kind, part.call, part.name or part.text) for part in parts if part.name or part.text]
     return [
         (*key, "".join(text for *_, text in group)) for key, group in groupby(flat, lambda plain: plain[:2])
     ]
 
 
-def _plain(event: Event) -> tuple[str, int, str]:
-    index = event.index if isinstance(event, ToolCallStart | ToolArgumentsDelta) else 0
-    text = event.name if isinstance(event, ToolCallStart) else event.text
-    return type(event).__name__, index, text
+def characters(*texts: str) -> list[Character]:
+    """Texts as of a token each."""
+    return [Character(text, (place,)) for place, text in enumerate(texts)]
 
 
 class Read:
     """What a reader made of texts, all in all."""
 
     def __init__(self, reader: AnswerReader, *texts: str) -> None:
-        self.events = [event for text in texts for event in reader.push((text, "target"))] + reader.end()
-        self.content = self._joined(ContentDelta)
-        self.reasoning = self._joined(ReasoningDelta)
-        starts = [event for event in self.events if isinstance(event, ToolCallStart)]
-        deltas = [event for event in self.events if isinstance(event, ToolArgumentsDelta)]
-        assert [start.index for start in starts] == list(range(len(starts)))
-        self.calls = [
-            (start.name, "".join(delta.text for delta in deltas if delta.index == start.index))
-            for start in starts
-        ]
+        self.parts = [part for one in characters(*texts) for part in reader.push(one)] + reader.end()
+        self.content = self._joined("content")
+        self.reasoning = self._joined("reasoning")
+        names = [(part.call, part.name) for part in self.parts if part.name]
+        assert [call for call, _ in names] == list(range(len(names)))
+        self.calls = [(name, self._joined("call", call)) for call, name in names]
 
-    def _joined(self, kind: type[ContentDelta] | type[ReasoningDelta]) -> str:
-        return "".join(event.text for event in self.events if isinstance(event, kind))
+    def _joined(self, kind: str, call: int = -1) -> str:
+        return "".join(part.text for part in self.parts if (part.kind, part.call) == (kind, call))
 
 
-def read(name: str, *texts: str, reasoning: bool = True, prompt: str = "") -> Read:
-    return Read(chat_format(name).reader(TOOLS, reasoning=reasoning, prompt=prompt), *texts)
+def read(name: str, *texts: str, reasoning: bool = True, **given: Any) -> Read:
+    """What the format's reader makes of texts; `given` are further arguments of it."""
+    return Read(chat_format(name).reader(TOOLS, reasoning=reasoning, **given), *texts)

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from formats_samples import PLAIN, TOOLS, Read, template, vocabulary_with
+from formats_samples import PLAIN, TOOLS, Read, characters, merged, template, vocabulary_with
 from formats_samples import TEMPLATES as KNOWN
 from grammars import walk
 from outrider.constraints import Compiler, GrammarConstraint
@@ -342,9 +342,9 @@ def test_values_are_typed_by_their_schema() -> None:
 
 def test_arguments_are_passed_on_while_they_are_written() -> None:
     reader = FORMATS["qwen3-coder"].reader(ALL, reasoning=True)
-    reader.push(("<tool_call>\n<function=search-files>\n<parameter=query>\nab", "target"))
-    (event,) = reader.push(("cd <", "model"))
-    assert getattr(event, "text", "") == "cd " and getattr(event, "source", "") == "model"
+    begun, more = characters("<tool_call>\n<function=search-files>\n<parameter=query>\nab", "cd <")
+    reader.push(begun)
+    assert merged(reader.push(more)) == [("call", 0, "cd ")]
 
 
 def test_what_is_not_enforced_is_said_and_refused_where_it_must_be() -> None:

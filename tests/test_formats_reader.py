@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats_samples import TOOLS, Read, chat_format, merged, read
-from outrider.formats import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
+from formats_samples import TOOLS, Read, characters, chat_format, merged, read
+from outrider.core.data import Character
+from outrider.formats import ToolSpec
 
 OBJECT = '{"name": "get_weather", "arguments": {"city": "Ulm"}}'
 CALL = ("get_weather", '{"city": "Ulm"}')
@@ -136,19 +138,16 @@ def test_keys_may_come_in_another_order_and_others_are_passed_over() -> None:
         ("hermes", "<tool_call>{}</tool_call> and </tool_call>"),
         ("hermes", "<<tool_call <tool_call"),
         ("hermes", "a\n</tool_call>"),
-        ("hermes", '<tool_call>\n{"name": "get_wea'),
         ("llama3", '{"name": "Ada", "parameters": {}}'),
         ("llama3", '{"name": "get", "city": "Ulm"}'),
         ("llama3", "<|python_tag|>import os\nprint(1)"),
         ("llama3", 'See {"name": "get", "parameters": {}}'),
-        ("mistral", "[TOOL_CALLS]"),
         ("mistral", "[TOOL_CALLS]get_weather of Ulm"),
         ("mistral", "[TOOL_CALLS][ARGS]{}"),
         ("mistral", "[TOOL_CALLS]get[ARG]{}"),
         ("mistral", '[TOOL_CALLS][{"nme": "x"}]'),
         ("mistral", OBJECT),
         ("json", '{"city": "Ulm"}\n{"na": 1}\n{"name"'),
-        ("json", '{"name": "get_weat'),
         ("json", "  \n\n "),
     ],
 )
@@ -174,46 +173,93 @@ def test_a_call_that_breaks_off_keeps_what_was_streamed() -> None:
     assert found.calls == [("f", '{"a": 1')] and found.content == "ok"
 
 
-def test_events_come_as_early_as_they_are_certain() -> None:
-    reader = chat_format("hermes").reader(TOOLS, reasoning=True)
+@pytest.mark.parametrize(
+    ("name", "text", "calls"),
+    [
+        ("hermes", "<tool_call>", []),
+        ("hermes", '<tool_call>\n{"name": "get_wea', []),
+        ("hermes", '{"name": "get_wea', []),
+        ("hermes", '<tool_call>\n{"name": "get_weather"', [("get_weather", "")]),
+        ("hermes", '<tool_call>{"arguments": {"city": "U', []),
+        ("hermes", f"{hermes(OBJECT)}\n<tool", [CALL]),
+        ("hermes", f'{hermes(OBJECT)}\n<tool_call>\n{{"name": "get", "arg', [CALL, ("get", "")]),
+        ("mistral", "[TOOL_CALLS]", []),
+        ("mistral", "[TOOL_CALLS]get_weath", []),
+        ("mistral", f"[TOOL_CALLS][{OBJECT}, ", [CALL]),
+        ("json", '{"name": "get_weat', []),
+        ("json", f'{OBJECT}\n{{"na', [CALL]),
+        ("llama3", f"{OBJECT}; ", [CALL]),
+    ],
+)
+def test_what_is_cut_of_a_call_is_no_content(name: str, text: str, calls: list[tuple[str, str]]) -> None:
+    found = read(name, text)
+    assert (found.calls, found.content) == (calls, "")
 
-    def push(text: str) -> list[Event]:
-        return reader.push((text, "target"))
 
-    assert push("Hi ") == [ContentDelta("Hi", "target")]
-    assert push("there <too") == [ContentDelta(" there", "target")]
-    assert push("ls> <tool_call>") == [ContentDelta(" <tools>", "target")]
+def test_what_must_be_a_call_is_one_from_its_first_character() -> None:
+    for name, text in [("json", '{"na'), ("hermes", "<tool_c"), ("mistral", "[TOO")]:
+        assert read(name, text).content == text
+        assert read(name, text, must_call=True).content == ""
+        thought = read(name, f"so</think>\n{text}", must_call=True, prompt="<think>")
+        assert (thought.reasoning, thought.content) == ("so", "")
+    assert read("json", "so </th", must_call=True, prompt="<think>").reasoning == "so </th"
+
+
+@pytest.mark.parametrize("tools", [TOOLS, []])
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("so</think>a b </think> c </think>", "so", "a b c </think>"),
+        ("so</think> </think>\na", "so", "a"),
+        ("so</think> <think>and</think>\na <think>b", "soand", "a <think>b"),
+        ("so</think>a <thi </thin </think>", "so", "a <thi </thin "),
+    ],
+)
+def test_reasoning_may_end_again_after_an_end_that_was_forced(
+    text: str, reasoning: str, content: str, tools: list[ToolSpec]
+) -> None:
+    reader = chat_format("hermes").reader(tools, reasoning=True, prompt="<think>")
+    reader.is_forced = True
+    found = Read(reader, *text)
+    assert (found.reasoning, found.content.rstrip()) == (reasoning, content.rstrip())
+    calls = chat_format("hermes").reader(TOOLS, reasoning=True, prompt="<think>")
+    calls.is_forced = True
+    assert Read(calls, f"so</think>{hermes(OBJECT)}").calls == [CALL]
+    as_ever = text.removeprefix("so</think>").lstrip()
+    assert read("hermes", text, prompt="<think>").content.rstrip() == as_ever.rstrip()
+
+
+Shown = list[tuple[str, int, str]]
+
+
+def pushing(name: str) -> tuple[Callable[[str], Shown], Callable[[], Shown]]:
+    """What gives a format's reader more text, and what ends it."""
+    reader = chat_format(name).reader(TOOLS, reasoning=True)
+    return lambda text: merged(reader.push(Character(text, (0,)))), lambda: merged(reader.end())
+
+
+def content(text: str) -> Shown:
+    return [("content", -1, text)]
+
+
+def test_parts_come_as_early_as_they_are_certain() -> None:
+    push, end = pushing("hermes")
+    assert push("Hi ") == content("Hi")
+    assert push("there <too") == content(" there")
+    assert push("ls> <tool_call>") == content(" <tools>")
     assert push('\n{"name": "f"') == [] and push(', "arguments": ') == []
-    assert push("{") == [ToolCallStart(0, "f"), ToolArgumentsDelta(0, "{", "target")]
-    assert push('"a": 1') == [ToolArgumentsDelta(0, '"a": 1', "target")]
-    assert push("}}\n") == [ToolArgumentsDelta(0, "}", "target")]
-    assert push("</tool_call>") == [] and push("\n") == [] and reader.end() == []
+    assert push("{") == [("call", 0, "f{")]
+    assert push('"a": 1') == [("call", 0, '"a": 1')]
+    assert push("}}\n") == [("call", 0, "}")]
+    assert push("</tool_call>") == [] and push("\n") == [] and end() == []
 
 
 def test_an_object_that_is_no_call_is_held_no_longer_than_it_may_be_one() -> None:
-    reader = chat_format("json").reader(TOOLS, reasoning=True)
-    assert reader.push(('{"na', "target")) == []
-    assert reader.push(("t", "target")) == [ContentDelta('{"nat', "target")]
-    assert reader.push(('"}\n{"name": "get_', "target")) == [ContentDelta('"}', "target")]
-    assert reader.push(("x", "target")) == [ContentDelta('\n{"name": "get_x', "target")]
-
-
-def test_sources_are_kept() -> None:
-    reader = chat_format("thinking").reader(TOOLS, reasoning=True)
-    events = reader.push(("<think>a", "target")) + reader.push(("b", "model"))
-    events += reader.push(("</think>c", "lookup")) + reader.push((" d", "target"))
-    events += reader.push(('<tool_call>{"name": "f", "arguments": {"a', "grammar")) + reader.push(
-        ('": 1}}', "model")
-    )
-    assert events + reader.end() == [
-        ReasoningDelta("a", "target"),
-        ReasoningDelta("b", "model"),
-        ContentDelta("c", "lookup"),
-        ContentDelta(" d", "target"),
-        ToolCallStart(0, "f"),
-        ToolArgumentsDelta(0, '{"a', "grammar"),
-        ToolArgumentsDelta(0, '": 1}', "model"),
-    ]
+    push, _ = pushing("json")
+    assert push('{"na') == []
+    assert push("t") == content('{"nat')
+    assert push('"}\n{"name": "get_') == content('"}')
+    assert push("x") == content('\n{"name": "get_x')
 
 
 def test_reasoning_is_told_apart() -> None:
@@ -248,17 +294,14 @@ def test_reasoning_may_stay_in_the_content() -> None:
 
 
 def test_without_tools_no_calls_are_looked_for() -> None:
-    reader = chat_format("hermes").reader([], reasoning=True)
-    assert reader.push((f"\n{hermes(OBJECT)}\n<too", "target")) == [
-        ContentDelta(f"\n{hermes(OBJECT)}\n<too", "target")
-    ]
+    reader, text = chat_format("hermes").reader([], reasoning=True), f"\n{hermes(OBJECT)}\n<too"
+    assert merged(reader.push(*characters(text))) == content(text)
 
 
 def test_a_long_text_that_is_never_certain_is_given_out() -> None:
     text = '<tool_call>{"a": "' + "x" * 40_000
-    reader = chat_format("hermes").reader(TOOLS, reasoning=True)
-    early = "".join(e.text for e in reader.push((text, "target")) if isinstance(e, ContentDelta))
-    assert early == text and reader.end() == []
+    push, end = pushing("hermes")
+    assert push(text) == content(text) and end() == []
 
 
 BITS = [
@@ -289,21 +332,21 @@ NAMES = st.sampled_from(["hermes", "thinking", "llama3", "mistral", "named", "js
 
 
 @given(TEXTS, NAMES, st.booleans(), st.sampled_from(["", "<think>", "[THINK]"]), st.data())
-def test_any_split_gives_the_same_events(
+def test_any_split_gives_the_same_parts(
     text: str, name: str, reasoning: bool, prompt: str, data: st.DataObject
 ) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     whole = read(name, text, reasoning=reasoning, prompt=prompt)
-    assert merged(read(name, *parts, reasoning=reasoning, prompt=prompt).events) == merged(whole.events)
-    assert merged(read(name, *text, reasoning=reasoning, prompt=prompt).events) == merged(whole.events)
+    assert merged(read(name, *parts, reasoning=reasoning, prompt=prompt).parts) == merged(whole.parts)
+    assert merged(read(name, *text, reasoning=reasoning, prompt=prompt).parts) == merged(whole.parts)
 
 
 @given(TEXTS, NAMES)
 def test_nothing_is_lost_or_made_up(text: str, name: str) -> None:
-    found = read(name, text, reasoning=False)
+    found = read(name, *text, reasoning=False)
     assert is_subsequence(found.content, text)
-    if not found.calls:
+    if not any(part.kind == "call" for part in found.parts):
         assert found.content == text
     separated = read(name, text)
     assert is_subsequence(separated.reasoning, text) and is_subsequence(separated.content, text)
@@ -311,12 +354,22 @@ def test_nothing_is_lost_or_made_up(text: str, name: str) -> None:
     envelopes = (
         sum(text.count(c) for c in BITS[:8]) * 16 + len(found.calls) * 40 + sum(map(text.count, " \n;,[]\\"))
     )
-    assert len(text) - left <= envelopes
+    last_shown = max((part.tokens[-1] for part in found.parts if part.text), default=-1)
+    cut = len(text) - 1 - last_shown  # of a call that breaks off
+    assert len(text) - left <= envelopes + cut
 
 
 def is_subsequence(part: str, whole: str) -> bool:
     rest = iter(whole)
     return all(character in rest for character in part)
+
+
+@given(TEXTS, NAMES, st.booleans(), st.booleans(), st.sampled_from(["", "<think>"]))
+def test_every_token_has_a_kind(text: str, name: str, reasoning: bool, must_call: bool, prompt: str) -> None:
+    """A token may be in several parts, but for white space of the content in none."""
+    found = read(name, *text, reasoning=reasoning, must_call=must_call, prompt=prompt)
+    lost = set(range(len(text))) - {place for part in found.parts for place in part.tokens}
+    assert not lost, [text[place] for place in lost]
 
 
 @given(st.text(max_size=60), NAMES)

@@ -252,7 +252,7 @@ def test_reasoning_is_told_apart(thinking: Serving) -> None:
     message = chat(thinking, messages=user(f"[[{said}]]"))["choices"][0]["message"]
     assert (message["reasoning_content"].strip(), message["content"]) == ("Let me see.", "Four.")
     body = chat(thinking, messages=user(f"[[{said}]]"))
-    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == len("Let me see.")
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == len("Let me see.</think>\n\n")
 
 
 def test_reasoning_is_streamed_as_such(thinking: Serving) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from formats_samples import TOOLS, chat_format
+from outrider.core.data import TARGET, Piece, TokenLogprob, content_of
 from outrider.core.errors import SettingError
 from outrider.engine.text import TextStream
 from vocabularies import TableVocabulary, Token, bytes_and
@@ -30,7 +35,7 @@ def run(
     vocabulary: TableVocabulary, tokens: list[int], stop: tuple[str, ...] = ()
 ) -> tuple[list[str], TextStream]:
     stream = TextStream(vocabulary, stop)
-    return [*(stream.push(token) for token in tokens), stream.flush()], stream
+    return [content_of(pieces) for pieces in (*map(stream.push, tokens), stream.flush())], stream
 
 
 def test_a_character_comes_out_with_its_last_byte() -> None:
@@ -69,7 +74,7 @@ def test_the_stop_string_that_starts_first_wins_whatever_the_order() -> None:
 
 def test_one_string_is_one_stop() -> None:
     stream = TextStream(BYTES, "end")
-    assert "".join(stream.push(token) for token in b"need to end") == "need to "
+    assert "".join(content_of(stream.push(token)) for token in b"need to end") == "need to "
     assert stream.stopped == "end"
 
 
@@ -108,3 +113,95 @@ def test_nothing_is_held_without_need(parts: list[bytes]) -> None:
     complete = "".join(shown[:-1])
     # At most one unfinished character waits for the end.
     assert len(whole.decode("utf-8", errors="replace")) - len(complete) <= 1
+
+
+# What an answer is made of
+
+THINKING = chat_format("thinking")
+
+
+def answer(*texts: bytes, stop: tuple[str, ...] = (), prompt: str = "<think>") -> TextStream:
+    """The stream of an answer that reasons and may call tools; its tokens are these texts."""
+    reader = partial(THINKING.reader, TOOLS, reasoning=True, prompt=prompt)
+    return TextStream(pieces_of(*texts), stop, reader=reader)
+
+
+def pieces(stream: TextStream, number: int, sources: str = "") -> list[Piece]:
+    found = []
+    for token in range(number):
+        source = sources[token] if sources else TARGET
+        found += stream.push(token, source, TokenLogprob(token, -float(token)))
+    return found + stream.flush()
+
+
+def test_pieces_have_their_kind_source_tokens_and_log_probabilities() -> None:
+    texts = (
+        *(b"a", b"b", b"</think>\n\nc", b" d", b'<tool_call>{"name": "get", ', b'"arguments": {"a'),
+        *(b'": 1}}', b"\n</tool_call>"),
+    )
+    stream = answer(*texts)
+    found = pieces(stream, len(texts), "tmlttgmt")
+    assert [(p.kind, p.name or p.text, p.source, p.tokens) for p in found] == [
+        ("reasoning", "a", "t", (0,)),
+        ("reasoning", "b", "m", (1,)),
+        ("content", "c", "l", (2,)),
+        ("content", " d", "t", (3,)),
+        ("call", "get", TARGET, ()),
+        ("call", '{"a', "g", (5,)),
+        ("call", '": 1}', "m", (6,)),
+    ]
+    assert all(tuple(one.token for one in piece.logprobs) == piece.tokens for piece in found)
+    assert stream.kinds == (*["reasoning"] * 2, *["content"] * 2, *["call"] * 4)
+
+
+def test_a_character_that_is_cut_has_all_its_tokens() -> None:
+    stream = TextStream(pieces_of(b"a\xf0", b"\x9f", b"\x98", b"\x80b", b"\xc3"))
+    found = [(piece.text, piece.tokens) for token in range(5) for piece in stream.push(token)]
+    assert found == [("a", (0,)), ("😀b", (1, 2, 3))]
+    assert [(piece.text, piece.tokens) for piece in stream.flush()] == [("\ufffd", (4,))]
+
+
+def test_a_stop_string_ends_the_content_alone() -> None:
+    call = b'<tool_call>{"name": "get", "arguments": {"text": "x"}}</tool_call>'
+    stream = answer(b"x", b"ax</think>", b"\n\n", b"a", call, b"b\nx", b"y", stop=("x", "\n\n"))
+    found = pieces(stream, 6)
+    assert [(p.kind, p.text) for p in found if not p.name] == [
+        *(("reasoning", "x"), ("reasoning", "ax"), ("content", "a")),
+        *(("call", '{"text": "x"}'), ("content", "b\n")),
+    ]
+    assert stream.stopped == "x" and stream.push(6) == [] == stream.flush()
+    assert [token for piece in found for token in piece.tokens] == [0, 1, 3, 4, 5]
+    assert len(stream.kinds) == 7
+
+
+def test_a_stop_string_has_no_call_in_it() -> None:
+    call = b'<tool_call>{"name": "get", "arguments": {}}</tool_call>'
+    stream = answer(b"</think>ab", call, b"ba", stop=("bb", "abba"))
+    assert "".join(p.text for p in pieces(stream, 3) if p.kind == "content") == "abba"
+    assert stream.stopped is None
+
+
+# Tokens of a few bytes, which cut characters, markers and calls anywhere.
+_ANSWER = (
+    'é😀</think>\n\na 😀b<tool_call>\n{"name": "get", "arguments": {"text": "é"}}\n</tool_call> c <b'.encode()
+)
+
+
+@given(st.lists(st.integers(1, len(_ANSWER) - 1)), st.lists(_stop, max_size=3).map(tuple), st.data())
+def test_every_token_is_in_one_piece_at_most_and_of_one_kind(
+    cuts: list[int], stop: tuple[str, ...], data: st.DataObject
+) -> None:
+    cuts = sorted({*cuts, 0, data.draw(st.integers(1, len(_ANSWER)))})
+    texts = [_ANSWER[a:b] for a, b in pairwise(cuts)]
+    stream, whole = answer(*texts, stop=stop), answer(_ANSWER[: cuts[-1]], stop=stop)
+    found, expected = pieces(stream, len(texts)), pieces(whole, 1)
+    for kind in ("content", "reasoning", "call"):
+        assert joined(found, kind) == joined(expected, kind)
+    assert stream.stopped == whole.stopped and len(stream.kinds) == len(texts)
+    shown = [token for piece in found for token in piece.tokens]
+    assert shown == sorted(set(shown))
+    assert all(stream.kinds[token] == piece.kind for piece in found for token in piece.tokens)
+
+
+def joined(found: list[Piece], kind: str) -> str:
+    return "".join(piece.name + piece.text for piece in found if piece.kind == kind)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engines import GREEDY, PROMPT, language_model, plain
-from formats_samples import HERMES, TOOLS, VOCABULARY, template
+from formats_samples import HERMES, TOOLS, VOCABULARY, Read, template
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.backends.gguf import registry as libraries
 from outrider.cli.grammar import read_grammar
@@ -82,9 +82,8 @@ def test_a_chat_format(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     known = format_of(template(source.replace(" | tojson }}}", " | tojson }}")), VOCABULARY)
     assert known.name == "called"
-    reader = known.reader(TOOLS, reasoning=True)
-    events = [*reader.push(('Well.\n<call>get_weather: {"city": "Ulm"}</call>', "target")), *reader.end()]
-    assert [type(event).__name__ for event in events][-2:] == ["ToolCallStart", "ToolArgumentsDelta"]
+    found = Read(known.reader(TOOLS, reasoning=True), 'Well.\n<call>get_weather: {"city": "Ulm"}</call>')
+    assert (found.content, found.calls) == ("Well.", [("get_weather", '{"city": "Ulm"}')])
     for choice in ("auto", "required"):
         grammar = known.grammar(TOOLS, choice, parallel=True)
         assert grammar is not None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -246,6 +246,45 @@ class Thought:
     budget: int | None = None
 
 
+Kind = Literal["content", "reasoning", "call"]
+"""What a part of an answer is."""
+
+
+class Character(NamedTuple):
+    """Text as it was generated: a character, or several of one token. `tokens` are the places of its tokens
+    among those generated: several for a character that is cut into bytes. One without text is a token that
+    has none."""
+
+    text: str
+    tokens: tuple[int, ...]
+
+
+class Part(NamedTuple):
+    """What characters turn out to be: content, reasoning, or the arguments of a call. The `call`-th call
+    begins with a part that has its `name`. Tokens of a part without text (a marker) are not shown, and are of
+    its kind all the same."""
+
+    kind: Kind
+    text: str
+    tokens: tuple[int, ...]
+    call: int = -1
+    name: str = ""
+
+
+class AnswerReader(Protocol):
+    """What tells content, reasoning and calls of an answer apart while it is being written. Every token that
+    it is given is in one of the parts, but for hidden ones of the content."""
+
+    is_forced: bool
+    """whether the end of the reasoning was forced: a model may write it once more"""
+
+    def push(self, *characters: Character) -> list[Part]:
+        """The parts that are certain now that these characters have come."""
+
+    def end(self) -> list[Part]:
+        """The parts of what was held back, when no text will follow."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One generation to be made.
@@ -255,7 +294,9 @@ class Request:
     every token and of so many of the most likely beside it; None: for none. `grammar` limits what the
     output may be. `drafting` is who drafts. `prediction` are tokens that the answer probably resembles.
     KV and text that a request leaves are reused by requests of the same `scope` (cache namespace) alone.
-    `visible` are control tokens whose spelling is a part of the text. `thought` is how the answer reasons.
+    `visible` are control tokens whose spelling is a part of the text. `thought` is how the answer reasons,
+    `reader` makes what tells its content from the rest (None: all of it is content). Stop strings end the
+    content, wherever they are in it, and nothing else.
     `cache_prompt` False reads the whole prompt, whatever is stored of it. `from_text`: the prompt is the
     tokenization of a text, of which tokens that were generated for the same text may take the place;
     `respelled_tokens` is how many did.
@@ -278,6 +319,7 @@ class Request:
     cache_prompt: bool = True
     from_text: bool = False
     respelled_tokens: int = 0
+    reader: Callable[[], AnswerReader] | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -364,12 +406,23 @@ class StepRecord:
         return calls_s + self.sampling_s + self.other_s
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A bit of emitted text and who produced it: `TARGET` or a drafter's name."""
+class Piece(NamedTuple):
+    """A bit of an answer, and who produced it: `TARGET` or a drafter's name. All pieces of an answer, in
+    their order, are the answer.
+
+    Of a call there is first a piece with its name, then its arguments. `tokens` are those that are shown here
+    first, so that each is in one piece, and `logprobs` theirs, where the request asked for them. End tokens,
+    markers and what a stop string cuts off are in none.
+    """
 
     text: str
     source: str
+    kind: Kind = "content"
+    call: int = -1
+    """which call of the answer, from 0"""
+    name: str = ""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,13 +437,18 @@ class Update:
 
     @property
     def text(self) -> str:
-        """The text of all pieces."""
-        return "".join(piece.text for piece in self.pieces)
+        """The content of all pieces."""
+        return content_of(self.pieces)
+
+
+def content_of(pieces: Iterable[Piece]) -> str:
+    """The content of pieces."""
+    return "".join(piece.text for piece in pieces if piece.kind == "content")
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished generation. `tokens` include the end token, `text` does not."""
+    """A finished generation. `tokens` include the end token; `text`, its content, does not."""
 
     text: str
     tokens: tuple[int, ...]
@@ -413,6 +471,10 @@ class Completion:
     """the stop string that ended it"""
     respelled_tokens: int = 0
     """prompt tokens that are as they were generated, where the tokenizer has others for their text"""
+    kinds: tuple[Kind, ...] = ()
+    """what each of `tokens` was generated for; a marker is of the kind that it marks"""
+    rest: tuple[Piece, ...] = ()
+    """what no update has: text that was held back when the request was cancelled"""
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:

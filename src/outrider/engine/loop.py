@@ -148,7 +148,7 @@ class Engine:
                 thought=thought,
                 sampler=RequestSampler(request.sampling, self.target.vocabulary, request.prompt, constraint),
                 verifier=self._verifier_of(request, seed),
-                text=TextStream(self.target.vocabulary, request.stop, request.visible),
+                text=TextStream(self.target.vocabulary, request.stop, request.visible, request.reader),
                 started_s=perf_counter(),
             )
             for drafter in self._drafters_of(sequence):
@@ -206,7 +206,7 @@ class Engine:
         for sequence in self._running:
             if sequence.id == request_id:
                 sequence.finish_reason = "cancelled"
-                sequence.unshown = sequence.text.flush()
+                sequence.unshown = tuple(sequence.text.flush())
                 self._release(sequence)
                 return complete(sequence)
         return None
@@ -395,7 +395,7 @@ class Engine:
         position, pieces, error = len(sequence.tokens), list[Piece](), verified.error
         if draft is not None and verified.verdict is not None:
             try:
-                pieces += commit(sequence, draft, verified.verdict, self.target)
+                pieces += commit(sequence, draft, verified.verdict, verified.logprobs, self.target)
             except ConstraintError as lost:  # this request is over, the others go on
                 error = lost
             if error is not None and sequence.finish_reason is None:

@@ -11,11 +11,13 @@ from outrider.core.data import (
     Draft,
     DraftWork,
     FinishReason,
+    Piece,
     Request,
     Span,
     TokenLogprob,
     Update,
     Verdict,
+    content_of,
 )
 from outrider.core.errors import OutriderError
 from outrider.engine.text import TextStream
@@ -49,8 +51,8 @@ class RunningRequest:
     updates: list[Update] = field(default_factory=list)
     thought: ThoughtLimit | None = None
     """the part of the constraint that limits its reasoning"""
-    unshown: str = ""
-    """text that a cancelled request had not shown yet"""
+    unshown: tuple[Piece, ...] = ()
+    """what a cancelled request had not shown yet"""
     finish_reason: FinishReason | None = None
     error: OutriderError | None = None
     """why it could not go on"""
@@ -125,7 +127,7 @@ def complete(sequence: RunningRequest) -> Completion:
     """The outcome of a sequence that has ended."""
     prompt_tokens = len(sequence.request.prompt)
     return Completion(
-        text="".join(update.text for update in sequence.updates) + sequence.unshown,
+        text="".join(update.text for update in sequence.updates) + content_of(sequence.unshown),
         tokens=tuple(sequence.tokens[prompt_tokens:]),
         finish_reason=cast(FinishReason, sequence.finish_reason),
         prompt_tokens=prompt_tokens,
@@ -137,6 +139,8 @@ def complete(sequence: RunningRequest) -> Completion:
         is_complete=_is_complete(sequence),
         stop=sequence.text.stopped,
         respelled_tokens=sequence.request.respelled_tokens,
+        kinds=sequence.text.kinds,
+        rest=sequence.unshown,
     )
 
 

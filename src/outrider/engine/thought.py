@@ -48,6 +48,12 @@ class ThoughtLimit:
         state = self._path.known[0]
         return self._inner is None and state.phase == "over" and not state.num_forced
 
+    @property
+    def was_forced(self) -> bool:
+        """Whether the reasoning ended because its budget was used up."""
+        state = self._path.known[0]
+        return state.phase != "inside" and self._budget is not None and state.spent > self._budget
+
     # As a constraint
 
     def allowed(self, drafted: Sequence[int]) -> Mask | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from time import perf_counter
 
 from outrider.core.contracts import Model
-from outrider.core.data import TARGET, Draft, FinishReason, Logits, Piece, StepRecord, Verdict
+from outrider.core.data import TARGET, Draft, FinishReason, Logits, Piece, StepRecord, TokenLogprob, Verdict
 from outrider.core.errors import OutriderError
 from outrider.engine.sequence import RunningRequest, Shared, StepPlan, Verified
 from outrider.sampling import LazyDistributions, score_tokens
@@ -35,7 +36,13 @@ def _verify_draft(sequence: RunningRequest, draft: Draft, logits: Logits) -> Ver
     return Verified(verdict, perf_counter() - before, logprobs, error)
 
 
-def commit(sequence: RunningRequest, draft: Draft, verdict: Verdict, target: Model) -> Iterator[Piece]:
+def commit(
+    sequence: RunningRequest,
+    draft: Draft,
+    verdict: Verdict,
+    logprobs: Sequence[TokenLogprob],
+    target: Model,
+) -> Iterator[Piece]:
     """Append the accepted tokens and the target's own, up to where the text ends; yields what may be shown.
 
     Raises ConstraintError where a constraint cannot read them.
@@ -43,16 +50,16 @@ def commit(sequence: RunningRequest, draft: Draft, verdict: Verdict, target: Mod
     emitted = [(item.token, item.source) for item in draft.items[: verdict.num_accepted]]
     if verdict.token is not None:
         emitted.append((verdict.token, TARGET))
-    for token, source in emitted:
+    for (token, source), logprob in zip_longest(emitted, logprobs):
         if sequence.constraint is not None:
             sequence.constraint.accept((token,))
+        if sequence.thought is not None and sequence.thought.was_forced:
+            sequence.text.end_was_forced()
         sequence.tokens.append(token)
-        if text := sequence.text.push(token):
-            yield Piece(text, source)
+        yield from sequence.text.push(token, source, logprob)
         sequence.finish_reason = _finish_reason(sequence, token, target)
         if sequence.finish_reason is not None:
-            if text := sequence.text.flush():
-                yield Piece(text, source)
+            yield from sequence.text.flush()
             if sequence.text.stopped is not None:  # only now is it certain
                 sequence.finish_reason = "stop"
             break
@@ -75,8 +82,7 @@ def _finish_reason(sequence: RunningRequest, token: int, target: Model) -> Finis
 def fail(sequence: RunningRequest, error: OutriderError) -> list[Piece]:
     """End a request that cannot go on; what was produced stays."""
     sequence.error, sequence.finish_reason = error, "error"
-    text = sequence.text.flush()
-    return [Piece(text, TARGET)] if text else []
+    return sequence.text.flush()
 
 
 def record_of(plan: StepPlan, step: int, position: int, verified: Verified, shared: Shared) -> StepRecord:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from outrider.core.contracts import Vocabulary
-from outrider.core.data import Grammar, Thought
+from outrider.core.data import AnswerReader, Grammar, Thought
 from outrider.core.errors import InputError, SettingError
 from outrider.core.params import FastForward
 from outrider.formats.conversation import (
@@ -37,7 +37,7 @@ from outrider.formats.harmony import (
     harmony_grammar,
     harmony_thought,
 )
-from outrider.formats.reader import AnswerReader, Reader
+from outrider.formats.reader import Reader
 from outrider.formats.syntaxes import JSON, PROBE, CallSyntax, Mistral, syntax_of
 from outrider.models.chat import ChatTemplate
 
@@ -178,15 +178,17 @@ class ChatFormat:
             self._syntax.calls(rules, tools, 1, free=False)
         return tuple(rules.notices)
 
-    def reader(self, tools: Sequence[ToolSpec], *, reasoning: bool, prompt: str = "") -> AnswerReader:
+    def reader(
+        self, tools: Sequence[ToolSpec], *, reasoning: bool, prompt: str = "", must_call: bool = False
+    ) -> AnswerReader:
         """Reads one answer; without tools no calls are looked for. `reasoning` False leaves it in the
         content."""
         if isinstance(self._syntax, Harmony):
             return ChannelReader([tool.name for tool in tools], separates=reasoning)
         opened = self._state(prompt) == "opened"
         by_name = {tool.name: tool for tool in tools}
-        syntax = self._syntax
-        return Reader(syntax.scan_from, syntax.closers, by_name, self._markers, reasoning, opened)
+        scan_from = self._syntax.scan_from
+        return Reader(scan_from, by_name, self._markers, reasoning, opened, must_call)
 
     def _state(self, prompt: str) -> Literal["opened", "over", "possible"]:
         """Whether an answer to the prompt begins inside reasoning, after it, or may begin with it."""

@@ -234,39 +234,3 @@ class ReasoningMarkers(NamedTuple):
 
     opener: str
     closer: str
-
-
-@dataclass(frozen=True, slots=True)
-class ContentDelta:
-    """More of the answer's text. `source` is who drafted it, here and in every event."""
-
-    text: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningDelta:
-    """More of the reasoning before the answer."""
-
-    text: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallStart:
-    """A call has begun: the `index`-th of the answer, from 0."""
-
-    index: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolArgumentsDelta:
-    """More of the JSON text of a call's arguments."""
-
-    index: int
-    text: str
-    source: str
-
-
-Event = ContentDelta | ReasoningDelta | ToolCallStart | ToolArgumentsDelta

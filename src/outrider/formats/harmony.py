@@ -10,17 +10,10 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Literal
 
-from outrider.core.data import Thought
-from outrider.formats.conversation import (
-    Call,
-    ContentDelta,
-    Event,
-    ReasoningDelta,
-    ToolArgumentsDelta,
-    ToolSpec,
-)
+from outrider.core.data import Character, Kind, Part, Thought
+from outrider.formats.conversation import Call, ToolSpec
 from outrider.formats.grammar import Rules
-from outrider.formats.reader import Character, EventBuffer
+from outrider.formats.reader import hidden, shown
 
 _START, _CHANNEL, _MESSAGE, _END = "<|start|>assistant", "<|channel|>", "<|message|>", "<|end|>"
 _CONSTRAIN = "<|constrain|>"
@@ -94,32 +87,47 @@ class ChannelReader:
 
     Messages on the channel for analysis are reasoning, those to one of the functions `names` are calls, and
     all others are content. `separates` False leaves reasoning in the content. Text without a header is
-    content.
+    content. Fulfils `core.data.AnswerReader`.
     """
+
+    is_forced = False
 
     def __init__(self, names: Collection[str], *, separates: bool) -> None:
         self._names = names
         self._separates = separates
-        self._events = EventBuffer()
+        self._parts: list[Part] = []
         self._held: list[Character] = []
         self._part: Literal["header", "reasoning", "content", "call"] = "header"
         self._num_calls = 0
         self._is_empty = False
         """whether a call has begun and has no arguments yet"""
 
-    def push(self, *pieces: Character) -> list[Event]:
-        for text, source in pieces:
+    def push(self, *characters: Character) -> list[Part]:
+        for text, tokens in characters:
             for character in text:
-                self._held.append((character, source))
+                self._held.append(Character(character, tokens))
                 self._header() if self._part == "header" else self._body()
-        return self._events.take()
+            if not text:
+                self._parts.append(Part(self._kind, "", tokens))
+        return self._take()
 
-    def end(self) -> list[Event]:
+    def end(self) -> list[Part]:
         begins_header = self._text().lstrip().startswith(("<|", "to="))
         if self._part != "header" or not begins_header:  # the beginning of a header is nothing to show
             self._emit(len(self._held))
         self._close()
-        return self._events.take()
+        return self._take()
+
+    def _take(self) -> list[Part]:
+        parts, self._parts = self._parts, []
+        return parts
+
+    @property
+    def _kind(self) -> Kind:
+        """What this part is."""
+        if self._part == "call":
+            return "call"
+        return "reasoning" if self._part == "reasoning" and self._separates else "content"
 
     def _text(self) -> str:
         return "".join(character for character, _ in self._held)
@@ -128,8 +136,8 @@ class ChannelReader:
         text = self._text()
         begun = text.lstrip()
         if text.endswith(_MESSAGE):
-            self._held.clear()
             self._begin(text)
+            self._hide(len(text))
         elif len(text) > _MAX_HEADER or not any(
             begun.startswith(head) or head.startswith(begun) for head in _HEADERS
         ):
@@ -140,7 +148,7 @@ class ChannelReader:
         named, channel = _NAMED.search(header), _ON.search(header)
         if named and named[1] in self._names:
             self._part, self._is_empty = "call", True
-            self._events.start(self._num_calls, named[1])
+            self._parts.append(Part("call", "", (), self._num_calls, named[1]))
             self._num_calls += 1
         elif channel and channel[1] == "analysis":
             self._part = "reasoning"
@@ -153,9 +161,9 @@ class ChannelReader:
             if text.endswith(marker):
                 self._emit(len(text) - len(marker))
                 self._close()
-                self._part = "header"
                 if marker == _END:
-                    self._held.clear()
+                    self._hide(len(marker))
+                self._part = "header"
                 return
         # The end of the text may be the beginning of a marker.
         for i in range(len(text) + 1):
@@ -166,14 +174,16 @@ class ChannelReader:
     def _emit(self, count: int) -> None:
         """So many of the characters that were held back are no part of a marker."""
         characters, self._held = self._held[:count], self._held[count:]
-        if self._part == "call":
-            self._is_empty = self._is_empty and not characters
-            self._events.add(ToolArgumentsDelta, characters, self._num_calls - 1)
-        else:
-            is_reasoning = self._part == "reasoning" and self._separates
-            self._events.add(ReasoningDelta if is_reasoning else ContentDelta, characters)
+        is_call = self._part == "call"
+        self._is_empty = self._is_empty and not (is_call and characters)
+        self._parts += shown(self._kind, characters, self._num_calls - 1 if is_call else -1)
+
+    def _hide(self, count: int) -> None:
+        """So many of them are a header or a marker of this part."""
+        self._parts += hidden(self._kind, self._held[:count])
+        del self._held[:count]
 
     def _close(self) -> None:
         if self._part == "call" and self._is_empty:
-            self._events.add(ToolArgumentsDelta, [("{}", "")], self._num_calls - 1)
+            self._parts.append(Part("call", "{}", (), self._num_calls - 1))
             self._is_empty = False

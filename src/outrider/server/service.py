@@ -135,12 +135,12 @@ class Service:
         return "" if weights is None else str(weights.metadata(key))
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; control tokens add nothing."""
-        return b"".join(map(self.vocabulary.piece, tokens)).decode("utf-8", errors="replace")
+        """The text of tokens, control tokens as they are spelled."""
+        return b"".join(map(self.spelled, tokens)).decode("utf-8", errors="replace")
 
-    def count_tokens(self, text: str) -> int:
-        """How many tokens a text has by itself."""
-        return len(self.vocabulary.tokenize(text, add_special=False)) if text else 0
+    def spelled(self, token: int) -> bytes:
+        """The text of a token, or the vocabulary's spelling of one that has no text."""
+        return self.vocabulary.piece(token) or self.vocabulary.spelling(token)
 
     def check_tokens(self, tokens: Sequence[int], param: str) -> None:
         """Raises Problem for a token that the vocabulary lacks."""

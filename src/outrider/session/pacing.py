@@ -32,13 +32,13 @@ class Pacer:
 
     >>> pacer = Pacer()
     >>> pacer.push(0.0, [Piece("ab", "target")])
-    >>> pacer.due(0.0)  # nothing is known yet about how long a step takes
-    (Piece(text='ab', source='target'),)
+    >>> [piece.text for piece in pacer.due(0.0)]  # nothing is known yet about how long a step takes
+    ['ab']
     >>> pacer.push(1.0, [Piece("cd", "draft")])
-    >>> pacer.due(1.0), pacer.next_s
-    ((Piece(text='c', source='draft'),), 1.75)
-    >>> pacer.due(1.5), pacer.due(1.75)
-    ((), (Piece(text='d', source='draft'),))
+    >>> [piece.text for piece in pacer.due(1.0)], pacer.next_s
+    (['c'], 1.75)
+    >>> pacer.due(1.5), [piece.text for piece in pacer.due(1.75)]
+    ((), ['d'])
     """
 
     def __init__(self) -> None:

@@ -37,11 +37,6 @@ class CallSyntax(ABC):
         return tuple(dict.fromkeys(_MARKER.findall("\n".join(texts))))
 
     @property
-    def closers(self) -> tuple[str, ...]:
-        """What may come after calls."""
-        return tuple(text.strip() for text in (self.closer, self.section[1]) if text)
-
-    @property
     def openers(self) -> tuple[str, ...]:
         """What calls may begin with."""
         return self.section[0] + self.opener, self.opener
@@ -73,6 +68,7 @@ class CallSyntax(ABC):
     def scan(self, first: str, reader: Reader) -> Scan[None]:
         """Read what follows that character."""
         found = yield from either(self.openers, first)
+        reader.certain()
         while True:
             yield from self._scan_call(reader)
             reader.drop()

@@ -75,6 +75,7 @@ class Objects(CallSyntax):
         if (yield from either([*self.openers, *closer], first)) == len(self.openers):
             reader.drop()
         else:
+            reader.certain()
             yield from self._scan_call(reader)
 
     def _scan_call(self, reader: Reader) -> Scan[None]:
@@ -198,6 +199,7 @@ def _call(reader: Reader, names: Collection[str] | None) -> Scan[None]:
         expect((yield from blank()) == ":")
         character = yield from blank()
         if key in ("name", "tool_name"):
+            reader.certain()
             expect(character == '"')
             reader.name((yield from _text(names)))
             character = yield from blank()

@@ -11,20 +11,10 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from typing import Any, ClassVar, Literal
 from uuid import uuid4
 
-from outrider.core.contracts import Vocabulary
-from outrider.core.data import Completion, Request, TokenLogprob, Update
-from outrider.formats import (
-    AnswerReader,
-    ContentDelta,
-    Event,
-    ReasoningDelta,
-    ToolArgumentsDelta,
-    ToolCallStart,
-)
+from outrider.core.data import Completion, Kind, Piece, Request, Update
 from outrider.policy import AutoPolicy
 from outrider.server.apis.plan import GenerationPlan
 from outrider.server.apis.shapes import TextRequest
@@ -37,6 +27,7 @@ Chunk = dict[str, Any]
 
 _MIN_LOGPROB = -9_999.0
 """OpenAI's value for a token that is next to impossible; JSON has no infinity."""
+_KINDS: tuple[Kind, ...] = ("reasoning", "content", "call")
 _COUNTS = ("target_calls", "draft_calls", "generated_tokens", "drafted_tokens", "accepted_tokens")
 
 
@@ -51,77 +42,49 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Choice:
-    """What one generation has given so far. `reader` splits tool calls and reasoning from content; without
-    one everything is content. `scored` are tokens of the text whose log probabilities were not sent yet."""
+    """What one generation has given so far."""
 
     index: int
     request: Request
-    vocabulary: Vocabulary
-    reader: AnswerReader | None = None
-    content: str = ""
-    reasoning: str = ""
+    pieces: list[Piece] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_COUNTS, 0)))
-    scored: list[TokenLogprob] = field(default_factory=list)
     queued_s: float = 0.0
     is_cut: bool = False
     """whether the server ended it because of the request's time limit"""
+    is_over: bool = False
     completion: Completion = field(init=False)
-    """set when the generation has ended"""
+    """set when the generation is over"""
 
-    def take(self, outcome: Update | Completion) -> list[Event]:
-        """Add the outcome of a step, or the end; returns the events that it gives."""
+    def take(self, outcome: Update | Completion) -> Sequence[Piece]:
+        """Add the outcome of a step, or the end; returns the pieces that it gives."""
         if isinstance(outcome, Completion):
-            self.completion = outcome
-            events = self.reader.end() if self.reader else []
+            self.completion, self.is_over, pieces = outcome, True, outcome.rest
         else:
-            record = outcome.record
+            record, pieces = outcome.record, outcome.pieces
             if record.kind == "decode":
                 spent = (1, record.work.calls, len(record.tokens), len(record.draft), record.num_accepted)
                 self.counts.update(dict(zip(_COUNTS, spent, strict=True)))
-            self.scored += [scored for scored in record.logprobs if self.is_text(scored.token)]
-            pieces = [(piece.text, piece.source) for piece in outcome.pieces]
-            events = self.reader.push(*pieces) if self.reader else _content(pieces)
-        for event in events:
-            if isinstance(event, ContentDelta):
-                self.content += event.text
-            elif isinstance(event, ReasoningDelta):
-                self.reasoning += event.text
-            elif isinstance(event, ToolCallStart):
-                self.calls.append(ToolCall(f"call_{uuid4().hex[:24]}", event.name))
-            else:
-                self.calls[event.index].arguments += event.text
-        return events
+        for piece in pieces:
+            if piece.name:
+                self.calls.append(ToolCall(f"call_{uuid4().hex[:24]}", piece.name))
+            elif piece.kind == "call":
+                self.calls[piece.call].arguments += piece.text
+        self.pieces += pieces
+        return pieces
 
-    def is_text(self, token: int) -> bool:
-        """Whether a token is part of the text, and does not end it or structure it."""
-        ends, is_control = self.vocabulary.ends_generation, self.vocabulary.is_control
-        return token in self.request.visible or not (ends(token) or is_control(token))
+    @property
+    def content(self) -> str:
+        return joined(self.pieces, "content")
 
-    def take_scored(self) -> list[TokenLogprob]:
-        """Tokens with log probabilities since the last call."""
-        scored, self.scored = self.scored, []
-        return scored
+    @property
+    def reasoning(self) -> str:
+        return joined(self.pieces, "reasoning")
 
-    def take_logprobs(self, *, with_ids: bool = False) -> list[dict[str, Any]]:
-        """The same in the shape of a chat's `logprobs.content`. A token that is part of a character has
-        U+FFFD as its text and its true bytes."""
-
-        def entry(token: int, logprob: float) -> dict[str, Any]:
-            spelled = spelling_of(token, self.vocabulary)
-            text = spelled.decode("utf-8", errors="replace")
-            found = {"token": text, "logprob": finite(logprob), "bytes": list(spelled)}
-            return {"id": token, **found} if with_ids else found
-
-        return [
-            entry(one.token, one.logprob) | {"top_logprobs": [entry(*other) for other in one.top]}
-            for one in self.take_scored()
-        ]
-
-    def progress(self, events: Iterable[Event]) -> dict[str, Any]:
-        """The `outrider` object of a chunk: the sources of its text, and the counts so far."""
-        pieces = [[event.text, event.source] for event in events if isinstance(event, ContentDelta)]
-        return {"pieces": pieces, **self.counts}
+    def progress(self, pieces: Iterable[Piece]) -> dict[str, Any]:
+        """The `outrider` object of a chunk: the sources of its content, and the counts so far."""
+        shown = [[piece.text, piece.source] for piece in pieces if piece.kind == "content"]
+        return {"pieces": shown, **self.counts}
 
     @property
     def finish_reason(self) -> Literal["stop", "length", "tool_calls"]:
@@ -129,11 +92,6 @@ class Choice:
         if self.completion.finish_reason in ("length", "context", "cancelled"):
             return "length"
         return "tool_calls" if self.calls else "stop"
-
-
-def _content(pieces: Iterable[tuple[str, str]]) -> list[Event]:
-    joined = groupby(pieces, key=lambda piece: piece[1])
-    return [ContentDelta("".join(text for text, _ in group), source) for source, group in joined]
 
 
 class Answer(ABC):
@@ -151,14 +109,7 @@ class Answer(ABC):
         """the answer's id, without its prefix"""
         self.notices: list[str] = []
         """what of the request was not enforced, not read, not used"""
-        self.choices = [
-            Choice(i, request, service.vocabulary, plan.reader() if plan.reader else None)
-            for i, request in enumerate(plan.requests)
-        ]
-
-    def take(self, choice: Choice, outcome: Update | Completion) -> None:
-        """Add an outcome of a choice to an answer that is given whole."""
-        choice.take(outcome)
+        self.choices = [Choice(i, request) for i, request in enumerate(plan.requests)]
 
     @abstractmethod
     def whole(self) -> Any:
@@ -169,8 +120,8 @@ class Answer(ABC):
         yield from ()
 
     @abstractmethod
-    def next(self, choice: Choice, outcome: Update | Completion) -> Iterator[dict[str, Any]]:
-        """The events for an update of a choice, or for its completion."""
+    def next(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
+        """The events for what a choice has taken: more pieces, and its end where it is over."""
 
     def failed(self, body: dict[str, Any]) -> dict[str, Any]:
         """The event that ends a stream with an error; `body` is the error's."""
@@ -191,7 +142,7 @@ class Answer(ABC):
                 "audio_tokens": 0,
             },
             "completion_tokens_details": {
-                "reasoning_tokens": sum(self.service.count_tokens(one.reasoning) for one in self.choices),
+                "reasoning_tokens": account["reasoning_tokens"],
                 "audio_tokens": 0,
                 "accepted_prediction_tokens": account["accepted_tokens"],
                 "rejected_prediction_tokens": account["drafted_tokens"] - account["accepted_tokens"],
@@ -218,10 +169,8 @@ class PartedAnswer(Answer):
     """An answer of one choice in parts (blocks, items), whole or as events; both come of the same parts. Each
     part is opened, grows and is closed before the next is opened."""
 
-    kinds: ClassVar[Mapping[type, str]]
-    """what a part of text or reasoning is called"""
-    call_kind: ClassVar[str]
-    """what a part that is a call is called"""
+    types: ClassVar[Mapping[Kind, str]]
+    """what a part of each kind is called"""
 
     def __init__(self, service: Service, plan: GenerationPlan) -> None:
         super().__init__(service, plan)
@@ -230,27 +179,32 @@ class PartedAnswer(Answer):
         self._is_open = False
         """whether the last part may still grow"""
 
-    def take(self, choice: Choice, outcome: Update | Completion) -> None:
-        for _ in self.next(choice, outcome):
+    def whole(self) -> dict[str, Any]:
+        for _ in self.next(self._choice, self._choice.pieces):
             pass
+        return self._whole()
 
-    def next(self, choice: Choice, outcome: Update | Completion) -> Iterator[dict[str, Any]]:
-        for event in choice.take(outcome):
-            kind, is_start = self.kinds.get(type(event), self.call_kind), isinstance(event, ToolCallStart)
-            if not self._is_open or self._parts[-1]["type"] != kind or is_start:
+    def next(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
+        for piece in pieces:
+            kind = self.types[piece.kind]
+            if not self._is_open or self._parts[-1]["type"] != kind or piece.name:
                 yield from self._close()
-                yield from self._open(kind, event)
-            if not isinstance(event, ToolCallStart):
-                yield self._grow(event)
-        if isinstance(outcome, Completion):
+                yield from self._open(kind, piece)
+            if not piece.name:
+                yield self._grow(piece)
+        if choice.is_over:
             yield from self._end()
 
     @abstractmethod
-    def _open(self, kind: str, event: Event) -> Iterator[dict[str, Any]]:
-        """Begin a part, which this event is the first of."""
+    def _whole(self) -> dict[str, Any]:
+        """The answer as JSON data, when its parts are complete."""
 
     @abstractmethod
-    def _grow(self, event: ContentDelta | ReasoningDelta | ToolArgumentsDelta) -> dict[str, Any]:
+    def _open(self, kind: str, piece: Piece) -> Iterator[dict[str, Any]]:
+        """Begin a part, which this piece is the first of."""
+
+    @abstractmethod
+    def _grow(self, piece: Piece) -> dict[str, Any]:
         """Add to the last part."""
 
     @abstractmethod
@@ -290,15 +244,15 @@ class ChunkedAnswer(Answer):
         choices = [self._whole(choice) for choice in self.choices]
         return {**self._head, "object": self.object, "choices": choices, **self.sums()}
 
-    def next(self, choice: Choice, outcome: Update | Completion) -> Iterator[Chunk]:
-        for delta, events in self._deltas(choice, choice.take(outcome)):
-            chunk = self._chunk(choice, delta)
+    def next(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[Chunk]:
+        for delta, shown in self._deltas(choice, pieces):
+            chunk = self._chunk(choice, delta, shown)
             if self.plan.show_sources:
-                chunk["outrider"] = choice.progress(events)
+                chunk["outrider"] = choice.progress(shown)
             yield chunk
-        if isinstance(outcome, Completion):
+        if choice.is_over:
             self._num_open -= 1
-            chunk = self._chunk(choice, self.nothing, choice.finish_reason)
+            chunk = self._chunk(choice, self.nothing, finish_reason=choice.finish_reason)
             if self._num_open:
                 yield chunk
             elif self._with_usage:
@@ -308,8 +262,10 @@ class ChunkedAnswer(Answer):
                 sums = self.sums()
                 yield chunk | {"metrics": sums["metrics"], "outrider": sums["outrider"]}
 
-    def _chunk(self, choice: Choice, delta: Any, finish_reason: str | None = None) -> Chunk:
-        chunk = {**self._head, "choices": [self._entry(choice, delta, finish_reason)]}
+    def _chunk(
+        self, choice: Choice, delta: Any, pieces: Sequence[Piece] = (), finish_reason: str | None = None
+    ) -> Chunk:
+        chunk = {**self._head, "choices": [self._entry(choice, delta, pieces, finish_reason)]}
         if not self._with_usage:
             return chunk
         return chunk | {"usage": self._usage_so_far() if self._with_usage_so_far else None}
@@ -324,31 +280,48 @@ class ChunkedAnswer(Answer):
         """The entry of `choices` in the whole answer."""
 
     @abstractmethod
-    def _deltas(self, choice: Choice, events: Sequence[Event]) -> Iterator[tuple[Any, Sequence[Event]]]:
-        """The deltas for these events, as few as possible, and the events of each."""
+    def _deltas(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[tuple[Any, Sequence[Piece]]]:
+        """The deltas for these pieces, as few as possible, and the pieces of each."""
 
     @abstractmethod
-    def _entry(self, choice: Choice, delta: Any, finish_reason: str | None) -> dict[str, Any]:
-        """The entry of `choices` in a chunk."""
+    def _entry(
+        self, choice: Choice, delta: Any, pieces: Sequence[Piece], finish_reason: str | None
+    ) -> dict[str, Any]:
+        """The entry of `choices` in a chunk that has these pieces."""
 
 
-def joined(events: Iterable[Event]) -> str:
-    """The text of events."""
-    return "".join(event.text for event in events if not isinstance(event, ToolCallStart))
+def joined(pieces: Iterable[Piece], kind: Kind) -> str:
+    """The text of the pieces of one kind."""
+    return "".join(piece.text for piece in pieces if piece.kind == kind)
 
 
-def parsed_arguments(text: str) -> dict[str, Any]:
-    """The arguments of a tool call; empty for one that was cut off."""
+def logprobs_of(
+    pieces: Iterable[Piece], service: Service, kind: Kind = "content", *, with_ids: bool = False
+) -> list[dict[str, Any]]:
+    """The log probabilities of the tokens of pieces of one kind, in the shape of a chat's `logprobs.content`.
+    A token that is part of a character has U+FFFD as its text and its true bytes."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        spelled = service.spelled(token)
+        text = spelled.decode("utf-8", errors="replace")
+        found = {"token": text, "logprob": finite(logprob), "bytes": list(spelled)}
+        return {"id": token, **found} if with_ids else found
+
+    return [
+        entry(one.token, one.logprob) | {"top_logprobs": [entry(*other) for other in one.top]}
+        for piece in pieces
+        for one in piece.logprobs
+        if piece.kind == kind
+    ]
+
+
+def parsed_arguments(text: str) -> dict[str, Any] | None:
+    """The arguments of a tool call; None for one that was cut off."""
     try:
         found = json.loads(text)
     except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def spelling_of(token: int, vocabulary: Vocabulary) -> bytes:
-    """The text of a token, or the vocabulary's spelling of one that has no text."""
-    return vocabulary.piece(token) or vocabulary.spelling(token)
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def finite(logprob: float) -> float:
@@ -361,8 +334,10 @@ def account_of(choice: Choice, policy: AutoPolicy | None) -> dict[str, Any]:
     readout = read_out(choice.completion)
     forced, time = readout.drafters.get("grammar"), readout.time_s
     estimate, why = estimate_of(choice.completion, policy)
+    kinds = Counter(choice.completion.kinds)
     return {
         **{name: getattr(readout, name) for name in _COUNTS},
+        **{f"{kind}_tokens": kinds[kind] for kind in _KINDS},
         "forced_tokens": forced.accepted_tokens if forced else 0,
         "tokens_per_target_call": readout.tokens_per_target_call,
         "drafters": {

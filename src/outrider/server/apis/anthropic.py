@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from pydantic import Discriminator, Field, Tag, model_validator
 from starlette.responses import Response
 
+from outrider.core.data import Piece
 from outrider.core.notices import notify
-from outrider.formats import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from outrider.server.apis.answers import PartedAnswer, parsed_arguments
 from outrider.server.apis.chat import ChatRequest, fitting_effort, plan_chat
 from outrider.server.apis.generation import EVENTS_TOO, answer
@@ -419,8 +419,7 @@ _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_
 class MessageAnswer(PartedAnswer):
     """The answer to one request for a message, in blocks."""
 
-    kinds: ClassVar = {ContentDelta: "text", ReasoningDelta: "thinking"}
-    call_kind = "tool_use"
+    types: ClassVar = {"content": "text", "reasoning": "thinking", "call": "tool_use"}
 
     def __init__(self, service: Service, body: MessagesRequest, plan: GenerationPlan) -> None:
         super().__init__(service, plan)
@@ -441,7 +440,7 @@ class MessageAnswer(PartedAnswer):
         yield {"type": "message_start", "message": self._head}
         yield {"type": "ping"}
 
-    def whole(self) -> dict[str, Any]:
+    def _whole(self) -> dict[str, Any]:
         return self._head | self._stop | {"content": self._parts} | self._sums()
 
     def failed(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -461,31 +460,31 @@ class MessageAnswer(PartedAnswer):
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return sums | {"usage": _usage(usage["prompt_tokens"], cached, usage["completion_tokens"])}
 
-    def _open(self, kind: str, event: Event) -> Iterator[dict[str, Any]]:
+    def _open(self, kind: str, piece: Piece) -> Iterator[dict[str, Any]]:
         block: dict[str, Any] = {"type": kind}
-        if isinstance(event, ToolCallStart):
-            block |= {"id": self._choice.calls[event.index].id, "name": event.name, "input": {}}
+        if piece.name:
+            block |= {"id": self._choice.calls[piece.call].id, "name": piece.name, "input": {}}
         else:
             block |= {"text": ""} if kind == "text" else {"thinking": "", "signature": ""}
         self._parts.append(block)
         self._is_open, self._arguments = True, ""
         yield self._event("content_block_start", content_block=dict(block))
 
-    def _grow(self, event: ContentDelta | ReasoningDelta | ToolArgumentsDelta) -> dict[str, Any]:
+    def _grow(self, piece: Piece) -> dict[str, Any]:
         block = self._parts[-1]
         delta, name = _DELTAS[block["type"]]
         if block["type"] == "tool_use":
-            self._arguments += event.text
+            self._arguments += piece.text
         else:
-            block[name] += event.text
-        return self._event("content_block_delta", delta={"type": delta, name: event.text})
+            block[name] += piece.text
+        return self._event("content_block_delta", delta={"type": delta, name: piece.text})
 
     def _close(self) -> Iterator[dict[str, Any]]:
         if not self._is_open:
             return
         self._is_open, block = False, self._parts[-1]
         if block["type"] == "tool_use":
-            block["input"] = parsed_arguments(self._arguments)
+            block["input"] = parsed_arguments(self._arguments) or {}
         elif block["type"] == "thinking":
             yield self._event("content_block_delta", delta={"type": "signature_delta", "signature": ""})
         yield self._event("content_block_stop")

@@ -14,20 +14,11 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from outrider.core.data import Grammar, Thought
+from outrider.core.data import Grammar, Kind, Piece, Thought
 from outrider.core.errors import InputError
 from outrider.core.notices import notify
-from outrider.formats import (
-    ContentDelta,
-    Event,
-    Named,
-    ReasoningDelta,
-    ToolArgumentsDelta,
-    ToolCallStart,
-    ToolChoice,
-    ToolSpec,
-)
-from outrider.server.apis.answers import Choice, Chunk, ChunkedAnswer, joined
+from outrider.formats import Named, ToolChoice, ToolSpec
+from outrider.server.apis.answers import Choice, Chunk, ChunkedAnswer, joined, logprobs_of
 from outrider.server.apis.generation import EVENTS_TOO, answer
 from outrider.server.apis.messages import Message, NamedTool, ToolMode, Tools, served_tools
 from outrider.server.apis.plan import (
@@ -154,7 +145,11 @@ def plan_chat(service: Service, body: ChatRequest, namespace: str) -> Generation
         visible=service.format.visible,
         thought=thought,
         reader=partial(
-            service.format.reader, [] if choice == "none" else tools, reasoning=True, prompt=prompt
+            service.format.reader,
+            [] if choice == "none" else tools,
+            reasoning=True,
+            prompt=prompt,
+            must_call=must_call,
         ),
     )
 
@@ -370,7 +365,12 @@ def _logprobs(body: ChatRequest) -> int | None:
 
 # The answer
 
-_FIELDS: dict[type, str] = {ContentDelta: "content", ReasoningDelta: "reasoning_content"}
+_FIELDS: dict[Kind, str] = {
+    "content": "content",
+    "reasoning": "reasoning_content",
+    "call": "tool_calls",
+}
+"""Of a message, and of its log probabilities."""
 
 
 class ChatAnswer(ChunkedAnswer):
@@ -396,32 +396,36 @@ class ChatAnswer(ChunkedAnswer):
             "index": choice.index,
             "message": message,
             "finish_reason": choice.finish_reason,
-            "logprobs": self._logprobs(choice) if self.plan.has_logprobs else None,
+            "logprobs": self._logprobs(choice.pieces) if self.plan.has_logprobs else None,
         }
 
-    def _deltas(self, choice: Choice, events: Sequence[Event]) -> Iterator[tuple[Any, Sequence[Event]]]:
-        """Neighbours of one kind go into one delta."""
-        for kind, group in groupby(events, type):
+    def _deltas(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[tuple[Any, Sequence[Piece]]]:
+        """Neighbours of one kind go into one delta. The first of a call is by itself: clients take it as it
+        is."""
+        for (kind, _), group in groupby(pieces, lambda piece: (piece.kind, piece.name)):
             found = list(group)
-            if kind in _FIELDS:
-                yield {_FIELDS[kind]: joined(found)}, found
+            if kind == "call":
+                yield {"tool_calls": [_call_delta(choice, piece) for piece in found]}, found
             else:
-                yield {"tool_calls": [_call_delta(choice, event) for event in found]}, found
+                yield {_FIELDS[kind]: joined(found, kind)}, found
 
-    def _entry(self, choice: Choice, delta: Any, finish_reason: str | None) -> dict[str, Any]:
-        logprobs = self._logprobs(choice) if choice.scored else None
+    def _entry(
+        self, choice: Choice, delta: Any, pieces: Sequence[Piece], finish_reason: str | None
+    ) -> dict[str, Any]:
+        logprobs = self._logprobs(pieces) if any(piece.logprobs for piece in pieces) else None
         return {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    def _logprobs(self, choice: Choice) -> dict[str, Any]:
-        return {"content": choice.take_logprobs(), "refusal": None}
+    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Those of the content, and beside them those of what else there is."""
+        found = {name: logprobs_of(pieces, self.service, kind) for kind, name in _FIELDS.items()}
+        return {"content": found.pop("content"), "refusal": None} | {k: v for k, v in found.items() if v}
 
 
 def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _call_delta(choice: Choice, event: Event) -> dict[str, Any]:
-    if isinstance(event, ToolCallStart):
-        return {"index": event.index, **_call(choice.calls[event.index].id, event.name, "")}
-    assert isinstance(event, ToolArgumentsDelta)
-    return {"index": event.index, "function": {"arguments": event.text}}
+def _call_delta(choice: Choice, piece: Piece) -> dict[str, Any]:
+    if piece.name:
+        return {"index": piece.call, **_call(choice.calls[piece.call].id, piece.name, "")}
+    return {"index": piece.call, "function": {"arguments": piece.text}}

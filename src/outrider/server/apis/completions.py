@@ -10,12 +10,10 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from outrider.core.contracts import Vocabulary
-from outrider.core.data import TokenLogprob
+from outrider.core.data import Piece, TokenLogprob
 from outrider.core.errors import InputError
-from outrider.formats import Event
 from outrider.models.infill import Infill
-from outrider.server.apis.answers import Choice, Chunk, ChunkedAnswer, finite, joined, spelling_of
+from outrider.server.apis.answers import Choice, Chunk, ChunkedAnswer, finite, joined
 from outrider.server.apis.generation import EVENTS_TOO, answer
 from outrider.server.apis.plan import (
     GenerationPlan,
@@ -273,7 +271,7 @@ class CompletionAnswer(ChunkedAnswer):
 
     def __init__(self, service: Service, body: CompletionRequest, plan: GenerationPlan) -> None:
         super().__init__(service, body, plan)
-        self._logprobs = [_Logprobs(service.vocabulary, len(echo)) for echo in plan.echoes]
+        self._logprobs = [_Logprobs(service, len(echo)) for echo in plan.echoes]
 
     def first(self) -> Iterator[Chunk]:
         for choice, echo in zip(self.choices, self.plan.echoes, strict=True):
@@ -281,15 +279,18 @@ class CompletionAnswer(ChunkedAnswer):
                 yield self._chunk(choice, echo)
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
-        return self._entry(choice, self.plan.echoes[choice.index] + choice.content, choice.finish_reason)
+        text = self.plan.echoes[choice.index] + choice.content
+        return self._entry(choice, text, choice.pieces, choice.finish_reason)
 
-    def _deltas(self, choice: Choice, events: Sequence[Event]) -> Iterator[tuple[Any, Sequence[Event]]]:
+    def _deltas(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[tuple[Any, Sequence[Piece]]]:
         del choice
-        if events:
-            yield joined(events), events
+        if pieces:
+            yield joined(pieces, "content"), pieces
 
-    def _entry(self, choice: Choice, delta: Any, finish_reason: str | None) -> dict[str, Any]:
-        scored = choice.take_scored()
+    def _entry(
+        self, choice: Choice, delta: Any, pieces: Sequence[Piece], finish_reason: str | None
+    ) -> dict[str, Any]:
+        scored = [one for piece in pieces for one in piece.logprobs]
         logprobs = self._logprobs[choice.index].of(scored) if scored else None
         return {"index": choice.index, "text": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
@@ -297,8 +298,8 @@ class CompletionAnswer(ChunkedAnswer):
 class _Logprobs:
     """The `logprobs` of a completion whose text has `position` characters so far."""
 
-    def __init__(self, vocabulary: Vocabulary, position: int) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, service: Service, position: int) -> None:
+        self._service = service
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._position = position
 
@@ -307,7 +308,7 @@ class _Logprobs:
         offsets = []
         for one in scored:
             offsets.append(self._position)
-            self._position += len(self._decoder.decode(self._vocabulary.piece(one.token)))
+            self._position += len(self._decoder.decode(self._service.vocabulary.piece(one.token)))
         return {
             "tokens": [self._name(one.token) for one in scored],
             "token_logprobs": [finite(one.logprob) for one in scored],
@@ -320,7 +321,7 @@ class _Logprobs:
         return dict(reversed(names.items()))
 
     def _name(self, token: int) -> str:
-        spelled = spelling_of(token, self._vocabulary)
+        spelled = self._service.spelled(token)
         try:
             return spelled.decode()
         except UnicodeDecodeError:  # as OpenAI spells a part of a character

@@ -148,7 +148,8 @@ async def answer(
             leaving = asyncio.create_task(_end_when_left(request, stack))
             try:
                 while running.num_open:
-                    result.take(*await running.next())
+                    choice, outcome = await running.next()
+                    choice.take(outcome)
                 return JSONResponse(result.whole())
             except Problem:
                 if not leaving.done():
@@ -181,7 +182,7 @@ async def _events(service: Service, running: Generations, result: Answer) -> Asy
                     yield b": waiting\n\n"
                 sent_s = clock()
                 continue
-            for data in result.next(choice, outcome):
+            for data in result.next(choice, choice.take(outcome)):
                 yield frame(data)
                 sent_s = clock()
     except Exception as error:

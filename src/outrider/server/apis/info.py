@@ -9,7 +9,6 @@ from pydantic import Field
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from outrider.core.errors import InputError
-from outrider.server.apis.answers import spelling_of
 from outrider.server.apis.chat import render, tokens_of
 from outrider.server.apis.messages import Message
 from outrider.server.apis.shapes import Body, Many, Token
@@ -68,7 +67,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 
 @router.post("/detokenize", tags=["tokens"])
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-    """The text of tokens; control tokens add nothing."""
+    """The text of tokens, control tokens as they are spelled."""
     async with models_of(request).serving(body.model) as service:
         return await service.prepared(lambda: JSONResponse(_detokenize(service, body)))
 
@@ -89,7 +88,7 @@ def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
     except InputError as error:
         raise problem_of(error, given[0]) from None
     shown = tokens if body.with_pieces or body.return_token_strs else []
-    pieces = [spelling_of(token, service.vocabulary) for token in shown]
+    pieces = [service.spelled(token) for token in shown]
     found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": service.context_tokens}
     if body.with_pieces:
         found["tokens"] = [{"id": t, "piece": _piece(piece)} for t, piece in zip(tokens, pieces, strict=True)]

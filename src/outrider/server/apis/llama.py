@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from outrider.core.data import Completion, Update
+from outrider.core.data import Completion, Piece
 from outrider.core.notices import notify
-from outrider.server.apis.answers import Answer, Choice, account_of
+from outrider.server.apis.answers import Answer, Choice, account_of, joined, logprobs_of
 from outrider.server.apis.chat import ChatRequest, rendered
 from outrider.server.apis.completions import infill_prompt, plan_texts, prompt_tokens, prompts_of
 from outrider.server.apis.generation import EVENTS_TOO, answer
@@ -203,46 +203,37 @@ class LlamaAnswer(Answer):
         self._body = body
         self._reads_only = body.n_predict == 0
         self._with_tokens = bool(body.return_tokens or body.stream)
-        self._tokens: list[list[int]] = [[] for _ in self.choices]
-        self._scored: list[list[dict[str, Any]]] = [[] for _ in self.choices]
-
-    def take(self, choice: Choice, outcome: Update | Completion) -> None:
-        choice.take(outcome)
-        if isinstance(outcome, Update):
-            self._tokens[choice.index] += filter(choice.is_text, outcome.record.tokens)
-        self._scored[choice.index] += choice.take_logprobs(with_ids=True)
 
     def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
-        found = [self._whole(choice, choice.content, self._tokens[choice.index]) for choice in self.choices]
+        found = [self._whole(choice, choice.pieces) for choice in self.choices]
         return found if len(found) > 1 else found[0]
 
-    def next(self, choice: Choice, outcome: Update | Completion) -> Iterator[dict[str, Any]]:
-        length, num_tokens = len(choice.content), len(self._tokens[choice.index])
-        self.take(choice, outcome)
-        content, tokens = choice.content[length:], self._tokens[choice.index][num_tokens:]
-        if isinstance(outcome, Completion):
-            yield self._whole(choice, content, [])
-        elif content and not self._reads_only:
-            chunk = {
+    def next(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
+        if choice.is_over:
+            yield self._whole(choice, pieces)
+        elif pieces and not self._reads_only:
+            yield {
                 "index": choice.index,
-                "content": content,
-                "tokens": tokens,
+                **self._shown(pieces),
                 "stop": False,
                 "id_slot": -1,
                 "tokens_predicted": choice.counts["generated_tokens"],
                 "tokens_evaluated": len(choice.request.prompt),
             }
-            yield chunk | self._taken(choice)
 
     def failed(self, body: dict[str, Any]) -> dict[str, Any]:
         return llama_error(500, body)
 
-    def _taken(self, choice: Choice) -> dict[str, Any]:
-        """Probabilities that were not sent yet, if any were asked for."""
-        found, self._scored[choice.index] = self._scored[choice.index], []
-        return {"completion_probabilities": found} if self._body.n_probs else {}
+    def _shown(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """The text of pieces, their tokens, and the probabilities of these, if any were asked for."""
+        scored = logprobs_of(pieces, self.service, with_ids=True)
+        return {
+            "content": joined(pieces, "content"),
+            "tokens": [token for piece in pieces for token in piece.tokens] if self._with_tokens else [],
+            **({"completion_probabilities": scored} if self._body.n_probs else {}),
+        }
 
-    def _whole(self, choice: Choice, content: str, tokens: Sequence[int]) -> dict[str, Any]:
+    def _whole(self, choice: Choice, pieces: Sequence[Piece]) -> dict[str, Any]:
         completion, account = choice.completion, account_of(choice, self.service.policy)
         is_limited = choice.finish_reason == "length"
         sampling: dict[str, Any] = asdict(choice.request.sampling)
@@ -250,8 +241,7 @@ class LlamaAnswer(Answer):
         settings |= {"n_predict": -1 if self._body.n_predict is None else self._body.n_predict}
         found = {
             "index": choice.index,
-            "content": "" if self._reads_only else content,
-            "tokens": list(tokens) if self._with_tokens and not self._reads_only else [],
+            **self._shown(() if self._reads_only else pieces),
             "id_slot": -1,
             "stop": True,
             "model": self.service.name,
@@ -265,7 +255,6 @@ class LlamaAnswer(Answer):
             "stopping_word": completion.stop or "",
             "tokens_cached": completion.reused_tokens,
             "timings": _timings(completion, account),
-            **self._taken(choice),
             "outrider": account | {"notices": self.notices},
         }
         wanted = self._body.response_fields

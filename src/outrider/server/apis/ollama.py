@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -13,10 +13,17 @@ from fastapi import APIRouter, Request
 from pydantic import AfterValidator, BeforeValidator, Field
 from starlette.responses import JSONResponse, Response
 
-from outrider.core.data import Completion, Update
+from outrider.core.data import Piece
 from outrider.core.notices import notify
-from outrider.formats import ContentDelta, ReasoningDelta
-from outrider.server.apis.answers import LINES, Answer, Choice, ToolCall, parsed_arguments
+from outrider.server.apis.answers import (
+    LINES,
+    Answer,
+    Choice,
+    ToolCall,
+    joined,
+    logprobs_of,
+    parsed_arguments,
+)
 from outrider.server.apis.chat import ChatRequest, fitting_effort, plan_chat
 from outrider.server.apis.completions import CompletionRequest, plan_completions
 from outrider.server.apis.generation import LINES_TOO, answer
@@ -435,22 +442,15 @@ class OllamaAnswer(Answer):
         self._num_sent = 0
         """how many tool calls were sent; each is sent when it is complete"""
 
-    def next(self, choice: Choice, outcome: Update | Completion) -> Iterator[dict[str, Any]]:
-        content = thinking = ""
-        for event in choice.take(outcome):
-            content += event.text if isinstance(event, ContentDelta) else ""
-            thinking += event.text if isinstance(event, ReasoningDelta) else ""
-        num_whole = len(choice.calls) - (not isinstance(outcome, Completion))
-        whole = choice.calls[self._num_sent : max(num_whole, self._num_sent)]
-        self._num_sent += len(whole)
-        if content or thinking or whole:
-            yield self._head | self._said(content, thinking, whole) | {"done": False}
-        if isinstance(outcome, Completion):
-            yield self._head | self._said("", "", []) | self._end()
+    def next(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
+        said = self._said(pieces)
+        if any(piece.kind != "call" for piece in pieces) or "tool_calls" in said.get("message", ()):
+            yield self._head | said | {"done": False}
+        if choice.is_over:
+            yield self._head | self._said(()) | self._end()
 
     def whole(self) -> dict[str, Any]:
-        choice = self._choice
-        return self._head | self._said(choice.content, choice.reasoning, choice.calls) | self._end()
+        return self._head | self._said(self._choice.pieces) | self._end()
 
     def failed(self, body: dict[str, Any]) -> dict[str, Any]:
         return ollama_error(500, body)
@@ -459,14 +459,24 @@ class OllamaAnswer(Answer):
     def _head(self) -> dict[str, Any]:
         return {"model": self._body.model or self.service.name, "created_at": now()}
 
-    def _said(self, content: str, thinking: str, calls: list[ToolCall]) -> dict[str, Any]:
-        logprobs = self._choice.take_logprobs() if self.plan.has_logprobs else []
+    def _complete_calls(self) -> list[ToolCall]:
+        """The calls that were completed since this was last asked. One that is cut never is: its arguments
+        would be no object."""
+        calls = self._choice.calls[self._num_sent :]
+        if calls and (not self._choice.is_over or parsed_arguments(calls[-1].arguments) is None):
+            calls.pop()
+        self._num_sent += len(calls)
+        return calls
+
+    def _said(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        content, thinking = joined(pieces, "content"), joined(pieces, "reasoning")
+        logprobs = logprobs_of(pieces, self.service)
         more: dict[str, Any] = {"logprobs": logprobs} if logprobs else {}
         thought = {"thinking": thinking} if thinking else {}
         if isinstance(self._body, GenerateRequest):
             return {"response": content} | thought | more
         message: dict[str, Any] = {"role": "assistant", "content": content} | thought
-        if calls:
+        if calls := self._complete_calls():
             message["tool_calls"] = [
                 {
                     "id": call.id,

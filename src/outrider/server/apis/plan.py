@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
-from outrider.core.data import Grammar, Request, Thought
+from outrider.core.data import AnswerReader, Grammar, Request, Thought
 from outrider.core.errors import InputError, SettingError
 from outrider.core.notices import notify
 from outrider.core.params import Drafting, GrammarKind, SamplingParams, Verification, grammar_kind
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.formats import AnswerReader
 from outrider.server.apis.messages import text_of
 from outrider.server.apis.shapes import (
     JsonObjectFormat,
@@ -37,7 +36,6 @@ class GenerationPlan:
         bitwise: Whether the texts are those of plain decoding, bit for bit.
         choices_per_prompt: How many requests share a prompt.
         show_sources: Whether a stream says who drafted its text.
-        reader: Makes the reader of a choice's text; None: all of it is content.
         echoes: What the choices' texts begin with (an echoed prompt).
         max_decode_s: After so many seconds an answer ends once it has begun a new line.
     """
@@ -47,7 +45,6 @@ class GenerationPlan:
     bitwise: bool
     choices_per_prompt: int
     show_sources: bool
-    reader: Callable[[], AnswerReader] | None = None
     echoes: tuple[str, ...] = ()
     max_decode_s: float | None = None
 
@@ -100,6 +97,7 @@ def plan_of(
         thought=thought,
         cache_prompt=service.settings.cache_prompt if body.cache_prompt is None else body.cache_prompt,
         from_text=from_text,
+        reader=reader,
     )
     seeds = [None if sampling.seed is None else sampling.seed + i for i in range(body.n or 1)]
     keeps_text = policy == "plain" or verification.keeps_text(greedy=sampling.is_greedy)
@@ -113,7 +111,6 @@ def plan_of(
         bitwise=bitwise and keeps_text,
         choices_per_prompt=len(seeds),
         show_sources=bool(speculation and speculation.show_sources),
-        reader=reader,
         echoes=echoes,
     )
 

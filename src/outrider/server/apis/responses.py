@@ -11,9 +11,9 @@ from fastapi import APIRouter, Request
 from pydantic import Discriminator, Field, Tag, model_validator
 from starlette.responses import Response
 
+from outrider.core.data import Piece
 from outrider.core.notices import notify
-from outrider.formats import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
-from outrider.server.apis.answers import PartedAnswer
+from outrider.server.apis.answers import PartedAnswer, logprobs_of
 from outrider.server.apis.chat import ChatRequest, plan_chat
 from outrider.server.apis.generation import EVENTS_TOO, answer
 from outrider.server.apis.messages import (
@@ -346,8 +346,7 @@ _GIVEN = ("instructions", "max_tool_calls", "prompt_cache_key", "safety_identifi
 class ResponseAnswer(PartedAnswer):
     """The answer to one request for a response, in items."""
 
-    kinds: ClassVar = {ContentDelta: "message", ReasoningDelta: "reasoning"}
-    call_kind = "function_call"
+    types: ClassVar = {"content": "message", "reasoning": "reasoning", "call": "function_call"}
 
     def __init__(self, service: Service, body: ResponseRequest, plan: GenerationPlan) -> None:
         super().__init__(service, plan)
@@ -360,13 +359,13 @@ class ResponseAnswer(PartedAnswer):
 
     def _end(self) -> Iterator[dict[str, Any]]:
         yield from self._close(self._status)
-        yield self._event(f"response.{self._status}", response=self.whole())
+        yield self._event(f"response.{self._status}", response=self._whole())
 
     @property
     def _status(self) -> str:
         return "incomplete" if self._choice.finish_reason == "length" else "completed"
 
-    def whole(self) -> dict[str, Any]:
+    def _whole(self) -> dict[str, Any]:
         sums = self.sums()
         is_cut = self._status == "incomplete"
         return self._head | {
@@ -402,7 +401,7 @@ class ResponseAnswer(PartedAnswer):
             item["content"] = [dict(part) for part in item["content"]]
         return self._event(kind, output_index=len(self._parts) - 1, item=item)
 
-    def _open(self, kind: str, event: Event) -> Iterator[dict[str, Any]]:
+    def _open(self, kind: str, piece: Piece) -> Iterator[dict[str, Any]]:
         item: dict[str, Any] = {
             "id": f"{_PREFIXES[kind]}_{uuid4().hex}",
             "type": kind,
@@ -410,8 +409,8 @@ class ResponseAnswer(PartedAnswer):
         }
         self._parts.append(item)
         self._is_open = True
-        if isinstance(event, ToolCallStart):
-            item |= {"call_id": self._choice.calls[event.index].id, "name": event.name, "arguments": ""}
+        if piece.name:
+            item |= {"call_id": self._choice.calls[piece.call].id, "name": piece.name, "arguments": ""}
             yield self._whole_item_event("response.output_item.added")
             return
         if kind == "message":
@@ -424,19 +423,19 @@ class ResponseAnswer(PartedAnswer):
         item["content"].append(part)
         yield self._item_event("response.content_part.added", part=dict(part))
 
-    def _grow(self, event: ContentDelta | ReasoningDelta | ToolArgumentsDelta) -> dict[str, Any]:
+    def _grow(self, piece: Piece) -> dict[str, Any]:
         item, more = self._parts[-1], dict[str, Any]()
-        if item["type"] == "function_call":
-            item["arguments"] += event.text
+        if piece.kind == "call":
+            item["arguments"] += piece.text
         else:
             part = item["content"][0]
-            part["text"] += event.text
-        if item["type"] == "message":
-            more = {"logprobs": self._choice.take_logprobs()}
+            part["text"] += piece.text
+        if piece.kind == "content":
+            more = {"logprobs": logprobs_of([piece], self.service)}
             part["logprobs"] += more["logprobs"]
             if self.plan.show_sources:
-                more["outrider"] = self._choice.progress([event])
-        return self._item_event(f"{_TEXT_EVENTS[item['type']]}.delta", delta=event.text, **more)
+                more["outrider"] = self._choice.progress([piece])
+        return self._item_event(f"{_TEXT_EVENTS[item['type']]}.delta", delta=piece.text, **more)
 
     def _close(self, status: str = "completed") -> Iterator[dict[str, Any]]:
         """Finish the last item: "completed", or "incomplete" where the answer breaks off in it."""
