@@ -164,7 +164,7 @@ def run(
 
 
 def main() -> None:
-    parser = argument_parser(__doc__, pair=True, out=False, steps=100)
+    parser = argument_parser(__doc__, pair=True, out=False, steps=100, settings=len(SETTINGS))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--label", default="now")
     parser.add_argument("--backend", default="auto", help="the real pair's library")
@@ -182,9 +182,14 @@ def main() -> None:
         profile.runcall(run, engine, prompt, SETTINGS["greedy"], 8, steps)
         pstats.Stats(profile).sort_stats("tottime").print_stats(15)
         return
-    rows: list[dict[str, Any]] = [describe(*pair) | {"label": arguments.label, "backend": arguments.backend}]
-    for (name, sampling), length in product(SETTINGS.items(), (0, 8)):
-        run(engine, prompt, sampling, length, 10)  # warm
+    rows: list[dict[str, Any]] = [describe(*pair)]
+    rows[0] |= {
+        "label": arguments.label,
+        "backend": arguments.backend if pair else "",
+        "picks": arguments.picks,
+    }
+    for (name, sampling), length in product([*SETTINGS.items()][: arguments.settings], (0, 8)):
+        run(engine, prompt, sampling, length, 3)  # warm
         own = run(engine, prompt, sampling, length, steps)
         low, p95 = min(own), float(np.quantile(own, 0.95))
         row = {"kind": "own time", "label": arguments.label, "settings": name, "drafted": length}
