@@ -199,6 +199,17 @@ def test_an_automatic_choice_is_explained(run: Call, models: Path) -> None:
     assert max(map(len, shown.splitlines())) <= 80
 
 
+def test_lengths_of_an_old_command_line_are_kept_and_explained(run: Call, models: Path) -> None:
+    arguments = ("-n", "32", "-md", str(models / "draft.gguf"), "--draft", "3", "--draft-min", "1")
+    shown = run("--explain", *arguments, "the and the and").err
+    assert shown.count("note: --draft-min fixes the lengths of drafts: leave it out, and Outrider ch") == 1
+    for part in ("speed-up", "lookup pays", "draft pays", "chosen"):
+        assert part in shown
+    result = as_json(run("--json", *arguments, "the and the and"))
+    assert result["settings"]["policy"]["kind"] == "fixed"
+    assert len(result["acceptance_by_position"]) <= 3 and result["explanation"]["target_calls_s"]
+
+
 def test_policies_are_chosen_by_name(run: Call) -> None:
     def policy(*arguments: str) -> dict[str, Any]:
         settings: dict[str, Any] = as_json(run("--json", "-n", "4", *arguments, "hello"))["settings"]
@@ -211,8 +222,8 @@ def test_policies_are_chosen_by_name(run: Call) -> None:
     for wrong, why in (
         (("--policy", "best"), '"auto", "lookup", "model", "fixed" or "plain"'),
         (("--policy", "auto", "--draft-min", "2"), "--policy fixed"),
-        (("--policy", "fixed", "--costs", "x.json"), "does not look at them"),
-        (("--policy", "plain", "--explain"), "--policy auto"),
+        (("--policy", "plain", "--costs", "x.json"), "does not look at them"),
+        (("--policy", "plain", "--explain"), "nothing is drafted"),
     ):
         outcome = run(*wrong, "hello")
         assert outcome.status == 2 and why in outcome.err

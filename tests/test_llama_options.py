@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from cli_helpers import call
 from outrider.backends.gguf import LoadOptions
 from outrider.cli.llama_options import COMMANDS, table, translate
 from outrider.cli.load_options import load_options
@@ -107,13 +108,15 @@ def test_a_line_becomes_one_of_ours(arguments: str, found: str) -> None:
         (
             "--spec-type draft-simple --spec-draft-p-min 0.75",
             "--policy fixed --no-lookup --spec-draft-p-min 0.75",
-            [],
+            ["--spec-draft-p-min"],
         ),
         (
             "--spec-type draft-simple,ngram-mod --spec-draft-n-min=2",
             "--policy fixed --spec-draft-n-min=2",
-            [],
+            ["--spec-draft-n-min=2"],
         ),
+        ("-md d.gguf --draft-max 8 --draft-min 1", "-md d.gguf --draft-max 8 --draft-min 1", ["--draft-min"]),
+        ("--policy fixed --draft-min 1", "--policy fixed --draft-min 1", []),
         ("--spec-type ngram-mod --draft-p-min 0.7 -n 5", "--policy lookup -n 5", ["--draft-p-min"]),
         ("--spec-type none --spec-draft-n-max 16", "--policy plain", ["--spec-draft-n-max"]),
         ("--spec-type ngram-mod --spec-ngram-mod-n-max 48", "--policy lookup --draft-max 48", []),
@@ -128,7 +131,19 @@ def test_who_drafts_becomes_a_policy(command: str, arguments: str, found: str, u
         return
     words, notices = in_command(command, *arguments.split())
     assert (" ".join(words), [line.split()[0] for line in notices]) == (found, unused)
-    assert all(" has no effect here" in line for line in notices)
+    has_model = not found.startswith(("--policy plain", "--policy lookup"))
+    said = "leave it out, and Outrider chooses" if has_model else " has no effect here"
+    assert all(said in line for line in notices)
+
+
+@pytest.mark.parametrize(
+    ("program", "ours"), [("llama-server", "serve"), ("llama-speculative", "run"), ("llama-cli", "run")]
+)
+def test_the_names_of_its_programs_lead_to_ours(
+    program: str, ours: str, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    outcome = call(monkeypatch, capfdbinary, program, "-m", "a.gguf", "--draft", "8")
+    assert outcome.status == 2 and outcome.err.endswith(f"Use `outrider {ours}`, which takes its options.\n")
 
 
 @pytest.mark.parametrize(

@@ -411,8 +411,11 @@ def test_a_chat_template_and_an_adapter_of_ones_own(
     assert run("--raw", "--lora", "missing.gguf").said.startswith(
         "error: missing.gguf: there is no such file"
     )
-    unused = run("--raw", "-ts", "3,1")
-    assert unused.out == raw.out and "computes on the processor alone here: -ts without effect" in unused.said
+    for flags in (("-ts", "3,1"), ("-ngl", "20")):
+        unused = run("--raw", *flags)
+        assert unused.out == raw.out and unused.said.count(f"note: {flags[0]} without effect: ") == 1
+        assert "computes on the processor alone here" in unused.said and "docs/gpu.md" in unused.said
+    assert "without effect" not in run("--raw", "-ngl", "0").said + run("--raw", "-ngl", "all").said
 
 
 def test_a_policy_without_its_draft_model_says_so(

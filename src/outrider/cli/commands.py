@@ -19,6 +19,7 @@ from typer.main import get_command
 
 from outrider.cli import llama_options
 from outrider.cli.output import INTERRUPTED, PIPE_CLOSED, leave, let_rich_leave
+from outrider.core.errors import SettingError
 from outrider.core.schema import Group, Setting, setting_error, settings_of
 
 _RUN = """Generate text with a target model and its drafts, and show what it took.
@@ -116,6 +117,8 @@ COMMANDS = {
 }
 
 
+_NOTICES = "outrider.notices"
+"""of a context's `meta`: lines about the command line"""
 _COLUMN = 26
 """Where what options mean begins in the help."""
 
@@ -168,14 +171,16 @@ class Commands(TyperGroup):
         name = " ".join(args[:2])
         if name in COMMANDS and len(args) > 1:
             return name, _made(name), args[2:]
+        if args[0] in llama_options.PROGRAMS:
+            way_out = f"Use `outrider {llama_options.PROGRAMS[args[0]]}`, which takes its options."
+            raise SettingError(f"outrider {args[0]}", "that is a program of llama.cpp", way_out)
         resolved = super().resolve_command(ctx, args)
         rest = resolved[2]
         if args[0] in llama_options.COMMANDS:
             rest, notices = llama_options.translate(
                 args[0], rest, lambda name: settings_of(_load(COMMANDS[name].settings))
             )
-            for notice in notices:
-                typer.echo(f"note: {notice}", err=True)
+            ctx.meta[_NOTICES] = notices
         return resolved[0], _made(args[0]), rest
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
@@ -214,6 +219,8 @@ def _made(name: str) -> Any:
         except ValidationError as error:
             flags = {name: settings[name].flag for name in given}
             raise setting_error(error, group, given, flags) from None
+        for notice in ctx.meta.get(_NOTICES, ()):
+            typer.echo(f"note: {notice}", err=True)
         raise typer.Exit(_carry_out(spec, parsed))
 
     parameters = [Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)]

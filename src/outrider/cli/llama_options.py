@@ -20,6 +20,14 @@ from outrider.core.schema import Setting
 
 COMMANDS = ("run", "chat", "serve")
 """Those that take llama.cpp's options."""
+PROGRAMS = {
+    **dict.fromkeys(("llama-server", "server"), "serve"),
+    **dict.fromkeys(("llama-cli", "llama-completion", "llama-simple"), "run"),
+    **dict.fromkeys(("llama-speculative", "llama-speculative-simple", "llama-lookup"), "run"),
+    "llama-bench": "bench",
+    "llama-quantize": "quantize",
+}
+"""What does the work of llama.cpp's programs."""
 
 _HELP = ("-h", "--help")
 _NUMBER = re.compile(r"-\d|-\.\d")
@@ -68,6 +76,8 @@ def translate(command: str, arguments: Sequence[str], settings_of: SettingsOf) -
     for word in line.words:
         line.read(word)
     found = line.with_policy() if line.types else line.found
+    if (lengths := line.fixed_lengths()) and any(word == lengths for word, _ in found):
+        line.notices.append(f"{lengths} fixes the lengths of drafts: leave it out, and Outrider chooses them")
     return [part for word, values in found for part in (word, *values)], line.notices
 
 
@@ -162,6 +172,12 @@ class _Line:
         self.notices += [f"{name} has no effect here: --spec-type names no draft model" for name in unused]
         kept = [option for option in self.found if option[0] not in unused]
         return [("--policy", ["lookup" if lookups else "plain"]), *kept]
+
+    def fixed_lengths(self) -> str | None:
+        """The first option that fixes lengths, where --policy says nothing about them; None for none."""
+        names = {name for setting in _FIXED_LENGTHS for name in self._settings[setting].names}
+        words = (word for word, _ in self.found if word.partition("=")[0] in names)
+        return None if self._is_given("policy") else next(words, None)
 
     def _is_given(self, setting: str) -> bool:
         return any(word.partition("=")[0] in self._settings[setting].names for word, _ in self.found)

@@ -110,7 +110,7 @@ def plan_run(settings: RunSettings, stdin_gives: str | None) -> RunPlan:
     if settings.smooth and settings.print_json:
         raise SettingError("--smooth", "--json shows no text as it comes", "Leave one of them out.")
     if settings.explain and not isinstance(pair.opening.policy, AutoSettings):
-        raise SettingError("--explain", "it explains what --policy auto chose", "Leave one of them out.")
+        raise SettingError("--explain", "nothing is drafted, so there is nothing to explain", "Leave it out.")
     if settings.trace:
         check_writable(settings.trace, "trace")
     max_tokens = _max_tokens(settings.predict)
@@ -176,17 +176,18 @@ def drafting_policy(settings: Drafting, costs: Path | None) -> FixedPolicy | Aut
         raise SettingError(
             flag, f"--policy {kind} decides by itself", "Leave it out, or give --policy fixed."
         )
-    if costs is not None and kind in ("fixed", "plain"):
+    if costs is not None and kind == "plain":
         raise SettingError("--costs", f"--policy {kind} does not look at them", "Leave it out.")
     if kind == "plain" or (kind != "fixed" and settings.draft_max == 0):
         return FixedPolicy(draft_max=0)
     if kind == "fixed":
-        usual = FixedPolicy()
-        return FixedPolicy(
-            draft_max=usual.draft_max if settings.draft_max is None else settings.draft_max,
-            draft_min=usual.draft_min if settings.draft_min is None else settings.draft_min,
-            p_min=usual.p_min if settings.draft_p_min is None else settings.draft_p_min,
-        )
+        lengths = {
+            "draft_max": settings.draft_max,
+            "draft_min": settings.draft_min,
+            "p_min": settings.draft_p_min,
+        }
+        fixed = FixedPolicy(**{name: value for name, value in lengths.items() if value is not None})
+        return AutoSettings(costs_file=costs, fixed=fixed) if fixed.draft_max else fixed
     cap = AutoSettings().draft_max if settings.draft_max is None else settings.draft_max
     return AutoSettings(free=kind != "model", models=kind != "lookup", draft_max=cap, costs_file=costs)
 

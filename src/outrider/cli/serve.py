@@ -224,7 +224,8 @@ def _overview_of_model(settings: ServeSettings, session: Session, pair: Pair) ->
     named = f" as {settings.alias}" if settings.alias else ""
     draft = f"draft {pair.draft_name}" if pair.draft_name else "no draft model"
     names = ", ".join(drafter.name for drafter in engine.drafters) or "nobody"
-    how = "as far as it pays" if isinstance(engine.policy, AutoPolicy) else "by fixed lengths"
+    chooses = isinstance(engine.policy, AutoPolicy) and engine.policy.fixed is None
+    how = "as far as it pays" if chooses else "by fixed lengths"
     return {
         "models": f"target {target.name}{named}, {draft}",
         "context": f"{target.context_length} tokens a request, {settings.max_running} requests at once, "

@@ -24,6 +24,9 @@ _STAGES = {
 }
 
 
+_NO_GPU = "no GPU: it computes on the processor alone (docs/gpu.md: how to get another build)"
+
+
 def setup(settings: SetupSettings) -> int:
     """Show the libraries, or build one; returns the exit status. Raises SettingError and BuildError."""
     if settings.force and not settings.native:
@@ -48,7 +51,7 @@ def _libraries() -> list[str]:
     for file in installed():
         why = why_not(file)
         lines.append(f"{file} cannot be used: {why}" if why else f"{file}: {readable(str(file.path))}")
-        lines += [] if why else [f"  {line}" for line in describe_gpus(file)]
+        lines += [] if why else [f"  {line}" for line in describe_gpus(file) or [_NO_GPU]]
     if not lines:
         lines = ["no package that brings a library is installed: pip install xllamacpp ik-llama-cpp-python"]
     if native_library() is None:

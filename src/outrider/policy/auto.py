@@ -38,6 +38,7 @@ class AutoPolicy:
         models: Whether the draft model is.
         draft_max: The most drafted tokens of a step.
         prior: What to expect of the draft model before any step (`policy.pretrained`).
+        fixed: Lengths that are drafted in any case; costs and acceptance are learned all the same.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class AutoPolicy:
         models: bool = True,
         draft_max: int = LONGEST_DRAFT,
         prior: PretrainedCalibration | None = None,
+        fixed: FixedPolicy | None = None,
     ) -> None:
         if draft_max < 0:
             raise SettingError("draft max", f"{draft_max} is negative", "Give 0 (off) or more.")
@@ -58,6 +60,7 @@ class AutoPolicy:
         self.free = free
         self.models = models
         self.draft_max = draft_max
+        self.fixed = fixed
         self.notices: list[str] = []
         """what the user should hear once: a draft model that cannot pay, calls that have become slower"""
         self._texts: dict[int, RequestState] = {}
@@ -73,6 +76,8 @@ class AutoPolicy:
         self, drafters: Drafters, requests: Sequence[DraftRequest], others: int = 0
     ) -> tuple[list[Draft], DraftWork]:
         """One draft per request: what is expected to bring the most tokens per second, over all of them."""
+        if self.fixed is not None:
+            return self.fixed.propose(drafters, requests)
         by_length = [request for request in requests if request.drafting.policy == "fixed"]
         if not by_length:
             return self._propose(drafters, requests, others)

@@ -90,6 +90,7 @@ class Learned:
             free=settings.free,
             models=settings.models,
             draft_max=settings.draft_max,
+            fixed=settings.fixed,
         )
         self._recall()
 

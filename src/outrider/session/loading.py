@@ -112,6 +112,7 @@ def load_weights(
 
 
 _PLACING = {
+    "gpu_layers": "-ngl",
     "tensor_split": "-ts",
     "split_mode": "-sm",
     "main_gpu": "-mg",
@@ -124,14 +125,16 @@ _PLACING = {
 
 def _about_placement(weights: Weights) -> list[str]:
     """What was asked of GPUs that are not there."""
-    usual = LoadOptions()
-    asked = [
-        flag for name, flag in _PLACING.items() if getattr(weights.options, name) != getattr(usual, name)
-    ]
+    usual, given = LoadOptions(), weights.options
+    asked = [flag for name, flag in _PLACING.items() if getattr(given, name) != getattr(usual, name)]
+    if given.gpu_layers == 0:
+        asked.remove("-ngl")
     if not asked or weights.library.functions.llama_supports_gpu_offload():
         return []
-    title = weights.library.title
-    return [f"{title} computes on the processor alone here: {', '.join(asked)} without effect"]
+    return [
+        f"{', '.join(asked)} without effect: {weights.library.title} computes on the processor alone here "
+        "(docs/gpu.md: how to get a build for a GPU; `outrider setup`: what there is)"
+    ]
 
 
 def in_same_library(target: LoadOptions, options: LoadOptions) -> LoadOptions:

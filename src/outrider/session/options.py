@@ -8,6 +8,7 @@ from pathlib import Path
 
 from outrider.core.contracts import Policy
 from outrider.core.errors import SettingError
+from outrider.policy import FixedPolicy
 from outrider.policy.auto import LONGEST_DRAFT
 
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -29,12 +30,14 @@ class AutoSettings:
         models: ask draft models.
         draft_max: tokens of the longest draft; 0 switches drafting off.
         costs_file: holds the costs if it exists, and is written otherwise.
+        fixed: draft these lengths in any case; the rest is learned, for the speed-up and what explains it.
     """
 
     free: bool = True
     models: bool = True
     draft_max: int = LONGEST_DRAFT
     costs_file: Path | None = None
+    fixed: FixedPolicy | None = None
 
     def __post_init__(self) -> None:
         if self.draft_max < 0:

@@ -16,6 +16,8 @@ from outrider.session.session import Session
 
 def describe_policy(policy: Policy) -> dict[str, Any]:
     """Who drafts and how far, as plain data."""
+    if isinstance(policy, AutoPolicy) and policy.fixed is not None:
+        policy = policy.fixed
     if isinstance(policy, FixedPolicy):
         return {"kind": "fixed", **asdict(policy)}
     if isinstance(policy, AutoPolicy):
