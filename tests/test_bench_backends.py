@@ -61,7 +61,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, FakeLoader
         ({"backends": []}, "at least 1 item"),
         ({"backends": ["auto", "ik"]}, "auto takes one of them by itself"),
         ({"backends": BOTH, "library": "libllama.so"}, "library is one of them"),
-        ({"backend": "ik"}, "there is no such setting. Did you mean backends?"),
+        ({"backend": "ik"}, "no such setting. Did you mean backends?"),
     ],
 )
 def test_backends_that_make_no_sense_are_refused(values: dict[str, Any], why: str) -> None:

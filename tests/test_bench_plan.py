@@ -97,8 +97,8 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("finalist = 3", "FILE: finalist: there is no such setting. Did you mean finalists?"),
-        ("[[workloads]]\nname='chat'\ntemprature=1", "workloads[1].temprature: there is no such setting. "),
+        ("finalist = 3", "FILE: finalist: no such setting. Did you mean finalists?"),
+        ("[[workloads]]\nname='chat'\ntemprature=1", "workloads[1].temprature: no such setting. "),
         ("finalists = -1", "FILE: finalists: -1: it has to be 0 or more"),
         ("finalists = true", "finalists is no switch"),
         ("finalists = 'many'", "FILE: finalists: 'many': it has to be a whole number"),

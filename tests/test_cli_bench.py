@@ -172,7 +172,7 @@ def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
         ("--workload other/file", "other/file: it holds no prompts"),
         ("--backend cuda", "--backend: 'cuda' is not known; choose one of auto, ik, llama.cpp"),
         ("--backend auto,ik", "several backends: auto takes one of them by itself"),
-        ("-ngl some", "-ngl some: it is no number of layers"),
+        ("-ngl some", "-ngl some: not a number of layers"),
         ("--costs none.json", "none.json: there is no such file"),
         ("-o other", "other: the folder holds other files, and no run to go on with"),
         ("-o other/file", "other/file: it is a file, no folder"),
@@ -194,7 +194,7 @@ def test_costs_that_will_not_do_are_refused_before_anything_runs(
     assert run("--costs", "costs.json").status == 0
     assert "it has no costs of a draft model" in refused(run("--costs", "costs.json", "-md", "d.gguf"))
     (tmp_path / "costs.json").write_text("{}")
-    assert "it is not of the schema" in refused(run("--costs", "costs.json"))
+    assert "not of the schema" in refused(run("--costs", "costs.json"))
     assert len(sweep.plans) == 1
 
 

@@ -93,9 +93,10 @@ def test_reset_forgets_the_turns_and_keeps_the_system_message(chat: Call) -> Non
 
 
 def test_commands_of_a_conversation(chat: Call) -> None:
-    outcome = chat(stdin="/readout\n/help\nhello\n/readout\n\n   \n")
+    outcome = chat(stdin="/readout\n/explain\n/help\nhello\n/readout\n/explain\n\n   \n")
     assert outcome.status == 0
-    assert "no answer yet" in outcome.err
+    assert outcome.err.count("no answer yet") == 2
+    assert outcome.err.count("a call over") == 1 and outcome.err.count("lookup pays") == 1
     assert outcome.err.count("Type a message") == 2
     assert "target chat" in outcome.err and "target calls" in outcome.err
     assert any(f"library {file}" in outcome.said for file in installed())
@@ -176,7 +177,7 @@ def test_a_held_back_end_is_shown_in_every_turn(chat: Call) -> None:
 
 
 def test_what_ctrl_c_left_held_back_is_shown_in_every_turn(capsys: pytest.CaptureFixture[str]) -> None:
-    printer = TokenPrinter(cast(RunSettings, SimpleNamespace(show_source=False, smooth=False)), Console())
+    printer = TokenPrinter(cast(RunSettings, SimpleNamespace(show_source=False)), Console())
     answer = Completion("shown held", (), "cancelled", 1, 0, 0, "rule", False, ())
     for _ in range(2):
         printer.print((Piece("shown ", "target"),))
@@ -279,7 +280,7 @@ def test_it_is_said_that_a_long_prompt_is_being_read(
 ) -> None:
     monkeypatch.setattr(stream, "_SHORT_S", -1.0)
     console = Console(stderr=True, force_terminal=True)
-    printer = TokenPrinter(cast(RunSettings, SimpleNamespace(show_source=False, smooth=False)), console)
+    printer = TokenPrinter(cast(RunSettings, SimpleNamespace(show_source=False)), console)
     decode = StepRecord(0, 1, "decode", 1025, 1, Draft(), 0, (7,), DraftWork(), 0, 0, 0, 0, 0)
     reading = replace(decode, kind="prefill", num_evaluated=512, tokens=())
     with stream.Reading(printer) as status:

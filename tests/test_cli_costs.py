@@ -86,7 +86,7 @@ def test_tuning_shows_what_was_tried(costs: Call) -> None:
         (("--seconds", "nan"), "error: --seconds: nan cannot be used: "),
         (("-np", "0"), "error: --parallel: 0 cannot be used: "),
         (("--costs", "no/such/place.json"), "error: no/such/place.json: its folder does not exist"),
-        (("--costs", "foreign.json"), "error: foreign.json: it is not of the schema"),
+        (("--costs", "foreign.json"), "error: foreign.json: not of the schema"),
         (("--costs", "foreign.json", "--fresh"), "error: --fresh and --costs: "),
         (("-m", "nowhere.gguf"), "error: nowhere.gguf: "),
         (("-c", "-1"), "error: -c -1: "),

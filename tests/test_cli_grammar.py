@@ -249,10 +249,9 @@ def dead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("dead")
-@pytest.mark.parametrize("smooth", [[], ["--smooth"]])
-def test_a_dead_end_keeps_the_text_and_the_trace(run: Call, tmp_path: Path, smooth: list[str]) -> None:
+def test_a_dead_end_keeps_the_text_and_the_trace(run: Call, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
-    outcome = run("--regex", "[a-z]{40}", "--trace", str(trace), *smooth)
+    outcome = run("--regex", "[a-z]{40}", "--trace", str(trace))
     assert outcome.status == 2
     assert re.fullmatch("[a-z]{4,}\n", outcome.out)
     assert outcome.err.splitlines()[-1] == "error: constrained output: nothing may follow here."

@@ -214,7 +214,7 @@ def test_a_narrow_encoding_gets_question_marks(models: Path) -> None:
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_help_fits_the_terminal(columns: int) -> None:
-    outcome = spawn("run", "--help", env=environment(COLUMNS=str(columns)))
+    outcome = spawn("run", "--help-all", env=environment(COLUMNS=str(columns)))
     assert outcome.status == 0 and outcome.err == ""
     assert max(map(len, outcome.out.splitlines())) <= columns
     assert "<bool>" not in outcome.out

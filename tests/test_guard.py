@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from first_calls import REAL
-from outrider.backends.gguf import LoadOptions, build_id, check_build, guard, installed
+from outrider.backends.gguf import LoadOptions, build_id, check_build, guard, installed, show_log
 from outrider.core.errors import BackendCrash, OutOfMemory
 from tiny_gguf import write_tiny
 
@@ -110,12 +110,17 @@ def wrong_in_large_calls(options: LoadOptions) -> int:
     return guard.WRONG if options.micro_batch_tokens > 31 else 0
 
 
-def test_a_library_that_is_wrong_in_large_calls_is_given_small_ones(tmp_path: Path) -> None:
+def test_a_library_that_is_wrong_in_large_calls_is_given_small_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     memory, run = tmp_path / "builds.json", Children(wrong_in_large_calls)
     options, notice = check(memory, run)
     assert options == LoadOptions(threads=1, micro_batch_tokens=31) and len(run.tried) == 2
-    assert notice is not None and "wrongly" in notice and "31" in notice
+    assert notice is None and capsys.readouterr().err == "", "a detail"
+    show_log(True)
     assert check(memory, run) == (options, notice) and len(run.tried) == 2
+    show_log(False)
+    assert "is wrong in long calls with " in capsys.readouterr().err
     small, _ = check(memory, run, LoadOptions(threads=1, micro_batch_tokens=8), file="other")
     assert small.micro_batch_tokens == 8
 

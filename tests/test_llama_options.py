@@ -155,7 +155,7 @@ def test_the_names_of_its_programs_lead_to_ours(
             "--spec-type draft-dflash: it is not supported. Choose of none, ",
         ),
         ("--spec-type none --policy auto", "--spec-type: --policy says who drafts, too. Give one of them."),
-        ("--spec-draft-sampling best", "--spec-draft-sampling best: there is no such way. Choose greedy or"),
+        ("--spec-draft-sampling best", "--spec-draft-sampling best: no such way. Choose greedy or"),
         ("--spec-type", "--spec-type : it is not supported"),
     ],
 )

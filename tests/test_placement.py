@@ -326,12 +326,12 @@ def test_the_draft_is_placed_by_itself() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("-ts 3;1", "-ts 3;1: it is not a list of numbers"),
+        ("-ts 3;1", "-ts 3;1: not a list of numbers"),
         ("-ts 1,-1", "tensor split or scale: it is no finite number"),
         ("-ot exps", "-ot exps: it is no PATTERN=BUFFER"),
         ("-ot (=CPU", "-ot (=CPU: its pattern is broken"),
-        ("--lora-scaled a.gguf", "--lora-scaled a.gguf: it is not FILE:SCALE"),
-        ("--lora-scaled a.gguf:x", "--lora-scaled a.gguf:x: it is not FILE:SCALE"),
+        ("--lora-scaled a.gguf", "--lora-scaled a.gguf: not FILE:SCALE"),
+        ("--lora-scaled a.gguf:x", "--lora-scaled a.gguf:x: not FILE:SCALE"),
         ("--lora-scaled a.gguf:nan", "tensor split or scale: it is no finite number"),
         ("--rope-scaling no", "rope scaling: 'no' is not known"),
         ("--rope-scale 2 --rope-freq-scale 0.5", "--rope-scale and --rope-freq-scale: one is 1 / the other"),

@@ -17,7 +17,7 @@ from outrider.cli.report import print_readout
 from outrider.core.data import Completion, Draft, DraftToken, DraftWork, FinishReason, Request, StepRecord
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
 from outrider.policy import FixedPolicy
-from outrider.session.readout import Emission, character_gaps, read_out
+from outrider.session.readout import read_out
 
 
 def record(
@@ -106,36 +106,6 @@ def test_nothing_drafted_and_nothing_generated() -> None:
     assert (nothing.tokens_per_target_call, nothing.target_calls_saved, nothing.overhead) == (0, 0, 0)
     assert nothing.burst_latency_s is None
     assert read_out(completion(record())).burst_latency_s is None
-
-
-def test_gaps_between_characters() -> None:
-    """The first of a burst comes after a pause, the others with it; a step without text is none."""
-    bursts = [Emission(1.0, 3), Emission(2.0, 0), Emission(4.0, 1), Emission(4.5, 2)]
-    gaps = character_gaps(bursts)  # 0 0 | 3 | 0.5 0
-    assert gaps is not None
-    assert asdict(gaps) == pytest.approx({"p50": 0.0, "p95": 0.5 + 0.8 * 2.5, "max": 3.0})
-    assert character_gaps([]) is character_gaps([Emission(1.0, 1)]) is None
-    together = character_gaps([Emission(1.0, 2)])
-    assert together is not None and together.max == 0.0
-
-
-def test_gaps_of_a_readout() -> None:
-    done = completion(record(num_tokens=2), record(num_tokens=1))  # "text": 4 characters, 3 tokens
-    bare = read_out(done)
-    assert bare.character_gap_s is bare.paced_character_gap_s is bare.plain_character_gap_s is None
-    readout = read_out(
-        done,
-        emitted=[Emission(0, 3), Emission(2, 1)],
-        paced=[Emission(0, 2), Emission(1, 2)],
-        plain_token_s=0.7,
-    )
-    assert readout.character_gap_s and readout.character_gap_s.max == 2.0
-    assert readout.paced_character_gap_s and readout.paced_character_gap_s.max == 1.0
-    plain = readout.plain_character_gap_s  # three tokens at 0.7 s each leave two pauses in three gaps
-    assert plain and (plain.p50, plain.max) == (0.7, 0.7)
-    # Bytes of one character are several tokens: there are no more pauses than gaps.
-    many = read_out(completion(record(num_tokens=40)), plain_token_s=0.7).plain_character_gap_s
-    assert many and many.p50 == 0.7
 
 
 def test_a_run_of_the_engine_adds_up_and_is_plain_data() -> None:

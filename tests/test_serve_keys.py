@@ -156,7 +156,7 @@ def record(fields: str) -> str:
     [
         ("", "there is no key in it"),
         ("[[key]", "it is not valid TOML"),
-        ("[key]\nname = 'a'", "key: it is no array of tables"),
+        ("[key]\nname = 'a'", "key: not an array of tables"),
         ("keys = 3", "keys: it is not known"),
         (record(""), "key 1 (anna): it has neither key nor sha256"),
         (record(f'key = "{ANNA}"\nsha256 = "{"0" * 64}"'), "key 1 (anna): it has both"),

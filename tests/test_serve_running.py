@@ -314,7 +314,7 @@ def test_a_name_without_an_address_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    with pytest.raises(SettingError, match=r"host nowhere: it is no address of this machine \(name or"):
+    with pytest.raises(SettingError, match=r"host nowhere: not an address of this machine \(name or"):
         bind("nowhere", 0)
 
 

@@ -99,10 +99,10 @@ def test_a_switch_may_be_left_to_the_models(tmp_path: Path, value: bool) -> None
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("max_runing = 2", "outrider.toml: max_runing: there is no such setting. Did you mean max_running?"),
-        ("[limits]\nport = 2", "outrider.toml: port: it is no setting of [limits]. Move it to [server]."),
-        ("[nonsense]\nport = 2", "outrider.toml: nonsense: there is no such setting."),
-        ("max_running = true", "outrider.toml: max_running: it is no switch."),
+        ("max_runing = 2", "outrider.toml: max_runing: no such setting. Did you mean max_running?"),
+        ("[limits]\nport = 2", "outrider.toml: port: not a setting of [limits]. Move it to [server]."),
+        ("[nonsense]\nport = 2", "outrider.toml: nonsense: no such setting."),
+        ("max_running = true", "outrider.toml: max_running: not true or false."),
         (
             "[limits]\nmax_running = 0",
             "outrider.toml: max_running: 0 cannot be used: it has to be 1 or more",
@@ -135,12 +135,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         (
             "OUTRIDER_MAXRUNNING",
             "2",
-            "OUTRIDER_MAXRUNNING: there is no such setting. Did you mean OUTRIDER_MAX_RUNNING?",
+            "OUTRIDER_MAXRUNNING: no such setting. Did you mean OUTRIDER_MAX_RUNNING?",
         ),
-        ("OUTRIDER_Port", "2", "OUTRIDER_Port: there is no such setting. Did you mean OUTRIDER_PORT?"),
+        ("OUTRIDER_Port", "2", "OUTRIDER_Port: no such setting. Did you mean OUTRIDER_PORT?"),
         ("OUTRIDER_PORT", "tcp://10.0.0.1:80", "OUTRIDER_PORT: tcp://10.0.0.1:80 cannot be used"),
         ("OUTRIDER_NO_AUTH", "maybe", "OUTRIDER_NO_AUTH: maybe cannot be used"),
-        ("OUTRIDER_CORPUS", "[1", "OUTRIDER_CORPUS: it is no array."),
+        ("OUTRIDER_CORPUS", "[1", "OUTRIDER_CORPUS: not an array."),
     ],
 )
 def test_a_variable_that_is_wrong_is_named(variable: str, value: str, complaint: str) -> None:
@@ -151,7 +151,7 @@ def test_a_variable_that_is_wrong_is_named(variable: str, value: str, complaint:
 
 def test_variables_that_only_begin_like_ours_are_mentioned() -> None:
     found = read_configuration({}, {"OUTRIDER_SERVICE_HOST": "10.0.0.1", "OUTRIDERS": "x"})
-    assert found.notices == ("OUTRIDER_SERVICE_HOST is no setting of the server: it is not used",)
+    assert found.notices == ("OUTRIDER_SERVICE_HOST is not a setting of the server and has no effect",)
 
 
 def test_no_error_repeats_a_secret() -> None:
@@ -203,17 +203,20 @@ def test_what_is_printed_can_be_read_back(
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"host": "0.0.0.0"}, "host 0.0.0.0: others could use this server, and it has no key. Give api_key"),
-        ({"host": "::"}, "host ::: others could use this server"),
-        ({"host": "example.org"}, "host example.org: others could use this server"),
-        ({"no_auth": True, "api_key": [KEY]}, "no_auth: there are keys, which it would ignore"),
-        ({"no_auth": True, "api_keys": Path("keys.toml")}, "no_auth: there are keys"),
-        ({"tls_cert": Path("a")}, "tls_cert: HTTPS needs tls_key too"),
-        ({"tls_key": Path("a")}, "tls_key: HTTPS needs tls_cert too"),
-        ({"cors_origin": ["example.org"]}, "cors_origin example.org: it is no origin"),
-        ({"cors_origin": ["https://a.example/"]}, "cors_origin https://a.example/: it is no origin"),
-        ({"max_tokens": 5, "default_max_tokens": 6}, "default_max_tokens 6: max_tokens allows 5"),
-        ({"ctx_size": 64, "kv_tokens": 63}, "kv_tokens 63: one request may need 64"),
+        (
+            {"host": "0.0.0.0"},
+            "--host 0.0.0.0: others could use this server, and it has no key. Give --api",
+        ),
+        ({"host": "::"}, "--host ::: others could use this server"),
+        ({"host": "example.org"}, "--host example.org: others could use this server"),
+        ({"no_auth": True, "api_key": [KEY]}, "--no-auth: there are keys, which it would ignore"),
+        ({"no_auth": True, "api_keys": Path("keys.toml")}, "--no-auth: there are keys"),
+        ({"tls_cert": Path("a")}, "--tls-cert: HTTPS needs --tls-key too"),
+        ({"tls_key": Path("a")}, "--tls-key: HTTPS needs --tls-cert too"),
+        ({"cors_origin": ["example.org"]}, "--cors-origin example.org: not an origin"),
+        ({"cors_origin": ["https://a.example/"]}, "--cors-origin https://a.example/: not an origin"),
+        ({"max_tokens": 5, "default_max_tokens": 6}, "--default-max-tokens 6: --max-tokens allows 5"),
+        ({"ctx_size": 64, "kv_tokens": 63}, "--kv-tokens 63: one request may need 64"),
     ],
 )
 def test_settings_that_cannot_go_together_are_refused(values: dict[str, Any], complaint: str) -> None:

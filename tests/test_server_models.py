@@ -466,11 +466,11 @@ def test_a_folder_has_a_model_in_each_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[models.a]\nport = 1", "models.a.port: it is no setting of a model"),
-        ("[models.a]\nctx_sizes = 1", "models.a.ctx_sizes: there is no such setting"),
+        ("[models.a]\nport = 1", "models.a.port: not a setting of a model"),
+        ("[models.a]\nctx_sizes = 1", "models.a.ctx_sizes: no such setting"),
         ("[models.a]\nctx_size = true", "models.a.ctx_size"),
         ("[models.a]\nctx_size = 'many'", "models.a.ctx_size"),
-        ("models_dir = '/there/is/none'", "models_dir /there/is/none"),
+        ("models_dir = '/there/is/none'", "--models-dir /there/is/none"),
         ("models_max = 0", "models_max"),
     ],
 )

@@ -129,7 +129,7 @@ def test_a_busy_machine_is_named() -> None:
     assert line.startswith("unknown: calls took ") and line.endswith("--compare measures it")
 
 
-@pytest.mark.parametrize(("num_plain", "num_drafted"), [(0, 1), (0, 40), (2, 40)])
+@pytest.mark.parametrize(("num_plain", "num_drafted"), [(0, 3), (0, 40), (2, 40)])
 def test_answers_without_a_yardstick_have_a_wider_interval(num_plain: int, num_drafted: int) -> None:
     steps = [step(drafts=i >= num_plain) for i in range(num_plain + num_drafted)]
     found, _ = estimated(steps)
@@ -154,6 +154,7 @@ def test_nothing_is_estimated_from_nothing() -> None:
     assert estimated([]) == (None, "no token was generated")
     assert estimated([replace(step(), read_tokens=9)]) == (None, "its only call read the prompt too")
     assert estimate_speedup([step()], AutoPolicy()) == (None, "what calls cost is not known yet")
+    assert estimated([step()] * 7) == (None, "so few tokens tell nothing")
 
 
 def test_what_reading_the_prompt_took_is_no_part_of_what_was_chosen() -> None:

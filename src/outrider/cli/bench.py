@@ -119,7 +119,7 @@ def _plain_flags(given: Mapping[str, Any]) -> dict[str, Any]:
         if name in flags:
             flags[name] = [part.strip() for part in flags[name].split(",") if part.strip()]
     if "gpu_layers" in flags and flags["gpu_layers"] != "all" and not flags["gpu_layers"].isdecimal():
-        raise SettingError(f"-ngl {flags['gpu_layers']}", "it is no number of layers", "Give one, or all.")
+        raise SettingError(f"-ngl {flags['gpu_layers']}", "not a number of layers", "Give one, or all.")
     if "library" in flags:
         flags["library"] = str(flags["library"])
     return flags

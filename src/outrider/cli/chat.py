@@ -20,8 +20,8 @@ from outrider.cli.plans import RunPlan, plan_run
 from outrider.cli.prompt import ask, read_file, read_prompt
 from outrider.cli.report import print_explanation, print_incomplete, print_readout
 from outrider.cli.settings import RunSettings
-from outrider.cli.stream import Shown, TokenPrinter, show
-from outrider.core.data import StepRecord
+from outrider.cli.stream import TokenPrinter, show
+from outrider.core.data import Completion, StepRecord
 from outrider.core.errors import ConstraintError, InputError, OutriderError, PromptError, SettingError
 from outrider.core.files import write_whole
 from outrider.core.numbers import counted
@@ -29,6 +29,7 @@ from outrider.core.schema import settings_of
 from outrider.models import cache_dir
 from outrider.session import Message, Pair, Session
 from outrider.session.generation import Generation
+from outrider.session.readout import Readout, read_out
 from outrider.session.trace import write_trace
 
 _HELP = 'Type a message. Alt-Enter or """: several lines. /help: commands. /exit or Ctrl-D: leave.'
@@ -80,10 +81,6 @@ def _check(settings: RunSettings) -> None:
     for name, is_given in refused.items():
         if is_given:
             raise SettingError(name, "not available in a conversation", "Leave it out, or use outrider run.")
-    if settings.prediction is not None:
-        raise SettingError(
-            "--prediction", "not available in a conversation", "Leave it out, or use outrider run."
-        )
     if settings.file is not None:
         raise SettingError("-f", "a conversation reads what you type", "Use -p for a first message.")
 
@@ -116,7 +113,7 @@ class _Conversation:
         if settings.system:
             self._messages = [{"role": "system", "content": settings.system}]
         self._attached = ""
-        self._last: Shown | None = None
+        self._last: Completion | None = None
         self._records: list[StepRecord] = []
         self._printer = TokenPrinter(settings, errors)
 
@@ -234,11 +231,18 @@ class _Conversation:
             self._note("no answer yet")
             return
         draft = self._pair.draft_name
-        explanation = explanation_of(self._session, self._last.completion)
-        readout, target = self._last.readout(), self._pair.target.name
+        explanation = explanation_of(self._session, self._last)
+        readout, target = read_out(self._last), self._pair.target.name
         library = library_line(self._pair, self._session)
         print_readout(self._errors, readout, target, draft, explanation, self._plan.grammar, library=library)
         if self._settings.explain and explanation:
+            print_explanation(self._errors, explanation)
+
+    def explain(self, _: str) -> None:
+        explanation = None if self._last is None else explanation_of(self._session, self._last)
+        if explanation is None:
+            self._note("no answer yet" if self._last is None else "nothing is drafted (--policy plain)")
+        else:
             print_explanation(self._errors, explanation)
 
     def leave(self, _: str) -> None:
@@ -274,12 +278,12 @@ class _Conversation:
             self._take_back(str(error))
             return
         self._attached = ""
-        completion = self._last.completion
+        completion = self._last
         print_incomplete(self._errors, completion, self._plan.grammar)
         self._messages.append({"role": "assistant", "content": completion.text})
         self._trace(completion.records)
         if not self._settings.quiet:
-            self._print_summary(self._last)
+            self._print_summary(read_out(completion))
 
     def _take_back(self, why: str) -> None:
         self._messages.pop()
@@ -293,8 +297,7 @@ class _Conversation:
             except SettingError as error:  # the conversation is worth more than its trace
                 self._warn(str(error))
 
-    def _print_summary(self, shown: Shown) -> None:
-        readout = shown.readout()
+    def _print_summary(self, readout: Readout) -> None:
         ended = {"length": "; token limit", "cancelled": "; interrupted"}.get(readout.finish_reason, "")
         self._note(
             f"[{readout.generated_tokens} tokens, {readout.tokens_per_s:.1f} tokens/s, "
@@ -325,5 +328,6 @@ _COMMANDS = {
     "/load": _Command("FILE", "continue a saved conversation", _Conversation.load),
     "/settings": _Command("", "show the settings that differ from their defaults", _Conversation.settings),
     "/readout": _Command("", "show the counts of the last answer", _Conversation.readout),
+    "/explain": _Command("", "show what was chosen for the last answer, and why", _Conversation.explain),
     "/exit": _Command("", "leave; Ctrl-D does too", _Conversation.leave),
 }

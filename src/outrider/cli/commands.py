@@ -109,6 +109,11 @@ COMMANDS = {
         "serve_settings:serve_or_print",
         "Serve models: an OpenAI-compatible API, and a web page.",
     ),
+    "cache": CommandSpec(
+        "settings:CacheSettings",
+        "cache:cache",
+        "Show what Outrider keeps on this machine, where, and remove it.",
+    ),
     "setup": CommandSpec(
         "settings:SetupSettings",
         "setup:setup",
@@ -119,6 +124,18 @@ COMMANDS = {
 
 _NOTICES = "outrider.notices"
 """of a context's `meta`: lines about the command line"""
+_ALL = "--help-all"
+_LONG = 40
+"""Commands with more settings show the usual ones first."""
+_USUAL = frozenset(
+    """
+    prompt_argument prompt file system interactive predict stop model hf_repo model_draft hf_repo_draft
+    ctx_size threads gpu_layers backend temp top_p seed json_schema grammar policy draft_max corpus prediction
+    show_source compare explain quiet print_json trace offline verbose host port api_key alias models_dir
+    max_running config print_config log_prompts plan workload prompts minutes out quick tokens output base
+    """.split()  # noqa: SIM905 (names are read, not quotation marks)
+)
+"""What most need of them"""
 _COLUMN = 26
 """Where what options mean begins in the help."""
 
@@ -131,14 +148,23 @@ def _load(place: str) -> Any:
 class Command(TyperCommand):
     """A command whose help lists its settings panel by panel, in 80 columns."""
 
-    def format_options(self, _ctx: Any, formatter: Any) -> None:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_ALL] = _ALL in args
+        return super().parse_args(ctx, ["--help" if word == _ALL else word for word in args])
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
         spec = COMMANDS[self.name or ""]
         hidden = _load(spec.hidden) if spec.hidden else ()
+        settings = [s for s in settings_of(_load(spec.settings)).values() if s.name not in hidden]
+        is_short = len(settings) > _LONG and not ctx.meta.get(_ALL)
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
-        for setting in settings_of(_load(spec.settings)).values():
-            if setting.name not in hidden:
+        for setting in settings:
+            if setting.name in _USUAL or not is_short:
                 panel = "Arguments" if setting.is_argument else setting.panel
                 panels.setdefault(panel, []).append(_help_record(setting))
+        if is_short:
+            more = f"Show all {len(settings)} options."
+            panels["More"] = [(_ALL.ljust(_COLUMN), more)]
         for panel, records in panels.items():
             if records:
                 with formatter.section(panel):

@@ -140,7 +140,7 @@ def plan_of(settings: DistillSettings) -> tuple[ModelFile, DistillPlan]:
     file = find_model(_reference(settings) or DEFAULT, hub=hub)
     name = f"{file.name}-draft" if settings.name is None else settings.name
     if not name or "/" in name or name.startswith(".") or name in _TAKEN_NAMES:
-        raise SettingError(f"--name {name!r}", "it is no name for the draft's file", "Give another.")
+        raise SettingError(f"--name {name!r}", "not a name for the draft's file", "Give another.")
     base = settings.go_on or settings.base
     plan = DistillPlan(
         target=file.path,

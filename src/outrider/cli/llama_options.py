@@ -29,7 +29,7 @@ PROGRAMS = {
 }
 """What does the work of llama.cpp's programs."""
 
-_HELP = ("-h", "--help")
+_HELP = ("-h", "--help", "--help-all")
 _NUMBER = re.compile(r"-\d|-\.\d")
 _ATTACHED = re.compile(r"(-[A-Za-z])(-?\d.*)")
 """A value that is written right after a short name: -n64."""
@@ -118,13 +118,13 @@ class _Line:
         if name == "--spec-draft-sampling":
             if value not in _SAMPLING:
                 way_out = f"Choose {' or '.join(_SAMPLING)}."
-                raise SettingError(f"{name} {value}", "there is no such way", way_out)
+                raise SettingError(f"{name} {value}", "no such way", way_out)
             self.found.append(("--draft-sampling", [_SAMPLING[value]]))
             return
         known = ("none", *_DRAFT_MODELS, *_LOOKUPS)
         for kind in _DEFAULT_TYPES if name == "--spec-default" else value.split(","):
             if kind not in known:
-                way_out = f"Choose of {', '.join(known)}."
+                way_out = f"Choose from {', '.join(known)}."
                 raise SettingError(f"{name} {kind}", "it is not supported", way_out)
             self.types.append(kind)
 

@@ -78,9 +78,7 @@ def _shares(text: str | None) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in re.split(r"[,/]+", text)) if text else ()
     except ValueError:
-        raise SettingError(
-            f"-ts {text}", "it is not a list of numbers", "Write, for instance, 3,1."
-        ) from None
+        raise SettingError(f"-ts {text}", "not a list of numbers", "Write, for instance, 3,1.") from None
 
 
 def _overrides(texts: Sequence[str], more: tuple[str, ...]) -> tuple[str, ...]:
@@ -104,9 +102,7 @@ def _adapters(settings: Loading) -> tuple[tuple[str, float], ...]:
         except ValueError:
             colon = ""
         if not (colon and path):
-            raise SettingError(
-                f"--lora-scaled {text}", "it is not FILE:SCALE", "Write, for instance, a.gguf:0.5."
-            )
+            raise SettingError(f"--lora-scaled {text}", "not FILE:SCALE", "Write, for instance, a.gguf:0.5.")
     return tuple(found)
 
 

@@ -56,15 +56,6 @@ def write_json(value: Any) -> None:
     write(json.dumps(value) + "\n")
 
 
-def write_past_buffer(text: str) -> None:
-    """Like `write`, for a thread that may still be writing when the program ends: the interpreter would wait
-    for the lock of Python's own buffer."""
-    data = text.encode(sys.stdout.encoding, sys.stdout.errors or "strict")
-    with _output_errors():
-        while data:
-            data = data[os.write(sys.stdout.fileno(), data) :]
-
-
 @contextmanager
 def _output_errors() -> Iterator[None]:
     try:

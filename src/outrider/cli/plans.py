@@ -107,8 +107,6 @@ def plan_run(settings: RunSettings, stdin_gives: str | None) -> RunPlan:
         raise SettingError("-r", "an empty text would end every answer at once", "Leave it out.")
     if settings.logprobs is not None and not settings.print_json:
         raise SettingError("--logprobs", "they are part of the JSON output", "Add --json.")
-    if settings.smooth and settings.print_json:
-        raise SettingError("--smooth", "--json shows no text as it comes", "Leave one of them out.")
     if settings.explain and not isinstance(pair.opening.policy, AutoSettings):
         raise SettingError("--explain", "nothing is drafted, so there is nothing to explain", "Leave it out.")
     if settings.trace:
@@ -230,15 +228,13 @@ def _template(path: Path | None) -> str | None:
 def check_context(flag: str, size: int | None) -> None:
     """Raise SettingError for a context that is too small to hold anything."""
     if size is not None and (size < 0 or size == 1):
-        raise SettingError(
-            f"{flag} {size}", "it is not a context size", "Give 2 or more, or 0 for the usual one."
-        )
+        raise SettingError(f"{flag} {size}", "not a context size", "Give 2 or more, or 0 for the usual one.")
 
 
 def _max_tokens(predict: int) -> int | None:
     """The token limit; None for none."""
     if predict < -2 or predict == 0:
-        why = "it asks for nothing" if predict == 0 else "it is not a number of tokens"
+        why = "it asks for nothing" if predict == 0 else "not a number of tokens"
         raise SettingError(f"-n {predict}", why, "Give 1 or more, or -1 for no limit.")
     return predict if predict > 0 else None
 
@@ -263,9 +259,7 @@ def _bias(text: str) -> tuple[int, float]:
     """A token and its bias, as in 15043+1.5 or 15043-inf."""
     found = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|\.\d+|inf))", text)
     if not found or found[2] == "+inf":
-        raise SettingError(
-            f"-l {text}", "it is not a token id with a bias", "Write, for instance, 15043+1.5."
-        )
+        raise SettingError(f"-l {text}", "not a token id with a bias", "Write, for instance, 15043+1.5.")
     return int(found[1]), float(found[2])
 
 

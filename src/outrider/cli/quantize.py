@@ -65,7 +65,7 @@ def _folder(settings: QuantizeSettings, source: Path) -> Path:
     try:
         settings.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = f"it is not a folder and cannot become one ({reason_of(error)})"
+        reason = f"not a folder, and none can be made there ({reason_of(error)})"
         raise SettingError(f"--out {settings.out}", reason, "Name another.") from error
     return settings.out
 

@@ -107,8 +107,6 @@ def print_readout(
         rows["speed-up"] = estimate_line(explanation)
     if readout.burst_latency_s:
         rows["between bursts"] = _latency_line(readout.burst_latency_s)
-    if readout.character_gap_s and readout.paced_character_gap_s:
-        rows["character gaps"] = _gaps_line(readout)
     print_rows(console, rows.items())
 
 
@@ -222,14 +220,6 @@ def _latency_line(latency: Latency) -> str:
     return f"p50 {time(latency.p50)}, p95 {time(latency.p95)}, max {time(latency.max)}"
 
 
-def _gaps_line(readout: Readout) -> str:
-    """The stream as it was paced and as the steps made it; as plain decoding would, where known."""
-    kinds = {"paced": readout.paced_character_gap_s, "unpaced": readout.character_gap_s}
-    line = "; ".join(f"{kind} {_latency_line(gaps)}" for kind, gaps in kinds.items() if gaps)
-    plain = readout.plain_character_gap_s
-    return line + (f"; plain decoding: p95 about {time(plain.p95)}" if plain else "")
-
-
 def print_comparison(console: Console, comparison: Comparison, *, deterministic: bool) -> None:
     """Speed-up with its spread, and whether the outputs are equal."""
     speedup, plain = comparison.speedup, comparison.plain
@@ -303,6 +293,7 @@ def _print_curve(console: Console, explanation: Explanation) -> None:
     """What a call costs by its tokens, as bars, in plain steps."""
     calls_s = explanation.target_calls_s
     widest = max(calls_s.values())
+    console.print(Text("  a call over       takes  in plain steps", style="dim"))
     for size, seconds in calls_s.items():
         bar = "#" * max(1, round(_BAR_COLUMNS * seconds / widest))
         line = f"  {size:>3} tokens  {seconds * 1000:7.1f} ms  {seconds / calls_s[1]:5.2f}  {bar}"

@@ -27,7 +27,7 @@ from outrider.cli.report import (
     request_settings,
 )
 from outrider.cli.settings import RunSettings
-from outrider.cli.stream import Shown, TokenPrinter, show
+from outrider.cli.stream import TokenPrinter, show
 from outrider.core.data import Completion, Request
 from outrider.core.errors import ConstraintError, PromptError
 from outrider.drafters.model import ModelDrafter
@@ -37,7 +37,7 @@ from outrider.lab.recording import as_json as recording_json
 from outrider.policy import AutoPolicy
 from outrider.session import Message, Pair, Session
 from outrider.session.generation import Generation
-from outrider.session.readout import Readout
+from outrider.session.readout import read_out
 from outrider.session.trace import write_trace
 
 
@@ -64,11 +64,10 @@ def run(settings: RunSettings) -> int:
         if plan.grammar is not None:
             session.compile(plan.grammar)
         print_notes(errors, session.notices)
-        shown = _generate(settings, session, request, errors)
-        completion, comparison = shown.completion, None
+        completion, comparison = _generate(settings, session, request, errors), None
         if settings.compare and completion.finish_reason != "cancelled":
             comparison = _compare(settings, session, request, completion, errors)
-        _report(settings, session, pair, request, shown, comparison, errors)
+        _report(settings, session, pair, request, completion, comparison, errors)
         is_provisional = session.is_provisional
     interrupted = completion.finish_reason == "cancelled" or (settings.compare and comparison is None)
     if interrupted:
@@ -103,11 +102,11 @@ def _conversation(settings: RunSettings, pair: Pair, prompt: str, errors: Consol
     return [*system, {"role": "user", "content": prompt}]
 
 
-def _generate(settings: RunSettings, session: Session, request: Request, errors: Console) -> Shown:
+def _generate(settings: RunSettings, session: Session, request: Request, errors: Console) -> Completion:
     generation = Generation(session.engine, request)
     printer = None if settings.print_json else TokenPrinter(settings, errors)
     try:
-        shown = show(generation, printer)
+        completion = show(generation, printer)
     except BaseException as error:
         if settings.trace:
             write_trace(settings.trace, generation.records)
@@ -115,10 +114,8 @@ def _generate(settings: RunSettings, session: Session, request: Request, errors:
             write_json(failure_as_json(error))
         raise
     if settings.trace:
-        write_trace(
-            settings.trace, generation.records, _recordings(session, request, shown.completion, errors)
-        )
-    return shown
+        write_trace(settings.trace, generation.records, _recordings(session, request, completion, errors))
+    return completion
 
 
 def _recordings(
@@ -160,17 +157,17 @@ def _report(
     session: Session,
     pair: Pair,
     request: Request,
-    shown: Shown,
+    completion: Completion,
     comparison: Comparison | None,
     errors: Console,
 ) -> None:
-    readout = _readout(shown, comparison)
-    run = comparison.speculative_completion if comparison else shown.completion
+    readout = comparison.speculative if comparison else read_out(completion)
+    run = comparison.speculative_completion if comparison else completion
     explanation = explanation_of(session, run)
     if not settings.print_json:
-        print_incomplete(errors, shown.completion, request.grammar)
+        print_incomplete(errors, completion, request.grammar)
     if settings.print_json:
-        in_force = request_settings(settings, session, request, shown.completion)
+        in_force = request_settings(settings, session, request, completion)
         result = as_json(session, in_force, readout, run, comparison)
         if explanation:
             result |= {"explanation": asdict(explanation)}
@@ -191,16 +188,3 @@ def _report(
         print_explanation(errors, explanation)
     if not settings.quiet:
         print_late_notices(session, errors)
-
-
-def _readout(shown: Shown, comparison: Comparison | None) -> Readout:
-    """The readout of what was shown; of a comparison's median run but for the gaps that were seen."""
-    if comparison is None:
-        return shown.readout()
-    seen = shown.readout(comparison.plain.decode_s / comparison.plain.generated_tokens)
-    return replace(
-        comparison.speculative,
-        character_gap_s=seen.character_gap_s,
-        paced_character_gap_s=seen.paced_character_gap_s,
-        plain_character_gap_s=seen.plain_character_gap_s,
-    )

@@ -57,7 +57,7 @@ def serve(configuration: Configuration) -> int:
     errors = Console(stderr=True, highlight=False, quiet=settings.log_json)
     several = None if is_one else _several(settings, plans)
     if settings.ray is not None and several is not None:
-        raise SettingError("ray", "replicas serve one model, and there are several", "Serve one of them.")
+        raise SettingError("--ray", "replicas serve one model, and there are several", "Serve one of them.")
     sockets = bind(settings.host, settings.port)
     said = [*configuration.notices, *notices]
     served: Models | Replicas
@@ -163,7 +163,7 @@ def _several(
             continue
         entries.append(entry)
     if not entries:
-        raise SettingError(f"models_dir {settings.models_dir}", notices[0], "Name another folder.")
+        raise SettingError(f"--models-dir {settings.models_dir}", notices[0], "Name another folder.")
     models = Models(
         entries,
         max_loaded=settings.models_max,

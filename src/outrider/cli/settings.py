@@ -81,7 +81,6 @@ class Shown(Group):
     trace: Path | None = setting(None, help="Write a record of every step as JSON lines.")
     explain: bool = setting(False, help="Show what was chosen, why, and what would help.")
     quiet: bool = setting(False, "-q", help="Print the text alone, without the readout.")
-    smooth: bool = setting(False, help="Print text evenly instead of in bursts, at most one step late.")
 
 
 class Prediction(Group):
@@ -293,6 +292,14 @@ class SetupSettings(Group):
         False, help="Compile ik_llama.cpp for this CPU into the cache. Takes a C++ compiler and some minutes."
     )
     force: bool = setting(False, help="With --native: compile again what is there.")
+
+
+class CacheSettings(JsonOutput):
+    """Those of `cache`."""
+
+    remove: list[str] = setting(
+        [], metavar="KIND", help="Remove this kind, as listed (repeatable); all: everything that is listed."
+    )
 
 
 class OnRay(Group):

@@ -209,7 +209,7 @@ def _from_json(line: str, where: str) -> str:
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise PromptError(where, f"it is no JSON ({error})", "Write one JSON value a line.") from None
+        raise PromptError(where, f"not JSON ({error})", "Write one JSON value a line.") from None
     if isinstance(value, dict):
         turns = value.get("turns")
         value = value.get("prompt", turns[0] if isinstance(turns, list) and turns else None)

@@ -222,7 +222,7 @@ class CallCosts:
     def from_json(cls, data: Any, what: str = "costs") -> CallCosts:
         """The curve of `as_json`. Raises SettingError, which names `what`, for anything else."""
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            raise SettingError(what, f"it is not of the schema {SCHEMA}", "Measure again: outrider costs.")
+            raise SettingError(what, f"not of the schema {SCHEMA}", "Measure again: outrider costs.")
         try:
             token_s = data.get("prefill_token_s")
             if token_s is not None and not 0 < (token_s := float(token_s)) < math.inf:

@@ -55,7 +55,7 @@ class CallPoint:
             reason = f"{self.num_sequences} sequences with {self.context_tokens} stored tokens cannot be"
             raise SettingError(what, reason, f"Give 1 to {MAX_TOKENS} tokens, and no more sequences.")
         if not (math.isfinite(self.seconds) and self.seconds > 0):
-            raise SettingError(what, f"{self.seconds} s is no time", "Give a positive number.")
+            raise SettingError(what, f"{self.seconds} s is not a time", "Give a positive number.")
         if not 0 <= self.spread_ratio < math.inf:
             raise SettingError(what, f"a spread of {self.spread_ratio} cannot be", "Give 0 or more.")
 

@@ -295,9 +295,9 @@ def import_costs(path: Path) -> PairCosts:
         way_out = "Name a file that `outrider costs --costs FILE` wrote."
         raise SettingError(str(path), reason, way_out) from error
     except ValueError as error:
-        raise SettingError(str(path), f"it is no JSON ({error})", way_out) from None
+        raise SettingError(str(path), f"not JSON ({error})", way_out) from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA or "target" not in data:
-        raise SettingError(str(path), f"it is not of the schema {SCHEMA}", way_out)
+        raise SettingError(str(path), f"not of the schema {SCHEMA}", way_out)
     target, draft, about = (data.get(name) for name in ("target", "draft", "about"))
     return PairCosts(
         CallCosts.from_json(target, f"{path}, target"),

@@ -66,7 +66,7 @@ class CheckRequest:
 
     def __post_init__(self) -> None:
         if not 1 <= self.seconds <= 3600:
-            reason = "it is no time to measure for"
+            reason = "not a time to measure for"
             raise SettingError(f"--seconds {self.seconds:g}", reason, "Give 1 to 3600.")
 
 

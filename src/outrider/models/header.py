@@ -125,7 +125,7 @@ def read_header(path: Path) -> Header:
     except FileNotFoundError:
         raise ModelFileError(str(path), "there is no such file", "Check the path.") from None
     except PermissionError:
-        raise ModelFileError(str(path), "it may not be read", "Check its permissions.") from None
+        raise ModelFileError(str(path), "no permission to read it", "Check its permissions.") from None
     except (OSError, ValueError) as error:
         raise ModelFileError(str(path), f"it cannot be read ({error})", "Check the disk.") from error
 
@@ -223,7 +223,7 @@ class _Reader:
     def _check_weights(self, tensors: tuple[TensorInfo, ...], alignment: Value) -> int:
         """Where the weights begin."""
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-            raise self._error(f"its alignment of {alignment} is no power of two")
+            raise self._error(f"its alignment of {alignment} is not a power of two")
         start = -(-self._at // alignment) * alignment
         end = max((start + tensor.offset_bytes + (tensor.num_bytes or 0) for tensor in tensors), default=0)
         if end > self._size:
@@ -282,4 +282,4 @@ def _what_it_is(start: bytes) -> tuple[str, str]:
         return "it has the GGML format from before GGUF", "Get a GGUF conversion of the model."
     if text.startswith((b"{", b"[")):
         return "it is JSON text, not a GGUF", "Check what was downloaded."
-    return "it is not a GGUF file", "Get the model's GGUF file, whose first four bytes are GGUF."
+    return "not a GGUF file", "Get the model's GGUF file, whose first four bytes are GGUF."

@@ -96,7 +96,7 @@ def _fault_of_tokens(head: ModelCard, header: Header, tensors: dict[str, TensorI
     if found := tensors.get(DRAFTED_TABLE):
         size = found.num_parameters
         if found.type_name != "I64" or len(found.shape) != 1:
-            return "the map of its tokens (d2t) is no list of 64-bit numbers"
+            return "the map of its tokens (d2t) is not a list of 64-bit numbers"
         ids = np.fromfile(head.path, "<i8", size, offset=header.data_byte + found.offset_bytes)
         if not len(ids) or ids.min() < 0 or ids.max() >= num_tokens or len(np.unique(ids)) < size:
             return f"the map of its tokens (d2t) names some twice, or some that are none of its {num_tokens}"

@@ -217,7 +217,7 @@ def _explain(error: Exception, what: str, cache: Path) -> HubError:
         (status > 0, f"the hub answered with an error ({status})", "Try again later."),
         (is_full, f"the disk of {cache} is full",
          _NO_ROOM),
-        (isinstance(error, PermissionError), f"the cache {cache} may not be written",
+        (isinstance(error, PermissionError), f"the cache {cache} cannot be written",
          "Set HF_HOME to a folder of your own."),
         (isinstance(error, OSError), said, "Run the same command again."),
         (True, f"the hub's answer cannot be used ({said})", "Check the name, and HF_ENDPOINT if it is set."),

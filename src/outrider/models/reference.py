@@ -89,7 +89,7 @@ def _parse(reference: str) -> tuple[str, str | None, str | None]:
     file, choice = (match["file"], match["choice"]) if match else (None, None)
     if choice and choice.lower().endswith(".gguf"):
         file, choice = choice, None
-    why = "" if match else "it is not a hub reference"
+    why = "" if match else "not a hub reference"
     if file and not file.lower().endswith(".gguf"):
         why = f"{file!r} is not a GGUF file"
     elif file and ".." in PurePosixPath(file).parts:
@@ -184,7 +184,7 @@ def _check_file(path: Path) -> None:
         mode = path.stat().st_mode
         inside = sorted(child.name for child in path.glob("*.gguf")) if stat.S_ISDIR(mode) else []
     except PermissionError:
-        raise ModelFileError(str(path), "it may not be read", "Check the permissions on its way.") from None
+        raise ModelFileError(str(path), "no permission to read it", "Check those on its way.") from None
     except (OSError, ValueError):
         like_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?", str(path)) and path.suffix != ".gguf"
         hint = f"; a repository of the hub is written hf:{path}" if like_hub else ""

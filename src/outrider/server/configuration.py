@@ -122,9 +122,9 @@ def _named_in_file(path: Path, name: str, table: str | None) -> str:
     home = table_of(name)
     where = f"{path}: {name}"
     if home is None:
-        raise SettingError(where, "there is no such setting", _suggestion(name, lambda known: known))
+        raise SettingError(where, "no such setting", _suggestion(name, lambda known: known))
     if table is not None and home != table:
-        raise SettingError(where, f"it is no setting of [{table}]", f"Move it to [{home}].")
+        raise SettingError(where, f"not a setting of [{table}]", f"Move it to [{home}].")
     return name
 
 
@@ -150,7 +150,7 @@ def _model_tables(path: Path | None, content: Mapping[str, Any]) -> dict[str, _G
         for name in values:
             if name not in _OF_MODELS:
                 where = f"{path}: models.{model}.{name}"
-                why = "it is no setting of a model" if name in _FIELDS else "there is no such setting"
+                why = "not a setting of a model" if name in _FIELDS else "no such setting"
                 raise SettingError(where, why, _suggestion(name, lambda known: known))
         found[model] = values, {name: f"{path}: models.{model}.{name}" for name in values}
     return found
@@ -182,7 +182,7 @@ def _files_in(folder: Path) -> dict[str, Path]:
     try:
         files = sorted(path for path in folder.iterdir() if path.suffix == ".gguf")
     except OSError as error:
-        raise SettingError(f"models_dir {folder}", reason_of(error), "Name a folder.") from None
+        raise SettingError(f"--models-dir {folder}", reason_of(error), "Name a folder.") from None
     found: dict[str, Path] = {}
     for path in files:
         part = _SPLIT.fullmatch(path.stem)
@@ -190,7 +190,7 @@ def _files_in(folder: Path) -> dict[str, Path]:
             continue
         found[part[1] if part else path.stem] = path
     if not found:
-        raise SettingError(f"models_dir {folder}", "there is no .gguf file in it", "Name another folder.")
+        raise SettingError(f"--models-dir {folder}", "there is no .gguf file in it", "Name another folder.")
     return found
 
 
@@ -207,9 +207,9 @@ def _environment_values(environment: Mapping[str, str], notices: list[str]) -> I
             is_list = get_origin(_FIELDS[name].annotation) is list
             yield name, _items(text, variable) if is_list else text, variable
         elif get_close_matches(name, _FIELDS, 1, _ALIKE):
-            raise SettingError(variable, "there is no such setting", _suggestion(name, _variable))
+            raise SettingError(variable, "no such setting", _suggestion(name, _variable))
         else:
-            notices.append(f"{variable} is no setting of the server: it is not used")
+            notices.append(f"{variable} is not a setting of the server and has no effect")
 
 
 def _items(text: str, variable: str) -> list[Any]:
@@ -221,7 +221,7 @@ def _items(text: str, variable: str) -> list[Any]:
     except tomllib.TOMLDecodeError:
         items = None
     if not isinstance(items, list):
-        raise SettingError(variable, "it is no array", 'Write ["a", "b"], or a,b.')
+        raise SettingError(variable, "not an array", 'Write ["a", "b"], or a,b.')
     return items
 
 
@@ -229,7 +229,7 @@ def _check_kind(name: str, value: Any, origin: str) -> None:
     """Raise SettingError for true or false where a number or text belongs: it would pass for 1 or 0."""
     annotation = _FIELDS[name].annotation
     if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
-        raise SettingError(origin, "it is no switch", _FIELDS[name].description or "")
+        raise SettingError(origin, "not true or false", _FIELDS[name].description or "")
 
 
 def _suggestion(name: str, spelled: Any) -> str:

@@ -243,7 +243,7 @@ def _invalid(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
     elif isinstance(body, bytes):  # of another content type, or of none
         code, why = "invalid_json", "the body is read as JSON. Say so: content-type: application/json."
     elif kind == "extra_forbidden":
-        way_out = "It is none of this endpoint's (docs/api.md lists them); leave it out."
+        way_out = "Not a field of this endpoint (docs/api.md lists them); leave it out."
         code, why = "unknown_field", f"unknown field: {path}. {way_out}"
     elif kind == "missing":
         way_out = "Give it." if "." in path else "Give it, as JSON with content-type application/json."

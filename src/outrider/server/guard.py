@@ -79,7 +79,7 @@ class Guard:
             limiter = self._limiters[key.name] if key else None
             scope.setdefault("state", {})["caller"] = Caller(limiter)
             if key and scope["path"] in _FOR_ADMINS and not key.admin:
-                message = f"this key may not use it. Use one with admin = true{_FOR_ADMINS[scope['path']]}."
+                message = f"this key may not do this. Use one with admin = true{_FOR_ADMINS[scope['path']]}."
                 raise Problem(403, message, code="not_admin")
             # Only what may make the models work counts as a request.
             counts = scope["method"] == "POST" and scope["path"] != _CONTROL
@@ -105,7 +105,7 @@ class Guard:
         if given is not None and self._checks_names:
             name = _hostname(given)
             if name is None or (name not in self._names and not is_loopback(name)):
-                message = f"the host {given[:100]!r} is none of this server's names."
+                message = f"the host {given[:100]!r} is not a name of this server."
                 way_out = "Use its address, or start it with --allowed-host and this name."
                 raise Problem(421, f"{message} {way_out}", code="unknown_host")
         if origin is None or "*" in self._origins or origin.lower() in self._origins:

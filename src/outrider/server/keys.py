@@ -103,9 +103,9 @@ def _records(path: Path) -> list[tuple[str, dict[str, Any]]]:
     content = read_toml(path, "Name a TOML file of keys (--api-keys).")
     tables = content.pop("key", [])
     if content:
-        raise SettingError(f"{path}: {next(iter(content))}", "it is not known", "A key is a [[key]] table.")
+        raise SettingError(f"{path}: {next(iter(content))}", "not known here", "A key is a [[key]] table.")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise SettingError(f"{path}: key", "it is no array of tables", "Write [[key]] above each key.")
+        raise SettingError(f"{path}: key", "not an array of tables", "Write [[key]] above each key.")
     return [(f"key {number}", table) for number, table in enumerate(tables, 1)]
 
 

@@ -165,7 +165,7 @@ class Models:
             return self._models[0]
         model = self._by_name.get(name)
         if model is None and not self._any_model:
-            message = f"there is no model {name[:200]} here. Say {' or '.join(self.names)}, or nothing."
+            message = f"there is no model {name[:200]} here. Use {' or '.join(self.names)}, or omit model."
             raise Problem(404, message, code="model_not_found", param="model")
         return model or self._models[0]
 

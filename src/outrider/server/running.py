@@ -53,7 +53,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        why = f"it is no address of this machine ({reason_of(error)})"
+        why = f"not an address of this machine ({reason_of(error)})"
         raise SettingError(what, why, "Give 127.0.0.1, 0.0.0.0 or another address (--host).") from None
     sockets: list[socket.socket] = []
     for family, _, _, _, address in sorted(set(found)):
@@ -68,14 +68,14 @@ def bind(host: str, port: int) -> list[socket.socket]:
             raise SettingError(f"{host}, port {port}", why, way_out) from None
         port = sockets[-1].getsockname()[1]
     if not sockets:
-        raise SettingError(what, "it is no address of this machine", "Give another one (--host).")
+        raise SettingError(what, "not an address of this machine", "Give another one (--host).")
     return sockets
 
 
 _BIND_ERRORS = {
     errno.EADDRINUSE: ("another program listens there", "Stop it, or give another --port."),
-    errno.EACCES: ("this user may not listen there", "Give a --port of 1024 or more."),
-    errno.EPERM: ("this user may not listen there", "Give a --port of 1024 or more."),
+    errno.EACCES: ("this user has no permission to listen there", "Give a --port of 1024 or more."),
+    errno.EPERM: ("this user has no permission to listen there", "Give a --port of 1024 or more."),
 }
 
 
@@ -101,7 +101,7 @@ def tls_context(cert: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(cert, key, password="")
     except (ssl.SSLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or str(error)
-        why = f"certificate and key cannot be used ({str(reason).lower().replace('_', ' ')})"
+        why = f"certificate and key do not work ({str(reason).lower().replace('_', ' ')})"
         raise SettingError(
             f"{cert}, {key}", why, "Give a PEM chain and its key, without passphrase."
         ) from None

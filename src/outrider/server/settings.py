@@ -186,7 +186,7 @@ class Cache(Group):
     def check_folders(self) -> None:
         """Raise SettingError for a folder that cannot be used, or is missing."""
         if self.remember and self.cache_dir is None:
-            raise SettingError("remember", "there is no folder for the texts", "Give cache_dir.")
+            raise SettingError("--remember", "there is no folder for the texts", "Give --cache-dir.")
         for name, folder in (("cache_dir", self.cache_dir), ("slot_save_path", self.slot_save_path)):
             if folder is not None:
                 Folder(folder, "", f"--{name.replace('_', '-')}")
@@ -223,10 +223,10 @@ class Replicas(Group):
         """The fewest and the most replicas. Raises SettingError."""
         least, mark, most = self.replicas.partition(":")
         if not least.isdecimal() or (mark and not most.isdecimal()):
-            raise SettingError(f"replicas {self.replicas}", "it is no range", "Write 2, or 1:4.")
+            raise SettingError(f"--replicas {self.replicas}", "not a range", "Write 2, or 1:4.")
         found = int(least), int(most or least)
         if not 1 <= found[0] <= found[1]:
-            raise SettingError(f"replicas {self.replicas}", "it is no range", "Write MIN:MAX, from 1 on.")
+            raise SettingError(f"--replicas {self.replicas}", "not a range", "Write MIN:MAX, from 1 on.")
         return found
 
 
@@ -263,32 +263,32 @@ class ServeSettings(
     def check(self) -> None:
         """Raise SettingError for settings that cannot go together."""
         if (self.tls_cert is None) != (self.tls_key is None):
-            given, missing = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
+            given, missing = ("--tls-cert", "--tls-key") if self.tls_cert else ("--tls-key", "--tls-cert")
             raise SettingError(given, f"HTTPS needs {missing} too", "Give both files.")
         if self.no_auth and self.has_keys:
-            raise SettingError("no_auth", "there are keys, which it would ignore", "Leave one of them out.")
+            raise SettingError("--no-auth", "there are keys, which it would ignore", "Leave one out.")
         if not is_loopback(self.host) and not self.has_keys and not self.no_auth:
             raise SettingError(
-                f"host {self.host}",
+                f"--host {self.host}",
                 "others could use this server, and it has no key",
-                "Give api_key (OUTRIDER_API_KEY) or api_keys, or no_auth if everyone may.",
+                "Give --api-key (OUTRIDER_API_KEY) or --api-keys, or --no-auth if everyone may.",
             )
         if self.replica_range != (1, 1) and self.ray is None:
-            raise SettingError("replicas", "there is no cluster for them", "Name one (ray), or leave it out.")
+            raise SettingError("--replicas", "there is no cluster for them", "Name one (--ray).")
         for origin in self.cors_origin:
             scheme, mark, rest = origin.partition("://")
             if origin not in ("*", "null") and (not scheme or not mark or not rest or "/" in rest):
                 raise SettingError(
-                    f"cors_origin {origin}", "it is no origin", "Write https://HOST[:PORT], without a path."
+                    f"--cors-origin {origin}", "not an origin", "Write https://HOST[:PORT], without a path."
                 )
         self.check_folders()
         if self.kv_tokens and self.ctx_size and self.kv_tokens < self.ctx_size:
-            why = f"one request may need {self.ctx_size} (ctx_size)"
-            raise SettingError(f"kv_tokens {self.kv_tokens}", why, "Give as many at least.")
+            why = f"one request may need {self.ctx_size} (--ctx-size)"
+            raise SettingError(f"--kv-tokens {self.kv_tokens}", why, "Give at least as many.")
         if self.max_tokens and self.default_max_tokens and self.default_max_tokens > self.max_tokens:
-            why = f"max_tokens allows {self.max_tokens}"
+            why = f"--max-tokens allows {self.max_tokens}"
             raise SettingError(
-                f"default_max_tokens {self.default_max_tokens}", why, "Give no more than that."
+                f"--default-max-tokens {self.default_max_tokens}", why, "Give no more than that."
             )
 
     @property

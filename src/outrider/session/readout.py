@@ -1,16 +1,14 @@
 """Counts and times of a generation, all of them derived from its step records. docs/json.md defines each.
 
 Plain decoding would have made a call for each token that a drafter got emitted in front of the last one of
-its step (`calls_saved`); the step's own call counts for that. The first character of a step comes after a
-pause, the others with it, at gap 0: bursts of more than 20 leave less than 5 % of the gaps above that, and
-then p95 is 0, and max tells.
+its step (`calls_saved`); the step's own call counts for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,18 +41,11 @@ class DecodeTime:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Quantiles of the time between bursts, or between characters, in seconds."""
+    """Quantiles of the time between bursts, in seconds."""
 
     p50: float
     p95: float
     max: float
-
-
-class Emission(NamedTuple):
-    """Characters that became visible together, and when; the origin of the times is any."""
-
-    at_s: float
-    num_characters: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,28 +79,14 @@ class Readout:
     constraint_share: float
     overhead: float
     burst_latency_s: Latency | None
-    character_gap_s: Latency | None = None
-    paced_character_gap_s: Latency | None = None
-    plain_character_gap_s: Latency | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return asdict(self)
 
 
-def read_out(
-    completion: Completion,
-    *,
-    emitted: Sequence[Emission] = (),
-    paced: Sequence[Emission] = (),
-    plain_token_s: float | None = None,
-) -> Readout:
-    """Derive the readout of a finished generation.
-
-    The records do not know how tokens were cut into characters: `emitted` is what each step made
-    visible, `paced` what was then shown at a pace. `plain_token_s` is the time of a token under
-    plain decoding, where it is known.
-    """
+def read_out(completion: Completion) -> Readout:
+    """Derive the readout of a finished generation."""
     decode = [record for record in completion.records if record.kind == "decode"]
     prefill = [record for record in completion.records if record.kind == "prefill"]
     generated = len(completion.tokens)
@@ -152,26 +129,7 @@ def read_out(
         constraint_share=_ratio(time.constraint, decode_s),
         overhead=_ratio(decode_s - time.verify - time.draft_model, decode_s),
         burst_latency_s=_latency(np.diff([record.end_s for record in decode])),
-        character_gap_s=character_gaps(emitted),
-        paced_character_gap_s=character_gaps(paced),
-        plain_character_gap_s=_plain_gaps(completion, plain_token_s),
     )
-
-
-def character_gaps(emissions: Iterable[Emission]) -> Latency | None:
-    """Quantiles of the gaps between characters; None for fewer than two of them."""
-    visible = [emission for emission in emissions if emission.num_characters]
-    pauses = np.diff([emission.at_s for emission in visible])
-    together = sum(emission.num_characters - 1 for emission in visible)
-    return _latency(np.concatenate((pauses, np.zeros(together))))
-
-
-def _plain_gaps(completion: Completion, token_s: float | None) -> Latency | None:
-    num_characters = len(completion.text)
-    if token_s is None or num_characters < 2:
-        return None
-    num_pauses = min(len(completion.tokens), num_characters) - 1
-    return _latency(np.repeat([token_s, 0.0], [num_pauses, num_characters - 1 - num_pauses]))
 
 
 def _ratio(part: float, whole: float) -> float:

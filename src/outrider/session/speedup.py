@@ -33,6 +33,8 @@ from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
 from outrider.policy import AutoPolicy
 
+_MIN_TOKENS = 8
+"""of an answer whose speed-up is estimated"""
 _MIN_PLAIN_CALLS = 4
 _MAX_BLOCKS = 16
 _MIN_ERROR = 0.01
@@ -94,6 +96,8 @@ def estimate_speedup(records: Sequence[StepRecord], policy: AutoPolicy) -> tuple
         return None, "its only call read the prompt too"
     if not costs.is_known or not any(record.total_s for record in decode):
         return None, "what calls cost is not known yet"
+    if sum(len(record.tokens) for record in decode) < _MIN_TOKENS:
+        return None, "so few tokens tell nothing"
     steps = _steps(decode, costs)
     speedup = steps.speedup(np.full(len(decode), True))
     error = _error(steps, speedup)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from outrider.backends.gguf.head_model import HeadWeights
+from outrider.backends.gguf.log import log_line
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.machine import cpu_id
@@ -88,9 +89,9 @@ def check_build(
             f'which can be slower. To fix it, rebuild it with CFLAGS="{_FLAGS}" (CXXFLAGS alike)'
         )
     elif outcome == _SMALL:
-        notice = (
-            f"{version} computes long calls wrongly with {model_kind}: prompts are read "
-            f"{_SMALL_BATCH} tokens at a time"
+        notice = damaged
+        log_line(
+            f"{version} computes long calls wrongly with {model_kind}: no call has over {_SMALL_BATCH} tokens"
         )
     else:
         return options, damaged

@@ -42,6 +42,13 @@ def show_log(shown: bool) -> None:
     _shown = shown
 
 
+def log_line(line: str) -> None:
+    """A detail of ours, shown where the libraries' own are."""
+    if _shown:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
 def clear_log() -> None:
     """Forget the errors logged so far, so that `last_error` speaks of what comes next."""
     _recent_errors.clear()

@@ -238,7 +238,7 @@ def _complaint(error: ValidationError, source: str, names: Mapping[str, str]) ->
         table = WorkloadSpec if named == "workloads" else SweepPlan
         alike = get_close_matches(str(first.place[-1]), table.model_fields, 1, 0.6)
         way_out = f"Did you mean {alike[0]}?" if alike else _WAY_OUT
-        return SettingError(what, "there is no such setting", way_out)
+        return SettingError(what, "no such setting", way_out)
     given = first.given
     is_shown = first.kind not in ("missing", "value_error") and not isinstance(given, dict | list | tuple)
     return SettingError(what, f"{given!r}: {first.reason}" if is_shown else first.reason, _WAY_OUT)

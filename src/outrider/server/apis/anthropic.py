@@ -148,7 +148,7 @@ class Turn(Shape):
     def _fits_role(self) -> Turn:
         for block in self.blocks:
             if block.type not in _BLOCKS[self.role]:
-                raise unsupported(f"{block.type} is no block of the role {self.role}. Leave it out")
+                raise unsupported(f"{block.type} is not a block of the role {self.role}. Leave it out")
         if self.role != "system":
             if self.content is None and self.role == "user":
                 raise unsupported("it says nothing. Give it content", "content")

@@ -78,7 +78,7 @@ class ChatRequest(TextRequest, ReasoningFields):
     )
     modalities: Annotated[
         Many[Literal["text"]] | None,
-        explained('this server writes text alone. Say ["text"], or leave it out'),
+        explained('this server writes text only. Use ["text"], or leave it out'),
     ] = None
     verbosity: Verbosity | None = None
 
@@ -104,7 +104,7 @@ async def control(body: ControlRequest, request: Request) -> Any:
     services = models_of(request).services()
     running = [service.thinking.get((caller, name)) for service in services for name in names]
     if not any(running):
-        why = "there is no such answer that may reason. Give its id, or the X-Request-Id of its request."
+        why = "no answer that may reason has it. Give its id, or the X-Request-Id of its request."
         raise Problem(404, f"id: {why}", code="not_found", param="id")
     for end in filter(None, running):
         end()
@@ -177,7 +177,7 @@ def _begun(service: Service, last: Message, prompt: str) -> str:
             prompt, escape(plain["content"]), escape(plain.get("reasoning_content", ""))
         )
     if begun is None:
-        why = "its last is no text of the assistant's that this model can continue. End with a user's."
+        why = "the last one is no assistant text that this model can continue. End with a user message."
         raise invalid_field("messages", why, code="unsupported")
     return begun
 
@@ -285,7 +285,7 @@ def _effort(service: Service, effort: Effort) -> dict[str, Any]:
         return {"enable_thinking": effort != "none"}
     if service.format.reasons:
         return {}
-    why = f"this model's template knows no {effort}. Leave it out."
+    why = f"this model's template does not know {effort}. Leave it out."
     raise invalid_field("reasoning_effort", why, code="unsupported")
 
 

@@ -35,7 +35,7 @@ from outrider.server.service import Service
 
 router = APIRouter(tags=["llama-server"])
 
-_TEXT_ALONE = "this server reads text alone. Leave it out"
+_TEXT_ALONE = "this server reads text only. Leave it out"
 _Mixed = Annotated[Many[Token | Text], Field(min_length=1)]
 
 

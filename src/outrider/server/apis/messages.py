@@ -78,7 +78,7 @@ def served_tools(tools: Sequence[_Tool | OtherTool] | None) -> list[_Tool]:
     found: list[_Tool] = []
     for tool in tools or ():
         if isinstance(tool, OtherTool):
-            notify(f"tools: {tool.type[:64]} is no kind of tool that is served here: it was left out")
+            notify(f"tools: {tool.type[:64]} is not a kind of tool that this server has: it was left out")
         else:
             found.append(tool)
     return found
@@ -132,8 +132,8 @@ class Message(Shape):
     """One turn. `content` in parts is joined; a `developer` message counts as a system message."""
 
     refused: ClassVar = {
-        "audio": "this server reads text alone. Leave audio out",
-        "function_call": "function_call is no longer in use. Say tool_calls",
+        "audio": "this server reads text only. Leave audio out",
+        "function_call": "function_call is no longer in use. Use tool_calls",
         "annotations": "annotations of earlier answers are not read. Leave them out",
     }
     ignored: ClassVar = CACHED | {"id", "parsed", "provider_specific_fields"}

@@ -59,7 +59,7 @@ router = APIRouter(tags=["Ollama"])
 
 def _none_of(value: Any) -> Any:
     if value:
-        raise unsupported("this server reads text alone. Leave images out")
+        raise unsupported("this server reads text only. Leave images out")
     return value
 
 

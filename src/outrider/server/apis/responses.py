@@ -82,7 +82,7 @@ class Part(Shape):
 
     type: Annotated[
         Literal["input_text", "output_text"],
-        explained("this server reads text alone. Leave parts of type {} out"),
+        explained("this server reads text only. Leave parts of type {} out"),
     ]
     text: str
     annotations: list[Any] | None = None

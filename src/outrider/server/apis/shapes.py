@@ -358,9 +358,9 @@ class StructuredOutputs(Shape):
 # What all requests for text share
 
 REFUSED = {
-    "audio": "this server writes text alone. Leave audio out",
-    "functions": "functions are no longer in use. Say tools",
-    "function_call": "function_call is no longer in use. Say tool_choice",
+    "audio": "this server writes text only. Leave audio out",
+    "functions": "functions are no longer in use. Use tools",
+    "function_call": "function_call is no longer in use. Use tool_choice",
     "web_search_options": "this server does not search the web. Leave it out",
     "moderation": "nothing is moderated here. Leave it out",
     "n_probs": "it is llama.cpp's name. Say logprobs and top_logprobs",
@@ -422,7 +422,7 @@ class TextPart(Shape):
 
     ignored: ClassVar = CACHED
 
-    type: Annotated[Literal["text"], explained("this server reads text alone. Leave parts of type {} out")]
+    type: Annotated[Literal["text"], explained("this server reads text only. Leave parts of type {} out")]
     text: str
 
 

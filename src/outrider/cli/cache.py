@@ -1,0 +1,72 @@
+"""`outrider cache`: what is kept on this machine, where, and how to be rid of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from outrider.cli.output import print_rows, print_table, readable, write_json
+from outrider.cli.settings import CacheSettings
+from outrider.core.errors import SettingError
+from outrider.core.files import reason_of
+from outrider.lab.numbers import counted, gigabytes
+from outrider.models import cache_dir
+from outrider.models.hub import HubOptions
+
+_KINDS = {
+    "models": "the embedded model",
+    "native": "ik_llama.cpp compiled for this CPU (`outrider setup --native` makes it again)",
+    "costs": "what calls cost, and which library is the faster one; measured again",
+    "acceptance": "how often drafts were accepted; learned again",
+    "corpora": "indexes of --corpus; made again",
+    "builds.json": "which libraries run which models; tried again",
+    "said.json": "what was said today",
+    "chat_history": "what you typed in `outrider chat`",
+}
+
+
+def cache(settings: CacheSettings) -> int:
+    """Show or remove; returns the exit status. Raises SettingError."""
+    folder = cache_dir()
+    found = {path.name: path for path in sorted(folder.iterdir())} if folder.is_dir() else {}
+    names = list(found) if "all" in settings.remove else settings.remove
+    for name in names:
+        if name not in found:
+            there = ", ".join(found) or "nothing"
+            raise SettingError(f"--remove {name}", f"{folder} has no such kind", f"There is {there}.")
+    sizes = {name: _size(path) for name, path in found.items()}
+    for name in names:
+        _remove(found.pop(name))
+    if settings.print_json:
+        kept = {name: {"files": sizes[name][0], "bytes": sizes[name][1]} for name in found}
+        write_json({"folder": str(folder), "kept": kept, "removed": names})
+        return 0
+    console = Console(highlight=False, emoji=False, markup=False)
+    if names:
+        console.print(Text(readable(f"removed: {', '.join(names)}")))
+    console.print(Text(readable(str(folder)), style="bold", overflow="fold"))
+    rows = [(name, counted(sizes[name][0], "file"), gigabytes(sizes[name][1])) for name in found]
+    print_table(console, ("kind", "files", "size"), rows, left=("kind",))
+    console.print()
+    print_rows(console, [(name, _KINDS[name]) for name in found if name in _KINDS], style="")
+    console.print(Text(f"Models of the hub are in {HubOptions().cache}: `hf cache` lists and removes them."))
+    return 0
+
+
+def _size(path: Path) -> tuple[int, int]:
+    """Files, and their bytes."""
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return len(files), sum(file.stat().st_size for file in files)
+
+
+def _remove(path: Path) -> None:
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except OSError as error:
+        raise SettingError(str(path), reason_of(error), "Check its permissions.") from error

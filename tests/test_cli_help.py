@@ -1,0 +1,65 @@
+"""Help, completion, and what is kept on the machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import Outcome, call
+
+Call = Callable[..., Outcome]
+
+
+@pytest.fixture
+def outrider(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Call:
+    return partial(call, monkeypatch, capfdbinary)
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "serve", "verify"])
+def test_help_begins_with_what_most_need_and_leads_to_the_rest(outrider: Call, command: str) -> None:
+    first, whole = outrider(command, "--help"), outrider(command, "--help-all")
+    assert first.status == whole.status == 0
+    assert len(first.out.splitlines()) < 100 < len(whole.out.splitlines())
+    assert "--model MODEL" in first.out and "--help-all" in first.out
+    assert "--rope-freq-base" in whole.out and "--rope-freq-base" not in first.out
+    assert "--help-all" not in outrider("setup", "--help").out, "it is short"
+    assert max(map(len, whole.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"), [("outrider ch", "chat"), ("outrider run --draft-m", "--draft-max")]
+)
+def test_a_shell_can_complete_commands_and_options(
+    outrider: Call, monkeypatch: pytest.MonkeyPatch, line: str, offered: str
+) -> None:
+    monkeypatch.setenv("_OUTRIDER_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
+    assert offered in outrider().out.split()
+
+
+def test_the_cache_is_listed_and_emptied(
+    outrider: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "kept"
+    monkeypatch.setenv("OUTRIDER_CACHE", str(folder))
+    assert outrider("cache").status == 0, "there is nothing yet"
+    for name in ("costs", "models"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "a").write_bytes(b"12345")
+    (folder / "chat_history").write_text("hello")
+    listed = outrider("cache")
+    assert listed.status == 0 and str(folder) in "".join(listed.out.split())
+    for name in ("costs", "models", "chat_history"):
+        assert name in listed.out
+    wrong = outrider("cache", "--remove", "cost")
+    assert wrong.status == 2 and wrong.err.startswith("error: --remove cost: ")
+    gone = json.loads(outrider("cache", "--remove", "costs", "--json").out)
+    assert gone["removed"] == ["costs"] and set(gone["kept"]) == {"models", "chat_history"}
+    assert gone["kept"]["models"] == {"files": 1, "bytes": 5} and not (folder / "costs").exists()
+    outrider("cache", "--remove", "all")
+    assert list(folder.iterdir()) == []
