@@ -120,7 +120,7 @@ def test_a_library_that_is_wrong_in_large_calls_is_given_small_ones(
     show_log(True)
     assert check(memory, run) == (options, notice) and len(run.tried) == 2
     show_log(False)
-    assert "is wrong in long calls with " in capsys.readouterr().err
+    assert "computes long calls wrongly with " in capsys.readouterr().err
     small, _ = check(memory, run, LoadOptions(threads=1, micro_batch_tokens=8), file="other")
     assert small.micro_batch_tokens == 8
 

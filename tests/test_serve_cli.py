@@ -50,7 +50,7 @@ def test_what_is_wrong_is_found_before_a_model_is_loaded(run: Run, tmp_path: Pat
     assert "a key has 16 to 512 characters" in refused(run(*missing, "--api-keys", str(keys)))
     assert "none.toml: no such file" in refused(run(*missing, "--api-keys", str(tmp_path / "none.toml")))
     cert = ("--tls-cert", str(keys), "--tls-key", str(keys))
-    assert "certificate and key cannot be used" in refused(run(*missing, *cert))
+    assert "certificate and key do not work" in refused(run(*missing, *cert))
     assert str(tmp_path / "absent") in refused(run(*missing, "--corpus", str(tmp_path / "absent")))
     assert "--policy: sometimes cannot be used" in refused(run(*missing, "--policy", "sometimes"))
     assert "--max-running: 0 cannot be used" in refused(run(*missing, "-np", "0"))
@@ -92,7 +92,7 @@ def test_the_settings_in_force_are_printed_and_can_be_read_back(
 
 
 def test_the_help_names_every_option_once(run: Run) -> None:
-    outcome = run("--help")
+    outcome = run("--help-all")
     assert outcome.status == 0
     for flag in (
         "--host",
@@ -176,7 +176,7 @@ def test_it_serves_says_so_and_drains(program: Callable[..., Program]) -> None:
     server = program("--alias", "tiny", OUTRIDER_API_KEY=KEY, OUTRIDER_SERVICE_HOST="x")
     address = server.start()
     shown = "".join(server.shown)
-    assert "OUTRIDER_SERVICE_HOST is no setting" in shown
+    assert "OUTRIDER_SERVICE_HOST is not a setting" in shown
     for words in ("as tiny", "no draft model", "4 requests at once", "1 API key", "/metrics, for keys"):
         assert words in shown, words
     with pytest.raises(HTTPError) as error:

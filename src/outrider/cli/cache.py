@@ -12,7 +12,7 @@ from outrider.cli.output import print_rows, print_table, readable, write_json
 from outrider.cli.settings import CacheSettings
 from outrider.core.errors import SettingError
 from outrider.core.files import reason_of
-from outrider.lab.numbers import counted, gigabytes
+from outrider.core.numbers import counted, gigabytes
 from outrider.models import cache_dir
 from outrider.models.hub import HubOptions
 
