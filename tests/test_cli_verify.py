@@ -160,7 +160,7 @@ def test_prompts_come_from_lines_and_json_lines(verify: Call, tmp_path: Path) ->
         (["--seed", "-3"], "seed"),
         (["-p", ""], "prompt 1: it is empty"),
         (["-f", "absent.txt"], "absent.txt: no such file"),
-        (["-f", "bad.jsonl"], "bad.jsonl, line 2: it is no JSON"),
+        (["-f", "bad.jsonl"], "bad.jsonl, line 2: not JSON"),
         (["-f", "other.jsonl"], "other.jsonl, line 1: it holds no prompt"),
         (["-o", "nowhere/c.json"], "its folder does not exist"),
         (["-o", "."], "it is a folder"),

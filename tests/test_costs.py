@@ -325,7 +325,7 @@ def test_json_carries_a_curve_unchanged(
         ({"calls": [{"tokens": 1}]}, "damaged"),
         ({"calls": [{"tokens": 1, "seconds": "soon"}]}, "damaged"),
         ({"calls": [[1, 2]]}, "damaged"),
-        ({"calls": [{"tokens": 1, "seconds": -1}]}, "no time"),
+        ({"calls": [{"tokens": 1, "seconds": -1}]}, "is not a time"),
         ({"calls": [{"tokens": 4, "seconds": 1}]}, "single token"),
         ({"prefill_token_s": -3}, "damaged"),
         ({"window_tokens": -1}, "damaged"),

@@ -157,7 +157,7 @@ def record(fields: str) -> str:
         ("", "there is no key in it"),
         ("[[key]", "it is not valid TOML"),
         ("[key]\nname = 'a'", "key: not an array of tables"),
-        ("keys = 3", "keys: it is not known"),
+        ("keys = 3", "keys: not known here"),
         (record(""), "key 1 (anna): it has neither key nor sha256"),
         (record(f'key = "{ANNA}"\nsha256 = "{"0" * 64}"'), "key 1 (anna): it has both"),
         (record('key = "short"'), "key 1 (anna): a key has 16 to 512 characters"),
