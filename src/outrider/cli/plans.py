@@ -179,7 +179,7 @@ def drafting_policy(settings: Drafting, costs: Path | None) -> FixedPolicy | Aut
     if kind == "plain" or (kind != "fixed" and settings.draft_max == 0):
         return FixedPolicy(draft_max=0)
     if kind == "fixed":
-        lengths = {
+        lengths: dict[str, Any] = {
             "draft_max": settings.draft_max,
             "draft_min": settings.draft_min,
             "p_min": settings.draft_p_min,

@@ -83,18 +83,18 @@ def check_build(
         outcome = _try_out(path, options, version, run or _patient(path))
         if outcome is not None:
             write_entry(memory, outcomes | {key: outcome})  # where that fails, it is tried again next time
+    notice = damaged
     if outcome == _PLAIN:
         notice = (
             f"{version} crashes in its repacked kernels or samplers with {model_kind}: plain ones are used, "
             f'which can be slower. To fix it, rebuild it with CFLAGS="{_FLAGS}" (CXXFLAGS alike)'
         )
     elif outcome == _SMALL:
-        notice = damaged
         log_line(
             f"{version} computes long calls wrongly with {model_kind}: no call has over {_SMALL_BATCH} tokens"
         )
     else:
-        return options, damaged
+        return options, notice
     return _without_fault(options, outcome), notice
 
 
