@@ -13,14 +13,13 @@ from outrider.core.errors import InputError
 from outrider.lab.bench.results import Cell, Results
 from outrider.lab.bench.store import Store
 from outrider.lab.bench.summary import counts, predictions, speeds
-from outrider.lab.bench.summary.speeds import measured_cells, pareto_points, verdicts
+from outrider.lab.bench.summary.speeds import measured_cells, verdicts
 from outrider.lab.rows import (
     AnswerRow,
     BlockRow,
     CaseOutcome,
     CostsRow,
     HeadRow,
-    ModelRow,
     OffersRow,
     PredictionRow,
     QualityRow,
@@ -182,7 +181,7 @@ def test_what_did_not_run_has_no_figure() -> None:
     assert counts.tokens_per_target_call(empty, Cell("t", "d", "auto", None)) is None
     assert speeds.best_setting(empty, "t", "d", None) == "plain"
     assert speeds.prediction_error(empty) is None and verdicts(empty) == []
-    assert counts.model_seconds(empty) == 0 and pareto_points(empty) == []
+    assert counts.model_seconds(empty) == 0
     assert counts.hiccups(empty).ratio is None and counts.quality_of(empty, "t") is None
 
 
@@ -252,33 +251,6 @@ def test_counts_of_what_did_not_run_are_replays() -> None:
     assert counts.tokens_per_target_call(found, Cell("t", "d", "auto", "w")) == 2.5
 
 
-def model(name: str, role: str, file_bytes: int, memory_bytes: int | None = None) -> ModelRow:
-    return ModelRow(
-        model=name,
-        role="target" if role == "target" else "draft",
-        path=f"{name}.gguf",
-        fingerprint=name,
-        architecture="llama",
-        quantization="Q8_0",
-        parameters=1,
-        active_parameters=1,
-        file_bytes=file_bytes,
-        trained_context=None,
-        effective={},
-        memory_bytes=memory_bytes,
-    )
-
-
-def test_memory_is_that_of_both_models() -> None:
-    found = results(model("t", "target", 100, 150), model("d", "draft", 10))
-    assert counts.memory_bytes(found, "t", None) == 150 and counts.memory_is_measured(found, "t", None)
-    assert counts.memory_bytes(found, "t", "d") == 160 and not counts.memory_is_measured(found, "t", "d")
-    assert counts.memory_bytes(found, "t", "unknown") is None
-    nothing = results(model("t", "target", 100, 0))  # where the system does not tell
-    assert counts.memory_bytes(nothing, "t", None) == 100
-    assert not counts.memory_is_measured(nothing, "t", None)
-
-
 def test_quality_is_over_tokens() -> None:
     rows = [
         QualityRow(
@@ -295,25 +267,6 @@ def test_quality_is_over_tokens() -> None:
     found = counts.quality_of(results(*rows), "t")
     assert found is not None and found.num_tokens == 400
     assert (found.mean_kl, found.top1_agreement) == pytest.approx((0.4, 0.6))
-
-
-def test_what_is_slower_and_larger_is_dominated() -> None:
-    rows = [
-        model("t", "target", 100),
-        model("d", "draft", 50),
-        *two_settings({"1": [2.0]}),
-        prediction("auto lookup", {"1": 20.0}, draft=None),
-    ]
-    points = pareto_points(results(*rows))
-    said = [(point.cell.setting, point.memory_bytes, point.is_dominated) for point in points]
-    assert said == [("plain", 100, False), ("model 3", 150, False)]
-    slow = [*rows, prediction("lookup 8", {"1": 2.5}, draft=None)]
-    points = pareto_points(results(*slow))
-    assert {(p.cell.setting, p.is_measured, p.is_dominated) for p in points} == {
-        ("plain", True, True),
-        ("lookup 8", False, False),
-        ("model 3", True, True),
-    }
 
 
 # The time
@@ -354,4 +307,3 @@ def test_a_whole_sweep_has_all_of_its_figures() -> None:
     assert {verdict.outcome for verdict in said} <= {"faster", "slower", "tie", "unsettled"}
     error = speeds.prediction_error(found)
     assert error is not None and error.settings == len(said)
-    assert len({point.cell for point in pareto_points(found)}) > 4

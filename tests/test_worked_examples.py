@@ -93,7 +93,7 @@ def test_a_chat_format(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_picture() -> None:
     prompts: Callable[[View], Any] = example(
-        "Example: a picture", import_module("outrider.lab.bench.report.pictures.pareto")
+        "Example: a picture", import_module("outrider.lab.bench.report.pictures.costs")
     )["prompts"]
     made = prompts(View(Results.read(SWEEP)))
     assert made.panels[0].svg.startswith("<svg") and made.table.rows

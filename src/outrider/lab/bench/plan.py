@@ -89,8 +89,6 @@ class SweepPlan(Part):
     """0: as much as the prompts and answers need"""
     quality: bool = True
     """score quantizations of one model against the best of them"""
-    references: Names = ()
-    """short names of targets that others are scored against; else those with the most bits a weight"""
     costs: Path | None = None
     """cost curves to take instead of measuring them"""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -36,13 +36,10 @@ _ARRAYS = {"ids": np.int32, "log_probs": np.float16, "rest": np.float32}
 _Floats = npt.NDArray[np.float64]
 
 
-def families(models: Sequence[ModelFile], references: Collection[str] = ()) -> list[tuple[ModelFile, ...]]:
-    """The models in groups that are quantizations of one: of one architecture, shape, tokenizer and name.
-
-    The first of each group is its reference: the one whose name is among `references`, else the one with
-    the most bits a weight. The order is otherwise that of `models`.
-    Raises SettingError when a group has two named references.
-    """
+def families(models: Sequence[ModelFile]) -> list[tuple[ModelFile, ...]]:
+    """The models in groups that are quantizations of one: of one architecture, shape, tokenizer and name. The
+    first of each group is its reference, the one with the most bits a weight; the order is otherwise that of
+    `models`."""
     groups: dict[tuple[object, ...], list[ModelFile]] = {}
     for model in models:
         card = model.card
@@ -51,11 +48,7 @@ def families(models: Sequence[ModelFile], references: Collection[str] = ()) -> l
         groups.setdefault((card.architecture, shape, card.num_tokens, card.tokenizer, name), []).append(model)
     found = []
     for group in groups.values():
-        named = [model for model in group if model.name in references]
-        if len(named) > 1:
-            both = " and ".join(model.name for model in named)
-            raise SettingError(both, "both are to be the reference of one model", "Name one of them.")
-        best = max(named or group, key=lambda model: model.card.file_bytes / model.card.parameters)
+        best = max(group, key=lambda model: model.card.file_bytes / model.card.parameters)
         found.append((best, *(model for model in group if model is not best)))
     return found
 

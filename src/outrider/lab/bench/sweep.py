@@ -109,7 +109,7 @@ class Sweep:
             draft for target, draft in pairs if draft.is_head and not why_no_head(draft.card, target.card)
         ]
         backends = self._backends(heads, is_here=elsewhere is None)
-        ordered = self._under_backends(families(targets, self.plan.references), backends)
+        ordered = self._under_backends(families(targets), backends)
         self._check_files([*ordered, *drafts])
         if elsewhere is not None:
             elsewhere(self, ordered, drafts)

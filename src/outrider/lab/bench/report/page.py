@@ -10,6 +10,7 @@ from markupsafe import Markup, escape
 
 from outrider.core import numbers
 from outrider.lab.bench.report import lists, words
+from outrider.lab.bench.report.bars import bars
 from outrider.lab.bench.report.choice import choices
 from outrider.lab.bench.report.pictures import PICTURES
 from outrider.lab.bench.report.pictures.picture import Missing, Picture
@@ -48,8 +49,7 @@ def _sheet(results: Results) -> str:
         "page.html",
         results,
         where=f"{results.head.machine.get('cpu', 'unknown processor')}, started {results.head.started}",
-        verdicts=[words.verdict(view, target) for target in results.targets],
-        choices=[(words.taken(choice), shlex.join(choice.command)) for choice in choices(view)],
+        targets=_targets(view),
         notes=words.notes(view),
         pictures=[made for made in drawn if isinstance(made, Picture)],
         missing=[made for made in drawn if isinstance(made, Missing)],
@@ -57,6 +57,24 @@ def _sheet(results: Results) -> str:
         method=words.METHOD,
         setup=[make(view) for make in _SETUP],
     )
+
+
+def _targets(view: View) -> list[dict[str, Any]]:
+    """Of each target what to do, the command, and the chart; a file under several libraries has one
+    command."""
+    commands = {choice.ran.target: choice for choice in choices(view)}
+    found: list[dict[str, Any]] = []
+    for target in view.results.targets:
+        said, choice = words.verdict(view, target), commands.get(target)
+        if choice is not None and choice.rival is not None:
+            said = [words.taken(choice), *said]
+        rows = bars(view, target)
+        pooled = [row for row in rows if row.best.workload == view.pooled and row.best.speedup]
+        others = [row for row in rows if row.best.workload != view.pooled and pooled]
+        command = shlex.join(choice.command) if choice else ""
+        parts = {"target": target, "said": said, "command": command, "bars": pooled, "by_workload": others}
+        found.append(parts)
+    return found
 
 
 def _words(text: str) -> Markup:

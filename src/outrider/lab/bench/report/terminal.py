@@ -39,7 +39,7 @@ def _print_sheet(results: Results, console: Console) -> None:
         _say(console, f"\n{target}", "bold")
         if view.pooled_first:
             console.print(_best(view, target))
-        _say(console, words.verdict(view, target))
+        _say(console, " ".join(words.verdict(view, target)))
     if not results.targets:
         _say(console, "Nothing was measured yet.")
     for choice in choices(view):

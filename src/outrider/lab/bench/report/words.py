@@ -13,38 +13,31 @@ from outrider.lab.bench.summary import counts, speeds
 from outrider.lab.settings import PLAIN
 
 METHOD = (
-    "Each target's answers were recorded once, decoded plainly. Each draft model was scored on them, and "
-    "the time of calls was measured; from these three every setting was replayed: that is “predicted”. "
-    "The most promising settings and a few controls then ran for real, interleaved with plain decoding "
-    "in shuffled order within blocks: that is “measured”. A figure is the median over a case's "
-    "repetitions and the geometric mean over cases, then over workloads. Speed counts decoding: the "
-    "draft model's reading of the prompt is in it, the target's is not. A speed-up is the time of plain "
-    "decoding over that of the setting, in the same blocks. Intervals are 95 %, by bootstrap over cases "
-    "and repetitions. The noise is what plain decoding differs by from itself. A result is uncertain if its "
-    "interval holds 1, or if it is not certain enough for one of so many (Holm's procedure over all results "
-    "of a table). A tie lies within the noise, or is uncertain and within 5 % of 1; farther away it is "
-    "unsettled. docs/method.md of Outrider says all of this in full."
+    "“Predicted” is replayed from recorded answers at measured call times, “measured” ran for real, in turn "
+    "with plain decoding. A figure is the median over repetitions and the geometric mean over prompts; "
+    "intervals are 95 %. A tie lies within the noise, or is uncertain and within 5 % of 1; farther away it "
+    "is unsettled. docs/method.md of Outrider says all of this in full."
 )
 
 _WORDS = {"faster": "wins on", "unsettled": "is unsettled on", "slower": "loses on", "tie": "ties on"}
 
 
-def verdict(view: View, target: str) -> str:
-    """What to do with a target on this machine, in one sentence or two."""
+def verdict(view: View, target: str) -> list[str]:
+    """What to do with a target on this machine, in a sentence, and those that say more of it."""
     best = best_cell(view, target)
     if best is None or best.speedup is None:
-        return f"{target}: nothing was measured or predicted yet."
+        return [f"{target}: nothing was measured or predicted yet."]
     start = "On this machine" if best.is_measured else "By prediction, not yet measured"
     ran, speedup = _setting(best.cell), numbers.speedup(best.speedup)
     if best.is_faster:
         mine = _by_workload(view, best)
+        is_settled = best.outcome == "faster" and best.is_measured
         likely = "fastest" if best.outcome == "faster" else "most likely fastest"
         bounds = f" ({numbers.bounds(best.speedup)})" if best.is_measured else ""
         gain = f"{speedup}{bounds} plain decoding over {workload_name(best.workload)}"
-        end = f" Each workload at its best setting, it {_details(mine)}." if len(mine) > 1 else ""
-        is_settled = best.outcome == "faster" and best.is_measured
-        after = _of_drafts(view, best) if is_settled else f" {unsettled(best)}"
-        return f"{start}, {target} is {likely} with {ran}, {gain}{_rates(best)}.{end}{after}"
+        more = [f"Each workload at its best setting, it {_details(mine)}."] if len(mine) > 1 else []
+        more += _of_drafts(view, best) if is_settled else [unsettled(best)]
+        return [f"{start}, {target} is {likely} with {ran}, {gain}{_rates(best)}.", *more]
     verb = {"tie": "ties", "unsettled": "is most likely slower"}.get(best.outcome or "", "is slower")
     cells = [view.best(target, draft, best.workload) for draft in view.columns]
     for cell in sorted(cells, key=lambda cell: cell is not best):
@@ -53,8 +46,8 @@ def verdict(view: View, target: str) -> str:
             other = "" if cell is best else f" with {draft_name(cell.draft)}"
             settling = [] if any(w.outcome == "faster" for w in winners) else [unsettled(winners[0])]
             said = f"{target} gains nothing over all workloads ({ran} {verb} at {speedup}), but by workload"
-            return " ".join([f"{start}, {said}{other} it {_details(mine)}.", *settling])
-    return f"{start}, decode {target} plainly: the best that was tried, {ran}, {verb} ({speedup})."
+            return [f"{start}, {said}{other} it {_details(mine)}.", *settling]
+    return [f"{start}, decode {target} plainly: the best that was tried, {ran}, {verb} ({speedup})."]
 
 
 def _rates(best: Best) -> str:
@@ -125,13 +118,13 @@ def _setting(ran: Cell) -> str:
     return f"{draft} and the setting “{ran.setting}”"
 
 
-def _of_drafts(view: View, best: Best) -> str:
+def _of_drafts(view: View, best: Best) -> list[str]:
     """What draft models add to lookup alone, where that is nothing."""
     drafts = [draft for draft in view.columns_of(best.target) if draft is not None]
     has_ran = any(view.best(best.target, draft, best.workload).is_measured for draft in drafts)
     if best.draft is not None or not best.is_measured or not has_ran:
-        return ""
-    return " No draft model adds anything to that beyond the noise."
+        return []
+    return ["No draft model adds anything to that beyond the noise."]
 
 
 def _by_workload(view: View, cell: Best) -> list[Best]:

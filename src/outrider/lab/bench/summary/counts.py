@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from outrider.lab.bench.results import Cell, Results
-from outrider.lab.rows import AnswerRow, CaseOutcome, ModelRow, RunRow
+from outrider.lab.rows import AnswerRow, CaseOutcome, RunRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +75,6 @@ def model_seconds(results: Results) -> float:
 def hiccups(results: Results) -> Hiccups:
     """Over all complete blocks."""
     return Hiccups(sum(row.hiccups for row in results.blocks), sum(row.calls for row in results.blocks))
-
-
-def memory_bytes(results: Results, target: str, draft: str | None) -> int | None:
-    """What target and draft add to the process; of a model where it was not measured the size of its file."""
-    rows = _models(results, target, draft)
-    found = [row.memory_bytes or row.file_bytes for row in rows if row is not None]
-    return sum(found) if len(found) == len(rows) else None
-
-
-def memory_is_measured(results: Results, target: str, draft: str | None) -> bool:
-    """Whether `memory_bytes` is measured for all of it."""
-    return all(row is not None and row.memory_bytes for row in _models(results, target, draft))
-
-
-def _models(results: Results, target: str, draft: str | None) -> list[ModelRow | None]:
-    """The row of the target and of the draft beside it, in the same library."""
-    rows = [results.model(target, "target")]
-    return rows if draft is None else [*rows, results.draft(draft, target)]
 
 
 def quality_of(results: Results, target: str) -> Quality | None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from outrider.core.numbers import Interval
 from outrider.lab.bench.results import Cell, Results, once, rates
-from outrider.lab.bench.summary.counts import Quality, memory_bytes, quality_of
 from outrider.lab.bench.summary.predictions import predicted_speedup
 from outrider.lab.settings import PLAIN
 from outrider.lab.statistics import LEVEL, Floats, Strata, estimate, holm, self_ratio, t_tail
@@ -239,52 +238,3 @@ def prediction_error(results: Results) -> ErrorFigures | None:
         return None
     within_5, within_10 = (sum(error <= most for error in errors) / len(errors) for most in (0.05, 0.1))
     return ErrorFigures(len(errors), float(np.median(errors)), within_5, within_10)
-
-
-# Speed against memory: which pairings nothing else beats in both.
-
-
-@dataclass(frozen=True, slots=True)
-class ParetoPoint:
-    """A target alone, with lookup, or with a draft, at its best setting."""
-
-    cell: Cell
-    tokens_per_s: Interval
-    is_measured: bool
-    """else it is plain decoding's measured speed times the replayed speed-up"""
-    memory_bytes: int
-    quality: Quality | None
-    is_dominated: bool = False
-    """another point is as fast or faster in no more memory, and better in one. Quality is not weighed"""
-
-
-def pareto_points(results: Results) -> list[ParetoPoint]:
-    """Every target plainly, with its best setting without a draft model, and with each draft, over all
-    workloads. Pairings whose speed or memory is unknown are left out."""
-    found = []
-    for target in results.targets:
-        plain = Cell(target, None, PLAIN.name, None)
-        cells = [
-            Cell(target, d, best_setting(results, target, d, None), None) for d in (None, *results.drafts)
-        ]
-        for cell in [plain, *(cell for cell in cells if cell.setting != PLAIN.name)]:
-            measured, memory = measured_speed(results, cell), memory_bytes(results, cell.target, cell.draft)
-            speed = measured or _predicted_speed(results, cell)
-            if speed is not None and memory is not None:
-                quality = quality_of(results, target)
-                found.append(ParetoPoint(cell, speed, measured is not None, memory, quality))
-    return [replace(point, is_dominated=_is_dominated(point, found)) for point in found]
-
-
-def _predicted_speed(results: Results, cell: Cell) -> Interval | None:
-    plain, gain = plain_speed(results, cell.target, cell.workload), predicted_speedup(results, cell)
-    if plain is None or gain is None:
-        return None
-    low, high = plain.value * gain.low, plain.value * gain.high
-    return Interval(plain.value * gain.value, low, high, gain.cases)
-
-
-def _is_dominated(point: ParetoPoint, points: Iterable[ParetoPoint]) -> bool:
-    speed, memory = point.tokens_per_s.value, point.memory_bytes
-    others = ((other.tokens_per_s.value, other.memory_bytes) for other in points)
-    return any(other[0] >= speed and other[1] <= memory and other != (speed, memory) for other in others)

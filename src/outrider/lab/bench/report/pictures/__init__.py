@@ -1,4 +1,4 @@
-"""The report's pictures, in their order. Each module draws one of them from a `View`."""
+"""The report's drawings, in their order. Each module draws one of them from a `View`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,9 @@ from collections.abc import Callable
 
 from outrider.lab.bench.report.pictures.acceptance import acceptance
 from outrider.lab.bench.report.pictures.costs import costs
-from outrider.lab.bench.report.pictures.lengths import lengths
-from outrider.lab.bench.report.pictures.pairings import pairings
-from outrider.lab.bench.report.pictures.pareto import pareto
 from outrider.lab.bench.report.pictures.picture import Missing, Picture
 from outrider.lab.bench.report.view import View
 
 __all__ = ["PICTURES"]
 
-PICTURES: tuple[Callable[[View], Picture | Missing], ...] = (
-    pairings,
-    lengths,
-    acceptance,
-    costs,
-    pareto,
-)
+PICTURES: tuple[Callable[[View], Picture | Missing], ...] = (acceptance, costs)

@@ -86,7 +86,7 @@ def _panel(lines: list[_Line], number: int) -> Panel:
     title = lines[0].cell.target
     ends = (f"{it.drafter} {numbers.percent(it.first)}" for it in lines)
     alternative = f"{title}: accepted at the first position: {', '.join(ends)}."
-    svg = draw(f"acceptance-{number}", 384, 310, alternative, lambda axes: _paint(axes, lines))
+    svg = draw(f"acceptance-{number}", 520, 380, alternative, lambda axes: _paint(axes, lines))
     return Panel(title, svg)
 
 

@@ -61,7 +61,7 @@ def costs(view: View) -> Picture | Missing:
         return Missing(TITLE, "no cost curve was measured")
     panels = []
     for number, curve in enumerate(curves):
-        svg = draw(f"costs-{number}", 384, 300, curve.finding, lambda axes, curve=curve: _paint(axes, curve))  # type: ignore[misc]
+        svg = draw(f"costs-{number}", 520, 380, curve.finding, lambda axes, curve=curve: _paint(axes, curve))  # type: ignore[misc]
         panels.append(Panel(curve.target, svg))
     return Picture(
         id="costs",

@@ -15,13 +15,11 @@ class Panel:
 
     title: str
     svg: str
-    is_broad: bool = False
-    """too wide for a phone to show at once"""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Panels that belong together. `key` explains numbered marks."""
+    """Panels that belong together."""
 
     id: str
     title: str
@@ -31,7 +29,6 @@ class Picture:
     """how to read it"""
     panels: tuple[Panel, ...]
     table: Table
-    key: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
