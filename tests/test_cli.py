@@ -229,6 +229,60 @@ def test_policies_are_chosen_by_name(run: Call) -> None:
         assert outcome.status == 2 and why in outcome.err
 
 
+def test_a_draft_that_cannot_be_asked_is_not_loaded_and_that_is_said(run: Call, models: Path) -> None:
+    draft = str(models / "draft.gguf")
+
+    def notes(*arguments: str, prompt: str = "hello") -> tuple[list[str], bool]:
+        """The notes about drafts, and whether the draft model was loaded."""
+        outcome = run("-n", "4", "-md", draft, *arguments, "--json", prompt)
+        found = [
+            line
+            for line in outcome.err.replace("\n", " ").split("note: ")
+            if "loaded" in line or "-cd" in line
+        ]
+        return found, "draft" in as_json(outcome)["settings"]
+
+    assert notes() == ([], True)
+    for arguments, why in (
+        (["--policy", "plain"], "--policy plain"),
+        (["--policy", "lookup"], "--policy lookup"),
+        (["--spec-type", "ngram-mod"], "--policy lookup"),
+        (["--draft-max", "0"], "--draft-max 0"),
+        (["--policy", "fixed", "--draft-max", "0"], "--draft-max 0"),
+    ):
+        [note], is_loaded = notes(*arguments)
+        assert "is not loaded" in note and why in note and not is_loaded
+    [note], is_loaded = notes("-cd", "96")
+    assert "draft drafts until a text has 96 tokens (-cd)" in note and is_loaded
+    [note], is_loaded = notes("-cd", "8", prompt="in the end it was a cat")
+    assert "its context of 8 tokens (-cd) does not hold the prompt" in note and not is_loaded
+
+
+def test_settings_that_do_less_than_they_say_are_named(run: Call) -> None:
+    seeded = ("--temp", "0.7", "-s", "5")
+    for arguments, said in (
+        (("-n", "-2", "-c", "64"), "-n -2"),
+        ((*seeded, "--rule", "block"), "--seed 5: under the rule block the text depends on the drafts"),
+        ((*seeded, "--lenience", "0.5"), "--seed 5: under lenience"),
+    ):
+        assert f"note: {said}" in run(*arguments, "hello").said
+    for more in (
+        ("--rule", "auto"),
+        ("--rule", "block", "--policy", "plain"),
+        ("--rule", "block", "--temp", "0"),
+    ):
+        assert "--seed" not in run(*seeded, *more, "hello").said
+
+
+def test_a_seed_repeats_with_drafts(run: Call) -> None:
+    def texts(*arguments: str) -> set[str]:
+        given = ("--json", "--temp", "1", "-s", "3", "-n", "24", *arguments, "in the end in the end")
+        return {as_json(run(*given))["text"] for _ in range(2)}
+
+    [text] = texts()
+    assert texts("--policy", "plain") == texts("--policy", "fixed", "--draft-p-min", "0") == {text}
+
+
 def test_costs_are_written_and_read(run: Call, tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     assert run("-n", "4", "--costs", str(file), "hello").status == 0
@@ -298,7 +352,8 @@ def test_an_error_is_one_message(run: Call, outrider: Call, models: Path) -> Non
         (run("-b", "0", "hi"), ["batch size", "0"]),
         (run("-ctk", "huge", "hi"), ["cache type k", "'huge'", "q8_0"]),
         (run("-ngl", "many", "hi"), ["-ngl", "'many'"]),
-        (run("--draft-max", "-1", "hi"), ["draft max", "-1"]),
+        (run("--draft-max", "-1", "hi"), ["--draft-max", "-1"]),
+        (run("--draft-max", "1000000000", "hi"), ["--draft-max", "1000000000", "2048 or less"]),
         (run("--draft-p-min", "2", "hi"), ["--draft-p-min: 2"]),
         (run("--draft-sampling", "x", "hi"), ["--draft-sampling", "greedy"]),
         (run("--repetitions", "0", "hi"), ["--repetitions", "0"]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from rich.console import Console
 from rich.status import Status
@@ -11,12 +10,14 @@ from rich.text import Text
 
 from outrider.backends.gguf import show_log
 from outrider.cli.interrupt import LoadInterrupt
+from outrider.cli.output import Ticker, readable
 from outrider.cli.plans import PairPlan
 from outrider.core.data import Completion
 from outrider.costs.other_programs import is_quiet
 from outrider.policy import AutoPolicy
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
 from outrider.session.explain import Explanation, explain
+from outrider.session.options import Progress
 
 
 def load_pair(plan: PairPlan, errors: Console) -> Pair:
@@ -31,7 +32,7 @@ def load_pair(plan: PairPlan, errors: Console) -> Pair:
             hub=plan.hub,
             template=plan.template,
             opening=plan.opening,
-            progress=partial(_show, status),
+            progress=_shown(errors, status),
         )
 
 
@@ -42,7 +43,9 @@ def open_session(plan: PairPlan, pair: Pair, tokens: int, errors: Console) -> Se
         length = min(max(tokens, DEFAULT_CONTEXT_TOKENS), pair.target.trained_context)
         options = replace(options, context_length=length)
     with LoadInterrupt(), errors.status("opening") as status:
-        return Session.open(pair, options, partial(_show, status))
+        session = Session.open(pair, options, _shown(errors, status))
+    session.notices[:0] = plan.notices
+    return session
 
 
 def measure_for_later(plan: PairPlan, errors: Console) -> None:
@@ -58,8 +61,18 @@ def measure_for_later(plan: PairPlan, errors: Console) -> None:
         pass
 
 
-def _show(status: Status, what: str, part: float | None) -> None:
-    status.update(what if part is None else f"{what}: {part:.0%}")
+def _shown(errors: Console, status: Status) -> Progress:
+    """Shows what is being done; where that is no terminal, what takes long: a line now and then."""
+    ticker = Ticker()
+
+    def show(what: str, part: float | None) -> None:
+        line = what if part is None else f"{what}: {part:.0%}"
+        if errors.is_terminal:
+            status.update(line)
+        elif part is not None and ticker.is_due(what):
+            errors.print(readable(line), markup=False)
+
+    return show
 
 
 def library_line(pair: Pair, session: Session) -> str:

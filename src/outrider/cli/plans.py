@@ -59,6 +59,14 @@ class PairPlan:
     verification: Verification
     template: str | None = None
     """the text of a chat template in place of the model's own"""
+    notices: tuple[str, ...] = ()
+    """what the user should hear of the settings"""
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything may be drafted."""
+        policy = self.opening.policy
+        return not (isinstance(policy, FixedPolicy) and policy.draft_max == 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +110,13 @@ def plan_run(settings: RunSettings, stdin_gives: str | None) -> RunPlan:
     """
     sampling = _sampling(settings)
     pair = plan_pair(settings, greedy=sampling.is_greedy)
+    notices = list(pair.notices)
+    if pair.drafts and (unrepeatable := pair.verification.unrepeatable(sampling)):
+        notices.append(f"--seed {settings.seed}: {unrepeatable}")
+    if settings.predict == -2:
+        notices.append("-n -2: an answer ends with its text, at the latest with the context")
+    verification = pair.verification.seeded(sampling)
+    pair = replace(pair, verification=verification, notices=tuple(notices))
     encodable(settings.system or "", "system message")
     if "" in settings.stop:
         raise SettingError("-r", "an empty text would end every answer at once", "Leave it out.")
@@ -128,8 +143,12 @@ def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
         lenience=settings.lenience if isinstance(settings, Lenience) else 1.0,
     )
     draft = draft_reference(settings)
-    if draft is None and (settings.policy in ("plain", "lookup") or settings.draft_max == 0):
-        draft = NO_DRAFT  # which would never be asked
+    notices: list[str] = []
+    if settings.policy in ("plain", "lookup") or settings.draft_max == 0:
+        if draft not in (None, NO_DRAFT):
+            why = "--draft-max 0" if settings.draft_max == 0 else f"--policy {settings.policy}"
+            notices.append(f"{draft} is not loaded: under {why} no draft model is asked")
+        draft = NO_DRAFT
     check_context("-c", settings.ctx_size)
     check_context("-cd", settings.ctx_size_draft)
     plan = PairPlan(
@@ -149,6 +168,7 @@ def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
         ),
         verification=verification.bitwise(greedy=greedy) if settings.bitwise else verification,
         template=_template(settings.chat_template_file),
+        notices=tuple(notices),
     )
     if sources.costs is not None and not sources.costs.exists():
         check_writable(sources.costs, "costs")

@@ -58,6 +58,7 @@ def run(settings: RunSettings) -> int:
     prediction = read_prediction(settings.prediction) if settings.prediction else None
     pair = load_pair(plan.pair, errors)
     tokens = pair.encode(_conversation(settings, pair, prompt, errors))
+    pair = pair.for_prompt(len(tokens), plan.pair.opening)
     request = plan.request(tokens, pair.target.vocabulary, pair.template)
     with open_session(plan.pair, pair, len(tokens) + plan.answer_tokens, errors) as session:
         request = replace(request, prediction=session.read_prediction(prediction))

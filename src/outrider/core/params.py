@@ -142,9 +142,9 @@ def _require_known(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 Rule = Literal["auto", "token", "block", "stable"]
-"""Which drafted tokens are accepted (`outrider.verify`). "auto": block verification of whichever kind
-of draft is measured to be accepted more. "token": one decision for each token. "block": one for
-the whole draft, never fewer tokens. "stable": the text depends on the seed alone, not on drafts."""
+"""Which drafted tokens are accepted (`outrider.verify`). "token": one decision for each token. "block": one
+for the whole draft, never fewer tokens. "stable": the text depends on the seed alone, not on drafts. "auto":
+stable for a request with a seed, else block verification of whichever kind of draft is accepted more."""
 
 DraftSampling = Literal["auto", "greedy", "sampled"]
 """A draft model's tokens: its most likely ones, sampled from its distribution, or what is accepted more."""
@@ -206,6 +206,21 @@ class Verification:
     def keeps_text(self, *, greedy: bool) -> bool:
         """Whether a text depends on the logits and the seed alone, whatever is drafted."""
         return not self.is_lossy and (greedy or self.rule == "stable")
+
+    def seeded(self, sampling: SamplingParams) -> Verification:
+        """These settings for a request with these samplers: one with a seed repeats, unless a rule was chosen
+        under which it cannot."""
+        if self.rule != "auto" or self.is_lossy or sampling.seed is None or sampling.is_greedy:
+            return self
+        return replace(self, rule="stable")
+
+    def unrepeatable(self, sampling: SamplingParams) -> str | None:
+        """Why a request with a seed may not repeat; None where it does, or has none."""
+        verification = self.seeded(sampling)
+        if sampling.seed is None or verification.keeps_text(greedy=sampling.is_greedy):
+            return None
+        what = "lenience" if self.is_lossy else f"the rule {self.rule}"
+        return f"under {what} the text depends on the drafts, too, and may not repeat"
 
     def bitwise(self, *, greedy: bool) -> Verification:
         """These settings for bit-equal text: samples are drawn by the seed-stable rule. Raises SettingError

@@ -217,7 +217,7 @@ class Drafting(Group):
         help="Who drafts, and how far: auto (whatever pays here), lookup or model (auto with these alone), "
         "fixed (the lengths below), plain (nobody).",
     )
-    draft_max: int | None = setting(
+    draft_max: Annotated[int, Field(ge=0, le=2048)] | None = setting(
         None,
         "--draft-max",
         "--draft",
@@ -242,7 +242,8 @@ class Drafting(Group):
     rule: Rule = setting(
         _VERIFICATION.rule,
         metavar="RULE",
-        help="Verification rule: auto, token, block, or stable (the text depends on the seed alone).",
+        help="Verification rule: token, block, stable (the text depends on the seed alone), or auto: stable "
+        "with a seed, else block.",
     )
     bitwise: bool | None = setting(
         None,

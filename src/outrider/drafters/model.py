@@ -7,6 +7,7 @@ Rounds that it sits out cost nothing; it catches up, in one batch, when it is ne
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
@@ -26,6 +27,12 @@ _SPARE_TOKENS = 32
 """of a context, for what is drafted"""
 _MIN_COPIED_TOKENS = 8
 """For fewer than these more, what a sequence holds itself is not given up."""
+
+
+def longest_text(alignment: Alignment, context_tokens: int) -> int:
+    """Tokens of the longest text that a draft model with so large a context drafts for."""
+    restarts = 0 < alignment.window <= context_tokens - 2 * _SPARE_TOKENS
+    return sys.maxsize if restarts else context_tokens
 
 
 @dataclass(slots=True)
@@ -95,8 +102,8 @@ class ModelDrafter:
         self._chunk_rows = max(1, model.max_rows // model.max_sequences)
         # Every sequence's last final tokens go into one call: each gets its share of a batch.
         self._chunk_tokens = max(1, min(_PREFILL_CHUNK_TOKENS, model.max_batch_tokens // model.max_sequences))
-        fits = alignment.window + 2 * _SPARE_TOKENS <= model.context_length
-        self._window = alignment.window if fits else 0
+        self.longest_text = longest_text(alignment, model.context_length)
+        self._window = alignment.window if self.longest_text > model.context_length else 0
         self._contexts: dict[int, _Context] = {}
         self._num_begun = 0
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from hashlib import sha256
 from importlib.metadata import version
 from typing import TypeVar
 
@@ -76,8 +77,9 @@ class Service:
         self.verification = verification or Verification()
         self.format = format_of(session.template, session.target.vocabulary)
         self.controls = ControlTokens(session.target.vocabulary)
-        self.fingerprint = f"outrider-{version('outrider')}"
-        """OpenAI's `system_fingerprint`"""
+        setup = f"{identity_of(session.target)} {session.bitwise}".encode()
+        self.fingerprint = f"outrider-{version('outrider')}-{sha256(setup).hexdigest()[:12]}"
+        """OpenAI's `system_fingerprint`: what, beside the request, an answer with a seed depends on"""
         self._notices = tuple(session.notices)
         self.started_unix_s = int(time.time())
         self.slot_folder: Folder | None = None

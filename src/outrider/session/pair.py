@@ -12,6 +12,7 @@ from outrider.backends.gguf.head_model import HeadModel, HeadWeights
 from outrider.backends.tuning.equality import open_target
 from outrider.backends.tuning.scoring import Loaded, native_of
 from outrider.core.notices import collect_notices, notify
+from outrider.drafters.model import longest_text
 from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import HEADS, ModelCard
 from outrider.models.hub import HubOptions
@@ -105,6 +106,19 @@ class Pair:
         if self.draft is not None:
             return self.draft.weights.name
         return "its own MTP head" if self._drafts_with_head(None) else None
+
+    def for_prompt(self, num_tokens: int, options: SessionOptions) -> Pair:
+        """The pair for a single prompt of so many tokens: a draft model whose own context does not hold it is
+        freed, for it would never be asked."""
+        if self.draft is None or isinstance(self.draft.weights, HeadWeights):
+            return self
+        weights = self.draft.weights
+        longest = longest_text(self.draft.alignment, options.draft_context_length or weights.trained_context)
+        if num_tokens < longest:
+            return self
+        weights.close()
+        line = f"{weights.name} is not asked: its context of {longest} tokens (-cd) does not hold the prompt"
+        return replace(self, draft=None, notices=(*self.notices, line))
 
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
         """The tokens of a text as it is, or of a conversation under the chat template."""

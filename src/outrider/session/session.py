@@ -14,7 +14,7 @@ from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.core.contracts import Drafter, Model, Policy
 from outrider.core.data import Completion, Grammar, Request
 from outrider.core.errors import SettingError
-from outrider.core.notices import collect_notices
+from outrider.core.notices import collect_notices, notify
 from outrider.core.params import SamplingParams, Verification
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY, ESTIMATED
@@ -147,9 +147,15 @@ class Session:
                 draft=draft,
                 kept_texts=open_texts(pair.target.path, options.keeping),
             )
+            drafters = build_drafters(drafting)
+            for drafter in drafters:
+                if isinstance(drafter, ModelDrafter) and drafter.longest_text < target.context_length:
+                    notify(
+                        f"{drafter.model.name} drafts until a text has {drafter.longest_text} tokens (-cd)"
+                    )
             session = cls(
                 target,
-                build_drafters(drafting),
+                drafters,
                 policy,
                 template=pair.template,
                 learned=learned,
@@ -203,14 +209,15 @@ class Session:
             text, parse_text = read_schema(schema)
             grammar = replace(grammar or Grammar("json_schema"), kind="json_schema", text=text)
             parse = parser_of(grammar, self.target.vocabulary, parse_text)
+        sampling = sampling or SamplingParams()
         request = Request(
             prompt=encode(self.target, self.template, prompt),
-            sampling=sampling or SamplingParams(),
+            sampling=sampling,
             max_tokens=max_tokens,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             ignore_end=ignore_end,
             speculate=speculate,
-            verification=verification or Verification(),
+            verification=(verification or Verification()).seeded(sampling),
             logprobs=logprobs,
             grammar=grammar,
             prediction=self.read_prediction(prediction),

@@ -237,7 +237,7 @@ class ChunkedAnswer(Answer):
             "object": self.chunk_object,
             "created": int(time.time()),
             "model": service.name,
-            "system_fingerprint": service.fingerprint,
+            "system_fingerprint": service.fingerprint if plan.repeats else None,
         }
 
     def whole(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
@@ -12,6 +13,7 @@ from outrider.core.data import AnswerReader, Grammar, Request, Thought
 from outrider.core.errors import InputError, SettingError
 from outrider.core.notices import notify
 from outrider.core.params import Drafting, GrammarKind, SamplingParams, Verification, grammar_kind
+from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.server.apis.messages import text_of
 from outrider.server.apis.shapes import (
@@ -37,6 +39,7 @@ class GenerationPlan:
         choices_per_prompt: How many requests share a prompt.
         show_sources: Whether a stream says who drafted its text.
         echoes: What the choices' texts begin with (an echoed prompt).
+        repeats: Whether the same request gets the same answer, if it has a seed.
         max_decode_s: After so many seconds an answer ends once it has begun a new line.
     """
 
@@ -46,6 +49,7 @@ class GenerationPlan:
     choices_per_prompt: int
     show_sources: bool
     echoes: tuple[str, ...] = ()
+    repeats: bool = True
     max_decode_s: float | None = None
 
     @property
@@ -80,6 +84,8 @@ def plan_of(
     sampling = sampling_of(body, service.defaults)
     _check_samplers(body)
     verification = verification_of(body, service.verification, sampling, bitwise=bitwise)
+    unrepeatable = verification.unrepeatable(sampling) if policy != "plain" else None
+    notify(unrepeatable and f"seed: {unrepeatable}", _too_long_for_draft(service, prompts))
     request = Request(
         prompt=prompts[0],
         sampling=sampling,
@@ -109,10 +115,20 @@ def plan_of(
         ),
         policy=service.policy_name if policy == "auto" else policy,
         bitwise=bitwise and keeps_text,
+        repeats=unrepeatable is None,
         choices_per_prompt=len(seeds),
         show_sources=bool(speculation and speculation.show_sources),
         echoes=echoes,
     )
+
+
+def _too_long_for_draft(service: Service, prompts: Sequence[tuple[int, ...]]) -> str | None:
+    """A line where the draft model cannot be asked, because its own context does not hold a prompt."""
+    drafters = service.session.engine.drafters
+    longest = min((d.longest_text for d in drafters if isinstance(d, ModelDrafter)), default=sys.maxsize)
+    if max(map(len, prompts)) < longest:
+        return None
+    return f"the draft model is not asked: its context of {longest} tokens does not hold the prompt"
 
 
 def _predicted(service: Service, asked: Prediction | None) -> tuple[int, ...]:
@@ -245,7 +261,8 @@ def verification_of(
     try:
         verification = replace(defaults, **given)
         field = "bitwise"
-        return verification.bitwise(greedy=sampling.is_greedy) if fields.bitwise else verification
+        bits = verification.bitwise(greedy=sampling.is_greedy) if fields.bitwise else verification
+        return bits.seeded(sampling)
     except SettingError as error:
         raise problem_of(error, field) from None
 
