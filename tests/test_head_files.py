@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from backends import IK, MAINLINE
-from head_files import OPTIONS, Files, write_eagle, write_files, write_heads
+from head_files import EVEN, OPTIONS, Files, write_eagle, write_files, write_heads
 from outrider.backends.gguf import LoadOptions
 from outrider.drafters.model import ModelDrafter
 from outrider.models.hub import HubOptions
@@ -70,6 +70,10 @@ WRONG_LAYERS: dict[str, dict[str, Any]] = {
     "made for a model of kind glm4moe of 2 layers, 64 wide": {"arch": "glm4moe"},
     "of kind qwen35 of 8 layers, 64 wide, and the target is qwen35 of 4": {"arch": "qwen35", "layers": 8},
     "of 4 layers, 128 wide": {"arch": "qwen35", "sizes": Sizes(width=128)},
+    "a reduced vocabulary (d2t: 145 tokens of 289), which is not supported": {
+        "arch": "qwen35",
+        "drafted": EVEN,
+    },
     "it holds 2 MTP layers": {"arch": "qwen35", "mtp_layers": 2},
 }
 

@@ -43,17 +43,23 @@ def read_head(head: ModelCard, target: ModelCard) -> HeadFile:
         why = f"it holds {HEADS[head.kind]}, which {why}: that is not supported"
         raise ModelFileError(str(head.path), why, "Name another draft, or -md auto.")
     header = read_header(local_shards(head.path)[0])
-    layers = _mtp_layers(head, target) if head.kind == "mtp" else _eagle_layers(head, target, header)
+    layers = _mtp_layers(head, target, header) if head.kind == "mtp" else _eagle_layers(head, target, header)
     return HeadFile(head.path, head.kind, layers)
 
 
-def _mtp_layers(head: ModelCard, target: ModelCard) -> tuple[int, ...]:
+def _mtp_layers(head: ModelCard, target: ModelCard, header: Header) -> tuple[int, ...]:
     made_for, needed = _trunk(head), _trunk(target)
     if made_for != needed:
         what, has = (f"{name} of {layers} layers, {width} wide" for name, layers, width in (made_for, needed))
         raise ModelFileError(
             str(head.path), f"it was made for a model of kind {what}, and the target is {has}", _OTHER
         )
+    if found := [tensor for tensor in header.tensors if tensor.name == DRAFTED_TABLE]:
+        size = found[0].num_parameters
+        why = (
+            f"its MTP layers have a reduced vocabulary ({DRAFTED_TABLE}: {size} tokens of {head.num_tokens})"
+        )
+        raise ModelFileError(str(head.path), f"{why}, which is not supported", "Name one with all tokens.")
     if head.mtp_layers > 1:
         why = f"it holds {head.mtp_layers} MTP layers, and only one is supported"
         raise ModelFileError(str(head.path), why, "Name another draft, or -md auto.")
