@@ -192,6 +192,7 @@ def _status(service: Service | None) -> dict[str, Any]:
 # Health, metrics, the page
 
 
+@open_router.head("/health", include_in_schema=False)
 @open_router.get("/health", tags=["state"])
 async def health(request: Request) -> Any:
     """`ok`, or an error (503) when the server is ending, or its engine has failed."""
@@ -203,6 +204,7 @@ async def health(request: Request) -> Any:
     return {"status": "ok"}
 
 
+@metrics_router.head("/metrics", include_in_schema=False)
 @metrics_router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Metrics in the format that the Accept header prefers."""
