@@ -75,12 +75,7 @@ def plan_of(
     """`body.n` choices for each prompt, in the cache namespace; `grammar` is compiled already. Raises
     Problem."""
     speculation, bitwise = body.speculation, service.session.bitwise
-    policy = (speculation and speculation.policy) or "auto"
-    if policy == "model" and service.draft_name is None:
-        why = "no draft model is loaded. Say auto or lookup, or start the server with one."
-        raise invalid_field("speculation.policy", why)
-    cap = speculation.max_draft if speculation else None
-    drafting = Drafting() if policy == "plain" else Drafting(policy, cap)
+    policy, drafting = _drafting(service, body)
     sampling = sampling_of(body, service.defaults)
     _check_samplers(body)
     verification = verification_of(body, service.verification, sampling, bitwise=bitwise)
@@ -120,6 +115,17 @@ def plan_of(
         show_sources=bool(speculation and speculation.show_sources),
         echoes=echoes,
     )
+
+
+def _drafting(service: Service, body: TextRequest) -> tuple[str, Drafting]:
+    """Who drafts, by name, and how. Raises Problem."""
+    policy = (body.speculation and body.speculation.policy) or "auto"
+    if policy == "model" and service.draft_name is None:
+        why = "no draft model is loaded. Say auto or lookup, or start the server with one."
+        raise invalid_field("speculation.policy", why)
+    if policy == "plain":
+        return policy, Drafting()
+    return policy, Drafting(policy, body.speculation.max_draft if body.speculation else None)
 
 
 def _too_long_for_draft(service: Service, prompts: Sequence[tuple[int, ...]]) -> str | None:
