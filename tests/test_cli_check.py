@@ -109,10 +109,10 @@ def test_without_a_draft_those_that_are_found_are_judged(
     write_heads(tmp_path / "target-eagle3.gguf", "eagle3")
     load = load_draft
 
-    def fail(target: Weights, card: ModelCard, options: LoadOptions) -> Weights:
+    def fail(target: Weights, card: ModelCard, options: LoadOptions, **given: Any) -> Weights:
         if card.path.stem == "first":
             raise OutOfMemory(str(card.path), "there is no room")
-        return load(target, card, options)
+        return load(target, card, options, **given)
 
     monkeypatch.setattr(loaded, "load_draft", fail)
     shown = as_json(check(str(tmp_path / "target.gguf"), "--json"))
