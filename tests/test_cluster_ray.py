@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -25,12 +26,13 @@ from outrider.core.errors import BackendError, SettingError
 from outrider.lab.bench.store import read_rows
 from outrider.lab.bench.sweep import run_sweep
 from outrider.lab.loaded import LoadedTarget
-from outrider.lab.models import ModelFile
+from outrider.lab.models import ModelFile, find_models
 from outrider.lab.progress import Progress
 from outrider.lab.rows import BlockRow, CostsRow, ModelRow, PredictionRow, Row, RunRow
 from outrider.models.hub import HubOptions
 from test_bench_sweep import signature
 from test_cluster_pieces import of_kind
+from tiny_gguf import write_tiny
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 pytestmark = [
@@ -168,9 +170,32 @@ def test_a_node_that_is_killed_costs_its_running_work_alone(one: list[Row], tmp_
 def test_nodes_without_the_memory_are_refused(tmp_path: Path) -> None:
     with (
         cluster(("small",), memory=2000) as made,
-        pytest.raises(BackendError, match=r"no node is left that can do it \(it needs"),
+        pytest.raises(BackendError, match=r"no node of the kind small is left that can do it \(it needs"),
     ):
         sweep(tmp_path, made.address)
+
+
+def test_answers_made_on_nodes_are_those_of_this_process(three: Any, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from outrider.fleet.ray.answering import answer
+    from outrider.lab.distill.plan import Data, DistillPlan
+    from outrider.lab.distill.run import record
+
+    prompts = [{"id": str(i), "prompt": f"the rain in the street {i}"} for i in range(40)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    path = write_tiny(tmp_path / "target.gguf")
+    [file] = find_models([str(path)], hub=HubOptions())
+    made = []
+    for name in ("here", "there"):
+        data = Data(prompts=[str(tmp_path / "p.jsonl")], max_tokens=8, temps="0,0.7", answers=tmp_path / name)
+        given = DistillPlan(path, tmp_path / "run", data=data, threads=1, context=64)
+        if name == "here":
+            record(file, given, lambda *_: None)
+        else:
+            with joined(three.address):
+                answer(file, given, str(path), HubOptions(), lambda *_: None)
+        made.append({p.name: p.read_bytes() for p in (tmp_path / name).glob("*.npz")})
+    assert len(made[0]) == 40 and made[0] == made[1]
 
 
 def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,7 @@ class _Driver:
         fitting = [node for node in self.nodes if self._fits(piece, node)]
         if not fitting:
             gigabytes = piece.file_bytes / 1e9
-            where = f"no {piece.machine}" if piece.machine else "no node"
+            where = f"no node of the kind {piece.machine}" if piece.machine else "no node"
             self._give_up(piece, f"{where} is left that can do it (it needs {gigabytes:.1f} GB at least)")
         elif piece.stage == "measure":
             self._reserve(piece, fitting)
