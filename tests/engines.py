@@ -3,7 +3,7 @@ that checks the invariants after every step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,12 +84,15 @@ class Extending:
         drafted = (*self.prefix, *(token.token for token in self.tokens))
         return DraftInput(drafted, tuple(self.guess[len(self.tokens) :]))
 
-    def take(self, offers: Sequence[DraftToken]) -> bool:
-        for offer in offers:
+    def take(self, offers: Iterable[DraftToken]) -> bool:
+        num_before, expected = len(self.tokens), list(self.guess[len(self.tokens) :])
+        for place, offer in enumerate(offers):
+            if [token.token for token in self.tokens[num_before:]] != expected[:place]:
+                break
             if len(self.tokens) == self.request.max_tokens or offer.acceptance < self.p_min:
                 return False
             self.tokens.append(offer)
-        return bool(offers) and len(self.tokens) < self.request.max_tokens
+        return num_before < len(self.tokens) < self.request.max_tokens
 
 
 def greedy_continuation(next_logits: NextLogits, tokens: Sequence[int], length: int) -> list[int]:

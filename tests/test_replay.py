@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -393,9 +393,10 @@ class Mixed:
         self.tokens += offer[: self.choose(len(offer) + 1)]
         return DraftInput(self.tokens)
 
-    def take(self, offers: Sequence[DraftToken]) -> bool:
-        self.tokens += tuple(offer.token for offer in offers)
-        return bool(offers) and len(self.tokens) < self.request.max_tokens and bool(self.choose(2))
+    def take(self, offers: Iterable[DraftToken]) -> bool:
+        offered = tuple(offer.token for offer in offers)
+        self.tokens += offered
+        return bool(offered) and len(self.tokens) < self.request.max_tokens and bool(self.choose(2))
 
 
 def _tokens(free: Lookup, prefix: Sequence[int], most: int) -> tuple[int, ...]:

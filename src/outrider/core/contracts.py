@@ -357,11 +357,10 @@ class DraftRound(Protocol):
     def work(self) -> DraftWork:
         """What it has cost so far."""
 
-    def step(self, inputs: Mapping[int, DraftInput]) -> Mapping[int, Sequence[DraftToken]]:
-        """One call of the model. Returns by sequence what it offers after the drafted tokens: its own next
-        token and, as long as these are the guessed ones, those after them (Leviathan et al., 2023, with the
-        draft model as the target). A sequence for which it offers nothing is left out, and is not to be asked
-        again in this round."""
+    def step(self, inputs: Mapping[int, DraftInput]) -> Mapping[int, Iterable[DraftToken]]:
+        """One call of the model. Gives by sequence what it says comes after the drafted tokens, and after
+        each of the guessed ones (as a target checks a draft); good until the next call. A sequence for which
+        it says nothing is not to be asked again in this round."""
 
 
 class DraftModel(Drafter, Protocol):

@@ -8,7 +8,7 @@ Rounds that it sits out cost nothing; it catches up, in one batch, when it is ne
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from time import perf_counter
@@ -291,18 +291,14 @@ class ModelDrafter:
             context.agree = context.held
         return rows
 
-    def offers(self, rows: Logits, request: DraftRequest, inputs: DraftInput) -> list[DraftToken]:
-        """The next tokens of a draft, from the rows of `next_span`: one, and those after it as long as they
-        are guessed. Fewer where the request leaves none."""
-        found: list[DraftToken] = []
-        for row, guessed in zip(rows, (*inputs.guess, None), strict=False):
-            token = self._offer(row, request, (*inputs.drafted, *inputs.guess[: len(found)]))
+    def offers(self, rows: Logits, request: DraftRequest, inputs: DraftInput) -> Iterator[DraftToken]:
+        """What the model says comes after the drafted tokens and after each of the guess that `next_span`
+        reads, from its rows; until the request leaves no token."""
+        for place, row in enumerate(rows):
+            token = self._offer(row, request, (*inputs.drafted, *inputs.guess[:place]))
             if token is None:
-                break
-            found.append(token)
-            if token.token != guessed:
-                break
-        return found
+                return
+            yield token
 
     def _offer(
         self, row: Row | TopLogits, request: DraftRequest, drafted: tuple[int, ...]
@@ -338,7 +334,7 @@ class ModelRound:
         calls = tuple(self._call_tokens)
         return self._read + DraftWork(len(calls), self._model_s, call_tokens=calls)
 
-    def step(self, inputs: Mapping[int, DraftInput]) -> dict[int, list[DraftToken]]:
+    def step(self, inputs: Mapping[int, DraftInput]) -> dict[int, Iterator[DraftToken]]:
         spans = list[Span]()
         for sequence in inputs:
             if sequence in self._ready:
@@ -352,12 +348,10 @@ class ModelRound:
         before = perf_counter()
         logits = self._drafter.decode(spans, num_tokens)
         self._model_s += perf_counter() - before
-        offers = {}
-        for span, rows in zip(spans, logits, strict=True):
-            found = self._drafter.offers(rows, self._ready[span.sequence], inputs[span.sequence])
-            if found:
-                offers[span.sequence] = found
-        return offers
+        return {
+            span.sequence: self._drafter.offers(rows, self._ready[span.sequence], inputs[span.sequence])
+            for span, rows in zip(spans, logits, strict=True)
+        }
 
 
 # A draft model's logits, read as the target's tokens under a request's sampler.

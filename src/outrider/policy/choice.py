@@ -4,13 +4,13 @@ go."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 
 from outrider.core.contracts import DraftInput, DraftRequest, Lookup
 from outrider.core.data import DraftToken
-from outrider.policy.estimates import TextConfidence
+from outrider.policy.estimates import TextConfidence, confirmed, refused
 from outrider.policy.forced import FORCED, forced, permitted
 from outrider.policy.objective import (
     StepCosts,
@@ -147,9 +147,9 @@ def _gain_s(asking: Asking, candidate: Sequence[DraftToken], costs: StepCosts) -
         return -math.inf
     guess = guess[: best_guess(guess, costs, min(asking.max_guess, longest - first - 1))]
     average = asking.text.confidence.average
-    value_s = asking_value(first, average, math.prod(acceptance[:first]), costs, longest, guess)
-    value_s -= (float(costs.first_draft_s[0]) - costs.draft_step_s) / _CATCH_UP_STEPS
-    return rewards[-1] + value_s - stopping_value(acceptance, costs)
+    stop_s = stopping_value(acceptance, costs) - rewards[-1]
+    value_s = asking_value(first, average, math.prod(acceptance[:first]), costs, longest, guess, stop_s)
+    return value_s - (float(costs.first_draft_s[0]) - costs.draft_step_s) / _CATCH_UP_STEPS - stop_s
 
 
 def _is_repaid(
@@ -192,10 +192,10 @@ class ModelDraft:
     """the draft so far, with calibrated estimates"""
     suffix: list[DraftToken] = field(init=False)
     """what lookups add to it"""
-    offers: list[DraftToken] = field(default_factory=list)
-    """what the model offered, taken or not, with calibrated estimates"""
+    offers: list[tuple[int, DraftToken]] = field(default_factory=list)
+    """what the model offered, taken or not, with its place in the draft and its own calibrated estimate"""
     _average: float = field(init=False)
-    _input: DraftInput = field(init=False)
+    _input: DraftInput = field(default=DraftInput(()))
 
     def __post_init__(self) -> None:
         self.tokens = list(self.candidate[: self.num_forced])
@@ -207,6 +207,11 @@ class ModelDraft:
         return self.asking.request
 
     @property
+    def read(self) -> tuple[int, ...]:
+        """Drafted and guessed tokens that the model has evaluated last."""
+        return self._input.drafted + self._input.guess
+
+    @property
     def num_forced(self) -> int:
         """Tokens before the model's own."""
         return num_forced(self.candidate)
@@ -216,29 +221,43 @@ class ModelDraft:
         self._input = DraftInput(tuple(token.token for token in self.tokens), tuple(guess))
         return self._input
 
-    def take(self, offers: Sequence[DraftToken]) -> bool:
+    def take(self, offers: Iterable[DraftToken]) -> bool:
         drafted, guess = self._input
-        for place, offer in enumerate(offers, len(drafted)):
-            known = guess[: place - len(drafted)]
-            if [token.token for token in self.tokens] != [*drafted, *known]:
-                break  # a constraint forced something else in between
+        num_offered = len(self.offers)
+        for place, offer in enumerate(offers):
+            if [token.token for token in self.tokens] != [*drafted, *guess[:place]]:
+                break  # the draft has left the guess
             if not self._add(offer):
                 return False
-        return bool(offers) and self._goes_on()
+        return len(self.offers) > num_offered and self._goes_on()
 
     def _add(self, offer: DraftToken) -> bool:
         """Add a token of the model's, and what is forced after it; whether more may follow."""
         calibrated = offer._replace(acceptance=self.asking.acceptance(offer))
         average = TextConfidence.after(self._average, calibrated.acceptance)
-        self.offers.append(calibrated)
+        self.offers.append((len(self.tokens), calibrated))
         if offer.drawn_from is not None and not self._sampled_token_pays(calibrated.acceptance, average):
             return False
         self._average = average
-        drafted = [*(token.token for token in self.tokens), offer.token]
+        chosen = self._chosen(calibrated)
+        drafted = [*(token.token for token in self.tokens), chosen.token]
         after = self.asking.forced(drafted)[: max(self.plan.costs.max_length - len(drafted), 0)]
-        self.tokens += [calibrated, *after]
+        self.tokens += [chosen, *after]
         self.suffix = self.asking.look_up([*drafted, *(token.token for token in after)])
         return len(self.tokens) < self._longest
+
+    def _chosen(self, offer: DraftToken) -> DraftToken:
+        """The model's token or the lookup's at this place, with what both together say of it. A sampled one
+        stays: what it is must not matter."""
+        if not self.suffix or offer.drawn_from is not None:
+            return offer
+        said = self.suffix[0]
+        if said.token == offer.token:
+            return offer._replace(acceptance=confirmed(said.acceptance, offer.acceptance))
+        lookup, own = refused(said.acceptance, offer.acceptance)
+        if lookup > own:
+            return said._replace(acceptance=lookup)
+        return offer._replace(acceptance=own)
 
     @property
     def _longest(self) -> int:
@@ -256,10 +275,10 @@ class ModelDraft:
         drafted = [token.acceptance for token in self.tokens]
         min_length = 0 if self.request.draw is None else length  # sampled tokens cannot be cut
         stop_s = stopping_value([*drafted, *(token.acceptance for token in self.suffix)], costs, min_length)
+        stop_s -= expected_rewards(drafted, costs)[-1]
         guess = [token.acceptance for token in self._guess()]
-        on_s = expected_rewards(drafted, costs)[-1]
-        on_s += asking_value(length, self._average, math.prod(drafted), costs, self._longest, guess)
-        return on_s > stop_s
+        longest, prefix_prob = self._longest, math.prod(drafted)
+        return asking_value(length, self._average, prefix_prob, costs, longest, guess, stop_s) > stop_s
 
     def _sampled_token_pays(self, acceptance: float, average: float) -> bool:
         """Whether a token that cannot be removed pays, alone or with those that may follow."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
@@ -106,10 +106,11 @@ class _FixedDraft:
     def next_input(self) -> DraftInput:
         return DraftInput((*self.prefix, *(token.token for token in self.own)))
 
-    def take(self, offers: Sequence[DraftToken]) -> bool:
-        if not offers or offers[0].acceptance < self.policy.p_min:
+    def take(self, offers: Iterable[DraftToken]) -> bool:
+        offer = next(iter(offers), None)
+        if offer is None or offer.acceptance < self.policy.p_min:
             return False
-        self.own.append(offers[0])
+        self.own.append(offer)
         if self.request.constraint is not None:
             self.own += forced(self.request, [*self.prefix, *(token.token for token in self.own)])
         return len(self.own) < self._room

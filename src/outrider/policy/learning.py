@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.core.data import DraftToken, StepRecord
+from outrider.core.sequences import common_prefix
 from outrider.policy.choice import ModelDraft
 from outrider.policy.estimates import MEAN_CONFIDENCE_RATE, Calibration
 from outrider.policy.state import PolicyState, RequestState
@@ -93,7 +94,7 @@ def _learn_drafted(state: PolicyState, text: RequestState, proposal: Proposal, r
     draft model and those that lookups offered are learned below, drafted or not."""
     looked_up = [token.token for token in proposal.lookup]
     num_verified = record.num_accepted + (len(record.tokens) > record.num_accepted)
-    own = proposal.model.offers[0].source if proposal.model and proposal.model.offers else None
+    own = proposal.model.offers[0][1].source if proposal.model and proposal.model.offers else None
     is_lookup = True
     for i, token in enumerate(record.draft.items[:num_verified]):
         correct = i < record.num_accepted
@@ -117,31 +118,27 @@ def _learn_lookup(state: PolicyState, text: RequestState, proposal: Proposal, re
 
 
 def _learn_model(state: PolicyState, text: RequestState, draft: ModelDraft, record: StepRecord) -> int:
-    """What the draft model offered, drafted or not; returns for how many tokens it could be compared."""
-    for offer in draft.offers:
+    """What the draft model said, drafted or not; returns for how many tokens it could be compared."""
+    for _, offer in draft.offers:
         state.mean_confidence += MEAN_CONFIDENCE_RATE * (offer.acceptance - state.mean_confidence)
-    num_compared, start = 0, draft.num_forced
-    correct = record.tokens[:start] == tuple(token.token for token in draft.tokens[:start])
-    own = iter(draft.offers)
-    for i, token in enumerate(draft.tokens[start:], start):
-        if not correct or i >= len(record.tokens):
+    drafted, num_compared = tuple(token.token for token in draft.tokens), 0
+    for place, offer in draft.offers:
+        is_sampled = offer.drawn_from is not None
+        was_left_out = is_sampled and place == len(drafted)
+        if place >= len(record.tokens) or drafted[:place] != record.tokens[:place] or was_left_out:
             break
-        is_sampled = token.drawn_from is not None
-        correct = i < record.num_accepted if is_sampled else token.token == record.tokens[i]
-        if token.source == draft.offers[0].source:  # not what a constraint forced in between
-            offer = next(own)
-            estimator = state.estimator(token.source, constrained=draft.asking.is_constrained)
-            estimator.learn(token.evidence, text.bias(token.source), correct)
-            text.confidence.learn(offer.acceptance)
-            num_compared += 1
+        correct = place < record.num_accepted if is_sampled else offer.token == record.tokens[place]
+        estimator = state.estimator(offer.source, constrained=draft.asking.is_constrained)
+        estimator.learn(offer.evidence, text.bias(offer.source), correct)
+        text.confidence.learn(offer.acceptance)
+        num_compared += 1
     return num_compared
 
 
 def _learn_uncached(text: RequestState, draft: ModelDraft | None, record: StepRecord) -> None:
-    """A draft model has evaluated its own tokens but the last, and those before them."""
+    """How many tokens a draft model has yet to evaluate."""
     if text.uncached is not None:
         text.uncached += len(record.tokens)
     if draft is not None and record.work.calls:
-        own = draft.offers[0].source if draft.offers else None
-        last = max((i for i, token in enumerate(record.draft.items) if token.source == own), default=0)
-        text.uncached = 1 + max(0, record.num_accepted - last)
+        num_read = common_prefix(draft.read, record.tokens)
+        text.uncached = max(len(record.tokens) - num_read, 1)

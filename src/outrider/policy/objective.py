@@ -165,16 +165,20 @@ def asking_value(
     costs: StepCosts,
     max_length: int,
     guess: Sequence[float] = (),
+    stop_s: float = 0.0,
 ) -> float:
     """What the next call of the draft model earns less what it costs, equation (4), in seconds. Parameters as
-    in `continuation_values`; `guess` is the acceptance of the tokens that the call checks."""
+    in `continuation_values`; `guess` is the acceptance of the tokens that the call checks. A model that is
+    wrong learns nothing of them, and what stopping earns (`stop_s`) is left."""
     values_s = continuation_values(length, average, prefix_prob, costs, max_length, len(guess))
-    confirmed = pairwise([1.0, *accumulate(guess, mul), 0.0])
-    value_s = float(costs.first_draft_s[0] - costs.first_draft_s[len(guess)])
+    if not guess:
+        return values_s[0]
+    confirmed, value_s = pairwise([1.0, *accumulate(guess, mul), 0.0]), 0.0
     for n, (after_s, (reached, passed)) in enumerate(zip(values_s, confirmed, strict=True)):
         if reached > passed:
             value_s += (reached - passed) * (costs.reward_s * prefix_prob * n + after_s)
-    return value_s
+    read_s = float(costs.first_draft_s[len(guess)] - costs.first_draft_s[0])
+    return average * value_s + (1 - average) * (stop_s - costs.draft_step_s) - read_s
 
 
 def best_guess(guess: Sequence[float], costs: StepCosts, most: int) -> int:

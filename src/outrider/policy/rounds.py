@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from outrider.core.contracts import DraftInput, DraftModel, DraftRequest
@@ -18,7 +18,7 @@ class Growing(Protocol):
     def next_input(self) -> DraftInput:
         """What the model reads next."""
 
-    def take(self, offers: Sequence[DraftToken]) -> bool:
+    def take(self, offers: Iterable[DraftToken]) -> bool:
         """Decide on what the model offers after `next_input`; whether it is asked again.
 
         A sampled token may be left out for the distribution that it was sampled from and for the tokens

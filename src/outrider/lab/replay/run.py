@@ -284,16 +284,14 @@ class _RecordedRound:
             return {}
         path, offers = drafted, list[DraftToken]()
         self._call_tokens.append(self._drafter.read(self._request, (*drafted, *guess), not self._call_tokens))
-        for guessed in (*guess, None):
+        for guessed in (*guess, _UNKNOWN):
             found = self._drafter.after(path)
             if found is None or not _permits(self._request, path, found[0]):
                 self._is_over = not offers
                 break
             token, confidence = found
             offers.append(DraftToken(token, self._drafter.name, confidence, (confidence,)))
-            if token != guessed:
-                break
-            path = (*path, token)
+            path = (*path, guessed)
         return {self._request.sequence: offers} if offers else {}
 
 
