@@ -296,7 +296,7 @@ def test_an_export_holds_what_was_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("no", "no JSON"),
+        ("no", "not JSON"),
         ("[" * 20_000, "nested too deeply"),
         ("[]", "schema"),
         ('{"schema": "outrider.costs/1"}', "schema"),

@@ -153,7 +153,7 @@ def test_a_grammar_limits_it(served: Serving) -> None:
         ("/completion", {}, "prompt: it is missing"),
         ("/completion", {"prompt": [1, [2]]}, "mixed"),
         ("/completion", {"prompt": "x", "lora": []}, "lora"),
-        ("/completion", {"prompt": "x", "image_data": [{}]}, "text alone"),
+        ("/completion", {"prompt": "x", "image_data": [{}]}, "text only"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "no tokens for filling in a middle"),
         ("/apply-template", {"messages": []}, "messages"),
     ],

@@ -178,8 +178,8 @@ def test_models_are_listed(served: Serving) -> None:
     ("path", "body", "why"),
     [
         (CHAT, {"model": "other", "messages": user("x")}, "there is no model other"),
-        (CHAT, {"messages": [{"role": "user", "content": "x", "images": ["aaaa"]}]}, "text alone"),
-        (GENERATE, {"prompt": "x", "images": ["aaaa"]}, "text alone"),
+        (CHAT, {"messages": [{"role": "user", "content": "x", "images": ["aaaa"]}]}, "text only"),
+        (GENERATE, {"prompt": "x", "images": ["aaaa"]}, "text only"),
         (GENERATE, {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),
         (GENERATE, {"prompt": "x", "suffix": "y"}, "no tokens for filling in a middle"),
         (CHAT, {"messages": user("x"), "options": {"mirostat": 1}}, "mirostat"),
