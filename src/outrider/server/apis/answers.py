@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from typing import Any, ClassVar, Literal
 from uuid import uuid4
 
@@ -59,9 +60,9 @@ class Choice:
     def take(self, outcome: Update | Completion) -> Sequence[Piece]:
         """Add the outcome of a step, or the end; returns the pieces that it gives."""
         if isinstance(outcome, Completion):
-            self.completion, self.is_over, pieces = outcome, True, outcome.rest
+            self.completion, self.is_over, pieces = outcome, True, merged(outcome.rest)
         else:
-            record, pieces = outcome.record, outcome.pieces
+            record, pieces = outcome.record, merged(outcome.pieces)
             if record.kind == "decode":
                 spent = (1, record.work.calls, len(record.tokens), len(record.draft), record.num_accepted)
                 self.counts.update(dict(zip(_COUNTS, spent, strict=True)))
@@ -288,6 +289,18 @@ class ChunkedAnswer(Answer):
         self, choice: Choice, delta: Any, pieces: Sequence[Piece], finish_reason: str | None
     ) -> dict[str, Any]:
         """The entry of `choices` in a chunk that has these pieces."""
+
+
+def merged(pieces: Iterable[Piece]) -> list[Piece]:
+    """Pieces with neighbours of one kind, call and source as one: those of a step make few chunks."""
+    found: list[Piece] = []
+    for _, group in groupby(pieces, lambda piece: (piece.kind, piece.call, piece.name, piece.source)):
+        first, *others = group
+        for other in others:
+            tokens, logprobs = first.tokens + other.tokens, first.logprobs + other.logprobs
+            first = first._replace(text=first.text + other.text, tokens=tokens, logprobs=logprobs)
+        found.append(first)
+    return found
 
 
 def joined(pieces: Iterable[Piece], kind: Kind) -> str:
