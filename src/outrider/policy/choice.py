@@ -31,6 +31,8 @@ from outrider.policy.state import (
 
 _CATCH_UP_STEPS = 10
 """steps over which the cost of evaluating uncached tokens is spread, since they profit too"""
+_WITHOUT_MODEL = 0.85
+"""what a token takes without the draft model, in plain steps: lookups go on"""
 MAX_LOSS_STEPS = 4.0
 """Plain steps that a text may lose to a draft model whose estimates turn out wrong. After that the model is
 asked only to explore; a good one has gained more by then."""
@@ -155,11 +157,11 @@ def _gain_s(asking: Asking, candidate: Sequence[DraftToken], costs: StepCosts) -
 def _is_repaid(
     asking: Asking, candidate: Sequence[DraftToken], costs: StepCosts, batch: BatchState, read_s: float
 ) -> bool:
-    """Whether what this and later steps save repays reading the prompt for the draft model: seconds of plain
-    decoding, since without it there would be no other. What confirming a candidate saves is not expected
-    again."""
+    """Whether what this and later steps save repays reading the prompt for the draft model: a token without
+    it takes almost a plain step. What confirming a candidate saves is not expected again."""
     text, plain_s = asking.text, float(costs.calls_s[0])
-    saved_s = _gain_s(asking, candidate, replace(costs, reward_s=plain_s / batch.num_sequences))
+    without_s = _WITHOUT_MODEL * plain_s / batch.num_sequences
+    saved_s = _gain_s(asking, candidate, replace(costs, reward_s=without_s))
     return amortises_prefill(
         read_s,
         gain_s=saved_s,
