@@ -149,10 +149,10 @@ def test_the_names_of_its_programs_lead_to_ours(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--spec-type ngram", "--spec-type ngram: it is not supported. Choose of none, draft-simple, "),
+        ("--spec-type ngram", "--spec-type ngram: it is not supported. Choose from none, draft-simple, "),
         (
             "--spec-type draft-simple,draft-dflash",
-            "--spec-type draft-dflash: it is not supported. Choose of none, ",
+            "--spec-type draft-dflash: it is not supported. Choose from none, ",
         ),
         ("--spec-type none --policy auto", "--spec-type: --policy says who drafts, too. Give one of them."),
         ("--spec-draft-sampling best", "--spec-draft-sampling best: no such way. Choose greedy or"),

@@ -409,9 +409,9 @@ def test_a_client_that_holds_its_connection_does_not_hold_up_the_start(pems: Pat
     [
         ("none.pem", "key.pem", "none.pem: no such file or directory"),
         ("cert.pem", "none.pem", "none.pem: no such file or directory"),
-        ("cert.pem", "other.pem", "cert.pem, {}/other.pem: certificate and key cannot be used"),
-        ("cert.pem", "secret.pem", "cert.pem, {}/secret.pem: certificate and key cannot be used"),
-        ("key.pem", "key.pem", "key.pem, {}/key.pem: certificate and key cannot be used"),
+        ("cert.pem", "other.pem", "cert.pem, {}/other.pem: certificate and key do not work"),
+        ("cert.pem", "secret.pem", "cert.pem, {}/secret.pem: certificate and key do not work"),
+        ("key.pem", "key.pem", "key.pem, {}/key.pem: certificate and key do not work"),
     ],
 )
 def test_files_that_are_of_no_use_are_named(pems: Path, cert: str, key: str, complaint: str) -> None:

@@ -31,7 +31,7 @@ from outrider.policy.state import (
 
 _CATCH_UP_STEPS = 10
 """steps over which the cost of evaluating uncached tokens is spread, since they profit too"""
-_WITHOUT_MODEL = 0.85
+_WITHOUT_MODEL = 0.9
 """what a token takes without the draft model, in plain steps: lookups go on"""
 MAX_LOSS_STEPS = 4.0
 """Plain steps that a text may lose to a draft model whose estimates turn out wrong. After that the model is
