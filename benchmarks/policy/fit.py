@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import argument_parser, run_program
 from outrider.core.data import Request
 from outrider.costs import CallCosts
+from outrider.drafters.earlier import EarlierDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.lab.recording import Recording, read_recordings
 from outrider.lab.replay import replay
@@ -44,19 +45,23 @@ Samples = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 def samples_of(recordings: Sequence[Recording]) -> dict[str, Samples]:
     """By drafter: features, shape (tokens, features), and whether each token was correct."""
     rows: dict[str, list[tuple[tuple[float, ...], bool]]] = defaultdict(list)
+    earlier = EarlierDrafter()
     for recording in recordings:
-        lookup, bias, answer = SuffixDrafter(), RequestBias(), recording.tokens
-        lookup.begin(0, Request(recording.prompt))
-        for at, token in enumerate(answer):
-            offer = list(islice(lookup.propose(0, ()), LENGTH))
-            for i, found in enumerate(offer[: len(answer) - at]):
-                correct = found.token == answer[at + i]
-                rows["lookup"].append((features(found.evidence, bias.recently_right), correct))
-                if not correct:
-                    break
-            if offer:
-                bias.note_first(offer[0].token == token)
-            lookup.observe(0, (token,))
+        answer = recording.tokens
+        for lookup in (SuffixDrafter(), earlier):
+            bias = RequestBias()
+            lookup.begin(0, Request(recording.prompt))
+            for at, token in enumerate(answer):
+                offer = list(islice(lookup.propose(0, ()), LENGTH))
+                for i, found in enumerate(offer[: len(answer) - at]):
+                    correct = found.token == answer[at + i]
+                    rows[lookup.name].append((features(found.evidence, bias.recently_right), correct))
+                    if not correct:
+                        break
+                if offer:
+                    bias.note_first(offer[0].token == token)
+                lookup.observe(0, (token,))
+            lookup.end(0)
         for name, offers in recording.offers.items():
             pairs = zip(offers.tokens, offers.confidence, answer, strict=True)
             rows[name] += [(features((p,), 0.0), mine == token) for mine, p, token in pairs]

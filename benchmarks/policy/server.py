@@ -1,6 +1,6 @@
 """What llama.cpp's own server makes of the same prompts: plainly, and with each kind of speculation.
 
-    python benchmarks/policy/server.py MODEL.gguf PROMPTS.jsonl… --llama-server PATH --out server.jsonl \
+    python benchmarks/policy/server.py PROMPTS.jsonl… MODEL.gguf --llama-server PATH --out server.jsonl \
         [--draft DRAFT.gguf]
 
 One server for each setting, all loaded at once (`--at-once` fewer, one group after the other); each
