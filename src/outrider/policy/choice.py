@@ -179,11 +179,11 @@ def max_model_draft(request: DraftRequest) -> int:
 
 @dataclass(slots=True)
 class ModelDraft:
-    """A draft that the draft model extends (`rounds.Growing`). Its calls read ahead what lookups offer: it
-    confirms their tokens one by one, and goes on with its own where it would not have said the same.
+    """A draft that the draft model extends (`rounds.Growing`). Its calls read ahead what lookups offer: where
+    both say the same the token is confirmed, and where they differ the likelier is taken.
 
-    A sampled token is never removed. Whether another is sampled may depend on those before it, but only
-    through the distributions that they were sampled from.
+    A sampled token is never removed. Whether another is sampled may depend on those before it, never on what
+    it is itself.
     """
 
     asking: Asking
