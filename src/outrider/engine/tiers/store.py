@@ -178,10 +178,14 @@ class KvTiers:
             self._copies["memory"].note(num_bytes, self._clock() - before)
         text = SavedText(scope, held, state.extent)
         entry = _Entry(text, num_bytes, self._name(text), state)
+        may_write = self._disk is not None and self._may_write()
         with self._lock:
             self._add(entry)
             self._counts.kept += 1
-        self._write_soon(entry)
+            if may_write:  # under the same lock: an entry that nothing is about to write may make room
+                entry.writing = self._writer.submit(self._write, entry)
+        if self._disk is None:
+            self._replace(entry)
         self._shrink_memory()
 
     def num_found(self, scope: str, tokens: Sequence[int], held: int, max_length: int) -> int:
@@ -345,20 +349,17 @@ class KvTiers:
         before = self._clock()
         return self._disk.read(entry.name, entry.text), self._clock() - before
 
-    def _write_soon(self, entry: _Entry) -> None:
-        if self._disk is None:
-            self._replace(entry)
-            return
+    def _may_write(self) -> bool:
+        """Whether one more copy may wait for the disk. Once `will_close` was called, wait until it may."""
         with self._lock:
             waiting = [e.writing for e in self._all() if e.writing is not None]
         if len(waiting) > _MAX_WAITING and self._closing_until_s is not None:
             timeout_s = max(self._closing_until_s - monotonic(), 0.0)
             waiting = list(wait(waiting, timeout_s, return_when=FIRST_COMPLETED).not_done)
+        may_write = len(waiting) <= _MAX_WAITING
         with self._lock:
-            if len(waiting) > _MAX_WAITING:
-                self._counts.not_written += 1
-            else:
-                entry.writing = self._writer.submit(self._write, entry)
+            self._counts.not_written += not may_write
+        return may_write
 
     def _write(self, entry: _Entry) -> None:
         """In the writer's thread."""
@@ -407,7 +408,10 @@ class KvTiers:
             with self._lock:
                 alone = [e for e in self._all() if not (e.num_disk_bytes or e.writing) and e.state]
             for entry in sorted(alone, key=lambda e: -e.used_s):
-                self._write_soon(entry)
+                may_write = self._may_write()
+                with self._lock:
+                    if may_write and entry.state is not None:
+                        entry.writing = self._writer.submit(self._write, entry)
             with self._lock:
                 waiting = [e.writing for e in self._all() if e.writing is not None]
             wait(waiting, max(until_s - monotonic(), 0.0))
