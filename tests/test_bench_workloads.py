@@ -130,20 +130,20 @@ def test_at_most_so_many_are_spread_evenly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("{'prompt': 1}", "it is no JSON object"),
+        ("{'prompt': 1}", "it is not a JSON object"),
         ("[1]", "it is a JSON array, no object"),
         ({"question": "x", "answer": "y"}, "it holds no prompt but 'question', 'answer'"),
-        ({"prompt": ["x"]}, "its prompt is no text"),
-        ({"turns": []}, "its turns are no list of texts"),
-        ({"messages": []}, "its messages are no list"),
+        ({"prompt": ["x"]}, "its prompt is not text"),
+        ({"turns": []}, "its turns are not a list of texts"),
+        ({"messages": []}, "its messages are not a list"),
         ({"messages": [{"role": "bot", "content": "x"}]}, "message 1 has no role of system, developer, user"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "message 1 says nothing"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "message 1 is empty"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "message 1 has tool calls without"),
         (
             {"messages": [{"role": "user", "content": "x"}], "tools": [{}]},
-            "tool 1 is no function with a name",
+            "tool 1 is not a function with a name",
         ),
-        ({"prompt": "x", "max_tokens": 0}, "its max_tokens is 0, no number of tokens"),
+        ({"prompt": "x", "max_tokens": 0}, "its max_tokens is 0, not a number of tokens"),
         ({"prompt": "x", "response_format": {"type": "xml"}}, "its response_format asks for nothing"),
         ({"prompt": "x", "respone_format": FORMAT}, "it has no use for 'respone_format'"),
     ],
@@ -221,7 +221,7 @@ def test_a_servers_log_is_asked_again(tmp_path: Path, traffic: Traffic) -> None:
     assert (once.messages, twice.messages, twice.max_tokens) == ("Once", "Twice", 8)
     assert len({prompt.id for prompt in workload.prompts}) == 4
     assert workload.sampling.temperature == 0
-    assert "(1 passed over: it was asked of /v1/responses)" in workload.source
+    assert "(1 skipped: it was asked of /v1/responses)" in workload.source
 
 
 def test_requests_that_cannot_be_asked_again_are_counted(tmp_path: Path, traffic: Traffic) -> None:
@@ -231,8 +231,8 @@ def test_requests_that_cannot_be_asked_again_are_counted(tmp_path: Path, traffic
     workload = read(tmp_path, traffic.log("/v1/chat/completions", long), tokens, tokens, fine)
     assert len(workload.prompts) == 1
     assert workload.source.endswith(
-        "(1 passed over: the body is longer than what is logged; "
-        "2 passed over: the prompt is given in tokens)"
+        "(1 skipped: the body is longer than what is logged; "
+        "2 skipped: the prompt is given in tokens)"
     )
 
 

@@ -274,7 +274,7 @@ def test_what_to_try_instead_follows_from_the_numbers() -> None:
 
     assert "smaller draft" in advice(step=0.6) and "smaller draft" not in advice(step=0.1)
     assert "another quantization" in advice(calls=STEEP_CALLS) and "another quantization" not in advice()
-    assert "nearer to the target" in advice(right=0.3) and "nearer to the target" not in advice(right=0.9)
+    assert "closer to the target" in advice(right=0.3) and "closer to the target" not in advice(right=0.9)
     assert "leave the draft out" in advice(lookup=(1.3, 1.1, 1.5))
     assert "--corpus" in advice() and "distill" not in advice()
     undecided = judge_draft(numbers((1.1, 0.9, 1.3), (1.1, 0.9, 1.3)))

@@ -161,12 +161,12 @@ def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
     ("flags", "said"),
     [
         ("none.toml", "none.toml: no such file"),
-        ("--draft-lengths 9-3", "--draft-lengths: '9-3' is no length"),
+        ("--draft-lengths 9-3", "--draft-lengths: '9-3' is not a length"),
         ("--repetitions 0", "--repetitions: 0: it has to be 1 or more"),
         ("--finalists -1", "--finalists: -1: it has to be 0 or more"),
         ("--drafters oracle", "--drafters: 'oracle': it has to be"),
         ("--p-mins 0,x", "--p-mins: 'x': it has to be a number"),
-        ("--control fast", "--control: 'fast': it is no setting"),
+        ("--control fast", "--control: 'fast': it is not a setting"),
         ("--workload chats --prompts 0", "--workload: 0: it has to be 1 or more"),
         ("--workload none.jsonl", "none.jsonl: no such file"),
         ("--workload other/file", "other/file: it holds no prompts"),
@@ -174,8 +174,8 @@ def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
         ("--backend auto,ik", "several backends: auto takes one of them by itself"),
         ("-ngl some", "-ngl some: not a number of layers"),
         ("--costs none.json", "none.json: there is no such file"),
-        ("-o other", "other: the folder holds other files, and no run to go on with"),
-        ("-o other/file", "other/file: it is a file, no folder"),
+        ("-o other", "other: the folder holds other files, and no run to continue"),
+        ("-o other/file", "other/file: it is a file, not a folder"),
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_runs(
@@ -200,7 +200,7 @@ def test_costs_that_will_not_do_are_refused_before_anything_runs(
 
 @pytest.mark.usefixtures("sweep")
 def test_a_time_that_was_too_short_is_said(run: Run) -> None:
-    said = "the time was over before all had run: "
+    said = "time ran out before all had run: "
     assert said in run("--minutes", 5).err
     assert said not in run("-o", "other").err
 
@@ -211,14 +211,14 @@ def test_what_of_a_log_is_passed_over_is_said(run: Run, sweep: Sweep, tmp_path: 
     (tmp_path / "log.jsonl").write_text("\n".join(json.dumps({**event, "body": body}) for body in bodies))
     outcome = run("--workload", "log.jsonl")
     assert outcome.status == 0 and len(sweep.plans) == 1
-    assert "note: log: log.jsonl (1 passed over: the prompt is given in tokens)" in outcome.err
+    assert "note: log: log.jsonl (1 skipped: the prompt is given in tokens)" in outcome.err
 
 
 def test_interrupted_it_says_how_to_go_on(run: Run, sweep: Sweep) -> None:
     sweep.raises = KeyboardInterrupt()
     outcome = run()
     assert outcome.status == 130 and outcome.out == ""
-    assert outcome.err.splitlines()[-1] == "interrupted: run it again to go on"
+    assert outcome.err.splitlines()[-1] == "interrupted: run the same command again to go on"
 
 
 def test_a_run_that_is_there_is_gone_on_with(run: Run, sweep: Sweep, finished: Path) -> None:

@@ -117,7 +117,7 @@ def test_without_a_draft_those_that_are_found_are_judged(
     monkeypatch.setattr(loaded, "load_draft", fail)
     shown = as_json(check(str(tmp_path / "target.gguf"), "--json"))
     assert [draft["model"]["name"] for draft in shown["drafts"]] == ["second"]
-    assert "first is passed over: there is no room" in shown["notices"]
+    assert "first is skipped: there is no room" in shown["notices"]
     assert [Path(file["reference"]).stem for file in shown["found"]] == ["first", "second", "target-eagle3"]
     assert [file["kind"] for file in shown["found"]] == ["model", "model", "eagle3"]
     text = check(str(tmp_path / "target.gguf")).out

@@ -189,7 +189,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
         (("--on-policy", "2"), "error: --on-policy: 2 cannot be used: "),
         (("--seed", "-1"), "error: --seed: -1 cannot be used: "),
         (("--window", "-1"), "error: --window: -1 cannot be used: "),
-        (("--quant", "Q3"), "error: Q3: it is no type to quantize to"),
+        (("--quant", "Q3"), "error: Q3: it is not a type to quantize to"),
         (("--name", "a/b"), "error: --name 'a/b': "),
         (("--name", "first"), "error: --name 'first': "),
         (("--base", "other.gguf"), "error: other.gguf: it knows 292 tokens, the target 289"),

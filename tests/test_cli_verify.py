@@ -153,7 +153,7 @@ def test_prompts_come_from_lines_and_json_lines(verify: Call, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--inject", "sloppy"], "'sloppy' is no known fault"),
+        (["--inject", "sloppy"], "'sloppy' is not a known fault"),
         (["--rule", "best"], "--rule: best cannot be used"),
         (["--lenience", "2"], "lenience"),
         (["-n", "0"], "-n 0"),

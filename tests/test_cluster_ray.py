@@ -205,9 +205,9 @@ def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch
         return str(error.value)
 
     assert "--ray 127.0.0.1:9: nothing answers there" in refused("127.0.0.1:9")
-    assert "it is no address" in refused("127.0.0.1:99999")
+    assert "it is not an address" in refused("127.0.0.1:99999")
     with serving_http() as port:
-        assert "what answers there is no Ray cluster" in refused(f"127.0.0.1:{port}")
+        assert "what answers there is not a Ray cluster" in refused(f"127.0.0.1:{port}")
     monkeypatch.setattr("outrider.fleet.ray.joining._ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert "nothing answers there (timed out)" in refused(f"127.0.0.1:{silent.getsockname()[1]}")

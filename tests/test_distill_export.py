@@ -394,9 +394,9 @@ def test_what_does_not_fit_together_is_refused(target: Target, tmp_path: Path) -
     path = tmp_path / "d.gguf"
     with pytest.raises(SettingError, match=r"its 289 tokens are not those of its map \(263\)"):
         target.write(path, subset=REDUCED)
-    with pytest.raises(SettingError, match="Q9: it is no type"):
+    with pytest.raises(SettingError, match="Q9: it is not a type"):
         target.write(path, quantization="Q9")
-    with pytest.raises(SettingError, match="it is no type"):
+    with pytest.raises(SettingError, match="it is not a type"):
         target.write(path, embedding_quantization="tiny")
     with pytest.raises(SettingError, match="its folder does not exist"):
         target.write(tmp_path / "none" / "d.gguf")

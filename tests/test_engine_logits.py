@@ -1,4 +1,4 @@
-"""Logits that are no numbers, and log probabilities."""
+"""Logits that are not numbers, and log probabilities."""
 
 from __future__ import annotations
 

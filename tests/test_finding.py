@@ -162,7 +162,7 @@ def test_a_sidecar_that_is_broken_is_named_and_other_broken_files_are_not(
     assert [Path(error.what).name for error in found.broken] == ["target-draft.gguf"]
     draft, notices = loaded(target, hub)
     assert draft is None
-    assert any("passes over target-draft.gguf: " in line for line in notices)
+    assert any("skips target-draft.gguf: " in line for line in notices)
 
 
 def test_heads_beside_the_target_are_named_with_why_they_are_not_used(make: Make, hub: HubOptions) -> None:
@@ -322,7 +322,7 @@ def test_a_draft_that_cannot_be_loaded_is_passed_over_for_the_next(
     monkeypatch.setattr(drafts, "load_draft", fail)
     draft, notices = loaded(target, hub)
     assert draft == "second"
-    assert "-md auto passes over first.gguf: it cannot be had" in notices
+    assert "-md auto skips first.gguf: it cannot be had" in notices
     assert any(line.startswith("-md auto takes second.gguf") for line in notices)
 
 
@@ -397,4 +397,4 @@ def test_known_costs_say_whether_a_draft_would_pay(
     if file.never_pays:
         draft, notices = loaded(target, hub)
         assert draft is None
-        assert any("passes over small.gguf (" in line and "it cannot pay" in line for line in notices)
+        assert any("skips small.gguf (" in line and "it cannot pay" in line for line in notices)

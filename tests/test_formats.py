@@ -139,7 +139,7 @@ def test_contents_are_text() -> None:
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
     assert chat_format("hermes").conversation([parts], [])[0][0]["content"] == "a\nb"
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
-    with pytest.raises(PromptError, match=r"messages\[1\].content: it holds something that is no text"):
+    with pytest.raises(PromptError, match=r"messages\[1\].content: it holds something that is not text"):
         chat_format("hermes").conversation([USER, image], [])
 
 

@@ -130,4 +130,4 @@ def test_a_found_head_that_cannot_run_is_passed_over(tmp_path: Path) -> None:
     write_eagle(tmp_path / "head.gguf")
     with closing(Pair.load(target, "auto", options=OPTIONS, hub=HubOptions(offline=True))) as pair:
         assert pair.draft is None or pair.draft_name != "head"
-        assert any(line.startswith("-md auto passes over head.gguf: ") for line in pair.notices)
+        assert any(line.startswith("-md auto skips head.gguf: ") for line in pair.notices)

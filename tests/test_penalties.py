@@ -62,7 +62,7 @@ def test_end_tokens_are_barred_until_enough_was_generated() -> None:
     "settings", [SamplingParams(logit_bias=((99, 1.0),)), SamplingParams(banned=(-1,))], ids=["bias", "ban"]
 )
 def test_tokens_that_the_vocabulary_lacks_are_refused(settings: SamplingParams) -> None:
-    with pytest.raises(SettingError, match="none numbered"):
+    with pytest.raises(SettingError, match="has no token"):
         RequestSampler(settings, LETTERS, [0])
 
 

@@ -374,7 +374,7 @@ TOO_LARGE = ("--target", "llama-3.1-405b:bf16", "--draft", "none", "--on", "h100
         (("--target", "nowhere.gguf", "--on", "h100"), "there is no such file"),
         (TOO_LARGE, "526 GB too little memory"),
         ((*PAIR, "--draft", "llama-3.1-405b:int4"), "it is larger than its target"),
-        ((*PAIR, "--batch", "1,x"), "is no list of numbers"),
+        ((*PAIR, "--batch", "1,x"), "is not a list of numbers"),
         ((*PAIR, "--batch", "0"), "is out of range"),
         ((*PAIR, "--context", "0"), "--context"),
         ((*PAIR, "--acceptance", "2"), "a share is between 0 and 1"),

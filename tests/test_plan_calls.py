@@ -235,8 +235,8 @@ def test_a_config_has_the_shape_that_its_name_has(tmp_path: Path, config: object
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "it is no JSON"),
-        ("[]", "it is no model's config"),
+        ("{", "it is not JSON"),
+        ("[]", "it is not a model's config"),
         (
             '{"hidden_size": 8}',
             "it lacks num_hidden_layers, num_attention_heads, intermediate_size, vocab_size",
@@ -350,7 +350,7 @@ def test_a_file_of_hardware_adds_to_what_is_known(tmp_path: Path) -> None:
     [
         ("x", "it is not valid TOML"),
         ("[cars.a]\n", "'cars' is none of its tables"),
-        ("[hardware]\na = 1\n", "hardware.a is no table"),
+        ("[hardware]\na = 1\n", "hardware.a is not a table"),
         ('[hardware.mine]\nkind = "boat"\n', "its kind is 'boat'"),
         ('[hardware.mine]\nkind = "gpu"\n', "title"),
         ('[hardware.mine]\nlike = "mine"\n', "which is not there"),

@@ -405,7 +405,7 @@ def test_the_command_says_that_a_source_is_quantized(
     ("words", "said"),
     [
         (["--to", ","], "--to: it names no type"),
-        (["--to", "Q8_0,Q9"], "Q9: it is no type"),
+        (["--to", "Q8_0,Q9"], "Q9: it is not a type"),
         (["--to", "F32"], "it is the source itself"),
         (["--to", "Q8_0", "--out", "FILE"], "not a folder"),
         (["--to", "Q8_0", "-t", "1000"], "threads: 1000"),

@@ -320,7 +320,7 @@ def test_a_name_without_an_address_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_all_addresses_of_a_name_have_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(_host: str, port: int, **_: object) -> list[Any]:
-        hosts = ("127.0.0.2", "127.0.0.1", "203.0.113.1")  # the last is no address of this machine
+        hosts = ("127.0.0.2", "127.0.0.1", "203.0.113.1")  # the last is not an address of this machine
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in hosts]
 
     monkeypatch.setattr(socket, "getaddrinfo", found)

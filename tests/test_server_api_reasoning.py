@@ -64,7 +64,7 @@ def test_an_effort_that_the_template_does_not_know_is_a_budget(served: Serving) 
     with serving() as plain:  # nothing is known of reasoning
         assert plain.post(CHAT, messages=user("x"), reasoning_effort="low").status_code == 400
         answer = plain.post(CHAT, messages=user("x"), reasoning_budget=5).json()
-        assert "this model's template knows no reasoning" in answer["outrider"]["notices"][0]
+        assert "this model's template has no reasoning" in answer["outrider"]["notices"][0]
 
 
 def test_the_servers_budget_holds_where_a_request_says_nothing() -> None:

@@ -108,7 +108,7 @@ def test_minus_one_is_no_limit_but_the_servers() -> None:
 def test_a_user_says_something(served: Serving) -> None:
     for path, field in ((CHAT, "messages"), (MESSAGES, "messages"), (RESPONSES, "input")):
         refused = served.post(path, **LEAST[path] | {field: [{"role": "user", "content": None}]})
-        assert refused.status_code == 400 and "says nothing" in refused.json()["error"]["message"]
+        assert refused.status_code == 400 and "is empty" in refused.json()["error"]["message"]
 
 
 def test_reasoning_in_several_items_is_joined(served: Serving) -> None:

@@ -386,7 +386,7 @@ def test_a_generation_under_way_ends_with_an_error_when_its_session_is_closed(
     with pytest.raises(BackendError, match="was closed"):
         for _ in running:
             session.close()
-    with pytest.raises(SettingError, match="broken off"):
+    with pytest.raises(SettingError, match="interrupted"):
         _ = running.completion
 
 

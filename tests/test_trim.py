@@ -272,7 +272,7 @@ def without_embedding(path: Path) -> Path:
             "--vocabulary 200: 263 are needed in any case: bytes,",
         ),
         (("-o", "small.gguf"), "small.gguf", "small.gguf: it is the source itself"),
-        (("-o", "/dev/null", "--force"), "small.gguf", "/dev/null: it is no file that could be replaced"),
+        (("-o", "/dev/null", "--force"), "small.gguf", "/dev/null: it is not a file that could be replaced"),
         (("-o", "none/out.gguf"), "small.gguf", "none/out.gguf: its folder does not exist"),
         (("--seconds", "-1"), "small.gguf", "seconds"),
         (("--corpus", "gone.txt"), "small.gguf", "gone.txt: there is no such file or folder"),

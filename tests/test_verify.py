@@ -139,7 +139,7 @@ def test_a_stable_verdict_is_what_the_target_picks(
     assert verdict.num_accepted == len(draft) or draft.tokens[verdict.num_accepted] != verdict.token
 
 
-# Logits that are no numbers
+# Logits that are not numbers
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

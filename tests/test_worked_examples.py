@@ -57,7 +57,7 @@ def test_a_kind_of_grammar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     session = Session(FakeModel(letters, random_logits(letters.size)))
     text = session.generate("ab", grammar=Grammar("digits", "4"), sampling=GREEDY).text
     assert re.fullmatch("[0-9]{4}", text)
-    with pytest.raises(GrammarError, match="is no number"):
+    with pytest.raises(GrammarError, match="is not a number"):
         session.generate("ab", grammar=Grammar("digits", "four"))
     file = tmp_path / "pin.digits"
     file.write_text("4\n")

@@ -582,12 +582,12 @@ export async function a_message_without_an_answer_is_not_sent_again({ open, seen
 export async function a_key_is_asked_for_and_kept_in_the_tab_alone({ open, seen }) {
   const page = await open("/keyed/");
   assert.equal(await isSeen(page, "#key-form"), true);
-  assert.equal(await text(page, "#key-label"), "the API key is missing. Send it as a bearer token.");
+  assert.match(await text(page, "#key-label"), /^This server needs an API key\./); // not the words for programs
   await ask(page, "Hello");
   assert.equal(await focused(page), "key");
   await page.keyboard.type("wrong");
   await page.keyboard.press("Enter");
-  await page.waitForFunction(() => document.querySelector("#key-label").textContent.includes("not known"));
+  await page.waitForFunction(() => document.querySelector("#key-label").textContent.includes("does not know"));
   await page.type("#key", KEY);
   await page.keyboard.press("Enter");
   await page.waitForFunction(() => document.querySelector(".summary")?.textContent.includes("tokens"));
@@ -706,7 +706,19 @@ export async function it_fits_a_phone({ open }) {
   await page.click("#panel-button");
   assert.equal(await isSeen(page, "#temperature"), true);
   assert.equal(await focused(page), "panel");
+  const [frame, accent] = await page.evaluate(() => [
+    getComputedStyle(byId("panel")).outlineColor,
+    getComputedStyle(document.querySelector(".mark")).color,
+  ]);
+  assert.notEqual(frame, accent);
   assert.deepEqual(await isWithin(), [320]);
+  const [box, words] = await page.evaluate(() => {
+    const range = document.createRange();
+    range.selectNodeContents(document.querySelector(".tick").lastChild);
+    return [byId("bitwise"), range].map((node) => node.getBoundingClientRect());
+  });
+  assert.ok(box.right <= words.left && words.left - box.right < 20, `${box.right} ${words.left}`);
+  assert.ok(box.top < words.bottom && words.top < box.bottom, "the label stands beside its box");
   await page.keyboard.press("Escape");
   assert.equal(await isSeen(page, "#temperature"), false);
   assert.equal(await focused(page), "panel-button");
@@ -724,6 +736,10 @@ export async function the_footer_leaves_a_phone_its_room({ open }) {
   for (const selector of ["#rate", "#plain", "#speedup", "#per-call", "#legend", "#colours", "#prompt", "#stop"]) {
     assert.equal(await isSeen(page, selector), true, selector);
   }
+  const names = await page.$$eval("#legend-name, .gauge dt span", (nodes) =>
+    nodes.filter((node) => node.getBoundingClientRect().width > 1).map((node) => node.textContent),
+  );
+  assert.deepEqual(names, ["Written by", "tokens/s", "plain", "speed-up", "per call"]);
 }
 
 export async function the_keyboard_is_enough({ open }) {

@@ -70,7 +70,7 @@ def bench(settings: BenchSettings) -> int:
         if plan.minutes is not None:
             _note_unfinished(results, plan.repetitions, errors)
     except KeyboardInterrupt:
-        errors.print(Text("interrupted: run it again to go on"))
+        errors.print(Text("interrupted: run the same command again to go on"))
         return INTERRUPTED
     errors.print(Text(readable(f"report: {folder / REPORT}")))
     return 0
@@ -97,7 +97,9 @@ def _note_unfinished(results: Results, repetitions: int, errors: Console) -> Non
     )
     if unfinished := [target for target in results.targets if target not in done]:
         listed = ", ".join(unfinished)
-        print_notes(errors, [f"the time was over before all had run: {listed}; run it again to go on"])
+        print_notes(
+            errors, [f"time ran out before all had run: {listed}; run the same command again to go on"]
+        )
 
 
 def plan_of(settings: BenchSettings) -> SweepPlan:
@@ -141,9 +143,9 @@ def _check(plan: SweepPlan, folder: Path) -> None:
     if plan.costs is not None:
         _check_costs(plan.costs, bool(plan.drafts))
     if folder.exists() and not folder.is_dir():
-        raise SettingError(str(folder), "it is a file, no folder", "Name another one (-o).")
+        raise SettingError(str(folder), "it is a file, not a folder", "Name another one (-o).")
     if folder.is_dir() and not (folder / ROWS).exists() and any(folder.iterdir()):
-        why = "the folder holds other files, and no run to go on with"
+        why = "the folder holds other files, and no run to continue"
         raise SettingError(str(folder), why, "Name another one (-o).")
 
 

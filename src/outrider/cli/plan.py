@@ -52,7 +52,7 @@ def plan(settings: PlanSettings) -> int:
         return 0
     if settings.export is not None and settings.export not in ENGINES:
         way_out = f"Choose one of {', '.join(ENGINES)}."
-        raise SettingError("--export", f"{settings.export!r} is no engine", way_out)
+        raise SettingError("--export", f"{settings.export!r} is not an engine", way_out)
     observed = None if settings.metrics is None else read_metrics(settings.metrics)
     if observed is not None and settings.target is None and settings.costs is None:
         advised = ["name --target, --draft and --on, and the plan says what it expected and what to change"]
@@ -184,7 +184,7 @@ def _batches(text: str) -> list[int]:
     try:
         found = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise SettingError("--batch", f"{text!r} is no list of numbers", "Give 1,8,32.") from None
+        raise SettingError("--batch", f"{text!r} is not a list of numbers", "Give 1,8,32.") from None
     if not 1 <= found[0] <= found[-1] <= MAX_BATCH:
         raise SettingError("--batch", f"{text!r} is out of range", f"Give 1 to {MAX_BATCH}.")
     return found

@@ -231,7 +231,7 @@ def _overview_of_model(settings: ServeSettings, session: Session, pair: Pair) ->
         "context": f"{target.context_length} tokens a request, {settings.max_running} requests at once, "
         f"{target.capacity_tokens} KV cells for all",
         "drafts": f"by {names}, {how}" if engine.drafters else "none: plain decoding",
-        **({"bits": "texts equal plain decoding's bit for bit"} if session.bitwise else {}),
+        **({"bits": "text equals plain decoding's, bit for bit"} if session.bitwise else {}),
     }
 
 

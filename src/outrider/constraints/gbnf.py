@@ -254,7 +254,7 @@ class _Parser:
         while at < len(inside):
             found = pattern.match(inside, at)
             if found is None:
-                raise self._error(f"{inside[at : at + 2]} is no escape that GBNF knows", word.start())
+                raise self._error(f"{inside[at : at + 2]} is not an escape that GBNF knows", word.start())
             first, last = (self._point(word, found[i] or found[1]) for i in (1, 2))
             yield first, last
             at = found.end()
@@ -263,7 +263,7 @@ class _Parser:
         if len(character) > 2:
             point = int(character[2:], 16)
             if point > _LAST_CODE_POINT or 0xD800 <= point <= 0xDFFF:
-                raise self._error(f"{character} is no character", word.start())
+                raise self._error(f"{character} is not a character", word.start())
             return point
         return ord(_ESCAPES.get(character[-1], character[-1]) if len(character) == 2 else character)
 

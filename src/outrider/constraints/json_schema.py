@@ -145,13 +145,13 @@ def _read(text: str) -> Node:
     if root is False:
         raise _broken("it is false, so that nothing fits")
     if root is not True and not isinstance(root, dict):
-        why = "it is no schema, which is an object (or true or false)"
+        why = "it is not a schema, which is an object (or true or false)"
         raise _broken(why, 'Give something like {"type": "object"}.')
     return {} if root is True else root
 
 
 def _refuse_constant(name: str) -> None:
-    raise _broken(f"it is not JSON ({name} is no number of JSON)")
+    raise _broken(f"it is not JSON ({name} is not a JSON number)")
 
 
 # The parts of a schema
@@ -397,7 +397,7 @@ def check_merging(root: Node) -> None:
     for node in document.places.values():
         if isinstance(node, dict) and _merges(node) and _size(document, node, sizes) > _MAX_MERGED:
             why = f"its parts come to more than {_MAX_MERGED:,} when they are put together"
-            raise _broken(why, "Say less of it with allOf, or with $ref beside other keywords.")
+            raise _broken(why, "Put less of it into allOf, or into $ref beside other keywords.")
 
 
 def _merges(node: Node) -> bool:

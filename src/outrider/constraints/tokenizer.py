@@ -44,7 +44,7 @@ def tokenizer_for(vocabulary: Vocabulary) -> Tokenizer:
     ends = tuple(filter(vocabulary.ends_generation, tokens))
     if not ends:
         why = "the model has no token that ends a text, so that no constraint could end one"
-        raise SettingError("grammar", why, "Take another model.")
+        raise SettingError("grammar", why, "Use another model.")
     special = [token for token in tokens if vocabulary.is_control(token) or token in ends]
     native = LLTokenizer(TokenizerWrapper(_Described(vocabulary, special, ends[0])), eos_token=list(ends))
     controls = tuple(token for token in special if token not in ends)

@@ -33,7 +33,7 @@ busy afternoon makes slower."""
 _MIN_OBSERVED = 32
 """Sessions with fewer calls leave the stored curve as it is."""
 _MIN_POINTS = 8
-_TOO_BUSY = "the machine was too busy to measure what calls cost: next time it is tried again"
+_TOO_BUSY = "the machine was too busy to measure what calls cost: it is tried again next time"
 _BUSY_CORES = "cores_of_other_programs"
 BUSY = (
     "other programs were busy while costs were measured: drafts may be longer or shorter than is best until "

@@ -51,7 +51,7 @@ def _text(place: str, content: object) -> str:
     parts = content if isinstance(content, list) else [content]
     texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise PromptError(place, "it holds something that is no text", "Send text alone.")
+        raise PromptError(place, "it holds something that is not text", "Send text alone.")
     return "\n".join(str(text) for text in texts)
 
 
@@ -64,7 +64,7 @@ def _call(place: str, call: Mapping[str, Any]) -> dict[str, Any]:
         with suppress(ValueError):
             arguments = parse_json(arguments)
     if not isinstance(arguments, dict):
-        raise PromptError(f"{place}.function.arguments", "it is no JSON object", "Send it as it came.")
+        raise PromptError(f"{place}.function.arguments", "it is not a JSON object", "Send it as it came.")
     return {
         "id": str(call.get("id") or ""),
         "type": "function",

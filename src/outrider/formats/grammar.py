@@ -32,7 +32,7 @@ def _schema_of(tool: ToolSpec, schema: Any, place: str, fallback: str) -> tuple[
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
-        why = f"the schema of its arguments is no JSON ({error})"
+        why = f"the schema of its arguments is not JSON ({error})"
         raise GrammarError(f"tool {tool.name}", why, "Give plain data.") from None
     return _prepared(tool.name, text, tool.strict, place, fallback)
 

@@ -205,7 +205,7 @@ def _judged(request: CheckRequest, subject: Subject, progress: Progress) -> tupl
         except (BackendCrash, ModelFileError, OutOfMemory) as error:
             if request.found is None:
                 raise
-            notify(f"{file.name} is passed over: {error.why}")
+            notify(f"{file.name} is skipped: {error.why}")
             continue
         costs[alike] = offers.costs
         progress(f"replaying {file.name}", None)

@@ -114,7 +114,7 @@ def read_recordings(path: Path) -> list[Recording]:
             if "prompt" in (data := parse_json(line)):
                 found.append(from_json(data))
         except (ValueError, TypeError, AttributeError) as error:
-            reason = f"it is no recording ({error})"
+            reason = f"it is not a recording ({error})"
             raise InputError(f"{path}, line {number}", reason, "Record it again.") from error
     return found
 

@@ -103,7 +103,7 @@ class Setting:
         p_min = float(match["p_min"] or 0) if match else 0.0
         if not match or not 0 <= p_min <= 1 or int(match["length"]) < 1:
             raise SettingError(
-                repr(name), "it is no setting", "Write plain, auto, lookup 8, model 3 or both 8/0.75."
+                repr(name), "it is not a setting", "Write plain, auto, lookup 8, model 3 or both 8/0.75."
             )
         return cls(cast(Drafters, match["who"]), int(match["length"]), p_min)
 

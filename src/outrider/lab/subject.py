@@ -146,7 +146,7 @@ class Subject:
             )
         notify(*notices)
         if not answers:
-            why = notices[-1] if notices else "the target says nothing to them"
+            why = notices[-1] if notices else "the target answers none of them"
             raise PromptError("prompts", why, "Give others (--prompts).")
         costs = target_costs(self.costs, [answer.row for answer in answers])
         return replace(self, costs=costs, answers=tuple(answers))

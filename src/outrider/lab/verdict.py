@@ -159,7 +159,7 @@ def _instead(numbers: DraftNumbers) -> tuple[str, ...]:
     found = [*_cheaper(numbers)]
     if numbers.step <= _EXPENSIVE_STEP and numbers.acceptance.value < _POOR_ACCEPTANCE:
         found.append(
-            "a draft that is nearer to the target: of its own family and tuning, larger or less quantized"
+            "a draft that is closer to the target: of its own family and tuning, larger or less quantized"
         )
     alone = f"lookup alone ({'--no-mtp' if numbers.is_head else 'leave the draft out'})"
     return (*found, alone if _outcome(numbers.lookup) != "does not pay" else _LOOK_UP)

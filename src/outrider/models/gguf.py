@@ -162,7 +162,7 @@ def _check_parts(files: tuple[Path, ...], headers: list[Header]) -> None:
     count = headers[0].number(Keys.Split.LLM_KV_SPLIT_COUNT) or 1
     if count != len(files):
         reason = f"its header speaks of {count} parts, its name of {len(files)}"
-        way_out = f"Give it back its name, which ends in -00001-of-{count:05d}.gguf."
+        way_out = f"Restore its name, which ends in -00001-of-{count:05d}.gguf."
         raise ModelFileError(str(files[0]), reason, way_out)
     promised = headers[0].number(Keys.Split.LLM_KV_SPLIT_TENSORS_COUNT)
     found = sum(len(header.tensors) for header in headers)

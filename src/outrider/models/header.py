@@ -32,7 +32,7 @@ _MAX_DIMENSIONS = 4
 _MIN_FIELD_BYTES = 8 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
 _DOWNLOAD_AGAIN = "Download it again."
-_BROKE_OFF = "The download broke off: download it again."
+_BROKE_OFF = "The download was cut short: download it again."
 _POSITIVE = ".block_count", ".wkv.head_size"
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _NAMES = (
@@ -165,7 +165,7 @@ class _Reader:
         if not version & 0xFFFF:
             raise self._error(
                 "it is a big-endian GGUF, made for another kind of processor",
-                "Get the little-endian file or turn it round with `gguf-convert-endian`.",
+                "Get the little-endian file or convert it with `gguf-convert-endian`.",
             )
         if version not in (2, 3):
             way_out = "Get a current conversion of the model." if version < 2 else "Update Outrider."

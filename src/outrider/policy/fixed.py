@@ -43,7 +43,7 @@ class FixedPolicy:
             )
         for name, value in (("draft p-min", self.p_min), ("hand over", self.hand_over)):
             if not 0 <= value <= 1:
-                raise SettingError(name, f"{value} is no probability", "Give 0 to 1.")
+                raise SettingError(name, f"{value} is not a probability", "Give 0 to 1.")
 
     def propose(
         self, drafters: Drafters, requests: Sequence[DraftRequest], others: int = 0

@@ -106,7 +106,7 @@ def with_end_barred(params: SamplingParams, vocabulary: Vocabulary) -> Bias:
 def _check_tokens(name: str, tokens: Iterable[int], size: int) -> None:
     for token in tokens:
         if not 0 <= token < size:
-            why = f"the vocabulary of {size} tokens has none numbered {token}"
+            why = f"the vocabulary of {size} tokens has no token {token}"
             raise SettingError(name, why, f"Give ids from 0 to {size - 1}.")
 
 

@@ -28,7 +28,7 @@ _ROUTERS = [api.router for api in (chat, completions, responses, anthropic, llam
 _ERROR = {"application/json": {"schema": {"type": "object"}}}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "An error of the request: the message says the way out.", "content": _ERROR},
-    "5XX": {"description": "The server failed, is ending or is not ready.", "content": _ERROR},
+    "5XX": {"description": "The server failed, is shutting down or is not ready.", "content": _ERROR},
 }
 
 

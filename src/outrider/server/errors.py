@@ -52,7 +52,7 @@ _WAYS_OUT = {
     "(--lenient-schema)": '("strict": false)',
     "(--raw)": "(/v1/completions)",
     "(-c)": "(-c, where the server is started)",
-    "Choose --rule token": 'Say "rule": "token"',
+    "Choose --rule token": 'Send "rule": "token"',
 }
 """What errors say of the command line, and what requests say instead."""
 _MAX_MESSAGE_CHARACTERS = 2_000
@@ -241,7 +241,7 @@ def _invalid(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
     if kind == "json_invalid":
         code, why = "invalid_json", f"the body is not JSON: {context.get('error', 'it is broken')}."
     elif isinstance(body, bytes):  # of another content type, or of none
-        code, why = "invalid_json", "the body is read as JSON. Say so: content-type: application/json."
+        code, why = "invalid_json", "the body must be JSON. Send it with content-type: application/json."
     elif kind == "extra_forbidden":
         way_out = "Not a field of this endpoint (docs/api.md lists them); leave it out."
         code, why = "unknown_field", f"unknown field: {path}. {way_out}"
@@ -267,7 +267,7 @@ def _given(value: Any) -> str:
     if isinstance(value, list):
         return f"an array of {len(value):,}" if value else "an empty array"
     if isinstance(value, float) and not math.isfinite(value):
-        return "no finite number"
+        return "not a finite number"
     text = json.dumps(value, ensure_ascii=False)
     if len(text) <= _MAX_SHOWN_CHARACTERS:
         return text

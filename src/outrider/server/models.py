@@ -292,7 +292,7 @@ class Models:
         try:
             while other.is_busy:
                 if self.is_draining or not model.num_waiting:
-                    raise Problem(503, "the server is ending. Ask another one.", code="draining")
+                    raise Problem(503, "the server is shutting down. Try another one.", code="draining")
                 await asyncio.sleep(_LOOK_S)
             await self._unload(other)
         finally:

@@ -84,7 +84,7 @@ class Server(Group):
         "--idle",
         "--sleep-idle-seconds",
         metavar="SECONDS",
-        help="Unload a model of several that nobody asked for in so long. Default: never.",
+        help="Of several models, unload those without a request for this long. Default: never.",
     )
     tls_cert: Path | None = setting(None, help="Certificate chain (PEM): serve HTTPS.")
     tls_key: Path | None = setting(None, help="Its private key (PEM), without a passphrase.")
@@ -215,7 +215,7 @@ class Replicas(Group):
         help="Serve by replicas on a Ray cluster: its HOST:PORT, auto, or local (docs/cluster.md).",
     )
     replicas: str = setting(
-        "1", metavar="MIN:MAX", help="With --ray: so many replicas, or between two numbers as requests need."
+        "1", metavar="MIN:MAX", help="With --ray: N replicas, or from MIN to MAX as requests need."
     )
 
     @property

@@ -154,7 +154,7 @@ class Worker:
         """Call a function in the worker's thread, between two steps. Raises what it raises, and Problem when
         the server ends."""
         if self._is_draining or self._is_stopped or self._has_failed:
-            raise Problem(503, "the server is ending.", code="draining", retry_after_s=5)
+            raise Problem(503, "the server is shutting down.", code="draining", retry_after_s=5)
         loop = asyncio.get_running_loop()
         result: asyncio.Future[_Result] = loop.create_future()
 

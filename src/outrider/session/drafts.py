@@ -149,13 +149,13 @@ def load_found(
         if taken is not None or tried == _MAX_TRIED:
             break
         if file.never_pays:
-            notify(f"-md auto passes over {file}")
+            notify(f"-md auto skips {file}")
             continue
         tried += 1
         try:
             taken = load_named(target, named.target, draft.card, options, progress, measure=measure)
         except (BackendCrash, ModelFileError, OutOfMemory, VocabularyMismatch) as error:
-            notify(f"-md auto passes over {draft.card.path.name}: {error.why}")
+            notify(f"-md auto skips {draft.card.path.name}: {error.why}")
     if taken is None:
         notify(_nothing_found(named.target, found))
     else:
@@ -163,7 +163,7 @@ def load_found(
     said = {str(path) for path in files}
     listed_files = listed(named.target, found)
     notify(*(str(file) for file in listed_files if file.place in _SAID and file.reference not in said))
-    notify(*(f"-md auto passes over {Path(error.what).name}: {error.why}" for error in found.broken))
+    notify(*(f"-md auto skips {Path(error.what).name}: {error.why}" for error in found.broken))
     if found.num_unread:
         notify(f"-md auto: {found.num_unread} more GGUF files were not looked at")
     return taken

@@ -82,7 +82,7 @@ class Generation:
         for _ in self:
             pass
         if self._completion is None:
-            raise SettingError("generation", "it was broken off by an error", "Start another one.")
+            raise SettingError("generation", "an error interrupted it", "Start another one.")
         return self._completion
 
 

@@ -149,7 +149,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
         pattern, equals, buffer = text.rpartition("=")
         if not (equals and pattern and buffer):
             raise SettingError(
-                f"-ot {text}", "it is no PATTERN=BUFFER", "Give, for instance, ffn_.*_exps=CPU."
+                f"-ot {text}", "it is not PATTERN=BUFFER", "Give, for instance, ffn_.*_exps=CPU."
             )
         try:
             re.compile(pattern)

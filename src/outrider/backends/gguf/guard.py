@@ -127,7 +127,7 @@ def check_head(
     ):
         kind = target.metadata("general.architecture")
         why = f"{title} does not give the inputs of layers of {kind} models, which the head reads"
-        way_out = "Take a draft model (-md), or another library (--llama-library)."
+        way_out = "Use a draft model (-md), or another library (--llama-library)."
         raise BackendCrash(str(head.path), why, way_out)
     if status < 0 or status == WRONG:
         fault = (
@@ -202,7 +202,7 @@ def _first_calls(path: Path, given: str, run: RunChild) -> int:
     if status in _KILLED:
         cause = f"the system ended its first call ({_signal_name(-status)})"
         way_out = "Choose a smaller quantization, or end other programs."
-        raise OutOfMemory(str(path), f"{cause}, most likely for want of memory", way_out)
+        raise OutOfMemory(str(path), f"{cause}, most likely because memory ran out", way_out)
     return status
 
 

@@ -121,7 +121,7 @@ def _open(file: LibraryFile) -> Library:
         if hasattr(functions, row.marker):
             dialect: type[Library] = import_module(row.module).Dialect
             return dialect(file, functions)
-    raise LibraryRefused("it is no library of llama.cpp, or of a version before 2025")
+    raise LibraryRefused("it is not a library of llama.cpp, or of a version before 2025")
 
 
 def _ggml_of(functions: ctypes.CDLL) -> str:

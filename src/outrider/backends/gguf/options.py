@@ -138,7 +138,7 @@ class LoadOptions:
         _in_range("yarn original context", self.yarn_orig_ctx, 0, 2**31 - 1)
         numbers = [*self.tensor_split, *(scale for _, scale in self.adapters)]
         if not all(map(math.isfinite, numbers)) or min(self.tensor_split, default=0) < 0:
-            raise SettingError("tensor split or scale", "it is no finite number", "Give 0 or more.")
+            raise SettingError("tensor split or scale", "it is not a finite number", "Give 0 or more.")
         for name in ("rope_freq_base", "rope_freq_scale"):
             if not 0 <= getattr(self, name) < math.inf:
                 what, value = name.replace("_", " "), getattr(self, name)

@@ -74,7 +74,7 @@ def check_output(source: Path, output: Path, *, force: bool) -> None:
     if exists and any(output.samefile(part) for part in local_shards(source)):
         raise SettingError(str(output), "it is the source itself", "Choose another type, or --out FOLDER.")
     if exists and not output.is_file() and not output.is_dir():
-        raise SettingError(str(output), "it is no file that could be replaced", "Name another one.")
+        raise SettingError(str(output), "it is not a file that could be replaced", "Name another one.")
     if exists and not force:
         raise SettingError(str(output), "it exists", "Give --force to replace it, or --out FOLDER.")
     check_writable(output, "model")
@@ -233,7 +233,7 @@ def _failure(card: ModelCard, folder: Path, status: int, reason: str, said: str)
     why = f"llama.cpp could not quantize it ({reason or said or 'it does not say why'})"
     if status == -signal.SIGKILL:
         kind, way_out = OutOfMemory, "End other programs, or do it on a larger machine."
-        why = "the system ended llama.cpp while it quantized it, most likely for want of memory"
+        why = "the system ended llama.cpp while it quantized it, most likely because memory ran out"
     elif status < 0:
         kind = BackendCrash
         why = f"llama.cpp died while it quantized it ({signal.Signals(-status).name})"
@@ -269,7 +269,8 @@ def read_type(name: str) -> str:
         why = "llama.cpp makes it only with an importance matrix, measured on a text, which is not supported"
         raise SettingError(name, why, "Choose another type, or make it with llama-quantize --imatrix.")
     if wanted not in TYPES:
-        raise SettingError(name or "''", "it is no type to quantize to", f"Choose among {', '.join(TYPES)}.")
+        way_out = f"Choose among {', '.join(TYPES)}."
+        raise SettingError(name or "''", "it is not a type to quantize to", way_out)
     return wanted
 
 

@@ -45,7 +45,7 @@ class GgufVocabulary:
 
     def _checked(self, token: int) -> int:
         if not 0 <= token < self.size:
-            raise SettingError("token", f"the vocabulary of {self.size} has none numbered {token}")
+            raise SettingError("token", f"the vocabulary of {self.size} has no token {token}")
         return token
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:

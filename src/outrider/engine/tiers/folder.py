@@ -111,7 +111,7 @@ class Folder:
     def _head(self, file: Any) -> tuple[dict[str, Any], bytes]:
         front = file.read(len(_MARK) + len(_VERSION) + 8)
         if not front.startswith(_MARK):
-            raise Unusable("it is no file of KV")
+            raise Unusable("it is not a KV file")
         if front[len(_MARK) :][: len(_VERSION)] != _VERSION:
             raise Unusable("another version wrote it")
         num_bytes = int.from_bytes(front[-8:], "little")
@@ -131,7 +131,7 @@ def _opened(path: Path) -> Any:
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise Unusable("it is no regular file")
+        raise Unusable("it is not a regular file")
     return open(handle, "rb")
 
 

@@ -65,7 +65,7 @@ def _check_address(address: str) -> None:
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise SettingError(f"--ray {address}", "it is no address", "Give HOST:PORT, auto or local.")
+        raise SettingError(f"--ray {address}", "it is not an address", "Give HOST:PORT, auto or local.")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S) as connection:
             connection.sendall(_GREETING)
@@ -74,8 +74,8 @@ def _check_address(address: str) -> None:
         why = f"nothing answers there ({error.strerror or error})".lower()
         raise SettingError(f"--ray {address}", why, "Is `ray start --head` running there?") from None
     if not is_ray:
-        why = "what answers there is no Ray cluster"
-        raise SettingError(f"--ray {address}", why, "A cluster's head says its port; mostly it is 6379.")
+        why = "what answers there is not a Ray cluster"
+        raise SettingError(f"--ray {address}", why, "A cluster's head prints its port, usually 6379.")
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")  # else it tries for minutes
 
 

@@ -203,7 +203,7 @@ class Replicas:
         if scope["type"] != "http":
             return
         if self._draining:
-            why = "the server is ending. Ask another one."
+            why = "the server is shutting down. Try another one."
             raise Problem(503, why, code="draining", retry_after_s=5)
         if scope["path"] == "/metrics" and self._settings.metrics:
             text = merged(await self._board.metrics.remote())

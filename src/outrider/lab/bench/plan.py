@@ -44,7 +44,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
         match = _RANGE.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last or last > LONGEST_DRAFT:
-            raise ValueError(f"{part.strip()!r} is no length of 0 to {LONGEST_DRAFT}, as in 0-16 or 2,4,8")
+            raise ValueError(f"{part.strip()!r} is not a length of 0 to {LONGEST_DRAFT}, as in 0-16 or 2,4,8")
         found.update(range(first, last + 1))
     return tuple(sorted(found))
 

@@ -139,7 +139,7 @@ def _rows(model: Model, answer: AnswerRow) -> Generator[Row, None, None]:
         for rows in teacher_forced(model, [*answer.prompt, *answer.tokens[:-1]], len(answer.prompt) - 1):
             if np.isnan(rows).any():
                 way_out = "The file is damaged: make it again."
-                raise BackendError(model.name, "its logits are no numbers", way_out)
+                raise BackendError(model.name, "its logits are not numbers", way_out)
             yield from rows
     finally:
         model.truncate(0, 0)

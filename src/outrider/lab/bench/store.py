@@ -143,7 +143,7 @@ def _row(line: bytes, where: str) -> Row:
     try:
         return _ADAPTER.validate_json(line)
     except ValidationError as error:
-        raise InputError(where, f"it is no row: {invalid(error)}", _NOT_OURS) from None
+        raise InputError(where, f"it is not a row: {invalid(error)}", _NOT_OURS) from None
 
 
 def _check_same(first: Row, head: HeadRow, folder: Path) -> None:

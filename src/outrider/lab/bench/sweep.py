@@ -271,7 +271,7 @@ class Sweep:
         if least_s <= self.left_s():
             return
         minutes = math.ceil((perf_counter() - self.started_s + least_s) / 60)
-        why = f"this takes {minutes} at least, to run anything for real with every target"
+        why = f"it takes at least {minutes} to run anything for real with every target"
         way_out = f"Give --minutes {minutes} or more, or fewer models, prompts (--prompts) or tokens (-n)."
         raise SettingError(f"--minutes {self.plan.minutes:g}", why, way_out)
 

@@ -32,7 +32,7 @@ def check_fault(name: str) -> str:
     """The fault of that name. Raises SettingError for an unknown one."""
     if name not in FAULTS and _ratio_factor(name) is None:
         known = f"{', '.join(FAULTS)} or {RATIO_FAULT}1.03"
-        raise SettingError("--inject", f"{name!r} is no known fault", f"Choose one of {known}.")
+        raise SettingError("--inject", f"{name!r} is not a known fault", f"Choose one of {known}.")
     return name
 
 

@@ -70,7 +70,7 @@ def read_provenance(path: Path) -> Provenance | None:
     return Provenance(**found, licence=header.text(Keys.General.LICENSE))
 
 
-_WAY_OUT = "Take a draft that was made for this target, or start from the target itself."
+_WAY_OUT = "Use a draft that was made for this target, or start from the target itself."
 
 
 @dataclass(frozen=True, slots=True)

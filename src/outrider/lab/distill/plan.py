@@ -38,7 +38,7 @@ class Data(Group):
         metavar="FILE",
         help="Your prompts: JSON lines, or a server's log (repeatable). Default: the bundled ones.",
     )
-    num_prompts: Annotated[int, Field(ge=2)] | None = setting(None, help="At most so many prompts.")
+    num_prompts: Annotated[int, Field(ge=2)] | None = setting(None, help="At most N prompts.")
     temps: str = setting("0,0,0.7", metavar="LIST", help="Temperatures of the answers, which take turns.")
     max_tokens: Count = setting(256, help="The longest answer that is asked for.")
     answers: Path | None = setting(

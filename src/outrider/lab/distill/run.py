@@ -156,7 +156,7 @@ def _answer(target: LoadedTarget, questions: Asked, plan: DistillPlan, progress:
 def passed_over(reasons: Sequence[str]) -> None:
     """Say why prompts have no answer."""
     if reasons:
-        notify(f"prompts that were passed over: {len(reasons)}, the first since {reasons[0]}")
+        notify(f"prompts that were skipped: {len(reasons)}, the first because {reasons[0]}")
 
 
 def _provenance(file: ModelFile, plan: DistillPlan, material: Material) -> Provenance:

@@ -74,7 +74,7 @@ def read_acceptance(text: str, what: str = "--acceptance") -> tuple[str, Accepta
     try:
         found = [float(value) for value in values.split(",")]
     except ValueError:
-        raise SettingError(f"{what} {text}", f"{values!r} is no number", _WAY_OUT) from None
+        raise SettingError(f"{what} {text}", f"{values!r} is not a number", _WAY_OUT) from None
     if not all(0 <= value <= 1 for value in found):
         raise SettingError(f"{what} {text}", "a share is between 0 and 1", _WAY_OUT)
     if any(later > earlier for earlier, later in pairwise(found)):

@@ -205,7 +205,7 @@ def read_curves(path: Path) -> tuple[MeasuredCurve, MeasuredCurve | None]:
     if target is None:
         raise SettingError(str(path), "it holds no curve of a target", _MEASURE)
     if not any(point.num_sequences > 1 for point in target.costs.points):
-        notify("calls over several sequences were not measured, but guessed (outrider costs -np N)")
+        notify("calls over several sequences are estimated: outrider costs -np N measures them")
     return target, draft
 
 

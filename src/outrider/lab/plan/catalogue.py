@@ -272,5 +272,5 @@ def catalogue(own: Path | None = None) -> Catalogue:
         raise SettingError(str(own), f"{wrong[0]!r} is none of its tables {', '.join(_SECTIONS)}", _WAY_OUT)
     for section, table in added.items():
         if wrong := [name for name, entry in table.items() if not isinstance(entry, dict)]:
-            raise SettingError(str(own), f"{section}.{wrong[0]} is no table", _WAY_OUT)
+            raise SettingError(str(own), f"{section}.{wrong[0]} is not a table", _WAY_OUT)
     return Catalogue({name: {**table, **added.get(name, {})} for name, table in bundled("catalogue").items()})

@@ -95,7 +95,7 @@ def read_metrics(place: str) -> Observed:
     prefix = next((p for p in _PROGRAMS if any(name.startswith(p) for name in values)), None)
     if prefix is None:
         raise InputError(
-            place, "these are no metrics of vLLM, llama-server or Outrider", "Name one of these."
+            place, "these are not metrics of vLLM, llama-server or Outrider", "Name one of these."
         )
     program, gauge, setting = _PROGRAMS[prefix]
     counters = f"{prefix}spec_decode_num_"

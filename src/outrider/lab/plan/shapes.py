@@ -281,9 +281,9 @@ def _of_config(path: Path, known: Catalogue, weights: str) -> ModelShape:
     try:
         config = parse_json(text)
     except ValueError as error:
-        raise ModelFileError(str(path), f"it is no JSON ({error})", "Download it again.") from None
+        raise ModelFileError(str(path), f"it is not JSON ({error})", "Download it again.") from None
     if not isinstance(config, dict):
-        raise ModelFileError(str(path), "it is no model's config", "Name a model's config.json.")
+        raise ModelFileError(str(path), "it is not a model's config", "Name a model's config.json.")
     nested = config.get("text_config")
     config = {**config, **nested} if isinstance(nested, dict) else config
     fields = _fields_of(config)

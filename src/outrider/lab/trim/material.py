@@ -92,4 +92,4 @@ def texts_in(paths: Sequence[Path]) -> Iterable[str]:
         except OSError:
             notify(f"{source.path} is not counted: it cannot be read")
         except UnicodeDecodeError:
-            notify(f"{source.path} is not counted: it is no UTF-8 text")
+            notify(f"{source.path} is not counted: it is not UTF-8 text")

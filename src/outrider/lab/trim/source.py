@@ -95,4 +95,4 @@ def _check(source: Source) -> None:
             raise ModelFileError(path, why, "Download it again.")
         if has_token_rows and name not in BY_TOKEN:
             why = f"its {name} has a row for each token, and how it is used is not known here"
-            raise ModelFileError(path, why, "Take another draft.")
+            raise ModelFileError(path, why, "Use another draft.")

@@ -140,7 +140,7 @@ def _line_up(asked: TrimRequest, target: GgufModel, progress: Progress) -> _Draf
     with Loaded(asked.small, options, progress, beside=target) as draft:
         alignment = align(target.vocabulary, draft.weights.vocabulary)
         if why := why_no_draft(target.weights, draft.weights):
-            raise ModelFileError(str(asked.small.path), why, "Take another pair of models.")
+            raise ModelFileError(str(asked.small.path), why, "Use another pair of models.")
         floor = floor_of(draft.weights.vocabulary)
         floor = floor[alignment.to_target[floor] >= 0]
         if asked.vocabulary and asked.vocabulary <= len(floor) + 1:
@@ -221,7 +221,7 @@ class _Run:
         )
         judged = judge(self.subject, offers, (PLAIN, AUTO, AUTO_LOOKUP, AUTO_MODEL))
         if judged.acceptance is None:
-            raise ModelFileError(str(file.path), judged.verdict.sentence, "Take another draft.")
+            raise ModelFileError(str(file.path), judged.verdict.sentence, "Use another draft.")
         return judged
 
     def sizes(self, usage: Usage, held_out: Sequence[Answer], before: DraftReport) -> tuple[Choice, ...]:

@@ -28,10 +28,10 @@ class Unreadable(Exception):
 def prompt_of(value: Any, name: str) -> Prompt:
     """The prompt in a line's value; `name` is its id where it has none. Raises Unreadable."""
     if isinstance(value, str):
-        raise Unreadable("it is no JSON object")
+        raise Unreadable("it is not a JSON object")
     if not isinstance(value, dict):
         kinds = {list: "array", bool: "true or false", int: "number", float: "number"}
-        raise Unreadable(f"it is a JSON {kinds.get(type(value), 'null')}, no object")
+        raise Unreadable(f"it is a JSON {kinds.get(type(value), 'null')}, not an object")
     for key in ("question_id", "id"):
         own = value.get(key)
         if isinstance(own, str | int) and not isinstance(own, bool) and own != "":
@@ -39,7 +39,7 @@ def prompt_of(value: Any, name: str) -> Prompt:
     if "turns" in value:
         turns = value["turns"]
         if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t for t in turns):
-            raise Unreadable("its turns are no list of texts")
+            raise Unreadable("its turns are not a list of texts")
         return Prompt(name, ({"role": "user", "content": turns[0]},), follow_ups=tuple(turns[1:]))
     _refuse_slips(value)
     return prompt_of_request(value, name)
@@ -54,7 +54,7 @@ def prompt_of_request(body: Mapping[str, Any], name: str) -> Prompt:
         given, tools = body.get("prompt", body.get("text")), ()
         if not isinstance(given, str) or not given:
             found = ", ".join(map(repr, list(body)[:6])) or "nothing"
-            raise Unreadable(f"it holds no prompt but {found}" if given is None else "its prompt is no text")
+            raise Unreadable(f"it holds no prompt but {found}" if given is None else "its prompt is not text")
     limit = max_tokens_of(body.get("max_tokens"))
     return Prompt(name, given, grammar=grammar_of_fields(body), tools=tools, max_tokens=limit)
 
@@ -72,14 +72,14 @@ def max_tokens_of(value: Any) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise Unreadable(f"its max_tokens is {value!r}, no number of tokens")
+        raise Unreadable(f"its max_tokens is {value!r}, not a number of tokens")
     return value
 
 
 def messages_of(value: Any) -> tuple[Mapping[str, Any], ...]:
     """OpenAI's messages with each content as one text. Raises Unreadable."""
     if not isinstance(value, list) or not value:
-        raise Unreadable("its messages are no list")
+        raise Unreadable("its messages are not a list")
     return tuple(_message(message, i) for i, message in enumerate(value, 1))
 
 
@@ -89,7 +89,7 @@ def _message(message: Any, number: int) -> Mapping[str, Any]:
         raise Unreadable(f"message {number} has no role of {', '.join(_ROLES)}")
     calls, content = message.get("tool_calls"), text_of(message.get("content"))
     if content is None and not calls:
-        raise Unreadable(f"message {number} says nothing: its content is no text")
+        raise Unreadable(f"message {number} is empty: its content is not text")
     plain = {key: message[key] for key in ("name", "tool_call_id", "reasoning_content") if message.get(key)}
     if calls:
         plain["tool_calls"] = _calls(calls, number)
@@ -113,7 +113,7 @@ def _calls(calls: Any, number: int) -> list[dict[str, Any]]:
             raise Unreadable(f"message {number} has tool calls without a function's name")
         arguments = function.get("arguments", "{}")
         if not isinstance(arguments, str):
-            why = f"message {number} has arguments of a tool that are no text"
+            why = f"message {number} has arguments of a tool that are not text"
             raise Unreadable(why, 'OpenAI\'s are JSON in a string: "{\\"path\\": \\"a.txt\\"}".')
         plain = {"name": function["name"], "arguments": arguments}
         found.append({"id": call.get("id") or f"call_{i}", "type": "function", "function": plain})
@@ -125,11 +125,11 @@ def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
     if value is None:
         return ()
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise Unreadable("its tools are no list")
+        raise Unreadable("its tools are not a list")
     for number, tool in enumerate(value, 1):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Unreadable(f"tool {number} is no function with a name")
+            raise Unreadable(f"tool {number} is not a function with a name")
     return tuple(value)
 
 
@@ -138,7 +138,7 @@ def grammar_of_fields(body: Mapping[str, Any]) -> Grammar | None:
     asks for none. Raises Unreadable."""
     nested = body.get("structured_outputs") or {}
     if not isinstance(nested, dict):
-        raise Unreadable("its structured_outputs is no object")
+        raise Unreadable("its structured_outputs is not an object")
     fields = {name: value for name, value in body.items() if name != "structured_outputs"}
     fields |= {f"guided_{name}": value for name, value in nested.items() if value is not None}
     for name, read in _READ.items():

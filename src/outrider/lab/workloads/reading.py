@@ -39,7 +39,7 @@ def load_workload(spec: WorkloadSpec) -> Workload:
     prompts = _of_categories(found, categories, what)
     if spec.prompts is not None and spec.prompts < len(prompts):  # from the first on at even distances
         prompts = [prompts[i * len(prompts) // spec.prompts] for i in range(spec.prompts)]
-    skipped = [f"{number} passed over: {why}" for why, number in sorted(passed_over.items())]
+    skipped = [f"{number} skipped: {why}" for why, number in sorted(passed_over.items())]
     return Workload(
         name=spec.name,
         prompts=tuple(prompts),
@@ -130,7 +130,7 @@ class Part(BaseModel):
         for name, value in data.items() if isinstance(data, dict) else ():
             field = cls.model_fields.get(name)
             if isinstance(value, bool) and field is not None and field.annotation is not bool:
-                raise ValueError(f"{name} is no switch: {str(value).lower()} means nothing")
+                raise ValueError(f"{name} is not a switch: {str(value).lower()} means nothing")
         return data
 
 

@@ -37,7 +37,7 @@ def prompts_of_event(value: Any, max_tokens: int) -> list[Prompt]:
     except (ValueError, RecursionError):
         raise Unreadable("the body is longer than what is logged") from None
     if not isinstance(body, dict):
-        raise Unreadable("the body is no object")
+        raise Unreadable("the body is not an object")
     name = str(value.get("id") or "request")
     found = [prompt_of_request(request, name) for request in read(body)]
     return [replace(p, max_tokens=min(p.max_tokens or max_tokens, max_tokens)) for p in found]

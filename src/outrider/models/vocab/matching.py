@@ -67,8 +67,8 @@ def align(target: Vocabulary, draft: Vocabulary) -> Alignment:
     raise VocabularyMismatch(_for_target(*kinds), why, _OTHER_DRAFT)
 
 
-_MAKE_ONE = "Take a draft that was made for this target (`outrider distill` makes one), or fetch it again."
-_OTHER_DRAFT = "Take a draft of the target's own family, or leave the draft out: lookup needs none."
+_MAKE_ONE = "Use a draft that was made for this target (`outrider distill` makes one), or fetch it again."
+_OTHER_DRAFT = "Use a draft of the target's own family, or none: lookup needs no draft."
 
 
 def _for_target(target_kind: str, draft_kind: str) -> str:

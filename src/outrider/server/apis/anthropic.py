@@ -52,7 +52,7 @@ from outrider.server.service import Service
 router = APIRouter(tags=["text"])
 
 _MAX_STOPS = 32
-_OF_CHAT = "it is a field of chat completions. Say "
+_OF_CHAT = "it is a field of chat completions. Use "
 
 
 class TextBlock(Shape):
@@ -151,7 +151,7 @@ class Turn(Shape):
                 raise unsupported(f"{block.type} is not a block of the role {self.role}. Leave it out")
         if self.role != "system":
             if self.content is None and self.role == "user":
-                raise unsupported("it says nothing. Give it content", "content")
+                raise unsupported("it is empty. Give it content", "content")
             for field in ("clear_at", "output_config"):
                 if getattr(self, field) is not None:
                     raise unsupported("it is for the role system. Leave it out", field)
@@ -227,7 +227,7 @@ class ContextManagement(Shape):
 _ELSEWHERE = {
     "container": "this server runs no code. Leave it out",
     "mcp_servers": "this server calls no others. Leave it out",
-    "output_format": "it has become output_config.format. Say that",
+    "output_format": "it is called output_config.format now. Use that",
     "stop": f"{_OF_CHAT}stop_sequences",
     "response_format": f"{_OF_CHAT}output_config.format",
     "max_completion_tokens": f"{_OF_CHAT}max_tokens",

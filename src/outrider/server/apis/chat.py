@@ -104,7 +104,7 @@ async def control(body: ControlRequest, request: Request) -> Any:
     services = models_of(request).services()
     running = [service.thinking.get((caller, name)) for service in services for name in names]
     if not any(running):
-        why = "no answer that may reason has it. Give its id, or the X-Request-Id of its request."
+        why = "no running answer that reasons has it. Give its id, or the X-Request-Id of its request."
         raise Problem(404, f"id: {why}", code="not_found", param="id")
     for end in filter(None, running):
         end()
@@ -162,7 +162,7 @@ def rendered(service: Service, body: ChatRequest) -> str:
     if not body.continue_final_message:
         return render(service, messages, tools, choice, variables, parallel=parallel)
     if choice not in ("none", "auto") or any(kind[2] is not None for kind in grammar_fields(body)):
-        why = "an answer that is limited is not continued. Leave one of the two out."
+        why = "a constrained answer cannot be continued. Leave one of the two out."
         raise invalid_field("continue_final_message", why, code="unsupported")
     text = render(service, messages[:-1], tools, choice, variables, parallel=parallel)
     return text + _begun(service, messages[-1], "".join(service.controls.split(text)))
@@ -177,7 +177,7 @@ def _begun(service: Service, last: Message, prompt: str) -> str:
             prompt, escape(plain["content"]), escape(plain.get("reasoning_content", ""))
         )
     if begun is None:
-        why = "the last one is no assistant text that this model can continue. End with a user message."
+        why = "the last one is not an assistant text that this model can continue. End with a user message."
         raise invalid_field("messages", why, code="unsupported")
     return begun
 
@@ -298,7 +298,7 @@ def _thought(
     thought = service.format.thought(prompt, settings.reasoning_budget_message or "")
     if thought is None:
         if asked is not None and asked >= 0 and not service.format.reasons:
-            notify("reasoning_budget: this model's template knows no reasoning")
+            notify("reasoning_budget: this model's template has no reasoning")
         return None
     effort = body.reasoning_effort
     if asked is None and effort is not None:
@@ -307,7 +307,7 @@ def _thought(
     budget = settings.reasoning_budget if asked is None else asked
     if budget < 0 and must_call:
         half = max(room // 2, 1)
-        notify(f"tool_choice: of reasoning there may be {half} tokens")
+        notify(f"tool_choice: reasoning is limited to {half} tokens")
         return replace(thought, budget=half)
     return replace(thought, budget=None if budget < 0 else budget)
 
@@ -359,7 +359,7 @@ def _logprobs(body: ChatRequest) -> int | None:
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs:
-        raise invalid_field("top_logprobs", "logprobs is not true. Say it, or leave top_logprobs out.")
+        raise invalid_field("top_logprobs", "logprobs is not true. Set it, or leave top_logprobs out.")
     return None
 
 

@@ -63,7 +63,7 @@ class CompletionRequest(TextRequest):
         None, description="What follows the text that is asked for, with a model that can fill in a middle."
     )
     best_of: NumChoices | None = Field(
-        None, description="Only as many as `n`: all that are generated are returned."
+        None, description="Must equal `n`: every choice that is generated is returned."
     )
     echo: bool | None = Field(None, description="The answer begins with the prompt; not with logprobs.")
     max_tokens: MaxTokens | None = Field(
@@ -174,7 +174,7 @@ def _with_suffix(
     if not suffix:
         return prompt_tokens(service, prompt)
     if not isinstance(prompt, str):
-        raise invalid_field("suffix", "it goes with a prompt that is text. Give text, or leave it out.")
+        raise invalid_field("suffix", "it needs a prompt of text. Give one, or leave it out.")
     return infill_prompt(service, prompt, suffix, field="suffix", max_tokens=max_tokens)
 
 

@@ -112,7 +112,7 @@ class Generations:
         if isinstance(outcome, Completion):
             broken_off = outcome.finish_reason == "cancelled" and not choice.is_cut
         if broken_off:
-            message = "the server is ending and broke the generation off. Try again later."
+            message = "the server is shutting down and stopped this answer. Try again later."
             raise Problem(503, message, code="cancelled", retry_after_s=5)
         if isinstance(outcome, OutriderError):
             raise problem_of(outcome)

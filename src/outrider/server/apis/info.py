@@ -108,7 +108,7 @@ def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
     parse_special = body.parse_special is not False
     if parse_special and service.controls.count(text) > _MAX_CONTROLS:
         why = f"it spells more than {_MAX_CONTROLS:,} control tokens."
-        raise invalid_field(name, f"{why} Say parse_special: false, or shorten it.")
+        raise invalid_field(name, f"{why} Use parse_special: false, or shorten it.")
     return service.vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
 
 
@@ -200,7 +200,7 @@ async def health(request: Request) -> Any:
     if any(state.failed for state in states):
         raise Problem(503, "the engine has failed. Restart the server.", code="engine_failed")
     if any(state.draining for state in states):
-        raise Problem(503, "the server is ending. Ask another one.", code="draining", retry_after_s=5)
+        raise Problem(503, "the server is shutting down. Try another one.", code="draining", retry_after_s=5)
     return {"status": "ok"}
 
 

@@ -62,7 +62,7 @@ class LlamaFields(TextRequest):
         None, description="What the answer is to have: fields, and those of objects as object/field."
     )
     t_max_predict_ms: NumTokensOrOff | None = Field(
-        None, description="After so long the answer ends, if it has begun a new line. 0, -1: off."
+        None, description="The answer ends after this time, once it has begun a new line. 0, -1: off."
     )
     n_indent: Annotated[int, Field(ge=0, le=MAX_INT), WHOLE] | None = Field(
         None, description="Not enforced; the answer's notices say so."

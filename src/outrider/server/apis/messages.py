@@ -160,7 +160,7 @@ class Message(Shape):
         if self.tool_calls and self.role != "assistant":
             raise unsupported("only the assistant calls tools. Give the message the role assistant")
         if self.content is None and self.role != "assistant":
-            raise unsupported("it says nothing. Give it content", "content")
+            raise unsupported("it is empty. Give it content", "content")
         return self
 
     def plain(self) -> dict[str, Any]:

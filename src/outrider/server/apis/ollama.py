@@ -339,7 +339,7 @@ def plan_generate(service: Service, body: GenerateRequest, namespace: str) -> Ge
     prompt = body.prompt or ""
     if body.suffix or body.raw or service.template is None:
         if body.system:
-            raise invalid_field("system", "it goes with the chat template. Leave it out, or raw and suffix.")
+            raise invalid_field("system", "it needs the chat template. Leave it out, or raw and suffix.")
         fields = _shared(body) | {"prompt": prompt or " ", "suffix": body.suffix or None}
         fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
         fields["max_tokens"] = fields["max_tokens"] or service.settings.default_max_tokens or -1

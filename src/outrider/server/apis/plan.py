@@ -121,7 +121,7 @@ def _drafting(service: Service, body: TextRequest) -> tuple[str, Drafting]:
     """Who drafts, by name, and how. Raises Problem."""
     policy = (body.speculation and body.speculation.policy) or "auto"
     if policy == "model" and service.draft_name is None:
-        why = "no draft model is loaded. Say auto or lookup, or start the server with one."
+        why = "no draft model is loaded. Use auto or lookup, or start the server with one."
         raise invalid_field("speculation.policy", why)
     if policy == "plain":
         return policy, Drafting()

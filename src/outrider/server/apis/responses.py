@@ -107,7 +107,7 @@ class MessageItem(_Item):
     @model_validator(mode="after")
     def _is_whole(self) -> MessageItem:
         if self.content is None and self.role != "assistant":
-            raise unsupported("it says nothing. Give it content", "content")
+            raise unsupported("it is empty. Give it content", "content")
         return self
 
 
@@ -160,7 +160,7 @@ Item = Annotated[
 ]
 
 
-_OF_CHAT = "it is a field of chat completions. Say "
+_OF_CHAT = "it is a field of chat completions. Use "
 _STATELESS = "nothing is stored here. Give the whole conversation as `input`"
 
 
@@ -198,7 +198,7 @@ class ResponseRequest(GenerationRequest, ReasoningFields):
         "context_management": "the conversation is not shortened here. Leave it out",
         "logprobs": f'{_OF_CHAT}"include": ["message.output_text.logprobs"]',
         "max_tokens": f"{_OF_CHAT}max_output_tokens",
-        "n_predict": "it is llama.cpp's name. Say max_output_tokens",
+        "n_predict": "it is llama.cpp's name. Use max_output_tokens",
         "messages": f"{_OF_CHAT}input",
         "response_format": f"{_OF_CHAT}text.format",
     }
@@ -225,7 +225,7 @@ class ResponseRequest(GenerationRequest, ReasoningFields):
     )
     store: Annotated[Literal[False] | None, explained(_STATELESS)] = None
     background: Annotated[
-        Literal[False] | None, explained("nothing runs in the background here. Say false, or use stream")
+        Literal[False] | None, explained("nothing runs in the background here. Use false, or stream")
     ] = None
 
 

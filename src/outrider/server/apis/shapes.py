@@ -339,7 +339,7 @@ class StructuredOutputs(Shape):
 
     refused: ClassVar = {
         "structural_tag": "structural tags are not supported. Use tools, or a grammar",
-        "whitespace_pattern": "White space by a pattern is not supported. Say disable_any_whitespace, "
+        "whitespace_pattern": "White space by a pattern is not supported. Use disable_any_whitespace, "
         "or leave it out",
     }
     ignored: ClassVar = frozenset({"disable_fallback"})
@@ -351,7 +351,7 @@ class StructuredOutputs(Shape):
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: Annotated[
-        Literal[False] | None, explained("a schema is taken as it is. Say additionalProperties in it")
+        Literal[False] | None, explained("a schema is taken as it is. Put additionalProperties into it")
     ] = None
 
 
@@ -363,7 +363,7 @@ REFUSED = {
     "function_call": "function_call is no longer in use. Use tool_choice",
     "web_search_options": "this server does not search the web. Leave it out",
     "moderation": "nothing is moderated here. Leave it out",
-    "n_probs": "it is llama.cpp's name. Say logprobs and top_logprobs",
+    "n_probs": "it is llama.cpp's name. Use logprobs and top_logprobs",
     "guided_whitespace_pattern": "white space by a pattern is not supported. Leave it out",
     "structural_tag": "structural tags are not supported. Use tools, or a grammar",
 }

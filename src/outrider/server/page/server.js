@@ -5,6 +5,8 @@
 
 const KEY_NAME = "outrider.key";
 const NO_ANSWER = 0; // in place of an HTTP status
+const KEY_NEEDED = "This server needs an API key. Whoever runs it has one for you.";
+const KEY_REFUSED = "This server does not know that API key. Check it, or ask whoever runs the server.";
 
 /** An error whose message is a sentence for people. `status` is HTTP's, or NO_ANSWER. */
 class ServerError extends Error {
@@ -61,15 +63,16 @@ async function request(path, options) {
     if (error.name === "AbortError") throw error;
     throw new ServerError("The server cannot be reached. Is it still running?");
   }
-  if (!response.ok) throw await refusal(response);
+  if (!response.ok) throw await refusal(response, Boolean(key));
   return response;
 }
 
-async function refusal(response) {
+async function refusal(response, hadKey) {
   const { status } = response;
+  if (status === 401) return new ServerError(hadKey ? KEY_REFUSED : KEY_NEEDED, status); // its own words are for programs
   const said = await response.json().catch(() => null);
-  const why = { 401: "This server asks for an API key.", 429: "The server is busy." }[status];
-  let sentence = sentenceOf(said?.error, why ?? `The server answered ${status} and did not say why.`);
+  const why = status === 429 ? "The server is busy." : `The server answered ${status} and did not say why.`;
+  let sentence = sentenceOf(said?.error, why);
   const wait_s = Number(response.headers.get("Retry-After"));
   if (wait_s > 0) sentence += ` Try again in ${counted(wait_s, "second")}.`;
   return new ServerError(sentence, status);

@@ -59,7 +59,7 @@ function setUpPanel() {
   opener.addEventListener("click", () => {
     const isOpen = opener.getAttribute("aria-expanded") === "true";
     showPanel(!isOpen);
-    if (!isOpen) byId("panel").focus();
+    if (!isOpen) byId("panel").focus({ focusVisible: false }); // no frame around all of it
   });
 }
 
