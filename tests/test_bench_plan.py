@@ -106,7 +106,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
         ("minutes = inf", "FILE: minutes: inf: it has to be a finite number"),
         ("p_mins = [0.5, 1.5]", "FILE: p_mins[2]: 1.5: it has to be 1 or less"),
         ("drafters = ['lookup', 'oracle']", "FILE: drafters[2]: 'oracle': it has to be \"lookup\""),
-        ("controls = ['model three']", "FILE: controls: 'model three': it is not a setting; write plain, auto"),
+        ("controls = ['model three']", "FILE: controls: 'model three': it is not a setting; write plain"),
         ("targets = []", "FILE: targets: "),
         ("workloads = []", "FILE: workloads: "),
         ("workloads = ['chat', 'chat']", "two of the workloads are called 'chat'; give one another name"),

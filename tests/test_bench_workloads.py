@@ -231,8 +231,7 @@ def test_requests_that_cannot_be_asked_again_are_counted(tmp_path: Path, traffic
     workload = read(tmp_path, traffic.log("/v1/chat/completions", long), tokens, tokens, fine)
     assert len(workload.prompts) == 1
     assert workload.source.endswith(
-        "(1 skipped: the body is longer than what is logged; "
-        "2 skipped: the prompt is given in tokens)"
+        "(1 skipped: the body is longer than what is logged; 2 skipped: the prompt is given in tokens)"
     )
 
 

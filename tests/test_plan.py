@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -26,21 +26,20 @@ from outrider.lab.plan.acceptance import (
     LONGEST,
     Acceptance,
     Drafting,
-    Steps,
     expected_steps,
     of_workload,
     read_acceptance,
     workloads,
 )
-from outrider.lab.plan.calls import MeasuredCurve, PlannedCurve, machine_of, model_error
+from outrider.lab.plan.calls import PlannedCurve, machine_of, model_error
 from outrider.lab.plan.catalogue import catalogue
 from outrider.lab.plan.metrics import read_metrics
-from outrider.lab.plan.plan import LENGTHS, Asked, Model, Spread, make_plan, plan_batch
-from outrider.lab.plan.recorded import Recorded
+from outrider.lab.plan.plan import LENGTHS, Asked, Model, make_plan, plan_batch
+from outrider.lab.plan.recorded import tables_of
 from outrider.lab.plan.shapes import find_shape
 from outrider.lab.predict import Prices, predict
 from outrider.lab.recording import read_recordings
-from outrider.lab.settings import Setting
+from outrider.lab.settings import Drafters, Setting
 from recordings import FLAT, SMALL, curve, recording
 
 KNOWN = catalogue()
@@ -161,34 +160,19 @@ def test_drafting_ends_to_pay_where_it_says() -> None:
     assert plan_batch(plan.asked, plan.pays_to + 1).best is None
 
 
-def test_recordings_are_priced_as_a_replay_at_the_planned_curve_is() -> None:
+@pytest.mark.parametrize(("name", "who", "p_min"), [("lookup", "lookup", 0.5), ("d", "model", 0.0)])
+def test_tables_of_recordings_have_what_a_replay_accepts(name: str, who: Drafters, p_min: float) -> None:
     recordings = [recording(seed=seed) for seed in range(3)]
-    target, draft = curve(FLAT, 0.05), curve(SMALL, 0.005)
-    recorded = Recorded(recordings, {"d": "draft"})
-    models = (Model("t", MeasuredCurve(target)), [Model("d", MeasuredCurve(draft))])
-    planned = Asked(*models, batches=(1,), context=0, counted=recorded.counted)
-    batch = plan_batch(planned, 1)
-    for way in (w for w in batch.ways if w.length in (2, 4)):
-        kind: Mapping[Drafting, Any] = {"lookup": "lookup", "draft": "model", "both": "both"}
-        setting = Setting(kind[way.drafting], way.length, 0.0 if way.drafting == "draft" else 0.5)
-        outcomes = predict(recordings, setting, Prices(target, draft))
-        calls = sum(outcome.target_calls for outcome in outcomes)
-        assert way.tokens_per_call == pytest.approx(sum(o.tokens for o in outcomes) / calls)
-        assert way.speedup.low <= way.speedup.value <= way.speedup.high
-    assert {way.drafting for way in batch.ways} == {"lookup", "draft", "both"}
-
-
-def test_an_interval_holds_the_recorded_texts_ratios_together() -> None:
-    texts = [Steps(10.0, {4: n}, {2: n, 1: 2 * n}) for n in (3.0, 4.0, 5.0)]
-    planned = asked(counted=lambda *_: texts, batches=(1,))
-    way = plan_batch(planned, 1).ways[0]
-    assert way.speedup.low < way.speedup.value < way.speedup.high
-    assert way.speedup.cases == 3 and way.tokens_per_call == pytest.approx(30 / 12)
+    table = tables_of(recordings, {"d": "draft"})[name]
+    prices = Prices(curve(FLAT, 0.05), curve(SMALL, 0.005))
+    outcomes = predict(recordings, Setting(who, LONGEST, p_min), prices)
+    accepted, calls = sum(sum(o.accepted) for o in outcomes), sum(o.target_calls for o in outcomes)
+    assert accepted and table.offered * table.expected(LONGEST) == pytest.approx(accepted / calls)
 
 
 def test_recordings_without_the_drafts_offers_are_refused() -> None:
     with pytest.raises(InputError, match="it has no offers of other"):
-        Recorded([recording()], {"d": "other"})
+        tables_of([recording()], {"d": "other"})
 
 
 def test_how_wrong_the_model_was_is_said_apart() -> None:
@@ -258,7 +242,7 @@ def test_an_8b_draft_for_32b_on_a_3090_is_not_promised_what_nobody_measured(
 
 
 def test_a_range_is_from_worse_acceptance_and_costs_to_better_ones() -> None:
-    way = plan_batch(asked(spread=Spread(2.0, 1.2)), 1).best_of("draft", "llama-3.2-1b")
+    way = plan_batch(asked(odds=2.0, costs=1.2), 1).best_of("draft", "llama-3.2-1b")
     assert way is not None
     drafts = [replace(asked().drafts[0], acceptance=Acceptance.of(0.7).shifted(odds)) for odds in (1 / 2, 2)]
     ends = [plan_batch(asked(drafts=[draft]), 1) for draft in drafts]
@@ -345,12 +329,17 @@ def test_measured_curves_take_the_models_place(
     assert json.loads(again.out)["batches"] == plan["batches"]
 
 
-def test_recordings_give_an_interval(monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture) -> None:
+def test_recordings_take_the_bundled_acceptances_place(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture
+) -> None:
     few = read_recordings(RECORDINGS)[:2]
     monkeypatch.setattr("outrider.lab.recording.read_recordings", lambda _: few)
     words = (*PAIR, "--recordings", str(RECORDINGS), "--batch", "1", "--json")
-    [batch] = json.loads(run(monkeypatch, capfdbinary, *words).out)["batches"]
-    assert any(way["low"] < way["speedup"] < way["high"] for way in batch["ways"])
+    plan = json.loads(run(monkeypatch, capfdbinary, *words).out)
+    [batch] = plan["batches"]
+    assert plan["acceptance"] == "2 recorded answers"
+    assert all(way["low"] < way["speedup"] < way["high"] for way in batch["ways"])
+    assert {way["drafters"] for way in batch["ways"]} == {"lookup", "draft", "both"}
 
 
 def test_what_is_known_is_listed(monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture) -> None:
@@ -386,7 +375,7 @@ TOO_LARGE = ("--target", "llama-3.1-405b:bf16", "--draft", "none", "--on", "h100
         ((*PAIR, "--hardware", "nowhere.toml"), "no such file or directory"),
         (("--draft", "mtp", "--costs", str(CURVE)), "whose shape is not known"),
         (("--metrics", "http://127.0.0.1:9/"), "it does not answer"),
-        (("--metrics", str(CURVE)), "no metrics of vLLM, llama-server or Outrider"),
+        (("--metrics", str(CURVE)), "not metrics of vLLM, llama-server or Outrider"),
     ],
 )
 def test_what_cannot_be_planned_is_said_in_a_line(
@@ -506,8 +495,8 @@ def test_outriders_own_counters_are_those_of_its_server() -> None:
 @pytest.mark.parametrize(
     ("text", "status", "why"),
     [
-        ("node_load1 0.5\n", 200, "no metrics of vLLM"),
-        ("<html></html>", 200, "no metrics of vLLM"),
+        ("node_load1 0.5\n", 200, "not metrics of vLLM"),
+        ("<html></html>", 200, "not metrics of vLLM"),
         ("", 404, "it answers 404"),
         ("vllm:num_requests_running 1\n", 200, "vLLM has drafted nothing yet"),
     ],

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness import argument_parser, run_program
-from outrider.lab.plan.acceptance import ALL, LONGEST, Drafting
-from outrider.lab.plan.recorded import Recorded
+from outrider.lab.plan.acceptance import ALL
+from outrider.lab.plan.recorded import tables_of
 from outrider.lab.recording import Recording, read_recordings
 
 RECORDINGS = Path(__file__).parents[1] / "policy" / "qwen_q4.recordings.jsonl"
@@ -30,15 +30,11 @@ def written(recordings: list[Recording]) -> str:
     lines = [HEAD.format(answers=len(recordings))]
     for name, categories in {ALL: None, **KINDS}.items():
         mine = [r for r in recordings if categories is None or r.category in categories]
-        recorded = Recorded(mine, {"draft": "draft"})
-        kinds: tuple[Drafting, ...] = ("lookup", "draft")
-        for kind in kinds:
-            table = recorded.acceptance(kind, "draft" if kind == "draft" else "", LONGEST)
+        for kind, table in tables_of(mine, {"draft": "draft"}).items():
             lines.append(f"[workloads.{name}.{kind}]")
-            lines.append(f"offered = {table.offered if kind == 'lookup' else 1.0:.3f}")
+            lines.append(f"offered = {table.offered:.3f}")
             for field in ("drafted", "accepted"):
-                values = getattr(table, field) if (kind, field) != ("draft", "drafted") else (1.0,) * LONGEST
-                lines.append(f"{field} = [{', '.join(f'{value:.3f}' for value in values)}]")
+                lines.append(f"{field} = [{', '.join(f'{value:.3f}' for value in getattr(table, field))}]")
             lines.append("")
     return "\n".join(lines)
 

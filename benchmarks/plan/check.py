@@ -24,7 +24,7 @@ from harness import argument_parser, read_rows, run_program, table
 from outrider.lab.plan.acceptance import ALL, of_draft, of_head
 from outrider.lab.plan.calls import Machine, PlannedCurve, call_bytes, machine_of
 from outrider.lab.plan.catalogue import Catalogue, Device, bundled, catalogue
-from outrider.lab.plan.plan import BUNDLED, COSTS, ODDS, Asked, Model, plan_batch
+from outrider.lab.plan.plan import COSTS, ODDS, Asked, Model, plan_batch
 from outrider.lab.plan.shapes import HEADS, ModelShape, find_shape, head_of
 
 HERE = Path(__file__).parent
@@ -241,7 +241,7 @@ def ranged(row: Row, known: Catalogue) -> tuple[float, float, float]:
         Model(target.name, PlannedCurve(target, (machine,), is_target=True), target),
         Model(name, PlannedCurve(shape, (machine,)), shape, accepted),
     ]
-    asked = Asked(models[0], models[1:], [1], CONTEXT, machine, spread=BUNDLED)
+    asked = Asked(models[0], models[1:], [1], CONTEXT, machine, odds=ODDS, costs=COSTS)
     batch = plan_batch(asked, 1)
     length = row.get("length") or row.get("draft_steps")
     mine = [way for way in batch.ways if way.drafting == "draft"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
-from outrider.cli.output import bars, print_notes, write, write_json
+from outrider.cli.output import print_notes, write, write_json
 from outrider.cli.plan_report import print_known, print_observed, print_plan
 from outrider.cli.plan_settings import PlanSettings
 from outrider.core.errors import SettingError
@@ -17,7 +16,6 @@ from outrider.core.notices import collect_notices
 from outrider.lab.plan.acceptance import (
     ALL,
     Acceptance,
-    Drafting,
     of_draft,
     of_head,
     of_workload,
@@ -37,7 +35,7 @@ from outrider.lab.plan.catalogue import Catalogue, catalogue
 from outrider.lab.plan.exports import ENGINES
 from outrider.lab.plan.fitting import Wanted, fitting
 from outrider.lab.plan.metrics import Observed, advice, read_metrics
-from outrider.lab.plan.plan import BUNDLED, GIVEN, MAX_BATCH, Asked, Model, make_plan
+from outrider.lab.plan.plan import COSTS, MAX_BATCH, ODDS, Asked, Model, make_plan
 from outrider.lab.plan.shapes import HEADS, ModelShape, find_shape
 
 _LIST = "--list shows what is known."
@@ -71,12 +69,11 @@ def _plan_and_show(
     advised: list[str] = []
     with collect_notices() as notices:
         asked, about = _asked(settings, known)
-    with _recordings(settings, asked, about) as (asked, about):
-        made = make_plan(asked)
-        data: dict[str, Any] = made.as_json() | {"acceptance": about, "model_error": model_error()}
-        if observed is not None:
-            advised = advice(observed, asked)
-            data["observed"] = observed.as_json(advised)
+    made = make_plan(asked)
+    data: dict[str, Any] = made.as_json() | {"acceptance": about, "model_error": model_error()}
+    if observed is not None:
+        advised = advice(observed, asked)
+        data["observed"] = observed.as_json(advised)
     data["notices"] = notices
     if settings.export is not None:
         started = ENGINES[settings.export](made)
@@ -104,31 +101,57 @@ def _asked(settings: PlanSettings, known: Catalogue) -> tuple[Asked, str]:
         curves = list(read_curves(settings.costs))
         shapes += [None] if len(shapes) == 1 and curves[1] is not None and settings.drafts != ["none"] else []
     names = [shape.name if shape else ("draft" if i else "target") for i, shape in enumerate(shapes)]
-    tables, bundled = _acceptance(settings, names[1:])
+    tables, about = _acceptance(settings, names[1:], shapes)
     models = []
     for i, (name, shape) in enumerate(zip(names, shapes, strict=True)):
         curve = (curves[i] if i < len(curves) else None) or _planned(name, shape, machine, is_target=not i)
-        usual = None if tables else _usual(settings.workload or ALL, shape, shapes[0])
-        models.append(Model(name, curve, shape, (tables.get(name) or tables.get("") or usual) if i else None))
-    # A plain value is of the draft models; of lookup where that is the only drafter that there is.
-    lookup = tables.get("lookup") or bundled.get("lookup") or (None if names[1:] else tables.get(""))
-    spread = GIVEN if tables else BUNDLED
-    spread = replace(spread, costs=1.0) if settings.costs is not None else spread
-    about = "as given" if tables else f"{settings.workload or ALL}: {source(names[1:])}"
-    asked = Asked(models[0], models[1:], batches, settings.context, machine, lookup, spread=spread)
+        models.append(Model(name, curve, shape, tables.get(name) if i else None))
+    asked = Asked(
+        models[0],
+        models[1:],
+        batches,
+        settings.context,
+        machine,
+        lookup=tables.get("lookup"),
+        odds=1.0 if settings.acceptance or settings.recordings else ODDS,
+        costs=1.0 if settings.costs is not None else COSTS,
+    )
     return asked, about
 
 
 def _acceptance(
-    settings: PlanSettings, drafts: Sequence[str]
-) -> tuple[dict[str, Acceptance], dict[Drafting, Acceptance]]:
-    """What is given, by drafter, and what is bundled where nothing is given."""
-    tables = dict(read_acceptance(text) for text in settings.acceptance)
-    if unused := [name for name in tables if name not in ("", "lookup", *drafts)]:
+    settings: PlanSettings, drafts: Sequence[str], shapes: Sequence[ModelShape | None]
+) -> tuple[dict[str, Acceptance], str]:
+    """The tables by drafter, as recorded, given or bundled, and what they rest on."""
+    if settings.recordings:
+        return _recorded(settings, drafts)
+    given = dict(read_acceptance(text) for text in settings.acceptance)
+    if unused := [name for name in given if name not in ("", "lookup", *drafts)]:
         raise SettingError(
             f"--acceptance {unused[0]}=", "there is no such draft", "Name one as --draft does."
         )
-    return tables, {} if tables else of_workload(settings.workload or ALL)
+    if given:  # a plain value is of the draft models; of lookup where that is the only drafter
+        plain = given.pop("", None)
+        return {name: plain for name in drafts or ["lookup"] if plain} | given, "as given"
+    workload = settings.workload or ALL
+    usual = {name: _usual(workload, shape, shapes[0]) for name, shape in zip(drafts, shapes[1:], strict=True)}
+    return {"lookup": of_workload(workload)["lookup"], **usual}, f"{workload}: {source(drafts)}"
+
+
+def _recorded(settings: PlanSettings, drafts: Sequence[str]) -> tuple[dict[str, Acceptance], str]:
+    if settings.acceptance or settings.workload:
+        way_out = "Leave out --acceptance and --workload."
+        raise SettingError("--recordings", "acceptance is given too", way_out)
+    from outrider.lab.plan.recorded import tables_of
+    from outrider.lab.recording import read_recordings  # they load slowly
+
+    found = [recording for path in settings.recordings for recording in read_recordings(path)]
+    if not found:
+        place = str(settings.recordings[0])
+        raise SettingError(place, "it holds no recorded answers", "Record some: outrider bench.")
+    offers = list(found[0].offers)
+    names = {name: name if name in offers else next(iter(offers), name) for name in drafts}
+    return tables_of(found, names), f"{len(found)} recorded answers"
 
 
 def _usual(workload: str, shape: ModelShape | None, target: ModelShape | None) -> Acceptance:
@@ -188,30 +211,3 @@ def _batches(text: str) -> list[int]:
     if not 1 <= found[0] <= found[-1] <= MAX_BATCH:
         raise SettingError("--batch", f"{text!r} is out of range", f"Give 1 to {MAX_BATCH}.")
     return found
-
-
-@contextmanager
-def _recordings(settings: PlanSettings, asked: Asked, about: str) -> Iterator[tuple[Asked, str]]:
-    """What is asked and what its acceptance rests on: recorded answers, where some are named."""
-    if not settings.recordings:
-        yield asked, about
-        return
-    if settings.acceptance or settings.workload:
-        way_out = "Leave out --acceptance and --workload."
-        raise SettingError("--recordings", "acceptance is given too", way_out)
-    from outrider.lab.plan.recorded import Recorded
-    from outrider.lab.recording import read_recordings  # they load slowly
-
-    found = [recording for path in settings.recordings for recording in read_recordings(path)]
-    if not found:
-        place = str(settings.recordings[0])
-        raise SettingError(place, "it holds no recorded answers", "Record some: outrider bench.")
-    with bars(Console(stderr=True, highlight=False)) as report:
-        names = _offers(asked.drafts, list(found[0].offers))
-        counted = Recorded(found, names, report).counted
-        yield replace(asked, counted=counted), f"{len(found)} recorded answers"
-
-
-def _offers(drafts: Sequence[Model], offers: Sequence[str]) -> dict[str, str]:
-    """By draft the name of its offers in recordings: its own, or the first."""
-    return {d.name: d.name if d.name in offers else next(iter(offers), d.name) for d in drafts}

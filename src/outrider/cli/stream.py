@@ -14,6 +14,7 @@ from outrider.cli.interrupt import Interrupt
 from outrider.cli.output import readable, write
 from outrider.cli.report import SOURCE_STYLES, print_legend
 from outrider.cli.settings import RunSettings
+from outrider.cli.word_wrap import Styled, WordWrap
 from outrider.core.data import Completion, Piece, StepRecord
 from outrider.core.errors import ConstraintError
 from outrider.session.generation import Generation
@@ -82,6 +83,7 @@ class TokenPrinter:
         self._console = Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
         self._coloured = settings.show_source
         self._printed = 0
+        self._wrap = WordWrap(lambda: self._console.width) if self._console.is_terminal else None
         if self._coloured and (self._console.no_color or not self._console.color_system):
             errors.print(
                 Text("note: --show-source needs a terminal with colours: none is used", style="yellow")
@@ -92,20 +94,24 @@ class TokenPrinter:
 
     def print(self, pieces: tuple[Piece, ...]) -> None:
         """Show the pieces of one step."""
-        write(
-            "".join(self._dressed(piece.text, SOURCE_STYLES.get(piece.source, "magenta")) for piece in pieces)
-        )
+        self._show([(piece.text, SOURCE_STYLES.get(piece.source, "magenta")) for piece in pieces])
         self._printed += sum(len(piece.text) for piece in pieces)
 
     def end(self, text: str) -> None:
         """Show what of the whole text was still held back, and end the line."""
-        write(self._dressed(text[self._printed :], "") + "\n")
+        self._show([(text[self._printed :], "")], is_end=True)
+        write("\n")
         self._printed = 0
 
-    def _dressed(self, text: str, style: str) -> str:
-        if self._console.is_terminal:
-            text = readable(text)
-        if self._coloured and text:
+    def _show(self, pieces: list[Styled], *, is_end: bool = False) -> None:
+        if self._wrap is not None:
+            pieces = self._wrap.feed((readable(text), style) for text, style in pieces)
+            pieces += self._wrap.end() if is_end else []
+        if self._coloured:
             # Not through the console, which would turn tabs into spaces.
-            text = Style.parse(style).render(text, color_system=ColorSystem.STANDARD)
-        return text
+            pieces = [(_coloured(text, style), style) for text, style in pieces]
+        write("".join(text for text, _ in pieces))
+
+
+def _coloured(text: str, style: str) -> str:
+    return Style.parse(style).render(text, color_system=ColorSystem.STANDARD) if text else text

@@ -122,8 +122,8 @@ def source(drafts: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What decoding some text takes, or an expected step: tokens that come of it, and how many target calls
-    and draft calls of each size, in tokens of one sequence."""
+    """An expected step: the tokens that come of it, the shares of target calls and the numbers of draft calls
+    by their size, in tokens of one sequence."""
 
     tokens: float
     target_calls: Mapping[int, float]

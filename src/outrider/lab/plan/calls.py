@@ -65,6 +65,16 @@ class Machine:
         return self.device.name + (f"x{self.count}" if self.count > 1 else "")
 
     @property
+    def parts(self) -> int:
+        """Devices that share a layer."""
+        return self.count if self.device.parallel == "tensor" else 1
+
+    @property
+    def bytes_s(self) -> float:
+        """Read a second, by those that share a layer."""
+        return self.device.memory_gb_s * 1e9 * self.device.bandwidth_ratio * self.parts
+
+    @property
     def usable_bytes(self) -> float:
         """Of all devices, for weights and KV."""
         return self.device.memory_gb * 1e9 * self.count * (1 - _RESERVED_RATIO)
@@ -108,30 +118,26 @@ def call_operations(shape: ModelShape, num_tokens: int, *, batch: int = 1, conte
 def call_time(
     shape: ModelShape, machine: Machine, num_tokens: int, *, batch: int = 1, context: int = 0
 ) -> float:
-    """Seconds of a call: equations (1) to (5)."""
-    device, count = machine.device, machine.count
-    is_shared = device.parallel == "tensor"
-    parts = count if is_shared else 1
-    bandwidth = device.memory_gb_s * 1e9 * device.bandwidth_ratio * parts
-    memory_s = call_bytes(shape, num_tokens, batch=batch, context=context) / bandwidth
+    """Seconds of a call: equations (1) to (6)."""
+    device, tokens = machine.device, num_tokens * batch
+    memory_s = call_bytes(shape, num_tokens, batch=batch, context=context) / machine.bytes_s
     operations = call_operations(shape, num_tokens, batch=batch, context=context)
-    operations *= _tiled(machine, num_tokens * batch) / (num_tokens * batch)
-    operations_s = operations / (device.operations_s(shape.operations) * parts)
+    operations *= _tiled(machine, tokens) / tokens
+    operations_s = operations / (device.operations_s(shape.operations) * machine.parts)
     longer, shorter = max(memory_s, operations_s), min(memory_s, operations_s)
     device_s = longer * (1 + (shorter / longer) ** device.overlap) ** (1 / device.overlap) if longer else 0.0
-    activation = num_tokens * batch * shape.width * _ACTIVATION_BYTES / (device.link_gb_s * 1e9)
-    hops = 2 * shape.layers if is_shared else 1
-    each_s = 2 * (count - 1) / count * activation if is_shared else (count - 1) * activation
-    wait_s = device.link_s * (1 if is_shared else count - 1)
-    link_s = hops * (wait_s + each_s) if count > 1 else 0.0
-    layer_s = device.layer_s + num_tokens * batch * device.layer_token_s
-    return (
-        device_s
-        + link_s
-        + device.call_s
-        + shape.layers * layer_s
-        + _kernels_s(shape, machine, num_tokens * batch)
-    )
+    layers_s = shape.layers * (device.layer_s + tokens * device.layer_token_s)
+    more_s = _link_s(shape, machine, tokens) + _kernels_s(shape, machine, tokens)
+    return device_s + device.call_s + layers_s + more_s
+
+
+def _link_s(shape: ModelShape, machine: Machine, num_tokens: int) -> float:
+    """Seconds between devices, equation (4)."""
+    device, others = machine.device, machine.count - 1
+    activation_s = num_tokens * shape.width * _ACTIVATION_BYTES / (device.link_gb_s * 1e9)
+    if others and device.parallel == "tensor":
+        return 2 * shape.layers * (device.link_s + 2 * others / machine.count * activation_s)
+    return others * (device.link_s + activation_s)
 
 
 def _tiled(machine: Machine, num_tokens: int) -> int:
@@ -144,17 +150,9 @@ def _kernels_s(shape: ModelShape, machine: Machine, num_tokens: int) -> float:
     """Seconds of a call's further tokens, equation (6)."""
     if machine.engine != "llama.cpp" or num_tokens > KERNEL_TOKENS:
         return 0.0
-    device = machine.device
-    parts = machine.count if device.parallel == "tensor" else 1
-    read = shape.active_parameters * _KERNEL_BITS / 8
-    hybrid = token_ratios()["hybrid"] if shape.state_bytes and device.token_ratio else 1.0
-    return (
-        hybrid
-        * device.token_ratio
-        * (num_tokens - 1)
-        * read
-        / (device.memory_gb_s * 1e9 * device.bandwidth_ratio * parts)
-    )
+    hybrid = token_ratios()["hybrid"] if shape.state_bytes else 1.0
+    read_s = shape.active_parameters * _KERNEL_BITS / 8 / machine.bytes_s
+    return hybrid * machine.device.token_ratio * (num_tokens - 1) * read_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)

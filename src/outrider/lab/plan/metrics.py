@@ -150,7 +150,6 @@ def advice(observed: Observed, asked: Asked) -> list[str]:
     own = observed.acceptance
     seen = replace(
         asked,
-        counted=None,
         lookup=own if drafting == "lookup" else None,
         drafts=[replace(model, acceptance=own) for model in asked.drafts[:1]],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,6 @@ from outrider.costs.expected_speed import StepCosts
 from outrider.lab.plan.acceptance import LONGEST, PLAIN, Acceptance, Drafting, Steps, expected_steps
 from outrider.lab.plan.calls import Curve, Machine, largest_batch, memory_bytes
 from outrider.lab.plan.shapes import ModelShape
-from outrider.lab.statistics import speedup_of
 
 SCHEMA = "outrider.plan/1"
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, LONGEST)
@@ -35,31 +34,17 @@ class Model:
     acceptance: Acceptance | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """How far what is not known may be off: the odds of a token's acceptance, and a step's costs, by these
-    factors up or down. A range is from the worst of both to the best."""
-
-    odds: float = 1.0
-    costs: float = 1.0
-
-
 ODDS = 2.0
 """between kinds of text, and between pairs of models: about what published acceptances differ by from the
 tables"""
 COSTS = 1.15
 """about what the cost model is off by where it was checked"""
-BUNDLED, GIVEN = Spread(ODDS, COSTS), Spread(1.0, COSTS)
-"""of bundled acceptance, and of acceptance that was given"""
-
-Counted = Callable[[Drafting, str, int], Sequence[Steps] | None]
-"""The steps of each recorded text by who drafts, the draft's name ("" for lookup) and the length; None where
-its offers were not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is planned. `counted` is of recordings, where there are any: then tables are not used."""
+    """What is planned. The odds of a token's acceptance and the costs of a step may be off by the factors
+    `odds` and `costs`, up or down; a range is from the worst of both to the best."""
 
     target: Model
     drafts: Sequence[Model]
@@ -67,8 +52,8 @@ class Asked:
     context: int
     machine: Machine | None = None
     lookup: Acceptance | None = None
-    counted: Counted | None = None
-    spread: Spread = Spread()
+    odds: float = 1.0
+    costs: float = 1.0
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -85,24 +70,10 @@ class Asked:
         names = (self.target.name, way.draft if way else "")
         return [model.shape for model in self.models if model.shape is not None and model.name in names]
 
-    def steps(
-        self, drafting: Drafting, draft: Model | None, length: int, odds: float = 1.0
-    ) -> Sequence[Steps] | None:
-        """Of each recorded text, or one expected step, with the odds of acceptance times `odds`; None where
-        nothing is known."""
-        if self.counted is not None:
-            return self.counted(drafting, draft.name if draft else "", length)
-        tables = {"lookup": self.lookup, "draft": draft.acceptance if draft else None}
-        given = {name: table and table.shifted(odds) for name, table in tables.items()}
-        step = expected_steps(drafting, length, given)
-        return None if step is None else [step]
-
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to draft at one batch size. `speedup` is over plain decoding of the same batch; its ends are
-    those of the 95 % interval over recorded texts, or without recordings of the range that `Asked.spread`
-    makes."""
+    """One way to draft at one batch size. `speedup` is over plain decoding of that batch, with a range."""
 
     drafting: Drafting
     draft: str
@@ -282,39 +253,29 @@ class _Batch:
             self._known[key] = calls
         return self._known[key]
 
-    def seconds(self, text: Steps, draft: Model | None) -> float:
-        """A text, in a batch of texts like it."""
-        total = sum(count * self.call_s(self._asked.target, n) for n, count in text.target_calls.items())
+    def seconds(self, step: Steps, draft: Model | None) -> float:
+        """A step of every sequence."""
+        total = sum(share * self.call_s(self._asked.target, n) for n, share in step.target_calls.items())
         if draft is not None:
-            total += sum(count * self.call_s(draft, n) for n, count in text.draft_calls.items())
+            total += sum(number * self.call_s(draft, n) for n, number in step.draft_calls.items())
         return total
 
     def ways(self, drafting: Drafting, draft: Model | None) -> Iterator[Way]:
         """One drafter at every length; nothing where nothing is known of it."""
+        asked, name = self._asked, draft.name if draft else ""
+        tables = {"lookup": asked.lookup, "draft": draft.acceptance if draft else None}
+        shifted = [
+            {who: table and table.shifted(odds) for who, table in tables.items()}
+            for odds in (1 / asked.odds, 1.0, asked.odds)
+        ]
         for length in LENGTHS:
-            if not (texts := self._asked.steps(drafting, draft, length)):
+            steps = [step for some in shifted if (step := expected_steps(drafting, length, some))]
+            if not steps:
                 return
-            tokens = [text.tokens for text in texts]
-            calls = sum(sum(text.target_calls.values()) for text in texts)
-            found = [self.seconds(text, draft) for text in texts]
-            if self._asked.counted is not None:
-                speedup = speedup_of([number * self.plain_s for number in tokens], found)
-            else:
-                value = tokens[0] * self.plain_s / found[0]
-                low, high = self._range(drafting, draft, length)
-                speedup = Interval(value, low, high)
-            rate = self._batch / self.plain_s * speedup.value
-            yield Way(drafting, draft.name if draft else "", length, sum(tokens) / calls, rate, speedup)
-
-    def _range(self, drafting: Drafting, draft: Model | None, length: int) -> tuple[float, float]:
-        """The speed-up of drafts of this length at the ends of what may be."""
-
-        def at(odds: float, costs: float) -> float:
-            [step] = self._asked.steps(drafting, draft, length, odds) or [PLAIN]
-            return costs * step.tokens * self.plain_s / self.seconds(step, draft)
-
-        spread = self._asked.spread
-        return at(1 / spread.odds, 1 / spread.costs), at(spread.odds, spread.costs)
+            low, value, high = (step.tokens * self.plain_s / self.seconds(step, draft) for step in steps)
+            speedup = Interval(value, low / asked.costs, high * asked.costs)
+            rate = self._batch / self.plain_s * value
+            yield Way(drafting, name, length, steps[1].tokens, rate, speedup)
 
     def break_even(self, draft: Model) -> tuple[float, int] | None:
         """The least acceptance of each token at which a draft pays, and its length."""
