@@ -131,7 +131,7 @@ def test_at_most_so_many_are_spread_evenly(tmp_path: Path) -> None:
     ("line", "why"),
     [
         ("{'prompt': 1}", "it is not a JSON object"),
-        ("[1]", "it is a JSON array, no object"),
+        ("[1]", "it is a JSON array, not an object"),
         ({"question": "x", "answer": "y"}, "it holds no prompt but 'question', 'answer'"),
         ({"prompt": ["x"]}, "its prompt is not text"),
         ({"turns": []}, "its turns are not a list of texts"),

@@ -379,7 +379,7 @@ def test_an_override_names_a_pattern_and_a_buffer() -> None:
     check_overrides(["exps=CPU", r"blk\.(1|2)\.=CUDA0"])
     refused: list[Callable[[], None]] = [lambda: check_overrides(["=CPU"]), lambda: check_overrides(["a="])]
     for refuse in refused:
-        with pytest.raises(OutriderError, match="no PATTERN=BUFFER"):
+        with pytest.raises(OutriderError, match="not PATTERN=BUFFER"):
             refuse()
 
 

@@ -90,7 +90,7 @@ def test_a_required_call_has_room_after_the_reasoning() -> None:
         [choice] = body["choices"]
         assert len(choice["message"]["reasoning_content"]) <= 100
         assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
-        assert "tool_choice: of reasoning there may be 100 tokens" in body["outrider"]["notices"]
+        assert "tool_choice: reasoning is limited to 100 tokens" in body["outrider"]["notices"]
         ours = served.post(CHAT, **asked, max_tokens=200, temperature=0, reasoning_budget=3).json()
         assert len(ours["choices"][0]["message"]["reasoning_content"]) == 2  # "so ": white space is no part
         free = served.post(CHAT, **asked | {"messages": user(f"Say [[Hm.</think>{CALL}]]")}, temperature=0)

@@ -53,7 +53,7 @@ def bench(settings: BenchSettings) -> int:
     _check(plan, folder)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     for workload in map(load_workload, plan.workloads):  # a line that cannot be read ends it here
-        if "passed over" in workload.source:
+        if "skipped: " in workload.source:
             print_notes(errors, [f"{workload.name}: {workload.source}"])
     # What follows takes a second to import: a plan that is wrong is refused before.
     from outrider.lab.bench.sweep import run_sweep
