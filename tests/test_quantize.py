@@ -162,7 +162,12 @@ def test_every_type_can_be_made_and_loaded(source: Path, tmp_path: Path, name: s
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("Q7_0", "not a type"), ("", "not a type"), ("IQ2_XS", "importance matrix"), ("iq1_m", "importance matrix")],
+    [
+        ("Q7_0", "not a type"),
+        ("", "not a type"),
+        ("IQ2_XS", "importance matrix"),
+        ("iq1_m", "importance matrix"),
+    ],
 )
 def test_types_that_cannot_be_made(source: Path, tmp_path: Path, name: str, reason: str) -> None:
     with pytest.raises(SettingError, match=reason):
