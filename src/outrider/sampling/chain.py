@@ -37,10 +37,14 @@ def distribution(row: Row | TopLogits, params: SamplingParams) -> Distribution:
             num_impossible = candidates.num_impossible
             probs *= 1 - params.xtc_probability
             probs[rest] += params.xtc_probability * _tempered(candidates.only(rest, num_impossible), params)
+    tokens = candidates.tokens
+    if candidates.is_ranked:
+        in_order = tokens.argsort()
+        tokens, probs = tokens[in_order], probs[in_order]
     if probs.min() > 0:
-        return Distribution(candidates.tokens, probs)
+        return Distribution(tokens, probs)
     kept = np.flatnonzero(probs)
-    return Distribution(candidates.tokens[kept], probs[kept])
+    return Distribution(tokens[kept], probs[kept])
 
 
 def _excludes_top_choices(params: SamplingParams) -> bool:

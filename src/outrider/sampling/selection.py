@@ -85,14 +85,14 @@ def _first_member(row: Row, group: int) -> int:
 
 
 def _group_maxima(row: Row) -> Row:
-    """The maximum of each of len(row) / 64 groups; a copy of the row where it is short.
+    """The maximum of each of len(row) / 64 groups; the row itself where it is short.
 
     A group's members lie far apart, so that the maxima of all groups are found by comparing whole
     stretches of memory, several times as fast as neighbours would be.
     """
     num_groups = len(row) // _GROUP_SIZE
     if num_groups < _GROUP_SIZE:
-        return row.copy()
+        return row
     maxima: Row = row[: num_groups * _GROUP_SIZE].reshape(_GROUP_SIZE, num_groups).max(axis=0)
     rest = row[num_groups * _GROUP_SIZE :]
     return np.concatenate([maxima, rest]) if len(rest) else maxima
@@ -109,21 +109,38 @@ def all_tokens(size: int) -> Tokens:
 def largest(values: Row, k: int) -> Indices:
     """Ascending indices of the k largest values (k > 0), ties by the lower index.
 
-    At least k values reach the k-th largest group maximum: the rest of a large vocabulary is out.
     Raises BackendError where the largest is no number.
     """
     if k >= len(values):
         return np.arange(len(values))
+    pool = _pool(values, k)
+    return _largest(values, k) if pool is None else pool[_largest(values[pool], k)]
+
+
+def top_k(row: Row, k: int) -> Tokens:
+    """The k most likely tokens (k > 0), best first, ties by the lower id.
+
+    Raises BackendError where the best is no number.
+    """
+    pool = _pool(row, k)
+    if pool is None:
+        pool = largest(row, k) if len(row) > _FIRST_GUESS else all_tokens(len(row))
+    return pool[(-row[pool]).argsort(kind="stable")[:k]]
+
+
+def _pool(values: Row, k: int) -> Indices | None:
+    """Ascending indices of a few values, the k largest among them: at least k values reach the k-th largest
+    group maximum, so the rest of a large vocabulary is out. None where nothing is ruled out."""
     maxima = _group_maxima(values)
     _finite(maxima.max())
     if not k < len(maxima) < len(values):
-        return _largest(values, k)
+        return None
     least = np.partition(maxima, len(maxima) - k)[len(maxima) - k]
     pool = _reaching(values, maxima, least)
     if len(pool) < k:  # a constraint leaves few: the first of the barred ones complete them
         barred = np.flatnonzero(values[:k] == -math.inf)[: k - len(pool)]
-        return np.sort(np.concatenate([pool, barred]))
-    return pool[_largest(values[pool], k)]
+        pool = np.sort(np.concatenate([pool, barred]))
+    return pool
 
 
 def _reaching(values: Row, maxima: Row, least: np.float32) -> Indices:
@@ -159,12 +176,6 @@ def _largest(values: Row, k: int) -> Indices:
     if surplus > 0:
         kept[np.flatnonzero(values == kth)[-surplus:]] = False
     return np.flatnonzero(kept)
-
-
-def top_k(row: Row, k: int) -> Tokens:
-    """The k most likely tokens (k > 0), best first, ties by the lower id."""
-    tokens = largest(row, k)
-    return tokens[np.argsort(-row[tokens], kind="stable")]
 
 
 def fewest_reaching(values: Floats, weights: Floats, mass: float, *, beyond: bool = False) -> Indices:
