@@ -238,9 +238,9 @@ def test_the_prompts_own_speed_is_followed() -> None:
     costs.observe_prefill(2, 1.0)
     costs.observe_prefill(256, 256 * 0.6)
     assert costs.prefill_s(100) < 31, "one slow read is not all"
-    for _ in range(4):
+    for _ in range(20):
         costs.observe_prefill(256, 256 * 0.012)
-    assert costs.prefill_s(100) == pytest.approx(1.2)
+    assert costs.prefill_s(100) == pytest.approx(1.2, rel=1e-3)
 
 
 def test_a_prompt_is_paid_for_as_far_as_it_is_read() -> None:
@@ -248,12 +248,12 @@ def test_a_prompt_is_paid_for_as_far_as_it_is_read() -> None:
     assert [costs.read_tokens(n) for n in (20, 50, 400)] == [20, 50, 50]
     assert costs.prefill_s(20) == pytest.approx(0.12)
     assert costs.prefill_s(400) == pytest.approx(0.3)
-    for _ in range(5):
+    for _ in range(20):
         costs.observe_prefill(40, 40 * 0.012)
-    assert costs.prefill_s(400) == pytest.approx(0.6)
+    assert costs.prefill_s(400) == pytest.approx(0.6, rel=1e-3)
     assert costs.refined().window == 50
     costs.observe(1, 0.06, context=0)
-    assert costs.refined().prefill_s(400) == pytest.approx(0.6)
+    assert costs.refined().prefill_s(400) == pytest.approx(0.6, rel=1e-3)
 
 
 # What is kept

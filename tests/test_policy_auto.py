@@ -582,6 +582,15 @@ def test_calls_that_become_slower_are_spoken_of_once() -> None:
     assert len(policy.notices) == 1 and "the cost curve follows" in policy.notices[0]
 
 
+def test_a_draft_model_that_was_slow_for_a_while_is_asked_again() -> None:
+    """Another program at work made its calls long, and nothing is learned of a model that is not asked."""
+    policy = AutoPolicy(*costs(FLAT, 0.02))
+    played_by(recording("random", "target", length=60), policy, *costs(FLAT, 0.02 * 60))
+    assert policy.state.draft_costs.drift > 5
+    later = [played_by(recording("random", "target", seed=n), policy, *costs(FLAT, 0.02)) for n in range(3)]
+    assert later[-1].speedup > 1.5
+
+
 def test_a_request_that_does_not_speculate_is_only_learned_from() -> None:
     policy = Simulated(FLAT)
     target = FakeModel(VOCABULARY, random_logits(VOCABULARY.size, seed=11, order=3))

@@ -140,7 +140,7 @@ def test_a_bad_draft_model_is_hardly_asked() -> None:
     played = play(texts_of("random", "wrong", 8), "flat")
     asked = [sum(record.work.calls for record in each.records) for each in played]
     assert 0 < sum(asked[:4]) <= 10 * 4
-    assert sum(asked[6:]) <= 2
+    assert sum(asked[6:]) <= sum(asked[:2]) / 2
 
 
 def fixed_choices(made: Recording, machine: str) -> float:
@@ -168,6 +168,6 @@ def test_mostly_as_good_as_the_best_fixed_choice_in_hindsight(machine: str) -> N
 def test_a_draft_model_reads_no_prompt_of_a_short_answer(machine: str) -> None:
     """It would cost more than it can bring; a longer answer repays it, as soon as it is longer."""
     for length, reads in ((16, 0), (300, 1)):
-        [played] = play([recording("random", "target", length=length, prompt_tokens=300)], machine)
+        [played] = play([recording("random", "target", length=length, prompt_tokens=600)], machine)
         assert sum(record.work.prefill_calls for record in played.records) == reads
         assert played.speedup == pytest.approx(1.0) if not reads else played.speedup > 1.5

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -25,6 +23,10 @@ _DRIFTED_RATIO = 1.25
 _RETURNED_RATIO = 1.1
 _LASTING_CALLS = 8
 """Calls for which a drift must last to be spoken of."""
+_RELAXATION = 0.1
+"""of what was learned that goes each time"""
+_PREFILL_RATE = 0.4
+"""of an error that moves what a prompt's token takes"""
 _LEARNED_CALLS = 8
 """Calls of a size that make it a point of a refined curve."""
 _PREFILL_MIN_TOKENS = 16
@@ -61,7 +63,8 @@ class CallCosts:
             raise SettingError("costs", "no call over a single token was measured", "Measure one.")
         self._fit = fit(self.points)
         self._learned = Correction()
-        self._prefill_token_s = deque([prefill_token_s] if prefill_token_s else [], maxlen=5)
+        self._prefill_error = 0.0
+        self._has_prefilled = prefill_token_s is not None
         self._tables: dict[tuple[int, int], Curve] = {}
         self._is_drifting = False
         self._num_changed = 0
@@ -115,9 +118,8 @@ class CallCosts:
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds that reading a prompt of so many tokens takes, or as much of it as is read."""
         num_tokens = self.read_tokens(num_tokens)
-        if self._prefill_token_s:
-            return num_tokens * median(self._prefill_token_s)
-        return num_tokens * self.call_s(MAX_TOKENS, context=0) / MAX_TOKENS
+        token_s = self.prefill_token_s or float(self._fit.base_s[-1]) / MAX_TOKENS
+        return num_tokens * token_s * math.exp(self._learned.scale + self._prefill_error)
 
     def _table(self, context: int, num_sequences: int, size: int) -> Curve:
         fitted, learned = self._fit, self._learned
@@ -143,10 +145,20 @@ class CallCosts:
         self._tables.clear()
         self._watch()
 
+    def relax(self, drift: float) -> None:
+        """No call was seen for a while: what was learned about all calls alike gives way to the present `drift`
+        of another model here, and what was learned about prompts is forgotten. What slowed this model down may
+        be over, and one that seems too slow is not asked again."""
+        if self.is_measured:
+            self._learned.scale += _RELAXATION * (math.log(drift) - self._learned.scale)
+            self._prefill_error *= 1 - _RELAXATION
+            self._tables.clear()
+
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """Reading so many tokens of a prompt took so long."""
         if num_tokens >= _PREFILL_MIN_TOKENS and math.isfinite(seconds) and seconds > 0:
-            self._prefill_token_s.append(seconds / num_tokens)
+            self._prefill_error += _PREFILL_RATE * math.log(seconds / self.prefill_s(num_tokens))
+            self._has_prefilled = True
 
     def _watch(self) -> None:
         """Notice a drift that lasts, and its end."""
@@ -179,10 +191,11 @@ class CallCosts:
         there = {point.num_tokens for point in self.points if point.num_sequences == 1}
         seen = {n for n in range(1, MAX_TOKENS + 1) if shape and learned.seen[n - 1] >= _LEARNED_CALLS}
         single = {1} if self.is_known else set[int]()
+        prefill_token_s = self.prefill_s(1) * math.exp((scale - 1) * learned.scale)
         points = [CallPoint(n, float(self._fit.base_s[n - 1])) for n in sorted((seen | single) - there)]
         return CallCosts(
             [replace(p, seconds=p.seconds * factors[p.num_tokens - 1]) for p in (*self.points, *points)],
-            prefill_token_s=median(self._prefill_token_s) if self._prefill_token_s else None,
+            prefill_token_s=prefill_token_s if self._has_prefilled else None,
             window=self.window,
             is_estimate=self.is_estimate,
         )

@@ -159,13 +159,14 @@ def _is_repaid(
 ) -> bool:
     """Whether what this and later steps save repays reading the prompt for the draft model: a token without
     it takes almost a plain step. What confirming a candidate saves is not expected again."""
-    text, plain_s = asking.text, float(costs.calls_s[0])
-    without_s = _WITHOUT_MODEL * plain_s / batch.num_sequences
+    text, size = asking.text, batch.num_sequences
+    plain_s = asking.state.costs.call_s(size, context=batch.context, num_sequences=size)
+    without_s = _WITHOUT_MODEL * plain_s / size
     saved_s = _gain_s(asking, candidate, replace(costs, reward_s=without_s))
     return amortises_prefill(
         read_s,
         gain_s=saved_s,
-        usual_gain_s=0.0 if candidate else saved_s,
+        usual_gain_s=saved_s,
         generated=text.generated,
         max_tokens=text.max_tokens,
         plain_s=plain_s,

@@ -47,6 +47,8 @@ def learn_costs(state: PolicyState, records: Sequence[StepRecord]) -> None:
     expected_s = [draft.call_s(n, context=context) for n in work.call_tokens]
     for n, seconds in zip(work.call_tokens, expected_s, strict=True):
         draft.observe(n, seconds * work.model_s / sum(expected_s), context=context)
+    if not work.calls and first.step % _PLAIN_INTERVAL == 0:
+        draft.relax(state.costs.drift)
     if work.prefill_calls:
         draft.observe_prefill(work.prefill_tokens, work.prefill_s)
     if decoding:

@@ -61,7 +61,7 @@ _MIN_REMAINING = 24
 """An answer is expected to go on for so many times its tokens beyond those that short answers have too, and
 at first for so many tokens."""
 _PREFILL_SHARE = 0.15
-_PREFILL_STEPS = 1.5
+_PREFILL_STEPS = 3.5
 """No more than this part of what the answer took plainly is spent on reading its prompt, or so many steps."""
 
 
