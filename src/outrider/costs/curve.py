@@ -146,9 +146,9 @@ class CallCosts:
         self._watch()
 
     def relax(self, drift: float) -> None:
-        """No call was seen for a while: what was learned about all calls alike gives way to the present `drift`
-        of another model here, and what was learned about prompts is forgotten. What slowed this model down may
-        be over, and one that seems too slow is not asked again."""
+        """No call was seen for a while: what was learned about all calls alike gives way to the present
+        `drift` of another model here, and what was learned about prompts is forgotten. What slowed this model
+        down may be over, and one that seems too slow is not asked again."""
         if self.is_measured:
             self._learned.scale += _RELAXATION * (math.log(drift) - self._learned.scale)
             self._prefill_error *= 1 - _RELAXATION

@@ -20,8 +20,9 @@ _NEGLIGIBLE = -1000.0
 
 @dataclass(slots=True)
 class Candidates:
-    """Tokens and their logits, of which `best` is the largest: in the order of their ids, or `is_ranked`, the most
-    likely first and ties by the lower id. Of a few ranked candidates a filter keeps a beginning, for next to nothing.
+    """Tokens and their logits, of which `best` is the largest: in the order of their ids, or `is_ranked`, the
+    most likely first and ties by the lower id. Of a few ranked candidates a filter keeps a beginning, for
+    next to nothing.
 
     `num_impossible` tokens without any probability are not listed but are part of llama.cpp's list:
     dynamic temperature measures the entropy against the number of both.
