@@ -75,43 +75,20 @@ class FakeLoader(Loader):
 def card(name: str) -> ModelCard:
     """A made-up card."""
     return ModelCard(
-        path=Path(f"{name}.gguf"),
-        name=name,
-        architecture="fake",
-        parameters=1000,
-        active_parameters=1000,
-        bytes_per_token=4000,
-        quantization="F32",
-        num_tokens=VOCABULARY.size,
-        context_length=512,
-        chat_template=None,
-        tokenizer="characters",
-        block_count=1,
-        embedding_length=8,
-        sliding_window=None,
-        expert_count=0,
-        expert_used_count=0,
-        file_bytes=4000,
-        num_files=1,
-    )
+        path=Path(f"{name}.gguf"), name=name, architecture="fake", parameters=1000, active_parameters=1000,
+        bytes_per_token=4000, quantization="F32", num_tokens=VOCABULARY.size, context_length=512,
+        chat_template=None, tokenizer="characters", block_count=1, embedding_length=8, sliding_window=None,
+        expert_count=0, expert_used_count=0, file_bytes=4000, num_files=1,
+    )  # fmt: skip
 
 
 def row(file: ModelFile, role: Role) -> ModelRow:
     """What is written down about it."""
     return ModelRow(
-        model=file.name,
-        role=role,
-        path=str(file.path),
-        fingerprint=file.fingerprint,
-        architecture="fake",
-        quantization="F32",
-        parameters=1000,
-        active_parameters=1000,
-        file_bytes=4000,
-        trained_context=512,
-        effective={},
-        backend=file.backend,
-    )
+        model=file.name, role=role, path=str(file.path), fingerprint=file.fingerprint, architecture="fake",
+        quantization="F32", parameters=1000, active_parameters=1000, file_bytes=4000, trained_context=512,
+        effective={}, backend=file.backend,
+    )  # fmt: skip
 
 
 def plan(folder: Path, **changes: Any) -> SweepPlan:

@@ -115,17 +115,10 @@ class Cell:
         draft_s: float,
     ) -> CaseOutcome:
         return CaseOutcome(
-            case=case,
-            tokens=tokens,
-            seconds=seconds,
-            plain_s=plain_s,
-            target_calls=target_calls,
-            draft_calls=draft_calls,
-            drafted=drafted,
-            accepted=accepted,
-            draft_s=draft_s,
+            case=case, tokens=tokens, seconds=seconds, plain_s=plain_s, target_calls=target_calls,
+            draft_calls=draft_calls, drafted=drafted, accepted=accepted, draft_s=draft_s,
             verify_s=tokens * call_s(self.target, 1),
-        )
+        )  # fmt: skip
 
     def _acceptance(self, setting: Setting, case: str) -> float:
         model = ACCEPTANCE[self.draft, self.workload] if self.draft and setting.uses_model else 0.0
@@ -209,19 +202,12 @@ def model_row(name: str, role: str) -> ModelRow:
     target = role == "target"
     size = round((PLAIN_S[name] if target else DRAFT_S[name] * 1.5) * 30e9)
     return ModelRow(
-        model=name,
-        role="target" if target else "draft",
-        path=f"models/{name}.gguf",
-        fingerprint=f"{crc32(name.encode()):08x}" * 8,
-        architecture="llama",
-        quantization=name.rpartition("-")[2],
-        parameters=1_500_000_000 if target else 300_000_000,
-        active_parameters=1_500_000_000 if target else 300_000_000,
-        file_bytes=size,
-        trained_context=8192,
-        effective={"threads": 8, "gpu_layers": 0},
-        memory_bytes=size + (200 << 20),
-    )
+        model=name, role="target" if target else "draft", path=f"models/{name}.gguf",
+        fingerprint=f"{crc32(name.encode()):08x}" * 8, architecture="llama",
+        quantization=name.rpartition("-")[2], parameters=1_500_000_000 if target else 300_000_000,
+        active_parameters=1_500_000_000 if target else 300_000_000, file_bytes=size, trained_context=8192,
+        effective={"threads": 8, "gpu_layers": 0}, memory_bytes=size + (200 << 20),
+    )  # fmt: skip
 
 
 def case_names(workload: str, cases: int) -> list[str]:
@@ -244,69 +230,37 @@ def _recorded(
     yield costs_row(target, "target")
     for draft in filter(None, drafts):
         yield PairRow(
-            target=target,
-            draft=draft,
-            usable=True,
-            identical=True,
-            common_tokens=32_000,
-            text_ratio=1.0,
+            target=target, draft=draft, usable=True, identical=True, common_tokens=32_000, text_ratio=1.0,
             cut_ratio=1.0,
-        )
+        )  # fmt: skip
     for workload in workloads:
         for case in case_names(workload, cases):
             length = answer_tokens(case)
             yield AnswerRow(
-                target=target,
-                workload=workload,
-                case=case,
-                prompt=tuple(range(PROMPT_TOKENS)),
-                tokens=tuple(range(length)),
-                text=f"The answer to {case}.",
-                finish_reason="length",
+                target=target, workload=workload, case=case, prompt=tuple(range(PROMPT_TOKENS)),
+                tokens=tuple(range(length)), text=f"The answer to {case}.", finish_reason="length",
                 prefill_s=PROMPT_TOKENS * PLAIN_S[target] / 8,
-                decode_s=length * (PLAIN_S[target] + OWN_S / 2),
-                own_s=length * OWN_S / 2,
-                seed=0,
-            )
+                decode_s=length * (PLAIN_S[target] + OWN_S / 2), own_s=length * OWN_S / 2, seed=0,
+            )  # fmt: skip
             if quality:
                 yield QualityRow(
-                    target=target,
-                    reference=reference,
-                    workload=workload,
-                    case=case,
-                    num_tokens=length,
-                    mean_kl=0.02 + 0.001 * (length % 5),
-                    top1_agreement=0.95 - 0.002 * (length % 5),
-                )
+                    target=target, reference=reference, workload=workload, case=case, num_tokens=length,
+                    mean_kl=0.02 + 0.001 * (length % 5), top1_agreement=0.95 - 0.002 * (length % 5),
+                )  # fmt: skip
             for draft in filter(None, drafts):
                 yield OffersRow(
-                    target=target,
-                    draft=draft,
-                    workload=workload,
-                    case=case,
-                    tokens=tuple(range(length)),
-                    confidence=(0.5,) * length,
-                    departures={},
-                    seconds=0.6,
-                )
+                    target=target, draft=draft, workload=workload, case=case, tokens=tuple(range(length)),
+                    confidence=(0.5,) * length, departures={}, seconds=0.6,
+                )  # fmt: skip
 
 
 def _predicted(cell: Cell, cases: int) -> Iterator[Row]:
-    """Every setting replayed, and what was chosen of them."""
+    """Every setting replayed."""
     names = case_names(cell.workload, cases)
-    totals: dict[str, float] = {}
     for setting in cell.settings:
         outcomes = tuple(cell.outcome(setting, case, answer_tokens(case)) for case in names)
-        totals[setting.name] = sum(outcome.seconds for outcome in outcomes)
-        is_auto = setting.name in ("auto", "auto lookup" if cell.draft is None else "auto")
-        yield PredictionRow(
-            target=cell.target,
-            draft=cell.draft,
-            workload=cell.workload,
-            setting=setting.name,
-            cases=outcomes,
-            bound_s=tuple(0.85 * outcome.seconds for outcome in outcomes) if is_auto else None,
-        )
+        named = {"target": cell.target, "draft": cell.draft, "workload": cell.workload}
+        yield PredictionRow(**named, setting=setting.name, cases=outcomes)
 
 
 def _finalists(cell: Cell, totals: dict[str, float]) -> list[str]:
@@ -342,28 +296,14 @@ def _run(
     outcome = cell.outcome(setting, case, answer_tokens(case))
     noise = rng.gauss(1.02, 0.01)
     return RunRow(
-        block=block,
-        target=cell.target,
-        draft=cell.draft if setting.uses_model else None,
-        setting=setting.name,
-        workload=cell.workload,
-        case=case,
-        repetition=repetition,
-        order=order,
-        tokens=outcome.tokens,
-        prefill_s=PROMPT_TOKENS * PLAIN_S[cell.target] / 8,
-        decode_s=outcome.seconds * noise,
-        target_calls=outcome.target_calls,
-        draft_calls=outcome.draft_calls,
-        drafted=outcome.drafted,
-        accepted=outcome.accepted,
-        draft_s=outcome.draft_s * noise,
-        verify_s=outcome.verify_s * noise,
-        equal=True,
-        finish_reason="length",
-        seed=0,
-        started_s=0.5 * order,
-    )
+        block=block, target=cell.target, draft=cell.draft if setting.uses_model else None,
+        setting=setting.name, workload=cell.workload, case=case, repetition=repetition, order=order,
+        tokens=outcome.tokens, prefill_s=PROMPT_TOKENS * PLAIN_S[cell.target] / 8,
+        decode_s=outcome.seconds * noise, target_calls=outcome.target_calls,
+        draft_calls=outcome.draft_calls, drafted=outcome.drafted, accepted=outcome.accepted,
+        draft_s=outcome.draft_s * noise, verify_s=outcome.verify_s * noise, equal=True,
+        finish_reason="length", seed=0, started_s=0.5 * order,
+    )  # fmt: skip
 
 
 def skipped(target: str, draft: str) -> list[Row]:
@@ -379,6 +319,6 @@ def skipped(target: str, draft: str) -> list[Row]:
             text_ratio=0.12,
             cut_ratio=0.6,
             why_not=why,
-        ),
+        ),  # fmt: skip
         SkippedRow(what=f"{target} with {draft}", why=why),
     ]

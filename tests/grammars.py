@@ -34,10 +34,7 @@ CONTROLS = ("</think>", "<tool>", "<end>", "<eot>")
 ENDS = ("<end>", "<eot>")
 
 VOCABULARY = TableVocabulary(
-    [
-        *bytes_and(*WORDS),
-        *(Token(name.encode(), control=True, end=name in ENDS) for name in CONTROLS),
-    ]
+    [*bytes_and(*WORDS), *(Token(name.encode(), control=True, end=name in ENDS) for name in CONTROLS)]
 )
 """Every byte, words that text may be split into in several ways, and control tokens; the first is
 spelled like a word of the text."""

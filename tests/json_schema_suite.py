@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice, permutations, product
@@ -113,21 +113,16 @@ def may_be_written(constraint: GrammarConstraint, vocabulary: Vocabulary, text: 
 
 def texts(document: Any) -> Iterator[str]:
     """The texts of a document in the default style, with characters as they are."""
-    return islice(_texts(document, _string), MAX_TEXTS)
+    return islice(_texts(document), MAX_TEXTS)
 
 
-def texts_with_escaped_names(document: Any) -> Iterator[str]:
-    """The same with the first character of every property's name escaped, which makes it no other name."""
-    return islice(_texts(document, _escaped), MAX_TEXTS)
-
-
-def _texts(value: Any, name: Callable[[str], str]) -> Iterator[str]:
+def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
-        members = [[f"{name(key)}: {text}" for text in _texts(item, name)] for key, item in value.items()]
+        members = [[f"{_string(key)}: {text}" for text in _texts(item)] for key, item in value.items()]
         for order in permutations(members):
             yield from ("{" + ", ".join(chosen) + "}" for chosen in product(*order))
     elif isinstance(value, list):
-        items = [list(_texts(item, name)) for item in value]
+        items = [list(_texts(item)) for item in value]
         yield from ("[" + ", ".join(chosen) + "]" for chosen in product(*items))
     elif isinstance(value, float):
         yield from _numbers(value)
@@ -137,10 +132,6 @@ def _texts(value: Any, name: Callable[[str], str]) -> Iterator[str]:
 
 def _string(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _escaped(name: str) -> str:
-    return f'"\\u{ord(name[0]):04x}{_string(name[1:])[1:]}' if name and name[0].isascii() else _string(name)
 
 
 def _numbers(value: float) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shlex
 from io import StringIO
@@ -20,14 +19,12 @@ from outrider.backends.gguf import LoadOptions, candidates
 from outrider.cli.bench_json import summary_json
 from outrider.core.errors import BackendError, SettingError
 from outrider.costs.store import PairCosts, export_costs
-from outrider.lab.bench.export import export
 from outrider.lab.bench.plan import SweepPlan, make_plan
 from outrider.lab.bench.report import print_report, write_report
 from outrider.lab.bench.results import Results
-from outrider.lab.bench.store import Store
 from outrider.lab.bench.summary.counts import quality_of
 from outrider.lab.bench.sweep import run_sweep
-from outrider.lab.rows import AnswerRow, ModelRow, Row, RunRow, SkippedRow
+from outrider.lab.rows import ModelRow, Row, RunRow, SkippedRow
 from outrider.lab.settings import Setting
 from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.models import HubOptions
@@ -85,12 +82,6 @@ def test_every_target_is_measured_under_each(swept: tuple[Results, FakeLoader]) 
     assert results.same_file(NAMES[1]) == NAMES
 
 
-def test_with_one_backend_a_target_keeps_its_name(tmp_path: Path) -> None:
-    loader = FakeLoader(missing=["llama.cpp"])
-    results = run_sweep(small(tmp_path, backends=("ik",)), tmp_path / "run", loader=loader)
-    assert results.targets == ("target",) and results.backend("target") == "ik"
-
-
 def test_a_backend_that_is_not_here_is_named_and_left_out(tmp_path: Path) -> None:
     asked = small(tmp_path)
     for _ in range(2):  # going on says it no second time
@@ -99,32 +90,6 @@ def test_a_backend_that_is_not_here_is_named_and_left_out(tmp_path: Path) -> Non
         assert results.skipped == (SkippedRow(what="backend llama.cpp", why="it is not installed"),)
     with pytest.raises(BackendError, match="not installed"):
         run_sweep(asked, tmp_path / "none", loader=FakeLoader(missing=BOTH))
-
-
-def test_a_run_that_was_broken_goes_on_where_it_was(
-    swept: tuple[Results, FakeLoader], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Broken(Exception):
-        pass
-
-    append, kept = Store.append, list[Row]()
-
-    def dying(store: Store, row: Row) -> None:
-        append(store, row)
-        kept.append(row)
-        if isinstance(row, AnswerRow) and row.target == NAMES[1]:
-            raise Broken
-
-    monkeypatch.setattr(Store, "append", dying)
-    with pytest.raises(Broken):
-        run_sweep(small(tmp_path), tmp_path / "run", loader=FakeLoader())
-    monkeypatch.undo()
-    loader = FakeLoader()
-    results = run_sweep(small(tmp_path), tmp_path / "run", loader=loader)
-    assert loader.loaded[0] == NAMES[1], "the first is done"
-    assert len(results.answers) == len(swept[0].answers) and {row.target for row in results.done} == set(
-        NAMES
-    )
 
 
 def test_quantizations_are_scored_under_one_backend(tmp_path: Path) -> None:
@@ -206,18 +171,6 @@ def test_libraries_that_are_as_fast_are_said_to_be() -> None:
     assert "For big-Q8_0 either library will do: " in text and "Take " not in text
 
 
-def test_under_one_library_the_command_names_it() -> None:
-    text = printed(Results.of(rows_of("llama.cpp", 1.0, BIG)))
-    assert f"To run {BIG}: outrider run -m models/{BIG}.gguf" in text and "--backend llama.cpp" in text
-
-
-def test_the_table_has_a_column_for_it(tmp_path: Path) -> None:
-    export(both(1.5), tmp_path / "t.csv")
-    with (tmp_path / "t.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert {(row["target"], row["backend"]) for row in rows} == {(f"{BIG} ({name})", name) for name in BOTH}
-
-
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model, in a cache of its own: what its calls cost is measured once."""
@@ -251,17 +204,11 @@ def test_real_files_run_in_the_library_that_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text('{"prompt": "the re and the re"}\n{"prompt": "def the(re): return"}')
     export_costs(tmp_path / "costs.json", PairCosts(curve(FLAT, 0.01), curve(SMALL, 0.002)))
     asked = SweepPlan(
-        targets=(str(tmp_path / "big.gguf"),),
-        drafts=(str(tmp_path / "draft.gguf"),),
+        targets=(str(tmp_path / "big.gguf"),), drafts=(str(tmp_path / "draft.gguf"),),
         backends=("llama.cpp", "ik"),
-        workloads=(WorkloadSpec(file=str(tmp_path / "mine.jsonl"), max_tokens=16),),
-        draft_lengths=(2,),
-        p_mins=(0.0,),
-        repetitions=1,
-        costs=tmp_path / "costs.json",
-        context=512,
-        threads=1,
-    )
+        workloads=(WorkloadSpec(file=str(tmp_path / "mine.jsonl"), max_tokens=16),), draft_lengths=(2,),
+        p_mins=(0.0,), repetitions=1, costs=tmp_path / "costs.json", context=512, threads=1,
+    )  # fmt: skip
     results = run_sweep(asked, tmp_path / "run", hub=HubOptions(offline=True))
     assert results.targets == ("big (llama.cpp)", "big (ik)") and not results.skipped
     ran = {(row.model, row.role): row.effective["backend"] for row in results.models if row.role == "target"}
@@ -271,15 +218,3 @@ def test_real_files_run_in_the_library_that_is_named(tmp_path: Path) -> None:
     assert {(row.target, row.draft) for row in results.runs if row.setting == "auto"} == {
         (f"big ({backend})", "draft") for backend in BOTH
     }
-
-
-def test_a_command_that_is_longer_than_the_line_can_be_pasted() -> None:
-    console = Console(file=StringIO(), width=60)
-    print_report(Results.of(rows_of("ik", 1.0, BIG)), console)
-    assert isinstance(console.file, StringIO)
-    text = console.file.getvalue()
-    lines = text[text.index("  outrider run") :].split("\n\n")[0]
-    assert shlex.split(lines.replace("\\\n", "")) == [
-        *("outrider", "run", "-m", f"models/{BIG}.gguf", "-md", "models/small-Q8_0.gguf", "--backend", "ik")
-    ]
-    assert lines.count("\\\n") >= 1

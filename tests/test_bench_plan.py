@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from outrider.backends.gguf.registry import DIALECTS
 from outrider.core.errors import HubError, ModelFileError, SettingError
 from outrider.lab.bench.plan import SweepPlan, make_plan, parse_lengths, plan_text, plan_values
 from outrider.lab.models import ModelFile, find_models
@@ -46,16 +44,6 @@ def test_the_written_file_reads_back_to_the_defaults_and_names_every_setting(tmp
     assert max(map(len, plan_text().splitlines())) <= 110
 
 
-def test_its_commented_settings_can_be_switched_on(tmp_path: Path) -> None:
-    lines = [line.removeprefix("# ") if " = " in line else line for line in plan_text().splitlines()]
-    lines = [line.removeprefix("# ") if line.startswith("# [[") else line for line in lines]
-    plan = read_plan(written(tmp_path, "\n".join(lines)))
-    assert plan.minutes == 60 and plan.costs == tmp_path / "costs.json"
-    assert plan.workloads[-1] == WorkloadSpec(
-        name="questions", file=str(tmp_path / "questions.jsonl"), categories=("coding",), prompts=16
-    )
-
-
 def test_lengths_as_people_write_them(tmp_path: Path) -> None:
     assert parse_lengths("0-3,8") == (0, 1, 2, 3, 8)
     for text, lengths in (
@@ -67,11 +55,6 @@ def test_lengths_as_people_write_them(tmp_path: Path) -> None:
         assert read_plan(written(tmp_path, f"draft_lengths = {text}")).draft_lengths == lengths
     for text in ('"3-1"', '"1-900"', '"few"', "[1.5]", "[true]", "[]", "-1"):
         assert "FILE: draft_lengths" in refusal(tmp_path, f"draft_lengths = {text}"), text
-
-
-def test_a_file_without_a_name_gives_its_own(tmp_path: Path) -> None:
-    assert read_plan(written(tmp_path, "", "laptop.toml")).name == "laptop"
-    assert read_plan(written(tmp_path, 'name = "mine"', "laptop.toml")).name == "mine"
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,12 +160,6 @@ def test_globs_paths_and_homes(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert model.fingerprint != find_models([str(b)], hub=OFFLINE)[0].fingerprint
 
 
-def test_a_file_by_two_names_is_one_model(folder: Path) -> None:
-    (folder / "link.gguf").symlink_to(folder / "a.gguf")
-    os.link(folder / "a.gguf", folder / "hard.gguf")
-    assert found(folder / "*.gguf", folder / "a.gguf") == [("a", folder / "a.gguf"), ("b", folder / "b.gguf")]
-
-
 def test_alike_names_get_their_folder_and_then_a_number(folder: Path) -> None:
     other = folder / "deep" / "a.gguf"
     write_tiny(other, seed=9)
@@ -228,9 +205,3 @@ def test_what_leads_nowhere_is_named(folder: Path) -> None:
         assert caught.value.what == str(reference) and why in caught.value.why and caught.value.way_out
     with pytest.raises(HubError, match="not in the hub's cache"):
         found("hf:no-one/no-model")
-
-
-def test_every_registered_library_can_be_swept(tmp_path: Path) -> None:
-    names = [row.name for row in DIALECTS]
-    assert make_plan({"backends": names}).backends == tuple(names)
-    assert "FILE: backends: 'toy' is not known; choose one of auto" in refusal(tmp_path, "backends = 'toy'")

@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 
 from engines import PROMPT, VOCABULARY
 from outrider.backends.fake import FakeModel, NextLogits, random_logits
-from outrider.backends.gguf import LoadOptions, Weights
-from outrider.backends.gguf.quantizer import quantize
 from outrider.core.data import Row
-from outrider.core.errors import BackendError, InputError, SettingError
+from outrider.core.errors import BackendError, InputError
 from outrider.lab.bench.quality import Reference, families
 from outrider.lab.models import ModelFile
 from outrider.lab.rows import AnswerRow, QualityRow
-from outrider.models import ModelCard, embedded_default, read_card
+from outrider.models import ModelCard, read_card
 from tiny_gguf import write_tiny
 
 ROUNDING = 1e-4
@@ -126,16 +124,6 @@ def test_the_figure_does_not_depend_on_the_size_of_calls(
     assert small.length(0) == 0
 
 
-def test_a_call_that_fails_and_logits_that_are_no_numbers_leave_the_model_empty(tmp_path: Path) -> None:
-    reference, model = Reference(tmp_path, "best"), model_of(LANGUAGE, max_rows=8)
-    model.fail_at_call = 3
-    with pytest.raises(BackendError):
-        reference.save(model, [answer()])
-    assert model.length(0) == 0
-    with pytest.raises(BackendError, match="not numbers"):
-        reference.save(model_of(lambda _: np.full(SIZE, np.nan, np.float32)), [answer()])
-
-
 # A target's quantizations over the recorded answers
 
 
@@ -184,19 +172,6 @@ def test_a_reference_goes_on_where_it_was(tmp_path: Path) -> None:
         list(reference.compared(second, "worse", [answer("a", seed=1)]))
 
 
-def test_texts_of_two_references_are_kept_apart(tmp_path: Path) -> None:
-    best, other = Reference(tmp_path, "best"), Reference(tmp_path, "other")
-    best.save(model_of(LANGUAGE), [answer()])
-    with pytest.raises(InputError, match="are not kept"):
-        list(other.compared(model_of(LANGUAGE), "worse", [answer()]))
-    other.save(model_of(near(8)), [answer()])
-    (found,) = best.compared(model_of(LANGUAGE), "worse", [answer()])
-    assert found.mean_kl < ROUNDING
-    (tmp_path / "file").touch()
-    with pytest.raises(SettingError, match="cannot be made"):
-        Reference(tmp_path / "file", "best").save(model_of(LANGUAGE), [answer()])
-
-
 # Which files are one model
 
 
@@ -230,33 +205,3 @@ def test_quantizations_of_one_model_are_found(card: ModelCard) -> None:
 
 
 # Real models
-
-
-@pytest.mark.slow
-def test_real_quantizations_are_worse_the_smaller_they_are(tmp_path: Path) -> None:
-    options = LoadOptions(threads=2, threads_batch=2)
-    source = embedded_default()
-    files = [quantize(source, name, tmp_path / f"{name}.gguf").path for name in ("F16", "Q8_0", "Q4_K_M")]
-    found: dict[str, tuple[float, float]] = {}
-    reference = Reference(tmp_path / "reference", "F16")
-    answers: list[AnswerRow] = []
-    for path in files:
-        weights = Weights(path, options)
-        model = weights.open(256)
-        if not answers:
-            prompt, text = (
-                tuple(model.vocabulary.tokenize(words))
-                for words in (
-                    "Question: what is the sky?",
-                    " It is the air above us, and it looks blue by day.",
-                )
-            )
-            answers = [answer().model_copy(update={"prompt": prompt, "tokens": text})]
-            reference.save(model, answers)
-        (row,) = reference.compared(model, path.stem, answers)
-        found[path.stem] = row.mean_kl, row.top1_agreement
-        model.close()
-        weights.close()
-    assert found["F16"][0] < ROUNDING and found["F16"][1] == 1
-    assert 1e-4 < found["Q8_0"][0] < 0.02 < found["Q4_K_M"][0] < 0.5
-    assert found["Q4_K_M"][1] <= found["Q8_0"][1]

@@ -274,14 +274,7 @@ def test_setup_names_machine_builds_hashes_and_plan(rows: list[Row], tree: Node)
     text = section(tree, "setup").words()
     for row in Results.of(rows).models:
         assert row.fingerprint in text
-    for part in (
-        "Example CPU",
-        "0123abc",
-        "0.3.36",
-        "threads 8",
-        "big-Q8_0.gguf",
-        "draft lengths",
-    ):
+    for part in ("Example CPU", "0123abc", "0.3.36", "threads 8", "big-Q8_0.gguf", "draft lengths"):
         assert part in text
 
 

@@ -8,19 +8,14 @@ from typing import Any
 
 import pytest
 
-from bench_rows import bench_rows
 from outrider.core.errors import InputError
 from outrider.lab.bench.results import Cell, Results
 from outrider.lab.bench.store import Store
-from outrider.lab.bench.summary import counts, predictions, speeds
-from outrider.lab.bench.summary.speeds import measured_cells, verdicts
+from outrider.lab.bench.summary import counts, speeds
 from outrider.lab.rows import (
-    AnswerRow,
     BlockRow,
     CaseOutcome,
-    CostsRow,
     HeadRow,
-    OffersRow,
     PredictionRow,
     QualityRow,
     Row,
@@ -103,23 +98,12 @@ def test_only_complete_blocks_count() -> None:
     assert results(run("plain", 10.0)).runs == ()
 
 
-def test_of_a_block_begun_twice_the_last_beginning_counts() -> None:
-    twice = [run("plain", 99.0), run("plain", 10.0), run("model 3", 5.0)]
-    found = results(*twice, block(), run("plain", 77.0))
-    assert [(row.setting, row.decode_s) for row in found.runs] == [("plain", 10.0), ("model 3", 5.0)]
-
-
 def test_what_ran_in_a_first_beginning_alone_does_not_count() -> None:
     """The block's clock tells where it began again."""
     first = [run("lookup 8", 9.0, started_s=0.1), run("plain", 99.0, started_s=5.0)]
     again = [run("plain", 10.0, started_s=0.1), run("model 3", 5.0, started_s=11.0)]
     found = results(*first, *again, block())
     assert [(row.setting, row.decode_s) for row in found.runs] == [("plain", 10.0), ("model 3", 5.0)]
-
-
-def test_costs_of_a_draft_are_kept_beside_each_target() -> None:
-    rows = [CostsRow(model="d", role="draft", curve={}, beside=target) for target in ("t", "u", "t")]
-    assert [row.beside for row in results(*rows).costs] == ["t", "u"]
 
 
 def test_the_later_of_two_rows_about_the_same_counts() -> None:
@@ -172,19 +156,6 @@ def test_over_all_workloads_is_over_each_of_them_or_nothing() -> None:
     assert speeds.measured_speedup(half, Cell("t", "d", "model 3", "b")) is not None
 
 
-def test_what_did_not_run_has_no_figure() -> None:
-    empty = results()
-    assert speeds.measured_speedup(empty, Cell("t", "d", "auto", "w")) is None
-    assert predictions.predicted_speedup(empty, Cell("t", "d", "auto", None)) is None
-    assert speeds.plain_speed(empty, "t", None) is None and speeds.noise(empty, "t", None) is None
-    assert counts.acceptance_by_position(empty, Cell("t", "d", "auto", None)) is None
-    assert counts.tokens_per_target_call(empty, Cell("t", "d", "auto", None)) is None
-    assert speeds.best_setting(empty, "t", "d", None) == "plain"
-    assert speeds.prediction_error(empty) is None and verdicts(empty) == []
-    assert counts.model_seconds(empty) == 0
-    assert counts.hiccups(empty).ratio is None and counts.quality_of(empty, "t") is None
-
-
 def test_the_best_setting_is_measured_before_predicted() -> None:
     measured = two_settings({"1": [2.0], "2": [2.0]})
     promising = prediction("auto", {"1": 1.0, "2": 1.0})
@@ -194,19 +165,6 @@ def test_the_best_setting_is_measured_before_predicted() -> None:
 
 
 # Prediction
-
-
-def test_predicted_speed_ups_and_the_bound() -> None:
-    row = prediction("auto", {"1": 5.0, "2": 1.25}, bound_s=(2.5, 1.25))
-    found = results(row)
-    predicted = predictions.predicted_speedup(found, Cell("t", "d", "auto", "w"))
-    bound = predictions.bound_speedup(found, Cell("t", "d", "auto", "w"))
-    assert predicted is not None and predicted.value == pytest.approx(4.0)
-    assert bound is not None and bound.value == pytest.approx(32**0.5)
-    assert (
-        predictions.bound_speedup(results(prediction("auto", {"1": 5.0})), Cell("t", "d", "auto", "w"))
-        is None
-    )
 
 
 def test_the_error_of_predicted_speed_ups() -> None:
@@ -270,40 +228,3 @@ def test_quality_is_over_tokens() -> None:
 
 
 # The time
-
-
-def test_the_time_of_model_calls() -> None:
-    answer = AnswerRow(
-        target="t",
-        workload="w",
-        case="1",
-        prompt=(1,),
-        tokens=(2,),
-        text="",
-        finish_reason="length",
-        prefill_s=1.0,
-        decode_s=10.0,
-        own_s=0.0,
-        seed=0,
-    )
-    offers = OffersRow(
-        target="t",
-        draft="d",
-        workload="w",
-        case="1",
-        tokens=(),
-        confidence=(),
-        departures={},
-        seconds=2.0,
-    )
-    found = results(answer, offers, *two_settings({"1": [2.0, 2.0, 2.0]}))
-    assert counts.model_seconds(found) == pytest.approx(11 + 2 + 3 * (11 + 6))
-
-
-def test_a_whole_sweep_has_all_of_its_figures() -> None:
-    found = Results.of(bench_rows())
-    said = verdicts(found)
-    assert len(said) == len(measured_cells(found)) > 20
-    assert {verdict.outcome for verdict in said} <= {"faster", "slower", "tie", "unsettled"}
-    error = speeds.prediction_error(found)
-    assert error is not None and error.settings == len(said)

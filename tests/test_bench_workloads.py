@@ -110,11 +110,6 @@ def test_what_limits_an_answer_is_what_the_server_makes_of_it(tmp_path: Path) ->
         assert prompt.grammar == grammar, fields
 
 
-def test_raw_texts(tmp_path: Path) -> None:
-    prompts = read(tmp_path, {"prompt": "Once\u2028upon"}, "", {"text": "a time", "id": 7}).prompts
-    assert [(prompt.id, prompt.messages) for prompt in prompts] == [("1", "Once\u2028upon"), ("7", "a time")]
-
-
 def test_ids_are_made_different(tmp_path: Path) -> None:
     lines = [{"id": name, "prompt": "x"} for name in ("a", "a", "a.2", "a")]
     assert [prompt.id for prompt in read(tmp_path, *lines).prompts] == ["a", "a.2", "a.2.2", "a.3"]
@@ -273,12 +268,3 @@ def test_agents_call_the_tools_that_they_have() -> None:
             if message["role"] == "tool":
                 open_calls.remove(message["tool_call_id"])
         assert not open_calls, prompt.id
-
-
-def test_a_built_in_workload_twice() -> None:
-    hot = load_workload(WorkloadSpec(name="hot", file="code", temperature=0.8, prompts=2))
-    assert (hot.name, hot.source, [prompt.id for prompt in hot.prompts]) == (
-        "hot",
-        "built in",
-        ["code-1", "code-5"],
-    )

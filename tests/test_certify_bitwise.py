@@ -20,7 +20,6 @@ from outrider.lab.certify.certificate import Certificate, as_json, reasons
 from outrider.lab.certify.checks import certify
 from outrider.lab.certify.faults import check_fault, unequal_sizes
 from outrider.lab.certify.plan import BESIDE, GREEDY, REPEATED, CertifyPlan, Findings, Subject
-from outrider.lab.certify.runs import compare_rows
 from outrider.policy import FixedPolicy
 
 LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3, scale=1.0)
@@ -74,13 +73,6 @@ def test_equal_calls_hold_bit_for_bit(
     said = " ".join(capsys.readouterr().out.split())
     assert "bit for bit" in said and f"{tokens} positions, with drafts and without: the same bits" in said
     assert ("while another request runs" in said) == (num_sequences == 2)
-
-
-def test_other_targets_are_compared_but_for_near_ties() -> None:
-    findings = certify(subject(FakeModel(VOCABULARY, LANGUAGE)), PROMPTS, ONE_RULE)
-    document = as_json(certificate_of(findings))
-    assert document["kind"] == "equal but for near-ties"
-    assert document["compared_logits"] == 0 and BESIDE not in document["texts"]
 
 
 @pytest.mark.parametrize("num_sequences", [1, 2])
@@ -148,13 +140,6 @@ def test_a_near_tie_is_no_excuse() -> None:
     assert not any(tie.near_tie for part in findings.texts[GREEDY] for tie in part.differences)
 
 
-def test_a_broken_rule_is_found_there_too() -> None:
-    findings = certify(
-        subject(bitwise(*PADDED)), PROMPTS, replace(ONE_RULE, fault=check_fault("kept-rejected"))
-    )
-    assert not findings.holds
-
-
 def test_the_fault_is_refused_where_it_cannot_show() -> None:
     with pytest.raises(SettingError, match="Add --bitwise"):
         certify(subject(FakeModel(VOCABULARY, LANGUAGE)), PROMPTS, NEEDED)
@@ -167,10 +152,3 @@ def test_the_fault_is_refused_where_it_cannot_show() -> None:
     unable = Subject(bitwise(*PADDED), (SuffixDrafter(min_match=50),), EAGER)
     with pytest.raises(SettingError, match="no draft was checked"):
         certify(unable, PROMPTS, NEEDED)
-
-
-def test_rows_are_compared_where_both_runs_have_them() -> None:
-    ours = {(1,): b"x", (1, 2): b"a", (1, 2, 3): b"b", (1, 2, 9): b"r"}
-    theirs = {(1,): b"y", (1, 2): b"a", (1, 2, 3): b"c", (1, 2, 3, 4): b"d"}
-    compared = compare_rows(ours, theirs, num_prompt=2)
-    assert (compared.positions, compared.differing, compared.first) == (2, 1, 1)

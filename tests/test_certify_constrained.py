@@ -19,13 +19,12 @@ from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
-from outrider.lab.certify.certificate import Certificate, as_json
 from outrider.lab.certify.checks import certify
 from outrider.lab.certify.exact_distribution import LogitsCache, exact_distribution, find_start
 from outrider.lab.certify.faults import MASK_FAULT, RULE_FAULTS, check_fault
 from outrider.lab.certify.plan import GREEDY, CertifyPlan, Findings, Subject
 from outrider.lab.certify.runs import generate
-from outrider.lab.certify.text_equality import after, compare_texts, repeat
+from outrider.lab.certify.text_equality import compare_texts, repeat
 from outrider.lab.comparison import compare, find_divergence
 from outrider.models.vocab import compare as align
 from outrider.policy import FixedPolicy
@@ -111,26 +110,6 @@ def test_every_fault_is_found(fault: str) -> None:
         assert any(
             not difference.near_tie for part in findings.texts[GREEDY] for difference in part.differences
         )
-
-
-def test_a_fault_of_masks_needs_masks() -> None:
-    with pytest.raises(SettingError, match="there is none"):
-        CertifyPlan(fault=check_fault(MASK_FAULT))
-
-
-def test_a_grammar_needs_someone_to_compile_it() -> None:
-    subject = Subject(FakeModel(WORDS, LANGUAGE))
-    with pytest.raises(SettingError, match="without constraints"):
-        certify(subject, PROMPTS, QUICK)
-
-
-def test_the_json_has_the_grammar_and_the_places(sound: Findings) -> None:
-    made = Certificate(QUICK, sound, ("a",), {}, {}, {}, {}, "2024-01-01T00:00:00+00:00", 1.0)
-    document = as_json(made)
-    assert document["plan"]["grammar"]["kind"] == "choice"
-    assert {test["behind_tokens"] for test in document["sampled"]} == {
-        test.behind_tokens for test in sound.sampled
-    }
 
 
 # Dead ends
@@ -246,12 +225,6 @@ def test_the_exact_distribution_is_the_chain_rule_under_the_mask() -> None:
     assert exact.cell((5, END)) == exact.cell((5,)), "the text was over before the end token"
     assert exact.cell((0, 0)) is None
     assert math.isclose(sum(exact.null.probs), 1)
-
-
-def test_a_constraint_can_begin_in_the_middle_of_an_answer() -> None:
-    make = after(constrained(["abc"]), (0,))
-    assert make is not None and make(GRAMMAR).forced(()) == tuple(WORDS.tokenize("bc"))
-    assert after(None, (0,)) is None
 
 
 def test_a_seed_repeats_a_text_whatever_was_learned_about_its_spelling() -> None:

@@ -18,24 +18,16 @@ from outrider.core.notices import collect_notices
 from outrider.core.numbers import Interval
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
-from outrider.costs.expected_speed import StepCosts
 from outrider.lab import predict
 from outrider.lab.check import Report, judge_lookup_alone
-from outrider.lab.judged import (
-    DraftReport,
-    acceptance_of,
-    break_evens,
-    calls_of,
-    judge,
-    tokenizers_of,
-)
+from outrider.lab.judged import DraftReport, acceptance_of, calls_of, judge, tokenizers_of
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFacts
 from outrider.lab.predict import expect
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.record import ANSWER_TOKENS, Answer, Case, questions_of, record_answers
 from outrider.lab.rows import AnswerRow
-from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN
+from outrider.lab.settings import PLAIN
 from outrider.lab.statistics import share_of, speedup_of
 from outrider.lab.subject import TOO_LONG, DraftOffers, Subject, offered, why_unusable
 from outrider.lab.verdict import DraftNumbers, DraftVerdict, cannot_work, judge_draft, judge_lookup, overall
@@ -120,13 +112,6 @@ def test_a_draft_that_adds_nothing_to_lookup_does_not_pay() -> None:
     assert any(advice.startswith("lookup alone") for advice in report.verdict.advice)
 
 
-def test_lookup_finds_nothing_in_random_text() -> None:
-    known, _ = subject("random", None, STEEP)
-    report = judge_lookup_alone(known)
-    assert report.verdict.outcome == "does not pay" and not report.verdict.pays
-    assert report.speedups.llama_cpp_default is None and report.speedups.auto.value < 1.02
-
-
 def test_what_is_read_once_counts_for_a_cut_answer_in_its_part() -> None:
     known, answers = subject("random", "target", count=1)
     slow = replace(known, answers=tuple(replace(a, whole_ratio=1.0) for a in answers))
@@ -137,18 +122,6 @@ def test_what_is_read_once_counts_for_a_cut_answer_in_its_part() -> None:
     assert expect(known.answers, known.prices(costs)).seconds[PLAIN.name][0] == pytest.approx(
         expect(slow.answers, slow.prices(costs)).seconds[PLAIN.name][0]
     )
-
-
-def test_speed_ups_are_of_the_settings_they_name() -> None:
-    known, _ = subject("copying", None)
-    found = expect(known.answers, known.prices())
-    assert found.over(PLAIN.name, PLAIN.name) == Interval(1.0, 1.0, 1.0, 6)
-    assert found.over(AUTO_LOOKUP.name, PLAIN.name).value == pytest.approx(
-        1 / found.over(PLAIN.name, AUTO_LOOKUP.name).value
-    )
-    assert found.looked_up[0] >= found.looked_up[1] > 0
-    assert found.speedups(AUTO_LOOKUP).best.value >= found.speedups(AUTO_LOOKUP).auto.value
-    assert AUTO.name not in found.seconds
 
 
 # Pairs that cannot work
@@ -328,11 +301,6 @@ def test_the_verdict_over_all_drafts() -> None:
 # Figures
 
 
-def test_a_single_answer_has_an_interval_without_ends() -> None:
-    assert speedup_of([2.0], [1.0]) == Interval(2.0, 0.0, math.inf, 1)
-    assert share_of([1], [2]) == Interval(0.5, 0.0, 1.0, 1)
-
-
 def test_intervals_hold_their_value_and_widen_with_spread_and_error() -> None:
     plain = [1.0] * 6
     narrow, wide = (
@@ -353,21 +321,6 @@ def test_acceptance_by_place_counts_only_what_was_met() -> None:
     # Drafts begin at each of 4 places: right at 3; of the three that reach a second place, right at ...
     assert found.positions == 4 and found.rate.value == 0.75
     assert found.by_position[:3] == (0.75, 0.5, None)
-
-
-def test_costs_as_ratios_and_break_evens() -> None:
-    target, draft = curve(FLAT), curve(SMALL, 0.05)
-    calls = calls_of(target)
-    assert calls.call_s == pytest.approx(0.1) and calls.ratios[4] == pytest.approx(1.4, rel=0.01)
-    lookup, model = break_evens(target), break_evens(target, draft)
-    assert [even.drafted_tokens for even in lookup] == [1, 3, 8]
-    assert lookup[0].acceptance == pytest.approx(0.2, abs=0.01)
-    assert all(
-        b.acceptance is None or b.acceptance > (a.acceptance or 1) for a, b in zip(lookup, model, strict=True)
-    )
-    assert StepCosts.of(curve(STEEP), curve(SMALL, 0.1)).least_needed() is None
-    needed = StepCosts.of(target, curve(SMALL, 0.01)).least_needed()
-    assert needed is not None and 0 < needed[0] < 0.5
 
 
 def test_a_token_reads_neither_idle_experts_nor_a_looked_up_embedding(tmp_path: Path) -> None:
@@ -401,14 +354,6 @@ def test_answers_end_with_the_time_and_come_from_all_workloads() -> None:
     assert all(16 <= len(a.row.tokens) <= ANSWER_TOKENS for a in answers)
     assert answers[0].recording.finish_reason == "cancelled"
     assert answers[0].whole_ratio == len(answers[0].row.tokens) / 128
-
-
-def test_a_slow_target_still_answers_a_few_times() -> None:
-    model = TimedModel(constant(5.0))
-    target = LoadedTarget("timed", model)
-    questions = questions_of([workload("one", 9)], target)
-    answers = record_answers(target, questions, curve({1: 1.0}, 5.0), seconds=10, clock=model.clock)
-    assert len(answers) == 4 and all(len(a.row.tokens) == 16 for a in answers)
 
 
 def test_answers_that_end_at_once_are_left_out_and_counted() -> None:
@@ -449,9 +394,3 @@ def test_plain_data_has_no_infinity() -> None:
     data = report.as_json()
     assert data["schema"] == "outrider.check/1" and data["lookup"]["speedups"]["auto"]["high"] is None
     assert data["calls"]["ratios"]["4"] > 1
-
-
-def test_answers_that_hold_nothing_have_no_share_of_their_own() -> None:
-    """Drawn again, some samples consist of them alone."""
-    found = share_of([0, 0, 1], [0, 0, 4])
-    assert (found.value, found.low, found.high) == (0.25, 0.25, 0.25)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shlex
 import sys
@@ -12,11 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from bench_rows import bench_rows
 from cli_helpers import Outcome, call
-from outrider.cli.bench import show_progress, time_left
 from outrider.costs.store import PairCosts, export_costs
 from outrider.lab.bench.plan import SweepPlan, plan_text
 from outrider.lab.bench.report.view import View
@@ -199,34 +196,6 @@ def test_costs_that_will_not_do_are_refused_before_anything_runs(
 
 
 @pytest.mark.usefixtures("sweep")
-def test_a_time_that_was_too_short_is_said(run: Run) -> None:
-    said = "time ran out before all had run: "
-    assert said in run("--minutes", 5).err
-    assert said not in run("-o", "other").err
-
-
-def test_what_of_a_log_is_passed_over_is_said(run: Run, sweep: Sweep, tmp_path: Path) -> None:
-    event = {"level": "info", "event": "request", "method": "POST", "route": "/v1/completions", "status": 200}
-    bodies = [json.dumps({"prompt": prompt}) for prompt in ("Once", [1, 2])]
-    (tmp_path / "log.jsonl").write_text("\n".join(json.dumps({**event, "body": body}) for body in bodies))
-    outcome = run("--workload", "log.jsonl")
-    assert outcome.status == 0 and len(sweep.plans) == 1
-    assert "note: log: log.jsonl (1 skipped: the prompt is given in tokens)" in outcome.err
-
-
-def test_interrupted_it_says_how_to_go_on(run: Run, sweep: Sweep) -> None:
-    sweep.raises = KeyboardInterrupt()
-    outcome = run()
-    assert outcome.status == 130 and outcome.out == ""
-    assert outcome.err.splitlines()[-1] == "interrupted: run the same command again to go on"
-
-
-def test_a_run_that_is_there_is_gone_on_with(run: Run, sweep: Sweep, finished: Path) -> None:
-    assert run("-o", finished).status == 0
-    assert sweep.folders == [finished]
-
-
-@pytest.mark.usefixtures("sweep")
 def test_the_summary_as_json(run: Run, finished: Path, tmp_path: Path) -> None:
     for arguments in (("--json",), ("report", finished, "--json")):
         outcome = run(*arguments)
@@ -287,36 +256,3 @@ def test_exporting_a_run(run: Run, finished: Path, tmp_path: Path) -> None:
         rows += len(table.read_text().splitlines())
         assert rows == len(results.runs) + sum(len(row.cases) for row in results.predictions)
     assert "End it in .csv or .jsonl" in refused(run("export", finished, "--to", tmp_path / "rows.xls"))
-
-
-def test_help_reads_well_at_80_columns(run: Run) -> None:
-    outcome = run("-h")
-    assert outcome.status == 0 and max(map(len, outcome.out.splitlines())) <= 80
-    for word in ("PLAN.toml", "--target", "--workload", "--repetitions", "--minutes", "bench init"):
-        assert word in outcome.out
-    for name in ("init", "report", "export"):
-        shown = run(name, "-h").out
-        assert f"Usage: outrider bench {name}" in shown and max(map(len, shown.splitlines())) <= 80
-
-
-def test_progress_on_a_terminal_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = io.StringIO()
-    with show_progress(Console(file=shown, force_terminal=True, width=80)) as tell:
-        tell(Progress("running", 0.5, 90.0, "a [red]name"))
-    text = shown.getvalue()
-    assert "running" in text and "50%" in text and "2 min left" in text and "[red]name" in text
-    assert capsys.readouterr().out == ""
-
-
-def test_progress_elsewhere_is_a_line_every_ten_seconds() -> None:
-    shown, now_s = io.StringIO(), [0.0]
-    with show_progress(Console(file=shown, width=80), clock=lambda: now_s[0]) as tell:
-        for second in range(25):
-            now_s[0] = float(second)
-            tell(Progress("running", second / 25, None, f"at {second}"))
-    assert shown.getvalue().splitlines() == [
-        f"running: {share} of all, at {second}" for share, second in (("0%", 0), ("40%", 10), ("80%", 20))
-    ]
-    assert [time_left(left) for left in (None, 9.0, 200.0, 7500.0)] == [
-        "", "9 s left", "3 min left", "2 h 05 min left",
-    ]  # fmt: skip

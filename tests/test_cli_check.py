@@ -15,7 +15,6 @@ from outrider.backends.gguf import LoadOptions, Weights, candidates, libraries, 
 from outrider.backends.tuning import options as tuning
 from outrider.core.errors import OutOfMemory
 from outrider.lab import loaded, predict
-from outrider.models import embedded_default
 from outrider.models.gguf import ModelCard
 from outrider.models.vocab import tokenizer_id
 from outrider.session.loading import load_draft
@@ -87,18 +86,6 @@ def test_what_people_read_fits_eighty_columns(check: Call) -> None:
     assert "automatic, over lookup alone" in " ".join(outcome.out.split())
 
 
-def test_a_file_that_is_named_twice_is_asked_once(check: Call) -> None:
-    outcome = check("target.gguf", "--prompts", "prompts.jsonl", "--json")  # the usual options name it too
-    assert as_json(outcome)["sample"]["answers"] <= 8
-
-
-def test_without_a_draft_lookup_is_judged(check: Call) -> None:
-    outcome = check("target.gguf", "--json")
-    shown = as_json(outcome)
-    assert shown["drafts"] == [] and shown["verdict"].startswith(shown["lookup"]["verdict"]["sentence"])
-    assert outcome.status == (0 if shown["lookup"]["verdict"]["pays"] else 1)
-
-
 @pytest.mark.slow
 def test_without_a_draft_those_that_are_found_are_judged(
     check: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -166,17 +153,6 @@ def test_a_draft_that_cannot_rewind_is_a_verdict(check: Call, monkeypatch: pytes
     assert "the draft cannot forget" in draft["verdict"]["sentence"]
 
 
-def test_a_recurrent_draft_is_judged_by_its_checkpoints(check: Call) -> None:
-    [draft] = as_json(check("target.gguf", "recurrent.gguf", "--json"))["drafts"]
-    assert draft["rewind"] == "checkpoints" and draft["acceptance"]["positions"] > 0
-
-
-def test_experts_are_shown(check: Call) -> None:
-    outcome = check("experts.gguf", "draft.gguf")
-    assert "2 of 4 experts" in " ".join(outcome.out.split()) and "active" in outcome.out
-    assert "no chat template" in outcome.err or outcome.err == ""
-
-
 needs_both = pytest.mark.skipif(
     {library.backend for library in candidates(LoadOptions())} != {"llama.cpp", "ik"},
     reason="it takes both native libraries",
@@ -239,15 +215,3 @@ def test_a_library_that_is_not_here_is_named_in_a_line(check: Call, monkeypatch:
 def test_what_cannot_be_is_refused_by_name(check: Call, arguments: tuple[str, ...], complaint: str) -> None:
     outcome = check(*arguments)
     assert outcome.status == 2 and outcome.out == "" and outcome.err.startswith(complaint)
-
-
-@pytest.mark.slow
-def test_a_real_model(check: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OUTRIDER_CACHE")
-    outcome = check(
-        str(embedded_default()), "--seconds", "8", "--prompts", "edits", "--prompts", "code", "--json"
-    )
-    shown = as_json(outcome)
-    assert outcome.status == (0 if shown["pays"] else 1)
-    assert shown["sample"]["answers"] >= 4 and set(shown["sample"]["workloads"]) >= {"edits", "code"}
-    assert shown["target"]["bytes_per_token"] < shown["target"]["file_bytes"]

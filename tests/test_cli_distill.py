@@ -20,7 +20,7 @@ from tiny_gguf import write_tiny
 
 pytest.importorskip("torch")
 
-from outrider.cli.distill_report import StepInterrupt, TimeLeft, show_distilling
+from outrider.cli.distill_report import StepInterrupt, show_distilling
 from outrider.lab import check
 from outrider.lab.distill import evaluation, measure
 from outrider.lab.distill.export import read_provenance
@@ -233,35 +233,6 @@ def test_without_torch_one_line_says_what_to_install(
 
 
 # What people read
-
-
-def test_the_time_left_follows_the_last_minutes() -> None:
-    now = 0.0
-    left = TimeLeft(lambda: now)
-    assert left.of("a", 0.0) is None and left.of("a", None) is None
-    for part in (0.5, 0.5):  # half of it was there already
-        now += 1.0
-        left.of("a", part)
-    for i in range(1, 301):
-        now += 1.0
-        found = left.of("a", 0.5 + i / 1000)
-    assert found == pytest.approx(200, rel=0.01)
-    assert left.of("b", 0.9) is None
-
-
-def test_lines_come_now_and_then_and_name_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
-    now = 0.0
-    with (
-        StepInterrupt() as interrupt,
-        show_distilling(Console(stderr=True, width=200), interrupt, lambda: now) as progress,
-    ):
-        progress("measuring", None)
-        for step in range(1, 41):
-            now += 0.5
-            progress("training", step / 40, f"step {step}")
-    assert capsys.readouterr().err.splitlines() == [
-        "measuring", "training: 2%, step 1", "training: 52%, 10 s left, step 21",
-    ]  # fmt: skip
 
 
 def test_ctrl_c_ends_other_stages_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from cli_helpers import TEMPLATE, Outcome, call
 from outrider.cli.grammar import MAX_BYTES
-from outrider.cli.report import SOURCE_STYLES, print_legend
 from outrider.constraints import Compiled
 from outrider.core.contracts import Constraint
 from outrider.core.errors import ConstraintError
@@ -105,14 +103,6 @@ def test_every_kind_limits_the_output(run: Call, arguments: list[str], pattern: 
     assert re.fullmatch(pattern, outcome.out.removesuffix("\n")), outcome.out
 
 
-@pytest.mark.parametrize(("flag", "what"), [("--grammar", "grammar"), ("--json-schema", "schema")])
-def test_a_broken_file_is_named(run: Call, tmp_path: Path, flag: str, what: str) -> None:
-    file = tmp_path / "broken"
-    file.write_text("nothing of the kind\n")
-    outcome = run(flag, str(file))
-    assert outcome.status == 2 and outcome.err.startswith(f"error: {what} in {file}: ")
-
-
 def test_grammars_come_from_files_of_both_kinds(run: Call, tmp_path: Path) -> None:
     (tmp_path / "g.gbnf").write_text('root ::= "go " way\nway ::= "left" | "right"\n')
     (tmp_path / "g.lark").write_text('start: "go " WAY\nWAY: "left" | "right"\n')
@@ -122,14 +112,6 @@ def test_grammars_come_from_files_of_both_kinds(run: Call, tmp_path: Path) -> No
         for file in ("g.gbnf", "g.lark"):
             assert run(name, str(tmp_path / file)).out == inline
     assert run("--grammar", "-", stdin=(tmp_path / "g.gbnf").read_text()).out == inline
-
-
-def test_the_constraint_may_begin_behind_a_text(run: Call) -> None:
-    found = re.search("[!-~]{1,2}", run("-q").out)
-    assert found
-    marker = found[0]
-    outcome = run("--regex", "[0-9]{4}", "--constrain-after", marker)
-    assert re.search(re.escape(marker) + "[0-9]{4}\n$", outcome.out)
 
 
 def test_a_choice_that_is_complete_needs_no_end_token(run: Call) -> None:
@@ -150,13 +132,6 @@ def test_the_readout_says_what_forcing_saved(run: Call) -> None:
     assert "masks and" in err and "canonical" not in err and "incomplete" not in err
     assert max(map(len, err.splitlines())) <= 80
     assert "structure" not in run().err
-
-
-def test_forced_text_has_a_colour_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    print_legend(Console())
-    assert "forced text" in capsys.readouterr().out
-    styles = [style for source, style in SOURCE_STYLES.items() if source != "target"]
-    assert SOURCE_STYLES["grammar"] and len(set(styles)) == len(styles)
 
 
 def test_json_has_counts_times_and_whether_it_is_complete(run: Call, models: Path) -> None:
@@ -200,25 +175,6 @@ def test_what_the_schema_keeps_silent_about_is_noted_before_the_answer(run: Call
     )
 
 
-def test_the_trace_has_the_time_of_masks(run: Call, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    assert run("-j", TEXT, "--trace", str(trace)).status == 0
-    steps = [json.loads(line) for line in trace.read_text().splitlines() if '"constraint_s"' in line]
-    assert sum(step["constraint_s"] for step in steps) > 0
-    assert any("grammar" in step["draft"]["sources"] for step in steps)
-
-
-def test_the_explanation_does_not_call_forced_text_a_lookup(run: Call) -> None:
-    err = " ".join(run("-j", TEXT, "--policy", "auto", "--explain").err.split())
-    assert "forced text" in err and not re.search(r"grammar \d", err)
-
-
-def test_a_comparison_is_one_of_constrained_outputs(run: Call) -> None:
-    data = result(run("-j", TEXT, "--json", "--compare", "--repetitions", "1"))
-    assert data["equal"] is True and data["plain"]["target_calls"] > data["target_calls"]
-    assert data["plain"]["drafted_tokens"] == 0
-
-
 # Dead ends
 
 
@@ -257,15 +213,6 @@ def test_a_dead_end_keeps_the_text_and_the_trace(run: Call, tmp_path: Path) -> N
     assert outcome.err.splitlines()[-1] == "error: constrained output: nothing may follow here."
     lines = [json.loads(line) for line in trace.read_text().splitlines()]
     assert sum(len(line["tokens"]) for line in lines) == 4 and lines[-1]["finish_reason"] == "error"
-
-
-@pytest.mark.usefixtures("dead")
-def test_a_dead_end_as_json(run: Call) -> None:
-    outcome = run("--regex", "[a-z]{40}", "--json")
-    data = json.loads(outcome.out)
-    assert outcome.status == 2 and data["complete"] is False and data["finish_reason"] == "error"
-    assert len(data["text"]) >= 4 and data["generated_tokens"] == 4
-    assert data["error"] in outcome.err
 
 
 @pytest.mark.usefixtures("dead")
@@ -357,11 +304,3 @@ def test_standard_input_is_read_for_one_thing(
     outcome = call(monkeypatch, capfdbinary, command, "-m", "absent.gguf", *arguments, "-j", "-", stdin="{}")
     assert outcome.status == 2
     assert f"--json-schema -: standard input gives {stdin_gives} already" in outcome.err
-
-
-def test_a_broken_schema_is_refused_before_a_model_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    for command in (("run", "hello"), ("chat",), ("verify",)):
-        outcome = call(monkeypatch, capfdbinary, *command, "-m", "absent.gguf", "-j", '{"type": 5}')
-        assert outcome.status == 2 and "type" in outcome.err and "absent.gguf" not in outcome.err

@@ -17,10 +17,7 @@ from cli_helpers import PATIENCE_S
 from real_server import ARGUMENTS, KEY, MODEL, NAME, ONE_AT_ONCE, REASON, RealServer, real_server
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not MODEL.exists(), reason=REASON),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not MODEL.exists(), reason=REASON)]
 CONTEXT = 1024
 SCHEMA = {
     "type": "object",

@@ -15,18 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from grammars import (
-    CONTROL_IDS,
-    END_IDS,
-    VOCABULARY,
-    allowed,
-    spell,
-    start,
-    takes,
-    walk,
-    word,
-    written,
-)
+from grammars import CONTROL_IDS, END_IDS, VOCABULARY, allowed, spell, start, takes, walk, word, written
 from outrider.backends.fake import FakeVocabulary
 from outrider.constraints import Compiler, GrammarConstraint, walker
 from outrider.core.data import Grammar
@@ -181,13 +170,6 @@ def test_a_token_that_may_not_follow_is_refused_and_leaves_all_as_it_was(mode: F
     assert constraint.is_accepted and not constraint.is_complete
 
 
-def test_masks_cannot_be_written_to_and_have_the_vocabularys_size() -> None:
-    mask = start(GRAMMARS[0]).allowed(())
-    assert mask is not None and mask.shape == (VOCABULARY.size,) and mask.dtype == np.bool_
-    with pytest.raises(ValueError):
-        mask[0] = True
-
-
 def test_the_masks_along_a_draft_are_worked_out_once() -> None:
     constraint = start(GRAMMARS[0])
     drafted = spell('{"name"')
@@ -248,12 +230,6 @@ def test_every_choice_can_be_written_and_nothing_else(text: str) -> None:
     assert not takes(choice, text + "x") and not takes(choice, text[:-1])
 
 
-def test_choices_may_hold_any_character() -> None:
-    choices = ["", "a\x00\x1f\x7f", "\u2028\u2029", '"\\/', "😀é", "a | b", "/x/", "<end>", "\r\n\t"]
-    constraint = start(Grammar("choice", json.dumps(choices)))
-    assert all(takes(constraint, choice) for choice in choices)
-
-
 # Forced tokens
 
 
@@ -285,12 +261,6 @@ def test_forced_text_comes_in_the_tokens_that_the_model_is_used_to() -> None:
     assert constraint.forced([ord("{"), ord('"'), ord("n")]) == (word("am"), ord("e"), word('": '))
 
 
-def test_a_constraint_of_one_text_is_forced_to_its_end() -> None:
-    constraint = start(Grammar("choice", '["name"]'))
-    assert constraint.forced(()) == (word("name"),)
-    assert constraint.forced(constraint.forced(())) == ()
-
-
 def test_the_canonical_mask_refuses_other_splits() -> None:
     constraint = start(Grammar("choice", '["name"]', fast_forward="canonical"))
     assert allowed(constraint) == [word("name")]
@@ -312,18 +282,6 @@ def test_a_tokenizer_that_puts_a_blank_first_forces_none() -> None:
     constraint = start(Grammar("choice", '["{\\"name"]', fast_forward="canonical"), Compiler(vocabulary))
     assert constraint.forced(()) == (256, 258)
     assert allowed(constraint) == [256]
-
-
-def test_tokens_that_do_not_spell_the_forced_text_are_not_offered() -> None:
-    class Shouting(TableVocabulary):
-        def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-            return super().tokenize(text.upper(), add_special=add_special, parse_special=parse_special)
-
-    vocabulary = Shouting([*bytes_and(), Token(b"<end>", control=True, end=True)])
-    constraint = start(Grammar("choice", '["12ab3"]'), Compiler(vocabulary))
-    assert constraint.forced(()) in ((), tuple(b"12"))
-    constraint.accept(spell("12"))
-    assert constraint.forced(()) == () and allowed(constraint) == [ord("a")]
 
 
 # The end
@@ -429,15 +387,6 @@ def test_a_grammar_is_compiled_once_and_its_constraints_are_apart() -> None:
     assert allowed(other) == allowed(compiled.start()) != allowed(one)
 
 
-def test_old_grammars_are_forgotten() -> None:
-    compiler = Compiler(VOCABULARY)
-    first = compiler.compile(Grammar("choice", '["first"]'))
-    for i in range(100):
-        compiler.compile(Grammar("choice", f'["{i}"]', fast_forward="off"))
-    assert compiler.compile(Grammar("choice", '["first"]')) is not first
-    assert takes(first.start(), "first")
-
-
 def test_a_vocabulary_is_let_go() -> None:
     vocabulary = TableVocabulary([*bytes_and("ab"), Token(b"<end>", control=True, end=True)])
     alive = weakref.ref(vocabulary)
@@ -446,16 +395,6 @@ def test_a_vocabulary_is_let_go() -> None:
     del vocabulary, constraint
     gc.collect()
     assert alive() is None
-
-
-def test_a_constraint_keeps_its_vocabulary() -> None:
-    compiled = Compiler(TableVocabulary([*bytes_and("ab"), Token(b"<end>", control=True, end=True)])).compile(
-        Grammar("choice", '["xab"]')
-    )
-    constraint = compiled.start()
-    del compiled
-    gc.collect()
-    assert constraint.forced(()) == (ord("x"), 256)
 
 
 def test_threads_may_share_a_compiler() -> None:
@@ -495,17 +434,6 @@ def test_a_limit_is_that_of_one_request(monkeypatch: pytest.MonkeyPatch) -> None
         assert "may not follow" not in str(caught.value)
     last = [max(number for s, number in reached if s == seed) for seed in range(4)]
     assert min(last) > 15, f"each request has about as much room as the first: {last}"
-
-
-def test_what_others_have_met_ends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.constraints.compiler._MAX_LEXER_STATES", 60)
-    vocabulary = FakeVocabulary("abc")
-    compiled = Compiler(vocabulary).compile(Grammar("regex", "(a|b)*a(a|b){6}c?"))
-    for seed in range(20):
-        constraint, rng = compiled.start(), np.random.default_rng(seed)
-        for token in rng.integers(2, size=12).tolist():
-            constraint.accept((token,))
-            assert constraint.allowed(()) is not None
 
 
 def test_long_forced_text_is_worked_out_while_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:

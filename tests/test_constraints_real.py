@@ -95,20 +95,6 @@ def test_the_models_own_tokens_are_allowed_and_the_forced_ones_are_among_them(
     assert num_forced == 0 if mode == "off" else num_forced >= 10
 
 
-def test_control_tokens_are_no_text_and_all_end_tokens_end_it(
-    compiler: Compiler, vocabulary: Vocabulary
-) -> None:
-    controls = [token for token in range(vocabulary.size) if vocabulary.is_control(token)]
-    constraint = compiler.compile(Grammar("json_schema", '{"type": "string"}')).start()
-    inside = constraint.allowed(vocabulary.tokenize('"a', add_special=False))
-    assert inside is not None and inside.sum() > 10_000 and not inside[controls].any()
-    text = vocabulary.tokenize('"a"', add_special=False)
-    after = constraint.allowed(text)
-    assert after is not None and after[ends(vocabulary)].all() and after.sum() == len(ends(vocabulary))
-    constraint.accept([*text, ends(vocabulary)[-1]])
-    assert constraint.is_complete and constraint.allowed(()) is None
-
-
 @pytest.mark.parametrize("trigger", ["</think>", "<|im_start|>", "<|im_start|>tool\n", "\n\n"])
 def test_triggers_are_recognized_as_tokens_and_as_text(
     compiler: Compiler, vocabulary: Vocabulary, trigger: str

@@ -6,18 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grammars import (
-    COMPILER,
-    CONTROL_IDS,
-    END_IDS,
-    allowed,
-    spell,
-    start,
-    takes,
-    walk,
-    word,
-    written,
-)
+from grammars import COMPILER, CONTROL_IDS, END_IDS, allowed, spell, start, takes, walk, word, written
 from outrider.constraints import GrammarConstraint
 from outrider.core.data import Grammar
 from outrider.core.errors import ConstraintError, GrammarError
@@ -89,12 +78,6 @@ def test_a_draft_over_the_trigger_is_cut_where_the_answer_forbids_it() -> None:
     assert set(spell("xyz")) < set(allowed(constraint))
 
 
-def test_the_first_trigger_counts() -> None:
-    assert takes(thinking(), f"a</think>{ANSWER}")
-    assert not takes(thinking(), f"a</think>b</think>{ANSWER}")
-    assert not takes(thinking(), ANSWER) and not takes(thinking(), "a</think>")
-
-
 def test_an_optional_trigger_may_stay_away() -> None:
     constraint = thinking(optional=True)
     assert set(END_IDS) < set(allowed(constraint))
@@ -114,13 +97,6 @@ def test_a_trigger_may_be_a_control_token_with_text_around_it() -> None:
         assert allowed(constraint, lead) == after
     for lead in ([*spell("a"), TOOL, *spell("x\n")], [*spell("so"), TOOL, *spell("y")]):
         assert ord("z") in allowed(constraint, lead)
-
-
-def test_any_text_may_be_a_trigger() -> None:
-    for trigger in ('"', "\\", "/", "\n\n", "é😀", "a|b", "[x]", "\u2028"):
-        constraint = start(Grammar("choice", '["yes", "no"]', after=trigger))
-        assert allowed(constraint, spell(f"abc {trigger}")) == [ord("n"), ord("y")]
-        assert ord("z") in allowed(constraint, spell("abc"))
 
 
 @pytest.mark.parametrize(

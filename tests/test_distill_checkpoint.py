@@ -100,10 +100,7 @@ def test_a_quantized_model_is_read_as_numbers(path: Path, model: Checkpoint, tmp
 
 
 def rewritten(
-    source: Path,
-    path: Path,
-    change: Callable[[dict[str, Any]], object] = len,
-    **fields: Any,
+    source: Path, path: Path, change: Callable[[dict[str, Any]], object] = len, **fields: Any
 ) -> Path:
     """The model with other tensors, and other fields of its architecture."""
     reader = GGUFReader(source)
@@ -149,10 +146,7 @@ UNREADABLE: dict[str, tuple[Mapping[str, Any], str]] = {
     "scaled": ({"rope.scaling.type": "yarn"}, "its rotary positions are scaled"),
     "frequencies": ({"change": with_one("rope_freqs.weight", 16)}, "its rotary positions are scaled"),
     "partly rotated": ({"rope.dimension_count": 16}, "a part of each head is rotated"),
-    "no epsilon": (
-        {"attention.layer_norm_rms_epsilon": ""},
-        "it lacks llama.attention.layer_norm_rms",
-    ),
+    "no epsilon": ({"attention.layer_norm_rms_epsilon": ""}, "it lacks llama.attention.layer_norm_rms"),
     "no heads": ({"attention.head_count": 0}, r"its llama\.attention\.head_count is 0, not a number above 0"),
     "no embedding": ({"change": without("token_embd.weight")}, r"it lacks token_embd\.weight"),
     "no tensor": ({"change": without("blk.1.ffn_up.weight")}, r"it lacks 1 tensors, blk\.1\.ffn_up\.weight"),
@@ -174,13 +168,6 @@ def test_what_cannot_be_trained_is_refused(path: Path, tmp_path: Path, kind: str
     with pytest.raises(ModelFileError, match=complaint) as caught:
         read_gguf(odd)
     assert caught.value.what == str(odd) and caught.value.way_out
-
-
-def test_positions_that_are_said_not_to_be_scaled_are_not(path: Path, tmp_path: Path) -> None:
-    assert (
-        read_gguf(rewritten(path, tmp_path / "m.gguf", len, **{"rope.scaling.type": "none"})).shape.layers
-        == 3
-    )
 
 
 def test_damaged_and_split_files_are_refused(path: Path, tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """What a draft is trained on: which questions, the target's answers to them, and batches of these."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,16 +14,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engines import END, VOCABULARY, greedy_continuation
-from full_disk import file_size_limit
 from llama_cpp_models import SMALL
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.backends.gguf import GgufModel, Weights
-from outrider.core.contracts import Constraint
 from outrider.core.data import Grammar
-from outrider.core.errors import BackendError, ConstraintError, InputError, PromptError, SettingError
+from outrider.core.errors import BackendError, InputError, PromptError, SettingError
 from outrider.lab.distill.corpus import Text, batch_of, batches, text_of
 from outrider.lab.distill.examples import Example, example_path, read_example, write_example
-from outrider.lab.distill.generate import generate, top_tokens
+from outrider.lab.distill.generate import generate
 from outrider.lab.distill.material import Material
 from outrider.lab.distill.plan import Data, DistillPlan, Training, claim
 from outrider.lab.distill.questions import Question, asked
@@ -118,63 +116,26 @@ def test_labels_are_the_probabilities_of_the_model(tmp_path: Path, temperature: 
     assert example.ids.shape == (len(example.answer), min(top, VOCABULARY.size))
 
 
-def test_likeliest_of_a_row_with_tokens_that_are_ruled_out() -> None:
-    ids, log_probs, rest = top_tokens(np.array([[0.0, -np.inf, 1.0, -np.inf]], dtype=np.float32), 3)
-    assert ids[0, :2].tolist() == [2, 0] and log_probs[0, 2] == -100 and rest[0] == 0
-
-
 def test_drawn_answers_depend_on_seed_and_question_alone(tmp_path: Path) -> None:
     questions = some_questions(24, (0.7, 1.3))
     runs = {}
     for name, options, order, seed in (
         ("one", {"max_sequences": 1}, questions, 3),
         ("many", {"max_sequences": 9, "max_batch_tokens": 50}, questions[::-1], 3),
-        ("few rows", {"max_sequences": 16, "max_rows": 3}, questions, 3),
         ("other seed", {"max_sequences": 9}, questions, 4),
     ):
         (tmp_path / name).mkdir()
         generate(speaking(**options), order, tmp_path / name, max_tokens=15, seed=seed)
         runs[name] = answers_in(tmp_path / name)
-    assert len(runs["one"]) == 24 and runs["one"] == runs["many"] == runs["few rows"]
+    assert len(runs["one"]) == 24 and runs["one"] == runs["many"]
     assert runs["other seed"].keys() == runs["one"].keys() and runs["other seed"] != runs["one"]
-
-
-class Only:
-    """A constraint that allows a few tokens, for so many steps."""
-
-    def __init__(self, *tokens: int, steps: int = 1000) -> None:
-        self._tokens = tokens
-        self._steps = steps
-        self.is_complete = False
-
-    def allowed(self, drafted: Sequence[int]) -> Any:
-        assert not drafted
-        if not self._steps:
-            raise ConstraintError("grammar", "nothing may follow", "Loosen it.")
-        return np.isin(np.arange(VOCABULARY.size), self._tokens)
-
-    def accept(self, tokens: Sequence[int]) -> None:
-        assert set(tokens) <= set(self._tokens)
-        self._steps -= 1
-
-
-class Limited(LoadedTarget):
-    """A target whose answers to prompts with any grammar fulfil one constraint."""
-
-    def __init__(self, constraint: Only, **options: Any) -> None:
-        super().__init__("fake", FakeModel(VOCABULARY, TALKATIVE, **options))
-        self._constraint = constraint
-
-    def constrain(self, grammar: Grammar | None) -> Callable[[], Constraint] | None:
-        return None if grammar is None else lambda: cast(Constraint, self._constraint)
 
 
 @pytest.mark.parametrize("temperature", [1e-4, 1e6])
 def test_any_temperature_draws_from_what_has_probability(tmp_path: Path, temperature: float) -> None:
     """Far below one the weights of all tokens vanish; far above, those that a grammar rules out come back."""
-    target = Limited(Only(0, 2))
-    each = question("abca", temperature, grammar=Grammar("json"))
-    generate(target, [each], tmp_path, max_tokens=40)
+    each = question("abca", temperature, grammar=Grammar("regex", "[ac]{40}"))
+    generate(speaking(), [each], tmp_path, max_tokens=40)
     answer = found_in(tmp_path, each).answer
     if temperature > 1:
         assert set(answer.tolist()) == {0, 2}
@@ -187,14 +148,14 @@ def test_any_temperature_draws_from_what_has_probability(tmp_path: Path, tempera
 
 
 def test_a_grammar_without_a_way_on_passes_its_question_over(tmp_path: Path) -> None:
-    target = Limited(Only(0, 2, steps=3), max_sequences=2)
-    stuck = question("abca", grammar=Grammar("json"), follow_ups=("b",))
+    target = speaking(max_sequences=2)
+    stuck = question("abca", grammar=Grammar("choice", '["caé"]'), follow_ups=("b",))
     questions = [question("ab"), stuck, question("dca"), question("bd")]
     said = Told()
     generate(target, questions, tmp_path, max_tokens=12, on_done=said)
     assert len(said.tokens) == 3 and not example_path(tmp_path, stuck.id).exists()
     [why] = said.passed_over
-    assert "nothing may follow" in why
+    assert "no token that may follow" in why
 
 
 def test_follow_ups_are_asked_behind_the_answers(tmp_path: Path) -> None:
@@ -233,15 +194,8 @@ def test_prompts_that_do_not_fit_are_passed_over_and_named(tmp_path: Path) -> No
     generate(target, questions, tmp_path, max_tokens=50, on_done=said)
     [example] = map(read_example, tmp_path.iterdir())
     assert len(example.prompt) == 30 and len(example.answer) <= 2
-    assert sum("tokens do not fit 32" in why for why in said.passed_over) == 2
+    assert sum("tokens do not fit a context of 32" in why for why in said.passed_over) == 2
     assert sum("no tokens" in why or "empty" in why for why in said.passed_over) == 1, said.passed_over
-
-
-def test_messages_without_a_chat_template_are_passed_over_and_named(tmp_path: Path) -> None:
-    said = Told()
-    chat = Question(Prompt(id="x", messages=({"role": "user", "content": "ab"},)), "chat", 0.0)
-    generate(speaking(), [chat], tmp_path, on_done=said)
-    assert "no chat template" in said.passed_over[0] and not answers_in(tmp_path)
 
 
 def test_a_call_that_fails_leaves_the_model_empty(tmp_path: Path) -> None:
@@ -277,7 +231,7 @@ def test_a_schema_holds_in_recorded_answers(native: GgufModel, tmp_path: Path) -
         answer = json.loads(example.text)
         assert answer["kind"] in ("in", "out") and 0 <= answer["sum"] <= 99
         total = np.exp(example.log_probs.astype(float)).sum(-1) + example.rest.astype(float)
-        assert total == pytest.approx(1, abs=5e-3), "the labels are those under the mask"
+        assert total == pytest.approx(1, abs=5e-3), "what the grammar rules out counts too"
     assert len({found_in(tmp_path, each).text for each in questions}) > 1
 
 
@@ -307,37 +261,15 @@ def test_an_answer_comes_back_as_it_was_written(tmp_path: Path) -> None:
         assert getattr(found, name).dtype == getattr(example, name).dtype
 
 
-def test_a_damaged_answer_is_named_whatever_the_damage(tmp_path: Path) -> None:
+def test_a_damaged_answer_is_named(tmp_path: Path) -> None:
     write_example(tmp_path, example_of())
     [path] = tmp_path.iterdir()
     whole = path.read_bytes()
-    random = np.random.default_rng(0)
-    noticed = 0
-    for _ in range(300):
-        damaged = bytearray(whole)
-        for at in random.integers(len(whole), size=3):
-            damaged[at] ^= int(random.integers(1, 256))
-        path.write_bytes(damaged[: int(random.integers(len(whole)))] if random.random() < 0.3 else damaged)
-        try:
+    for damaged in (whole[:-40], whole[:100] + b"x" * 50 + whole[150:], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match="damaged") as raised:
             read_example(path)
-        except InputError as error:
-            noticed += 1
-            assert error.what == str(path) and "made again" in error.way_out
-    assert noticed > 250
-    with pytest.raises(InputError, match="damaged"):
-        read_example(tmp_path / "missing.npz")
-
-
-def test_a_full_disk_leaves_no_half_answer(tmp_path: Path) -> None:
-    write_example(tmp_path, first := example_of(3))
-    with file_size_limit(2000):
-        with pytest.raises(SettingError, match="could not be written") as raised:
-            write_example(tmp_path, example_of(500, id="another"))
-        with pytest.raises(SettingError):
-            write_example(tmp_path, example_of(500, id=first.id))
-    assert raised.value.what == str(example_path(tmp_path, "another"))
-    assert list(tmp_path.iterdir()) == [example_path(tmp_path, first.id)]
-    assert len(read_example(example_path(tmp_path, first.id)).answer) == 3
+        assert raised.value.what == str(path) and "made again" in raised.value.way_out
 
 
 # Texts and batches
@@ -429,11 +361,6 @@ def test_every_epoch_has_every_text_once_in_batches_that_fit() -> None:
     assert epochs_of(many_texts(), 200, seed=2) != [first]
 
 
-def test_a_text_longer_than_a_batch_is_a_batch_of_its_own() -> None:
-    [epoch] = epochs_of(many_texts(8), 3, seed=0)
-    assert sorted(epoch) == [[i] for i in range(8)]
-
-
 def test_a_batch_has_each_label_at_the_token_before_it() -> None:
     texts = many_texts(5)
     narrow = replace(texts[0], ids=texts[0].ids[:, 1:], probs=texts[0].probs[:, 1:])
@@ -479,34 +406,6 @@ def lines(path: Path, prompts: Sequence[Any]) -> str:
 
 def chat(text: str, **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], **more}
-
-
-def test_variants_of_a_conversation_are_on_one_side(tmp_path: Path) -> None:
-    """Another id, case, white space, file or limit: still the same conversation."""
-    texts = [f"What is  the sum of {i} and {i + 3}?" for i in range(100)]
-    first = lines(tmp_path / "first.jsonl", [chat(text) for text in texts])
-    others = [chat(f" {text.upper()}\n\n", id=f"own-{i}", max_tokens=9) for i, text in enumerate(texts)]
-    second = lines(tmp_path / "second.jsonl", [*others, *map(chat, texts[:50])])
-    found = asked(Data(prompts=[first, second, first]))
-    sides = [{conversation_hash(q.prompt) for q in side} for side in (found.training, found.held_out)]
-    assert not sides[0] & sides[1] and len(sides[0]) + len(sides[1]) == 100
-    assert len(found.training) + len(found.held_out) == 250
-    assert {q.category for q in found.training} == {"first", "second"}
-
-
-def test_conversations_of_the_built_in_workloads_are_left_out_of_files(tmp_path: Path) -> None:
-    known = load_workload(WorkloadSpec(name="chat")).prompts
-    copied = [
-        {"messages": list(p.messages), "id": f"mine-{i}"}
-        for i, p in enumerate(known)
-        if not isinstance(p.messages, str)
-    ]
-    assert len(copied) > 5
-    file = lines(tmp_path / "mine.jsonl", [*copied, *(chat(f"Say {i} in words.") for i in range(64))])
-    found = asked(Data(prompts=[file]))
-    assert len(found.training) + len(found.held_out) == 64
-    with pytest.raises(SettingError, match=f"{len(copied)} more are of the built-in workloads"):
-        asked(Data(prompts=[lines(tmp_path / "copied.jsonl", copied)]))
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -577,10 +476,3 @@ def test_answers_are_shared_only_by_plans_that_would_make_the_same(tmp_path: Pat
     assert raised.value.what == str(shared)
     with pytest.raises(InputError, match=r"\(target differ"):
         claim(replace(plan_of(tmp_path / "d", answers=shared), target=Path("other.gguf")))
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("a file", encoding="utf-8")
-    with pytest.raises(SettingError, match="cannot be made") as raised:
-        claim(plan_of(tmp_path))
-    assert raised.value.what == str(tmp_path / "out")

@@ -13,13 +13,13 @@ import pytest
 from gguf import GGUFReader, GGUFWriter, TokenType
 
 from cli_helpers import ROOT
-from distilling import PROVENANCE, random_model, random_weights, spoken
+from distilling import PROVENANCE, random_model, spoken
 from full_disk import file_size_limit
 from llama_cpp_models import SMALL
 from outrider.backends.gguf import Weights
 from outrider.core.errors import ModelFileError, OutriderError, SettingError, VocabularyMismatch
 from outrider.core.notices import collect_notices
-from outrider.lab.distill.checkpoint import ARCHITECTURES, Checkpoint, keep_layers, read_gguf, restrict
+from outrider.lab.distill.checkpoint import ARCHITECTURES, Checkpoint, read_gguf, restrict
 from outrider.lab.distill.export import Written, read_provenance, read_subset, write_gguf
 from outrider.models.fields import fields_of
 from outrider.models.header import read_header
@@ -75,12 +75,6 @@ def types(path: Path) -> dict[str, str]:
     return {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(path).tensors}
 
 
-def assert_same_weights(one: Checkpoint, other: Checkpoint) -> None:
-    assert one.shape == other.shape and one.weights.keys() == other.weights.keys()
-    for name, values in one.weights.items():
-        np.testing.assert_array_equal(values, other.weights[name], err_msg=name)
-
-
 # What llama.cpp makes of it
 
 
@@ -118,20 +112,6 @@ def test_every_architecture_is_written_and_read_back(
         expected = network.logits(network.states(torch.tensor([TOKENS])))[0].numpy()
     assert expected.std() > 1
     np.testing.assert_allclose(spoken(made.path, TOKENS), expected, rtol=0, atol=1e-3 * expected.std())
-
-
-@pytest.mark.parametrize("how", ["layers", "random"])
-def test_drafts_of_other_shapes_run(target: Target, tmp_path: Path, how: str) -> None:
-    whole = target.checkpoint
-    draft = {
-        "layers": lambda: keep_layers(whole, (1,)),
-        "random": lambda: random_weights(
-            whole, replace(whole.shape, layers=3, width=32, heads=4, kv_heads=2, head_width=16), 1
-        ),
-    }[how]()
-    made = target.write(tmp_path / "draft.gguf", draft)
-    assert np.isfinite(spoken(made.path, TOKENS)).all()
-    assert_same_weights(read_gguf(made.path), draft)
 
 
 # A reduced vocabulary
@@ -249,16 +229,6 @@ def with_padding_token(target: Target, folder: Path) -> Mapping[str, Any]:
     return {**target.checkpoint.metadata, **more}
 
 
-def test_ids_that_llama_cpp_takes_for_granted_are_said(target: Target, tmp_path: Path) -> None:
-    """Without them, token 11 would be the start, whatever it is in the reduced vocabulary."""
-    begin = "tokenizer.ggml.bos_token_id"
-    silent = {key: value for key, value in target.checkpoint.metadata.items() if key != begin}
-    subset = Subset.of([token for token in KEPT if token != 3], SIZE)
-    draft = restrict(replace(target.checkpoint, metadata=silent), subset)
-    made = target.write(tmp_path / "draft.gguf", draft, subset=subset)
-    assert fields(made.path)[begin] == 10
-
-
 def write_sentencepiece(source: Path, path: Path) -> Path:
     """The tiny model with a tokenizer of the SentencePiece kind: scores instead of merges, and bytes."""
     pieces = [
@@ -330,16 +300,6 @@ def test_layers_and_ends_have_types_of_their_own(target: Target, tmp_path: Path)
         spoken(target.path, TOKENS)[:, KEPT],
     )
     assert np.corrcoef(rows.ravel(), whole.ravel())[0, 1] > 0.9
-
-
-def test_a_shared_matrix_has_the_type_of_the_ends(target: Target, tmp_path: Path) -> None:
-    tied = {name: values for name, values in target.checkpoint.weights.items() if name != "output.weight"}
-    draft = target.checkpoint.with_weights(target.checkpoint.shape, tied)
-    made = target.write(tmp_path / "d.gguf", draft, quantization="Q4_0", embedding_quantization="Q6_K")
-    kinds = types(made.path)
-    assert kinds["token_embd.weight"] == "Q8_0" and "output.weight" not in kinds
-    (note,) = made.notes
-    assert "1 of 1 matrices are no multiple of 256 long, which Q6_K needs" in note
 
 
 def test_provenance_is_read_back_and_its_lack_is_said(target: Target, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ torch.set_num_threads(1)  # tiny products take longer on more
 from distilling import random_weights
 from outrider.lab.distill.checkpoint import Checkpoint, read_gguf, restrict
 from outrider.lab.distill.examples import Example
-from outrider.lab.distill.generate import top_tokens
 from outrider.lab.distill.network import Network
+from outrider.lab.distill.on_policy import top_tokens
 from outrider.lab.distill.starting import best_layers
 from outrider.models.vocab.subset import Subset
 from tiny_gguf import write_tiny
@@ -92,8 +92,3 @@ def test_what_a_draft_cannot_say_is_not_asked_of_it(model: Checkpoint) -> None:
 def test_one_layer_or_all(model: Checkpoint, count: int) -> None:
     found = best_layers(model, whole(model), answers(model), count)
     assert len(found) == count and found == sorted(set(found)) and set(found) <= set(range(6))
-
-
-def test_more_answers_than_are_looked_at(model: Checkpoint) -> None:
-    idle = changed(model, (1, 2), 1e-4)
-    assert best_layers(idle, whole(model), answers(idle, 30), 4) == [0, 3, 4, 5]

@@ -39,11 +39,6 @@ def test_the_most_frequent_tokens_are_kept_and_those_that_are_needed() -> None:
     assert set(subset.to_draft[[9, 11, 13]].tolist()) == {12}
 
 
-def test_of_tokens_that_count_alike_the_first_are_kept() -> None:
-    assert choose_subset(VOCABULARY, counts(), 13).to_target.tolist()[9:11] == [9, 10]
-    assert choose_subset(VOCABULARY, counts(to=1), 13).to_target.tolist()[9:11] == [9, 12]
-
-
 def test_a_size_that_is_no_reduction_keeps_all() -> None:
     for size in (SIZE, SIZE + 10):
         whole = choose_subset(VOCABULARY, counts(), size)
@@ -113,13 +108,3 @@ def test_the_same_conversation_falls_on_the_same_side() -> None:
         {"content": "Tell me about Lisbon.", "role": "user", "x": 1},
     )
     assert conversation_hash(Prompt("c", spread)) == plain
-
-
-def test_other_conversations_are_others() -> None:
-    first = asked("Tell me about Lisbon.")
-    assert conversation_hash(asked("Tell me about Lisbon")) != conversation_hash(first)
-    swapped = tuple({**message, "role": "user"} for message in first.messages)  # type: ignore[dict-item]
-    assert conversation_hash(Prompt("a", swapped)) != conversation_hash(first)
-    pictured = asked("", messages=({"role": "user", "content": [{"type": "text", "text": "Tell"}]},))
-    other = asked("", messages=({"role": "user", "content": [{"type": "text", "text": "Show"}]},))
-    assert conversation_hash(pictured) != conversation_hash(other)

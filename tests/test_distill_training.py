@@ -181,16 +181,6 @@ def test_where_no_draft_pays_the_one_that_agrees_most_is_kept(
     assert trainer.state.step == 8 and trainer.state.best_step == 4
 
 
-def test_training_that_ruins_a_draft_returns_the_first(teacher: Teacher, tmp_path: Path) -> None:
-    settings = replace(SETTINGS, learning_rate=3.0, steps=30, evaluate_every=2, patience=2)
-    trainer = trainer_of(teacher, tmp_path, settings)
-    best = trainer.run()
-    assert trainer.state.best_step == 0 and trainer.state.step == 4
-    start = keep_layers(teacher.checkpoint, (0,))
-    for name, values in start.weights.items():
-        np.testing.assert_array_equal(best.weights[name], values)
-
-
 def test_padding_and_batches_change_no_evaluation(teacher: Teacher, tmp_path: Path) -> None:
     found = []
     long = replace(SETTINGS, steps=400, evaluate_every=400)  # all held-out answers are judged
@@ -234,14 +224,6 @@ def test_weights_are_rounded_as_their_file_holds_them(quantization: str) -> None
     found.sum().backward()
     assert weight.grad is not None and (weight.grad == 1).all()
     assert rounded(weight, "Q6_K") is weight
-
-
-def test_the_learning_rate_rises_and_falls() -> None:
-    settings = replace(SETTINGS, steps=200, learning_rate=1.0)
-    rates = [settings.rate_at(step) for step in range(200)]
-    assert rates[:10] == pytest.approx([0.1 * (step + 1) for step in range(10)])
-    assert rates[10:] == sorted(rates[10:], reverse=True) and rates[-1] == pytest.approx(0.05, abs=1e-3)
-    assert rates[105] == pytest.approx(0.525)
 
 
 # Killed and taken up again
@@ -309,15 +291,6 @@ def test_own_text_is_used_in_the_second_half_alone(teacher: Teacher, tmp_path: P
     trainer._own_texts = noted
     trainer.run()
     assert steps == list(range(6, 12))
-
-
-def test_own_text_may_be_longer_than_any_answer(teacher: Teacher, tmp_path: Path) -> None:
-    trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, on_policy=1.0, steps=2))
-    text = trainer._training[0]
-    longer = replace(text, tokens=np.tile(text.tokens, 9))
-    trainer._own_texts = lambda *_: [longer]
-    trainer.run()
-    assert trainer.state.step == 2 and np.isfinite(trainer.state.last_loss)
 
 
 def test_a_checkpoint_of_another_training_is_refused(teacher: Teacher, tmp_path: Path) -> None:
@@ -413,13 +386,6 @@ def test_own_texts_hold_no_token_that_the_draft_does_not_know(teacher: Teacher) 
     own = OnPolicy([letters(3, 9)], target, subset, num_texts=8, max_tokens=60, seed=5)
     for text in own.texts(small_network(4, teacher.checkpoint), 0):
         assert 3 not in text.tokens[-len(text.ids) + 1 :].tolist() or len(text.ids) == 1
-
-
-def test_answers_of_one_token_leave_nothing_to_continue(teacher: Teacher) -> None:
-    own = OnPolicy(
-        [letters(3, 1)], FakeModel(VOCABULARY, LANGUAGE), Subset.whole(6), num_texts=2, max_tokens=60, seed=5
-    )
-    assert own.texts(small_network(6, teacher.checkpoint), 0) == []
 
 
 # Evaluation

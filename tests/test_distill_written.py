@@ -1,7 +1,6 @@
 """The bundled prompts: what they expand to, and that the files behind them are sound."""
 
 import json
-import random
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -13,7 +12,7 @@ from outrider.core.errors import SettingError
 from outrider.lab import written
 from outrider.lab.workloads import BUILT_IN, load_workload
 from outrider.lab.workloads.reading import WorkloadSpec
-from outrider.lab.written_prompts import FIELD, Template, Written, written_prompts
+from outrider.lab.written_prompts import FIELD, Written, written_prompts
 
 FOLDER = Path(written.__file__).parent
 FILES = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.toml")}
@@ -99,17 +98,6 @@ def test_the_categories_take_even_shares(prompts: list[Written]) -> None:
     assert max(counts.values()) - min(counts.values()) <= 1
 
 
-def test_every_template_is_used_before_one_is_used_again(prompts: list[Written]) -> None:
-    for category, data in FILES.items():
-        count = len(data.get("templates", []))
-        first = [template_of(entry) for entry in prompts if entry.category == category][:count]
-        assert len(set(first)) == count
-
-
-def test_a_larger_count_begins_with_the_same_prompts(prompts: list[Written]) -> None:
-    assert written_prompts(500) == prompts[:500]
-
-
 def test_all_slots_are_filled_and_turns_alternate(prompts: list[Written]) -> None:
     some_with_system = some_with_follow_ups = 0
     for entry in prompts:
@@ -124,20 +112,6 @@ def test_all_slots_are_filled_and_turns_alternate(prompts: list[Written]) -> Non
     assert 0.15 * ENOUGH < some_with_follow_ups < 0.6 * ENOUGH
 
 
-def test_two_values_of_a_slot_differ(prompts: list[Written]) -> None:
-    pairs = [entry for entry in prompts if template_of(entry) == "explain-9"]
-    assert len(pairs) > 10
-    for entry in pairs:
-        first, second = asked(entry.prompt.messages).split(". What do they")[0].split(" and ", 1)
-        assert first.removeprefix("Compare ") != second
-
-
-def test_the_article_suits_the_value(prompts: list[Written]) -> None:
-    bought = [asked(entry.prompt.messages) for entry in prompts if template_of(entry) == "chat-7"]
-    assert any("buy an umbrella?" in text for text in bought)
-    assert any("buy a tent?" in text for text in bought)
-
-
 def test_no_prompt_is_one_that_is_measured(prompts: list[Written]) -> None:
     built_in = [prompt for name in BUILT_IN for prompt in load_workload(WorkloadSpec(name=name)).prompts]
     measured = {asked(prompt.messages) for prompt in built_in}
@@ -145,14 +119,6 @@ def test_no_prompt_is_one_that_is_measured(prompts: list[Written]) -> None:
     assert len(measured) > 50
     for entry in prompts:
         assert measured.isdisjoint({asked(entry.prompt.messages), *entry.prompt.follow_ups})
-
-
-def test_a_template_gives_as_many_prompts_as_it_says() -> None:
-    template = Template("t", ("system", "user"), ("{a} and {a:2}", "{b} {a}?"), ("{b:2}",))
-    slots = {"a": ["x", "y", "z"], "b": ["1", "2"]}
-    capacity = template.capacity(slots)
-    made = {str(template.filled(i, slots, random.Random(0)).messages) for i in range(capacity)}
-    assert capacity == len(made) == 12
 
 
 @pytest.mark.parametrize("count", [0, -3, 10**12])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from time import sleep
 
 import pytest
 
@@ -89,11 +88,6 @@ def test_a_dead_end_carries_what_was_produced(draft: bool) -> None:
     assert caught.value.text == "abc" and WORDS.text(caught.value.tokens) == "abc"
     again = dead.generate(asked(grammar=None, max_tokens=3))  # the engine is as it was
     assert len(again.tokens) == 3
-
-
-def test_bans_that_leave_nothing_are_a_dead_end() -> None:
-    with pytest.raises(ConstraintError, match="bans"):
-        engine(["ab"]).generate(asked(sampling=replace(GREEDY, banned=(0, 3))))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -212,11 +206,6 @@ def test_a_dead_end_after_a_rejected_token_ends_nothing() -> None:
     assert ended == {"a", "bbb"}
 
 
-def test_a_constraint_needs_someone_to_compile_it() -> None:
-    with pytest.raises(SettingError, match="without constraints"):
-        Engine(FakeModel(WORDS, LOGITS)).submit(asked())
-
-
 def test_an_end_that_is_ignored_does_not_go_with_a_grammar() -> None:
     with pytest.raises(SettingError, match="ignore end"):
         asked(ignore_end=True)
@@ -226,24 +215,3 @@ def test_plain_decoding_of_a_constrained_text_drafts_nothing() -> None:
     completion = engine([LONG], draft=True).generate(asked(speculate=False))
     assert completion.text == LONG
     assert not any(record.draft.tokens for record in completion.records)
-
-
-def test_the_time_of_the_constraint_is_recorded() -> None:
-    completion = engine([LONG]).generate(asked())
-    decoding = [record for record in completion.records if record.kind == "decode"]
-    assert all(0 < record.constraint_s < record.total_s for record in decoding)
-    assert engine([LONG]).generate(asked(grammar=None)).records[-1].constraint_s == 0
-
-
-def test_whether_a_text_is_complete_is_asked_on_the_constraints_time() -> None:
-    class Slow(OneOf):
-        @property
-        def is_complete(self) -> bool:
-            sleep(0.01)
-            return super().is_complete
-
-    slow = Engine(
-        FakeModel(WORDS, LOGITS), [], FixedPolicy(), constrain=lambda _grammar: Slow(WORDS, ["abc"])
-    )
-    completion = slow.generate(asked())
-    assert sum(r.constraint_s for r in completion.records) >= 0.01 * len(completion.tokens)

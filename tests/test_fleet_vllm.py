@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.errors import SettingError
-from outrider.fleet.rows import Rows
 from outrider.fleet.speculation import Speculation
 from outrider.fleet.vllm import Proposer
 from outrider.policy import AutoPolicy
@@ -81,33 +80,6 @@ def test_drafts_go_on_from_recorded_text_whatever_becomes_of_the_batch(
     assert spoken.counts.requests <= worker.starts  # no request that stayed was taken for another
 
 
-@given(st.integers(0, 999), st.integers(1, MAX_ROWS))
-def test_rows_that_change_places_keep_their_requests(seed: int, size: int) -> None:
-    rng = random.Random(seed)
-    worker, rows = SimulatedWorker(MAX_ROWS), Rows()
-    owners: dict[int, Asked] = {}
-
-    def look(sampled: Sequence[Sequence[int]], lengths: Sequence[int], texts: Any) -> list[list[int]]:
-        found, gone = rows.update(sampled, lengths, texts)
-        for request in gone:
-            del owners[request.sequence]
-        for asked, row in zip(worker.rows, found, strict=True):
-            if row.request is not None:
-                assert owners.setdefault(row.request.sequence, asked) is asked
-                assert row.request.sequence < worker.most_rows
-        return [[] for _ in sampled]
-
-    for i in range(size):
-        worker.arrive(Asked(copying(rng, 0, 3 + i), copying(rng, 0, 99)))
-    for _ in range(40):
-        worker.step(look)
-        rng.shuffle(worker.rows)
-        if rng.random() < 0.2:
-            worker.leave(rng.randrange(len(worker.rows)))
-            worker.arrive(Asked(copying(rng, 0, rng.randrange(1, 30)), copying(rng, 0, 99)))
-    assert len(owners) <= size
-
-
 def run(worker: SimulatedWorker, spoken: Speculation, asked: Sequence[Asked]) -> float:
     """Tokens per request and call until all answers are there."""
     for one in asked:
@@ -145,13 +117,6 @@ def test_nothing_is_drafted_where_it_does_not_pay() -> None:
     before, calls = worker.num_drafted, worker.num_calls
     run(worker, spoken, [Asked(copying(rng, 0, 60), copying(rng, 0, 300))])
     assert worker.num_drafted - before < 0.1 * (worker.num_calls - calls)
-
-
-def test_text_that_never_repeats_is_decoded_plainly() -> None:
-    worker = SimulatedWorker(MAX_ROWS)
-    spoken = speculation(worker)
-    assert run(worker, spoken, [Asked(list(range(100)), list(range(100, 300)))]) <= 1
-    assert worker.num_drafted == 0
 
 
 def test_earlier_texts_are_looked_up_unless_that_is_switched_off() -> None:

@@ -15,11 +15,8 @@ from json_schema_suite import (
     Kind,
     Outcome,
     byte_vocabulary,
-    grammar_of,
     judge,
-    may_be_written,
     read_suite,
-    texts_with_escaped_names,
 )
 from outrider.constraints import Compiler
 
@@ -104,16 +101,3 @@ def test_schemas_that_cannot_be_enforced_are_refused_by_place() -> None:
     for outcome in refused:
         assert outcome.refusal is not None
         assert outcome.refusal.what.startswith("schema") and outcome.refusal.why, outcome.case
-
-
-def test_an_escaped_name_is_no_other_name() -> None:
-    vocabulary = byte_vocabulary()
-    compiler, wrong = Compiler(vocabulary), []
-    for case in (outcome.case for outcome in outcomes() if outcome.refusal is None):
-        compiled = compiler.compile(grammar_of(case))
-        for description, document, valid in case.documents:
-            if not valid and not case.file.startswith("optional"):
-                forms = list(texts_with_escaped_names(document))
-                written = [form for form in forms if may_be_written(compiled.start(), vocabulary, form)]
-                wrong += [(case.file, description, form) for form in written]
-    assert wrong == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 
-import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
@@ -68,20 +67,4 @@ def test_a_random_text_under_the_masks_is_valid(schema: Schema, style: JsonStyle
 @settings(max_examples=examples(200), suppress_health_check=SLOW)
 @given(schemas(), st.data())
 def test_a_document_may_be_written_if_it_is_valid(schema: Schema, data: st.DataObject) -> None:
-    check_documents(schema, data)
-
-
-@pytest.mark.slow
-@settings(max_examples=examples(1000), suppress_health_check=SLOW)
-@given(schemas(), st.sampled_from(STYLES), st.integers(0, 2**32))
-def test_a_thousand_random_texts_under_the_masks_are_valid(
-    schema: Schema, style: JsonStyle, seed: int
-) -> None:
-    check_walks(schema, style, seed)
-
-
-@pytest.mark.slow
-@settings(max_examples=examples(1000), suppress_health_check=SLOW)
-@given(schemas(), st.data())
-def test_a_thousand_documents_may_be_written_if_they_are_valid(schema: Schema, data: st.DataObject) -> None:
     check_documents(schema, data)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from outrider.core.contracts import CHECKPOINTS, FREE, Rewinding
-from outrider.costs import CallCosts
-from outrider.costs.points import Curve
 from outrider.lab.recording import Recording
 from outrider.lab.replay import Replayed, replay
-from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.policy import AutoPolicy
 from recordings import FLAT, SMALL, STAIRS, STEEP, DraftKind, TextKind, curve, recording
 
 MACHINES = {"stairs": (STAIRS, 0.01), "steep": (STEEP, 0.05), "flat": (FLAT, 0.02)}
@@ -80,43 +78,6 @@ def test_wrong_costs_are_seen_through(machine: str, draft: DraftKind, wrong: tup
     assert mean(misled) > 0.88 * mean(informed)
 
 
-class Jumping(CallCosts):
-    """Calls take longer from a context of so many tokens on."""
-
-    def __init__(self, ratios: Mapping[int, float], unit_s: float, factor: float, at: int) -> None:
-        super().__init__()
-        self._slow, self._fast = curve(ratios, unit_s * factor), curve(ratios, unit_s)
-        self._at = at
-
-    def calls_s(self, most: int, *, context: int, others: int = 0, num_sequences: int = 1) -> Curve:
-        costs = self._fast if context < self._at else self._slow
-        return costs.calls_s(most, context=context, others=others, num_sequences=num_sequences)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("factors", [(1.5, 1.0), (1.5, 1.5), (1.0, 4.0)])
-@pytest.mark.parametrize("machine", ["stairs", "flat"])
-def test_it_follows_costs_that_change_in_the_middle(machine: str, factors: tuple[float, float]) -> None:
-    ratios, step_s = MACHINES[machine]
-    speeds: list[float] = []
-    informed: list[float] = []
-    for seed in range(2):
-        made = recording("mixed", "calibrated", seed=seed, length=200)
-        costs = Jumping(ratios, 0.1, factors[0], 270)
-        draft = Jumping(SMALL, step_s, factors[1], 270)
-        policies = (
-            AutoPolicy(curve(ratios), curve(SMALL, step_s)),
-            AutoPolicy(curve(ratios, 0.1 * factors[0]), curve(SMALL, step_s * factors[1])),
-        )
-        for policy, found in zip(policies, (speeds, informed), strict=True):
-            played = replay(made, policy, costs, {"draft": draft})
-            late = [record for record in played.records if record.position >= 270]
-            plain_s = sum(costs.call_s(1, context=270) * len(record.tokens) for record in late)
-            found.append(plain_s / sum(record.total_s for record in late))
-    assert min(speeds) > 0.95
-    assert mean(speeds) > 0.9 * mean(informed)
-
-
 def test_the_draft_that_is_the_target_is_made_use_of() -> None:
     for machine, least in (("stairs", 2.5), ("flat", 2.2)):
         for kind in ("random", "mixed"):
@@ -141,27 +102,6 @@ def test_a_bad_draft_model_is_hardly_asked() -> None:
     asked = [sum(record.work.calls for record in each.records) for each in played]
     assert 0 < sum(asked[:4]) <= 10 * 4
     assert sum(asked[6:]) <= sum(asked[:2]) / 2
-
-
-def fixed_choices(made: Recording, machine: str) -> float:
-    """The best of the fixed choices, in hindsight."""
-    ratios, step_s = MACHINES[machine]
-    models: dict[str, CallCosts] = {"draft": curve(SMALL, step_s)}
-    found = [
-        replay(made, FixedPolicy(most, p_min=p_min), curve(ratios), using).speedup
-        for using in (None, models)
-        for most in (1, 3, 8)
-        for p_min in (0.5, 0.8)
-    ]
-    return max(1.0, *found)
-
-
-@pytest.mark.parametrize("machine", ["stairs", "flat"])
-def test_mostly_as_good_as_the_best_fixed_choice_in_hindsight(machine: str) -> None:
-    texts = [*texts_of("random", "calibrated", 4), *texts_of("mixed", "calibrated", 4)]
-    ratios = [p.speedup / fixed_choices(t, machine) for t, p in zip(texts, play(texts, machine), strict=True)]
-    assert np.median(ratios) > 0.92
-    assert min(ratios) > 0.7
 
 
 @pytest.mark.parametrize("machine", ["stairs", "flat"])

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from outrider.backends.fake import FakeVocabulary
 from outrider.core.data import Mask
-from outrider.core.errors import BackendError, ConstraintError
+from outrider.core.errors import ConstraintError
 from outrider.core.params import SamplingParams
 from outrider.sampling import RequestSampler
 
@@ -70,11 +70,6 @@ def test_top_k_counts_allowed_tokens(row: np.ndarray, mask: Mask, k: int) -> Non
     assert len(p.tokens) == min(k, int(mask.sum()))
 
 
-def test_no_mask_is_no_constraint() -> None:
-    row = np.arange(SIZE, dtype=np.float32)
-    assert sampler(None).adjust(row, ()) is row
-
-
 def test_bias_and_mask_together() -> None:
     mask = np.array([True, True] + [False] * (SIZE - 2))
     params = replace(AS_IT_IS, temperature=0, logit_bias=((1, 9.0), (5, 99.0)))
@@ -85,9 +80,3 @@ def test_bans_that_leave_nothing_of_the_mask() -> None:
     mask = np.array([True] + [False] * (SIZE - 1))
     with pytest.raises(ConstraintError, match="none is left"):
         sampler(mask, replace(AS_IT_IS, banned=(0,))).distribution(np.zeros(SIZE, np.float32), ())
-
-
-def test_logits_that_are_no_numbers_are_the_models_fault() -> None:
-    mask = np.ones(SIZE, np.bool_)
-    with pytest.raises(BackendError, match="logits"):
-        sampler(mask).distribution(np.full(SIZE, np.nan, np.float32), ())

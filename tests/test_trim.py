@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGUFReader
 
 from cli_helpers import TEMPLATE, Outcome, call
 from distilling import spoken
 from engines import VOCABULARY
-from full_disk import file_size_limit
 from llama_cpp_models import SMALL
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.backends.gguf import Weights
 from outrider.backends.gguf.quantizer import quantize
 from outrider.core.contracts import PartOf
 from outrider.core.data import Span
-from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
+from outrider.core.errors import ModelFileError, VocabularyMismatch
 from outrider.core.params import SamplingParams
+from outrider.engine import Engine
 from outrider.lab.held_out import conversation_hash
-from outrider.lab.loaded import Loaded
 from outrider.lab.models import find_models
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.trim import trim as trim_module
 from outrider.lab.trim.counting import answer_prompts
 from outrider.lab.trim.cut import Cut, write_trimmed
 from outrider.lab.trim.material import prompts_of, texts_of
@@ -126,16 +122,16 @@ def test_a_model_that_keeps_all_tokens_is_the_same_model(target: Target, tmp_pat
     np.testing.assert_array_equal(spoken(made, TOKENS), spoken(target.path, TOKENS))
 
 
+def test_the_floor_is_what_no_draft_can_do_without() -> None:
+    assert floor_of(TABLE).tolist() == [0, 2, 4, 5, 8]
+
+
 # Which tokens matter
 
 TABLE = TableVocabulary(
     [Token(b"<s>", control=True), Token(b"<unused7>", control=True), Token(b"a"), Token(b"2024"),
      Token(b"314"), Token(b"\n \n"), Token(b"the"), Token(b"of"), Token(b"bye", end=True)]
 )  # fmt: skip
-
-
-def test_the_floor_is_what_no_draft_can_do_without() -> None:
-    assert floor_of(TABLE).tolist() == [0, 2, 4, 5, 8]
 
 
 def usage(*answers: list[int], other: dict[int, int] | None = None) -> Usage:
@@ -162,7 +158,7 @@ def test_the_target_answers_many_at_once() -> None:
     model = FakeModel(VOCABULARY, random_logits(VOCABULARY.size, seed=3), max_sequences=2)
     prompts = [VOCABULARY.tokenize("abc"), VOCABULARY.tokenize("d"), VOCABULARY.tokenize("bb" * 200), [3]]
     times = iter(range(10_000))
-    found = answer_prompts(model, prompts, 9_000, clock=lambda: float(next(times)))
+    found = answer_prompts(Engine(model), prompts, 9_000, clock=lambda: float(next(times)))
     assert len(found) == 3, "one does not fit"
     for answer in found:
         assert answer.mass is not None and answer.mass.sum() == pytest.approx(len(answer.tokens))
@@ -233,10 +229,7 @@ def own_prompts() -> Workload:
 
 @pytest.fixture
 def run(
-    monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[bytes],
-    target: Target,
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], target: Target, tmp_path: Path
 ) -> Callable[..., Outcome]:
     """The command in a folder of its own, where small.gguf is."""
     monkeypatch.chdir(tmp_path)
@@ -249,28 +242,10 @@ def run(
     return run
 
 
-def without_embedding(path: Path) -> Path:
-    source = read_source(write_tiny(path))
-    writer = GGUFWriter(path, "llama")
-    for key, found in source.fields.items():
-        if key != "general.architecture":
-            writer.add_key_value(key, found.value, found.kind, found.items)
-    writer.add_tensor("output_norm.weight", np.ones(64, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 @pytest.mark.parametrize(
     ("arguments", "small", "said"),
     [
-        (
-            ("--vocabulary", "200"),
-            "small.gguf",
-            "--vocabulary 200: 263 are needed in any case: bytes,",
-        ),
+        (("--vocabulary", "200"), "small.gguf", "--vocabulary 200: 263 are needed in any case: bytes,"),
         (("-o", "small.gguf"), "small.gguf", "small.gguf: it is the source itself"),
         (("-o", "/dev/null", "--force"), "small.gguf", "/dev/null: it is not a file that could be replaced"),
         (("-o", "none/out.gguf"), "small.gguf", "none/out.gguf: its folder does not exist"),
@@ -279,23 +254,16 @@ def without_embedding(path: Path) -> Path:
         (("--prompts", "gone.jsonl"), "small.gguf", "gone.jsonl: no such file"),
         ((), "gone.gguf", "gone.gguf: there is no such file"),
         ((), "foreign.gguf", "draft tokenizer"),
-        ((), "bare.gguf", "bare.gguf: it lacks token_embd.weight"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_anyone_waits(
     run: Callable[..., Outcome], tmp_path: Path, arguments: tuple[str, ...], small: str, said: str
 ) -> None:
     write_tiny(tmp_path / "foreign.gguf", merges=[merge[::-1] for merge in MERGES])
-    without_embedding(tmp_path / "bare.gguf")
     before = sorted(path.name for path in tmp_path.iterdir())
     outcome = run(*arguments, small=small)
     assert outcome.status == 2 and said in outcome.said and "Traceback" not in outcome.err
     assert sorted(path.name for path in tmp_path.iterdir()) == before
-
-
-def test_a_file_that_exists_is_replaced_only_by_force(run: Callable[..., Outcome], tmp_path: Path) -> None:
-    (tmp_path / "small.trimmed.gguf").write_text("an earlier one")
-    assert "small.trimmed.gguf: it exists. Give --force" in run().said
 
 
 def test_rows_that_cannot_be_cut_apart_are_refused(tmp_path: Path) -> None:
@@ -309,41 +277,10 @@ def test_rows_that_cannot_be_cut_apart_are_refused(tmp_path: Path) -> None:
         read_source(path)
 
 
-def test_a_trimmed_draft_is_not_trimmed_again(target: Target, tmp_path: Path) -> None:
-    made = target.write(tmp_path / "draft.gguf")
-    with pytest.raises(ModelFileError, match="it is trimmed already"):
-        read_source(made)
-
-
-@pytest.mark.parametrize("size", [0, 5_000, 200_000])
-def test_a_full_disk_is_named(target: Target, tmp_path: Path, size: int) -> None:
-    with file_size_limit(size), pytest.raises(SettingError, match="the draft could not be written"):
-        target.write(tmp_path / "draft.gguf")
-
-
 def test_tokens_that_llama_cpp_reads_otherwise_are_refused(target: Target, tmp_path: Path) -> None:
     wrong = np.roll(np.arange(SIZE), 1)
     with pytest.raises(VocabularyMismatch):
         write_trimmed(target.source, REDUCED, tmp_path / "d.gguf", target.weights.vocabulary, wrong, {})
-
-
-def test_ctrl_c_leaves_nothing(
-    run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def stop(*_arguments: object, **_options: object) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(trim_module, "quantize", stop)
-    monkeypatch.setattr(trim_module, "DEFAULT_SECONDS", 0.1)
-    outcome = run("--seconds", "0", "--prompts", str(one_prompt(tmp_path)))
-    assert outcome.status == 130 and "interrupted: nothing was written" in outcome.said
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.jsonl", "small.gguf"]
-
-
-def one_prompt(folder: Path) -> Path:
-    lines = (json.dumps({"id": str(i), "prompt": f"the rain {i}", "max_tokens": 16}) for i in range(40))
-    (folder / "p.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    return folder / "p.jsonl"
 
 
 # Exactness
@@ -365,13 +302,3 @@ def test_a_trimmed_draft_is_certified_at_every_temperature_and_a_fault_found(
     pair = ("-m", str(target.path), "-md", str(made), "-t", "1", "--quick")
     outcome = call(monkeypatch, capfdbinary, "verify", *pair, *(("--inject", fault) if fault else ()))
     assert outcome.status == (1 if fault else 0) and ("HOLDS" in outcome.out) == (fault is None), outcome.out
-
-
-def test_a_model_as_its_own_draft_is_loaded_twice(target: Target) -> None:
-    """Closing the draft leaves the target open."""
-    [file] = find_models([str(target.path)], hub=HubOptions())
-    with Loaded(file, SMALL) as loaded:
-        model = loaded.open(64)
-        with Loaded(file, SMALL, beside=model) as draft:
-            draft.open(64)
-        assert model.vocabulary.tokenize("the rain")

@@ -114,7 +114,6 @@ class Walker:
         return self._ask(self._shared.forced)[:_MAX_FORCED]
 
     def is_accepting(self, drafted: Sequence[int] = ()) -> bool:
-        """Whether the text may end after these tokens."""
         self._walk(drafted)
         self._go(len(drafted))
         return self._ask(LLMatcher.is_accepting)

@@ -23,7 +23,6 @@ class Counts:
         """tokens by drafter"""
 
     def add(self, record: StepRecord) -> None:
-        """One request's share of a step."""
         self.rows += 1
         self.drafted_rows += bool(record.draft)
         self.tokens += len(record.tokens)

@@ -19,15 +19,7 @@ from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, Sett
 from outrider.core.notices import collect_notices, notify
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS
-from outrider.lab.judged import (
-    SHOWN_CALLS,
-    BreakEven,
-    Calls,
-    DraftReport,
-    break_evens,
-    calls_of,
-    judge,
-)
+from outrider.lab.judged import SHOWN_CALLS, BreakEven, Calls, DraftReport, break_evens, calls_of, judge
 from outrider.lab.loaded import Loaded, LoadedTarget, Progress
 from outrider.lab.models import ModelFacts, ModelFile
 from outrider.lab.predict import Speedups, expect, with_policy_times

@@ -27,7 +27,6 @@ SERIES = ("#050505", "#060606", "#070707", "#080808", "#090909", "#0a0a0a")
 """Colours of series, distinguished by their markers and lines too."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 STYLES = ("-", "--", "-.", ":")
-HATCHES = ("", "//", "\\\\")
 
 _VARIABLES = {INK: "ink", SOFT: "soft", LINE: "line", PAPER: "paper"} | {
     colour: f"series{number}" for number, colour in enumerate(SERIES)

@@ -224,7 +224,6 @@ class LoadedTarget:
         return self.model.hidden
 
     def close(self) -> None:
-        """Free the model and its weights."""
         self._session.close()
 
 

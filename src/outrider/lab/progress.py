@@ -54,7 +54,6 @@ class Meter:
         self._done_s += 0.0 if self._known_s is None else done_s
 
     def say(self, stage: str, detail: str = "") -> None:
-        """Tell how far it is."""
         left_s = sum(self._expected_s.values())
         if self._known_s is not None and self._done_s >= _MIN_DONE_S:
             # What everything took lately over what was expected of it.

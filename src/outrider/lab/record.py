@@ -47,7 +47,6 @@ class Case:
 
     @property
     def max_tokens(self) -> int:
-        """How long its answer may become."""
         return self.prompt.max_tokens or self.workload.max_tokens
 
     @property

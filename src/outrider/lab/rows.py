@@ -146,7 +146,6 @@ class CostsRow(_MachineRow):
     """the target that a draft model was measured beside"""
 
     def costs(self) -> CallCosts:
-        """The curve as costs of calls."""
         return CallCosts.from_json(self.curve, f"costs of {self.model}")
 
 
@@ -203,8 +202,7 @@ class CaseOutcome(BaseModel):
 
 
 class PredictionRow(_MachineRow):
-    """What replay says of one setting under one workload. `bound_s` is the hindsight bound, once a pair and
-    workload: on the rows of the setting "auto"."""
+    """What replay says of one setting under one workload."""
 
     kind: Literal["prediction"] = "prediction"
     target: str
@@ -212,7 +210,6 @@ class PredictionRow(_MachineRow):
     workload: str
     setting: str
     cases: tuple[CaseOutcome, ...]
-    bound_s: tuple[float, ...] | None = None
 
 
 class RunRow(_MachineRow):

@@ -45,12 +45,10 @@ class Setting:
 
     @property
     def uses_model(self) -> bool:
-        """Whether it needs a draft model."""
         return self.drafters in ("model", "both")
 
     @property
     def uses_lookup(self) -> bool:
-        """Whether drafts are looked up in the text."""
         return self.drafters in ("lookup", "both")
 
     @property
@@ -69,7 +67,6 @@ class Setting:
 
     @property
     def is_auto(self) -> bool:
-        """Whether it decides by itself."""
         return self.drafters != "none" and self.draft_max is None
 
     def policy(

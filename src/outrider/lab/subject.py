@@ -19,15 +19,7 @@ from outrider.lab.corrected import corrected, corrected_by_drafts
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget, Progress
 from outrider.lab.models import ModelFacts, ModelFile
 from outrider.lab.predict import DRAFT, Prices, prices_of
-from outrider.lab.record import (
-    MAX_ANSWERS,
-    Answer,
-    Case,
-    Question,
-    record_answers,
-    recording_of,
-    request_of,
-)
+from outrider.lab.record import MAX_ANSWERS, Answer, Case, Question, record_answers, recording_of, request_of
 from outrider.lab.rows import AnswerRow, OffersRow, PairRow
 from outrider.models.gguf import ModelKind
 from outrider.models.vocab import Alignment, AlignmentReport, compare

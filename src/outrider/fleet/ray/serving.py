@@ -65,14 +65,12 @@ class Board:
         self._metrics: dict[str, tuple[float, str]] = {}
 
     def tell(self, replica: str, text: str) -> None:
-        """The metrics of a replica as they are now."""
         self._metrics[replica] = time.time(), text
 
     def leave(self, replica: str) -> None:
         self._metrics.pop(replica, None)
 
     def metrics(self) -> dict[str, str]:
-        """The metrics of all replicas that reported lately."""
         now = time.time()
         return {name: text for name, (at, text) in self._metrics.items() if now - at < _STALE_S}
 

@@ -119,7 +119,6 @@ class _Driver:
         self._task = task(_on_a_node)
 
     def run(self) -> None:
-        """Until nothing is left that can be done."""
         while True:
             for piece in self._possible():
                 if piece.name not in self.done and piece.name not in self.running:
@@ -132,7 +131,6 @@ class _Driver:
                 self.sweep.failures.append(self.errors[file.name])
 
     def close(self) -> None:
-        """Give everything back that is reserved."""
         for running in self.running.values():
             if running.group is not None:
                 remove_placement_group(running.group)
@@ -295,7 +293,6 @@ class _Driver:
             raise cause.error
 
     def _give_up(self, piece: Piece, why: str, error: OutriderError | None = None) -> None:
-        """Leave a piece out."""
         self.sweep.skip(piece.name, why)
         self.done.add(piece.name)
         if piece.stage == "measure":

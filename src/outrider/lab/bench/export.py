@@ -28,7 +28,7 @@ def table(results: Results) -> list[dict[str, Any]]:
     """One flat row for each request of a complete block, then one for each predicted case, as in COLUMNS."""
     rows = [row.model_dump() for row in results.runs]
     for prediction in results.predictions:
-        cell = prediction.model_dump(exclude={"cases", "bound_s"})
+        cell = prediction.model_dump(exclude={"cases"})
         for case in prediction.cases:
             rows.append(cell | case.model_dump() | {"decode_s": case.seconds})
     prints = {row.model: row.fingerprint for row in results.models}

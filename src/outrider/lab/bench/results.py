@@ -48,7 +48,6 @@ class Cell(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is drafted."""
         return self.setting == PLAIN.name
 
 
@@ -110,21 +109,18 @@ class Results:
 
     @cached_property
     def targets(self) -> tuple[str, ...]:
-        """Names of the targets, in order."""
         named = [row.model for row in self.models if row.role == "target"]
         used: list[AnswerRow | RunRow | PredictionRow] = [*self.answers, *self.runs, *self.predictions]
         return tuple(dict.fromkeys([*named, *(row.target for row in used)]))
 
     @cached_property
     def drafts(self) -> tuple[str, ...]:
-        """Names of the draft models, in order; "none" is not among them."""
         named = [row.model for row in self.models if row.role == "draft"]
         used: list[PairRow | PredictionRow | RunRow] = [*self.pairs, *self.predictions, *self.runs]
         return tuple(dict.fromkeys([*named, *(row.draft for row in used if row.draft is not None)]))
 
     @cached_property
     def workloads(self) -> tuple[str, ...]:
-        """Names of the workloads, in order."""
         used: list[AnswerRow | PredictionRow | RunRow] = [*self.answers, *self.predictions, *self.runs]
         return tuple(dict.fromkeys(row.workload for row in used))
 
@@ -165,9 +161,7 @@ class Results:
         return tuple(name for name in self.targets if known and prints.get(name) == known) or (target,)
 
 
-def once(
-    ask: Callable[Concatenate[Results, _P], _R],
-) -> Callable[Concatenate[Results, _P], _R]:
+def once(ask: Callable[Concatenate[Results, _P], _R]) -> Callable[Concatenate[Results, _P], _R]:
     """Works a figure out once for each run and arguments: a run's rows do not change."""
 
     @wraps(ask)

@@ -114,7 +114,6 @@ class RealRuns:
         return chosen
 
     def _takes_s(self, workload: str, entries: Sequence[Entry]) -> float:
-        """What a block will take."""
         predicted: dict[Entry, float] = {}
         for row in self.work.of(PredictionRow, workload=workload):
             predicted[Entry(row.draft, row.setting)] = sum(case.seconds for case in row.cases)

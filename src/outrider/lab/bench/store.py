@@ -89,7 +89,6 @@ class Store(AbstractContextManager["Store"]):
         self.rows.append(row)
 
     def close(self) -> None:
-        """Let go of the folder. Closing twice is harmless."""
         self._file.close()
 
     def __exit__(self, *_raised: object) -> None:

@@ -216,13 +216,11 @@ class Sweep:
             RealRuns(work, lambda: end_s - perf_counter()).run()
 
     def is_done(self, file: ModelFile, machine: str = "") -> bool:
-        """Whether all about a target is there, on this kind of machine."""
         done = (row for row in self.store.rows if isinstance(row, DoneRow) and row.machine == machine)
         return any(row.target == file.name and row.repetitions >= self.plan.repetitions for row in done)
 
     @property
     def references(self) -> Path:
-        """Where distributions of references are kept."""
         return self.store.folder / "references"
 
     def reference_of(self, file: ModelFile) -> tuple[str, bool]:

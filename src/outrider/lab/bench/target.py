@@ -27,7 +27,7 @@ from outrider.lab.bench.quality import Reference
 from outrider.lab.corrected import corrected_by_drafts
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import OWN_HEAD, ModelFile
-from outrider.lab.predict import Prices, bound_s, predict, prices_of, with_policy_times
+from outrider.lab.predict import Prices, predict, prices_of, with_policy_times
 from outrider.lab.progress import Meter
 from outrider.lab.prompts import Workload
 from outrider.lab.record import Case, cases_of, record_case, recording_of
@@ -83,7 +83,6 @@ class TargetWork:
 
     @property
     def name(self) -> str:
-        """The target's."""
         return self.file.name
 
     @property
@@ -110,7 +109,6 @@ class TargetWork:
         self.add(row.model_copy(update={"machine": self.machine}) if is_local else row)
 
     def skip(self, what: str, why: str) -> None:
-        """Say once that something takes no part."""
         what += f" on {self.machine}" if self.machine else ""
         if not self.of(SkippedRow, what=what):
             self.append(SkippedRow(what=what, why=why))
@@ -149,7 +147,6 @@ class TargetWork:
         )
 
     def _costs(self, model: str, role: Role) -> CostsRow | None:
-        """The costs of the target, or of a draft model beside it."""
         beside = self.name if role == "draft" else None
         return next(iter(self.of(CostsRow, model=model, role=role, beside=beside)), None)
 
@@ -203,7 +200,6 @@ class TargetWork:
             self.skip(what, f"its answer ends after {len(row.tokens)} tokens")
 
     def measure_target(self) -> None:
-        """The target's cost curve, and the engine's own times."""
         if self._costs(self.name, "target") is not None:
             return
         self.meter.say("measuring calls", self.name)
@@ -340,15 +336,8 @@ class TargetWork:
             if setting.name in known:
                 continue
             self.meter.say("replaying", f"{self.name}, {draft or 'no draft'}: {workload.name}")
-            is_bounded = setting == _automatic(draft)
-            row = PredictionRow(
-                target=self.name,
-                setting=setting.name,
-                cases=tuple(predict(cases, setting, prices)),
-                bound_s=tuple(bound_s(case, prices) for case in cases) if is_bounded else None,
-                **cell,
-            )
-            self.append(row)
+            outcomes = tuple(predict(cases, setting, prices))
+            self.append(PredictionRow(target=self.name, setting=setting.name, cases=outcomes, **cell))
 
     def _settings(self, draft: str | None) -> list[Setting]:
         """What needs no draft model is replayed without one alone."""
@@ -358,10 +347,6 @@ class TargetWork:
         found = grid(self.plan.draft_lengths, self.plan.p_mins, self.plan.drafters, has_model=has_model)
         found += [Setting.of(name) for name in self.plan.controls]
         return list(dict.fromkeys(setting for setting in found if setting.uses_model == has_model))
-
-
-def _automatic(draft: str | None) -> Setting:
-    return AUTO_LOOKUP if draft is None else AUTO
 
 
 def predicted_ratio(row: PredictionRow) -> float:
@@ -387,6 +372,6 @@ def choose(rows: Sequence[PredictionRow], plan: SweepPlan) -> list[str]:
         if does not in seen:
             seen.append(does)
             finalists.append(row.setting)
-    automatic = _automatic(rows[0].draft).name
+    automatic = (AUTO if rows[0].draft else AUTO_LOOKUP).name
     chosen = [automatic] if automatic in known else []
     return list(dict.fromkeys([*chosen, *finalists, *(setting.name for setting in controls)]))

@@ -51,7 +51,6 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
-        """Whether every test holds."""
         return self.findings.holds
 
 

@@ -15,15 +15,7 @@ from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.engine import Engine
 from outrider.lab.certify.exact_distribution import LENGTH, SEARCHED_TOKENS
 from outrider.lab.certify.faults import CALL_FAULTS, break_calls, break_masks, check_shown, verifier_with
-from outrider.lab.certify.plan import (
-    BESIDE,
-    GREEDY,
-    REPEATED,
-    STABLE,
-    CertifyPlan,
-    Findings,
-    Subject,
-)
+from outrider.lab.certify.plan import BESIDE, GREEDY, REPEATED, STABLE, CertifyPlan, Findings, Subject
 from outrider.lab.certify.runs import RowRecorder
 from outrider.lab.certify.sampled import sampled_tests
 from outrider.lab.certify.text_equality import Compared, compare_texts, repeat

@@ -57,7 +57,6 @@ class Start:
 
     @property
     def answer(self) -> Text:
-        """The beginning of the answer."""
         return self.prompt[len(self.prompt) - self.num_answer :]
 
 
@@ -133,11 +132,7 @@ def exact_distribution(
 
 
 def _chain_rule(
-    rows: LogitsCache,
-    prompt: Text,
-    sampling: SamplingParams,
-    num_samples: int,
-    constrain: MakeConstraint,
+    rows: LogitsCache, prompt: Text, sampling: SamplingParams, num_samples: int, constrain: MakeConstraint
 ) -> dict[Text, float]:
     """The probability of every cell: of whole texts, and of beginnings too rare to tell apart."""
     vocabulary = rows.model.vocabulary
@@ -239,7 +234,6 @@ class DisturbedLogits(LogitsCache):
                 self._rows[text[:end]] = row * np.float32(self.SCALE) + noise
 
     def forget(self) -> None:
-        """Free the rows."""
         self._rows.clear()
 
 

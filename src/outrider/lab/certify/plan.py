@@ -159,7 +159,6 @@ class Findings:
 
     @property
     def all_texts(self) -> list[Compared]:
-        """All that was compared token by token."""
         return [part for parts in self.texts.values() for part in parts]
 
     @property
@@ -169,7 +168,6 @@ class Findings:
 
     @property
     def holds(self) -> bool:
-        """Whether every test holds."""
         return (
             all(compared.holds for compared in self.all_texts)
             and (not self.bit_equal or self.compared_rows > 0)

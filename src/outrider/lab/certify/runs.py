@@ -136,7 +136,6 @@ class ComparedRows:
 
     @property
     def holds(self) -> bool:
-        """Whether all bits are equal."""
         return self.differing == 0
 
 

@@ -167,7 +167,6 @@ class _Sampler:
         self._alignment = subject.alignment or compare(subject.target.vocabulary, draft.vocabulary)
 
     def forget(self) -> None:
-        """Free all rows, and the models' sequences."""
         self.draft_rows.forget()
         self.rows.forget()
 

@@ -39,7 +39,6 @@ class Counts:
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Counts:
-        """Those of some runs together."""
         records = [record for found in runs for record in found.records]
         return cls(
             sum(len(found.tokens) for found in runs),
@@ -197,10 +196,7 @@ def _first_difference(engine: Engine, speculative: Run, plain: Run, score: Plain
         margin = float(values[best] - np.delete(values, best).max(initial=-math.inf))
         margins.append(margin if math.isfinite(margin) else None)  # None where nothing else was allowed
     return replace(
-        difference,
-        near_tie=choices == [ours, theirs],
-        speculative_margin=margins[0],
-        plain_margin=margins[1],
+        difference, near_tie=choices == [ours, theirs], speculative_margin=margins[0], plain_margin=margins[1]
     )
 
 

@@ -104,11 +104,7 @@ LogitsOf = Callable[[TrainingBatch], Tensor]
 
 
 def evaluate(
-    texts: Sequence[Text],
-    logits_of: LogitsOf,
-    batch_tokens: int,
-    costs: StepCosts,
-    device: torch.device,
+    texts: Sequence[Text], logits_of: LogitsOf, batch_tokens: int, costs: StepCosts, device: torch.device
 ) -> Evaluation:
     """Judge a draft on held-out texts.
 

@@ -33,7 +33,7 @@ class Example:
     `prompt` (int32) and `answer` (int32) are token ids of the target. At position i of the answer
     `ids[i]` (int32, K of them, the most likely first) are the target's most likely tokens, given all before
     it, `log_probs[i]` (float16) the natural logarithms of their probabilities, and `rest[i]` (float16) the
-    probability of all other tokens. Under a grammar these are the probabilities under its mask.
+    probability of all other tokens. Under a grammar they are the target's own, before its mask.
     """
 
     id: str

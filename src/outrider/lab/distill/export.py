@@ -171,11 +171,7 @@ def read_subset(path: Path, target: Vocabulary) -> Subset:
 
 
 def _write_floats(
-    checkpoint: Checkpoint,
-    path: Path,
-    floats: str,
-    fields: Mapping[str, Field],
-    provenance: Provenance,
+    checkpoint: Checkpoint, path: Path, floats: str, fields: Mapping[str, Field], provenance: Provenance
 ) -> None:
     """The whole file: matrices of the type `floats`, norms and biases of 32 bits."""
     shape = checkpoint.shape

@@ -34,7 +34,6 @@ class Labels:
     rest: Tensor
 
     def at(self, positions: slice) -> Labels:
-        """Those of some of the positions."""
         return Labels(self.ids[positions], self.probs[positions], self.rest[positions])
 
 

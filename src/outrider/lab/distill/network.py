@@ -113,7 +113,6 @@ class Network:
         return cls(checkpoint.shape, weights, max_tokens)
 
     def with_weights(self, weights: Mapping[str, Tensor]) -> Self:
-        """The same shape with other weights."""
         other = copy(self)
         other.weights = dict(weights)
         return other

@@ -17,15 +17,27 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as attention
 
 from outrider.core.contracts import Model
+from outrider.core.data import Logits
 from outrider.lab.distill.corpus import Text, text_of
 from outrider.lab.distill.examples import Example, Tokens
-from outrider.lab.distill.generate import top_tokens
+from outrider.lab.distill.generate import MIN_LOG
 from outrider.lab.distill.network import Network
 from outrider.lab.teacher_forced import teacher_forced
 from outrider.models.vocab.subset import Subset
 
 _CONTINUED_TOKENS = 24
 """More than is ever drafted at once on most machines."""
+
+
+def top_tokens(rows: Logits, top: int) -> tuple[Tokens, npt.NDArray[np.float16], npt.NDArray[np.float16]]:
+    """Of rows of logits (n, vocabulary): the `top` most likely tokens (n, top), the natural logarithms
+    of their probabilities (n, top), and the probability of all others together (n,)."""
+    logits = torch.from_numpy(rows)
+    found = logits.topk(min(top, rows.shape[1]), dim=-1)
+    log_probs = found.values - logits.logsumexp(-1, keepdim=True)
+    others = (1 - log_probs.exp().sum(-1)).clamp(min=0)
+    clamped = log_probs.clamp(min=MIN_LOG)
+    return found.indices.to(torch.int32).numpy(), clamped.half().numpy(), others.half().numpy()
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,9 +99,7 @@ class Training(Group):
 
     panel = "Training"
     minutes: Positive | None = setting(
-        None,
-        metavar="M",
-        help=f"How long to train, the answers not counted. Default: {USUAL_MINUTES:g}.",
+        None, metavar="M", help=f"How long to train, the answers not counted. Default: {USUAL_MINUTES:g}."
     )
     steps: Count | None = setting(None, help="Steps to train, instead of --minutes.")
     learning_rate: Positive = setting(1e-3, metavar="R", help="The highest, after a short warm-up.")
@@ -141,7 +139,6 @@ class DistillPlan:
 
     @property
     def continued(self) -> Path | None:
-        """The draft that is trained further."""
         return self.base if self.draft.start == "continue" else None
 
 

@@ -91,10 +91,7 @@ def optimizer_of(weights: Mapping[str, Tensor]) -> torch.optim.Optimizer:
     """
     layers = [weight for name, weight in weights.items() if weight.dim() > 1 and name not in _ENDS]
     others = [weight for name, weight in weights.items() if weight.dim() < 2 or name in _ENDS]
-    groups = [
-        {"params": layers, "weight_decay": _WEIGHT_DECAY},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    groups = [{"params": layers, "weight_decay": _WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW([group for group in groups if group["params"]], betas=(0.9, 0.95))
 
 
@@ -210,7 +207,6 @@ class Trainer:
         return times
 
     def best(self) -> Checkpoint:
-        """The best draft so far."""
         weights: dict[str, Array] = {name: w.cpu().numpy() for name, w in self._best.items()}
         return self._start.with_weights(self._start.shape, weights)
 

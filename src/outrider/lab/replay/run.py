@@ -256,7 +256,6 @@ class RecordedDrafter:
         return (offers.tokens[place], offers.confidence[place]) if place < len(answer) else None
 
     def call_s(self, num_tokens: int) -> float:
-        """Seconds of a call."""
         return self._costs.call_s(num_tokens, context=self._prompt_tokens + self._committed)
 
 

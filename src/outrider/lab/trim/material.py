@@ -63,7 +63,6 @@ class Counted:
     origins: list[str] = field(default_factory=list)
 
     def add(self, vocabulary: Vocabulary, texts: Iterable[str], what: str) -> None:
-        """Count the tokens of some texts."""
         before = self.uses.sum()
         for text in texts:
             np.add.at(self.uses, np.asarray(vocabulary.tokenize(text, add_special=False), dtype=np.int64), 1)

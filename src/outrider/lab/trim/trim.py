@@ -19,6 +19,7 @@ from outrider.core.errors import BackendError, ModelFileError, PromptError, Sett
 from outrider.core.notices import collect_notices, notify
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.costs.expected_speed import StepCosts
+from outrider.engine import Engine
 from outrider.lab.judged import SHOWN_CALLS, DraftReport, judge
 from outrider.lab.loaded import Loaded, LoadedTarget, Progress
 from outrider.lab.models import ModelFile, find_models
@@ -151,11 +152,7 @@ def _line_up(asked: TrimRequest, target: GgufModel, progress: Progress) -> _Draf
 
 
 def _count(
-    asked: TrimRequest,
-    target: LoadedTarget,
-    prompts: Prompts,
-    draft: _Draft,
-    progress: Progress,
+    asked: TrimRequest, target: LoadedTarget, prompts: Prompts, draft: _Draft, progress: Progress
 ) -> tuple[Usage, list[str]]:
     """How the draft's tokens are used, and what that was counted in."""
     model, to_target = target.model, draft.alignment.to_target
@@ -195,7 +192,7 @@ def _ask(
     assert isinstance(target.model, GgufModel), "it was loaded from a file"
     length = min(2 * _PROMPT_TOKENS, target.model.weights.trained_context)
     with closing(target.model.weights.open(length, max_sequences=_AT_ONCE)) as model:
-        return answer_prompts(model, asked, seconds, report)
+        return answer_prompts(Engine(model), asked, seconds, report)
 
 
 @dataclass(frozen=True, slots=True)

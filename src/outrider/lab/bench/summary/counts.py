@@ -34,7 +34,6 @@ class Hiccups:
 
     @property
     def ratio(self) -> float | None:
-        """Their share; None without calls."""
         return self.hiccups / self.calls if self.calls else None
 
 
