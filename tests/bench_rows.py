@@ -319,6 +319,6 @@ def skipped(target: str, draft: str) -> list[Row]:
             text_ratio=0.12,
             cut_ratio=0.6,
             why_not=why,
-        ),  # fmt: skip
+        ),
         SkippedRow(what=f"{target} with {draft}", why=why),
     ]
