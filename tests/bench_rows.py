@@ -259,8 +259,9 @@ def _predicted(cell: Cell, cases: int) -> Iterator[Row]:
     names = case_names(cell.workload, cases)
     for setting in cell.settings:
         outcomes = tuple(cell.outcome(setting, case, answer_tokens(case)) for case in names)
-        named = {"target": cell.target, "draft": cell.draft, "workload": cell.workload}
-        yield PredictionRow(**named, setting=setting.name, cases=outcomes)
+        yield PredictionRow(
+            target=cell.target, draft=cell.draft, workload=cell.workload, setting=setting.name, cases=outcomes
+        )
 
 
 def _finalists(cell: Cell, totals: dict[str, float]) -> list[str]:
