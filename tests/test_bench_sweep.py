@@ -272,7 +272,7 @@ def test_other_prompts_or_another_file_need_another_folder(tmp_path: Path) -> No
 
 def test_minutes_that_are_too_few_are_refused_after_one_answer(tmp_path: Path) -> None:
     with pytest.raises(
-        SettingError, match=r"--minutes 0.1: this takes 1 at least, .* Give --minutes 1 or more"
+        SettingError, match=r"--minutes 0.1: it takes at least 1 to .* Give --minutes 1 or more"
     ):
         run_sweep(plan(tmp_path, minutes=0.1), tmp_path / "run", loader=FakeLoader())
     assert len(of(read_rows(tmp_path / "run"), AnswerRow)) == 1
