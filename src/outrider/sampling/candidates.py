@@ -58,7 +58,8 @@ class Candidates:
 
     def possible(self) -> Candidates:
         """Without those whose logit is -inf."""
-        if self.logits.min() > -math.inf:
+        least = self.logits[-1] if self.is_ranked else self.logits.min()
+        if least > -math.inf:
             return self
         kept = (self.logits > -math.inf).nonzero()[0]
         return self.only(kept, self.num_listed - len(kept))
