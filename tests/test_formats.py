@@ -20,7 +20,7 @@ from formats_samples import (
     template,
 )
 from outrider.core.errors import PromptError
-from outrider.formats import Named, ToolChoice, format_of
+from outrider.formats import ToolChoice, format_of
 
 ARGUMENTS_FIRST = HERMES.replace(
     '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}',
@@ -109,14 +109,6 @@ def test_results_carry_the_name_of_the_tool() -> None:
     assert messages[2]["name"] == "get" and "name" not in messages[3]
 
 
-def test_tools_are_listed_unless_none_may_be_called() -> None:
-    for choice in ("auto", "required", Named("get")):
-        assert '"name": "get_weather"' in rendered("hermes", [USER], choice)
-    assert "get_weather" not in rendered("hermes", [USER], "none")
-    assert "get_weather" not in rendered("json", [USER], "none")
-    assert chat_format("hermes").conversation([USER], [])[1] is None
-
-
 def test_a_template_without_tools_has_them_described() -> None:
     system = {"role": "developer", "content": "Be brief."}
     turns = [system, USER, asked("get_weather", "get"), said(0, "hot"), said(1, "kept"), USER]
@@ -155,11 +147,3 @@ def test_calls_without_a_name_are_refused() -> None:
     broken = {"role": "assistant", "tool_calls": [{"id": "1", "function": {}}]}
     with pytest.raises(PromptError, match="names no function"):
         chat_format("hermes").conversation([USER, broken], TOOLS)
-
-
-def test_what_is_given_stays_as_it_was() -> None:
-    turns = [USER, asked("get_weather", "get"), said(0, "hot"), said(1, "kept"), USER]
-    before = json.dumps(turns)
-    for name in ("hermes", "llama3", "mistral", "json"):
-        chat_format(name).conversation(turns, TOOLS)
-    assert json.dumps(turns) == before

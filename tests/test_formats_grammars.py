@@ -9,7 +9,6 @@ import jsonschema
 import pytest
 
 from formats_samples import (
-    NOTE,
     TOOLS,
     VOCABULARY,
     WEATHER,
@@ -20,7 +19,6 @@ from formats_samples import (
 )
 from grammars import walk
 from outrider.constraints import Compiler, GrammarConstraint
-from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError, SettingError
 from outrider.core.params import FastForward
 from outrider.formats import Named, ToolChoice, ToolSpec, format_of
@@ -90,15 +88,6 @@ def test_one_call_is_one_where_calls_are_not_parallel(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_named_tool_is_called_once_and_no_other(name: str) -> None:
-    assert takes(start(name, Named("get")), NOTE_CALLS[name])
-    assert not takes(start(name, Named("get")), WEATHER_CALLS[name])
-    twice = TWO_CALLS[name].replace("get_weather", "get").replace('"city": "Ulm"', '"text": "x"')
-    assert takes(start(name, "required", tools=[NOTE]), twice)
-    assert not takes(start(name, Named("get")), twice)
-
-
-@pytest.mark.parametrize("name", FORMATS)
 def test_a_named_call_is_forced_up_to_its_arguments(name: str) -> None:
     constraint = start(name, Named("get"), prompt="[/THINK]")
     if name == "mistral":  # a blank may follow the marker
@@ -108,13 +97,6 @@ def test_a_named_call_is_forced_up_to_its_arguments(name: str) -> None:
     forced = spelled(list(constraint.forced(())))
     assert forced and head.startswith(forced) and len(head) - len(forced) <= 1
     assert start(name, Named("get"), fast_forward="off").forced(()) == ()
-
-
-def test_llamas_tag_begins_a_call_anywhere() -> None:
-    call = WEATHER_CALLS["llama3"]
-    assert takes(start("llama3", "auto"), f"<|python_tag|>{call}")
-    assert takes(start("llama3", "auto"), f"So: <|python_tag|>{call}; {call}")
-    assert not takes(start("llama3", "auto"), "<|python_tag|>import os")
 
 
 def test_a_call_without_markers_is_held_to_its_schema_where_markers_are_usual() -> None:
@@ -183,17 +165,6 @@ def test_markers_may_be_control_tokens_or_text() -> None:
     assert constraint.permits((), list(TWO_CALLS["named"].encode())) == len(TWO_CALLS["named"])
 
 
-def test_drafts_over_control_tokens_are_answered_and_taken_back() -> None:
-    constraint, final = start("named", "auto"), start("named", "auto")
-    tokens = tokens_of("Hm." + TWO_CALLS["named"])
-    assert constraint.permits((), tokens) == len(tokens)
-    for i, token in enumerate(tokens):
-        ours, theirs = constraint.allowed(tokens[:i]), final.allowed(())
-        assert ours is not None and theirs is not None and (ours == theirs).all()
-        final.accept([token])
-    assert constraint.allowed(()) is not None and not constraint.is_complete
-
-
 def test_schemas_are_enforced_as_far_as_they_can_be() -> None:
     odd = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
     lenient, strict = ToolSpec("f", parameters=odd), ToolSpec("f", parameters=odd, strict=True)
@@ -244,13 +215,3 @@ def test_choices_that_fit_no_tool_are_refused_and_no_tools_need_no_grammar() -> 
         format_.grammar(TOOLS, Named("put"), parallel=True)
     with pytest.raises(SettingError, match="Give tools"):
         format_.grammar([], "required", parallel=True)
-
-
-def test_many_tools_are_compiled_and_told_apart() -> None:
-    tools = [ToolSpec(f"tool_{i}", parameters=NOTE.parameters) for i in range(128)]
-    for choice in ("auto", "required"):
-        grammar = chat_format("hermes").grammar(tools, choice, parallel=True)
-        assert isinstance(grammar, Grammar)
-        constraint = COMPILER.compile(grammar).start()
-        assert takes(constraint, NOTE_CALLS["hermes"].replace('"get"', '"tool_17"'))
-        assert not takes(constraint, NOTE_CALLS["hermes"].replace('"get"', '"tool_171"'))

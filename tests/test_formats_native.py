@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from formats_samples import PLAIN, TOOLS, Read, characters, merged, template, vocabulary_with
+from formats_samples import PLAIN, TOOLS, Read, template, vocabulary_with
 from formats_samples import TEMPLATES as KNOWN
 from grammars import walk
 from outrider.constraints import Compiler, GrammarConstraint
@@ -340,13 +340,6 @@ def test_values_are_typed_by_their_schema() -> None:
     assert read("qwen3-coder", text).calls == [("get", '{"text": "a"}')]
 
 
-def test_arguments_are_passed_on_while_they_are_written() -> None:
-    reader = FORMATS["qwen3-coder"].reader(ALL, reasoning=True)
-    begun, more = characters("<tool_call>\n<function=search-files>\n<parameter=query>\nab", "cd <")
-    reader.push(begun)
-    assert merged(reader.push(more)) == [("call", 0, "cd ")]
-
-
 def test_what_is_not_enforced_is_said_and_refused_where_it_must_be() -> None:
     schema = {"type": "object", "properties": {"when": {"type": "string", "format": "date"}}}
     found = FORMATS["qwen3-coder"]
@@ -396,11 +389,6 @@ def test_channels_are_told_apart() -> None:
     assert (
         read("harmony", f"{thought}<|channel|>final<|message|>Hi", reasoning=False).content == "so <it> isHi"
     )
-
-
-def test_content_waits_for_its_channel() -> None:
-    assert FORMATS["harmony"].content_follows("<|start|>assistant") == "<|channel|>final<|message|>"
-    assert FORMATS["qwen3-coder"].content_follows("<|assistant|>") is None
 
 
 def plain_format(source: str) -> ChatFormat:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats_samples import TOOLS, Read, characters, chat_format, merged, read
+from formats_samples import TOOLS, Read, chat_format, merged, read
 from outrider.core.data import Character
 from outrider.formats import ToolSpec
 
@@ -157,12 +157,6 @@ def test_what_is_no_call_comes_out_as_it_is(name: str, text: str) -> None:
     assert Read(chat_format(name).reader(TOOLS, reasoning=True), *text).content == text
 
 
-def test_behind_a_malformed_call_others_are_read() -> None:
-    found = read("hermes", f"<tool_call>{{x}}</tool_call>{hermes(OBJECT)}")
-    assert found.calls == [CALL] and found.content == "<tool_call>{x}</tool_call>"
-    assert read("mistral", f"[TOOL_CALLS][TOOL_CALLS][{OBJECT}]").calls == [CALL]
-
-
 def test_a_call_that_breaks_off_keeps_what_was_streamed() -> None:
     text = hermes(OBJECT)
     first = text.index('{"city"') + 1
@@ -291,11 +285,6 @@ def test_reasoning_may_stay_in_the_content() -> None:
     assert found.content.rstrip() == text.rstrip() and found.calls == [CALL] and not found.reasoning
     assert read("thinking", f"{text}Hi", reasoning=False).content == f"{text}Hi"
     assert read("thinking", "so </think> Hi", prompt="<think>", reasoning=False).content == "so </think> Hi"
-
-
-def test_without_tools_no_calls_are_looked_for() -> None:
-    reader, text = chat_format("hermes").reader([], reasoning=True), f"\n{hermes(OBJECT)}\n<too"
-    assert merged(reader.push(*characters(text))) == content(text)
 
 
 def test_a_long_text_that_is_never_certain_is_given_out() -> None:

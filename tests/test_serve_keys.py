@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from outrider.core.errors import SettingError
+from outrider.core.notices import collect_notices
 from outrider.server.errors import Problem
 from outrider.server.keys import (
     ApiKey,
@@ -87,11 +88,6 @@ def test_whatever_is_presented_is_no_error(presented: str) -> None:
     assert KeyRing([owned("anna", ANNA)]).find(presented) is None
 
 
-def test_keys_and_their_digests_stay_out_of_what_is_printed() -> None:
-    shown = repr(KeyRing([owned("anna", ANNA)]).keys)
-    assert "anna" in shown and "sha256" not in shown
-
-
 @pytest.mark.parametrize(
     ("keys", "complaint"),
     [
@@ -108,9 +104,9 @@ def test_two_users_are_two_keys(keys: list[tuple[str, str]], complaint: str) -> 
 
 
 def test_keys_of_the_settings_are_their_owners() -> None:
-    ring, _ = key_ring(ServeSettings(api_key=[SecretStr(ANNA)]))
+    ring = key_ring(ServeSettings(api_key=[SecretStr(ANNA)]))
     assert list(ring.keys) == [owned("default", ANNA, admin=True)]
-    ring, _ = key_ring(ServeSettings(api_key=[SecretStr(ANNA), SecretStr(BEN)]))
+    ring = key_ring(ServeSettings(api_key=[SecretStr(ANNA), SecretStr(BEN)]))
     assert [key.name for key in ring.keys] == ["default-1", "default-2"]
 
 
@@ -130,21 +126,25 @@ def test_a_toml_file_of_keys(tmp_path: Path) -> None:
         sha256 = "{digest_of(BEN).upper()}"
         ''',
     )
-    ring, notices = key_ring(ServeSettings(api_keys=path))
+    with collect_notices() as notices:
+        ring = key_ring(ServeSettings(api_keys=path))
     assert ring.keys == (
         owned("anna", ANNA, requests_per_minute=10, tokens_per_minute=1000, concurrency=2, admin=True),
         owned("ben", BEN),
     )
-    assert notices == ()
+    assert notices == []
 
 
 def test_a_file_that_others_can_read_is_mentioned(tmp_path: Path) -> None:
     path = file(tmp_path, f'[[key]]\nname = "anna"\nkey = "{ANNA}"\n')
     path.chmod(0o644)
-    _, notices = key_ring(ServeSettings(api_keys=path))
+    with collect_notices() as notices:
+        key_ring(ServeSettings(api_keys=path))
     assert "others on this machine can read the keys" in notices[0] and ANNA not in notices[0]
     path.write_text(f'[[key]]\nname = "anna"\nsha256 = "{"0" * 64}"\n')
-    assert key_ring(ServeSettings(api_keys=path))[1] == ()
+    with collect_notices() as notices:
+        key_ring(ServeSettings(api_keys=path))
+    assert notices == []
 
 
 def record(fields: str) -> str:
@@ -181,11 +181,6 @@ def test_a_file_of_keys_that_is_wrong_is_named_without_the_key(
         read_keys(path)
     assert str(error.value).removeprefix(str(path)).lstrip(":, ").startswith(complaint)
     assert ANNA not in str(error.value)
-
-
-def test_a_file_of_keys_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"none\.toml: no such file"):
-        read_keys(tmp_path / "none.toml")
 
 
 # Limits
@@ -257,15 +252,6 @@ def test_requests_at_once() -> None:
         pass
 
 
-def test_a_refused_request_uses_nothing_up() -> None:
-    meter = limiter(Hands(), requests_per_minute=2, concurrency=1)
-    with meter.request():
-        for _ in range(5):
-            refused(meter.request().__enter__)
-    with meter.request():
-        pass
-
-
 def test_tokens_are_reserved_ahead_and_corrected_after() -> None:
     clock = Hands()
     meter = limiter(clock, tokens_per_minute=100)
@@ -281,14 +267,6 @@ def test_tokens_are_reserved_ahead_and_corrected_after() -> None:
     with caller.reserved(60, 5):
         pass  # it never ran: nothing is charged
     assert meter.tokens.level == 65
-
-
-def test_an_answer_that_breaks_off_is_paid_for() -> None:
-    meter = limiter(Hands(), tokens_per_minute=100)
-    with pytest.raises(ValueError, match="odd"), Caller(meter).reserved(10, 80) as bill:
-        bill.prompt_tokens, bill.completion_tokens = 10, 20
-        raise ValueError("odd")
-    assert meter.tokens is not None and meter.tokens.level == 70
 
 
 def test_an_answer_of_unknown_length_may_overdraw_and_later_ones_wait() -> None:

@@ -17,7 +17,7 @@ from outrider.core.errors import SettingError
 from outrider.core.schema import settings_of
 from outrider.server.configuration import as_toml, read_configuration
 from outrider.server.keys import read_keys
-from outrider.server.settings import TABLES, ServeSettings, is_loopback, table_of
+from outrider.server.settings import TABLES, ServeSettings, is_loopback
 
 KEY = "a-key-of-twenty-four-chars"
 
@@ -85,15 +85,6 @@ def test_variables_hold_lists_and_switches_and_empty_ones_nothing() -> None:
         "12",
     )
     assert found.notices == ()
-
-
-@pytest.mark.parametrize("value", [True, False])
-def test_a_switch_may_be_left_to_the_models(tmp_path: Path, value: bool) -> None:
-    assert read_configuration({}, {}).settings.bitwise is None
-    assert read_configuration({"bitwise": value}, {}).settings.bitwise is value
-    assert read_configuration({}, {"OUTRIDER_BITWISE": str(value)}).settings.bitwise is value
-    written = file(tmp_path, f"bitwise = {str(value).lower()}")
-    assert read_configuration({}, {}, written).settings.bitwise is value
 
 
 @pytest.mark.parametrize(
@@ -225,32 +216,11 @@ def test_settings_that_cannot_go_together_are_refused(values: dict[str, Any], co
     assert str(error.value).startswith(complaint)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        {"host": "localhost"},
-        {"host": "::1"},
-        {"host": "0.0.0.0", "no_auth": True},
-        {"host": "0.0.0.0", "api_key": [KEY]},
-        {"host": "0.0.0.0", "api_keys": Path("keys.toml")},
-        {"cors_origin": ["*", "null", "https://a.example:8443"]},
-    ],
-)
-def test_settings_that_can_go_together_are_accepted(values: dict[str, Any]) -> None:
-    read_configuration(values, {}).settings.check()
-
-
 def test_what_is_loopback() -> None:
     for host in ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST"):
         assert is_loopback(host), host
     for host in ("0.0.0.0", "::", "192.168.0.1", "localhost.example.org", "", "127.0.0.1.example.org"):
         assert not is_loopback(host), host
-
-
-def test_a_name_that_is_no_setting_has_no_table() -> None:
-    assert table_of("port") == "server"
-    assert table_of("nonsense") is None
 
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"

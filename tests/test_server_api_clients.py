@@ -13,12 +13,9 @@ from typing import Any
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from pydantic import BaseModel
 
 from serving import Serving, live, serving, user
-from test_server_api_structured import CALL, HERMES, TOOLS, WEATHER
-
-REPEATING = "one two three one two three one two three"
+from test_server_api_structured import HERMES
 
 
 @pytest.fixture(scope="module")
@@ -31,75 +28,6 @@ def served() -> Iterator[Serving]:
 def address(served: Serving) -> Iterator[str]:
     with live(served.app) as address:
         yield address
-
-
-@pytest.fixture
-def client(address: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-class Weather(BaseModel):
-    city: str
-    degrees: int
-
-
-def test_a_chat(client: OpenAI) -> None:
-    prediction: Any = {"type": "content", "content": REPEATING}
-    answer = client.chat.completions.create(
-        model="tiny", messages=user(f"[[{REPEATING}]]"), prediction=prediction, seed=1  # type: ignore[arg-type]
-    )  # fmt: skip
-    assert answer.choices[0].message.content == REPEATING
-    assert answer.usage is not None and answer.usage.completion_tokens_details is not None
-    assert (answer.usage.completion_tokens_details.accepted_prediction_tokens or 0) > len(REPEATING) // 2
-    assert answer.model_extra is not None and answer.model_extra["outrider"]["target_calls"] < 20
-
-
-def test_a_stream(client: OpenAI) -> None:
-    messages: Any = user(f"[[{REPEATING}]]")
-    with client.chat.completions.stream(model="tiny", messages=messages) as stream:
-        text = "".join(event.delta for event in stream if event.type == "content.delta")
-        assert text == REPEATING
-        assert stream.get_final_completion().choices[0].finish_reason == "stop"
-
-
-def test_structured_output_is_parsed(client: OpenAI) -> None:
-    messages: Any = user(f"[[{WEATHER}]]")
-    parsed = client.chat.completions.parse(model="tiny", messages=messages, response_format=Weather)
-    assert parsed.choices[0].message.parsed == Weather(city="Rome", degrees=31)
-    response = client.responses.parse(model="tiny", input=f"[[{WEATHER}]]", text_format=Weather)
-    assert response.output_parsed == Weather(city="Rome", degrees=31)
-
-
-def test_tools_over_two_turns(client: OpenAI) -> None:
-    messages: Any = user(f"[[{CALL}]]")
-    tools: Any = TOOLS
-    with client.chat.completions.stream(model="tiny", messages=messages, tools=tools) as stream:
-        message = stream.get_final_completion().choices[0].message
-    assert message.tool_calls is not None
-    [call] = message.tool_calls
-    assert json.loads(call.function.arguments) == {"city": "Rome", "degrees": 31}
-    result = {"role": "tool", "tool_call_id": call.id, "content": "[[Sunny.]]"}
-    messages += [message.model_dump(exclude_none=True), result]
-    answer = client.chat.completions.create(model="tiny", messages=messages, tools=tools)
-    assert answer.choices[0].message.content == "Sunny."
-
-
-def test_completions_models_and_responses(client: OpenAI) -> None:
-    assert client.completions.create(model="tiny", prompt="[[ab]]|").choices[0].text == "ab"
-    assert [model.id for model in client.models.list()] == ["tiny"]
-    assert client.models.retrieve("tiny").id == "tiny"
-    assert client.responses.create(model="tiny", input="[[ab]]").output_text == "ab"
-    with client.responses.stream(model="tiny", input=f"[[{REPEATING}]]") as stream:
-        assert stream.get_final_response().output_text == REPEATING
-
-
-def test_errors_are_of_their_kinds(client: OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="gpt-9"):
-        client.chat.completions.create(model="gpt-9", messages=user("hi"))  # type: ignore[arg-type]
-    with pytest.raises(openai.BadRequestError, match="unknown field: foo") as raised:
-        client.completions.create(model="tiny", prompt="hi", extra_body={"foo": 1})
-    assert raised.value.param == "foo" and raised.value.code == "unknown_field"
 
 
 def test_many_at_once(address: str, served: Serving) -> None:

@@ -6,13 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from outrider.server.settings import ServeSettings
-from serving import Serving, events, live, serving, user
+from serving import Serving, events, serving, user
 from test_server_api_structured import CALL, CLOCK, HERMES, SCHEMA, THINKING, WEATHER
 
 PATH = "/v1/messages"
@@ -284,26 +283,3 @@ def test_a_model_of_any_name_is_answered_where_that_is_said(served: Serving) -> 
     settings = ServeSettings.model_validate({"any_model": True})
     with serving(settings=settings, template=HERMES) as lenient:
         assert message(lenient, "Hello!", model="claude-9")["model"] == "claude-9"
-
-
-def test_anthropics_client(served: Serving) -> None:
-    with live(served.app) as address:
-        client = anthropic.Anthropic(base_url=address, api_key="none", max_retries=0)
-        with client.messages.stream(
-            model=served.service.name,
-            max_tokens=300,
-            messages=[{"role": "user", "content": f"Say [[Wait.{CALL}]]"}],
-            tools=TOOLS,  # type: ignore[arg-type]
-            extra_body={"temperature": 0},
-        ) as found:
-            assert "".join(found.text_stream) == "Wait."
-            final = found.get_final_message()
-        call = final.content[-1]
-        assert call.type == "tool_use" and call.input == json.loads(WEATHER)
-        assert final.stop_reason == "tool_use" and final.usage.output_tokens > 0
-        counted = client.messages.count_tokens(
-            model=served.service.name, messages=[{"role": "user", "content": "Hi"}]
-        )
-        assert counted.input_tokens > 0
-        with pytest.raises(anthropic.NotFoundError, match="there is no model"):
-            client.messages.create(model="other", max_tokens=1, messages=[{"role": "user", "content": "Hi"}])

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from outrider.server.apis.responses import ResponseRequest, as_chat
 from serving import Serving, events, serving
-from test_server_api_structured import CALL, HERMES, SCHEMA, THINKING, WEATHER
+from test_server_api_structured import CALL, HERMES, SCHEMA, THINKING
 
 PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
@@ -61,24 +61,6 @@ def test_a_text_is_answered(served: Serving) -> None:
     assert body["outrider"]["generated_tokens"] == 7
 
 
-def test_items_become_a_conversation(served: Serving) -> None:
-    items = [
-        {"role": "user", "content": [{"type": "input_text", "text": text} for text in ("What ", "time?")]},
-        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
-        {"type": "function_call", "call_id": "call_1", "name": "clock", "arguments": "{}", "id": "fc_1"},
-        {"type": "function_call_output", "call_id": "call_1", "output": "[[Noon.]]"},
-    ]  # fmt: skip
-    body = respond(served, items, tools=[TOOL, CLOCK])
-    assert body["output"][0]["content"][0]["text"] == "Noon."
-    first = respond(served, "Say [[Once.]]")
-    again = [
-        {"role": "user", "content": "Say [[Once.]]"},
-        *first["output"],
-        {"role": "user", "content": "[[Twice.]]"},
-    ]
-    assert respond(served, again)["output"][0]["content"][0]["text"] == "Twice."
-
-
 def test_what_the_assistant_did_in_one_turn_is_one_message() -> None:
     said = {"type": "message", "role": "assistant", "content": "Wait."}
     thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
@@ -100,32 +82,6 @@ def test_a_limit_leaves_a_response_incomplete(served: Serving) -> None:
     assert body["incomplete_details"] == {"reason": "max_output_tokens"}
     assert body["output"][0]["content"][0]["text"] == "abc"
     assert stream(served, "Say [[abcdef]]", max_output_tokens=3)[-1]["type"] == "response.incomplete"
-
-
-def test_a_schema_holds(served: Serving) -> None:
-    form = {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True}
-    body = respond(served, f"[[{WEATHER}]]", text={"format": form})
-    assert body["output"][0]["content"][0]["text"] == WEATHER
-    assert body["text"]["format"] == {**form, "description": None}
-    other = respond(served, '[["no"]]', text={"format": form}, temperature=0, max_output_tokens=20)
-    assert other["output"][0]["content"][0]["text"].startswith('{"city": "')
-
-
-def test_a_tool_is_called(served: Serving) -> None:
-    body = respond(served, f"[[{CALL}]]", tools=[TOOL], tool_choice={"type": "function", "name": "weather"})
-    [item] = body["output"]
-    assert (item["type"], item["name"], item["status"]) == ("function_call", "weather", "completed")
-    assert json.loads(item["arguments"]) == {"city": "Rome", "degrees": 31}
-    assert item["call_id"].startswith("call_")
-
-
-def test_log_probabilities_are_included(served: Serving) -> None:
-    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    scored = respond(served, "Say [[abc]]", **asked)["output"][0]["content"][0]["logprobs"]
-    assert [one["token"] for one in scored] == ["a", "b", "c"]
-    assert all(len(one["top_logprobs"]) == 2 for one in scored)
-    deltas = [e for e in stream(served, "Say [[abc]]", **asked) if e["type"] == "response.output_text.delta"]
-    assert [one["token"] for delta in deltas for one in delta["logprobs"]] == ["a", "b", "c"]
 
 
 def test_the_events_of_a_text(served: Serving) -> None:

@@ -77,12 +77,6 @@ def test_a_schema_holds_whoever_names_it(served: Serving, fields: dict[str, Any]
     assert set(found) == {"city", "degrees"}
 
 
-def test_any_object_is_an_object(served: Serving) -> None:
-    fields = {"response_format": {"type": "json_object"}, "temperature": 0}
-    assert text(served, '{"a": [1]}', **fields) == '{"a": [1]}'
-    assert text(served, "[1]", max_tokens=20, **fields).startswith("{")
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -98,11 +92,6 @@ def test_any_object_is_an_object(served: Serving) -> None:
 def test_a_grammar_holds_whoever_names_it(served: Serving, fields: dict[str, Any], said: str) -> None:
     assert text(served, said, **fields) == said
     assert text(served, "something else", **fields) != "something else"
-
-
-def test_a_completion_is_limited_too(served: Serving) -> None:
-    body = served.post("/v1/completions", prompt="[[zzz]]|", guided_choice=["red"]).json()
-    assert body["choices"][0]["text"] == "red"
 
 
 def test_white_space_can_be_left_out(served: Serving) -> None:
@@ -121,14 +110,6 @@ def test_forced_text_costs_no_call(served: Serving) -> None:
     assert forced["outrider"]["drafters"]["grammar"]["accepted_tokens"] == forced["outrider"]["forced_tokens"]
 
 
-def test_a_schema_that_is_not_strict_tells_what_is_not_enforced(served: Serving) -> None:
-    named = {"schema": {**SCHEMA, "not": {"required": ["x"]}}, "strict": False}
-    fields = {"response_format": {"type": "json_schema", "json_schema": named}}
-    body = chat(served, messages=user(f"[[{WEATHER}]]"), **fields)
-    assert body["choices"][0]["message"]["content"] == WEATHER
-    assert any("not" in notice for notice in body["outrider"]["notices"])
-
-
 # Tools
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "degrees": 31}}\n</tool_call>'
@@ -142,21 +123,6 @@ def ask(served: Serving, said: str, **fields: Any) -> dict[str, Any]:
     return found
 
 
-def test_a_tool_is_called(hermes: Serving) -> None:
-    choice = ask(hermes, CALL)
-    [call] = choice["message"]["tool_calls"]
-    assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["content"] is None
-    assert (call["type"], call["function"]["name"]) == ("function", "weather")
-    assert json.loads(call["function"]["arguments"]) == {"city": "Rome", "degrees": 31}
-
-
-def test_no_tool_need_be_called(hermes: Serving) -> None:
-    choice = ask(hermes, "Just talking.")
-    assert (choice["message"]["content"], choice["finish_reason"]) == ("Just talking.", "stop")
-    assert "tool_calls" not in choice["message"]
-
-
 def test_an_answer_is_limited_beside_tools_that_may_be_called(hermes: Serving) -> None:
     limit = {"type": "json_schema", "json_schema": STRICT}
     called = ask(hermes, CALL, response_format=limit)["message"]
@@ -167,34 +133,6 @@ def test_an_answer_is_limited_beside_tools_that_may_be_called(hermes: Serving) -
     assert forced["content"].startswith('{"city": "')
     broken = hermes.post(CHAT, messages=user("hi"), tools=TOOLS, guided_regex="(")
     assert (broken.status_code, broken.json()["error"]["param"]) == (400, "guided_regex")
-
-
-def test_several_tools_are_called_unless_that_is_forbidden(hermes: Serving) -> None:
-    both = f"{CALL}\n{CLOCK}"
-    names = [call["function"]["name"] for call in ask(hermes, both)["message"]["tool_calls"]]
-    assert names == ["weather", "clock"]
-    single = ask(hermes, both, parallel_tool_calls=False)["message"]["tool_calls"]
-    assert [call["function"]["name"] for call in single] == ["weather"]
-
-
-@pytest.mark.parametrize(
-    ("choice", "names"),
-    [
-        ("required", {"weather", "clock"}),
-        ({"type": "function", "function": {"name": "clock"}}, {"clock"}),
-    ],
-)
-def test_a_tool_has_to_be_called(hermes: Serving, choice: Any, names: set[str]) -> None:
-    found = ask(hermes, "Just talking.", tool_choice=choice)
-    assert {call["function"]["name"] for call in found["message"]["tool_calls"]} <= names
-    for call in found["message"]["tool_calls"]:
-        json.loads(call["function"]["arguments"])
-
-
-def test_without_a_choice_nothing_is_a_call(hermes: Serving) -> None:
-    choice = ask(hermes, CLOCK, tool_choice="none")
-    assert choice["message"]["content"] == CLOCK
-    assert "tool_calls" not in choice["message"]
 
 
 def test_a_call_is_streamed(hermes: Serving) -> None:
@@ -216,17 +154,6 @@ def test_a_call_is_streamed(hermes: Serving) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_the_result_of_a_call_reaches_the_model(hermes: Serving) -> None:
-    call = {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
-    messages = [
-        *user("What time is it?"),
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_1", "content": "[[It is noon.]]"},
-    ]
-    choice = chat(hermes, messages=messages, tools=TOOLS)["choices"][0]
-    assert choice["message"]["content"] == "It is noon."
-
-
 def test_tools_whose_schema_is_not_enforced_are_said(hermes: Serving) -> None:
     loose = {**SCHEMA, "not": {}}
     tools = [{"type": "function", "function": {"name": "weather", "parameters": loose}}]
@@ -239,41 +166,6 @@ def test_tools_whose_schema_is_not_enforced_are_said(hermes: Serving) -> None:
 
 
 # Reasoning
-
-
-@pytest.fixture(scope="module")
-def thinking() -> Iterator[Serving]:
-    with serving(template=THINKING) as running:
-        yield running
-
-
-def test_reasoning_is_told_apart(thinking: Serving) -> None:
-    said = "Let me see.</think>\n\nFour."
-    message = chat(thinking, messages=user(f"[[{said}]]"))["choices"][0]["message"]
-    assert (message["reasoning_content"].strip(), message["content"]) == ("Let me see.", "Four.")
-    body = chat(thinking, messages=user(f"[[{said}]]"))
-    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == len("Let me see.</think>\n\n")
-
-
-def test_reasoning_is_streamed_as_such(thinking: Serving) -> None:
-    body = {
-        "messages": user("[[Hm, hm.</think>Four.]]"),
-        "stream": True,
-        "speculation": {"show_sources": True},
-    }
-    chunks = events(thinking.post(CHAT, **body))
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm, hm."
-    assert "".join(delta.get("content", "") for delta in deltas) == "Four."
-    pieces = [piece for chunk in chunks for piece in chunk.get("outrider", {}).get("pieces", [])]
-    assert "".join(text for text, _ in pieces) == "Four."
-
-
-def test_a_schema_holds_behind_the_reasoning(thinking: Serving) -> None:
-    said = f"Rome, I think.</think>{WEATHER}"
-    message = chat(thinking, messages=user(f"[[{said}]]"), json_schema=SCHEMA)["choices"][0]["message"]
-    assert message["reasoning_content"] == "Rome, I think."
-    assert message["content"] == WEATHER
 
 
 def test_effort_is_in_the_templates_words() -> None:

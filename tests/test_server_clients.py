@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
-from threading import Timer
 from typing import Any, Literal
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -194,18 +192,6 @@ def test_several_asynchronous_requests_at_once(server: RealServer, expected: Com
     assert asyncio.run(ask_all()) == [expected.text] * 3
 
 
-def test_two_choices(client: OpenAI) -> None:
-    answer = client.chat.completions.create(
-        **asked(n=2, temperature=1.5, seed=4, max_completion_tokens=12, stop=["\n"])
-    )
-    texts = [choice.message.content for choice in answer.choices]
-    assert [choice.index for choice in answer.choices] == [0, 1]
-    assert texts[0] != texts[1] and not any("\n" in (text or "") for text in texts)
-    check_usage(answer)
-    each = [choice["generated_tokens"] for choice in account(answer)["choices"]]
-    assert len(each) == 2 and sum(each) == account(answer)["generated_tokens"]
-
-
 def test_a_predicted_output_saves_calls_and_changes_nothing(client: OpenAI, expected: Completion) -> None:
     prediction = {"type": "content", "content": expected.text}
     answer = client.chat.completions.create(**asked(prediction=prediction))
@@ -218,15 +204,6 @@ def test_a_predicted_output_saves_calls_and_changes_nothing(client: OpenAI, expe
     )
     assert plain.choices[0].message.content == expected.text
     assert (account(plain)["policy"], account(plain)["target_calls"]) == ("plain", NUM_TOKENS)
-
-
-def test_older_completions_continue_a_text(client: OpenAI) -> None:
-    answer = client.completions.create(
-        model=NAME, prompt="One, two, three, four,", max_tokens=6, temperature=0, logprobs=1, echo=False
-    )
-    assert "five" in answer.choices[0].text
-    assert answer.choices[0].logprobs is not None
-    assert "".join(answer.choices[0].logprobs.tokens or ()) == answer.choices[0].text
 
 
 # Structure
@@ -249,14 +226,6 @@ def test_structured_output_is_an_object_of_the_class(client: OpenAI) -> None:
     messages += [chat.choices[0].message, *user("And now?")]
     again = client.chat.completions.create(model=NAME, messages=messages, max_completion_tokens=4)
     assert again.choices[0].message.content
-
-
-def test_an_answer_that_is_cut_off_is_not_parsed(client: OpenAI) -> None:
-    messages: Any = user("Describe one person as JSON.")
-    with pytest.raises(openai.LengthFinishReasonError):
-        client.chat.completions.parse(
-            model=NAME, messages=messages, response_format=Person, max_completion_tokens=3
-        )
 
 
 def test_a_tool_is_called_in_a_stream_and_its_result_answered(client: OpenAI) -> None:
@@ -283,25 +252,6 @@ def test_a_tool_is_called_in_a_stream_and_its_result_answered(client: OpenAI) ->
     assert answer.choices[0].message.content and answer.choices[0].message.tool_calls is None
     assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
     assert (answer.usage.prompt_tokens_details.cached_tokens or 0) > 0
-
-
-@pytest.mark.slow
-def test_a_tool_that_is_named(client: OpenAI) -> None:
-    other = {"type": "function", "function": {"name": "other"}}
-    answer = client.chat.completions.create(
-        **asked(
-            tools=[other, *TOOLS],
-            tool_choice={"type": "function", "function": {"name": "forecast"}},
-            max_completion_tokens=64,
-            seed=1,
-            temperature=1,
-        )
-    )
-    assert answer.choices[0].message.tool_calls is not None
-    [call] = answer.choices[0].message.tool_calls
-    assert call.type == "function" and call.function.name == "forecast"
-    jsonschema.validate(json.loads(call.function.arguments), PARAMETERS)
-    check_usage(answer)
 
 
 # Responses
@@ -337,14 +287,6 @@ def test_a_response_calls_a_tool(client: OpenAI) -> None:
 # Models, errors, limits, clients that leave
 
 
-def test_models(client: OpenAI) -> None:
-    assert NAME in [model.id for model in client.models.list()]
-    assert client.models.retrieve(NAME).owned_by == "outrider"
-    with pytest.raises(openai.NotFoundError, match="gpt-9") as raised:
-        client.models.retrieve("gpt-9")
-    assert raised.value.code == "model_not_found"
-
-
 def test_errors_are_of_the_clients_classes(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="gpt-9"):
         client.chat.completions.create(**asked(model="gpt-9"))
@@ -378,19 +320,6 @@ def test_a_stream_that_is_closed_frees_its_place(server: RealServer, client: Ope
             assert server.metric("outrider_num_requests_running") == 1
         assert server.is_idle() and cancelled() == before + 1
         assert one.chat.completions.create(**asked(max_completion_tokens=1)).choices[0].message.content
-
-
-@pytest.mark.slow
-def test_a_client_that_is_refused_tries_again_when_it_is_told_to(client: OpenAI) -> None:
-    endless = asked(stream=True, max_completion_tokens=LONG, extra_body={"ignore_eos": True})
-    with client.with_options(api_key=ONE_AT_ONCE, max_retries=3) as one:
-        stream = one.chat.completions.create(**endless)
-        closing = Timer(0.3, stream.close)
-        closing.start()
-        started_s = time.monotonic()
-        assert one.chat.completions.create(**asked(max_completion_tokens=1)).choices
-        assert time.monotonic() - started_s >= 1  # Retry-After
-        closing.join()
 
 
 def test_a_client_that_waits_no_longer_frees_its_place(server: RealServer, client: OpenAI) -> None:

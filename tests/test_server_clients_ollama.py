@@ -40,8 +40,6 @@ def test_a_chat_and_a_text_say_what_the_engine_says(client: Any, expected: Compl
     assert chat.total_duration >= chat.eval_duration > 0
     text = client.generate(f"{NAME}:latest", QUESTION, options=GREEDY)
     assert text.response == expected.text
-    more = client.generate(NAME, "And backwards?", context=text.context, options=GREEDY | {"num_predict": 2})
-    assert more.prompt_eval_count > len(text.context)
 
 
 def test_streams_add_up_to_it(client: Any, expected: Completion) -> None:

@@ -66,27 +66,3 @@ def test_it_calls_by_itself_and_reads_the_result(client: OpenAI) -> None:
     turns: Any = [*QUESTION, choice.message, *results]
     answer = client.chat.completions.create(messages=turns, **settings | {"tool_choice": "none"})
     assert "-7" in (answer.choices[0].message.content or "")
-
-
-def test_the_same_call_in_a_stream_and_whole(client: OpenAI) -> None:
-    settings: Any = {"model": NAME, "temperature": 0, "tools": TOOLS, "max_completion_tokens": 96}
-    whole = client.chat.completions.create(messages=QUESTION, parallel_tool_calls=False, **settings)
-    names, arguments = [], ""
-    for chunk in client.chat.completions.create(
-        messages=QUESTION, parallel_tool_calls=False, stream=True, **settings
-    ):
-        for delta in chunk.choices[0].delta.tool_calls or ():
-            assert delta.index == 0 and delta.function is not None
-            names += [delta.function.name] if delta.function.name else []
-            arguments += delta.function.arguments or ""
-    assert whole.choices[0].message.tool_calls is not None
-    [call] = whole.choices[0].message.tool_calls
-    assert call.type == "function"
-    assert (names, arguments) == (["temperature"], call.function.arguments)
-
-
-def test_it_may_also_just_answer(client: OpenAI) -> None:
-    settings: Any = {"model": NAME, "temperature": 0, "tools": TOOLS, "max_completion_tokens": 8}
-    greeting: Any = user("Say hello.")
-    answer = client.chat.completions.create(messages=greeting, **settings)
-    assert answer.choices[0].message.content and not answer.choices[0].message.tool_calls

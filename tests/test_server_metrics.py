@@ -101,17 +101,6 @@ def test_sequences_of_one_step_share_its_calls() -> None:
     assert total(metrics, "sequence_steps") == len(records)
 
 
-def test_the_batch_size_is_a_histogram() -> None:
-    metrics = new_metrics()
-    run(metrics, engine(language_model()), replace(REQUEST, max_tokens=3), replace(REQUEST, max_tokens=5))
-    # The prompts (5 tokens each) are read together and give the first tokens, then come 2 steps of both and 2
-    # of one.
-    at_most = [value(metrics, "step_sequences_bucket", le=le) for le in ("1.0", "2.0", "3.0")]
-    assert at_most == [2, 5, 5]
-    assert value(metrics, "step_tokens_bucket", le="2.0") == 4
-    assert value(metrics, "step_tokens_bucket", le="16.0") == 5
-
-
 def test_tokens_are_counted_as_they_come() -> None:
     metrics, running = new_metrics(), engine(language_model())
     running.submit(REQUEST)
@@ -155,29 +144,6 @@ def test_drafts_are_counted_by_drafter_and_position() -> None:
             value(metrics, f"spec_decode_num_{name}_tokens_per_pos_total", position=str(i)) for i in range(4)
         ]
         assert counted == expected
-
-
-def test_drafters_are_counted_apart() -> None:
-    metrics = new_metrics()
-    one, other = ScriptedDrafter(oracle(LANGUAGE, 1), "one"), ScriptedDrafter(oracle(LANGUAGE), "other one")
-    run(metrics, engine(language_model(), one), REQUEST)
-    run(metrics, engine(language_model(), other), REQUEST)
-    drafted = [
-        value(metrics, "spec_decode_num_draft_tokens_total", drafter=name) for name in ("one", "other one")
-    ]
-    accepted = [
-        value(metrics, "spec_decode_num_accepted_tokens_total", drafter=name) for name in ("one", "other one")
-    ]
-    # Right for one token: six steps with room for 11, 9, … and 1, so drafts of 4, 4, 4, 4, 3 and 1. Right
-    # for all: drafts of 4, 4 and 1.
-    assert (drafted, accepted) == ([20, 9], [6, 9])
-
-
-def test_plain_steps_count_no_drafts() -> None:
-    metrics = new_metrics()
-    run(metrics, engine(language_model()), REQUEST)
-    assert value(metrics, "spec_decode_num_drafts_total") == total(metrics, "draft_calls") == 0
-    assert value(metrics, "generation_tokens_total") == 12
 
 
 def test_far_positions_share_a_label() -> None:
@@ -236,14 +202,6 @@ def test_a_generation_is_counted_when_it_ends() -> None:
         assert value(metrics, f"{name}_sum") == pytest.approx(sum_), name
 
 
-def test_reused_prompt_tokens_are_counted() -> None:
-    metrics, running = new_metrics(), engine(language_model())
-    for _ in range(2):
-        metrics.observe_request(running.generate(REQUEST))
-    assert value(metrics, "prompt_tokens_total") == 10
-    assert value(metrics, "prompt_tokens_cached_total") == 4  # the last one is always evaluated
-
-
 def test_a_generation_without_tokens_has_no_latencies() -> None:
     metrics = new_metrics()
     nothing = replace(finished(), tokens=(), records=(), finish_reason="cancelled")
@@ -256,24 +214,7 @@ def test_a_generation_without_tokens_has_no_latencies() -> None:
     assert value(metrics, "request_estimated_speedup_count") == 0
 
 
-def test_a_single_burst_has_no_gaps() -> None:
-    metrics = new_metrics()
-    metrics.observe_request(finished(replace(REQUEST, max_tokens=1)))
-    assert value(metrics, "time_to_first_token_seconds_count") == 1
-    assert value(metrics, "inter_token_latency_seconds_count") == 0
-    assert value(metrics, "request_time_per_output_token_seconds_count") == 0
-
-
 # Errors, gauges, labels
-
-
-def test_errors_are_counted_by_status_and_code() -> None:
-    metrics = new_metrics()
-    for _ in range(2):
-        metrics.observe_error(429, "queue_full")
-    metrics.observe_error(400, "context_length_exceeded")
-    assert value(metrics, "errors_total", status="429", code="queue_full") == 2
-    assert value(metrics, "errors_total", status="400", code="context_length_exceeded") == 1
 
 
 def test_gauges_are_read_when_somebody_asks() -> None:
@@ -328,18 +269,6 @@ def first_update() -> Update:
 def renamed(update: Update, drafter: str) -> Update:
     draft = Draft(tuple(token._replace(source=drafter) for token in update.record.draft.items))
     return replace(update, record=replace(update.record, draft=draft))
-
-
-def test_the_model_and_the_build_are_named() -> None:
-    metrics = new_metrics()
-    assert value(metrics, "model_info", name="tiny") == value(metrics, "build_info", version="1.2.3") == 1
-
-
-def test_registries_are_apart() -> None:
-    busy, idle = new_metrics(), new_metrics()
-    run(busy, engine(language_model()), REQUEST)
-    assert value(busy, "generation_tokens_total") == 12
-    assert value(idle, "generation_tokens_total") == 0
 
 
 # What is sent

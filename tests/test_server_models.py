@@ -122,19 +122,6 @@ def test_a_model_is_loaded_by_the_first_request_for_it() -> None:
     assert sorted(shelf.happened[2:]) == ["-a", "-b"]
 
 
-def test_cards_and_status_say_what_is_loaded() -> None:
-    shelf = Shelf()
-    with serving([shelf.entry(A), shelf.entry(B)], max_loaded=2) as client:
-        ask(client, A)
-        assert client.get("/v1/models/a").json()["max_model_len"] == 2048
-        assert "max_model_len" not in client.get("/v1/models/b").json()
-        loaded, other = (client.get("/outrider/status", params={"model": name}).json() for name in (A, B))
-        assert (loaded["model"], loaded["is_loaded"], loaded["context_tokens"]) == (A, True, 2048)
-        assert (other["model"], other["is_loaded"], other["models"]) == (B, False, [A, B])
-        assert client.get("/outrider/status", params={"model": "x"}).status_code == 404
-        assert client.get("/health").json() == {"status": "ok"}
-
-
 def test_the_model_whose_last_request_is_longest_ago_makes_room() -> None:
     shelf = Shelf()
     with serving([shelf.entry(name) for name in (A, B, C)], max_loaded=2) as client:
@@ -478,11 +465,6 @@ def test_what_is_wrong_with_a_model_is_named(tmp_path: Path, text: str, complain
     with pytest.raises(SettingError) as caught:
         read_configuration({}, {}, config(tmp_path, text))
     assert complaint in str(caught.value)
-
-
-def test_a_folder_without_models_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"there is no \.gguf file"):
-        read_configuration({"models_dir": tmp_path}, {})
 
 
 HEAPS = """

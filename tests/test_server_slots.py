@@ -83,7 +83,7 @@ def test_without_a_folder_nothing_is_saved() -> None:
 def test_callers_have_slots_and_files_of_their_own(tmp_path: Path) -> None:
     settings = ServeSettings(slot_save_path=tmp_path / "slots", api_key=[SecretStr(ONE), SecretStr(TWO)])
     with serving(settings=settings) as running:
-        one = client(protect(running.app, settings, key_ring(settings)[0]))
+        one = client(protect(running.app, settings, key_ring(settings)))
 
         def post(key: str, path: str, **body: object) -> tuple[int, dict[str, object]]:
             answer = one.post(path, json=body, headers={"Authorization": f"Bearer {key}"})

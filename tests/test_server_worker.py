@@ -105,19 +105,6 @@ def test_requests_share_their_calls() -> None:
     assert max(seen) == 4
 
 
-def test_leaving_early_frees_the_place() -> None:
-    async def main() -> None:
-        async with working(slow_model(), max_running=1) as worker:
-            job = await Running.submit(worker, endless())
-            async for _ in job:
-                break
-            await nobody_left(worker)
-            _, completion = await finish(await Running.submit(worker, REQUEST))
-            assert completion.finish_reason == "length"
-
-    asyncio.run(main())
-
-
 def test_a_cancelled_job_ends_with_what_it_has() -> None:
     async def main() -> Completion:
         async with working(slow_model()) as worker:
@@ -196,18 +183,6 @@ def test_what_the_engine_refuses_is_raised_where_it_was_submitted() -> None:
                 await Running.submit(worker, replace(REQUEST, prompt=PROMPT * 200))
             await finish(await Running.submit(worker, REQUEST))
             assert worker.state().running == worker.state().waiting == 0
-
-    asyncio.run(main())
-
-
-def test_one_that_was_waiting_hears_of_a_refusal_in_its_turn() -> None:
-    async def main() -> None:
-        async with working(slow_model(), max_running=1) as worker:
-            first = await Running.submit(worker, endless(20))
-            second = await Running.submit(worker, replace(REQUEST, prompt=PROMPT * 200))
-            with pytest.raises(PromptError):
-                await finish(second)
-            await finish(first)
 
     asyncio.run(main())
 
@@ -300,21 +275,6 @@ def test_what_outlasts_the_draining_is_cancelled() -> None:
             assert completion.finish_reason == "cancelled"
             with pytest.raises(BackendError):
                 await waiting
-
-    asyncio.run(main())
-
-
-def test_stopping_twice_is_harmless_and_ends_what_runs() -> None:
-    async def main() -> None:
-        async with working(slow_model()) as worker:
-            task = asyncio.create_task(finish(await Running.submit(worker, endless())))
-            await asyncio.sleep(0.01)
-            worker.stop()
-            worker.stop()
-            _, completion = await task
-            assert completion.finish_reason == "cancelled"
-            with pytest.raises(Problem, match="shutting down"):
-                await Running.submit(worker, REQUEST)
 
     asyncio.run(main())
 

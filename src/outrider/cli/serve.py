@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from outrider.backends.gguf import build_id
 from outrider.backends.machine import available_bytes
 from outrider.cli.opening import load_pair, open_session
 from outrider.cli.output import print_notes, readable
 from outrider.cli.plans import PairPlan, plan_pair
 from outrider.core.errors import ModelFileError, SettingError
+from outrider.core.notices import collect_notices
 from outrider.core.settings import sampling_params
 from outrider.policy import AutoPolicy
 from outrider.server.assembly import assemble, metrics_of, service_of
@@ -51,7 +53,8 @@ def serve(configuration: Configuration) -> int:
     settings.check()
     is_one = not configuration.models
     plans = {name: (each, _plan(each)) for name, each in (configuration.models or {"": settings}).items()}
-    ring, notices = key_ring(settings)
+    with collect_notices() as notices:
+        ring = key_ring(settings)
     tls = tls_context(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
     log_to_stderr(as_json=settings.log_json)
     errors = Console(stderr=True, highlight=False, quiet=settings.log_json)
@@ -130,7 +133,7 @@ def _one(
     if loading is not None:
         loading.doing = "opening contexts and measuring what calls cost here"
     session = stack.enter_context(open_session(plan, pair, DEFAULT_CONTEXT_TOKENS, errors))
-    service = service_of(session, settings, plan.verification)
+    service = service_of(session, settings, plan.verification, build_id())
     service.start()
     return Models.of(service), _overview_of_model(settings, session, pair)
 
@@ -188,7 +191,11 @@ def _entry(
     own = settings.model_copy(update={"alias": name})
     running: list[Service] = []
     if settings.metrics:
-        counted[name] = metrics_of(name, lambda: running[-1].worker.state() if running else WorkerState())
+
+        def state() -> WorkerState:
+            return running[-1].worker.state() if running else WorkerState()
+
+        counted[name] = metrics_of(name, state, build_id())
 
     def load() -> LoadedModel:
         silent = Console(quiet=True)

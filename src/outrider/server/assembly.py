@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
 from starlette.types import ASGIApp
 
-from outrider.backends.gguf import build_id
 from outrider.core.params import Verification
 from outrider.server import errors
-from outrider.server.apis import anthropic, chat, completions, info, llama, ollama, responses, slots
+from outrider.server.apis import anthropic, chat, completions, info, llama, ollama, responses
 from outrider.server.guard import protect
 from outrider.server.keys import KeyRing
 from outrider.server.metrics import Metrics
@@ -22,9 +21,11 @@ from outrider.server.page import Page, page
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings
 from outrider.server.worker import WorkerState
-from outrider.session import Session
 
-_ROUTERS = [api.router for api in (chat, completions, responses, anthropic, llama, slots, ollama, info)]
+if TYPE_CHECKING:
+    from outrider.session import Session
+
+_ROUTERS = [api.router for api in (chat, completions, responses, anthropic, llama, ollama, info)]
 _ERROR = {"application/json": {"schema": {"type": "object"}}}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "An error of the request: the message says the way out.", "content": _ERROR},
@@ -66,13 +67,13 @@ def create_app(served: Service | Models, *, page: Page | None = None, has_keys: 
 
 
 def service_of(
-    session: Session, settings: ServeSettings, verification: Verification | None = None
+    session: Session, settings: ServeSettings, verification: Verification | None = None, build: str = ""
 ) -> Service:
-    """The service of a server's only model. The session stays its owner's."""
+    """The service of a server's only model. The session stays its owner's; `build` is its library's."""
     metrics = None
     if settings.metrics:
-        context = str(session.target.context_length)
-        metrics = metrics_of(session.target.name, lambda: service.worker.state(), context_tokens=context)
+        name, context = session.target.name, str(session.target.context_length)
+        metrics = metrics_of(name, lambda: service.worker.state(), build, context_tokens=context)
     service = Service(session, settings, verification=verification, metrics=metrics)
     return service
 
@@ -84,7 +85,7 @@ def assemble(models: Models, settings: ServeSettings, ring: KeyRing) -> ASGIApp:
     return protect(app, settings, ring, observe_error=observe_error)
 
 
-def metrics_of(name: str, state: Callable[[], WorkerState], **facts: str) -> Metrics:
+def metrics_of(name: str, state: Callable[[], WorkerState], build: str = "", **facts: str) -> Metrics:
     """The collectors of a model; `facts` about it become labels."""
-    build = {"version": version("outrider"), "llama_cpp": build_id()}
-    return Metrics(state, model={"name": name} | facts, build=build)
+    builds = {"version": version("outrider"), "llama_cpp": build}
+    return Metrics(state, model={"name": name} | facts, build=builds)

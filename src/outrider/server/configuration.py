@@ -16,6 +16,7 @@ from pydantic import SecretStr, ValidationError
 
 from outrider.core.errors import SettingError
 from outrider.core.files import read_toml, reason_of
+from outrider.core.notices import collect_notices, notify
 from outrider.core.schema import setting_error
 from outrider.core.settings import Models, ServedSampling
 from outrider.models.reference import is_companion, is_sidecar
@@ -37,6 +38,8 @@ _ALIKE = 0.8
 """Names at least this similar to a setting's are taken for slips."""
 
 _FIELDS = ServeSettings.model_fields
+_Given = tuple[Any, str]
+"""a value, and where it comes from"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +60,33 @@ def read_configuration(
 
     Without `file` the variable OUTRIDER_CONFIG may name one. Raises SettingError.
     """
-    notices: list[str] = []
     path = file or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
     content = read_toml(path, "Name a TOML file (--config).") if path else {}
-    sources = [
-        *(_file_values(path, content) if path else ()),
-        *_environment_values(environment, notices),
-        *((name, value, f"--{name.replace('_', '-')}") for name, value in flags.items()),
-    ]
-    for name, value, origin in sources:
-        values[name], origins[name] = value, origin
-    settings = _validated(values, origins)
-    models = _several(settings, values, origins, _model_tables(path, content))
+    found: dict[str, _Given] = {}
+    with collect_notices() as notices:
+        for name, value, origin in (
+            *_file_values(path, content),
+            *_environment_values(environment),
+            *((name, value, f"--{name.replace('_', '-')}") for name, value in flags.items()),
+        ):
+            found[name] = value, origin
+    settings = _validated(found)
+    models = _several(settings, found, _model_tables(path, content))
+    origins = {name: origin for name, (_, origin) in found.items()}
     return Configuration(settings, origins, tuple(notices), models)
 
 
-def _validated(values: Mapping[str, Any], origins: Mapping[str, str]) -> ServeSettings:
-    for name, value in values.items():
-        _check_kind(name, value, origins[name])
+def _validated(given: Mapping[str, _Given]) -> ServeSettings:
+    for name, (value, origin) in given.items():
+        annotation = _FIELDS[name].annotation
+        # True or false where a number or text belongs would pass for 1 or 0.
+        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
+            raise SettingError(origin, "not true or false", _FIELDS[name].description or "")
+    values = {name: value for name, (value, _) in given.items()}
     try:
         return ServeSettings.model_validate(values)
     except ValidationError as error:
+        origins = {name: origin for name, (_, origin) in given.items()}
         raise setting_error(error, ServeSettings, values, origins) from None
 
 
@@ -106,26 +113,19 @@ def as_toml(configuration: Configuration) -> str:
     return "\n".join(lines[1:]) + "\n"
 
 
-def _file_values(path: Path, content: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Name, value and origin of each setting of a file."""
+def _file_values(path: Path | None, content: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Name, value and origin of each setting of a file. It stands in its own table or before all tables."""
     for key, value in content.items():
-        if isinstance(value, dict) and key in TABLES:
-            for name, inner in value.items():
-                if not (key == "models" and isinstance(inner, dict)):
-                    yield _named_in_file(path, name, key), inner, f"{path}: {name}"
-        else:
-            yield _named_in_file(path, key, None), value, f"{path}: {key}"
-
-
-def _named_in_file(path: Path, name: str, table: str | None) -> str:
-    """The setting's name, if it stands in its own table or before all tables. Raises SettingError."""
-    home = table_of(name)
-    where = f"{path}: {name}"
-    if home is None:
-        raise SettingError(where, "no such setting", _suggestion(name, lambda known: known))
-    if table is not None and home != table:
-        raise SettingError(where, f"not a setting of [{table}]", f"Move it to [{home}].")
-    return name
+        is_table = isinstance(value, dict) and key in TABLES
+        for name, inner in value.items() if is_table else [(key, value)]:
+            if is_table and key == "models" and isinstance(inner, dict):
+                continue  # what a model has for itself
+            home, where = table_of(name), f"{path}: {name}"
+            if home is None:
+                raise SettingError(where, "no such setting", _suggestion(name))
+            if is_table and home != key:
+                raise SettingError(where, f"not a setting of [{key}]", f"Move it to [{home}].")
+            yield name, inner, where
 
 
 # Several models: a table [models.NAME] for each, files of a folder, and the one that -m names.
@@ -137,43 +137,34 @@ _OF_MODELS = {
 _NAMING = {*Models.model_fields, "alias", "chat_template_file", "costs"} - {"hf_token", "offline"}
 """of these, the ones that no other model inherits"""
 
-_Given = tuple[Mapping[str, Any], Mapping[str, str]]
-"""values of settings, and where each comes from"""
 
-
-def _model_tables(path: Path | None, content: Mapping[str, Any]) -> dict[str, _Given]:
+def _model_tables(path: Path | None, content: Mapping[str, Any]) -> dict[str, dict[str, _Given]]:
     """The tables [models.NAME] of a file."""
-    found: dict[str, _Given] = {}
+    found: dict[str, dict[str, _Given]] = {}
     for model, values in content.get("models", {}).items():
-        if not isinstance(values, dict):
-            continue
-        for name in values:
-            if name not in _OF_MODELS:
-                where = f"{path}: models.{model}.{name}"
+        if isinstance(values, dict):
+            places = {name: f"{path}: models.{model}.{name}" for name in values}
+            for name in [name for name in values if name not in _OF_MODELS]:
                 why = "not a setting of a model" if name in _FIELDS else "no such setting"
-                raise SettingError(where, why, _suggestion(name, lambda known: known))
-        found[model] = values, {name: f"{path}: models.{model}.{name}" for name in values}
+                raise SettingError(places[name], why, _suggestion(name))
+            found[model] = {name: (value, places[name]) for name, value in values.items()}
     return found
 
 
 def _several(
-    settings: ServeSettings, values: Mapping[str, Any], origins: Mapping[str, str], given: dict[str, _Given]
+    settings: ServeSettings, values: Mapping[str, _Given], given: dict[str, dict[str, _Given]]
 ) -> dict[str, ServeSettings]:
     """The settings of each of several models: its own over the shared ones. Empty where there is one
     model."""
     if settings.models_dir is not None:
         for name, path in _files_in(settings.models_dir).items():
-            given.setdefault(name, ({"model": str(path)}, {"model": str(path)}))
-    if not given:
-        return {}
-    shared = {name: value for name, value in values.items() if name not in _NAMING}
-    if reference := settings.model or settings.hf_repo:
+            given.setdefault(name, {"model": (str(path), str(path))})
+    if given and (reference := settings.model or settings.hf_repo):
         first = settings.alias or Path(reference).stem
         own = {name: value for name, value in values.items() if name in _NAMING}
-        given = {first: (own, origins), **{name: it for name, it in given.items() if name != first}}
-    return {
-        name: _validated({**shared, **own}, {**origins, **places}) for name, (own, places) in given.items()
-    }
+        given = {first: own, **{name: it for name, it in given.items() if name != first}}
+    shared = {name: value for name, value in values.items() if name not in _NAMING}
+    return {name: _validated(shared | own) for name, own in given.items()}
 
 
 def _files_in(folder: Path) -> dict[str, Path]:
@@ -197,19 +188,19 @@ def _files_in(folder: Path) -> dict[str, Path]:
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-\d{5}")
 
 
-def _environment_values(environment: Mapping[str, str], notices: list[str]) -> Iterator[tuple[str, Any, str]]:
+def _environment_values(environment: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
     """Name, value and origin of each setting that a variable gives. An empty variable gives nothing."""
     for variable, text in environment.items():
         if not variable.startswith(PREFIX) or variable in _OTHERS or not text:
             continue
         name = variable.removeprefix(PREFIX).lower()
-        if name in _FIELDS and variable == _variable(name):
+        if name in _FIELDS and variable == PREFIX + name.upper():
             is_list = get_origin(_FIELDS[name].annotation) is list
             yield name, _items(text, variable) if is_list else text, variable
-        elif get_close_matches(name, _FIELDS, 1, _ALIKE):
-            raise SettingError(variable, "no such setting", _suggestion(name, _variable))
+        elif close := get_close_matches(name, _FIELDS, 1, _ALIKE):
+            raise SettingError(variable, "no such setting", f"Did you mean {PREFIX}{close[0].upper()}?")
         else:
-            notices.append(f"{variable} is not a setting of the server and has no effect")
+            notify(f"{variable} is not a setting of the server and has no effect")
 
 
 def _items(text: str, variable: str) -> list[Any]:
@@ -225,20 +216,9 @@ def _items(text: str, variable: str) -> list[Any]:
     return items
 
 
-def _check_kind(name: str, value: Any, origin: str) -> None:
-    """Raise SettingError for true or false where a number or text belongs: it would pass for 1 or 0."""
-    annotation = _FIELDS[name].annotation
-    if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
-        raise SettingError(origin, "not true or false", _FIELDS[name].description or "")
-
-
-def _suggestion(name: str, spelled: Any) -> str:
+def _suggestion(name: str) -> str:
     found = get_close_matches(name, _FIELDS, 1, 0.6)
-    return f"Did you mean {spelled(found[0])}?" if found else "`outrider serve --print-config` shows all."
-
-
-def _variable(name: str) -> str:
-    return PREFIX + name.upper()
+    return f"Did you mean {found[0]}?" if found else "`outrider serve --print-config` shows all."
 
 
 def _is_secret(value: Any) -> bool:

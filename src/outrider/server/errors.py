@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -105,8 +106,8 @@ class Problem(Exception):
 
     def body_at(self, path: str) -> dict[str, Any]:
         """The error object in the shape of the API at this path."""
-        shape = next((shape for start, shape in _SHAPES if path.startswith(start)), None)
-        return shape(self.status, self.body) if shape else self.body
+        shapes = (shape(self.status, self.body) for start, shape in _SHAPES if path.startswith(start))
+        return next(shapes, self.body)
 
     def in_stream(self, media_type: str, path: str) -> Message | None:
         """The last part of a stream that has begun; None for a response without a place for errors, which
@@ -116,15 +117,6 @@ class Problem(Exception):
         event = frame.format(json.dumps(self.body_at(path))).encode()
         return {"type": "http.response.body", "body": event, "more_body": False}
 
-    def renamed(self, names: Mapping[str, str]) -> Problem:
-        """The same, where fields have other names."""
-        param = self.param or ""
-        name = param.split(".")[0].split("[")[0]
-        if name not in names:
-            return self
-        message, param = (text.replace(name, names[name], 1) for text in (self.message, param))
-        return Problem(self.status, message, code=self.code, type=self.type, param=param)
-
 
 @contextmanager
 def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
@@ -132,29 +124,30 @@ def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except Problem as error:
-        raise error.renamed(names) from None
+        own = re.split(r"[.[]", error.param or "")[0]
+        if own in names:
+            error.message = error.message.replace(own, names[own], 1)
+            error.param = (error.param or "").replace(own, names[own], 1)
+        raise
 
 
-def anthropic_error(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's error object in the shape of Anthropic's API."""
+def _anthropic(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}}
 
 
-def llama_error(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's error object in llama-server's shape: its code is the status."""
+def _llama(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
     return {"error": {**body["error"], "code": status}}
 
 
-def ollama_error(_status: int, body: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's error object in the shape of Ollama's API."""
+def _ollama(_status: int, body: Mapping[str, Any]) -> dict[str, Any]:
     return {"error": body["error"]["message"]}
 
 
 _SHAPES = (
-    ("/v1/messages", anthropic_error),
-    ("/api/", ollama_error),
-    *((path, llama_error) for path in ("/completion", "/infill", "/props", "/slots", "/apply-template")),
+    ("/v1/messages", _anthropic),
+    ("/api/", _ollama),
+    *((path, _llama) for path in ("/completion", "/infill", "/props", "/slots", "/apply-template")),
 )
 """Where errors have another shape than OpenAI's, by the beginnings of paths."""
 
@@ -225,19 +218,23 @@ _CONVERSIONS: dict[type[Exception], Callable[[Request, Any], Problem]] = {
 
 # Requests that do not fit their models
 
+_MAX_SHOWN_CHARACTERS = 40
+
 
 def _invalid(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
     """The most helpful error: where several alternatives failed, of the one that got furthest."""
-    found = max(errors, key=lambda error: (error["type"] == "unsupported", len(_steps(error, body))))
+    placed = [(_steps(error, body), error) for error in errors]
+    steps, found = max(placed, key=lambda one: (one[1]["type"] == "unsupported", len(one[0])))
+    takes = accepted([error for other, error in placed if other == steps]) or "what docs/api.md says of it"
     kind, context, given = found["type"], found.get("ctx") or {}, found["input"]
-    path = _path(found, body)
     if kind.startswith("union_tag"):  # it is about the field that says which object this is
-        name = context["discriminator"].strip("'")
-        path, given = f"{path}.{name}".removeprefix("."), given.get(name)
+        steps = [*steps, context["discriminator"].strip("'")]
+        given = given.get(steps[-1])
         kind = "missing" if given is None else kind
-    if kind == "unsupported" and context.get("field"):
-        path = f"{path}.{context['field']}".removeprefix(".")
-    where, code = path or "the body", kind
+    elif kind == "unsupported" and context.get("field"):
+        steps = [*steps, context["field"]]
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).removeprefix(".")
+    where = path or "the body"
     if kind == "json_invalid":
         code, why = "invalid_json", f"the body is not JSON: {context.get('error', 'it is broken')}."
     elif isinstance(body, bytes):  # of another content type, or of none
@@ -246,39 +243,25 @@ def _invalid(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
         way_out = "Not a field of this endpoint (docs/api.md lists them); leave it out."
         code, why = "unknown_field", f"unknown field: {path}. {way_out}"
     elif kind == "missing":
-        way_out = "Give it." if "." in path else "Give it, as JSON with content-type application/json."
-        code, why = "missing_field", f"{where}: it is missing. {way_out}"
+        code, why = "missing_field", f"{where}: it is missing. Give it."
     elif kind == "unsupported":
-        why = f"{where}: {found['msg']}."
+        code, why = "unsupported", f"{where}: {found['msg']}."
     else:
-        beside = [error for error in errors if _path(error, body) == _path(found, body)]
-        takes = accepted(beside) or "what docs/api.md says of it"
         code, why = "invalid_value", f"{where}: it is {_given(given)}. Give {takes}."
     return Problem(400, why, code=code, param=path or None)
 
 
-_MAX_SHOWN_CHARACTERS = 40
-
-
 def _given(value: Any) -> str:
     """A small value itself, of a large one what it is."""
-    if isinstance(value, Mapping):
-        return f"an object of {len(value):,}" if value else "an empty object"
-    if isinstance(value, list):
-        return f"an array of {len(value):,}" if value else "an empty array"
+    if isinstance(value, Mapping | list):
+        what = "object" if isinstance(value, Mapping) else "array"
+        return f"an {what} of {len(value):,}" if value else f"an empty {what}"
     if isinstance(value, float) and not math.isfinite(value):
         return "not a finite number"
     text = json.dumps(value, ensure_ascii=False)
     if len(text) <= _MAX_SHOWN_CHARACTERS:
         return text
     return f"a text of {len(value):,} characters" if isinstance(value, str) else "a very long number"
-
-
-def _path(error: Mapping[str, Any], body: Any) -> str:
-    path = ""
-    for step in _steps(error, body):
-        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
-    return path
 
 
 def _steps(error: Mapping[str, Any], body: Any) -> list[str | int]:

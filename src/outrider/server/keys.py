@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from outrider.core.errors import SettingError
 from outrider.core.files import read_toml
 from outrider.core.invalid import invalid
+from outrider.core.notices import notify
 from outrider.server.errors import Problem
 from outrider.server.settings import ServeSettings
 
@@ -49,14 +50,14 @@ class KeyRing:
 
     def __init__(self, keys: Sequence[ApiKey] = ()) -> None:
         self.keys = tuple(keys)
-        names, digests = set[str](), dict[str, str]()
-        for key in self.keys:
-            if key.name in names:
-                raise SettingError(f"API key {key.name}", "two keys have this name", "Rename one of them.")
-            if (other := digests.setdefault(key.sha256, key.name)) != key.name:
-                why = f"it is the same key as {other}"
-                raise SettingError(f"API key {key.name}", why, "Give each user a key of their own.")
-            names.add(key.name)
+        for i, key in enumerate(self.keys):
+            for other in self.keys[:i]:
+                what = f"API key {key.name}"
+                if key.name == other.name:
+                    raise SettingError(what, "two keys have this name", "Rename one of them.")
+                if key.sha256 == other.sha256:
+                    why = f"it is the same key as {other.name}"
+                    raise SettingError(what, why, "Give each user a key of their own.")
 
     def __bool__(self) -> bool:
         return bool(self.keys)
@@ -64,56 +65,42 @@ class KeyRing:
     def find(self, presented: str) -> ApiKey | None:
         """The key that was presented; None for one that is not accepted. All are compared, always."""
         digest = digest_of(presented)
-        found = None
-        for key in self.keys:
-            if hmac.compare_digest(key.sha256, digest):
-                found = key
-        return found
+        found = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
+        return found[0] if found else None
 
 
-def key_ring(settings: ServeSettings) -> tuple[KeyRing, tuple[str, ...]]:
-    """The keys of the settings, and notices for the operator. Raises SettingError. Keys given as settings are
-    called `default` (or `default-1`, `default-2`, …) and may do everything without limits."""
+def key_ring(settings: ServeSettings) -> KeyRing:
+    """The keys of the settings. Raises SettingError. Keys given as settings are called `default` (or
+    `default-1`, `default-2`, …) and may do everything without limits."""
     given = [secret.get_secret_value() for secret in settings.api_key]
-    names = ["default"] if len(given) == 1 else [f"default-{number}" for number in range(1, len(given) + 1)]
-    keys = [
-        ApiKey(name=name, sha256=digest_of(_checked(key, f"api_key ({name})")), admin=True)
-        for name, key in zip(names, given, strict=True)
-    ]
-    notices: list[str] = []
-    if settings.api_keys is not None:
-        keys += read_keys(settings.api_keys, notices)
-    return KeyRing(keys), tuple(notices)
+    keys = []
+    for number, key in enumerate(given, 1):
+        name = "default" if len(given) == 1 else f"default-{number}"
+        keys.append(ApiKey(name=name, sha256=digest_of(_checked(key, f"api_key ({name})")), admin=True))
+    return KeyRing(keys + (read_keys(settings.api_keys) if settings.api_keys else []))
 
 
-def read_keys(path: Path, notices: list[str] | None = None) -> list[ApiKey]:
+def read_keys(path: Path) -> list[ApiKey]:
     """The keys of a file. Raises SettingError, which names the record and never the key."""
-    records = _records(path)
-    if not records:
-        raise SettingError(str(path), "there is no key in it", "Write a [[key]] table with name and key.")
-    keys = [_read_record(record, f"{path}, {where}") for where, record in records]
-    readable = path.is_file() and path.stat().st_mode & 0o044
-    if readable and notices is not None and any("key" in record for _, record in records):
-        notices.append(f"{path}: others on this machine can read the keys (chmod 600 {path}, or give sha256)")
-    return keys
-
-
-def _records(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Each table of the file, and its place."""
     content = read_toml(path, "Name a TOML file of keys (--api-keys).")
     tables = content.pop("key", [])
     if content:
         raise SettingError(f"{path}: {next(iter(content))}", "not known here", "A key is a [[key]] table.")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise SettingError(f"{path}: key", "not an array of tables", "Write [[key]] above each key.")
-    return [(f"key {number}", table) for number, table in enumerate(tables, 1)]
+    if not tables:
+        raise SettingError(str(path), "there is no key in it", "Write a [[key]] table with name and key.")
+    is_plain = any("key" in table for table in tables)
+    keys = [_read_key(table, f"{path}, key {number}") for number, table in enumerate(tables, 1)]
+    if is_plain and path.stat().st_mode & 0o044:
+        notify(f"{path}: others on this machine can read the keys (chmod 600 {path}, or give sha256)")
+    return keys
 
 
-def _read_record(record: dict[str, Any], where: str) -> ApiKey:
-    given, sha256 = record.get("key"), record.get("sha256")
-    fields = {name: value for name, value in record.items() if name != "key"}
+def _read_key(table: dict[str, Any], where: str) -> ApiKey:
+    given, sha256 = table.pop("key", None), table.get("sha256")
     try:  # the name first: messages about the rest repeat it
-        read = ApiKey.model_validate(fields | {"sha256": _NO_DIGEST if sha256 is None else sha256})
+        read = ApiKey.model_validate({**table, "sha256": _NO_DIGEST if sha256 is None else sha256})
     except ValidationError as error:
         first = invalid(error)
         reason = _WRITTEN if first.kind == "string_pattern_mismatch" else first.reason
@@ -122,9 +109,7 @@ def _read_record(record: dict[str, Any], where: str) -> ApiKey:
     if (given is None) == (sha256 is None):
         why = "it has neither key nor sha256" if given is None else "it has both key and sha256"
         raise SettingError(called, why, "Give one of them.")
-    if given is None:
-        return read
-    return read.model_copy(update={"sha256": digest_of(_checked(given, called))})
+    return read if given is None else read.model_copy(update={"sha256": digest_of(_checked(given, called))})
 
 
 _NO_DIGEST = "0" * 64
@@ -158,14 +143,11 @@ _MINUTE_S = 60.0
 _BUSY_RETRY_S = 1.0
 """When a key that runs as many requests as it may should ask again."""
 
-Clock = Callable[[], float]
-"""Seconds of a clock that never goes back."""
-
 
 class Bucket:
     """A token bucket: `per_minute` units flow in each minute, and at most as many are kept."""
 
-    def __init__(self, per_minute: int, clock: Clock = monotonic) -> None:
+    def __init__(self, per_minute: int, clock: Callable[[], float] = monotonic) -> None:
         self.per_minute = per_minute
         self._clock = clock
         self._level = float(per_minute)
@@ -194,7 +176,7 @@ class Bucket:
 class RateLimiter:
     """How much of its limits a key uses; without a key there are none."""
 
-    def __init__(self, key: ApiKey | None = None, clock: Clock = monotonic) -> None:
+    def __init__(self, key: ApiKey | None = None, clock: Callable[[], float] = monotonic) -> None:
         self.name = key.name if key else ""
         self.namespace = key.sha256 if key else ""
         self._concurrency = key.concurrency if key else None
@@ -219,22 +201,6 @@ class RateLimiter:
         finally:
             self._running -= 1
 
-    def reserve(self, prompt_tokens: int, max_tokens: int) -> float:
-        """Take the tokens of a prompt and its longest answer, at most a minute's; returns how many. Raises
-        Problem (429)."""
-        if self.tokens is None:
-            return 0.0
-        most = self.tokens.per_minute
-        if prompt_tokens > most:
-            why = f"the prompt has {prompt_tokens} tokens, and this key may use {most} a minute."
-            raise _limit_reached("tokens", why, math.inf, "Shorten it.")
-        amount = min(prompt_tokens + max_tokens, most)
-        if wait_s := self.tokens.wait_s(amount):
-            why = f"this key may use {most} tokens a minute; this request may need {amount}."
-            raise _limit_reached("tokens", why, wait_s)
-        self.tokens.take(amount)
-        return amount
-
 
 def _limit_reached(kind: str, why: str, wait_s: float, way_out: str = "") -> Problem:
     message = f"{why} {way_out or f'Try again in {max(1, math.ceil(wait_s))} s.'}"
@@ -243,7 +209,7 @@ def _limit_reached(kind: str, why: str, wait_s: float, way_out: str = "") -> Pro
 
 @dataclass(slots=True)
 class TokenUsage:
-    """The tokens that a generation has used so far."""
+    """The tokens that a generation, or all of a request's, used so far."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -255,24 +221,37 @@ class Caller:
     outlive the server and a name may be given to another."""
 
     def __init__(self, limiter: RateLimiter | None = None) -> None:
-        self._limiter = limiter or RateLimiter()
-        self.name, self.namespace = self._limiter.name, self._limiter.namespace
+        limiter = limiter or RateLimiter()
+        self.name, self.namespace, self._tokens = limiter.name, limiter.namespace, limiter.tokens
         self._usages: list[TokenUsage] = []
 
     @property
     def used(self) -> TokenUsage:
-        """The tokens used so far."""
         prompt = sum(used.prompt_tokens for used in self._usages)
         return TokenUsage(prompt, sum(used.completion_tokens for used in self._usages))
 
     @contextmanager
     def reserved(self, prompt_tokens: int, max_tokens: int) -> Iterator[TokenUsage]:
-        """Hold the tokens that a generation may need; at the end it costs what was counted into the usage.
-        Raises Problem (429)."""
-        taken = self._limiter.reserve(prompt_tokens, max_tokens)
+        """Hold the tokens of a prompt and its longest answer, at most a minute's; at the end they cost what
+        was counted into the usage. Raises Problem (429)."""
+        taken = self._take(prompt_tokens, max_tokens)
         self._usages.append(used := TokenUsage())
         try:
             yield used
         finally:
-            if self._limiter.tokens is not None:
-                self._limiter.tokens.take(used.prompt_tokens + used.completion_tokens - taken)
+            if self._tokens is not None:
+                self._tokens.take(used.prompt_tokens + used.completion_tokens - taken)
+
+    def _take(self, prompt_tokens: int, max_tokens: int) -> int:
+        if self._tokens is None:
+            return 0
+        most = self._tokens.per_minute
+        if prompt_tokens > most:
+            why = f"the prompt has {prompt_tokens} tokens, and this key may use {most} a minute."
+            raise _limit_reached("tokens", why, math.inf, "Shorten it.")
+        amount = min(prompt_tokens + max_tokens, most)
+        if wait_s := self._tokens.wait_s(amount):
+            why = f"this key may use {most} tokens a minute; this request may need {amount}."
+            raise _limit_reached("tokens", why, wait_s)
+        self._tokens.take(amount)
+        return amount

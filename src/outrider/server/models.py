@@ -163,7 +163,7 @@ class Models:
     def _find(self, name: str | None) -> _Model:
         if name is None:
             return self._models[0]
-        model = self._by_name.get(name)
+        model = self._by_name.get(name) or self._by_name.get(name.removesuffix(":latest"))  # Ollama's tag
         if model is None and not self._any_model:
             message = f"there is no model {name[:200]} here. Use {' or '.join(self.names)}, or omit model."
             raise Problem(404, message, code="model_not_found", param="model")

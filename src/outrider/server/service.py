@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from hashlib import sha256
 from importlib.metadata import version
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import HTTPConnection
 
@@ -31,8 +31,9 @@ from outrider.server.metrics import Metrics
 from outrider.server.settings import ServeSettings
 from outrider.server.turns import Turns
 from outrider.server.worker import Worker
-from outrider.session import Session
-from outrider.session.keeping import identity_of
+
+if TYPE_CHECKING:
+    from outrider.session import Session
 
 _Result = TypeVar("_Result")
 
@@ -77,7 +78,7 @@ class Service:
         self.verification = verification or Verification()
         self.format = format_of(session.template, session.target.vocabulary)
         self.controls = ControlTokens(session.target.vocabulary)
-        setup = f"{identity_of(session.target)} {session.bitwise}".encode()
+        setup = f"{session.identity} {session.bitwise}".encode()
         self.fingerprint = f"outrider-{version('outrider')}-{sha256(setup).hexdigest()[:12]}"
         """OpenAI's `system_fingerprint`: what, beside the request, an answer with a seed depends on"""
         self._notices = tuple(session.notices)
@@ -85,8 +86,7 @@ class Service:
         self.slot_folder: Folder | None = None
         """where clients save slots"""
         if settings.slot_save_path is not None:
-            identity = identity_of(session.target)
-            self.slot_folder = Folder(settings.slot_save_path, identity, "--slot-save-path")
+            self.slot_folder = Folder(settings.slot_save_path, session.identity, "--slot-save-path")
         self.thinking: dict[tuple[str, str], Callable[[], None]] = {}
         """functions that end the reasoning of running answers, by the caller's name and an id"""
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
@@ -146,7 +146,7 @@ class Service:
 
     def check_tokens(self, tokens: Sequence[int], param: str) -> None:
         """Raises Problem for a token that the vocabulary lacks."""
-        if max(tokens) >= (size := self.vocabulary.size):
+        if max(tokens, default=0) >= (size := self.vocabulary.size):
             why = f"token {max(tokens)} is unknown. The vocabulary has 0 to {size - 1}."
             raise invalid_field(param, why, code="invalid_prompt")
 

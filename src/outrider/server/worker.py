@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Thread
 from time import perf_counter
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from outrider.core.data import Completion, Request, Update
 from outrider.core.errors import BackendError, OutriderError
@@ -22,7 +22,9 @@ from outrider.costs.other_programs import OtherPrograms
 from outrider.engine.tiers import Reading, TierCounts
 from outrider.server.errors import Problem
 from outrider.server.turns import Turns
-from outrider.session import Session
+
+if TYPE_CHECKING:
+    from outrider.session import Session
 
 _log = logging.getLogger(__name__)
 

@@ -4,11 +4,19 @@
 session also works on models of any other backend, given to it directly.
 """
 
-from outrider.session.generation import Message
-from outrider.session.options import DEFAULT_CONTEXT_TOKENS, SessionOptions
-from outrider.session.pair import Pair
-from outrider.session.session import Session
-from outrider.session.settings import describe_policy, settings_of
+# Nothing is imported before it is used: who reads step records needs no model loader.
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from outrider.session.generation import Message
+    from outrider.session.options import DEFAULT_CONTEXT_TOKENS, SessionOptions
+    from outrider.session.pair import Pair
+    from outrider.session.session import Session
+    from outrider.session.settings import describe_policy, settings_of
 
 __all__ = [
     "DEFAULT_CONTEXT_TOKENS",
@@ -19,3 +27,20 @@ __all__ = [
     "describe_policy",
     "settings_of",
 ]
+
+_MODULES = {
+    "generation": ("Message",),
+    "options": ("DEFAULT_CONTEXT_TOKENS", "SessionOptions"),
+    "pair": ("Pair",),
+    "session": ("Session",),
+    "settings": ("describe_policy", "settings_of"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"outrider.session.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,7 +27,7 @@ from outrider.engine import Engine
 from outrider.engine.tiers import KvTiers
 from outrider.models.chat import ChatTemplate
 from outrider.session.generation import Generation, Message, encode
-from outrider.session.keeping import SAVE_S, open_texts, open_tiers
+from outrider.session.keeping import SAVE_S, identity_of, open_texts, open_tiers
 from outrider.session.learned import Learned, policy_for
 from outrider.session.options import Progress, SessionOptions, no_progress
 from outrider.session.pair import Pair
@@ -250,6 +250,11 @@ class Session:
     def generate(self, prompt: str | Sequence[Message] | Sequence[int], **settings: Any) -> Completion:
         """Generate to the end; the settings are those of `stream`."""
         return self.stream(prompt, **settings).completion
+
+    @property
+    def identity(self) -> str:
+        """What KV belongs to: the target's content, the library's build, and the options that change KV."""
+        return identity_of(self.target)
 
     @property
     def is_provisional(self) -> bool:

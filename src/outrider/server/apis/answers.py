@@ -18,13 +18,13 @@ from uuid import uuid4
 from outrider.core.data import Completion, Kind, Piece, Request, Update
 from outrider.policy import AutoPolicy
 from outrider.server.apis.plan import GenerationPlan
-from outrider.server.apis.shapes import TextRequest
+from outrider.server.apis.shapes import Json, TextRequest
+from outrider.server.errors import Problem
 from outrider.server.service import Service
 from outrider.session.readout import read_out
 from outrider.session.speedup import Estimate, estimate_speedup
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
-Chunk = dict[str, Any]
 
 _MIN_LOGPROB = -9_999.0
 """OpenAI's value for a token that is next to impossible; JSON has no infinity."""
@@ -82,7 +82,7 @@ class Choice:
     def reasoning(self) -> str:
         return joined(self.pieces, "reasoning")
 
-    def progress(self, pieces: Iterable[Piece]) -> dict[str, Any]:
+    def progress(self, pieces: Iterable[Piece]) -> Json:
         """The `outrider` object of a chunk: the sources of its content, and the counts so far."""
         shown = [[piece.text, piece.source] for piece in pieces if piece.kind == "content"]
         return {"pieces": shown, **self.counts}
@@ -96,7 +96,8 @@ class Choice:
 
 
 class Answer(ABC):
-    """An answer that can be given whole or as the events of a stream."""
+    """An answer that can be given whole or as the events of a stream. `id` has no prefix; `notices` say what
+    of the request was not enforced, not read, not used."""
 
     media_type = EVENTS
     """of the stream: server-sent events, or lines of JSON"""
@@ -107,30 +108,38 @@ class Answer(ABC):
         self.service = service
         self.plan = plan
         self.id = uuid4().hex
-        """the answer's id, without its prefix"""
         self.notices: list[str] = []
-        """what of the request was not enforced, not read, not used"""
         self.choices = [Choice(i, request) for i, request in enumerate(plan.requests)]
 
     @abstractmethod
     def whole(self) -> Any:
         """The complete answer as JSON data, when every choice has ended."""
 
-    def first(self) -> Iterator[dict[str, Any]]:
+    def first(self) -> Iterator[Json]:
         """The events before any text."""
         yield from ()
 
     @abstractmethod
-    def next(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
+    def next(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[Json]:
         """The events for what a choice has taken: more pieces, and its end where it is over."""
 
-    def failed(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The event that ends a stream with an error; `body` is the error's."""
-        return body
+    def failed(self, problem: Problem, path: str) -> Json:
+        """The event that ends a stream with an error, at the path of this API."""
+        return problem.body_at(path)
 
-    def sums(self) -> dict[str, Any]:
-        """`usage` in OpenAI's terms, `metrics` in vLLM's, and the `outrider` object (docs/api.md)."""
-        account = self._account()
+    def sums(self) -> Json:
+        """`usage` in OpenAI's terms, `metrics` in vLLM's, and the `outrider` object (docs/api.md): what
+        speculation did. For several choices its counts are sums, and `choices` has those of each."""
+        each = [account_of(choice, self.service.policy) for choice in self.choices]
+        completion = self.choices[0].completion
+        account = {
+            "policy": self.plan.policy,
+            "rule": completion.rule,
+            "lossy": completion.lossy,
+            "bitwise": self.plan.bitwise,
+            **(each[0] if len(each) == 1 else _together(each)),
+            "notices": self.notices,
+        }
         first_choices = self.choices[:: self.plan.choices_per_prompt]  # those of one prompt share it
         prompts = [choice.completion for choice in first_choices]
         prompt_tokens = sum(completion.prompt_tokens for completion in prompts)
@@ -149,21 +158,8 @@ class Answer(ABC):
                 "rejected_prediction_tokens": account["drafted_tokens"] - account["accepted_tokens"],
             },
         }
-        counts = _counts_of_drafts(self.choices[0].completion) if len(self.choices) == 1 else None
+        counts = _counts_of_drafts(completion) if len(each) == 1 else None
         return {"usage": usage, "metrics": {"speculative_decoding": counts}, "outrider": account}
-
-    def _account(self) -> dict[str, Any]:
-        """What speculation did. For several choices counts are sums, and `choices` has those of each."""
-        each = [account_of(choice, self.service.policy) for choice in self.choices]
-        completion = self.choices[0].completion
-        return {
-            "policy": self.plan.policy,
-            "rule": completion.rule,
-            "lossy": completion.lossy,
-            "bitwise": self.plan.bitwise,
-            **(each[0] if len(each) == 1 else _together(each)),
-            "notices": self.notices,
-        }
 
 
 class PartedAnswer(Answer):
@@ -176,16 +172,16 @@ class PartedAnswer(Answer):
     def __init__(self, service: Service, plan: GenerationPlan) -> None:
         super().__init__(service, plan)
         [self._choice] = self.choices
-        self._parts: list[dict[str, Any]] = []
+        self._parts: list[Json] = []
         self._is_open = False
         """whether the last part may still grow"""
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Json:
         for _ in self.next(self._choice, self._choice.pieces):
             pass
         return self._whole()
 
-    def next(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
+    def next(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[Json]:
         for piece in pieces:
             kind = self.types[piece.kind]
             if not self._is_open or self._parts[-1]["type"] != kind or piece.name:
@@ -196,25 +192,19 @@ class PartedAnswer(Answer):
         if choice.is_over:
             yield from self._end()
 
-    @abstractmethod
-    def _whole(self) -> dict[str, Any]:
-        """The answer as JSON data, when its parts are complete."""
+    # What an API's answer is made of: the whole one, when its parts are complete, and the events that begin a
+    # part with its first piece, add to the last part, end it if it is open, and end the answer.
 
     @abstractmethod
-    def _open(self, kind: str, piece: Piece) -> Iterator[dict[str, Any]]:
-        """Begin a part, which this piece is the first of."""
-
+    def _whole(self) -> Json: ...
     @abstractmethod
-    def _grow(self, piece: Piece) -> dict[str, Any]:
-        """Add to the last part."""
-
+    def _open(self, kind: str, piece: Piece) -> Iterator[Json]: ...
     @abstractmethod
-    def _close(self) -> Iterator[dict[str, Any]]:
-        """End the last part, if one is open."""
-
+    def _grow(self, piece: Piece) -> Json: ...
     @abstractmethod
-    def _end(self) -> Iterator[dict[str, Any]]:
-        """End the answer."""
+    def _close(self) -> Iterator[Json]: ...
+    @abstractmethod
+    def _end(self) -> Iterator[Json]: ...
 
 
 class ChunkedAnswer(Answer):
@@ -241,11 +231,11 @@ class ChunkedAnswer(Answer):
             "system_fingerprint": service.fingerprint if plan.repeats else None,
         }
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Json:
         choices = [self._whole(choice) for choice in self.choices]
         return {**self._head, "object": self.object, "choices": choices, **self.sums()}
 
-    def next(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[Chunk]:
+    def next(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[Json]:
         for delta, shown in self._deltas(choice, pieces):
             chunk = self._chunk(choice, delta, shown)
             if self.plan.show_sources:
@@ -265,7 +255,7 @@ class ChunkedAnswer(Answer):
 
     def _chunk(
         self, choice: Choice, delta: Any, pieces: Sequence[Piece] = (), finish_reason: str | None = None
-    ) -> Chunk:
+    ) -> Json:
         chunk = {**self._head, "choices": [self._entry(choice, delta, pieces, finish_reason)]}
         if not self._with_usage:
             return chunk
@@ -277,7 +267,7 @@ class ChunkedAnswer(Answer):
         return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
     @abstractmethod
-    def _whole(self, choice: Choice) -> dict[str, Any]:
+    def _whole(self, choice: Choice) -> Json:
         """The entry of `choices` in the whole answer."""
 
     @abstractmethod
@@ -285,9 +275,7 @@ class ChunkedAnswer(Answer):
         """The deltas for these pieces, as few as possible, and the pieces of each."""
 
     @abstractmethod
-    def _entry(
-        self, choice: Choice, delta: Any, pieces: Sequence[Piece], finish_reason: str | None
-    ) -> dict[str, Any]:
+    def _entry(self, choice: Choice, delta: Any, pieces: Sequence[Piece], finish_reason: str | None) -> Json:
         """The entry of `choices` in a chunk that has these pieces."""
 
 
@@ -310,11 +298,11 @@ def joined(pieces: Iterable[Piece], kind: Kind) -> str:
 
 def logprobs_of(
     pieces: Iterable[Piece], service: Service, kind: Kind = "content", *, with_ids: bool = False
-) -> list[dict[str, Any]]:
+) -> list[Json]:
     """The log probabilities of the tokens of pieces of one kind, in the shape of a chat's `logprobs.content`.
     A token that is part of a character has U+FFFD as its text and its true bytes."""
 
-    def entry(token: int, logprob: float) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> Json:
         spelled = service.spelled(token)
         text = spelled.decode("utf-8", errors="replace")
         found = {"token": text, "logprob": finite(logprob), "bytes": list(spelled)}
@@ -328,7 +316,7 @@ def logprobs_of(
     ]
 
 
-def parsed_arguments(text: str) -> dict[str, Any] | None:
+def parsed_arguments(text: str) -> Json | None:
     """The arguments of a tool call; None for one that was cut off."""
     try:
         found = json.loads(text)
@@ -342,7 +330,7 @@ def finite(logprob: float) -> float:
     return max(logprob, _MIN_LOGPROB)
 
 
-def account_of(choice: Choice, policy: AutoPolicy | None) -> dict[str, Any]:
+def account_of(choice: Choice, policy: AutoPolicy | None) -> Json:
     """What speculation did for one choice."""
     readout = read_out(choice.completion)
     forced, time = readout.drafters.get("grammar"), readout.time_s
@@ -378,7 +366,7 @@ def account_of(choice: Choice, policy: AutoPolicy | None) -> dict[str, Any]:
     }
 
 
-def _counts_of_drafts(completion: Completion) -> dict[str, Any] | None:
+def _counts_of_drafts(completion: Completion) -> Json | None:
     """What became of drafts, as vLLM says it: of the steps that had one. None where none had."""
     steps = [record for record in completion.records if record.kind == "decode" and len(record.draft)]
     if not steps:
@@ -396,12 +384,12 @@ def _counts_of_drafts(completion: Completion) -> dict[str, Any] | None:
     }
 
 
-def _together(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _together(each: Sequence[Json]) -> Json:
     """Several choices as one: counts are sums, times the longest, for the choices ran side by side."""
     first, drafters = each[0], dict[str, Counter[str]]()
     for name, counts in (item for one in each for item in one["drafters"].items()):
         drafters.setdefault(name, Counter()).update(counts)
-    whole: dict[str, Any] = {
+    whole: Json = {
         key: sum(one[key] for one in each) for key, value in first.items() if isinstance(value, int)
     }
     return whole | {

@@ -3,127 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, Tag, model_validator
 from starlette.responses import Response
 
 from outrider.core.data import Piece
 from outrider.core.notices import notify
+from outrider.server.apis import shapes
 from outrider.server.apis.answers import PartedAnswer, parsed_arguments
 from outrider.server.apis.chat import ChatRequest, fitting_effort, plan_chat
 from outrider.server.apis.generation import EVENTS_TOO, answer
-from outrider.server.apis.messages import (
-    MAX_TOOLS,
-    Function,
-    Message,
-    NamedFunction,
-    NamedTool,
-    OtherTool,
-    Tool,
-    ToolCall,
-    ToolName,
-    or_other,
-    served_tools,
-    text_of,
-    type_of,
-)
 from outrider.server.apis.plan import GenerationPlan
-from outrider.server.apis.shapes import (
-    CACHED,
-    REFUSED,
-    Effort,
-    GenerationRequest,
-    Json,
-    JsonSchemaFormat,
-    Many,
-    MaxTokens,
-    NamedSchema,
-    Shape,
-    StopText,
-    Text,
-    unsupported,
-)
-from outrider.server.errors import anthropic_error, renamed_fields
+from outrider.server.apis.shapes import OF_CHAT, Json, Many, Shape, text_of, unsupported
+from outrider.server.errors import renamed_fields
 from outrider.server.models import models_of
 from outrider.server.service import Service
 
 router = APIRouter(tags=["text"])
 
-_MAX_STOPS = 32
-_OF_CHAT = "it is a field of chat completions. Use "
-
 
 class TextBlock(Shape):
     """Text."""
 
-    ignored: ClassVar = CACHED | {"citations"}
+    ignored: ClassVar = frozenset({"citations"})
 
     type: Literal["text"]
     text: str
 
 
-class ThinkingBlock(Shape):
-    """What the assistant thought; `signature` is not checked."""
-
-    ignored: ClassVar = CACHED
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: str | None = None
+class _Block(Shape):
+    ignored: ClassVar = frozenset({"citations", "caller"})
 
 
-class RedactedThinkingBlock(Shape):
-    """Thoughts that only another server can read: left out."""
-
-    ignored: ClassVar = CACHED
-
-    type: Literal["redacted_thinking"]
-    data: str
-
-
-class ToolUseBlock(Shape):
-    """A call that the assistant made in an earlier turn."""
-
-    ignored: ClassVar = CACHED | {"caller"}
-
-    type: Literal["tool_use"]
-    id: str
-    name: Text
-    input: Json
-
-
-class ToolResultBlock(Shape):
-    """What a call returned."""
-
-    ignored: ClassVar = CACHED
-
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: str | Many[TextBlock] | None = None
-    is_error: bool | None = Field(None, description="The text is then given to the model as an error's.")
-
-
-Block = Annotated[
-    Annotated[TextBlock, Tag("text")]
-    | Annotated[ThinkingBlock, Tag("thinking")]
-    | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")]
-    | Annotated[ToolUseBlock, Tag("tool_use")]
-    | Annotated[ToolResultBlock, Tag("tool_result")],
-    Discriminator(
-        type_of,
-        custom_error_type="unsupported",
-        custom_error_message="text, thinking, tool_use and tool_result are read. Leave other blocks out",
-    ),
-]
-
-
-class TurnOutput(Shape):
-    """How much the model is to think from this turn on."""
-
-    effort: Effort | None = None
-
+if TYPE_CHECKING:
+    Block = Any
+else:
+    # A signature is not checked; redacted thoughts, which only another server can read, are left out. What an
+    # error returned is given to the model as an error's text.
+    Block = shapes.variants(
+        _Block,
+        "text, thinking, tool_use and tool_result",
+        text={"text": str},
+        thinking={"thinking": str, "signature": str | None},
+        redacted_thinking={"data": str},
+        tool_use={"id": str, "name": shapes.Text, "input": Json},
+        tool_result={
+            "tool_use_id": str,
+            "content": str | Many[TextBlock] | None,
+            "is_error": bool | None,
+        },
+    )
 
 _BLOCKS = {
     "user": {"text", "tool_result"},
@@ -131,6 +62,12 @@ _BLOCKS = {
     "system": {"text"},
 }
 """The blocks that a turn of each role may have."""
+
+
+class TurnOutput(Shape):
+    """How much the model is to think from this turn on."""
+
+    effort: shapes.Effort | None = None
 
 
 class Turn(Shape):
@@ -150,8 +87,7 @@ class Turn(Shape):
             if block.type not in _BLOCKS[self.role]:
                 raise unsupported(f"{block.type} is not a block of the role {self.role}. Leave it out")
         if self.role != "system":
-            if self.content is None and self.role == "user":
-                raise unsupported("it is empty. Give it content", "content")
+            shapes.says_something(self.role, self.content)
             for field in ("clear_at", "output_config"):
                 if getattr(self, field) is not None:
                     raise unsupported("it is for the role system. Leave it out", field)
@@ -166,17 +102,13 @@ class Turn(Shape):
 class CustomTool(Shape):
     """A tool that the model may call; `input_schema` is a JSON schema of its arguments."""
 
-    ignored: ClassVar = CACHED | {"eager_input_streaming", "input_examples", "defer_loading"}
+    ignored: ClassVar = frozenset({"eager_input_streaming", "input_examples", "defer_loading"})
 
     type: Literal["custom"] | None = None
-    name: ToolName
+    name: shapes.ToolName
     description: str | None = None
     input_schema: Json
     strict: bool | None = None
-
-
-_Own = Annotated[CustomTool, Tag("own")]
-_Other = Annotated[OtherTool, Tag("other")]
 
 
 class Choice(Shape):
@@ -195,14 +127,12 @@ class Choice(Shape):
 
 class Thinking(Shape):
     """Whether the model thinks before it answers, where its template knows that. Thoughts are given as they
-    are."""
+    are; after `budget_tokens` their end is forced."""
 
     ignored: ClassVar = frozenset({"display"})
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Tokens of thinking, after which its end is forced."
-    )
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
 
 
 class OutputSchema(Shape):
@@ -224,31 +154,31 @@ class ContextManagement(Shape):
     edits: Many[Json] | None = None
 
 
-_ELSEWHERE = {
-    "container": "this server runs no code. Leave it out",
-    "mcp_servers": "this server calls no others. Leave it out",
-    "output_format": "it is called output_config.format now. Use that",
-    "stop": f"{_OF_CHAT}stop_sequences",
-    "response_format": f"{_OF_CHAT}output_config.format",
-    "max_completion_tokens": f"{_OF_CHAT}max_tokens",
-    "reasoning_effort": f"{_OF_CHAT}output_config.effort",
-    "stream_options": "a stream always ends with its usage. Leave it out",
-}
-
-
-class CountTokensRequest(GenerationRequest):
+class CountTokensRequest(shapes.GenerationRequest):
     """A conversation whose tokens are to be counted: a request for a message without `max_tokens`."""
 
-    refused: ClassVar = REFUSED | _ELSEWHERE
-    ignored: ClassVar = GenerationRequest.ignored | CACHED | {"inference_geo", "metadata", "service_tier"}
+    refused: ClassVar = shapes.REFUSED | {
+        "container": "this server runs no code. Leave it out",
+        "mcp_servers": "this server calls no others. Leave it out",
+        "output_format": "it is called output_config.format now. Use that",
+        "stop": f"{OF_CHAT}stop_sequences",
+        "response_format": f"{OF_CHAT}output_config.format",
+        "max_completion_tokens": f"{OF_CHAT}max_tokens",
+        "reasoning_effort": f"{OF_CHAT}output_config.effort",
+        "stream_options": "a stream always ends with its usage. Leave it out",
+    }
+    ignored: ClassVar = shapes.GenerationRequest.ignored | {"inference_geo", "metadata", "service_tier"}
 
     messages: Annotated[Many[Turn], Field(min_length=1)]
     system: str | Many[TextBlock] | None = None
     tools: (
-        Annotated[Many[Annotated[_Own | _Other, or_other("custom")]], Field(max_length=MAX_TOOLS)] | None
+        shapes.ToolsOf[
+            Annotated[Annotated[CustomTool, Tag("own")] | shapes.Other, shapes.own_or_other("custom")]
+        ]
+        | None
     ) = None
     tool_choice: Choice | None = None
-    stop_sequences: Annotated[Many[StopText], Field(max_length=_MAX_STOPS)] | None = None
+    stop_sequences: shapes.StopTexts | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
@@ -258,7 +188,7 @@ class CountTokensRequest(GenerationRequest):
 class MessagesRequest(CountTokensRequest):
     """A conversation to be continued."""
 
-    max_tokens: MaxTokens
+    max_tokens: shapes.MaxTokens
 
 
 @router.post("/v1/messages", responses=EVENTS_TOO)
@@ -289,7 +219,7 @@ _NAMES = {
 _FOR_BILLING = "x-anthropic-billing-header:"
 """Claude Code begins the system prompt with it. It differs in each conversation, so no prompt would share its
 beginning with an earlier one."""
-_MODES: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
+_MODES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def plan_message(service: Service, body: CountTokensRequest, namespace: str) -> GenerationPlan:
@@ -297,13 +227,22 @@ def plan_message(service: Service, body: CountTokensRequest, namespace: str) -> 
     edits = body.context_management.edits if body.context_management else None
     if any(edit.get("keep") not in ("all", {"type": "all"}) for edit in edits or ()):
         notify("context_management: the conversation is not shortened here, all of it is read")
-    effort = _effort(service, body)
     with renamed_fields(_NAMES):
-        return plan_chat(service, as_chat(body, effort), namespace)
+        return plan_chat(service, _as_chat(service, body), namespace)
 
 
-def as_chat(body: CountTokensRequest, effort: Effort | None = None) -> ChatRequest:
+def _as_chat(service: Service, body: CountTokensRequest) -> ChatRequest:
     """The same request as one for a chat completion."""
+    choice, form = body.tool_choice, body.output_config.format if body.output_config else None
+    tools = [
+        shapes.function_tool(
+            name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+        )
+        for tool in shapes.served_tools(body.tools)
+    ]
+    mode: Any = None
+    if choice is not None:
+        mode = shapes.function_tool(name=choice.name) if choice.name else _MODES[choice.type]
     return ChatRequest(
         **body.sampling() | {"stop": body.stop_sequences or None},
         model=body.model,
@@ -312,38 +251,17 @@ def as_chat(body: CountTokensRequest, effort: Effort | None = None) -> ChatReque
             *(message for turn in _shown(body.messages) for message in _messages(turn)),
         ],
         max_completion_tokens=getattr(body, "max_tokens", None),
-        tools=[_tool(tool) for tool in served_tools(body.tools)],
-        tool_choice=_choice(body.tool_choice),
-        parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
-        response_format=_format(body.output_config),
+        tools=tools,
+        tool_choice=mode,
+        parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
+        response_format=form and shapes.json_schema_format(form.json_schema),
         continue_final_message=body.messages[-1].role == "assistant",
-        reasoning_effort=effort,
+        reasoning_effort=_effort(service, body),
         reasoning_budget=body.thinking.budget_tokens if body.thinking else None,
     )
 
 
-def _tool(tool: CustomTool) -> Tool:
-    function = Function(
-        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
-    )
-    return Tool(type="function", function=function)
-
-
-def _choice(choice: Choice | None) -> Any:
-    if choice is None:
-        return None
-    if choice.name is not None:
-        return NamedTool(type="function", function=NamedFunction(name=choice.name))
-    return _MODES[choice.type]
-
-
-def _format(config: OutputConfig | None) -> JsonSchemaFormat | None:
-    if config is None or config.format is None:
-        return None
-    return JsonSchemaFormat(type="json_schema", json_schema=NamedSchema(schema=config.format.json_schema))
-
-
-def _effort(service: Service, body: CountTokensRequest) -> Effort | None:
+def _effort(service: Service, body: CountTokensRequest) -> shapes.Effort | None:
     """How much the model is to think, where its template knows that."""
     outputs: list[TurnOutput | None] = [body.output_config, *(turn.output_config for turn in body.messages)]
     efforts = [output.effort for output in outputs if output and output.effort]
@@ -364,46 +282,45 @@ def _shown(turns: Sequence[Turn]) -> Iterator[Turn]:
             yield turn
 
 
-def _system(body: CountTokensRequest) -> list[Message]:
+def _system(body: CountTokensRequest) -> list[Json]:
     said = body.system or ""
     if not isinstance(said, str):
         said = [block for block in said if not block.text.startswith(_FOR_BILLING)]
-    return [Message(role="system", content=text_of(said))] if said else []
+    return [{"role": "system", "content": text_of(said)}] if said else []
 
 
-def _messages(turn: Turn) -> Iterator[Message]:
+def _messages(turn: Turn) -> Iterator[Json]:
     """A turn as messages: results of tools in a user's turn become messages of their own."""
     if isinstance(turn.content, str):
-        yield Message(role=turn.role, content=turn.content)
+        yield {"role": turn.role, "content": turn.content}
     elif turn.role == "assistant":
         yield _assistant(turn)
     else:
         text = ""
         for block in turn.blocks:
-            if isinstance(block, TextBlock):
+            if block.type == "text":
                 text += block.text
                 continue
             if text:
-                yield Message(role=turn.role, content=text)
+                yield {"role": turn.role, "content": text}
             text = ""
-            if isinstance(block, ToolResultBlock):
-                result = f"{'Error: ' if block.is_error else ''}{text_of(block.content)}"
-                yield Message(role="tool", tool_call_id=block.tool_use_id, content=result)
+            result = f"{'Error: ' if block.is_error else ''}{text_of(block.content)}"
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": result}
         if text or not turn.blocks:
-            yield Message(role=turn.role, content=text)
+            yield {"role": turn.role, "content": text}
 
 
-def _assistant(turn: Turn) -> Message:
-    said: dict[str, list[Any]] = {"text": [], "thinking": [], "tool_use": []}
-    for block in turn.blocks:
-        said.setdefault(block.type, []).append(block)
-    calls = [ToolCall.of(call.id, call.name, call.input) for call in said["tool_use"]]
-    return Message(
-        role="assistant",
-        content=text_of(said["text"]),
-        reasoning_content="".join(block.thinking for block in said["thinking"]) or None,
-        tool_calls=calls or None,
-    )
+def _assistant(turn: Turn) -> Json:
+    def said(kind: str) -> list[Any]:
+        return [block for block in turn.blocks if block.type == kind]
+
+    calls = [shapes.tool_call(call.id, call.name, call.input) for call in said("tool_use")]
+    return {
+        "role": "assistant",
+        "content": text_of(said("text")),
+        "reasoning_content": "".join(block.thinking for block in said("thinking")) or None,
+        "tool_calls": calls,
+    }
 
 
 # The answer
@@ -425,7 +342,7 @@ class MessageAnswer(PartedAnswer):
         super().__init__(service, plan)
         self._arguments = ""
         """JSON text of the last block, a call"""
-        self._head: dict[str, Any] = {
+        self._head: Json = {
             "id": f"msg_{self.id}",
             "type": "message",
             "role": "assistant",
@@ -436,32 +353,29 @@ class MessageAnswer(PartedAnswer):
             "usage": _usage(len(self._choice.request.prompt), 0, 0),
         }
 
-    def first(self) -> Iterator[dict[str, Any]]:
+    def first(self) -> Iterator[Json]:
         yield {"type": "message_start", "message": self._head}
         yield {"type": "ping"}
 
-    def _whole(self) -> dict[str, Any]:
+    def _whole(self) -> Json:
         return self._head | self._stop | {"content": self._parts} | self._sums()
 
-    def failed(self, body: dict[str, Any]) -> dict[str, Any]:
-        return anthropic_error(500, body)
-
     @property
-    def _stop(self) -> dict[str, Any]:
+    def _stop(self) -> Json:
         """Why the answer ended."""
         reason, stop = _STOP_REASONS[self._choice.finish_reason], self._choice.completion.stop
         if reason == "end_turn" and stop is not None:
             reason = "stop_sequence"
         return {"stop_reason": reason, "stop_sequence": stop}
 
-    def _sums(self) -> dict[str, Any]:
+    def _sums(self) -> Json:
         sums = self.sums()
         usage = sums["usage"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return sums | {"usage": _usage(usage["prompt_tokens"], cached, usage["completion_tokens"])}
 
-    def _open(self, kind: str, piece: Piece) -> Iterator[dict[str, Any]]:
-        block: dict[str, Any] = {"type": kind}
+    def _open(self, kind: str, piece: Piece) -> Iterator[Json]:
+        block: Json = {"type": kind}
         if piece.name:
             block |= {"id": self._choice.calls[piece.call].id, "name": piece.name, "input": {}}
         else:
@@ -470,7 +384,7 @@ class MessageAnswer(PartedAnswer):
         self._is_open, self._arguments = True, ""
         yield self._event("content_block_start", content_block=dict(block))
 
-    def _grow(self, piece: Piece) -> dict[str, Any]:
+    def _grow(self, piece: Piece) -> Json:
         block = self._parts[-1]
         delta, name = _DELTAS[block["type"]]
         if block["type"] == "tool_use":
@@ -479,7 +393,7 @@ class MessageAnswer(PartedAnswer):
             block[name] += piece.text
         return self._event("content_block_delta", delta={"type": delta, name: piece.text})
 
-    def _close(self) -> Iterator[dict[str, Any]]:
+    def _close(self) -> Iterator[Json]:
         if not self._is_open:
             return
         self._is_open, block = False, self._parts[-1]
@@ -489,12 +403,12 @@ class MessageAnswer(PartedAnswer):
             yield self._event("content_block_delta", delta={"type": "signature_delta", "signature": ""})
         yield self._event("content_block_stop")
 
-    def _end(self) -> Iterator[dict[str, Any]]:
+    def _end(self) -> Iterator[Json]:
         yield from self._close()
         yield {"type": "message_delta", "delta": self._stop, **self._sums()}
         yield {"type": "message_stop"}
 
-    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+    def _event(self, kind: str, **fields: Any) -> Json:
         return {"type": kind, "index": len(self._parts) - 1, **fields}
 
 

@@ -15,37 +15,14 @@ from pydantic import Field
 from starlette.responses import Response
 
 from outrider.core.data import Grammar, Kind, Piece, Thought
+from outrider.core.data import Request as EngineRequest
 from outrider.core.errors import InputError
 from outrider.core.notices import notify
 from outrider.formats import Named, ToolChoice, ToolSpec
-from outrider.server.apis.answers import Choice, Chunk, ChunkedAnswer, joined, logprobs_of
+from outrider.server.apis import plan, shapes
+from outrider.server.apis.answers import Choice, ChunkedAnswer, joined, logprobs_of
 from outrider.server.apis.generation import EVENTS_TOO, answer
-from outrider.server.apis.messages import Message, NamedTool, ToolMode, Tools, served_tools
-from outrider.server.apis.plan import (
-    GenerationPlan,
-    answer_tokens,
-    check_choices,
-    check_schema,
-    compile_grammar,
-    grammar_fields,
-    grammar_of,
-    plan_of,
-)
-from outrider.server.apis.shapes import (
-    BUDGET_NAMES,
-    REFUSED,
-    Body,
-    Effort,
-    Json,
-    Many,
-    MaxTokens,
-    NumLogprobs,
-    ReasoningFields,
-    TextRequest,
-    Verbosity,
-    explained,
-    few,
-)
+from outrider.server.apis.shapes import Json, Many, Message, Tool, tool_call
 from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.models import models_of
 from outrider.server.service import Service, caller_of
@@ -53,34 +30,32 @@ from outrider.server.service import Service, caller_of
 router = APIRouter(tags=["text"])
 
 
-class ChatRequest(TextRequest, ReasoningFields):
+class ChatRequest(shapes.TextRequest, shapes.ReasoningFields):
     """A conversation to be continued."""
 
-    refused: ClassVar = REFUSED
+    refused: ClassVar = shapes.REFUSED
     # continue_final_message says whether a turn begins.
-    ignored: ClassVar = TextRequest.ignored | {"add_generation_prompt"}
-    renamed: ClassVar = {"n_predict": "max_tokens", "num_predict": "max_tokens"} | BUDGET_NAMES
+    ignored: ClassVar = shapes.TextRequest.ignored | {"add_generation_prompt"}
+    renamed: ClassVar = dict.fromkeys(("n_predict", "num_predict"), "max_tokens") | shapes.BUDGET_NAMES
 
     messages: Annotated[Many[Message], Field(min_length=1)]
-    max_tokens: MaxTokens | None = None
-    max_completion_tokens: MaxTokens | None = None
+    max_tokens: shapes.MaxTokens | None = None
+    max_completion_tokens: shapes.MaxTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: NumLogprobs | None = None
-    tools: Tools | None = None
-    tool_choice: ToolMode | NamedTool | None = None
+    top_logprobs: shapes.NumLogprobs | None = None
+    tools: shapes.Tools | None = None
+    tool_choice: shapes.ToolMode | Tool | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Effort | None = None
-    chat_template_kwargs: Annotated[Json, Field(max_length=64), few(64)] | None = Field(
-        None, description="Variables for the model's chat template."
-    )
-    continue_final_message: bool | None = Field(
-        None, description="The last message is the assistant's, and the answer goes on where it ends."
-    )
+    reasoning_effort: shapes.Effort | None = None
+    chat_template_kwargs: Annotated[Json | None, shapes.few(64)] = None
+    """variables for the model's chat template"""
+    continue_final_message: bool | None = None
+    """The last message is the assistant's, and the answer goes on where it ends."""
     modalities: Annotated[
         Many[Literal["text"]] | None,
-        explained('this server writes text only. Use ["text"], or leave it out'),
+        shapes.only((["text"], []), 'this server writes text only. Use ["text"], or leave it out'),
     ] = None
-    verbosity: Verbosity | None = None
+    verbosity: shapes.Verbosity | None = None
 
 
 @router.post("/v1/chat/completions", responses=EVENTS_TOO)
@@ -89,7 +64,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     return await answer(request, body, plan_chat, ChatAnswer)
 
 
-class ControlRequest(Body):
+class ControlRequest(shapes.Body):
     """An action on a running answer; `id` is its own, or the X-Request-Id of its request."""
 
     id: Annotated[str, Field(min_length=1, max_length=128)]
@@ -113,16 +88,14 @@ async def control(body: ControlRequest, request: Request) -> Any:
 
 # The plan
 
-_EFFORTS = {"reasoning_effort", "enable_thinking"}
-"""Variables of templates that say how much a model is to think."""
-_EFFORT_BUDGETS: dict[Effort, int] = {"none": 0, "minimal": 512, "low": 2048}
+_EFFORT_BUDGETS: dict[shapes.Effort, int] = {"none": 0, "minimal": 512, "low": 2048}
 """Reasoning budgets in tokens where the template knows no levels; other levels have no limit."""
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "self"})
 
 
-def plan_chat(service: Service, body: ChatRequest, namespace: str) -> GenerationPlan:
+def plan_chat(service: Service, body: ChatRequest, namespace: str) -> plan.GenerationPlan:
     """The engine requests for a chat request. Raises Problem."""
-    check_choices(service.settings, body.n or 1, "n")
+    plan.check_choices(service.settings, body.n or 1, "n")
     tools, choice = _tools(body)
     if body.verbosity not in (None, "medium"):
         notify("verbosity: it is not enforced")
@@ -133,17 +106,15 @@ def plan_chat(service: Service, body: ChatRequest, namespace: str) -> Generation
     max_tokens = _max_tokens(service, body)
     room = min(max_tokens or service.context_tokens, service.context_tokens - len(tokens))
     must_call = choice not in ("none", "auto")
-    thought = _thought(service, body, prompt, room, must_call=must_call)
-    return plan_of(
-        service,
-        body,
-        [tokens],
-        namespace,
+    asked = EngineRequest(
+        tokens,
         max_tokens=max_tokens,
-        grammar=grammar,
         logprobs=_logprobs(body),
+        grammar=grammar,
+        scope=namespace,
         visible=service.format.visible,
-        thought=thought,
+        thought=_thought(service, body, prompt, room, must_call=must_call),
+        from_text=True,
         reader=partial(
             service.format.reader,
             [] if choice == "none" else tools,
@@ -152,68 +123,58 @@ def plan_chat(service: Service, body: ChatRequest, namespace: str) -> Generation
             must_call=must_call,
         ),
     )
+    return plan.plan_of(service, body, asked, [tokens])
 
 
 def rendered(service: Service, body: ChatRequest) -> str:
     """The conversation as `render` gives it. Raises Problem."""
     tools, choice = _tools(body)
-    variables = _variables(service, body)
-    parallel, messages = body.parallel_tool_calls is not False, body.messages
+    into = partial(
+        render,
+        service,
+        tools=tools,
+        choice=choice,
+        variables=_variables(service, body),
+        parallel=body.parallel_tool_calls is not False,
+    )
     if not body.continue_final_message:
-        return render(service, messages, tools, choice, variables, parallel=parallel)
-    if choice not in ("none", "auto") or any(kind[2] is not None for kind in grammar_fields(body)):
+        return into(body.messages)
+    if choice not in ("none", "auto") or any(value is not None for *_, value in plan.limits_of(body)):
         why = "a constrained answer cannot be continued. Leave one of the two out."
         raise invalid_field("continue_final_message", why, code="unsupported")
-    text = render(service, messages[:-1], tools, choice, variables, parallel=parallel)
-    return text + _begun(service, messages[-1], "".join(service.controls.split(text)))
-
-
-def _begun(service: Service, last: Message, prompt: str) -> str:
-    """The beginning of an answer that is to be continued, escaped as `render` does. Raises Problem."""
-    begun = None
+    text, last, begun = into(body.messages[:-1]), body.messages[-1], None
     if last.role == "assistant" and not last.tool_calls:
-        escape, plain = service.controls.escape, last.plain()
-        begun = service.format.begun(
-            prompt, escape(plain["content"]), escape(plain.get("reasoning_content", ""))
-        )
+        said, prompt = service.controls.escape(last.plain()), "".join(service.controls.split(text))
+        begun = service.format.begun(prompt, said["content"], said.get("reasoning_content", ""))
     if begun is None:
         why = "the last one is not an assistant text that this model can continue. End with a user message."
         raise invalid_field("messages", why, code="unsupported")
-    return begun
+    return text + begun
 
 
 def _tools(body: ChatRequest) -> tuple[list[ToolSpec], ToolChoice]:
     """The tools of a request, and whether they may or must be called."""
-    functions = [tool.function for tool in served_tools(body.tools)]
-    tools = [
-        ToolSpec(one.name, one.description or "", one.parameters or {}, bool(one.strict)) for one in functions
-    ]
-    return tools, _choice(body.tool_choice, tools)
-
-
-def _choice(asked: str | NamedTool | None, tools: Sequence[ToolSpec]) -> ToolChoice:
-    """Whether tools may or must be called."""
-    names = [tool.name for tool in tools]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    functions = [tool.function for tool in shapes.served_tools(body.tools)]
+    tools = [ToolSpec(f.name, f.description or "", f.parameters or {}, bool(f.strict)) for f in functions]
+    names, asked = [tool.name for tool in tools], body.tool_choice
+    if twice := next((name for name in names if names.count(name) > 1), None):
         raise invalid_field("tools", f"two of them are called {twice}. Rename one.")
-    if isinstance(asked, NamedTool):
+    if isinstance(asked, Tool):
         if asked.function.name not in names:
             why = f"there is no tool {asked.function.name}. Choose one of `tools`."
             raise invalid_field("tool_choice", why)
-        return Named(asked.function.name)
+        return tools, Named(asked.function.name)
     if asked == "required" and not tools:
-        why = "there are no tools to choose from. Give some, or leave it out."
-        raise invalid_field("tool_choice", why)
-    return (asked or "auto") if tools else "none"  # type: ignore[return-value]
+        raise invalid_field("tool_choice", "there are no tools to choose from. Give some, or leave it out.")
+    return tools, (asked or "auto") if tools else "none"
 
 
 def render(
     service: Service,
-    messages: list[Message],
-    tools: Sequence[ToolSpec],
-    choice: ToolChoice,
-    variables: dict[str, Any],
+    messages: Sequence[Message],
+    tools: Sequence[ToolSpec] = (),
+    choice: ToolChoice = "none",
+    variables: Json | None = None,
     *,
     parallel: bool = True,
 ) -> str:
@@ -230,7 +191,7 @@ def render(
             for tool in tools
         ]
         turns, listed = service.format.conversation(plain, described, choice, parallel=parallel)
-        return service.template.render(turns, tools=listed, **escape(variables))
+        return service.template.render(turns, tools=listed, **escape(variables or {}))
     except InputError as error:
         raise problem_of(error, "messages") from None
 
@@ -247,46 +208,39 @@ def tokens_of(service: Service, text: str) -> list[int]:
     return tokens
 
 
-def _variables(service: Service, body: ChatRequest) -> dict[str, Any]:
+def _knows(service: Service, name: str) -> bool:
+    """Whether the template reads a variable."""
+    return service.template is not None and name in service.template.source
+
+
+def _variables(service: Service, body: ChatRequest) -> Json:
     """Further variables of the template."""
     variables = dict(body.chat_template_kwargs or {})
     if taken := sorted(_RESERVED & variables.keys()):
         raise invalid_field(f"chat_template_kwargs.{taken[0]}", "the server sets it. Leave it out.")
-    source = service.template.source if service.template else ""
-    if body.reasoning_effort is not None:
-        variables |= _effort(service, body.reasoning_effort)
-    if body.reasoning_budget is not None and "thinking_budget" in _variables_of(service):
+    effort = body.reasoning_effort
+    if effort is not None:
+        if _knows(service, "reasoning_effort") and effort != "none":
+            variables["reasoning_effort"] = effort
+        elif _knows(service, "enable_thinking"):
+            variables["enable_thinking"] = effort != "none"
+        elif not service.format.reasons:  # else a budget says it
+            why = f"this model's template does not know {effort}. Leave it out."
+            raise invalid_field("reasoning_effort", why, code="unsupported")
+    if body.reasoning_budget is not None and _knows(service, "thinking_budget"):
         variables.setdefault("thinking_budget", body.reasoning_budget)
-    unread = [name[:100] for name in variables if name not in source]
+    unread = [name[:100] for name in variables if not _knows(service, name)]
     notify(*(f"chat_template_kwargs: this model's template does not read {name}" for name in unread))
     return variables
 
 
-def fitting_effort(service: Service, wanted: Effort | None, field: str) -> Effort | None:
+def fitting_effort(service: Service, wanted: shapes.Effort | None, field: str) -> shapes.Effort | None:
     """How much the model is to think, where it knows that; else None."""
-    if wanted is None or service.format.reasons or _EFFORTS & set(_variables_of(service)):
+    reads = any(_knows(service, name) for name in ("reasoning_effort", "enable_thinking"))
+    if wanted is None or service.format.reasons or reads:
         return wanted
     notify(None if wanted == "none" else f"{field}: this model's template does not read it")
     return None
-
-
-def _variables_of(service: Service) -> list[str]:
-    """The variables about reasoning that the template reads."""
-    source = service.template.source if service.template else ""
-    return [name for name in (*_EFFORTS, "thinking_budget") if name in source]
-
-
-def _effort(service: Service, effort: Effort) -> dict[str, Any]:
-    """How much a model is to think as variables of its template; none where a budget says it."""
-    known = _variables_of(service)
-    if "reasoning_effort" in known and effort != "none":
-        return {"reasoning_effort": effort}
-    if "enable_thinking" in known:
-        return {"enable_thinking": effort != "none"}
-    if service.format.reasons:
-        return {}
-    why = f"this model's template does not know {effort}. Leave it out."
-    raise invalid_field("reasoning_effort", why, code="unsupported")
 
 
 def _thought(
@@ -294,21 +248,18 @@ def _thought(
 ) -> Thought | None:
     """How the answer may reason. `room` is how many tokens the whole answer may have; where a
     tool call is required, half of them are kept for the call."""
-    settings, asked = service.settings, body.reasoning_budget
+    settings, budget, effort = service.settings, body.reasoning_budget, body.reasoning_effort
     thought = service.format.thought(prompt, settings.reasoning_budget_message or "")
     if thought is None:
-        if asked is not None and asked >= 0 and not service.format.reasons:
+        if budget is not None and budget >= 0 and not service.format.reasons:
             notify("reasoning_budget: this model's template has no reasoning")
         return None
-    effort = body.reasoning_effort
-    if asked is None and effort is not None:
-        knows = "reasoning_effort" in _variables_of(service) and effort != "none"
-        asked = None if knows else _EFFORT_BUDGETS.get(effort)
-    budget = settings.reasoning_budget if asked is None else asked
+    if budget is None and effort and not (effort != "none" and _knows(service, "reasoning_effort")):
+        budget = _EFFORT_BUDGETS.get(effort)
+    budget = settings.reasoning_budget if budget is None else budget
     if budget < 0 and must_call:
-        half = max(room // 2, 1)
-        notify(f"tool_choice: reasoning is limited to {half} tokens")
-        return replace(thought, budget=half)
+        budget = max(room // 2, 1)
+        notify(f"tool_choice: reasoning is limited to {budget} tokens")
     return replace(thought, budget=None if budget < 0 else budget)
 
 
@@ -316,18 +267,19 @@ def _grammar(
     service: Service, body: ChatRequest, tools: Sequence[ToolSpec], choice: ToolChoice, prompt: str
 ) -> Grammar | None:
     """The compiled grammar of the answer."""
-    content, field = grammar_of(body, service.settings)
+    content, field = plan.grammar_of(body, service.settings)
     if choice == "none":
         limit = service.format.grammar((), choice, parallel=True, prompt=prompt, content=content)
         if limit is not None:
-            compile_grammar(service, body, limit, field)
+            plan.compile_grammar(service, body, limit, field)
         return limit
     if body.ignore_eos:
         why = "an answer that may call tools ends by itself. Leave one of the two out."
         raise invalid_field("ignore_eos", why)
     if content is not None:
-        compile_grammar(service, body, content, field)  # what is wrong with it is said of its own field
-    check_schema(service.settings, sum(len(json.dumps(tool.parameters)) for tool in tools), "tools")
+        plan.compile_grammar(service, body, content, field)  # what is wrong with it is said of its own field
+    size = sum(len(json.dumps(tool.parameters)) for tool in tools)
+    plan.check_schema(service.settings, size, "tools")
     try:
         grammar = service.format.grammar(
             tools,
@@ -350,9 +302,8 @@ def _max_tokens(service: Service, body: ChatRequest) -> int | None:
     if newer is not None and older is not None and newer != older:
         why = f"{older} is not max_completion_tokens, {newer}. Leave one of them out."
         raise invalid_field("max_tokens", why)
-    if newer is not None:
-        return answer_tokens(service.settings, newer, None, "max_completion_tokens")
-    return answer_tokens(service.settings, older, None, "max_tokens")
+    field = "max_tokens" if newer is None else "max_completion_tokens"
+    return plan.answer_tokens(service.settings, older if newer is None else newer, None, field)
 
 
 def _logprobs(body: ChatRequest) -> int | None:
@@ -365,11 +316,7 @@ def _logprobs(body: ChatRequest) -> int | None:
 
 # The answer
 
-_FIELDS: dict[Kind, str] = {
-    "content": "content",
-    "reasoning": "reasoning_content",
-    "call": "tool_calls",
-}
+_FIELDS: dict[Kind, str] = {"content": "content", "reasoning": "reasoning_content", "call": "tool_calls"}
 """Of a message, and of its log probabilities."""
 
 
@@ -381,17 +328,17 @@ class ChatAnswer(ChunkedAnswer):
     chunk_object = "chat.completion.chunk"
     nothing: ClassVar = {}
 
-    def first(self) -> Iterator[Chunk]:
+    def first(self) -> Iterator[Json]:
         for choice in self.choices:
             yield self._chunk(choice, {"role": "assistant", "content": ""})
 
-    def _whole(self, choice: Choice) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}
+    def _whole(self, choice: Choice) -> Json:
+        message: Json = {"role": "assistant", "content": choice.content, "refusal": None}
         if choice.reasoning:
             message["reasoning_content"] = choice.reasoning
         if choice.calls:
             message["content"] = choice.content or None
-            message["tool_calls"] = [_call(call.id, call.name, call.arguments) for call in choice.calls]
+            message["tool_calls"] = [tool_call(call.id, call.name, call.arguments) for call in choice.calls]
         return {
             "index": choice.index,
             "message": message,
@@ -409,23 +356,17 @@ class ChatAnswer(ChunkedAnswer):
             else:
                 yield {_FIELDS[kind]: joined(found, kind)}, found
 
-    def _entry(
-        self, choice: Choice, delta: Any, pieces: Sequence[Piece], finish_reason: str | None
-    ) -> dict[str, Any]:
+    def _entry(self, choice: Choice, delta: Any, pieces: Sequence[Piece], finish_reason: str | None) -> Json:
         logprobs = self._logprobs(pieces) if any(piece.logprobs for piece in pieces) else None
         return {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _logprobs(self, pieces: Sequence[Piece]) -> Json:
         """Those of the content, and beside them those of what else there is."""
         found = {name: logprobs_of(pieces, self.service, kind) for kind, name in _FIELDS.items()}
         return {"content": found.pop("content"), "refusal": None} | {k: v for k, v in found.items() if v}
 
 
-def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _call_delta(choice: Choice, piece: Piece) -> dict[str, Any]:
+def _call_delta(choice: Choice, piece: Piece) -> Json:
     if piece.name:
-        return {"index": piece.call, **_call(choice.calls[piece.call].id, piece.name, "")}
+        return {"index": piece.call, **tool_call(choice.calls[piece.call].id, piece.name, "")}
     return {"index": piece.call, "function": {"arguments": piece.text}}

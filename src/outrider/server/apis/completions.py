@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Request
@@ -11,28 +12,13 @@ from pydantic import Field
 from starlette.responses import Response
 
 from outrider.core.data import Piece, TokenLogprob
+from outrider.core.data import Request as EngineRequest
 from outrider.core.errors import InputError
 from outrider.models.infill import Infill
-from outrider.server.apis.answers import Choice, Chunk, ChunkedAnswer, finite, joined
+from outrider.server.apis import plan, shapes
+from outrider.server.apis.answers import Choice, ChunkedAnswer, finite, joined
 from outrider.server.apis.generation import EVENTS_TOO, answer
-from outrider.server.apis.plan import (
-    GenerationPlan,
-    answer_tokens,
-    check_choices,
-    compile_grammar,
-    grammar_of,
-    plan_of,
-)
-from outrider.server.apis.shapes import (
-    REFUSED,
-    Many,
-    MaxTokens,
-    NumChoices,
-    NumLogprobs,
-    Text,
-    TextRequest,
-    Tokens,
-)
+from outrider.server.apis.shapes import Json, Many, Text, Tokens
 from outrider.server.errors import invalid_field, problem_of
 from outrider.server.service import Service
 
@@ -44,11 +30,11 @@ Prompt = str | list[int | str]
 """text, or tokens; llama-server's prompts may mix both"""
 
 
-class CompletionRequest(TextRequest):
+class CompletionRequest(shapes.TextRequest):
     """Texts to be continued as they stand, without a chat template."""
 
     renamed: ClassVar = dict.fromkeys(("max_completion_tokens", "n_predict", "num_predict"), "max_tokens")
-    refused: ClassVar = REFUSED | {
+    refused: ClassVar = shapes.REFUSED | {
         "prompt_embeds": "prompts are text or tokens. Leave it out",
         "use_beam_search": "beam search is not supported. Leave it out",
     }
@@ -59,17 +45,14 @@ class CompletionRequest(TextRequest):
         | Annotated[Many[Text], Field(min_length=1)]
         | Annotated[Many[Tokens], Field(min_length=1)]
     )
-    suffix: str | None = Field(
-        None, description="What follows the text that is asked for, with a model that can fill in a middle."
-    )
-    best_of: NumChoices | None = Field(
-        None, description="Must equal `n`: every choice that is generated is returned."
-    )
-    echo: bool | None = Field(None, description="The answer begins with the prompt; not with logprobs.")
-    max_tokens: MaxTokens | None = Field(
-        None, description="16 unless the server is set otherwise, as OpenAI's; -1: no limit."
-    )
-    logprobs: NumLogprobs | None = None
+    suffix: str | None = None
+    """what follows the text that is asked for, with a model that can fill in a middle"""
+    best_of: shapes.NumChoices | None = None
+    """only as many as `n`: all that are generated are returned"""
+    echo: bool | None = None
+    max_tokens: shapes.MaxTokens | None = None
+    """16 unless the server is set otherwise, as OpenAI's; -1: no limit"""
+    logprobs: shapes.NumLogprobs | None = None
 
 
 @router.post("/v1/completions", responses=EVENTS_TOO)
@@ -81,7 +64,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 # The plan
 
 
-def plan_completions(service: Service, body: CompletionRequest, namespace: str) -> GenerationPlan:
+def plan_completions(service: Service, body: CompletionRequest, namespace: str) -> plan.GenerationPlan:
     """The engine requests: the choices of the first prompt, then those of the second. Raises Problem."""
     if body.echo and body.logprobs is not None:
         why = "the prompt has no log probabilities here. Leave echo or logprobs out."
@@ -90,50 +73,34 @@ def plan_completions(service: Service, body: CompletionRequest, namespace: str) 
     if body.best_of is not None and body.best_of != number:
         why = f"all answers are returned, so it can only be n, which is {number}. Leave it out."
         raise invalid_field("best_of", why, code="unsupported")
-    prompts = prompts_of(body.prompt)
-    max_tokens = answer_tokens(service.settings, body.max_tokens, _OPENAI_MAX_TOKENS, "max_tokens")
-    return plan_texts(
-        service,
-        body,
-        [_with_suffix(service, prompt, body.suffix, max_tokens) for prompt in prompts],
-        namespace,
+    given = prompts_of(body.prompt)
+    max_tokens = plan.answer_tokens(service.settings, body.max_tokens, _OPENAI_MAX_TOKENS, "max_tokens")
+    prompts = [_with_suffix(service, prompt, body.suffix, max_tokens) for prompt in given]
+    asked = EngineRequest(
+        prompts[0],
         max_tokens=max_tokens,
         logprobs=body.logprobs,
-        echoes=tuple(
-            _echo(service, prompt) if body.echo else "" for prompt in prompts for _ in range(number)
-        ),
-        from_text=all(isinstance(prompt, str) for prompt in prompts),
+        scope=namespace,
+        from_text=all(isinstance(prompt, str) for prompt in given),
     )
+    echoed = [_echo(service, prompt) if body.echo else "" for prompt in given for _ in range(number)]
+    return plan_texts(service, body, asked, prompts, tuple(echoed))
 
 
 def plan_texts(
     service: Service,
-    body: TextRequest,
+    body: shapes.TextRequest,
+    asked: EngineRequest,
     prompts: Sequence[tuple[int, ...]],
-    namespace: str,
-    *,
-    max_tokens: int | None,
-    logprobs: int | None,
     echoes: tuple[str, ...] = (),
-    from_text: bool = True,
-) -> GenerationPlan:
+) -> plan.GenerationPlan:
     """The engine requests for texts after these prompts, in order. Raises Problem."""
     number = body.n or 1
-    check_choices(service.settings, number * len(prompts), "n" if number > 1 else "prompt")
-    grammar, field = grammar_of(body, service.settings)
+    plan.check_choices(service.settings, number * len(prompts), "n" if number > 1 else "prompt")
+    grammar, field = plan.grammar_of(body, service.settings)
     if grammar is not None:
-        compile_grammar(service, body, grammar, field)
-    return plan_of(
-        service,
-        body,
-        prompts,
-        namespace,
-        max_tokens=max_tokens,
-        grammar=grammar,
-        logprobs=logprobs,
-        echoes=echoes,
-        from_text=from_text,
-    )
+        plan.compile_grammar(service, body, grammar, field)
+    return plan.plan_of(service, body, replace(asked, grammar=grammar), prompts, echoes)
 
 
 def prompts_of(given: str | Sequence[int | str | list[int] | list[int | str]]) -> list[Prompt]:
@@ -269,16 +236,16 @@ class CompletionAnswer(ChunkedAnswer):
     object = chunk_object = "text_completion"
     nothing = ""
 
-    def __init__(self, service: Service, body: CompletionRequest, plan: GenerationPlan) -> None:
-        super().__init__(service, body, plan)
-        self._logprobs = [_Logprobs(service, len(echo)) for echo in plan.echoes]
+    def __init__(self, service: Service, body: CompletionRequest, planned: plan.GenerationPlan) -> None:
+        super().__init__(service, body, planned)
+        self._logprobs = [_Logprobs(service, len(echo)) for echo in planned.echoes]
 
-    def first(self) -> Iterator[Chunk]:
+    def first(self) -> Iterator[Json]:
         for choice, echo in zip(self.choices, self.plan.echoes, strict=True):
             if echo:
                 yield self._chunk(choice, echo)
 
-    def _whole(self, choice: Choice) -> dict[str, Any]:
+    def _whole(self, choice: Choice) -> Json:
         text = self.plan.echoes[choice.index] + choice.content
         return self._entry(choice, text, choice.pieces, choice.finish_reason)
 
@@ -287,9 +254,7 @@ class CompletionAnswer(ChunkedAnswer):
         if pieces:
             yield joined(pieces, "content"), pieces
 
-    def _entry(
-        self, choice: Choice, delta: Any, pieces: Sequence[Piece], finish_reason: str | None
-    ) -> dict[str, Any]:
+    def _entry(self, choice: Choice, delta: Any, pieces: Sequence[Piece], finish_reason: str | None) -> Json:
         scored = [one for piece in pieces for one in piece.logprobs]
         logprobs = self._logprobs[choice.index].of(scored) if scored else None
         return {"index": choice.index, "text": delta, "logprobs": logprobs, "finish_reason": finish_reason}
@@ -303,7 +268,7 @@ class _Logprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._position = position
 
-    def of(self, scored: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def of(self, scored: Sequence[TokenLogprob]) -> Json:
         """The log probabilities of the next tokens."""
         offsets = []
         for one in scored:

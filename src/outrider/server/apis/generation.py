@@ -26,16 +26,14 @@ from outrider.server.worker import Job, Outcome
 
 _Body = TypeVar("_Body", bound=GenerationRequest)
 
-EVENTS_TOO: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The answer; with `stream`, events whose data is JSON or [DONE].",
-        "content": {EVENTS: {"schema": {"type": "string"}}},
-    }
-}
-"""What the OpenAPI document says of an endpoint that streams, besides JSON."""
-LINES_TOO: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The answer, or lines of JSON.", "content": {LINES: {"schema": {"type": "string"}}}}
-}
+
+def _streams(media_type: str, what: str) -> dict[int | str, dict[str, Any]]:
+    """What the OpenAPI document says of an endpoint that streams, besides JSON."""
+    return {200: {"description": what, "content": {media_type: {"schema": {"type": "string"}}}}}
+
+
+EVENTS_TOO = _streams(EVENTS, "The answer; with `stream`, events whose data is JSON or [DONE].")
+LINES_TOO = _streams(LINES, "The answer, or lines of JSON.")
 
 _QUIET_S = 15.0
 """After this silence a comment is sent, so that no proxy closes the connection."""
@@ -143,7 +141,9 @@ async def answer(
                 await running.start(choice)
             if body.stream:
                 return EventStream(
-                    _events(service, running, result), result.media_type, stack.pop_all().close
+                    _events(service, running, result, request.url.path),
+                    result.media_type,
+                    stack.pop_all().close,
                 )
             leaving = asyncio.create_task(_end_when_left(request, stack))
             try:
@@ -165,7 +165,7 @@ async def _end_when_left(request: Request, stack: ExitStack) -> None:
     stack.close()
 
 
-async def _events(service: Service, running: Generations, result: Answer) -> AsyncIterator[bytes]:
+async def _events(service: Service, running: Generations, result: Answer, path: str) -> AsyncIterator[bytes]:
     """The bytes of a stream, with comments in long silences."""
     frame = _event if result.media_type == EVENTS else _line
     for data in result.first():
@@ -189,7 +189,7 @@ async def _events(service: Service, running: Generations, result: Answer) -> Asy
         problem = error if isinstance(error, Problem) else internal_error("the server failed.")
         if service.metrics is not None:
             service.metrics.observe_error(problem.status, problem.code)
-        yield frame(result.failed(problem.body))
+        yield frame(result.failed(problem, path))
         if problem is not error:
             raise
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -10,8 +10,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from outrider.core.errors import InputError
 from outrider.server.apis.chat import render, tokens_of
-from outrider.server.apis.messages import Message
-from outrider.server.apis.shapes import Body, Many, Token
+from outrider.server.apis.shapes import Body, Json, Many, Message, Token
 from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.models import models_of
 from outrider.server.page import Page
@@ -34,16 +33,18 @@ _CALL_SIZES = 32
 class TokenizeRequest(Body):
     """A text (`content` as llama.cpp has it, `prompt` as vLLM has it) or a conversation; exactly one.
 
-    Start tokens are added to a `prompt`, and to `content` where `add_special` says so.
+    Start tokens are added to a `prompt`, and to `content` where `add_special` says so. Control tokens that
+    are spelled out are read, unless `parse_special` is false.
     """
+
+    renamed: ClassVar = {"add_special_tokens": "add_special"}
 
     content: str | None = None
     prompt: str | None = None
     messages: Annotated[Many[Message], Field(min_length=1)] | None = None
     model: str | None = None
     add_special: bool | None = None
-    add_special_tokens: bool | None = Field(None, description="vLLM's name of add_special.")
-    parse_special: bool | None = Field(None, description="Read control tokens that are spelled out: true.")
+    parse_special: bool | None = None
     with_pieces: bool | None = None
     return_token_strs: bool | None = None
 
@@ -69,46 +70,42 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """The text of tokens, control tokens as they are spelled."""
     async with models_of(request).serving(body.model) as service:
-        return await service.prepared(lambda: JSONResponse(_detokenize(service, body)))
+
+        def spelled() -> Response:
+            service.check_tokens(body.tokens, "tokens")
+            text = service.text_of(body.tokens)
+            return JSONResponse({"content": text, "prompt": text})
+
+        return await service.prepared(spelled)
 
 
-def _detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
-    if body.tokens:
-        service.check_tokens(body.tokens, "tokens")
-    text = service.text_of(body.tokens)
-    return {"content": text, "prompt": text}
-
-
-def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
+def _tokenize(service: Service, body: TokenizeRequest) -> Json:
     given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
         raise invalid_field("content", "give exactly one of content, prompt and messages.")
     try:
-        tokens = _tokens(service, body)
+        tokens = _tokens(service, body, given[0])
     except InputError as error:
         raise problem_of(error, given[0]) from None
-    shown = tokens if body.with_pieces or body.return_token_strs else []
-    pieces = [service.spelled(token) for token in shown]
-    found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": service.context_tokens}
+    found: Json = {"tokens": tokens, "count": len(tokens), "max_model_len": service.context_tokens}
     if body.with_pieces:
-        found["tokens"] = [{"id": t, "piece": _piece(piece)} for t, piece in zip(tokens, pieces, strict=True)]
+        found["tokens"] = [{"id": token, "piece": _piece(service.spelled(token))} for token in tokens]
     if body.return_token_strs:
-        found["token_strs"] = [piece.decode("utf-8", errors="replace") for piece in pieces]
+        found["token_strs"] = [service.spelled(token).decode("utf-8", errors="replace") for token in tokens]
     return found
 
 
-def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
+def _tokens(service: Service, body: TokenizeRequest, name: str) -> list[int]:
     if body.messages is not None:
-        return tokens_of(service, render(service, body.messages, [], "none", {}))
-    name, text = ("content", body.content or "") if body.prompt is None else ("prompt", body.prompt)
+        return tokens_of(service, render(service, body.messages))
+    text = body.content or body.prompt or ""
     if len(text) > _MAX_CHARACTERS:
         raise invalid_field(name, f"it has more than {_MAX_CHARACTERS:,} characters. Send it in parts.")
-    given = body.add_special if body.add_special is not None else body.add_special_tokens
-    add_special = given if given is not None else name == "prompt"
     parse_special = body.parse_special is not False
     if parse_special and service.controls.count(text) > _MAX_CONTROLS:
         why = f"it spells more than {_MAX_CONTROLS:,} control tokens."
         raise invalid_field(name, f"{why} Use parse_special: false, or shorten it.")
+    add_special = name == "prompt" if body.add_special is None else body.add_special
     return service.vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
 
 
@@ -160,23 +157,16 @@ async def status(request: Request, model: str | None = None) -> Any:
     """A model, its drafters, and the seconds of a call over 1 to 32 tokens, where they are known."""
     models = models_of(request)
     service = models.loaded(model)
-    served = {
-        "model": models.name_of(model),
-        "models": list(models.first_names),
-        "is_loaded": service is not None,
-    }
-    return served | _status(service)
-
-
-def _status(service: Service | None) -> dict[str, Any]:
+    name, loaded = models.name_of(model), service is not None
+    served = {"model": name, "models": list(models.first_names), "is_loaded": loaded}
     if service is None:
         unknown = ("draft", "context_tokens", "policy", "chat_format", "plain_token_s", "calls_s")
-        return dict.fromkeys(unknown) | {"drafters": [], "bitwise": False, "notices": []}
+        return served | dict.fromkeys(unknown) | {"drafters": [], "bitwise": False, "notices": []}
     calls_s: list[float] | None = None
     if service.policy is not None and service.policy.state.costs.is_known:
         # The engine's thread refines the curve; to ask it changes nothing but its own cache.
         calls_s = service.policy.state.costs.calls_s(_CALL_SIZES, context=0).tolist()
-    return {
+    return served | {
         "draft": service.draft_name,
         "context_tokens": service.context_tokens,
         "drafters": [drafter.name for drafter in service.session.engine.drafters],

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from time import perf_counter
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 from starlette.responses import JSONResponse, Response
 
 from outrider.core.data import Piece
 from outrider.core.notices import notify
+from outrider.server.apis import shapes
 from outrider.server.apis.answers import (
     LINES,
     Answer,
@@ -27,50 +27,22 @@ from outrider.server.apis.answers import (
 from outrider.server.apis.chat import ChatRequest, fitting_effort, plan_chat
 from outrider.server.apis.completions import CompletionRequest, plan_completions
 from outrider.server.apis.generation import LINES_TOO, answer
-from outrider.server.apis.messages import Message, Tools
-from outrider.server.apis.messages import ToolCall as EarlierCall
 from outrider.server.apis.plan import GenerationPlan
-from outrider.server.apis.shapes import (
-    CACHED,
-    MAX_INT,
-    REFUSED,
-    WHOLE,
-    Effort,
-    GenerationRequest,
-    Json,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    Many,
-    NamedSchema,
-    NumLogprobs,
-    SamplingFields,
-    Shape,
-    Text,
-    Tokens,
-    only,
-    unsupported,
-)
-from outrider.server.errors import Problem, invalid_field, ollama_error, renamed_fields
+from outrider.server.apis.shapes import MAX_INT, WHOLE, Json, Many, SamplingFields, Shape, only
+from outrider.server.errors import Problem, invalid_field, renamed_fields
 from outrider.server.models import Models, models_of
 from outrider.server.service import Service
 
 router = APIRouter(tags=["Ollama"])
 
-
-def _none_of(value: Any) -> Any:
-    if value:
-        raise unsupported("this server reads text only. Leave images out")
-    return value
-
-
-_NoImages = Annotated[Many[Any], AfterValidator(_none_of)]
+_NoImages = Annotated[Many[Any] | None, only(([],), "this server reads text only. Leave images out")]
 
 
 class CalledFunction(Shape):
     """The function of an earlier call."""
 
-    name: Text
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    name: shapes.Text
+    arguments: Json = Field(default_factory=dict)
     index: int | None = None
     description: str | None = None
 
@@ -86,7 +58,7 @@ class OllamaCall(Shape):
 class OllamaMessage(Shape):
     """One turn."""
 
-    ignored: ClassVar = CACHED | {"id"}
+    ignored: ClassVar = frozenset({"id"})
 
     role: Annotated[
         Literal["system", "user", "assistant", "tool"],
@@ -94,7 +66,7 @@ class OllamaMessage(Shape):
     ]
     content: str | None = None
     thinking: str | None = None
-    images: _NoImages | None = None
+    images: _NoImages = None
     tool_calls: Many[OllamaCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -110,59 +82,59 @@ class Options(SamplingFields):
         *("use_mlock", "vocab_only", "logits_all", "embedding_only"),
     }
 
-    num_predict: Annotated[int, Field(ge=-2, le=MAX_INT), WHOLE] | None = Field(
-        None, description="Below 0: no limit but the server's."
-    )
-    num_ctx: Annotated[int, Field(ge=0), WHOLE] | None = Field(
-        None, description="The context is the server's; the answer's notices say where it is smaller."
-    )
-    tfs_z: Annotated[float, only(1, "it is not supported")] | None = None
+    num_predict: Annotated[int, Field(ge=-2, le=MAX_INT), WHOLE] | None = None
+    """below 0: no limit but the server's"""
+    num_ctx: Annotated[int, Field(ge=0), WHOLE] | None = None
+    """The context is the server's; the answer's notices say where it is smaller."""
+    tfs_z: Annotated[float | None, only((1, 1.0), "it is not supported. Say 1, or leave it out")] = None
 
 
-class OllamaFields(GenerationRequest):
+class OllamaFields(shapes.GenerationRequest):
     """What both endpoints for text have in common. Without `stream` the answer is a stream."""
 
-    ignored: ClassVar = GenerationRequest.ignored | {"truncate", "shift"}
-    refused: ClassVar = REFUSED | {
+    ignored: ClassVar = shapes.GenerationRequest.ignored | {"truncate", "shift"}
+    refused: ClassVar = shapes.REFUSED | {
         "template": "the model's own chat template is in force. Use raw, or leave it out",
         "_debug_render_only": "it is not supported. Use /apply-template",
     }
 
     stream: bool | None = True
-    format: Literal["json", ""] | Json | None = Field(None, description='"json", or a JSON schema.')
+    format: Literal["json", ""] | Json | None = None
+    """"json", or a JSON schema"""
     options: Options | None = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
     logprobs: bool | None = None
-    top_logprobs: NumLogprobs | None = None
+    top_logprobs: shapes.NumLogprobs | None = None
 
 
 class OllamaChatRequest(OllamaFields):
     """A conversation to be continued; without messages the model is loaded."""
 
     messages: Many[OllamaMessage] | None = None
-    tools: Tools | None = None
+    tools: shapes.Tools | None = None
 
 
 class GenerateRequest(OllamaFields):
     """A text to be answered, under the chat template unless it is `raw`; without one the model is loaded."""
 
+    refused: ClassVar = OllamaFields.refused | {
+        "context": "tokens of earlier answers are not continued. Send the conversation to /api/chat"
+    }
+
     prompt: str | None = None
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
-    images: _NoImages | None = None
-    context: Tokens | Annotated[list[Any], Field(max_length=0)] | None = Field(
-        None, description="That of an earlier answer, which is continued."
-    )
+    images: _NoImages = None
 
 
 class ShowRequest(Shape):
-    """A model to be described."""
+    """A model to be described; `name` is the older name of `model`."""
 
     ignored: ClassVar = frozenset({"verbose", "system", "template", "options"})
 
     model: str | None = None
-    name: str | None = Field(None, description="The older name of `model`.")
+    name: str | None = None
 
 
 # The endpoints
@@ -170,7 +142,6 @@ class ShowRequest(Shape):
 VERSION = "0.12.6"
 """the version of Ollama's API that is followed; clients check whether it has tools and thinking"""
 
-_Body = TypeVar("_Body", bound=OllamaFields)
 _REFUSED = dict.fromkeys(
     (
         *("/api/embed", "/api/embeddings", "/v1/embeddings", "/embedding", "/embeddings"),
@@ -187,7 +158,6 @@ _REFUSED = dict.fromkeys(
 @router.post("/api/chat", responses=LINES_TOO)
 async def ollama_chat(body: OllamaChatRequest, request: Request) -> Response:
     """Continue a conversation, as Ollama; unless `stream` is false, as lines of JSON."""
-    body = _renamed(request, body)
     if not body.messages:
         return await _load(request, body, {"message": {"role": "assistant", "content": ""}})
     return await answer(request, body, plan_ollama_chat, OllamaAnswer)
@@ -196,7 +166,6 @@ async def ollama_chat(body: OllamaChatRequest, request: Request) -> Response:
 @router.post("/api/generate", responses=LINES_TOO)
 async def generate(body: GenerateRequest, request: Request) -> Response:
     """Answer a text, or fill a gap, as Ollama; unless `stream` is false, as lines of JSON."""
-    body = _renamed(request, body)
     if not body.prompt and not body.suffix:
         return await _load(request, body, {"response": ""})
     return await answer(request, body, plan_generate, OllamaAnswer)
@@ -221,21 +190,18 @@ async def tags(request: Request) -> Any:
 async def ps(request: Request) -> Any:
     """The models that are loaded."""
     models = models_of(request)
-    loaded = [name for name in models.first_names if models.loaded(name)]
     never = {"expires_at": "2318-01-01T00:00:00Z", "size_vram": 0}
-    return {"models": [_listed(models, name) | never for name in loaded]}
+    return {"models": [_listed(models, name) | never for name in models.first_names if models.loaded(name)]}
 
 
 @router.post("/api/show")
 async def show(body: ShowRequest, request: Request) -> Any:
     """Describe a model."""
-    models = models_of(request)
-    async with models.serving(_own_name(models, body.model or body.name)) as service:
+    async with models_of(request).serving(body.model or body.name) as service:
         return _shown(service)
 
 
 async def _refuse(request: Request) -> Response:
-    """Refuse an endpoint that other servers have and this one does not."""
     raise Problem(400, f"{request.url.path}: {_REFUSED[request.url.path]}", code="unsupported")
 
 
@@ -243,23 +209,14 @@ for _path in _REFUSED:
     router.add_api_route(_path, _refuse, methods=["POST", "DELETE"], include_in_schema=False)
 
 
-def _own_name(models: Models, name: str | None) -> str | None:
-    """The name without the tag that Ollama's clients add to names."""
-    return name if name is None or name in models.names else name.removesuffix(":latest")
-
-
-def _renamed(request: Request, body: _Body) -> _Body:
-    return body.model_copy(update={"model": _own_name(models_of(request), body.model)})
-
-
-async def _load(request: Request, body: OllamaFields, nothing: dict[str, Any]) -> Response:
+async def _load(request: Request, body: OllamaFields, nothing: Json) -> Response:
     """A request for no text: the model is loaded."""
     async with models_of(request).serving(body.model) as service:
         head = {"model": body.model or service.name, "created_at": now()}
         return JSONResponse(head | nothing | {"done": True, "done_reason": "load"})
 
 
-def _listed(models: Models, name: str) -> dict[str, Any]:
+def _listed(models: Models, name: str) -> Json:
     service = models.loaded(name)
     card = service.card if service else None
     size = card.file_bytes if card else 0
@@ -275,7 +232,7 @@ def _listed(models: Models, name: str) -> dict[str, Any]:
     }
 
 
-def _details(service: Service | None) -> dict[str, Any]:
+def _details(service: Service | None) -> Json:
     card = service.card if service else None
     family = card.architecture if card else ""
     return {
@@ -288,7 +245,7 @@ def _details(service: Service | None) -> dict[str, Any]:
     }
 
 
-def _shown(service: Service) -> dict[str, Any]:
+def _shown(service: Service) -> Json:
     card, template = service.card, service.template
     able = {
         "completion": True,
@@ -296,7 +253,7 @@ def _shown(service: Service) -> dict[str, Any]:
         "insert": service.infill is not None,
         "thinking": service.format.reasons,
     }
-    info: dict[str, Any] = {}
+    info: Json = {}
     if card is not None:
         family = card.architecture
         info = {
@@ -340,90 +297,61 @@ def plan_generate(service: Service, body: GenerateRequest, namespace: str) -> Ge
     if body.suffix or body.raw or service.template is None:
         if body.system:
             raise invalid_field("system", "it needs the chat template. Leave it out, or raw and suffix.")
-        fields = _shared(body) | {"prompt": prompt or " ", "suffix": body.suffix or None}
+        fields = _shared(service, body) | {"prompt": prompt or " ", "suffix": body.suffix or None}
         fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
         fields["max_tokens"] = fields["max_tokens"] or service.settings.default_max_tokens or -1
-        _check_context(service, body)
         with renamed_fields(_NAMES):
-            plan = plan_completions(service, CompletionRequest(**fields), namespace)
-        return _continued(service, body, plan)
-    system = [Message(role="system", content=body.system)] if body.system else []
-    plan = _plan(service, body, [*system, Message(role="user", content=prompt)], namespace)
-    return _continued(service, body, plan)
+            return plan_completions(service, CompletionRequest(**fields), namespace)
+    turns = [{"role": "system", "content": body.system}] if body.system else []
+    return _plan(service, body, [*turns, {"role": "user", "content": prompt}], namespace)
 
 
-def _plan(service: Service, body: OllamaFields, messages: list[Message], namespace: str) -> GenerationPlan:
-    _check_context(service, body)
+def _plan(service: Service, body: OllamaFields, messages: list[Json], namespace: str) -> GenerationPlan:
+    effort = {True: "medium", False: "none"}.get(body.think, body.think)  # type: ignore[call-overload]
     request = ChatRequest(
-        **_shared(body),
+        **_shared(service, body),
         messages=messages,
-        continue_final_message=messages[-1].role == "assistant",
+        continue_final_message=messages[-1]["role"] == "assistant",
         tools=getattr(body, "tools", None) or None,
         logprobs=body.logprobs,
         top_logprobs=body.top_logprobs if body.logprobs else None,
-        reasoning_effort=fitting_effort(service, _effort(body.think), "think"),
+        reasoning_effort=fitting_effort(service, effort, "think"),
     )
     with renamed_fields(_NAMES):
         return plan_chat(service, request, namespace)
 
 
-def _continued(service: Service, body: GenerateRequest, plan: GenerationPlan) -> GenerationPlan:
-    """The plan after the tokens of an earlier answer's `context`."""
-    if not body.context:
-        return plan
-    service.check_tokens(body.context, "context")
-    [request], start = plan.requests, service.vocabulary.tokenize("", add_special=True)[:1]
-    new = request.prompt[1:] if list(request.prompt[:1]) == start else request.prompt
-    prompt = service.check_prompt([*body.context, *new], "context")
-    return replace(plan, requests=(replace(request, prompt=prompt, from_text=False),))
-
-
-def _shared(body: OllamaFields) -> dict[str, Any]:
-    options = body.options
-    asked = options.num_predict if options else None
-    return {
+def _shared(service: Service, body: OllamaFields) -> Json:
+    """The fields of a request for a chat or a completion."""
+    options, form = body.options or Options(), body.format
+    if options.num_ctx is not None and options.num_ctx > service.context_tokens:
+        notify(f"options.num_ctx: the context here is {service.context_tokens} tokens")
+    asked = options.num_predict
+    found = {
         **body.sampling(),
-        **(options.sampling() if options else {}),
+        **options.sampling(),
         "model": body.model,
         "max_tokens": None if asked is None else -1 if asked < 0 else max(asked, 1),
-        "response_format": _format(body.format),
     }
+    if form == "json":
+        found["response_format"] = {"type": "json_object"}
+    elif form:
+        found["response_format"] = shapes.json_schema_format(form, strict=False)  # type: ignore[arg-type]
+    return found
 
 
-def _format(asked: Any) -> JsonObjectFormat | JsonSchemaFormat | None:
-    if not asked:
-        return None
-    if asked == "json":
-        return JsonObjectFormat(type="json_object", schema=None)
-    return JsonSchemaFormat(type="json_schema", json_schema=NamedSchema(schema=asked, strict=False))
-
-
-def _effort(think: bool | str | None) -> Effort | None:
-    if isinstance(think, bool):
-        return "medium" if think else "none"
-    return think  # type: ignore[return-value]
-
-
-def _check_context(service: Service, body: OllamaFields) -> None:
-    """Say so where the context is smaller than was asked for."""
-    asked = body.options.num_ctx if body.options else None
-    if asked is not None and asked > service.context_tokens:
-        notify(f"options.num_ctx: the context here is {service.context_tokens} tokens")
-
-
-def _message(message: OllamaMessage) -> Message:
-    calls = [
-        EarlierCall.of(call.id or f"call_{i}", call.function.name, call.function.arguments)
-        for i, call in enumerate(message.tool_calls or ())
-    ]
-    return Message(
-        role=message.role,
-        content=message.content or "",
-        name=message.tool_name,
-        reasoning_content=message.thinking or None,
-        tool_calls=calls or None,
-        tool_call_id=message.tool_call_id,
-    )
+def _message(message: OllamaMessage) -> Json:
+    return {
+        "role": message.role,
+        "content": message.content or "",
+        "name": message.tool_name,
+        "reasoning_content": message.thinking or None,
+        "tool_calls": [
+            shapes.tool_call(call.id or f"call_{i}", call.function.name, call.function.arguments)
+            for i, call in enumerate(message.tool_calls or ())
+        ],
+        "tool_call_id": message.tool_call_id,
+    }
 
 
 # The answer
@@ -437,26 +365,24 @@ class OllamaAnswer(Answer):
     def __init__(self, service: Service, body: OllamaFields, plan: GenerationPlan) -> None:
         super().__init__(service, plan)
         self._body = body
+        self._is_chat = isinstance(body, OllamaChatRequest)
         self._began_s = perf_counter()
         [self._choice] = self.choices
         self._num_sent = 0
         """how many tool calls were sent; each is sent when it is complete"""
 
-    def next(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
+    def next(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[Json]:
         said = self._said(pieces)
         if any(piece.kind != "call" for piece in pieces) or "tool_calls" in said.get("message", ()):
             yield self._head | said | {"done": False}
         if choice.is_over:
             yield self._head | self._said(()) | self._end()
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Json:
         return self._head | self._said(self._choice.pieces) | self._end()
 
-    def failed(self, body: dict[str, Any]) -> dict[str, Any]:
-        return ollama_error(500, body)
-
     @property
-    def _head(self) -> dict[str, Any]:
+    def _head(self) -> Json:
         return {"model": self._body.model or self.service.name, "created_at": now()}
 
     def _complete_calls(self) -> list[ToolCall]:
@@ -468,29 +394,25 @@ class OllamaAnswer(Answer):
         self._num_sent += len(calls)
         return calls
 
-    def _said(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        content, thinking = joined(pieces, "content"), joined(pieces, "reasoning")
-        logprobs = logprobs_of(pieces, self.service)
-        more: dict[str, Any] = {"logprobs": logprobs} if logprobs else {}
-        thought = {"thinking": thinking} if thinking else {}
-        if isinstance(self._body, GenerateRequest):
-            return {"response": content} | thought | more
-        message: dict[str, Any] = {"role": "assistant", "content": content} | thought
-        if calls := self._complete_calls():
-            message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "function": {"name": call.name, "arguments": parsed_arguments(call.arguments)},
-                }
-                for call in calls
+    def _said(self, pieces: Sequence[Piece]) -> Json:
+        said: Json = {"role": "assistant"} if self._is_chat else {}
+        said["content" if self._is_chat else "response"] = joined(pieces, "content")
+        if thinking := joined(pieces, "reasoning"):
+            said["thinking"] = thinking
+        if self._is_chat and (calls := self._complete_calls()):
+            functions = [{"name": one.name, "arguments": parsed_arguments(one.arguments)} for one in calls]
+            said["tool_calls"] = [
+                {"id": call.id, "function": function} for call, function in zip(calls, functions, strict=True)
             ]
-        return {"message": message} | more
+        logprobs = logprobs_of(pieces, self.service)
+        more = {"logprobs": logprobs} if logprobs else {}
+        return ({"message": said} if self._is_chat else said) | more
 
-    def _end(self) -> dict[str, Any]:
+    def _end(self) -> Json:
         """Why the answer ended, and what it took, in nanoseconds."""
         choice, sums = self._choice, self.sums()
         times = sums["outrider"]["times"]
-        end: dict[str, Any] = {
+        return {
             "done": True,
             "done_reason": "length" if choice.finish_reason == "length" else "stop",
             "total_duration": int((perf_counter() - self._began_s) * 1e9),
@@ -501,9 +423,6 @@ class OllamaAnswer(Answer):
             "eval_duration": int(times["decode_s"] * 1e9),
             "outrider": sums["outrider"],
         }
-        if isinstance(self._body, GenerateRequest) and not self._body.raw:
-            end["context"] = [*choice.request.prompt, *choice.completion.tokens]
-        return end
 
 
 def now() -> str:

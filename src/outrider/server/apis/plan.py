@@ -9,19 +9,18 @@ from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
-from outrider.core.data import AnswerReader, Grammar, Request, Thought
+from outrider.core.data import Grammar, Request
 from outrider.core.errors import InputError, SettingError
 from outrider.core.notices import notify
 from outrider.core.params import Drafting, GrammarKind, SamplingParams, Verification, grammar_kind
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.server.apis.messages import text_of
 from outrider.server.apis.shapes import (
     JsonObjectFormat,
     JsonSchemaFormat,
-    Prediction,
     SamplingFields,
     TextRequest,
+    text_of,
 )
 from outrider.server.errors import invalid_field, problem_of
 from outrider.server.service import Service
@@ -60,45 +59,36 @@ class GenerationPlan:
 def plan_of(
     service: Service,
     body: TextRequest,
+    asked: Request,
     prompts: Sequence[tuple[int, ...]],
-    namespace: str,
-    *,
-    max_tokens: int | None,
-    grammar: Grammar | None,
-    logprobs: int | None,
-    visible: tuple[int, ...] = (),
-    thought: Thought | None = None,
-    reader: Callable[[], AnswerReader] | None = None,
     echoes: tuple[str, ...] = (),
-    from_text: bool = True,
 ) -> GenerationPlan:
-    """`body.n` choices for each prompt, in the cache namespace; `grammar` is compiled already. Raises
-    Problem."""
+    """`body.n` choices for each prompt. `asked` has what the body does not say by itself; its grammar is
+    compiled already. Raises Problem."""
     speculation, bitwise = body.speculation, service.session.bitwise
-    policy, drafting = _drafting(service, body)
-    sampling = sampling_of(body, service.defaults)
-    _check_samplers(body)
-    verification = verification_of(body, service.verification, sampling, bitwise=bitwise)
+    policy = (speculation and speculation.policy) or "auto"
+    if policy == "model" and service.draft_name is None:
+        why = "no draft model is loaded. Use auto or lookup, or start the server with one."
+        raise invalid_field("speculation.policy", why)
+    drafting = Drafting() if policy == "plain" else Drafting(policy, speculation and speculation.max_draft)
+    sampling = _sampling(body, service.defaults)
+    verification = _verification(body, service.verification, sampling, bitwise=bitwise)
     unrepeatable = verification.unrepeatable(sampling) if policy != "plain" else None
-    notify(unrepeatable and f"seed: {unrepeatable}", _too_long_for_draft(service, prompts))
-    request = Request(
-        prompt=prompts[0],
+    notify(unrepeatable and f"seed: {unrepeatable}")
+    drafters = service.session.engine.drafters
+    longest = min((d.longest_text for d in drafters if isinstance(d, ModelDrafter)), default=sys.maxsize)
+    if max(map(len, prompts)) >= longest:
+        notify(f"the draft model is not asked: its context of {longest} tokens does not hold the prompt")
+    request = replace(
+        asked,
         sampling=sampling,
-        max_tokens=max_tokens,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         ignore_end=bool(body.ignore_eos),
         speculate=policy != "plain",
         verification=verification,
-        logprobs=logprobs,
-        grammar=grammar,
         drafting=drafting,
-        prediction=_predicted(service, body.prediction),
-        scope=namespace,
-        visible=visible,
-        thought=thought,
+        prediction=_predicted(service, body),
         cache_prompt=service.settings.cache_prompt if body.cache_prompt is None else body.cache_prompt,
-        from_text=from_text,
-        reader=reader,
     )
     seeds = [None if sampling.seed is None else sampling.seed + i for i in range(body.n or 1)]
     keeps_text = policy == "plain" or verification.keeps_text(greedy=sampling.is_greedy)
@@ -117,33 +107,13 @@ def plan_of(
     )
 
 
-def _drafting(service: Service, body: TextRequest) -> tuple[str, Drafting]:
-    """Who drafts, by name, and how. Raises Problem."""
-    policy = (body.speculation and body.speculation.policy) or "auto"
-    if policy == "model" and service.draft_name is None:
-        why = "no draft model is loaded. Use auto or lookup, or start the server with one."
-        raise invalid_field("speculation.policy", why)
-    if policy == "plain":
-        return policy, Drafting()
-    return policy, Drafting(policy, body.speculation.max_draft if body.speculation else None)
-
-
-def _too_long_for_draft(service: Service, prompts: Sequence[tuple[int, ...]]) -> str | None:
-    """A line where the draft model cannot be asked, because its own context does not hold a prompt."""
-    drafters = service.session.engine.drafters
-    longest = min((d.longest_text for d in drafters if isinstance(d, ModelDrafter)), default=sys.maxsize)
-    if max(map(len, prompts)) < longest:
-        return None
-    return f"the draft model is not asked: its context of {longest} tokens does not hold the prompt"
-
-
-def _predicted(service: Service, asked: Prediction | None) -> tuple[int, ...]:
+def _predicted(service: Service, body: TextRequest) -> tuple[int, ...]:
     """The tokens of a prediction, as many as the context holds. Control tokens that it spells are text."""
-    if asked is None:
+    if body.prediction is None:
         return ()
     if not any(isinstance(d, PredictionDrafter) for d in service.session.engine.drafters):
         notify("prediction: it is not used, for this model cannot follow one")
-    text = text_of(asked.content)[: service.max_characters]
+    text = text_of(body.prediction.content)[: service.max_characters]
     try:
         tokens = service.vocabulary.tokenize(text, add_special=False)
     except InputError as error:
@@ -199,14 +169,12 @@ _BARRED = -100.0
 """The bias by which OpenAI's clients bar a token."""
 
 
-def _biases(asked: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    return tuple((int(token), bias if bias > _BARRED else float("-inf")) for token, bias in asked.items())
-
-
 _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "temperature": lambda value: value if value >= _MIN_TEMPERATURE else 0.0,
     "dry_sequence_breakers": tuple,
-    "logit_bias": _biases,
+    "logit_bias": lambda biases: tuple(
+        (int(token), bias if bias > _BARRED else float("-inf")) for token, bias in biases.items()
+    ),
     "seed": lambda value: value if value >= 0 else None,
 }
 """How the engine writes the values of some fields."""
@@ -223,51 +191,47 @@ _SAMPLERS: dict[str, dict[str, float]] = {
     "temperature": {"temperature": 1.0, "dynatemp_range": 0.0},
 }
 """llama.cpp's names of samplers, in their order, and the values that switch them off."""
+_OTHER_NAMES = {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperature"}
 
 
-def sampling_of(fields: SamplingFields, defaults: SamplingParams) -> SamplingParams:
+def _sampling(body: SamplingFields, defaults: SamplingParams) -> SamplingParams:
     """How the next token is chosen. Raises Problem."""
-    if {"repeat_penalty", "repetition_penalty"} <= fields.sampling().keys():
-        why = "it is another name of repeat_penalty. Leave one of them out."
-        raise invalid_field("repetition_penalty", why)
-    given: dict[str, Any] = {}
-    for name, value in fields.sampling().items():
-        if (parameter := "repeat_penalty" if name == "repetition_penalty" else name) in _PARAMETERS:
-            given[parameter] = _CONVERSIONS[name](value) if name in _CONVERSIONS else value
-    if fields.samplers is not None:
-        kept = set(map(_known_sampler, fields.samplers))
-        given |= {key: value for name in _SAMPLERS.keys() - kept for key, value in _SAMPLERS[name].items()}
+    asked = body.sampling()
+    if (penalty := asked.pop("repetition_penalty", None)) is not None:
+        if "repeat_penalty" in asked:
+            why = "it is another name of repeat_penalty. Leave one of them out."
+            raise invalid_field("repetition_penalty", why)
+        asked["repeat_penalty"] = penalty
+    given = {
+        name: _CONVERSIONS[name](value) if name in _CONVERSIONS else value
+        for name, value in asked.items()
+        if name in _PARAMETERS
+    }
+    if body.samplers is not None:
+        named = [_OTHER_NAMES.get(name, name) for name in body.samplers]
+        for sampler, off in _SAMPLERS.items():
+            given |= {} if sampler in named else off
+        notify(*(f"samplers: {name[:64]} is not known here" for name in named if name not in _SAMPLERS))
+        known = [name for name in named if name in _SAMPLERS]
+        if known != (ordered := [name for name in _SAMPLERS if name in known]):
+            notify(f"samplers: their order is {', '.join(ordered)}")
     return replace(defaults, **given)
 
 
-def _check_samplers(fields: SamplingFields) -> None:
-    """Say what is not done of a request's `samplers`."""
-    given = list(map(_known_sampler, fields.samplers or ()))
-    unknown = [name[:64] for name in given if name not in _SAMPLERS]
-    known = [name for name in given if name in _SAMPLERS]
-    notify(*(f"samplers: {name} is not known here" for name in unknown))
-    if known != [name for name in _SAMPLERS if name in known]:
-        notify(f"samplers: their order is {', '.join(name for name in _SAMPLERS if name in known)}")
-
-
-def _known_sampler(name: str) -> str:
-    return {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperature"}.get(name, name)
-
-
-def verification_of(
-    fields: SamplingFields, defaults: Verification, sampling: SamplingParams, *, bitwise: bool
+def _verification(
+    body: SamplingFields, defaults: Verification, sampling: SamplingParams, *, bitwise: bool
 ) -> Verification:
     """How drafts are verified; `bitwise`: whether this server can give equal bits. Raises Problem."""
-    asked = {name: getattr(fields.speculation, name, None) for name in ("rule", "draft_sampling", "lenience")}
+    asked = {name: getattr(body.speculation, name, None) for name in ("rule", "draft_sampling", "lenience")}
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    if fields.bitwise and not bitwise:
+    if body.bitwise and not bitwise:
         why = "this server does not give equal bits. Start it with --bitwise, or leave it out."
         raise invalid_field("bitwise", why, code="unsupported")
     field = "speculation"
     try:
         verification = replace(defaults, **given)
         field = "bitwise"
-        bits = verification.bitwise(greedy=sampling.is_greedy) if fields.bitwise else verification
+        bits = verification.bitwise(greedy=sampling.is_greedy) if body.bitwise else verification
         return bits.seeded(sampling)
     except SettingError as error:
         raise problem_of(error, field) from None
@@ -278,11 +242,11 @@ def verification_of(
 _OBJECT = {"type": "object"}
 
 
-def grammar_of(fields: TextRequest, settings: ServeSettings) -> tuple[Grammar | None, str]:
+def grammar_of(body: TextRequest, settings: ServeSettings) -> tuple[Grammar | None, str]:
     """The grammar of the answer and its field; None and "" where nothing limits it. Raises Problem for two of
     them, and for one that is too long."""
-    found = [row for row in grammar_fields(fields) if row[2] is not None]
-    structured, formatted = fields.structured_outputs, fields.response_format
+    found = [row for row in limits_of(body) if row[2] is not None]
+    structured, formatted = body.structured_outputs, body.response_format
     if structured is not None and not any(name.startswith("structured_outputs") for name, *_ in found):
         why = "it asks for nothing. Give json, regex, choice, grammar or json_object."
         raise invalid_field("structured_outputs", why)
@@ -300,27 +264,27 @@ def grammar_of(fields: TextRequest, settings: ServeSettings) -> tuple[Grammar | 
         text,
         style="compact" if is_compact else "spaced",
         lenient=isinstance(formatted, JsonSchemaFormat) and formatted.json_schema.strict is False,
-        fast_forward=fields.fast_forward,
+        fast_forward=body.fast_forward,
     )
     return grammar, name
 
 
-def grammar_fields(fields: TextRequest) -> Iterator[tuple[str, GrammarKind, Any]]:
+_KINDS: dict[str, GrammarKind] = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": ""}
+"""The kinds of vLLM's fields."""
+
+
+def limits_of(body: TextRequest) -> Iterator[tuple[str, GrammarKind, Any]]:
     """Each field that may limit the answer, the kind of its grammar ("": its text tells), and its value."""
-    asked = fields.response_format
+    asked, structured = body.response_format, body.structured_outputs
     if isinstance(asked, JsonObjectFormat):
         yield "response_format", "json_schema", _OBJECT if asked.json_schema is None else asked.json_schema
     elif isinstance(asked, JsonSchemaFormat):
         yield "response_format", "json_schema", asked.json_schema.json_schema
-    yield "json_schema", "json_schema", fields.json_schema
-    yield "grammar", "", fields.grammar
-    if (structured := fields.structured_outputs) is not None:
-        yield "structured_outputs.json", "json_schema", structured.json_schema
-        yield "structured_outputs.regex", "regex", structured.regex
-        yield "structured_outputs.choice", "choice", structured.choice
-        yield "structured_outputs.grammar", "", structured.grammar
-        yield "structured_outputs.json_object", "json_schema", _OBJECT if structured.json_object else None
-    yield "guided_json", "json_schema", fields.guided_json
-    yield "guided_regex", "regex", fields.guided_regex
-    yield "guided_choice", "choice", fields.guided_choice
-    yield "guided_grammar", "", fields.guided_grammar
+    yield "json_schema", "json_schema", body.json_schema
+    yield "grammar", "", body.grammar
+    if structured is not None and structured.json_object:
+        yield "structured_outputs.json_object", "json_schema", _OBJECT
+    for name, kind in _KINDS.items():
+        attribute = "json_schema" if name == "json" else name
+        yield f"structured_outputs.{name}", kind, getattr(structured, attribute, None)
+        yield f"guided_{name}", kind, getattr(body, f"guided_{name}")

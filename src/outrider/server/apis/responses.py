@@ -3,131 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
 from fastapi import APIRouter, Request
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, Tag, model_validator
 from starlette.responses import Response
 
 from outrider.core.data import Piece
 from outrider.core.notices import notify
+from outrider.server.apis import shapes
 from outrider.server.apis.answers import PartedAnswer, logprobs_of
 from outrider.server.apis.chat import ChatRequest, plan_chat
 from outrider.server.apis.generation import EVENTS_TOO, answer
-from outrider.server.apis.messages import (
-    MAX_TOOLS,
-    CalledFunction,
-    Function,
-    Message,
-    NamedFunction,
-    NamedTool,
-    OfFunction,
-    OtherTool,
-    Tool,
-    ToolCall,
-    ToolMode,
-    or_other,
-    served_tools,
-    text_of,
-    type_of,
-)
 from outrider.server.apis.plan import GenerationPlan
-from outrider.server.apis.shapes import (
-    BUDGET_NAMES,
-    CACHED,
-    REFUSED,
-    WHOLE,
-    Effort,
-    GenerationRequest,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    Many,
-    MaxTokens,
-    NamedSchema,
-    NumLogprobs,
-    ReasoningFields,
-    Shape,
-    Text,
-    TextFormat,
-    Verbosity,
-    explained,
-    unsupported,
-)
-from outrider.server.errors import renamed_fields
+from outrider.server.apis.shapes import OF_CHAT, Json, Many, Shape, only, text_of
+from outrider.server.errors import Problem, renamed_fields
 from outrider.server.service import Service
 
 router = APIRouter(tags=["text"])
 
 
-class FunctionTool(Function, OfFunction):
+class FunctionTool(shapes.Function, shapes.OfFunction):
     """A function that the model may call; `parameters` is a JSON schema of its arguments."""
-
-    ignored: ClassVar = CACHED
-
-
-_Own = Annotated[FunctionTool, Tag("own")]
-_Other = Annotated[OtherTool, Tag("other")]
-
-
-class NamedFunctionTool(NamedFunction, OfFunction):
-    """The function that has to be called."""
 
 
 class Part(Shape):
     """A part of a message: text. Images, audio and files are not supported."""
 
-    ignored: ClassVar = CACHED
-
     type: Annotated[
-        Literal["input_text", "output_text"],
-        explained("this server reads text only. Leave parts of type {} out"),
+        Literal["input_text", "output_text"], only(("input_text", "output_text"), shapes.TEXT_ALONE)
     ]
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
-
-
-class _Item(Shape):
-    """What earlier answers add to an item; no effect."""
-
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-
-
-class MessageItem(_Item):
-    """A message."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Many[Part] | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> MessageItem:
-        if self.content is None and self.role != "assistant":
-            raise unsupported("it is empty. Give it content", "content")
-        return self
-
-
-class FunctionCallItem(_Item):
-    """A call that the assistant made."""
-
-    refused: ClassVar = {"namespace": "tools have no namespaces here. Leave it out"}
-
-    type: Literal["function_call"]
-    call_id: str
-    name: Text
-    arguments: str
-
-
-class FunctionOutputItem(_Item):
-    """What a call returned."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | Many[Part]
 
 
 class ReasoningText(Shape):
@@ -137,34 +47,49 @@ class ReasoningText(Shape):
     text: str
 
 
-class ReasoningItem(_Item):
-    """What the assistant thought before its answer. A summary alone is not read, and neither is what only
-    another server can decrypt: the answer's notices say so."""
+class _Item(Shape):
+    """What earlier answers add to an item has no effect."""
 
-    type: Literal["reasoning"]
-    summary: list[Any] | None = None
-    content: Many[ReasoningText] | None = None
-    encrypted_content: str | None = None
+    refused: ClassVar = {"namespace": "tools have no namespaces here. Leave it out"}
 
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
 
-Item = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(
-        type_of,
-        custom_error_type="unsupported",
-        custom_error_message="messages, function calls, their outputs and reasoning are read. Leave others",
-    ),
-]
+    @model_validator(mode="after")
+    def _is_whole(self) -> _Item:
+        item: Any = self
+        if item.type == "message":
+            shapes.says_something(item.role, item.content)
+        return self
 
 
-_OF_CHAT = "it is a field of chat completions. Use "
+if TYPE_CHECKING:
+    Item = Any
+else:
+    # Of reasoning, a summary alone is not read, and neither is what only another server can decrypt: notices
+    # say so.
+    Item = shapes.variants(
+        _Item,
+        "messages, function calls, their outputs and reasoning",
+        message={
+            "role": Literal["system", "developer", "user", "assistant"],
+            "content": str | Many[Part] | None,
+            "phase": Literal["commentary", "final_answer"] | None,
+        },
+        function_call={"call_id": str, "name": shapes.Text, "arguments": str},
+        function_call_output={"call_id": str, "output": str | Many[Part]},
+        reasoning={
+            "summary": list[Any] | None,
+            "content": Many[ReasoningText] | None,
+            "encrypted_content": str | None,
+        },
+    )
+
+
 _STATELESS = "nothing is stored here. Give the whole conversation as `input`"
 
 
-class SchemaFormat(NamedSchema):
+class SchemaFormat(shapes.NamedSchema):
     """JSON of a schema; `strict` as in chat completions."""
 
     type: Literal["json_schema"]
@@ -173,8 +98,11 @@ class SchemaFormat(NamedSchema):
 class TextConfig(Shape):
     """What the text of the answer has to be."""
 
-    format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
-    verbosity: Verbosity | None = None
+    format: (
+        Annotated[shapes.TextFormat | shapes.JsonObjectFormat | SchemaFormat, Field(discriminator="type")]
+        | None
+    ) = None
+    verbosity: shapes.Verbosity | None = None
 
 
 class Reasoning(Shape):
@@ -183,49 +111,49 @@ class Reasoning(Shape):
 
     renamed: ClassVar = {"generate_summary": "summary"}
 
-    effort: Effort | None = None
+    effort: shapes.Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponseRequest(GenerationRequest, ReasoningFields):
+class ResponseRequest(shapes.GenerationRequest, shapes.ReasoningFields):
     """A conversation to be continued, as items."""
 
-    renamed: ClassVar = BUDGET_NAMES
-    refused: ClassVar = REFUSED | {
+    renamed: ClassVar = shapes.BUDGET_NAMES
+    refused: ClassVar = shapes.REFUSED | {
         "previous_response_id": _STATELESS,
         "conversation": _STATELESS,
         "prompt": "prompts are not kept here. Give `instructions` and `input`",
         "context_management": "the conversation is not shortened here. Leave it out",
-        "logprobs": f'{_OF_CHAT}"include": ["message.output_text.logprobs"]',
-        "max_tokens": f"{_OF_CHAT}max_output_tokens",
+        "logprobs": f'{OF_CHAT}"include": ["message.output_text.logprobs"]',
+        "max_tokens": f"{OF_CHAT}max_output_tokens",
         "n_predict": "it is llama.cpp's name. Use max_output_tokens",
-        "messages": f"{_OF_CHAT}input",
-        "response_format": f"{_OF_CHAT}text.format",
+        "messages": f"{OF_CHAT}input",
+        "response_format": f"{OF_CHAT}text.format",
     }
 
     input: str | Annotated[Many[Item], Field(min_length=1)]
     instructions: str | None = None
-    max_output_tokens: MaxTokens | None = None
-    max_tool_calls: Annotated[int, Field(ge=1), WHOLE] | None = Field(
-        None, description="No effect: it is about tools that the server itself runs."
-    )
+    max_output_tokens: shapes.MaxTokens | None = None
+    max_tool_calls: Annotated[int, Field(ge=1), shapes.WHOLE] | None = None
+    """no effect: it is about tools that the server itself runs"""
     tools: (
-        Annotated[Many[Annotated[_Own | _Other, or_other("function")]], Field(max_length=MAX_TOOLS)] | None
+        shapes.ToolsOf[
+            Annotated[Annotated[FunctionTool, Tag("own")] | shapes.Other, shapes.own_or_other("function")]
+        ]
+        | None
     ) = None
-    tool_choice: ToolMode | NamedFunctionTool | None = None
+    tool_choice: shapes.ToolMode | FunctionTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    include: Many[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
-        None, description="Reasoning is never encrypted: it is given as it is."
-    )
-    top_logprobs: NumLogprobs | None = None
-    truncation: Literal["auto", "disabled"] | None = Field(
-        None, description="Nothing is cut out of a conversation; the answer's notices say so."
-    )
-    store: Annotated[Literal[False] | None, explained(_STATELESS)] = None
+    include: Many[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    """reasoning is never encrypted: it is given as it is"""
+    top_logprobs: shapes.NumLogprobs | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """nothing is cut out of a conversation; the answer's notices say so"""
+    store: Annotated[Literal[False] | None, only((False,), _STATELESS)] = None
     background: Annotated[
-        Literal[False] | None, explained("nothing runs in the background here. Use false, or stream")
+        Literal[False] | None, only((False,), "nothing runs in the background here. Use false, or stream")
     ] = None
 
 
@@ -262,7 +190,12 @@ def plan_response(service: Service, body: ResponseRequest, namespace: str) -> Ge
 def as_chat(body: ResponseRequest) -> ChatRequest:
     """The same request as one for a chat completion."""
     wants_logprobs = "message.output_text.logprobs" in (body.include or ()) or bool(body.top_logprobs)
-    functions = [Function(**tool.model_dump(exclude={"type"})) for tool in served_tools(body.tools)]
+    form: Any = body.text.format if body.text else None
+    if isinstance(form, SchemaFormat):
+        form = shapes.json_schema_format(form.json_schema, name=form.name, strict=form.strict)
+    choice: Any = body.tool_choice
+    if isinstance(choice, FunctionTool):
+        choice = shapes.function_tool(name=choice.name)
     return ChatRequest(
         **body.sampling(),
         model=body.model,
@@ -270,62 +203,44 @@ def as_chat(body: ResponseRequest) -> ChatRequest:
         max_completion_tokens=body.max_output_tokens,
         logprobs=wants_logprobs,
         top_logprobs=body.top_logprobs if wants_logprobs else None,
-        tools=[Tool(type="function", function=function) for function in functions],
-        tool_choice=_choice(body),
+        tools=[
+            shapes.function_tool(**tool.model_dump(exclude={"type"}))
+            for tool in shapes.served_tools(body.tools)
+        ],
+        tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,
-        response_format=_format(body),
+        response_format=form,
         reasoning_budget=body.reasoning_budget,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
     )
 
 
-def _choice(body: ResponseRequest) -> Any:
-    if isinstance(body.tool_choice, NamedFunctionTool):
-        return NamedTool(type="function", function=NamedFunction(name=body.tool_choice.name))
-    return body.tool_choice
-
-
-def _format(body: ResponseRequest) -> TextFormat | JsonObjectFormat | JsonSchemaFormat | None:
-    found = body.text.format if body.text else None
-    if not isinstance(found, SchemaFormat):
-        return found
-    named = NamedSchema(name=found.name, schema=found.json_schema, strict=found.strict)
-    return JsonSchemaFormat(type="json_schema", json_schema=named)
-
-
-def _messages(body: ResponseRequest) -> list[Message]:
-    first = [Message(role="system", content=body.instructions)] if body.instructions else []
-    if isinstance(body.input, str):
-        return [*first, Message(role="user", content=body.input)]
-    return [*first, *_turns(body.input)]
-
-
-def _turns(items: Sequence[Item]) -> list[Message]:
+def _messages(body: ResponseRequest) -> list[Json]:
     """The items as messages: what the assistant thought, said and called in one turn is one message."""
-    turns: list[dict[str, Any]] = []
-    for item in items:
-        if isinstance(item, FunctionOutputItem):
+    turns: list[Json] = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*turns, {"role": "user", "content": body.input}]
+    for item in body.input:
+        if item.type == "function_call_output":
             turns.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
-        elif isinstance(item, MessageItem) and item.role != "assistant":
+        elif item.type == "message" and item.role != "assistant":
             turns.append({"role": item.role, "content": text_of(item.content)})
-        elif isinstance(item, ReasoningItem) and not item.content:
+        elif item.type == "reasoning" and not item.content:
             notify("input: encrypted reasoning is not read" if item.encrypted_content else None)
         else:
             _add_to_assistant(turns, item)
-    return [Message(**turn) for turn in turns]
+    return turns
 
 
-def _add_to_assistant(
-    turns: list[dict[str, Any]], item: MessageItem | FunctionCallItem | ReasoningItem
-) -> None:
+def _add_to_assistant(turns: list[Json], item: Item) -> None:
     turn = turns[-1] if turns and turns[-1]["role"] == "assistant" else None
-    if turn is None or (turn["content"] and not isinstance(item, FunctionCallItem)):
+    if turn is None or (turn["content"] and item.type != "function_call"):
         turn = {"role": "assistant", "content": ""}
         turns.append(turn)
-    if isinstance(item, FunctionCallItem):
-        function = CalledFunction(name=item.name, arguments=item.arguments)
-        turn.setdefault("tool_calls", []).append(ToolCall(id=item.call_id, function=function))
-    elif isinstance(item, MessageItem):
+    if item.type == "function_call":
+        call = shapes.tool_call(item.call_id, item.name, item.arguments)
+        turn.setdefault("tool_calls", []).append(call)
+    elif item.type == "message":
         turn["content"] = text_of(item.content)
     else:
         turn["reasoning_content"] = turn.get("reasoning_content", "") + text_of(item.content)
@@ -333,12 +248,12 @@ def _add_to_assistant(
 
 # The answer
 
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 _TEXT_EVENTS = {
     "message": "response.output_text",
     "reasoning": "response.reasoning_text",
     "function_call": "response.function_call_arguments",
 }
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 _GIVEN = ("instructions", "max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
 """Fields of the request that the answer repeats."""
 
@@ -353,11 +268,11 @@ class ResponseAnswer(PartedAnswer):
         self._num_events = 0
         self._head = _head(f"resp_{self.id}", service, body, plan)
 
-    def first(self) -> Iterator[dict[str, Any]]:
+    def first(self) -> Iterator[Json]:
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._head)
 
-    def _end(self) -> Iterator[dict[str, Any]]:
+    def _end(self) -> Iterator[Json]:
         yield from self._close(self._status)
         yield self._event(f"response.{self._status}", response=self._whole())
 
@@ -365,7 +280,7 @@ class ResponseAnswer(PartedAnswer):
     def _status(self) -> str:
         return "incomplete" if self._choice.finish_reason == "length" else "completed"
 
-    def _whole(self) -> dict[str, Any]:
+    def _whole(self) -> Json:
         sums = self.sums()
         is_cut = self._status == "incomplete"
         return self._head | {
@@ -378,52 +293,47 @@ class ResponseAnswer(PartedAnswer):
             "outrider": sums["outrider"],
         }
 
-    def failed(self, body: dict[str, Any]) -> dict[str, Any]:
-        error = body["error"]
+    def failed(self, problem: Problem, path: str) -> Json:
+        error = problem.body_at(path)["error"]
         return self._event("error", **{name: error[name] for name in ("code", "message", "param")})
 
-    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+    def _event(self, kind: str, **fields: Any) -> Json:
         self._num_events += 1
         return {"type": kind, "sequence_number": self._num_events - 1, **fields}
 
     # The last item
 
-    def _item_event(self, kind: str, **fields: Any) -> dict[str, Any]:
+    def _item_event(self, kind: str, **fields: Any) -> Json:
         """An event about a part of the last item."""
-        item, index = self._parts[-1], len(self._parts) - 1
-        place = {"item_id": item["id"], "output_index": index}
+        item = self._parts[-1]
+        place = {"item_id": item["id"], "output_index": len(self._parts) - 1}
         return self._event(kind, **place, **({"content_index": 0} if "content" in item else {}), **fields)
 
-    def _whole_item_event(self, kind: str) -> dict[str, Any]:
+    def _whole_item_event(self, kind: str) -> Json:
         """An event with a copy of the last item, which goes on growing."""
         item = dict(self._parts[-1])
         if "content" in item:
             item["content"] = [dict(part) for part in item["content"]]
         return self._event(kind, output_index=len(self._parts) - 1, item=item)
 
-    def _open(self, kind: str, piece: Piece) -> Iterator[dict[str, Any]]:
-        item: dict[str, Any] = {
-            "id": f"{_PREFIXES[kind]}_{uuid4().hex}",
-            "type": kind,
-            "status": "in_progress",
-        }
+    def _open(self, kind: str, piece: Piece) -> Iterator[Json]:
+        item: Json = {"id": f"{_PREFIXES[kind]}_{uuid4().hex}", "type": kind, "status": "in_progress"}
         self._parts.append(item)
         self._is_open = True
+        part: Json = {"type": "reasoning_text", "text": ""}
         if piece.name:
             item |= {"call_id": self._choice.calls[piece.call].id, "name": piece.name, "arguments": ""}
-            yield self._whole_item_event("response.output_item.added")
-            return
-        if kind == "message":
+        elif kind == "message":
             item |= {"role": "assistant", "content": []}
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         else:
             item |= {"summary": [], "content": []}
-            part = {"type": "reasoning_text", "text": ""}
         yield self._whole_item_event("response.output_item.added")
-        item["content"].append(part)
-        yield self._item_event("response.content_part.added", part=dict(part))
+        if not piece.name:
+            item["content"].append(part)
+            yield self._item_event("response.content_part.added", part=dict(part))
 
-    def _grow(self, piece: Piece) -> dict[str, Any]:
+    def _grow(self, piece: Piece) -> Json:
         item, more = self._parts[-1], dict[str, Any]()
         if piece.kind == "call":
             item["arguments"] += piece.text
@@ -437,26 +347,21 @@ class ResponseAnswer(PartedAnswer):
                 more["outrider"] = self._choice.progress([piece])
         return self._item_event(f"{_TEXT_EVENTS[item['type']]}.delta", delta=piece.text, **more)
 
-    def _close(self, status: str = "completed") -> Iterator[dict[str, Any]]:
+    def _close(self, status: str = "completed") -> Iterator[Json]:
         """Finish the last item: "completed", or "incomplete" where the answer breaks off in it."""
         if not self._is_open:
             return
-        self._is_open = False
-        item = self._parts[-1]
+        self._is_open, item = False, self._parts[-1]
         item["status"] = status
-        kind = f"{_TEXT_EVENTS[item['type']]}.done"
-        if item["type"] == "function_call":
-            yield self._item_event(kind, name=item["name"], arguments=item["arguments"])
-        else:
-            part = dict(item["content"][0])
-            yield self._item_event(
-                kind, **{name: part[name] for name in ("text", "logprobs") if name in part}
-            )
-            yield self._item_event("response.content_part.done", part=part)
+        whole = item if item["type"] == "function_call" else dict(item["content"][0])
+        said = {name: whole[name] for name in ("name", "arguments", "text", "logprobs") if name in whole}
+        yield self._item_event(f"{_TEXT_EVENTS[item['type']]}.done", **said)
+        if whole is not item:
+            yield self._item_event("response.content_part.done", part=whole)
         yield self._whole_item_event("response.output_item.done")
 
 
-def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+def _usage(usage: Json) -> Json:
     details = usage["completion_tokens_details"]
     cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
     return {
@@ -468,36 +373,32 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _head(id: str, service: Service, body: ResponseRequest, plan: GenerationPlan) -> dict[str, Any]:
+def _head(id: str, service: Service, body: ResponseRequest, plan: GenerationPlan) -> Json:
     """What is known before the first token: the request's settings, as they are in force."""
     given = body.model_dump(mode="json", by_alias=True)
-    request = plan.requests[0]
-    text = given["text"] or {}
+    request, choice = plan.requests[0], body.tool_choice or ("auto" if body.tools else "none")
+    nothing = ("completed_at", "error", "incomplete_details", "previous_response_id", "usage")
     return {
         "id": id,
         "object": "response",
         "created_at": int(time.time()),
-        "completed_at": None,
         "status": "in_progress",
         "background": False,
-        "error": None,
-        "incomplete_details": None,
+        **dict.fromkeys(nothing),
         **{name: given[name] for name in _GIVEN},
         "max_output_tokens": request.max_tokens,
         "metadata": body.metadata or {},
         "model": service.name,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "service_tier": "default",
         "store": False,
         "temperature": request.sampling.temperature,
-        "text": {"format": text.get("format") or {"type": "text"}, "verbosity": "medium"},
-        "tool_choice": given["tool_choice"] or ("auto" if body.tools else "none"),
+        "text": {"format": (given["text"] or {}).get("format") or {"type": "text"}, "verbosity": "medium"},
+        "tool_choice": choice if isinstance(choice, str) else {"type": "function", "name": choice.name},
         "tools": [tool for tool in given["tools"] or () if tool["type"] == "function"],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": request.sampling.top_p,
         "truncation": "disabled",
-        "usage": None,
     }

@@ -1,30 +1,34 @@
-"""What the requests of all APIs have in common. Unknown fields are named, and so are known ones that are not
-supported."""
+"""What the requests of all APIs have in common: fields, conversations, tools. Unknown fields are named, and
+so are known ones that are not supported."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, Union
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
-    ValidationError,
-    WrapValidator,
+    Tag,
     create_model,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
+from outrider.core.notices import notify
 from outrider.core.params import DraftSampling, FastForward, Rule, SamplingParams
 
 _MAX_LEVELS = 250
 _MAX_UNKNOWN = 16
+_NO_EFFECT = frozenset({"cache_control"})
+"""accepted in every object: beginnings of prompts are kept by themselves"""
 
 _Part = TypeVar("_Part")
 
@@ -62,7 +66,7 @@ class Shape(BaseModel):
                 raise unsupported(why, field)
         data = _with_own_names(data, cls.renamed)
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        dropped = (cls.refused.keys() | cls.ignored) - known
+        dropped = (cls.refused.keys() | cls.ignored | _NO_EFFECT) - known
         unknown = [key for key in data if key not in known and key not in dropped]
         dropped |= set(unknown[_MAX_UNKNOWN:])  # to name a few of a million is enough
         return {key: value for key, value in data.items() if key not in dropped}
@@ -78,6 +82,34 @@ def _with_own_names(data: dict[str, Any], renamed: Mapping[str, str]) -> dict[st
         elif named[own] != value:
             raise unsupported(f"it is not the same as {own}. Leave one of them out", other)
     return named
+
+
+def variants(base: type[Shape], read: str, **kinds: Mapping[str, Any]) -> Any:
+    """Objects of several types, each with its fields, which may be left out where they may be None. `read`
+    says which types are read, in the error about another."""
+    found = [
+        Annotated[
+            create_model(
+                f"{base.__name__}_{kind}",
+                __base__=base,
+                type=(Literal[kind], kind),
+                **{name: (of, None if type(None) in getattr(of, "__args__", ()) else ...)
+                   for name, of in fields_of.items()},
+            ),
+            Tag(kind),
+        ]
+        for kind, fields_of in kinds.items()
+    ]  # fmt: skip
+    chooses = Discriminator(
+        _type_of, custom_error_type="unsupported", custom_error_message=f"{read} are read. Leave others out"
+    )
+    return Annotated[Union[tuple(found)], chooses]  # noqa: UP007
+
+
+def _type_of(data: Any) -> str | None:
+    """The type of an item or a block; an item without one is a message."""
+    kind = data.get("type", "message") if isinstance(data, dict) else getattr(data, "type", None)
+    return kind if isinstance(kind, str) else None
 
 
 class Body(Shape):
@@ -108,45 +140,27 @@ def _is_unicode(text: str) -> bool:
 # How a field is checked, where its type does not say enough
 
 
-def explained(why: str) -> WrapValidator:
-    """Says `why` values outside the type are not supported. A `why` that contains {}, for the value, is about
-    texts alone."""
-
-    def check(value: Any, handler: Any) -> Any:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)  # 0 is equal to false
-        if "{}" in why and not isinstance(value, str):
-            return handler(value)
-        with suppress(ValidationError):
-            if not is_number:
-                return handler(value)
-        raise unsupported(why.format(str(value)[:40]))
-
-    return WrapValidator(check)
-
-
-def only(neutral: float, why: str) -> AfterValidator:
-    """Says `why` no number but the `neutral` one is supported."""
+def only(values: Sequence[Any], why: str) -> BeforeValidator:
+    """Says `why` no other values are supported; {} in it stands for the value."""
 
     def check(value: Any) -> Any:
-        if value != neutral:
-            raise unsupported(f"{why}. Say {neutral:g}, or leave it out")
-        return value
+        if value is None or any(value == one and type(value) is type(one) for one in values):
+            return value
+        raise unsupported(why.format(str(value)[:40]))
 
-    return AfterValidator(check)
+    return BeforeValidator(check)
 
 
-def spelled(words: str) -> WrapValidator:
-    """Says in words what a pattern takes."""
+def spelled(pattern: str, words: str) -> AfterValidator:
+    """Texts that match a pattern, and what it takes in words."""
+    compiled = re.compile(pattern)
 
-    def check(value: Any, handler: Any) -> Any:
-        try:
-            return handler(value)
-        except ValidationError as error:
-            if any(found["type"] != "string_pattern_mismatch" for found in error.errors()):
-                raise
+    def check(value: str) -> str:
+        if compiled.fullmatch(value):
+            return value
         raise PydanticCustomError("spelling", "Input should be {words}", {"words": words})
 
-    return WrapValidator(check)
+    return AfterValidator(check)
 
 
 def few(most: int) -> BeforeValidator:
@@ -154,9 +168,8 @@ def few(most: int) -> BeforeValidator:
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > most:
-            raise PydanticCustomError(
-                "too_long", "{why}", {"why": f"Dictionary should have at most {most} items"}
-            )
+            why = f"Dictionary should have at most {most} items"
+            raise PydanticCustomError("too_long", "{why}", {"why": why})
         return value
 
     return BeforeValidator(check)
@@ -178,6 +191,7 @@ MaxTokens = Annotated[Literal[-1] | Annotated[int, Field(ge=1, le=MAX_INT)], WHO
 NumChoices = Annotated[int, Field(ge=1, le=128), WHOLE]
 NumLogprobs = Annotated[int, Field(ge=0, le=20), WHOLE]
 StopText = Annotated[str, Field(min_length=1, max_length=1_000)]
+StopTexts = Annotated[Many[StopText], Field(max_length=32)]
 AllowedTexts = Annotated[Many[str], Field(min_length=1, max_length=10_000)]
 Verbosity = Literal["low", "medium", "high"]
 """the answer's notices say that it is not enforced"""
@@ -196,16 +210,16 @@ def _sampled() -> dict[str, Any]:
     """A field for each number of SamplingParams."""
     found: dict[str, Any] = {}
     for parameter in fields(SamplingParams):
-        if parameter.metadata:
-            kind, largest = (int, MAX_INT) if isinstance(parameter.default, int) else (float, _LARGEST)
-            bounds = {"le": largest} | parameter.metadata["bounds"]
-            if parameter.name in _LEAST:
-                bounds = {"le": largest, "ge": _LEAST[parameter.name]}
-            elif "gt" not in bounds:
-                bounds = {"ge": -largest} | bounds
-            checks = (WHOLE,) if kind is int else ()
-            described = Field(None, description=parameter.metadata["help"])
-            found[parameter.name] = Annotated[kind, Field(**bounds), *checks] | None, described
+        if not parameter.metadata:
+            continue
+        kind, largest = (int, MAX_INT) if isinstance(parameter.default, int) else (float, _LARGEST)
+        bounds = {"le": largest} | parameter.metadata["bounds"]
+        if parameter.name in _LEAST:
+            bounds = {"le": largest, "ge": _LEAST[parameter.name]}
+        elif "gt" not in bounds:
+            bounds = {"ge": -largest} | bounds
+        checks = (WHOLE,) if kind is int else ()
+        found[parameter.name] = Annotated[kind, Field(**bounds), *checks] | None, None
     return found
 
 
@@ -232,19 +246,14 @@ class Speculation(Shape):
     """How to draft for this request; what is absent is as the server has it. Only `lenience` below 1 changes
     what the answer is drawn from, and the answer then says so."""
 
-    policy: Literal["auto", "lookup", "model", "fixed", "plain"] | None = Field(
-        None, description="Who drafts; `plain`: nobody."
-    )
-    max_draft: Annotated[int, Field(ge=0, le=64), WHOLE] | None = Field(
-        None, description="The most tokens that are drafted in one step."
-    )
-    fast_forward: FastForward | None = Field(None, description="What becomes of text that a grammar forces.")
-    rule: Rule | None = Field(None, description="Which drafted tokens are kept.")
+    policy: Literal["auto", "lookup", "model", "fixed", "plain"] | None = None
+    max_draft: Annotated[int, Field(ge=0, le=64), WHOLE] | None = None
+    fast_forward: FastForward | None = None
+    rule: Rule | None = None
     draft_sampling: DraftSampling | None = None
-    lenience: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="Below 1: accept tokens up to 1 / lenience times as likely as the model has them."
-    )
-    show_sources: bool | None = Field(None, description="Tell, with every piece of the text, who drafted it.")
+    lenience: Annotated[float, Field(gt=0, le=1)] | None = None
+    show_sources: bool | None = None
+    """tell, with every piece of the text, who drafted it"""
 
 
 class SamplingFields(_Sampled):
@@ -252,40 +261,32 @@ class SamplingFields(_Sampled):
 
     ignored: ClassVar = frozenset({"mirostat_tau", "mirostat_eta"})
 
-    mirostat: Annotated[int, only(0, "mirostat is not supported")] | None = None
-    seed: Annotated[int, Field(ge=-1, le=2**63 - 1), WHOLE] | None = Field(
-        None, description="-1 draws a fresh one; the n-th of several answers has seed + n."
+    mirostat: Annotated[float | None, only((0, 0.0), "mirostat is not supported. Say 0, or leave it out")] = (
+        None
     )
-    stop: StopText | Annotated[Many[StopText], Field(max_length=32)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=_LEAST["repeat_penalty"], le=_LARGEST)] | None = Field(
-        None, description="vLLM's name of repeat_penalty."
-    )
+    seed: Annotated[int, Field(ge=-1, le=2**63 - 1), WHOLE] | None = None
+    """-1 draws a fresh one; the n-th of several answers has seed + n"""
+    stop: StopText | StopTexts | None = None
+    repetition_penalty: Annotated[float, Field(ge=_LEAST["repeat_penalty"], le=_LARGEST)] | None = None
+    """vLLM's name of repeat_penalty"""
     dry_sequence_breakers: Annotated[Many[StopText], Field(max_length=64)] | None = None
-    samplers: Annotated[Many[Annotated[str, Field(max_length=64)]], Field(max_length=32)] | None = Field(
-        None,
-        description="Those that are not named are off. Their order is fixed (docs/sampling.md): the notices "
-        "name another, and samplers that are not known here.",
-    )
+    samplers: Annotated[Many[Annotated[str, Field(max_length=64)]], Field(max_length=32)] | None = None
+    """those that are not named are off; notices name another order, and what is not known here"""
     logit_bias: Annotated[
         dict[
-            Annotated[str, Field(pattern=r"^[0-9]{1,9}$"), spelled("the number of a token, in digits")],
+            Annotated[str, spelled("[0-9]{1,9}", "the number of a token, in digits")],
             Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)],
         ]
         | None,
-        Field(max_length=_MAX_BIASES),
         few(_MAX_BIASES),
         BeforeValidator(_biases),
-    ] = Field(None, description="By token id; -100 bars a token. Also llama.cpp's pairs of both.")
+    ] = None
+    """by token id; -100 bars a token"""
     ignore_eos: bool | None = None
-    bitwise: bool | None = Field(
-        None,
-        description="True: the text of plain decoding bit for bit, whatever is drafted and whoever else "
-        "asks; what is drawn is drawn by the seed-stable rule. An error where the server does not keep it.",
-    )
+    bitwise: bool | None = None
+    """the text of plain decoding bit for bit, or an error"""
     speculation: Speculation | None = None
-    cache_prompt: bool | None = Field(
-        None, description="False: the whole prompt is read, whatever is stored of it."
-    )
+    cache_prompt: bool | None = None
 
     def sampling(self) -> dict[str, Any]:
         """The given ones of these fields, for a request of another API."""
@@ -299,9 +300,7 @@ class SamplingFields(_Sampled):
 
 
 # What an answer may be limited to: OpenAI's response_format, llama.cpp's json_schema and grammar, vLLM's
-# structured_outputs and its older guided_ fields.
-
-_DIALECTS = "GBNF where it holds `::=`, else llguidance's Lark."
+# structured_outputs and its older guided_ fields. A grammar is GBNF where it holds `::=`, else Lark.
 
 
 class TextFormat(Shape):
@@ -347,11 +346,11 @@ class StructuredOutputs(Shape):
     json_schema: Json | Text | None = Field(None, alias="json")
     regex: str | None = None
     choice: AllowedTexts | None = None
-    grammar: str | None = Field(None, description=_DIALECTS)
+    grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: Annotated[
-        Literal[False] | None, explained("a schema is taken as it is. Put additionalProperties into it")
+        bool | None, only((False,), "a schema is taken as it is. Put additionalProperties into it")
     ] = None
 
 
@@ -368,6 +367,7 @@ REFUSED = {
     "structural_tag": "structural tags are not supported. Use tools, or a grammar",
 }
 """Fields that other servers know, why they are not supported, and the way out."""
+OF_CHAT = "it is a field of chat completions. Use "
 
 
 class StreamOptions(Shape):
@@ -376,9 +376,8 @@ class StreamOptions(Shape):
     ignored: ClassVar = frozenset({"include_obfuscation"})
 
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = Field(
-        None, description="vLLM's: with `include_usage` every chunk has the usage so far."
-    )
+    continuous_usage_stats: bool | None = None
+    """vLLM's: with `include_usage` every chunk has the usage so far"""
 
 
 class GenerationRequest(SamplingFields, Body):
@@ -400,7 +399,7 @@ class GenerationRequest(SamplingFields, Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=64), few(64)] | None = None
+    metadata: Annotated[dict[str, str] | None, few(64)] = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
@@ -413,17 +412,19 @@ class GenerationRequest(SamplingFields, Body):
     include_reasoning: Literal[True] | None = None
 
 
-CACHED = frozenset({"cache_control"})
-"""accepted, without effect: beginnings of prompts are kept by themselves"""
+TEXT_ALONE = "this server reads text only. Leave parts of type {} out"
 
 
 class TextPart(Shape):
     """A part of a message's content. Images, audio and files are not supported."""
 
-    ignored: ClassVar = CACHED
-
-    type: Annotated[Literal["text"], explained("this server reads text only. Leave parts of type {} out")]
+    type: Annotated[Literal["text"], only(("text",), TEXT_ALONE)]
     text: str
+
+
+def text_of(content: str | Sequence[Any] | None) -> str:
+    """Content, a text or parts that have one, as one text."""
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
 
 class Prediction(Shape):
@@ -441,8 +442,8 @@ class TextRequest(GenerationRequest):
     response_format: (
         Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None
     ) = None
-    json_schema: Json | None = Field(None, description="llama.cpp's name for a JSON schema.")
-    grammar: str | None = Field(None, description=_DIALECTS)
+    json_schema: Json | None = None
+    grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Json | Text | None = None
     guided_regex: str | None = None
@@ -451,11 +452,9 @@ class TextRequest(GenerationRequest):
 
 
 class ReasoningFields(Shape):
-    """How much the model is to think."""
+    """How much the model is to think: tokens of reasoning, after which its end is forced. -1: no limit."""
 
-    reasoning_budget: NumTokensOrOff | None = Field(
-        None, description="Tokens of reasoning, after which its end is forced. -1: no limit."
-    )
+    reasoning_budget: NumTokensOrOff | None = None
 
 
 BUDGET_NAMES = dict.fromkeys(
@@ -463,3 +462,164 @@ BUDGET_NAMES = dict.fromkeys(
     "reasoning_budget",
 )
 """llama-server's names of it, vLLM's and others'."""
+
+
+# Tools
+
+ToolName = Annotated[
+    str, spelled("[a-zA-Z0-9_.:/-]{1,128}", "1 to 128 characters of A-Z, a-z, 0-9 and _ . : / -")
+]
+ToolMode = Literal["none", "auto", "required"]
+
+_Tool = TypeVar("_Tool", bound=Shape)
+
+
+class OfFunction(Shape):
+    """An object whose type is a function's."""
+
+    type: Annotated[
+        Literal["function"], only(("function",), "tools of type {} are not supported. Give functions")
+    ]
+
+
+class Function(Shape):
+    """A function that the model may call; `parameters` is a JSON schema of its arguments.
+
+    `strict` true refuses a schema that cannot be enforced whole."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: Json | None = None
+    strict: bool | None = None
+
+
+class Tool(OfFunction):
+    """A tool: a function."""
+
+    function: Function
+
+
+class OtherTool(BaseModel):
+    """A tool of a kind that is not served here. It is left out, and the answer's notices say so."""
+
+    type: str
+
+
+Other = Annotated[OtherTool, Tag("other")]
+ToolsOf = Annotated[Many[_Part], Field(max_length=512)]
+
+
+def own_or_other(own: str) -> Discriminator:
+    """Tells tools of an API's `own` type, or of none (the tag "own"), from others ("other")."""
+
+    def kind_of(data: Any) -> str:
+        kind = data.get("type") if isinstance(data, dict) else getattr(data, "type", None)
+        return "other" if isinstance(kind, str) and kind != own else "own"
+
+    return Discriminator(kind_of)
+
+
+Tools = ToolsOf[Annotated[Annotated[Tool, Tag("own")] | Other, own_or_other("function")]]
+
+
+def served_tools(tools: Sequence[_Tool | OtherTool] | None) -> list[_Tool]:
+    """The tools without those of other kinds."""
+    found: list[_Tool] = []
+    for tool in tools or ():
+        if isinstance(tool, OtherTool):
+            notify(f"tools: {tool.type[:64]} is not a kind of tool that this server has: it was left out")
+        else:
+            found.append(tool)
+    return found
+
+
+def function_tool(**fields: Any) -> Json:
+    """A function as a chat request lists it or names it."""
+    return {"type": "function", "function": fields}
+
+
+def json_schema_format(schema: Json, **fields: Any) -> Json:
+    """A schema as the `response_format` of a chat request."""
+    return {"type": "json_schema", "json_schema": {"schema": schema, **fields}}
+
+
+# Conversations
+
+
+class CalledFunction(Shape):
+    """The function of an earlier call; `arguments` is JSON text, as the model wrote it."""
+
+    # What OpenAI's client for Python adds to an answer that it parsed, and what litellm adds.
+    ignored: ClassVar = frozenset({"parsed_arguments", "provider_specific_fields"})
+
+    name: Text
+    arguments: str
+
+
+class ToolCall(Shape):
+    """A call that the assistant made in an earlier turn."""
+
+    ignored: ClassVar = frozenset({"provider_specific_fields"})
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+def tool_call(id: str, name: str, arguments: str | Mapping[str, Any]) -> Json:
+    """A call as an assistant's message has it."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+class Message(Shape):
+    """One turn. `content` in parts is joined; a `developer` message counts as a system message."""
+
+    refused: ClassVar = {
+        "audio": "this server reads text only. Leave audio out",
+        "function_call": "function_call is no longer in use. Use tool_calls",
+        "annotations": "annotations of earlier answers are not read. Leave them out",
+    }
+    ignored: ClassVar = frozenset({"id", "parsed", "provider_specific_fields"})
+    renamed: ClassVar = {"reasoning": "reasoning_content"}
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Many[TextPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Many[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty(cls, data: Any) -> Any:
+        """Clients send an assistant's message back as they got it, empty lists included."""
+        if isinstance(data, dict):
+            return {k: v for k, v in data.items() if not (k in ("annotations", "tool_calls") and v == [])}
+        return data
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Message:
+        if self.tool_calls and self.role != "assistant":
+            raise unsupported("only the assistant calls tools. Give the message the role assistant")
+        says_something(self.role, self.content)
+        return self
+
+    def plain(self) -> Json:
+        """The message as templates read it, with its content as one text."""
+        kept = {"role", "name", "reasoning_content", "tool_call_id"}
+        plain = self.model_dump(include=kept, exclude_none=True)
+        plain["content"] = text_of(self.content) or self.refusal or ""
+        calls = [
+            tool_call(call.id or f"call_{i}", call.function.name, call.function.arguments)
+            for i, call in enumerate(self.tool_calls or ())
+        ]
+        return plain | {"tool_calls": calls} if calls else plain
+
+
+def says_something(role: str, content: object) -> None:
+    """Raises for a turn without content that is not the assistant's."""
+    if content is None and role != "assistant":
+        raise unsupported("it is empty. Give it content", "content")
