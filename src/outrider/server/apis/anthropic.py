@@ -243,7 +243,7 @@ def _as_chat(service: Service, body: CountTokensRequest) -> ChatRequest:
     mode: Any = None
     if choice is not None:
         mode = shapes.function_tool(name=choice.name) if choice.name else _MODES[choice.type]
-    return ChatRequest(
+    return ChatRequest.of(
         **body.sampling() | {"stop": body.stop_sequences or None},
         model=body.model,
         messages=[

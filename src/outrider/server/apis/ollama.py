@@ -307,15 +307,15 @@ def plan_generate(service: Service, body: GenerateRequest, namespace: str) -> Ge
 
 
 def _plan(service: Service, body: OllamaFields, messages: list[Json], namespace: str) -> GenerationPlan:
-    effort = {True: "medium", False: "none"}.get(body.think, body.think)  # type: ignore[call-overload]
-    request = ChatRequest(
+    wanted = ("medium" if body.think else "none") if isinstance(body.think, bool) else body.think
+    request = ChatRequest.of(
         **_shared(service, body),
         messages=messages,
         continue_final_message=messages[-1]["role"] == "assistant",
         tools=getattr(body, "tools", None) or None,
         logprobs=body.logprobs,
         top_logprobs=body.top_logprobs if body.logprobs else None,
-        reasoning_effort=fitting_effort(service, effort, "think"),
+        reasoning_effort=fitting_effort(service, wanted, "think"),
     )
     with renamed_fields(_NAMES):
         return plan_chat(service, request, namespace)
@@ -323,7 +323,7 @@ def _plan(service: Service, body: OllamaFields, messages: list[Json], namespace:
 
 def _shared(service: Service, body: OllamaFields) -> Json:
     """The fields of a request for a chat or a completion."""
-    options, form = body.options or Options(), body.format
+    options, form = body.options or Options(), body.format or None
     if options.num_ctx is not None and options.num_ctx > service.context_tokens:
         notify(f"options.num_ctx: the context here is {service.context_tokens} tokens")
     asked = options.num_predict
@@ -336,7 +336,7 @@ def _shared(service: Service, body: OllamaFields) -> Json:
     if form == "json":
         found["response_format"] = {"type": "json_object"}
     elif form:
-        found["response_format"] = shapes.json_schema_format(form, strict=False)  # type: ignore[arg-type]
+        found["response_format"] = shapes.json_schema_format(form, strict=False)
     return found
 
 

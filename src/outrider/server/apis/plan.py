@@ -70,7 +70,8 @@ def plan_of(
     if policy == "model" and service.draft_name is None:
         why = "no draft model is loaded. Use auto or lookup, or start the server with one."
         raise invalid_field("speculation.policy", why)
-    drafting = Drafting() if policy == "plain" else Drafting(policy, speculation and speculation.max_draft)
+    longest_draft = speculation.max_draft if speculation else None
+    drafting = Drafting() if policy == "plain" else Drafting(policy, longest_draft)
     sampling = _sampling(body, service.defaults)
     verification = _verification(body, service.verification, sampling, bitwise=bitwise)
     unrepeatable = verification.unrepeatable(sampling) if policy != "plain" else None

@@ -196,7 +196,7 @@ def as_chat(body: ResponseRequest) -> ChatRequest:
     choice: Any = body.tool_choice
     if isinstance(choice, FunctionTool):
         choice = shapes.function_tool(name=choice.name)
-    return ChatRequest(
+    return ChatRequest.of(
         **body.sampling(),
         model=body.model,
         messages=_messages(body),

@@ -87,19 +87,15 @@ def _with_own_names(data: dict[str, Any], renamed: Mapping[str, str]) -> dict[st
 def variants(base: type[Shape], read: str, **kinds: Mapping[str, Any]) -> Any:
     """Objects of several types, each with its fields, which may be left out where they may be None. `read`
     says which types are read, in the error about another."""
-    found = [
-        Annotated[
-            create_model(
-                f"{base.__name__}_{kind}",
-                __base__=base,
-                type=(Literal[kind], kind),
-                **{name: (of, None if type(None) in getattr(of, "__args__", ()) else ...)
-                   for name, of in fields_of.items()},
-            ),
-            Tag(kind),
-        ]
-        for kind, fields_of in kinds.items()
-    ]  # fmt: skip
+    found: list[Any] = []
+    for kind, fields_of in kinds.items():
+        definitions: dict[str, Any] = {
+            name: (of, None if type(None) in getattr(of, "__args__", ()) else ...)
+            for name, of in fields_of.items()
+        }
+        name = f"{base.__name__}_{kind}"
+        model = create_model(name, __base__=base, type=(Literal[kind], kind), **definitions)  # type: ignore[call-overload]
+        found.append(Annotated[model, Tag(kind)])
     chooses = Discriminator(
         _type_of, custom_error_type="unsupported", custom_error_message=f"{read} are read. Leave others out"
     )
@@ -422,7 +418,7 @@ class TextPart(Shape):
     text: str
 
 
-def text_of(content: str | Sequence[Any] | None) -> str:
+def text_of(content: Any) -> str:
     """Content, a text or parts that have one, as one text."""
     return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
