@@ -279,14 +279,6 @@ def test_reasoning_that_the_prompt_opened_is_told_apart(start: str) -> None:
     assert read("thinking", "so</think>Hi", prompt="<think>\n\n</think>\n\n").content == "so</think>Hi"
 
 
-def test_reasoning_may_stay_in_the_content() -> None:
-    text = "<think>\nso <tool_call>\n</think>\n\n"
-    found = read("thinking", text + hermes(OBJECT), reasoning=False)
-    assert found.content.rstrip() == text.rstrip() and found.calls == [CALL] and not found.reasoning
-    assert read("thinking", f"{text}Hi", reasoning=False).content == f"{text}Hi"
-    assert read("thinking", "so </think> Hi", prompt="<think>", reasoning=False).content == "so </think> Hi"
-
-
 def test_a_long_text_that_is_never_certain_is_given_out() -> None:
     text = '<tool_call>{"a": "' + "x" * 40_000
     push, end = pushing("hermes")

@@ -60,18 +60,6 @@ def test_what_is_wrong_is_found_before_a_model_is_loaded(run: Run, tmp_path: Pat
     assert "none.gguf" in refused(run(*missing))
 
 
-def test_a_slip_in_the_environment_or_the_file_is_named(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    config = tmp_path / "outrider.toml"
-    config.write_text("prot = 1\n")
-    assert "outrider.toml: prot: no such setting. Did you mean port?" in refused(run("--config", str(config)))
-    monkeypatch.setenv("OUTRIDER_API_KYE", KEY)
-    message = refused(run())
-    assert "OUTRIDER_API_KYE: no such setting. Did you mean OUTRIDER_API_KEY?" in message
-    assert KEY not in message
-
-
 def test_the_settings_in_force_are_printed_and_can_be_read_back(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -89,20 +77,6 @@ def test_the_settings_in_force_are_printed_and_can_be_read_back(
     monkeypatch.delenv("OUTRIDER_HOST")
     second = run("--config", str(config), "--print-config")
     assert tomllib.loads(second.out) == printed
-
-
-def test_the_help_names_every_option_once(run: Run) -> None:
-    outcome = run("--help-all")
-    assert outcome.status == 0
-    for flag in (
-        "--host",
-        "--api-keys",
-        "--max-running",
-        "--drain-timeout",
-        "--model-draft",
-        "--print-config",
-    ):
-        assert len(re.findall(rf"{flag}\b(?!-)", outcome.out)) >= 1, flag
 
 
 # As a process

@@ -54,14 +54,6 @@ def test_a_client_that_sends_nothing_keeps_nobody_waiting(sockets: list[socket.s
         assert ask(port)[0] == 503
 
 
-def test_the_sockets_stay_open_for_the_server_itself(sockets: list[socket.socket]) -> None:
-    port = sockets[0].getsockname()[1]
-    for _ in range(2):
-        with Loading(sockets, ServeSettings()):
-            assert ask(port)[0] == 503
-    assert sockets[0].fileno() >= 0
-
-
 def test_the_port_is_open_before_the_models_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -55,15 +55,6 @@ def test_the_command_line_wins_over_the_environment_over_the_file_over_defaults(
     assert found.origins["max_waiting"] == f"{path}: max_waiting"
 
 
-def test_the_environment_may_name_the_file_and_the_command_line_another(tmp_path: Path) -> None:
-    path = file(tmp_path, "[server]\nport = 1\n")
-    other = tmp_path / "other.toml"
-    other.write_text("port = 2")
-    environment = {"OUTRIDER_CONFIG": str(path)}
-    assert read_configuration({}, environment).settings.port == 1
-    assert read_configuration({}, environment, other).settings.port == 2
-
-
 def test_variables_hold_lists_and_switches_and_empty_ones_nothing() -> None:
     environment = {
         "OUTRIDER_CORS_ORIGIN": "https://a.example, https://b.example",
@@ -216,13 +207,6 @@ def test_settings_that_cannot_go_together_are_refused(values: dict[str, Any], co
     assert str(error.value).startswith(complaint)
 
 
-def test_what_is_loopback() -> None:
-    for host in ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST"):
-        assert is_loopback(host), host
-    for host in ("0.0.0.0", "::", "192.168.0.1", "localhost.example.org", "", "127.0.0.1.example.org"):
-        assert not is_loopback(host), host
-
-
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
 
 
@@ -242,3 +226,10 @@ def test_every_option_that_the_documentation_names_exists() -> None:
     named = set(re.findall(r"`(?:outrider serve [^`]*)?(--[a-z-]+)", text)) - {"--help"}
     assert len(named) > 10
     assert named <= {flag for flags in FLAGS.values() for flag in flags}
+
+
+def test_what_is_loopback() -> None:
+    for host in ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST"):
+        assert is_loopback(host), host
+    for host in ("0.0.0.0", "::", "192.168.0.1", "localhost.example.org", "", "127.0.0.1.example.org"):
+        assert not is_loopback(host), host

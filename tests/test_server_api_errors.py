@@ -290,16 +290,6 @@ def test_what_was_given_is_said(served: Serving) -> None:
         assert refused(served, CHAT, **{field: value})["message"] == message
 
 
-def test_an_object_of_an_unknown_type_is_named_by_its_type(served: Serving) -> None:
-    error = refused(served, CHAT, response_format={"type": "xml"})
-    assert (error["param"], error["code"]) == ("response_format.type", "invalid_value")
-    accepted_types = '"text", "json_object", "json_schema"'
-    assert error["message"] == f'response_format.type: it is "xml". Give {accepted_types}.'
-    error = refused(served, RESPONSES, text={"format": {}})
-    assert (error["param"], error["code"]) == ("text.format.type", "missing_field")
-    assert error["message"] == "text.format.type: it is missing. Give it."
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -397,15 +387,6 @@ def test_another_model_is_not_here(served: Serving, path: str) -> None:
     assert "tiny" in error["message"]
 
 
-def test_paths_and_methods_that_are_not_there(served: Serving) -> None:
-    client = served.client
-    assert refusal(client.get("/v2/chat"), 404)["code"] == "not_found"
-    assert refusal(client.get("/v1/models/other"), 404)["code"] == "model_not_found"
-    response = client.get(CHAT)
-    assert refusal(response, 405)["code"] == "method_not_allowed"
-    assert response.headers["allow"] == "POST"
-
-
 def test_a_prompt_that_is_too_long_is_told_apart() -> None:
     with serving(context_tokens=32) as served:
         error = refusal(served.post(CHAT, messages=user("x" * 40)))
@@ -431,17 +412,6 @@ def test_a_template_that_refuses_is_quoted() -> None:
         error = refusal(served.post(CHAT, messages=user("hi")))
         assert error["param"] == "messages"
         assert "roles must alternate" in error["message"]
-
-
-def test_nothing_is_taken_while_the_server_ends() -> None:
-    with serving() as served:
-        client = served.client
-        assert client.portal is not None
-        client.portal.call(served.worker.drain, 5)
-        response = client.post(CHAT, json={"messages": user("hi")})
-        assert refusal(response, 503)["code"] == "draining"
-        assert int(response.headers["retry-after"]) > 0
-        assert refusal(client.get("/health"), 503)["code"] == "draining"
 
 
 def test_a_failing_engine_is_an_error_of_the_server() -> None:
@@ -478,3 +448,12 @@ def test_an_answer_that_cannot_go_on_is_an_error(served: Serving) -> None:
     # No token of the vocabulary spells what the grammar asks for.
     error = refused(served, CHAT, logit_bias={str(ord("b")): -100}, grammar='root ::= "ab"')
     assert error["code"] == "constraint_failed"
+
+
+def test_paths_and_methods_that_are_not_there(served: Serving) -> None:
+    client = served.client
+    assert refusal(client.get("/v2/chat"), 404)["code"] == "not_found"
+    assert refusal(client.get("/v1/models/other"), 404)["code"] == "model_not_found"
+    response = client.get(CHAT)
+    assert refusal(response, 405)["code"] == "method_not_allowed"
+    assert response.headers["allow"] == "POST"

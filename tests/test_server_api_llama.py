@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.models.infill import Infill, find_infill
-from outrider.server.settings import ServeSettings
-from serving import DEFAULT_ANSWER, Serving, events, serving, user
+from serving import Serving, events, serving
 from test_server_hostile import Marked
 
 SAY = "Say [[one two\nthree]]|"
@@ -140,13 +139,6 @@ def test_an_answer_that_takes_too_long_ends_with_a_line() -> None:
         assert served.idle()
 
 
-def test_a_grammar_limits_it(served: Serving) -> None:
-    body = completion(served, prompt="[[abc]]|", grammar='root ::= "ab" | "b"')
-    assert body["content"] == "ab"
-    body = completion(served, prompt="[[true]]|", json_schema={"type": "boolean"})
-    assert body["content"] == "true"
-
-
 @pytest.mark.parametrize(
     ("path", "body", "why"),
     [
@@ -234,12 +226,6 @@ def test_what_is_next_to_the_gap_has_room(filling: Serving, before: int, after: 
     assert body["prompt"].count("p") + body["prompt"].count("s") > 0 or not before
 
 
-def test_the_text_after_the_gap_may_come_first() -> None:
-    infill = Infill(1, 2, 3)
-    assert infill.prompt([7], [8, 9]) == (1, 7, 2, 8, 9, 3)
-    assert infill.prompt([7], [8, 9], suffix_first=True) == (2, 8, 9, 1, 7, 3)
-
-
 def test_a_file_names_its_tokens_or_spells_them() -> None:
     vocabulary = Filling()
     assert find_infill(vocabulary, lambda _: "") == Infill(257, 258, 259, 260, 261)
@@ -255,12 +241,6 @@ def test_a_gap_that_leaves_no_room_is_refused(filling: Serving) -> None:
     assert response.status_code == 400 and "maximum context length" in response.json()["error"]["message"]
 
 
-def test_a_template_is_applied(served: Serving) -> None:
-    body = served.post("/apply-template", messages=user("Hi")).json()
-    assert body == {"prompt": "user: Hi\n|"}
-    assert completion(served, prompt=body["prompt"])["content"] == DEFAULT_ANSWER
-
-
 def test_properties_and_slots(served: Serving) -> None:
     props = served.client.get("/props").json()
     assert props["total_slots"] == 2 and props["default_generation_settings"]["n_ctx"] == 2048
@@ -269,9 +249,3 @@ def test_properties_and_slots(served: Serving) -> None:
     slots = served.client.get("/slots").json()
     assert [slot["is_processing"] for slot in slots] == [False, False]
     assert served.client.get("/slots?fail_on_no_slot=1").status_code == 200
-
-
-def test_a_model_under_another_name_is_not_here() -> None:
-    with serving(settings=ServeSettings(alias="mine")) as served:
-        assert completion(served, prompt="[[x]]|", model="mine")["model"] == "mine"
-        assert served.post("/completion", prompt="x", model="other").status_code == 404

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from functools import cache
@@ -15,7 +14,7 @@ import anthropic
 import jsonschema
 import openai
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import OpenAI
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, Field
 
@@ -180,18 +179,6 @@ def test_a_stream_says_it_too(client: OpenAI, expected: Completion) -> None:
     assert account(chunks[-1])["generated_tokens"] == NUM_TOKENS
 
 
-def test_several_asynchronous_requests_at_once(server: RealServer, expected: Completion) -> None:
-    async def ask(client: AsyncOpenAI) -> str:
-        stream = await client.chat.completions.create(**asked(stream=True))
-        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-
-    async def ask_all() -> list[str]:
-        async with AsyncOpenAI(base_url=server.base_url, api_key=KEY, max_retries=0) as client:
-            return await asyncio.gather(*(ask(client) for _ in range(3)))
-
-    assert asyncio.run(ask_all()) == [expected.text] * 3
-
-
 def test_a_predicted_output_saves_calls_and_changes_nothing(client: OpenAI, expected: Completion) -> None:
     prediction = {"type": "content", "content": expected.text}
     answer = client.chat.completions.create(**asked(prediction=prediction))
@@ -270,20 +257,6 @@ def test_a_response_and_its_events(client: OpenAI, expected: Completion) -> None
     assert events[-1].response.output_text == expected.text
 
 
-def test_a_response_calls_a_tool(client: OpenAI) -> None:
-    tools: Any = [{"type": "function", **FUNCTION, "strict": True}]
-    settings: Any = {"model": NAME, "temperature": 0, "max_output_tokens": 64, "tools": tools}
-    given: Any = user("What will the weather be in Oslo?")
-    response = client.responses.create(input=given, tool_choice="required", **settings)
-    call = response.output[0]
-    assert call.type == "function_call" and call.name == "forecast"
-    jsonschema.validate(json.loads(call.arguments), PARAMETERS)
-    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Snow."}
-    given += [call, result]
-    answer = client.responses.create(input=given, tool_choice="none", **settings)
-    assert answer.output_text
-
-
 # Models, errors, limits, clients that leave
 
 
@@ -320,13 +293,3 @@ def test_a_stream_that_is_closed_frees_its_place(server: RealServer, client: Ope
             assert server.metric("outrider_num_requests_running") == 1
         assert server.is_idle() and cancelled() == before + 1
         assert one.chat.completions.create(**asked(max_completion_tokens=1)).choices[0].message.content
-
-
-def test_a_client_that_waits_no_longer_frees_its_place(server: RealServer, client: OpenAI) -> None:
-    assert server.is_idle()
-    cancelled = server.metric("outrider_requests_finished_total", finish_reason="cancelled")
-    endless = asked(max_completion_tokens=LONG, extra_body={"ignore_eos": True}, timeout=0.5)
-    with pytest.raises(openai.APITimeoutError):
-        client.chat.completions.create(**endless)
-    assert server.becomes(cancelled + 1, "outrider_requests_finished_total", finish_reason="cancelled")
-    assert server.is_idle()

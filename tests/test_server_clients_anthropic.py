@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import anthropic
 import jsonschema
 import pytest
-from anthropic import Anthropic, AsyncAnthropic
+from anthropic import Anthropic
 
 from outrider.core.data import Completion
 from real_server import CONTEXT, KEY, MODEL, NAME, ONE_AT_ONCE, REASON, RealServer
@@ -49,18 +48,6 @@ def test_a_message_says_what_the_engine_says(client: Anthropic, expected: Comple
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "c, d")
 
 
-def test_several_asynchronous_streams_at_once(server: RealServer, expected: Completion) -> None:
-    async def ask(client: AsyncAnthropic) -> str:
-        async with client.messages.stream(**asked()) as stream:
-            return "".join([text async for text in stream.text_stream])
-
-    async def ask_all() -> list[str]:
-        async with AsyncAnthropic(base_url=server.address, api_key=KEY, max_retries=0) as client:
-            return await asyncio.gather(*(ask(client) for _ in range(3)))
-
-    assert asyncio.run(ask_all()) == [expected.text] * 3
-
-
 def test_a_tool_is_called_in_a_stream_and_its_result_answered(client: Anthropic) -> None:
     question = asked(
         "What will the weather be in Rome in 3 days?",
@@ -88,12 +75,6 @@ def test_a_tool_is_called_in_a_stream_and_its_result_answered(client: Anthropic)
     )
     assert [block.type for block in answer.content] == ["text"]
     assert (answer.usage.cache_read_input_tokens or 0) > 0
-
-
-def test_a_message_fits_a_schema(client: Anthropic) -> None:
-    format_ = {"output_config": {"format": {"type": "json_schema", "schema": PARAMETERS}}}
-    message = client.messages.create(**asked("Describe a trip.", max_tokens=64, extra_body=format_))
-    jsonschema.validate(json.loads(message.content[0].text), PARAMETERS)
 
 
 def test_errors_are_of_the_clients_classes(server: RealServer, client: Anthropic) -> None:

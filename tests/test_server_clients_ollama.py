@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -40,27 +39,6 @@ def test_a_chat_and_a_text_say_what_the_engine_says(client: Any, expected: Compl
     assert chat.total_duration >= chat.eval_duration > 0
     text = client.generate(f"{NAME}:latest", QUESTION, options=GREEDY)
     assert text.response == expected.text
-
-
-def test_streams_add_up_to_it(client: Any, expected: Completion) -> None:
-    parts = list(client.chat(NAME, user(QUESTION), options=GREEDY, stream=True))
-    assert "".join(part.message.content for part in parts) == expected.text
-    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
-    assert parts[-1].eval_count == NUM_TOKENS and len(parts) > 2
-    parts = list(client.generate(NAME, QUESTION, options=GREEDY, stream=True))
-    assert "".join(part.response for part in parts) == expected.text
-
-
-def test_several_asynchronous_requests_at_once(server: RealServer, expected: Completion) -> None:
-    async def ask(client: Any) -> str:
-        stream = await client.chat(NAME, user(QUESTION), options=GREEDY, stream=True)
-        return "".join([part.message.content async for part in stream])
-
-    async def ask_all() -> list[str]:
-        async with ollama.AsyncClient(host=server.address, headers=HEADERS) as client:
-            return await asyncio.gather(*(ask(client) for _ in range(3)))
-
-    assert asyncio.run(ask_all()) == [expected.text] * 3
 
 
 def test_answers_fit_a_schema(client: Any) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -143,15 +140,6 @@ def test_memory_makes_room_too() -> None:
         assert refused.status_code == 503
         assert "--models-memory" not in refused.json()["error"]["message"]  # clients have no flags
         assert shelf.happened == ["+a", "+b", "-a", "+c"]  # nothing was unloaded for it
-
-
-def test_where_the_system_has_no_memory_idle_models_are_unloaded_until_it_has() -> None:
-    shelf = Shelf(failures={C: [OutOfMemory(C, "too large"), OutOfMemory(C, "too large")]})
-    with serving([shelf.entry(name) for name in (A, B, C)], max_loaded=3) as client:
-        ask(client, A)
-        ask(client, B)
-        assert answer_of(ask(client, C)) == "yes"
-        assert shelf.happened == ["+a", "+b", "-a", "-b", "+c"]
 
 
 def test_a_model_is_not_unloaded_under_a_running_answer() -> None:
@@ -467,38 +455,10 @@ def test_what_is_wrong_with_a_model_is_named(tmp_path: Path, text: str, complain
     assert complaint in str(caught.value)
 
 
-HEAPS = """
-import ctypes, os, re, sys, tempfile, threading
-from outrider.server.models import keep_few_heaps
-
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-libc.fdopen.restype, libc.fdopen.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_char_p]
-libc.malloc_info.argtypes, libc.fclose.argtypes = [ctypes.c_int, ctypes.c_void_p], [ctypes.c_void_p]
-if sys.argv[1] == "few":
-    keep_few_heaps()
-all_there = threading.Barrier(7)
-
-def work():
-    libc.malloc(1000)
-    all_there.wait()
-
-threads = [threading.Thread(target=work) for _ in range(6)]
-for thread in threads:
-    thread.start()
-all_there.wait()
-with tempfile.NamedTemporaryFile() as file:
-    stream = libc.fdopen(os.dup(file.fileno()), b"w")
-    libc.malloc_info(0, stream)
-    libc.fclose(stream)
-    print(len(re.findall("<heap nr", open(file.name).read())))
-"""
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="only glibc says what heaps it has")
-def test_the_threads_of_models_share_two_heaps() -> None:
-    def heaps(how: str) -> int:
-        line = [sys.executable, "-c", HEAPS, how]
-        return int(subprocess.run(line, check=True, capture_output=True, text=True).stdout)
-
-    assert heaps("few") <= 2 < heaps("as usual")
+def test_where_the_system_has_no_memory_idle_models_are_unloaded_until_it_has() -> None:
+    shelf = Shelf(failures={C: [OutOfMemory(C, "too large"), OutOfMemory(C, "too large")]})
+    with serving([shelf.entry(name) for name in (A, B, C)], max_loaded=3) as client:
+        ask(client, A)
+        ask(client, B)
+        assert answer_of(ask(client, C)) == "yes"
+        assert shelf.happened == ["+a", "+b", "-a", "-b", "+c"]

@@ -15,7 +15,7 @@ import pytest
 from engines import GREEDY, LANGUAGE, PROMPT, VOCABULARY, language_model, plain
 from outrider.backends.fake import FakeModel
 from outrider.core.data import Completion, Logits, Request, Span, Update
-from outrider.core.errors import BackendError, PromptError
+from outrider.core.errors import BackendError
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY
 from outrider.drafters.suffix import SuffixDrafter
@@ -122,22 +122,6 @@ def test_a_cancelled_job_ends_with_what_it_has() -> None:
     assert plain(language_model(), endless())[0][: len(completion.tokens)] == completion.tokens
 
 
-def test_one_that_waits_can_be_cancelled() -> None:
-    async def main() -> None:
-        async with working(slow_model(), max_running=1) as worker:
-            first = await Running.submit(worker, endless())
-            second = await Running.submit(worker, endless())
-            assert worker.state().waiting == 1
-            second.cancel()
-            with pytest.raises(BackendError, match="cancelled"):
-                await finish(second)
-            assert worker.state().waiting == 0
-            first.cancel()
-            await finish(first)
-
-    asyncio.run(main())
-
-
 def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     async def main() -> None:
         async with working(slow_model(), max_running=1, max_waiting=2) as worker:
@@ -174,17 +158,6 @@ def test_scopes_take_turns() -> None:
 
     asyncio.run(main())
     assert order == ["first", "many 0", "one", "many 1", "many 2", "many 3"]
-
-
-def test_what_the_engine_refuses_is_raised_where_it_was_submitted() -> None:
-    async def main() -> None:
-        async with working() as worker:
-            with pytest.raises(PromptError, match="do not fit"):
-                await Running.submit(worker, replace(REQUEST, prompt=PROMPT * 200))
-            await finish(await Running.submit(worker, REQUEST))
-            assert worker.state().running == worker.state().waiting == 0
-
-    asyncio.run(main())
 
 
 def test_a_call_that_fails_once_costs_nobody_anything() -> None:
@@ -247,22 +220,6 @@ def test_an_observer_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) 
 
     asyncio.run(main())
     assert "metrics missed a step" in caplog.text
-
-
-def test_draining_lets_the_running_finish_and_takes_no_others() -> None:
-    async def main() -> None:
-        async with working(slow_model()) as worker:
-            task = asyncio.create_task(finish(await Running.submit(worker, endless())))
-            drain = asyncio.create_task(worker.drain(GUARD_S))
-            await asyncio.sleep(0)
-            assert worker.state().draining
-            with pytest.raises(Problem, match="shutting down"):
-                await Running.submit(worker, REQUEST)
-            await drain
-            _, completion = await task
-            assert completion.finish_reason == "length"
-
-    asyncio.run(main())
 
 
 def test_what_outlasts_the_draining_is_cancelled() -> None:
