@@ -246,7 +246,14 @@ class Models:
                 model.memory_bytes = await asyncio.to_thread(model.entry.memory_bytes)
                 await self._make_room(model)
                 _log.info("loading", extra={"fields": {"model": model.name}})
-                model.loaded = await self._loaded(model)
+                while model.loaded is None:
+                    try:
+                        model.loaded = await asyncio.to_thread(model.entry.load)
+                    except OutOfMemory:  # of the system: idle models make room as long as there are any
+                        idle = self._idle_models()
+                        if not idle:
+                            raise
+                        await self._unload(idle[0])
                 model.loaded.service.start()
                 model.error, model.loaded_s = None, time.monotonic()
                 model.used_s = model.loaded_s
@@ -262,17 +269,6 @@ class Models:
         finally:
             model.loading = None
 
-    async def _loaded(self, model: _Model) -> LoadedModel:
-        """Load it; unload idle models as long as the system has too little memory."""
-        while True:
-            try:
-                return await asyncio.to_thread(model.entry.load)
-            except OutOfMemory:
-                idle = self._idle_models()
-                if not idle:
-                    raise
-                await self._unload(idle[0])
-
     async def _make_room(self, model: _Model) -> None:
         """Unload others until there is room for a model. Where all have requests, the one that was loaded
         first takes no more and is unloaded when its requests have ended. Raises OutOfMemory for a model that
@@ -282,29 +278,20 @@ class Models:
             needed, given = model.memory_bytes / 1e9, limit / 1e9
             why = f"it takes {needed:.1f} GB, and all models together may take {given:.1f} GB"
             raise OutOfMemory(model.name, why, "Raise --models-memory.")
-        while not self._has_room(model):
-            others = self._idle_models() or [min(self._others(model), key=lambda other: other.loaded_s)]
-            await self._end(others[0], model)
-
-    async def _end(self, other: _Model, model: _Model) -> None:
-        """Unload one model for another one when its requests have ended."""
-        other.is_leaving = True
-        try:
-            while other.is_busy:
-                if self.is_draining or not model.num_waiting:
-                    raise Problem(503, "the server is shutting down. Try another one.", code="draining")
-                await asyncio.sleep(_LOOK_S)
-            await self._unload(other)
-        finally:
-            other.is_leaving = False
-
-    def _others(self, model: _Model) -> list[_Model]:
-        return [other for other in self._models if other.loaded and other is not model]
-
-    def _has_room(self, model: _Model) -> bool:
-        loaded = self._others(model)
-        total = model.memory_bytes + sum(other.memory_bytes for other in loaded)
-        return len(loaded) < self._max_loaded and (self._memory_bytes is None or total <= self._memory_bytes)
+        while others := [other for other in self._models if other.loaded and other is not model]:
+            total = model.memory_bytes + sum(other.memory_bytes for other in others)
+            if len(others) < self._max_loaded and (limit is None or total <= limit):
+                return
+            leaving = (self._idle_models() or sorted(others, key=lambda other: other.loaded_s))[0]
+            leaving.is_leaving = True
+            try:
+                while leaving.is_busy:
+                    if self.is_draining or not model.num_waiting:
+                        raise Problem(503, "the server is shutting down. Try another one.", code="draining")
+                    await asyncio.sleep(_LOOK_S)
+                await self._unload(leaving)
+            finally:
+                leaving.is_leaving = False
 
     def _idle_models(self) -> list[_Model]:
         """Models that may be unloaded, the least recently used first."""
@@ -339,18 +326,14 @@ class Models:
         """End the services and free their models. Closing twice is harmless."""
         for model in self._models:
             if model.loaded is not None:
-                _close(model.loaded)
+                model.loaded.service.close()
+                model.loaded.close()
 
 
 def models_of(request: HTTPConnection) -> Models:
     """The models of the application that a request came to."""
     models: Models = request.app.state.models
     return models
-
-
-def _close(loaded: LoadedModel) -> None:
-    loaded.service.close()
-    loaded.close()
 
 
 def keep_few_heaps() -> None:
@@ -363,7 +346,10 @@ def keep_few_heaps() -> None:
 def _free(held: list[LoadedModel]) -> None:
     """Close a model that nothing else holds, and return its memory to the system: grammars and tokenizers are
     in reference cycles, and the allocator keeps freed memory."""
-    _close(held.pop())
+    loaded = held.pop()
+    loaded.service.close()
+    loaded.close()
+    del loaded
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)

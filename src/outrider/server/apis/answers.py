@@ -29,6 +29,7 @@ EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 _MIN_LOGPROB = -9_999.0
 """OpenAI's value for a token that is next to impossible; JSON has no infinity."""
 _KINDS: tuple[Kind, ...] = ("reasoning", "content", "call")
+_OF_DRAFTERS = ("drafted_tokens", "accepted_tokens", "calls_saved")
 _COUNTS = ("target_calls", "draft_calls", "generated_tokens", "drafted_tokens", "accepted_tokens")
 
 
@@ -342,11 +343,7 @@ def account_of(choice: Choice, policy: AutoPolicy | None) -> Json:
         "forced_tokens": forced.accepted_tokens if forced else 0,
         "tokens_per_target_call": readout.tokens_per_target_call,
         "drafters": {
-            name: {
-                "drafted_tokens": counts.drafted_tokens,
-                "accepted_tokens": counts.accepted_tokens,
-                "calls_saved": counts.calls_saved,
-            }
+            name: {kind: getattr(counts, kind) for kind in _OF_DRAFTERS}
             for name, counts in readout.drafters.items()
         },
         "reused_prompt_tokens": readout.reused_tokens,
