@@ -93,8 +93,8 @@ def variants(base: type[Shape], read: str, **kinds: Mapping[str, Any]) -> Any:
             name: (of, None if type(None) in getattr(of, "__args__", ()) else ...)
             for name, of in fields_of.items()
         }
-        name = f"{base.__name__}_{kind}"
-        model = create_model(name, __base__=base, type=(Literal[kind], kind), **definitions)  # type: ignore[call-overload]
+        definitions["type"] = Literal[kind], kind
+        model = create_model(f"{base.__name__}_{kind}", __base__=base, **definitions)
         found.append(Annotated[model, Tag(kind)])
     chooses = Discriminator(
         _type_of, custom_error_type="unsupported", custom_error_message=f"{read} are read. Leave others out"
