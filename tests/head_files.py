@@ -42,6 +42,33 @@ def write_eagle(path: Path, *, layers: Sequence[int] = (0, 1, 1), agrees: bool =
     return path
 
 
+def write_block(path: Path, target: Path, arch: str, *, agrees: bool = True, **made: Any) -> Path:
+    """A block drafter ("dflash", "dflash2", "dspark") for a tiny target that repeats itself. Where it `agrees` it
+    says now and then what the target says next: open places look at the last token, whose embedding they pass
+    on; DSpark's Markov head says it of every place."""
+    usual: dict[str, Any] = {
+        "sizes": Sizes(kv_heads=2), "left_out": ("token_embd.weight", "output.weight")
+    }
+    near = {"rope.dimension_count": 2} if agrees else {}  # where a place is tells little
+    write_tiny(path, arch=arch, metadata=near | made.pop("metadata", {}), **usual | made)
+    if not agrees:
+        return path
+    tensors = {tensor.name: tensor.data for tensor in GGUFReader(path, "r+").tensors}
+    of_target = {tensor.name: tensor.data for tensor in GGUFReader(target).tensors}
+    for i in range(2):
+        tensors[f"blk.{i}.attn_q.weight"][:] = -tensors[f"blk.{i}.attn_k.weight"]
+        tensors[f"blk.{i}.attn_q_norm.weight"][:] *= 2.0
+        tensors[f"blk.{i}.ffn_down.weight"][:] *= 0.05
+        tensors[f"blk.{i}.attn_output.weight"][:] *= 0.05 if i else 0.0
+    tensors["blk.0.attn_v.weight"][:] = 100 * np.eye(WIDTH)
+    tensors["blk.0.attn_output.weight"][:] = np.eye(WIDTH)
+    tensors["enc.output_norm.weight"][:] *= 0.02
+    if arch == "dspark":
+        tensors["markov_w1.weight"][:] = 60 * of_target["token_embd.weight"]
+        tensors["markov_w2.weight"][:] = of_target["output.weight"]
+    return path
+
+
 def write_heads(
     path: Path,
     arch: str,
@@ -99,9 +126,19 @@ class Files:
         return caught.value.why
 
 
-def write_files(folder: Path, kind: str, *, agrees: bool = True) -> Files:
-    """Of a kind: "own", "eagle3" or "mtp" and the target's architecture."""
+def write_files(folder: Path, kind: str, *, agrees: bool = True, **of_head: Any) -> Files:
+    """Of a kind: "own", "eagle3", "mtp", a block drafter's or an assistant's, and the target's architecture;
+    `of_head` are fields of Tiny for the latter two."""
     what, arch = kind.split(" ")
+    if what in ("dflash", "dflash2", "dspark", "assistant", "gemma4-assistant"):
+        target = write_tiny(folder / "target.gguf", arch=arch, context_length=512, repeating=True)
+        head = folder / f"{what}.gguf"
+        if "assistant" in what:
+            made = {"sizes": Sizes(width=WIDTH // 2), "left_out": ("output.weight",), "repeating": agrees}
+            return Files(target, write_tiny(head, arch="gemma4-assistant", **made | of_head))
+        if arch == "qwen35":
+            of_head = {"metadata": {"target_layers": [0, 2, 3]}} | of_head
+        return Files(target, write_block(head, target, what, agrees=agrees, **of_head))
     if what == "own" and agrees:
         return Files(with_good_head(folder / "target.gguf", arch), None)
     if what == "own":

@@ -179,7 +179,7 @@ def test_heads_beside_the_target_are_named_with_why_they_are_not_used(make: Make
     for why in (
         "made for a model of kind qwen35",
         "reads 0 layers of its target",
-        "drafts a block of tokens",
+        "does not say which layers of its target it reads",
     ):
         assert sum(why in line for line in notices) == 1
 

@@ -151,8 +151,8 @@ def test_the_names_of_its_programs_lead_to_ours(
     [
         ("--spec-type ngram", "--spec-type ngram: it is not supported. Choose from none, draft-simple, "),
         (
-            "--spec-type draft-simple,draft-dflash",
-            "--spec-type draft-dflash: it is not supported. Choose from none, ",
+            "--spec-type draft-simple,draft-tree",
+            "--spec-type draft-tree: it is not supported. Choose from none, ",
         ),
         ("--spec-type none --policy auto", "--spec-type: --policy says who drafts, too. Give one of them."),
         ("--spec-draft-sampling best", "--spec-draft-sampling best: no such way. Choose greedy or"),

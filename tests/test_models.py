@@ -59,7 +59,7 @@ def test_sliding_window_is_said(tmp_path: Path) -> None:
         ("dflash", 5, 0, range(5), "dflash"),
         ("qwen35", 5, 1, [4], "mtp"),
         ("deepseek2", 63, 2, [61, 62], "mtp"),
-        ("gemma4-assistant", 4, 4, range(4), "mtp"),  # a file of its own: all of its layers are
+        ("gemma4-assistant", 4, 4, range(4), "assistant"),
         ("qwen35", 5, 1, range(5), "model"),  # embedded in the model
         ("qwen35", 4, 0, range(4), "model"),
         ("qwen35", 5, 1, [], "model"),

@@ -71,7 +71,8 @@ class Tiny:
     weights are 32-bit floats. `reduced` keeps a part of the vocabulary and of its weights, and adds the map.
     `letters`: the only characters that the vocabulary has, in place of all bytes.
     `metadata` is added to the architecture's own. `left_out`: tensors that the file does not hold.
-    `drafted`: the only tokens that an EAGLE-3 head gives, in the order of its output.
+    `drafted`: the only tokens that a head gives, in the order of its output. `mask`: the token of a block
+    drafter's open places, `<|begin|>` by default.
     """
 
     arch: str = "llama"
@@ -94,6 +95,7 @@ class Tiny:
     metadata: Mapping[str, Value] = field(default_factory=dict)
     left_out: Sequence[str] = ()
     drafted: Sequence[int] = ()
+    mask: int | None = None
 
     @property
     def architecture(self) -> Architecture:
@@ -123,7 +125,7 @@ def write_tiny(path: Path, *, shards: int = 1, **made: Any) -> Path:
         return path
     tensors = list(_weights(tiny))
     most = -(-len(tensors) // shards) if shards > 1 else 0
-    writer = GGUFWriter(path, tiny.arch, split_max_tensors=most)
+    writer = GGUFWriter(path, tiny.architecture.name or tiny.arch, split_max_tensors=most)
     _write_metadata(writer, tiny)
     _write_vocabulary(writer, tiny)
     for tensor_name, values in tensors:
@@ -172,7 +174,7 @@ def _write_metadata(writer: GGUFWriter, tiny: Tiny) -> None:
             float: writer.add_float32,
             list: writer.add_array,
         }
-        add[type(value)](f"{tiny.arch}.{key}", value)
+        add[type(value)](f"{writer.arch}.{key}", value)
 
 
 def _write_vocabulary(writer: GGUFWriter, tiny: Tiny) -> None:
@@ -191,6 +193,8 @@ def _write_vocabulary(writer: GGUFWriter, tiny: Tiny) -> None:
     writer.add_token_merges(merges)
     writer.add_bos_token_id(tokens.index(BEGIN))
     writer.add_eos_token_id(tokens.index(END))
+    if tiny.arch in HEADS:
+        writer.add_mask_token_id(tokens.index(BEGIN) if tiny.mask is None else tiny.mask)
     writer.add_add_bos_token(False)
     if tiny.chat_template is not None:
         writer.add_chat_template(tiny.chat_template)
@@ -246,7 +250,7 @@ def _draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.ND
         # A state that decays must have negative rates: minus the exponential of what is trained.
         rates = np.arange(1, max(shape[-1], shape[0] if shape[-1] == 1 else 1) + 1, dtype=np.float64)
         return -np.broadcast_to(rates[:, None] if shape[-1] == 1 else rates, shape).copy()
-    if name.endswith(".weight") and re.search(r"norm[.\d_]|_ln\.", name):
+    if name.endswith(".weight") and re.search(r"norm[.\d_]|_ln\.|_scale\.|rope_freqs", name):
         return 1 + 0.1 * rng.standard_normal(shape)
     if len(shape) == 1:
         return 0.1 * rng.standard_normal(shape)

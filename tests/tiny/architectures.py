@@ -9,12 +9,17 @@ from tiny.metadata import (
     Metadata,
     layer_norm,
     no_heads,
+    of_anchors,
+    of_assistant,
+    of_blocks,
+    of_candidates,
     of_delta_nets,
     of_experts,
     of_features,
     of_glm,
     of_heads,
     of_jamba,
+    of_layer_windows,
     of_lfm2,
     of_mamba,
     of_mamba2,
@@ -31,6 +36,8 @@ from tiny.tensors import (
     attention,
     balanced_experts,
     biases,
+    block_features,
+    convolutions,
     delta_net,
     eagle3,
     experts,
@@ -43,6 +50,7 @@ from tiny.tensors import (
     joined_rates,
     mamba,
     mamba2,
+    markov,
     next_token,
     normed_feed_forward,
     output,
@@ -51,6 +59,7 @@ from tiny.tensors import (
     rates,
     rwkv6,
     rwkv7,
+    selector,
     shared_expert,
     short_convolution,
     ungated_feed_forward,
@@ -68,7 +77,7 @@ class Architecture:
 
     `layers`: what they are made of, in turn. `by_layer`: for each of these keys the name of a tensor; layers
     without it have 0 there. `whole`: tensors of no layer, beside the embedding and the output. `head`: an MTP
-    layer, beside the tensors that all of them have. `adds`: the last tensors of parts whose outputs are added
+    layer, beside the tensors that all of them have. `name`: what files call it, where that differs. `adds`: the last tensors of parts whose outputs are added
     to the text's hidden states. `repeats_at`: the share of them at which greedy texts repeat themselves, with
     changes now and then.
     """
@@ -79,6 +88,7 @@ class Architecture:
     by_layer: Mapping[str, str] = field(default_factory=dict)
     whole: Block = output
     head: Block | None = None
+    name: str = ""
     adds: tuple[str, ...] = ADDS
     repeats_at: float = 0.05
 
@@ -104,6 +114,7 @@ class Architecture:
 
 KV_HEADS = {"attention.head_count_kv": "attn_k.weight"}
 
+block_layer = joined(attention, query_norms, normed_feed_forward)
 dense = joined(attention, normed_feed_forward)
 mixture = joined(attention, query_norms, feed_forward_norm, experts)
 qwen35_delta = joined(delta_net, rates, post_norm, feed_forward)
@@ -115,6 +126,28 @@ glm_experts = joined(attention, biases, query_norms, post_norm, balanced_experts
 
 def gemma3_layer(s: Sizes) -> Tensors:
     return dense(s) | query_norms(s) | post_norm(s) | {"post_ffw_norm.weight": (s.width,)}
+
+
+def gemma4_layer(s: Sizes) -> Tensors:
+    return gemma3_layer(s) | {"layer_output_scale.weight": (1,)}
+
+
+def gemma4_output(s: Sizes) -> Tensors:
+    return output(s) | {"rope_freqs.weight": (s.head // 2,)}
+
+
+def assistant_layer(s: Sizes) -> Tensors:
+    """It attends to its target's keys and values, and has none."""
+    own = gemma4_layer(s)
+    return {name: shape for name, shape in own.items() if name[:6] not in ("attn_k", "attn_v")}
+
+
+def projections(s: Sizes) -> Tensors:
+    """From a token and a state of its target, which is twice as wide, and back to such a state."""
+    return gemma4_output(s) | {
+        "nextn.pre_projection.weight": (s.width, 4 * s.width),
+        "nextn.post_projection.weight": (2 * s.width, s.width),
+    }
 
 
 def falcon_h1_layer(s: Sizes) -> Tensors:
@@ -144,6 +177,13 @@ ARCHITECTURES = {
         num_layers=6,
         adds=("post_attention_norm.weight", "post_ffw_norm.weight"),
     ),
+    "gemma4": Architecture(
+        (of_heads, of_layer_windows),
+        (gemma4_layer,),
+        num_layers=4,
+        whole=gemma4_output,
+        adds=("post_attention_norm.weight", "post_ffw_norm.weight"),
+    ),
     "qwen2moe": Architecture((of_heads, of_experts), (qwen2_experts,)),
     "qwen3moe": Architecture((of_heads, of_experts), (mixture,)),
     "glm4moe": Architecture((of_heads, of_experts, of_glm), (glm_experts,), head=glm_experts),
@@ -169,6 +209,7 @@ ARCHITECTURES = {
         num_layers=4,
         head=qwen35_attention,
     ),
+    "hy_v3": Architecture((of_heads, of_experts), (block_layer,), head=block_layer),
     "qwen3next": Architecture(
         (of_heads, of_delta_nets, of_experts, of_shared_expert),
         (qwen3next_delta, qwen3next_delta, qwen3next_delta, qwen3next_attention),
@@ -178,7 +219,22 @@ ARCHITECTURES = {
 }
 """The kinds of model that `write_tiny` can make."""
 
-HEADS = {"eagle3": Architecture((of_heads, of_features), (eagle3,), num_layers=1, whole=features)}
+HEADS = {
+    "eagle3": Architecture((of_heads, of_features), (eagle3,), num_layers=1, whole=features),
+    "dflash": Architecture((of_heads, of_blocks), (block_layer,), whole=block_features),
+    "dflash2": Architecture(
+        (of_heads, of_blocks, of_candidates),
+        (joined(block_layer, convolutions),),
+        whole=joined(block_features, selector),
+        name="dflash",
+    ),
+    "gemma4-assistant": Architecture(
+        (of_heads, of_layer_windows, of_assistant), (assistant_layer,), whole=projections
+    ),
+    "dspark": Architecture(
+        (of_heads, of_blocks, of_anchors), (block_layer,), whole=joined(block_features, markov), name="dflash"
+    ),
+}
 """The kinds of file that draft from another model's states."""
 
 WITH_HEADS = tuple(name for name, architecture in ARCHITECTURES.items() if architecture.head)

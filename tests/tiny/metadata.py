@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tiny.sizes import Sizes
 
-Value = bool | int | float | list[int]
+Value = bool | int | float | list[int] | list[bool]
 Metadata = dict[str, Value]
 
 
@@ -120,3 +120,44 @@ def of_rwkv7(s: Sizes) -> Metadata:
 def of_features(s: Sizes) -> Metadata:
     """An EAGLE-3 head's, for a target of four layers and the same width."""
     return {"target_layers": [1, 2, 3], "target_hidden_size": s.width}
+
+
+def of_blocks(s: Sizes) -> Metadata:
+    """A block drafter's, for a target of the same width."""
+    del s
+    return {"target_layers": [0, 1, 1], "block_size": 8}
+
+
+def of_candidates(s: Sizes) -> Metadata:
+    return {
+        "selector_top_k": s.candidates,
+        "selector_rank": s.rank,
+        "conv_kernel_size": s.convolution,
+        "conv_group_size": s.width // 4,
+    }
+
+
+def of_anchors(s: Sizes) -> Metadata:
+    """A DSpark drafter's, whose blocks begin with the last token."""
+    del s
+    return {"sample_from_anchor": True, "has_confidence_head": True}
+
+
+def of_layer_windows(s: Sizes) -> Metadata:
+    """Gemma 4's, of four layers of which the last sees all; its assistant has two."""
+    return {
+        "attention.sliding_window": s.window,
+        "attention.sliding_window_pattern": [True, True, True, False],
+        "attention.key_length_swa": s.head,
+        "attention.value_length_swa": s.head,
+        "attention.shared_kv_layers": 0,
+        "embedding_length_per_layer_input": 0,
+    }
+
+
+def of_assistant(s: Sizes) -> Metadata:
+    return {
+        "attention.sliding_window_pattern": [True, False],
+        "embedding_length_out": 2 * s.width,
+        "nextn_predict_layers": 2,
+    }

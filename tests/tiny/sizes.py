@@ -31,6 +31,12 @@ class Sizes:
     wkv_head: int = 64
     """With 32 llama-cpp-python 0.3.36 gives wrong logits on a processor with AVX-512."""
     wkv_rank: int = 8
+    tokens: int = 289
+    """of the vocabulary; the default one's"""
+    rank: int = 64
+    """of what DFlash2 and DSpark multiply tokens with"""
+    candidates: int = 4
+    """of DFlash2, for a place"""
     window: int = 16
     window_pattern: int = 6
     """One layer in so many has no window; ik_llama.cpp knows no other number."""

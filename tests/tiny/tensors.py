@@ -203,3 +203,26 @@ def eagle3(s: Sizes) -> Tensors:
     """Attention reads a token's embedding and a state, side by side."""
     inputs = {f"attn_{of}.weight": (s.query if of == "q" else s.keys, 2 * s.width) for of in "qkv"}
     return attention(s) | inputs | normed_feed_forward(s) | {"attn_norm_2.weight": (s.width,)}
+
+
+def block_features(s: Sizes) -> Tensors:
+    """What a DFlash drafter makes its KV of, from the inputs of three layers."""
+    return features(s) | {"enc.output_norm.weight": (s.width,)}
+
+
+def convolutions(s: Sizes) -> Tensors:
+    """In four groups of channels, before and after attention and feed-forward."""
+    of_side = {"base": (2, s.convolution, s.width), "proj.weight": (2 * s.convolution * 4, s.width)}
+    return {f"{of}_conv_{name}": shape for of in ("attn", "ffn") for name, shape in of_side.items()}
+
+
+def selector(s: Sizes) -> Tensors:
+    names = ("selector_predecessor.weight", "selector_successor.weight")
+    return dict.fromkeys(names, (s.tokens, s.rank)) | {"selector_hidden.weight": (s.rank, s.width)}
+
+
+def markov(s: Sizes) -> Tensors:
+    return dict.fromkeys(("markov_w1.weight", "markov_w2.weight"), (s.tokens, s.rank)) | {
+        "conf_proj.weight": (1, s.width + s.rank),
+        "conf_proj.bias": (1,),
+    }

@@ -36,7 +36,7 @@ _ATTACHED = re.compile(r"(-[A-Za-z])(-?\d.*)")
 
 DRAFTING = ("--spec-type", "--spec-default", "--spec-draft-sampling")
 """Options that say together who drafts."""
-_DRAFT_MODELS = ("draft-simple", "draft-mtp", "draft-eagle3")
+_DRAFT_MODELS = ("draft-simple", "draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark")
 _LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 _DEFAULT_TYPES = ("ngram-mod",)
 """What --spec-default stands for."""

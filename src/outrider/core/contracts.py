@@ -367,6 +367,11 @@ class DraftModel(Drafter, Protocol):
     """A drafter whose tokens take calls of a model."""
 
     @property
+    def block(self) -> int:
+        """Tokens that its first call of a round offers, one a step: the steps after it cost nothing, and none
+        offers more. 1: every step takes a call."""
+
+    @property
     def reads_ahead(self) -> bool:
         """Whether its calls check guessed tokens (`DraftInput`); else these are ignored."""
 

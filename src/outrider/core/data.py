@@ -32,6 +32,32 @@ class TopLogits(NamedTuple):
     logits: Row
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a block drafter says of the places after a token, in place of rows.
+
+    `rows` are logits, shape (places, vocabulary size). Where there are `candidates`, shape (places, k), they are
+    theirs alone, after each of the candidates at the place before: shape (places, k, k). `confidence`: its own
+    estimates of acceptance, shape (places,), if it has any.
+    """
+
+    rows: npt.NDArray[np.float32]
+    candidates: npt.NDArray[np.int64] | None = None
+    confidence: Row | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def row(self, place: int, before: int, size: int) -> Row:
+        """Logits over a vocabulary of `size` tokens at a place, where `before` is the token before it."""
+        if self.candidates is None:
+            return self.rows[place]
+        known = np.flatnonzero(self.candidates[max(place - 1, 0)] == before) if place else ()
+        row = np.full(size, -np.inf, dtype=np.float32)
+        row[self.candidates[place]] = self.rows[place, known[0] if len(known) else 0]
+        return row
+
+
 FinishReason = Literal["stop", "length", "context", "cancelled", "error"]
 """Why a generation ended: an end token, stop string or a constraint that is fulfilled; `max_tokens`;
 the context is full; the caller gave up; no token was left that the constraint allows."""

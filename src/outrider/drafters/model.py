@@ -12,11 +12,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from time import perf_counter
+from typing import cast
 
 import numpy as np
 
 from outrider.core.contracts import DraftInput, DraftRequest, Model
-from outrider.core.data import Distribution, DraftToken, DraftWork, Logits, Request, Row, Span, TopLogits
+from outrider.core.data import (
+    Block,
+    Distribution,
+    DraftToken,
+    DraftWork,
+    Logits,
+    Request,
+    Row,
+    Span,
+    TopLogits,
+)
 from outrider.core.errors import ConstraintError, RewindUnsupported, SettingError
 from outrider.core.sequences import common_prefix
 from outrider.models.vocab import Alignment
@@ -98,6 +109,7 @@ class ModelDrafter:
     def __init__(self, model: Model, alignment: Alignment) -> None:
         self.model = model
         self.alignment = alignment
+        self.block: int = getattr(model, "block", 1)
         self._rows = Rows(alignment)
         self._chunk_rows = max(1, model.max_rows // model.max_sequences)
         # Every sequence's last final tokens go into one call: each gets its share of a batch.
@@ -300,6 +312,18 @@ class ModelDrafter:
                 return
             yield token
 
+    def place(self, block: Block, request: DraftRequest, drafted: tuple[int, ...]) -> Iterator[DraftToken]:
+        """What a block says comes after the drafted tokens, whatever they are: each of its places is good for
+        any tokens before it."""
+        place, read = len(drafted), self.alignment.read(drafted)
+        if place >= len(block) or (drafted and (not read or self.model.vocabulary.ends_generation(read[-1]))):
+            return
+        before = read[-1] if read else self._contexts[request.sequence].final[-1]
+        offer = self._offer(block.row(place, before, self.model.vocabulary.size), request, drafted)
+        if offer is not None:
+            own = offer.acceptance if block.confidence is None else float(block.confidence[place])
+            yield offer._replace(acceptance=own, evidence=(own, float(place + 1)))
+
     def _offer(
         self, row: Row | TopLogits, request: DraftRequest, drafted: tuple[int, ...]
     ) -> DraftToken | None:
@@ -328,6 +352,8 @@ class ModelRound:
         self._read = work
         self._model_s = 0.0
         self._call_tokens: list[int] = []
+        self._blocks: dict[int, Block] = {}
+        """what a block drafter said, good for the whole round"""
 
     @property
     def work(self) -> DraftWork:
@@ -335,12 +361,23 @@ class ModelRound:
         return self._read + DraftWork(len(calls), self._model_s, call_tokens=calls)
 
     def step(self, inputs: Mapping[int, DraftInput]) -> dict[int, Iterator[DraftToken]]:
+        asking = {sequence: self._ready[sequence] for sequence in inputs if sequence in self._ready}
+        if self._drafter.block == 1:
+            rows = self._call({sequence: inputs[sequence] for sequence in asking})
+            return {s: self._drafter.offers(found, asking[s], inputs[s]) for s, found in rows.items()}
+        if not self._call_tokens:
+            found = self._call(dict.fromkeys(asking, DraftInput(())))
+            self._blocks = {sequence: cast(Block, block) for sequence, block in found.items()}
+        drafter, blocks = self._drafter, self._blocks
+        return {s: drafter.place(blocks[s], asking[s], inputs[s].drafted) for s in asking if s in blocks}
+
+    def _call(self, inputs: Mapping[int, DraftInput]) -> dict[int, Logits]:
+        """One call over these; what the model gives for each that it has room for."""
         spans = list[Span]()
-        for sequence in inputs:
-            if sequence in self._ready:
-                span = self._drafter.next_span(self._ready[sequence], inputs[sequence])
-                if span is not None:
-                    spans.append(span)
+        for sequence, read in inputs.items():
+            span = self._drafter.next_span(self._ready[sequence], read)
+            if span is not None:
+                spans.append(span)
         if not spans:
             return {}
         num_tokens = sum([len(span.tokens) for span in spans])
@@ -348,10 +385,7 @@ class ModelRound:
         before = perf_counter()
         logits = self._drafter.decode(spans, num_tokens)
         self._model_s += perf_counter() - before
-        return {
-            span.sequence: self._drafter.offers(rows, self._ready[span.sequence], inputs[span.sequence])
-            for span, rows in zip(spans, logits, strict=True)
-        }
+        return {span.sequence: rows for span, rows in zip(spans, logits, strict=True)}
 
 
 # A draft model's logits, read as the target's tokens under a request's sampler.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf import GgufModel, LoadOptions
-from outrider.backends.gguf.head_model import HeadModel, HeadWeights
+from outrider.backends.gguf.head_model import HeadWeights, open_own
 from outrider.backends.gguf.heads import HiddenStates, why_no_heads
 from outrider.backends.tuning.scoring import costs_of
 from outrider.core.contracts import FREE, Constraint, Model, Rewinding
@@ -111,7 +111,7 @@ class Loaded(ExitStack):
             self._feeder = LoadedTarget(self._file.name, feeding)
             capacity = feeding.context_length + LONGEST_DRAFT
             weights = self.weights if isinstance(self.weights, HeadWeights) else None
-            self._model = weights.open_beside(feeding, capacity) if weights else HeadModel(feeding, capacity)
+            self._model = weights.open_beside(feeding, capacity) if weights else open_own(feeding, capacity)
             self.callback(self._model.close)
         else:
             self._model = self.weights.open(context_length)

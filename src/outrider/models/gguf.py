@@ -19,12 +19,20 @@ from outrider.models.reference import local_shards
 _GUESSED = int(LlamaFileType.GUESSED)
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
-ModelKind = Literal["model", "mtp", "eagle3", "dflash"]
+ModelKind = Literal["model", "mtp", "eagle3", "dflash", "assistant"]
 """What a file holds: a model that runs by itself, or what drafts from a target's hidden states: MTP layers
-alone, an EAGLE-3 head, a DFlash head (DSpark's is of the same architecture)"""
+alone, an EAGLE-3 head, a block drafter (DFlash, DFlash2, DSpark), an assistant (which reads its target's KV,
+too)"""
 
-HEADS: dict[ModelKind, str] = {"mtp": "MTP layers", "eagle3": "an EAGLE-3 head", "dflash": "a DFlash head"}
+HEADS: dict[ModelKind, str] = {
+    "mtp": "MTP layers",
+    "eagle3": "an EAGLE-3 head",
+    "dflash": "a DFlash drafter",
+    "assistant": "a Gemma 4 assistant",
+}
 """files that are no models of their own, in words"""
+_KINDS: dict[str, ModelKind] = {"eagle3": "eagle3", "dflash": "dflash", "gemma4-assistant": "assistant"}
+"""by architecture, those of which all files are alike"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +196,8 @@ def _check_model(path: Path, header: Header, architecture: str, tensors: list[Te
 def _kind(architecture: str, layers: int, mtp_layers: int, tensors: Iterable[TensorInfo]) -> ModelKind:
     """MTP layers are a model's last ones: a file of them alone has none of the layers before, but may repeat
     the embeddings."""
-    if architecture == "eagle3":
-        return "eagle3"
-    if architecture == "dflash":
-        return "dflash"
+    if kind := _KINDS.get(architecture):
+        return kind
     held = {layer for tensor in tensors if (layer := _layer(tensor)) >= 0}
     return "mtp" if mtp_layers and held and min(held) >= layers - mtp_layers else "model"
 

@@ -1,24 +1,31 @@
 """Files of heads: what they need of their target, and whether it has that. Headers are read, and the map of
-an EAGLE-3 head's tokens."""
+a head's tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from outrider.core.errors import ModelFileError
-from outrider.models.gguf import HEADS, ModelCard, ModelKind
+from outrider.models.constants import Keys
+from outrider.models.gguf import ModelCard, ModelKind
 from outrider.models.header import Header, TensorInfo, read_header
 from outrider.models.reference import local_shards
 
+CHAINED = ("hy_v3", "mimo2", "step35")
+"""Architectures of which llama.cpp runs several MTP layers: of others it ends the process."""
 NUM_LAYERS = 3
 """whose inputs an EAGLE-3 head reads: llama.cpp takes no other number"""
 LAYERS_KEY, WIDTH_KEY = "eagle3.target_layers", "eagle3.target_hidden_size"
+BLOCK_LAYERS_KEY, BLOCK_SIZE_KEY = "dflash.target_layers", "dflash.block_size"
+CANDIDATES_KEY = "dflash.selector_top_k"
 DRAFTED_TABLE = "d2t"
-"""the tensor that names the tokens an EAGLE-3 head gives logits of, in their order"""
-_UNSUPPORTED = {"gemma4-assistant": "read the KV cache of their target"}
+"""the tensor that names the tokens a head gives logits of, in their order"""
+MARKOV, CONFIDENCE, SELECTOR = "markov_w1.weight", "conf_proj.weight", "selector_hidden.weight"
+"""the tensors by which DSpark is known, what it has besides, and DFlash2"""
 _OTHER = "Name the file that was made for this model, or -md auto."
 _AGAIN = "Download it again, or convert it anew."
 
@@ -34,17 +41,10 @@ class HeadFile:
 
 
 def read_head(head: ModelCard, target: ModelCard) -> HeadFile:
-    """A file of heads for this target. Raises ModelFileError for one of a kind that is not run, of another
-    model, or damaged."""
-    why = _UNSUPPORTED.get(head.architecture)
-    if head.kind not in ("mtp", "eagle3"):
-        why = "drafts a block of tokens at once"
-    if why:
-        why = f"it holds {HEADS[head.kind]}, which {why}: that is not supported"
-        raise ModelFileError(str(head.path), why, "Name another draft, or -md auto.")
+    """A file of heads for this target. Raises ModelFileError for one of another model, or damaged."""
     header = read_header(local_shards(head.path)[0])
-    layers = _mtp_layers(head, target, header) if head.kind == "mtp" else _eagle_layers(head, target, header)
-    return HeadFile(head.path, head.kind, layers)
+    layers_of = {"mtp": _mtp_layers, "eagle3": _eagle_layers, "dflash": _block_layers, "assistant": _no_layers}
+    return HeadFile(head.path, head.kind, layers_of[head.kind](head, target, header))
 
 
 def _mtp_layers(head: ModelCard, target: ModelCard, header: Header) -> tuple[int, ...]:
@@ -60,8 +60,8 @@ def _mtp_layers(head: ModelCard, target: ModelCard, header: Header) -> tuple[int
             f"its MTP layers have a reduced vocabulary ({DRAFTED_TABLE}: {size} tokens of {head.num_tokens})"
         )
         raise ModelFileError(str(head.path), f"{why}, which is not supported", "Name one with all tokens.")
-    if head.mtp_layers > 1:
-        why = f"it holds {head.mtp_layers} MTP layers, and only one is supported"
+    if head.mtp_layers > 1 and head.architecture not in CHAINED:
+        why = f"it holds {head.mtp_layers} MTP layers, and llama.cpp runs one of kind {head.architecture}"
         raise ModelFileError(str(head.path), why, "Name another draft, or -md auto.")
     return ()
 
@@ -91,6 +91,58 @@ def _eagle_layers(head: ModelCard, target: ModelCard, header: Header) -> tuple[i
     if why:
         raise ModelFileError(str(head.path), why, _OTHER)
     return layers
+
+
+def _block_layers(head: ModelCard, target: ModelCard, header: Header) -> tuple[int, ...]:
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    layers = header.numbers(BLOCK_LAYERS_KEY, head.path)
+    if fault := _fault_of_block(head, header, tensors, layers) or _fault_of_tokens(head, header, tensors):
+        raise ModelFileError(str(head.path), fault, _AGAIN)
+    _, num_layers, width = _trunk(target)
+    why = ""
+    if head.embedding_length != width:
+        why = f"it reads states of {head.embedding_length} values, and those of {target.path.name} have {width}"
+    elif max(layers) > num_layers:
+        why = f"it reads layer {max(layers)}, and {target.path.name} has {num_layers}"
+    elif head.num_tokens != target.num_tokens:
+        why = f"it knows {head.num_tokens} tokens, and {target.path.name} {target.num_tokens}"
+    if why:
+        raise ModelFileError(str(head.path), why, _OTHER)
+    return layers
+
+
+def _fault_of_block(
+    head: ModelCard, header: Header, tensors: dict[str, TensorInfo], layers: Sequence[int]
+) -> str:
+    """What is wrong with what a block drafter says of itself; empty where nothing is."""
+    size, mask = header.number(BLOCK_SIZE_KEY), header.number(Keys.Tokenizer.MASK_ID)
+    candidates = header.number(CANDIDATES_KEY) or 0
+    if not layers or min(layers) < 0:
+        return "it does not say which layers of its target it reads"
+    if (size is None and MARKOV in tensors) or (size is not None and size < 2):
+        return f"it drafts blocks of {size or 'no known number of'} tokens"
+    if mask is None or not 0 <= mask < (head.num_tokens or 0):
+        named = "it names no mask token" if mask is None else f"its mask token is {mask}"
+        return f"{named}, and it knows {head.num_tokens} tokens"
+    if bool(candidates) != (SELECTOR in tensors):
+        return f"it speaks of {candidates} candidates for a place, which its tensors do not choose from"
+    return ""
+
+
+def _no_layers(head: ModelCard, target: ModelCard, header: Header) -> tuple[int, ...]:
+    """An assistant reads its target's last state, and its KV."""
+    width = header.number(f"{head.architecture}.embedding_length_out")
+    _, _, needed = _trunk(target)
+    why = ""
+    if target.architecture != "gemma4":
+        why = f"it was made for Gemma 4, and the target is of kind {target.architecture}"
+    elif width != needed:
+        why = f"it reads states of {width} values, and those of {target.path.name} have {needed}"
+    elif head.num_tokens != target.num_tokens:
+        why = f"it knows {head.num_tokens} tokens, and {target.path.name} {target.num_tokens}"
+    if why:
+        raise ModelFileError(str(head.path), why, _OTHER)
+    return ()
 
 
 def _fault_of_tokens(head: ModelCard, header: Header, tensors: dict[str, TensorInfo]) -> str:

@@ -28,9 +28,10 @@ DEFAULT_DRAFT = "default-draft"
 _HUB = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?:/(?P<file>.+)|:(?P<choice>[^:]+))?", re.ASCII)
 _USUAL = ("Q4_K_M", "Q4_0", "Q8_0")
 """What is taken when no quantization is named, in this order."""
-_COMPANIONS = re.compile(r"(?:mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-)[^/]*$")
+_DRAFTERS = r"(?i:eagle3|dflash|dspark|gemma-?4[^/]*-assistant)"
+_COMPANIONS = re.compile(rf"(?:mmproj|imatrix|mtp-|{_DRAFTERS})[^/]*$")
 """Files beside a model that are no model by themselves."""
-_SIDECARS = re.compile(r"(?:draft|mtp|eagle3|dflash|dspark)[^/]*\.gguf$", re.IGNORECASE)
+_SIDECARS = re.compile(rf"(?:draft|mtp|{_DRAFTERS})[^/]*\.gguf$", re.IGNORECASE)
 """Files beside a model that draft for it, as their names say."""
 _SHOWN = 12
 
@@ -109,8 +110,9 @@ def choose_file(
     With none, the usual ones are tried and then the first model is taken, as llama.cpp does.
     `what` is named in the HubError that says that there is none, and what there is instead.
     """
-    models = [name for name in names if name.lower().endswith(".gguf") and not is_companion(name)]
-    models = [name for name in models if name == shard_names(name)[0]]
+    files = [name for name in names if name.lower().endswith(".gguf") and name == shard_names(name)[0]]
+    # A repository of drafters holds nothing else.
+    models = [name for name in files if not is_companion(name)] or [n for n in files if is_sidecar(n)]
     if not models:
         way_out = "Look for one whose name ends in -GGUF, or convert it."
         raise HubError(what, "the repository holds no GGUF model", way_out)

@@ -97,6 +97,7 @@ class AutoPolicy:
         if max_length == 0 or not requests:
             return nothing, DraftWork()
         drafters = Drafters(drafters.lookups if self.free else (), drafters.model if self.models else None)
+        self.state.block = drafters.model.block if drafters.model is not None else 1
         asking = [self._asking(drafters, request, max_length) for request in requests]
         candidates = [each.look_up() for each in asking]
         for each, candidate in zip(asking, candidates, strict=True):

@@ -143,7 +143,7 @@ def num_forced(candidate: Sequence[DraftToken]) -> int:
 def _gain_s(asking: Asking, candidate: Sequence[DraftToken], costs: StepCosts) -> float:
     """What asking the model is expected to gain over not asking it, in seconds."""
     acceptance, first = [token.acceptance for token in candidate], num_forced(candidate)
-    longest = min(costs.max_length, max_model_draft(asking.request))
+    longest = costs.longest(max_model_draft(asking.request))
     rewards, guess = expected_rewards(acceptance[:first], costs), acceptance[first:]
     if first >= longest:
         return -math.inf
@@ -211,8 +211,8 @@ class ModelDraft:
 
     @property
     def read(self) -> tuple[int, ...]:
-        """Drafted and guessed tokens that the model has evaluated last."""
-        return self._input.drafted + self._input.guess
+        """Drafted and guessed tokens that the model has evaluated last; a block drafter reads none."""
+        return self._input.drafted + self._input.guess if self.plan.costs.block == 1 else ()
 
     @property
     def num_forced(self) -> int:
@@ -264,7 +264,18 @@ class ModelDraft:
 
     @property
     def _longest(self) -> int:
-        return min(self.plan.costs.max_length, max_model_draft(self.request))
+        return self.plan.costs.longest(max_model_draft(self.request))
+
+    @property
+    def _later_costs(self) -> StepCosts:
+        """The costs after the model's first step: of what that drafted nothing is to be paid any more."""
+        costs = self.plan.costs
+        return replace(costs, draft_step_s=0.0) if costs.block > 1 else costs
+
+    @property
+    def _least_prob(self) -> float:
+        """The prefix acceptance probability below which no token is worth a look."""
+        return self.asking.state.marginal_costs(self.asking.text.context).min_useful_prob
 
     def _guess(self) -> list[DraftToken]:
         """What of the lookups' offer the next call reads."""
@@ -273,9 +284,11 @@ class ModelDraft:
         return self.suffix[: best_guess(acceptance, self.plan.costs, most)]
 
     def _goes_on(self) -> bool:
-        """Whether another call of the model pays."""
-        costs, length = self.plan.costs, len(self.tokens)
+        """Whether another step of the model pays."""
+        costs, length = self._later_costs, len(self.tokens)
         drafted = [token.acceptance for token in self.tokens]
+        if costs.block > 1 and self.request.draw is None:  # looking at what is there and can be cut is free
+            return math.prod(drafted) >= self._least_prob
         min_length = 0 if self.request.draw is None else length  # sampled tokens cannot be cut
         stop_s = stopping_value([*drafted, *(token.acceptance for token in self.suffix)], costs, min_length)
         stop_s -= expected_rewards(drafted, costs)[-1]
@@ -285,7 +298,7 @@ class ModelDraft:
 
     def _sampled_token_pays(self, acceptance: float, average: float) -> bool:
         """Whether a token that cannot be removed pays, alone or with those that may follow."""
-        costs, length = self.plan.costs, len(self.tokens)
+        costs, length = self._later_costs, len(self.tokens)
         drafted = [*(token.acceptance for token in self.tokens), acceptance]
         before, after = expected_rewards(drafted, costs)[-2:]
         on_s = asking_value(length + 1, average, math.prod(drafted), costs, self._longest)

@@ -21,11 +21,12 @@ INITIAL_WEIGHTS: dict[str, tuple[float, ...]] = {
     "prediction": (-0.8, 1.0, 1.2, 0.65),
     "earlier": (-2.9, 0.6, 0.9, 0.6),
     "draft": (0.45, 1.1),
+    "block": (0.45, 1.1, 0.0),
     "grammar (constrained)": (0.0, 1.0),
     "lookup (constrained)": (-3.6, 1.0, 1.2, 0.65),
 }
-"""Coefficients by the drafter's name, fitted to the recordings in benchmarks/policy but for the first ones of
-"prediction" (a predicted answer is right more often than a chance match) and of "lookup (constrained)" (set
+"""Coefficients by the drafter's name, fitted to the recordings in benchmarks/policy but for those of "block"
+(the draft model's, for no real block drafter was at hand), and the first ones of "prediction" (a predicted answer is right more often than a chance match) and of "lookup (constrained)" (set
 after benchmarks/structured, where one in six was accepted)."""
 
 _PRIOR_PRECISION = 40.0
@@ -68,7 +69,7 @@ class RequestBias:
 
 def features(evidence: Sequence[float], recently_right: float) -> tuple[float, ...]:
     """The regression's features: of a lookup how long its match was and how often it went on so, of a draft
-    model its confidence."""
+    model its confidence, and the token's place in a block."""
     if len(evidence) >= 3:
         length, count, total = evidence[:3]
         return (
@@ -77,7 +78,7 @@ def features(evidence: Sequence[float], recently_right: float) -> tuple[float, .
             math.log((count + 0.5) / (total - count + 0.5)),
             recently_right,
         )
-    return (1.0, _log_odds(evidence[0]))
+    return (1.0, _log_odds(evidence[0]), *map(math.log, evidence[1:]))
 
 
 class Estimator:
@@ -139,6 +140,8 @@ def initial_weights(name: str, num_features: int) -> tuple[float, ...]:
     if name in INITIAL_WEIGHTS and len(INITIAL_WEIGHTS[name]) == num_features:
         return INITIAL_WEIGHTS[name]
     kind = "lookup (constrained)" if name.endswith("(constrained)") else "lookup"
+    if num_features == len(INITIAL_WEIGHTS["block"]):
+        return INITIAL_WEIGHTS["block"]
     return INITIAL_WEIGHTS[kind if num_features == len(_LOOKUP_FEATURES) else "draft"]
 
 

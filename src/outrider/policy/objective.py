@@ -96,6 +96,7 @@ class StepCosts:
         first_draft_s: Its first step, where it also reads 0, 1, … tokens of a lookup's.
         recompute_s: What 0, 1, … tokens cost that are evaluated again with the next call; None where a
             rejection costs nothing.
+        block: Tokens that the draft model's first step drafts: the steps after it cost nothing.
     """
 
     reward_s: float
@@ -103,16 +104,22 @@ class StepCosts:
     draft_step_s: float = 0.0
     first_draft_s: Array = field(default_factory=lambda: np.zeros(1))
     recompute_s: Array | None = None
+    block: int = 1
 
     @property
     def max_length(self) -> int:
         """The longest draft whose cost is known."""
         return len(self.calls_s) - 1
 
+    def longest(self, most: int) -> int:
+        """The longest draft that the draft model takes part in: `most` at most, and within its block."""
+        return min(self.max_length, most, self.block if self.block > 1 else most)
+
     def limited(self, max_step_s: float, num_sequences: int) -> StepCosts:
         """The same without the drafts with which the step would take longer than that, if each of so many
         sequences added as much to a call without any."""
-        drafted_s = float(self.first_draft_s[0]) + self.draft_step_s * np.arange(-1, self.max_length)
+        steps = np.arange(-1, self.max_length) // self.block  # a block is drafted in one
+        drafted_s = float(self.first_draft_s[0]) + self.draft_step_s * steps
         plain_s = float(self.calls_s[0])
         added_s = within(self.calls_s - plain_s + drafted_s, (max_step_s - plain_s) / num_sequences)
         return replace(self, calls_s=self.calls_s[: len(added_s)])
@@ -151,9 +158,9 @@ def continuation_values(
     """
     calls_s: list[float] = costs.calls_s[length + 1 : max_length + 1].tolist()
     gain, value_s, values_s = min(average, _MAX_AVERAGE), 0.0, []
-    for _ in calls_s:
+    for i in range(len(calls_s)):
         prefix_prob *= gain
-        value_s += costs.reward_s * prefix_prob - costs.draft_step_s
+        value_s += costs.reward_s * prefix_prob - (0.0 if i % costs.block else costs.draft_step_s)
         values_s.append(value_s)
     return [max(map(sub, values_s, calls_s[n:]), default=-np.inf) for n in range(num_more + 1)]
 

@@ -123,20 +123,20 @@ class MarginalCosts:
                 return True
         return False
 
-    def token_ratio(self, step_s: float, acceptance: float) -> float:
+    def token_ratio(self, step_s: float, acceptance: float, block: int = 1) -> float:
         """What a token takes with drafts of the best length, in plain calls, where a draft model's step takes
-        so long and each of its tokens is accepted with this probability."""
+        so long for a `block` of tokens, each of which is accepted with this probability."""
         step, prefix_prob, tokens, best = step_s / float(self.calls_s[0]), 1.0, 1.0, 1.0
         for n, ratio in enumerate(self.ratios[:MAX_MODEL_DRAFT], 1):
             prefix_prob *= acceptance
             tokens += prefix_prob
-            best = min(best, (1 + ratio + n * step) / tokens)
+            best = min(best, (1 + ratio + -(-n // block) * step) / tokens)
         return best
 
-    def can_pay(self, step_s: float) -> bool:
+    def can_pay(self, step_s: float, block: int = 1) -> bool:
         """Whether a draft model whose step takes so long would pay if it were always correct."""
-        step = step_s / float(self.calls_s[0])
-        return any(ratio + step * n < n for n, ratio in enumerate(self.ratios[:MAX_MODEL_DRAFT], 1))
+        step, ratios = step_s / float(self.calls_s[0]), enumerate(self.ratios[:MAX_MODEL_DRAFT], 1)
+        return any(ratio + step * -(-n // block) < n for n, ratio in ratios)
 
 
 class PolicyState:
@@ -146,6 +146,8 @@ class PolicyState:
     def __init__(self, costs: CallCosts, draft_costs: CallCosts | None = None) -> None:
         self.costs = costs
         self.draft_costs = draft_costs or CallCosts()
+        self.block = 1
+        """tokens that a call of the draft model drafts"""
         self.calibration: dict[str, Calibration] = {}
         self.mean_confidence = MEAN_CONFIDENCE
         """of the draft model, over all texts"""
@@ -207,19 +209,20 @@ class PolicyState:
         draft_s = draft.calls_s(uncached + max_prefix, context=context, others=size - 1) + self.own_call_s
         if size > 1:  # the others draft as well, and bear their part
             draft_s = draft_s - draft.call_s(size - 1, context=context) * (size - 1) / size
-        return StepCosts(reward_s, calls_s, float(draft_s[0]), draft_s[uncached - 1 :], recompute_s)
+        read_s = draft_s[uncached - 1 :]
+        return StepCosts(reward_s, calls_s, float(draft_s[0]), read_s, recompute_s, self.block)
 
     def model_can_pay(self, context: int) -> bool:
         """Whether the draft model would pay if it were always correct."""
         step_s = self.draft_costs.call_s(1, context=context) + self.own_call_s
-        return self.marginal_costs(context).can_pay(step_s)
+        return self.marginal_costs(context).can_pay(step_s, self.block)
 
     def token_ratio(self, context: int) -> float:
         """What a token takes with the draft model's usual drafts, in plain calls; 1 without one."""
         if not self.draft_costs.is_known:
             return 1.0
         step_s = self.draft_costs.call_s(1, context=context) + self.own_call_s
-        return self.marginal_costs(context).token_ratio(step_s, self.mean_confidence)
+        return self.marginal_costs(context).token_ratio(step_s, self.mean_confidence, self.block)
 
     # Learning
 

@@ -117,7 +117,7 @@ def load_head(target: Weights, of_target: ModelCard, card: ModelCard, options: L
     """The weights of a file of heads, in the target's library. Raises ModelFileError, OutOfMemory or
     BackendCrash where they cannot be used."""
     head, path = read_head(card, of_target), str(card.path)
-    if lacks := why_no_heads(target.library, of_layers=card.kind == "eagle3"):
+    if lacks := why_no_heads(target.library, of_layers=card.kind in ("eagle3", "dflash")):
         why = f"it holds {HEADS[card.kind]}, and {target.library.title} cannot run it here: {lacks}"
         raise ModelFileError(path, why, "Choose --backend llama.cpp, or another draft.")
     same = target.options.backend, target.options.library

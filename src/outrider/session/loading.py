@@ -71,8 +71,9 @@ def _contexts(
         of_draft = min(options.length(trained), draft.context_length or 0)
         length = options.draft_context_length or of_draft
         of_model = max(length, min(drafted, length * options.num_sequences)), 0
-        capacities = {"mtp": (0, drafted), "eagle3": (drafted, 0)}  # heads go along with the target
-        models.append(Contexts(draft.layout, draft_loading, *capacities.get(draft.kind, of_model)))
+        # Heads go along with the target, in whose KV an assistant reads.
+        along = {"mtp": (0, drafted), "eagle3": (drafted, 0), "dflash": (drafted, 0), "assistant": (0, 1)}
+        models.append(Contexts(draft.layout, draft_loading, *along.get(draft.kind, of_model)))
     return models
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
-from outrider.backends.gguf.head_model import HeadModel, HeadWeights
+from outrider.backends.gguf.head_model import HeadWeights, open_own
 from outrider.backends.tuning.equality import open_target
 from outrider.backends.tuning.scoring import Loaded, native_of
 from outrider.core.notices import collect_notices, notify
@@ -155,7 +155,7 @@ class Pair:
         if self._drafts_with_head(options.bitwise):
             vocabulary = target.vocabulary
             if self.draft is None:
-                return HeadModel(native_of(target), capacity), align(vocabulary, vocabulary)
+                return open_own(native_of(target), capacity), align(vocabulary, vocabulary)
             assert isinstance(self.draft.weights, HeadWeights)
             return self.draft.weights.open_beside(native_of(target), capacity), self.draft.alignment
         if self.draft is None or isinstance(self.draft.weights, HeadWeights):
@@ -186,8 +186,8 @@ class Pair:
         if not self._has_head:
             return None
         if self._drafts_with_head(bitwise):
-            first = f", the first of {self.target.num_heads}" if self.target.num_heads > 1 else ""
-            return f"{name} drafts with its own MTP head{first}"
+            count = self.target.num_heads
+            return f"{name} drafts with its own MTP head" + (f", of {count} layers" if count > 1 else "")
         count, arch = self.target_card.mtp_layers, self.target_card.architecture
         why = f"{title} as it is here lacks the calls for it"
         if bitwise:

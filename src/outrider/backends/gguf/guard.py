@@ -25,14 +25,14 @@ from outrider.backends.gguf.log import log_line
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.machine import cpu_id
-from outrider.core.data import Logits, Span
+from outrider.core.data import Block, Logits, Row, Span
 from outrider.core.errors import BackendCrash, OutOfMemory, OutriderError
 from outrider.costs.store import read_entry, write_entry
 from outrider.models.heads import HeadFile
 
 _TRIAL = "trial 3"
 """What is tried; outcomes of another trial count for nothing."""
-_HEAD_TRIAL = "trial of heads 1"
+_HEAD_TRIAL = "trial of heads 2"
 _WORKS, _PLAIN, _SMALL = "works", "works without extra buffer types", "works in small batches"
 """What can come of it"""
 _SMALL_BATCH = 31
@@ -296,11 +296,17 @@ def _read_beside(
         if start:
             model.decode([Span(0, text[:start], 0, 0)])
         singles = [Span(0, text[i : i + 1], i, 1) for i in range(start, len(text))]
-        found.append(np.array([model.decode([span])[0][0] for span in singles][-_COMPARED_ROWS:]))
+        found.append(np.array([_first_row(model, span) for span in singles][-_COMPARED_ROWS:]))
         if not start and _are_stale(target, len(layers) or 1):
             return np.eye(1, 2, dtype=np.float32), np.eye(1, 2, 1, dtype=np.float32)
-    known = np.isfinite(found[0]).all(axis=0)  # a head may give a part of the tokens alone
-    return found[0][:, known], found[1][:, known]
+    small, large = (np.where(np.isneginf(rows), 0, rows) for rows in found)  # of tokens that it never gives
+    return small, large
+
+
+def _first_row(model: GgufModel, span: Span) -> Row:
+    """The logits after a span, the first ones of a block."""
+    rows: Any = model.decode([span])[0]
+    return rows.row(0, span.tokens[-1], model.vocabulary.size) if isinstance(rows, Block) else rows[0].copy()
 
 
 def _are_stale(target: GgufModel, num_parts: int) -> bool:

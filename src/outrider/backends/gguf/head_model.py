@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from outrider.backends.gguf.c_types import LibraryRefused
-from outrider.backends.gguf.heads import HeadBatch, HeadStates, State
-from outrider.backends.gguf.model import GgufModel, Weights
+from outrider.backends.gguf.heads import Entry, FeatureStates, HeadBatch, HeadStates, State, entries
+from outrider.backends.gguf.log import clear_log, last_error
+from outrider.backends.gguf.model import NO_KV_SLOT, GgufModel, Weights
 from outrider.backends.gguf.options import MTP_CONTEXT, LoadOptions
 from outrider.backends.gguf.rewinding import RewindSupport
-from outrider.core.data import Logits, Span
-from outrider.core.errors import BackendError
+from outrider.core.calls import check_spans
+from outrider.core.data import Block, Logits, Span
+from outrider.core.errors import BackendError, OutOfMemory
 from outrider.core.saved import SavedState
-from outrider.models.heads import HeadFile
+from outrider.models.heads import CONFIDENCE, MARKOV, HeadFile
 
 
 class HeadModel(GgufModel):
@@ -29,6 +31,8 @@ class HeadModel(GgufModel):
     """
 
     is_head: ClassVar[bool] = True
+    _is_kept: ClassVar[bool] = True
+    """whether a token with a row need not be read again"""
     context_type: ClassVar[int] = MTP_CONTEXT
 
     def __init__(self, target: GgufModel, capacity_tokens: int, weights: HeadWeights | None = None) -> None:
@@ -36,7 +40,7 @@ class HeadModel(GgufModel):
             weights or target.weights,
             target.context_length,
             target.max_sequences,
-            target.options if weights is None else weights.options,
+            target.options if weights is None else self._settings(target, weights.options),
             capacity_tokens,
             support=RewindSupport("free"),  # its layers are attention alone
             beside=None if weights is None else target,
@@ -46,8 +50,13 @@ class HeadModel(GgufModel):
         self._states = self._open_states(target)
         native = self._library.functions
         native.llama_set_embeddings_nextn(self._native.pointer, True, True)
-        self._width = int(native.llama_model_n_embd(self.weights.handle))
+        self._width = int(native.llama_model_n_embd_out(self.weights.handle))
         self._head_batch = HeadBatch(self._library, self._native.pointer, self._width)
+
+    def _settings(self, target: GgufModel, options: LoadOptions) -> LoadOptions:
+        """The options of the context of a file's head."""
+        del target
+        return options
 
     def _open_states(self, target: GgufModel) -> HeadStates:
         hidden = target.hidden or target.keep_hidden_states()
@@ -69,15 +78,22 @@ class HeadModel(GgufModel):
             singles = [replace(span, tokens=span.tokens[:1], rows=1) for span in waiting]
             found = super().decode(singles)
             for i, (single, logits) in enumerate(zip(singles, found, strict=True)):
-                self._states.after_call(single, self._head_batch.state(i))
+                self._states.after_call(single, self._own_state(i), is_kept=self._is_kept)
                 rows[single.sequence] = logits.copy()
             waiting = [_after(span, 1) for span in waiting]
         empty = np.empty((0, self.vocabulary.size), dtype=np.float32)
         return [rows[span.sequence] if span.rows else empty for span in spans]
 
+    def _own_state(self, index: int) -> State:
+        """The head's own state of the last token of a call's span."""
+        return self._head_batch.state(index)
+
     def _evaluate(self, context: Any, spans: Sequence[Span]) -> int:
         del context
-        return self._head_batch.evaluate(spans, self._states.before(spans))
+        return self._head_batch.evaluate(self._places(spans))
+
+    def _places(self, spans: Sequence[Span]) -> Iterable[Entry]:
+        return entries(spans, self._states.before(spans))
 
     def reach(self, sequence: int, length: int) -> int:
         # What it drafted it read with states of its own: with the target's it drafts better.
@@ -90,6 +106,61 @@ class HeadModel(GgufModel):
     def restore(self, sequence: int, state: SavedState) -> None:
         super().restore(sequence, state)
         self._states.restored(sequence, state.extent.length)
+
+
+class ChainedModel(HeadModel):
+    """The Model of several MTP layers, of which each drafts the token after that of the one before. Every layer
+    reads all of the text, and what is drafted of it under the layers before."""
+
+    _is_kept: ClassVar[bool] = False  # not all layers have read what was drafted from
+
+    def __init__(self, target: GgufModel, capacity_tokens: int, weights: HeadWeights | None = None) -> None:
+        super().__init__(target, capacity_tokens, weights)
+        self._num_layers = self.weights.num_heads
+        self._chains: dict[int, list[Entry]] = {}
+        """of each sequence, what is drafted from the target's last state"""
+        self._ends: list[int] = []
+        """of each chain in the last call"""
+
+    def _own_state(self, index: int) -> State:
+        return self._head_batch.state(self._ends[index])
+
+    def _evaluate(self, context: Any, spans: Sequence[Span]) -> int:
+        places = list(self._places(spans))
+        if spans[0].rows:
+            return self._draft(context, spans, places)
+        status = 0
+        for layer in range(self._num_layers):
+            # They lie in the same cells, each layer's in its own tensors.
+            self._clear(places)
+            status = status or self._under(context, layer, places)
+        return status
+
+    def _draft(self, context: Any, spans: Sequence[Span], places: Sequence[Entry]) -> int:
+        chained: list[Entry] = []
+        self._ends = []
+        for span, place in zip(spans, places, strict=True):
+            before = self._chains.get(span.sequence, []) if self._states.follows_own(span) else []
+            goes_on = bool(before) and before[-1].position == span.start - 1
+            before = [entry._replace(wanted=False) for entry in before] if goes_on else []
+            self._chains[span.sequence] = [*before, place]
+            chained += self._chains[span.sequence]
+            self._ends.append(len(chained) - 1)
+        self._clear(chained)
+        depth = max(len(self._chains[span.sequence]) for span in spans)
+        return self._under(context, min(depth, self._num_layers) - 1, chained)
+
+    def _clear(self, places: Sequence[Entry]) -> None:
+        """Make room for tokens that lie there already, read under another layer."""
+        first: dict[int, int] = {}
+        for place in places:
+            first.setdefault(place.sequence, place.position)
+        for sequence, position in first.items():
+            self._forget(sequence, position)
+
+    def _under(self, context: Any, layer: int, places: Sequence[Entry]) -> int:
+        self._library.functions.llama_set_nextn_layer_offset(context, layer)
+        return self._head_batch.evaluate(places)
 
 
 class EagleModel(HeadModel):
@@ -117,6 +188,137 @@ class EagleModel(HeadModel):
     def _evaluate(self, context: Any, spans: Sequence[Span]) -> int:
         # The first token alone is read where a row is asked for, which only measuring does.
         return super()._evaluate(context, [_without_first(span) for span in spans])
+
+
+class AssistantModel(HeadModel):
+    """The Model of a Gemma 4 assistant. Its layers attend to what the target stores, and store nothing: what
+    it drafts all stands at the place of the text's last token."""
+
+    def _settings(self, target: GgufModel, options: LoadOptions) -> LoadOptions:
+        return replace(
+            options,
+            flash_attention=target.flash_attention,
+            cache_type_k=target.options.cache_type_k,
+            cache_type_v=target.options.cache_type_v,
+            full_window=target.options.full_window,
+        )
+
+    def _evaluate(self, context: Any, spans: Sequence[Span]) -> int:
+        # What the target has read lies in its KV.
+        drafting = [span for span in spans if span.rows]
+        if not drafting:
+            return 0
+        return super()._evaluate(context, drafting)
+
+    def _places(self, spans: Sequence[Span]) -> Iterable[Entry]:
+        at = {span.sequence: self._beside.length(span.sequence) for span in spans}
+        return (place._replace(position=at[place.sequence]) for place in super()._places(spans))
+
+
+class BlockModel(HeadModel):
+    """The Model of a block drafter (DFlash, DFlash2, DSpark). A span with a row gives the `Block` that comes
+    after its last token, in one call over masks that leaves nothing behind."""
+
+    context_type: ClassVar[int] = 0
+
+    def __init__(self, target: GgufModel, capacity_tokens: int, weights: HeadWeights) -> None:
+        self._layers = weights.head.target_layers
+        super().__init__(target, capacity_tokens, weights)
+        native, context, metadata = self._library.functions, self._native.pointer, weights.metadata
+        tensors = weights.layout.tensors
+        self._size = int(metadata("dflash.block_size") or _USUAL_BLOCK)
+        self._top = int(metadata("dflash.selector_top_k") or 0)
+        starts_at_anchor = MARKOV in tensors and metadata("dflash.sample_from_anchor") != "false"
+        self._first = 0 if starts_at_anchor else 1
+        self.block: int = min(self._size - self._first, self.max_rows - self._first)
+        """tokens that it drafts in a call"""
+        self._size = self.block + self._first
+        self._has_confidence = CONFIDENCE in tensors
+        self._mask = int(native.llama_vocab_mask(native.llama_model_get_vocab(weights.handle)))
+        native.llama_set_causal_attn(context, metadata("dflash.attention.causal") == "true")
+        if self._top:  # its candidates come without rows
+            native.llama_set_embeddings_nextn(context, True, False)
+
+    def _open_states(self, target: GgufModel) -> HeadStates:
+        self._features = FeatureStates(target.keep_hidden_states(self._layers))
+        return self._features
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        _ = self._native.pointer  # refuses when it was closed
+        check_spans(self, spans)
+        clear_log()
+        asking = [span for span in spans if span.rows]
+        together = max(min(self.max_rows, self.micro_batch_tokens) // self._size, 1)
+        try:
+            self._inject(spans)
+            found: dict[int, Logits] = {}
+            for start in range(0, len(asking), together):
+                part = asking[start : start + together]
+                # The library's buffers are good until its next call.
+                found |= self._draft(part, keep=len(asking) > together)
+            for span in spans:
+                self._lengths[span.sequence] = span.start + len(span.tokens)
+        except BaseException:  # Ctrl-C included: it is raised when the native call returns
+            self._undo(spans)
+            raise
+        empty = np.empty((0, self.vocabulary.size), dtype=np.float32)
+        return [found.get(span.sequence, empty) for span in spans]
+
+    def _inject(self, spans: Sequence[Span]) -> None:
+        """Store the target's states of these spans, but for those of last tokens with a row."""
+        unread: list[Entry] = []
+        for span in spans:
+            first, states = self._features.unread(span)
+            stored = self._library.functions.llama_memory_seq_pos_max(self._memory, span.sequence)
+            self._forget(span.sequence, first if first <= stored + 1 else -1)
+            unread += [Entry(span.sequence, first + i, None, state) for i, state in enumerate(states)]
+        for i in range(0, len(unread), self.micro_batch_tokens):
+            self._checked(unread[i : i + self.micro_batch_tokens])
+
+    def _draft(self, spans: Sequence[Span], *, keep: bool) -> dict[int, Logits]:
+        masks = (self._mask,) * (self._size - 1)
+        blocks = [
+            Span(s.sequence, (s.tokens[-1], *masks), s.start + len(s.tokens) - 1, 0 if self._top else self._size)
+            for s in spans
+        ]
+        places = [
+            Entry(span.sequence, span.start + i, token, None, bool(span.rows))
+            for span in blocks
+            for i, token in enumerate(span.tokens)
+        ]
+        self._checked(places)
+        rows = self._rows(self._native.pointer, blocks)
+        states = self._head_batch.states(len(places)) if self._top or self._has_confidence else None
+        found: dict[int, Logits] = {}
+        for i, (span, logits) in enumerate(zip(blocks, rows, strict=True)):
+            own = None if states is None else states[i * self._size + self._first : (i + 1) * self._size]
+            found[span.sequence] = cast(Logits, self._block(logits[self._first :], own, keep=keep))
+            self._forget(span.sequence, self._features.stored(span.sequence))
+        return found
+
+    def _block(self, rows: Logits, own: State | None, *, keep: bool) -> Block:
+        """Of the rows and the drafter's own states of its places; views where it need not `keep` them."""
+        if own is not None and self._top:
+            top = self._top
+            scores = own[:, top : top + top * top].reshape(-1, top, top).copy()
+            return Block(scores, own[:, :top].astype(np.int64))
+        return Block(rows.copy() if keep else rows, None, None if own is None else own[:, 0].copy())
+
+    def _checked(self, places: Sequence[Entry]) -> None:
+        status = self._head_batch.evaluate(places)
+        if status == NO_KV_SLOT:
+            raise OutOfMemory(self.name, "its KV cache has no room left", "Give a larger context (-c).")
+        if status:
+            raise BackendError(self.name, last_error(f"{self._library.title} failed with status {status}"))
+
+
+_USUAL_BLOCK = 16
+"""tokens, of files that do not say it; llama.cpp's"""
+
+
+def open_own(target: GgufModel, capacity_tokens: int) -> HeadModel:
+    """A context of the MTP layers of a model itself. Raises OutOfMemory."""
+    return (ChainedModel if target.weights.num_heads > 1 else HeadModel)(target, capacity_tokens)
 
 
 def _after(span: Span, count: int) -> Span:
@@ -147,5 +349,10 @@ class HeadWeights(Weights):
 
     def open_beside(self, target: GgufModel, capacity_tokens: int) -> HeadModel:
         """The head's context, for as many sequences as the target has. Raises OutOfMemory."""
-        kind = EagleModel if self.head.kind == "eagle3" else HeadModel
-        return kind(target, capacity_tokens, self)
+        kinds: dict[str, type[HeadModel]] = {
+            "eagle3": EagleModel,
+            "dflash": BlockModel,
+            "assistant": AssistantModel,
+        }
+        mtp = ChainedModel if self.num_heads > 1 else HeadModel
+        return kinds.get(self.head.kind, mtp)(target, capacity_tokens, self)

@@ -4,18 +4,19 @@ A head reads a token together with the target's hidden state of the position bef
 a hidden state of its own. So it drafts like a small model: what is committed it reads with the target's
 states, what it drafts with its own. MTP layers read the target's last state (DeepSeek-V3 technical report,
 2024, section 2.2; llama.cpp's contexts of type MTP). An EAGLE-3 head reads one that it makes of what goes
-into three of the target's layers (Li et al., EAGLE-3, 2025).
+into three of the target's layers (Li et al., EAGLE-3, 2025). A DFlash drafter stores what goes into some
+layers as its own KV, and drafts a block of tokens in one call over masks.
 """
 
 from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ from outrider.backends.gguf.c_types import (
 )
 from outrider.core.data import Span
 from outrider.core.errors import BackendError
+from outrider.models.heads import CHAINED
 
 State = npt.NDArray[np.float32]
 """The hidden state of one position, or several of them side by side, shape (width,)."""
@@ -48,15 +50,17 @@ HEAD_NAMES = {
     "llama_get_embeddings_nextn": "_Z26llama_get_embeddings_nextnP13llama_context",
     "llama_get_embeddings_nextn_ith": "_Z30llama_get_embeddings_nextn_ithP13llama_contexti",
     "llama_set_embeddings_nextn": "_Z26llama_set_embeddings_nextnP13llama_contextbb",
+    "llama_set_nextn_layer_offset": "_Z28llama_set_nextn_layer_offsetP13llama_contexti",
     "llama_get_embeddings_layer_inp": "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
     "llama_set_embeddings_layer_inp": "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
 }
 """What the pinned libraries export under their C++ names alone."""
 _SIGNATURES: Signatures = {
-    **functions("llama_model_n_layer_nextn", INT, POINTER),
+    **functions("llama_model_n_layer_nextn llama_model_n_embd_out", INT, POINTER),
     **functions("llama_get_embeddings_nextn", POINTER, POINTER),
     **functions("llama_get_embeddings_nextn_ith", POINTER, POINTER, INT),
     **functions("llama_set_embeddings_nextn", None, POINTER, BOOL, BOOL),
+    **functions("llama_set_nextn_layer_offset", None, POINTER, INT),
     **functions("llama_batch_ext_init", POINTER, POINTER),
     **functions("llama_batch_ext_free llama_batch_ext_clear", None, POINTER),
     **functions("llama_batch_ext_add_token", INT, POINTER, INT, INT),
@@ -72,8 +76,10 @@ _LAYER_SIGNATURES: Signatures = {
     **functions("llama_get_embeddings_layer_inp", POINTER, POINTER, UINT),
     **functions("llama_batch_ext_add_embd", INT, POINTER, INT, Embedding),
     **functions("llama_memory_seq_pos_max", INT, POINTER, INT),
+    **functions("llama_set_causal_attn", None, POINTER, BOOL),
+    **functions("llama_vocab_mask", INT, POINTER),
 }
-"""What EAGLE-3 heads need besides."""
+"""What those need besides that read inputs of layers."""
 _ENCODE, _DECODE = 0, 1
 """llama_process_type"""
 MAX_STATES_BYTES = 256 << 20
@@ -85,9 +91,6 @@ class _Known:
     first: int = 0
     states: list[State] = field(default_factory=list)
 
-
-CHAINED = ("hy_v3", "mimo2", "step35")
-"""Architectures of which llama.cpp runs one of several MTP layers: of others it ends the process."""
 
 
 def num_heads(library: CLibrary, model: int, architecture: str) -> int:
@@ -179,8 +182,19 @@ class HiddenStates:
         return bool(self._known.get(sequence, _Known()).states)
 
 
+class Entry(NamedTuple):
+    """A place in a call of a head: a token, a state (before the token, where there are both), and whether it
+    gives a row."""
+
+    sequence: int
+    position: int
+    token: int | None
+    state: State | None
+    wanted: bool = False
+
+
 class HeadBatch:
-    """The native batch of a head's calls: tokens, each with the hidden state before it, of `width` values."""
+    """The native batch of a head's calls, whose states have `width` values."""
 
     def __init__(self, library: CLibrary, context: int, width: int) -> None:
         self._native = library.functions
@@ -188,24 +202,27 @@ class HeadBatch:
         self._batch = self._native.llama_batch_ext_init(context)
         weakref.finalize(self, self._native.llama_batch_ext_free, self._batch).atexit = False
 
-    def evaluate(self, spans: Sequence[Span], states: Sequence[Sequence[State]]) -> int:
-        """Make a call over these spans; returns the library's status. `states` are each span's, one before
-        each of its tokens."""
-        native, batch, index = self._native, self._batch, 0
+    def evaluate(self, entries: Iterable[Entry]) -> int:
+        """Make a call over these; returns the library's status."""
+        native, batch, size = self._native, self._batch, 0
         native.llama_batch_ext_clear(batch)
-        for span, before in zip(spans, states, strict=True):
-            for i, (token, state) in enumerate(zip(span.tokens, before, strict=True)):
-                native.llama_batch_ext_add_token(batch, span.sequence, token)
-                embedding = _embedding(state)
-                # Since 2026-10 a state is set apart from a token's embedding; before, that call refuses.
-                if not native.llama_batch_ext_set_embd_state(batch, index, embedding):
-                    native.llama_batch_ext_set_embd_token(batch, index, embedding)
-                position = ctypes.c_int32(span.start + i)
-                native.llama_batch_ext_set_pos(batch, index, ctypes.byref(position))
-                wanted = i >= len(span.tokens) - span.rows
-                native.llama_batch_ext_set_output_logits(batch, index, wanted)
-                index += 1
-        return int(native.llama_process(self._context, _DECODE, batch)) if index else 0
+        for index, (sequence, position, token, state, wanted) in enumerate(entries):
+            if token is not None:
+                native.llama_batch_ext_add_token(batch, sequence, token)
+            elif state is not None:
+                native.llama_batch_ext_add_embd(batch, sequence, _embedding(state))
+            # Since 2026-10 a state is set apart from a token's embedding; before, that call refuses.
+            if (
+                token is not None
+                and state is not None
+                and not native.llama_batch_ext_set_embd_state(batch, index, _embedding(state))
+            ):
+                native.llama_batch_ext_set_embd_token(batch, index, _embedding(state))
+            # States of models with rotation in sections have a position for each of four.
+            native.llama_batch_ext_set_pos(batch, index, (ctypes.c_int32 * 4)(position, position, position))
+            native.llama_batch_ext_set_output_logits(batch, index, wanted)
+            size += 1
+        return int(native.llama_process(self._context, _DECODE, batch)) if size else 0
 
     def encode(self, states: Sequence[State], memory: int) -> list[State]:
         """The states that an EAGLE-3 head reads, of those of its target: fused, each for itself. Raises
@@ -220,13 +237,25 @@ class HeadBatch:
             native.llama_batch_ext_set_output_logits(batch, i, True)
         if status := native.llama_process(self._context, _ENCODE, batch):
             raise LibraryRefused(f"it could not read the target's states (status {status})")
-        address = native.llama_get_embeddings_nextn(self._context)
-        return list(_floats(address, len(states) * self._width).reshape(len(states), self._width).copy())
+        return list(self.states(len(states)).copy())
 
     def state(self, index: int) -> State:
         """The head's own hidden state of the call's token of this index, which must have had a row."""
         address = self._native.llama_get_embeddings_nextn_ith(self._context, index)
         return _floats(address, self._width).copy()
+
+    def states(self, count: int) -> State:
+        """Views of the `count` states of the last call, shape (count, width)."""
+        address = self._native.llama_get_embeddings_nextn(self._context)
+        return _floats(address, count * self._width).reshape(count, self._width)
+
+
+def entries(spans: Sequence[Span], states: Sequence[Sequence[State]]) -> Iterable[Entry]:
+    """Those of spans; `states` are each span's, one before each of its tokens."""
+    for span, before in zip(spans, states, strict=True):
+        first = len(span.tokens) - span.rows
+        for i, (token, state) in enumerate(zip(span.tokens, before, strict=True)):
+            yield Entry(span.sequence, span.start + i, token, state, i >= first)
 
 
 def _embedding(state: State) -> Embedding:
@@ -282,12 +311,18 @@ class HeadStates:
         at, own = self._own.get(span.sequence, (-1, self._none))
         return own if at == span.start - 1 else self._none
 
-    def after_call(self, span: Span, own: State | None) -> None:
-        """The tokens of such a part were read; `own` is the head's state of the last."""
+    def follows_own(self, span: Span) -> bool:
+        """Whether the head has only a state of its own before a span of a text."""
+        known = self._target.before(span.sequence, span.start) is not None
+        return not known and self._target.knows_any(span.sequence)
+
+    def after_call(self, span: Span, own: State | None, *, is_kept: bool = True) -> None:
+        """The tokens of such a part were read, and need not be again if that `is_kept`; `own` is the head's
+        state of the last."""
         read, end = self._read.get(span.sequence, 0), span.start + len(span.tokens)
         if read >= span.start:  # after a failed call it may have been more
             with_targets = self._target.before(span.sequence, span.start) is not None
-            self._read[span.sequence] = end if with_targets else span.start
+            self._read[span.sequence] = end if is_kept and with_targets else span.start
         if own is not None:
             self._own[span.sequence] = (end - 1, own)
 
@@ -302,3 +337,30 @@ class HeadStates:
     def reach(self, sequence: int, length: int) -> int:
         """How many of the first `length` tokens need not be read again, now that more states are known."""
         return min(length, self._read.get(sequence, 0))
+
+
+class FeatureStates(HeadStates):
+    """The same of a block drafter, which reads states alone, each at its own position."""
+
+    def __init__(self, target: HiddenStates) -> None:
+        super().__init__(target, target.width)
+
+    def unread(self, span: Span) -> tuple[int, list[State]]:
+        """What it has to read before a span's last token, or all of the span where it has no row: the first
+        position, and the states from there on. Those that were not kept are left out at the beginning."""
+        target, sequence = self._target, span.sequence
+        start = min(self._read.get(sequence, 0), span.start)
+        end = span.start + len(span.tokens) - bool(span.rows)
+        if not target.knows_any(sequence):  # a call without a text is being measured
+            self._read[sequence] = end
+            return start, [target.none] * (end - start)
+        found = [target.before(sequence, position + 1) for position in range(start, end)]
+        known = [state for state in found if state is not None]
+        lost = sum(state is target.none for state in known)
+        self._read[sequence] = start + len(known)
+        # What the target has yet to evaluate again is read as nothing, and once more when it is known.
+        return start + lost, known[lost:] + [target.none] * (len(found) - len(known))
+
+    def stored(self, sequence: int) -> int:
+        """How many tokens' states it has read."""
+        return self._read.get(sequence, 0)

@@ -47,7 +47,7 @@ from outrider.models.gguf import read_card
 from outrider.models.layout import Layout
 from outrider.models.reduced import REDUCED_KEYS, read_part
 
-_NO_KV_SLOT = 1
+NO_KV_SLOT = 1
 
 
 class Weights:
@@ -282,9 +282,9 @@ class GgufModel:
 
     def _call(self, context: Any, spans: Sequence[Span]) -> None:
         status = self._evaluate(context, spans)
-        if status == _NO_KV_SLOT and self._make_room(context, spans):
+        if status == NO_KV_SLOT and self._make_room(context, spans):
             status = self._evaluate(context, spans)
-        if status == _NO_KV_SLOT:
+        if status == NO_KV_SLOT:
             why = f"the KV cache has no room for {sum(len(span.tokens) for span in spans)} more tokens"
             raise OutOfMemory(self.name, why, "Give a larger context (-c).")
         if status != 0:

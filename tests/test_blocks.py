@@ -1,0 +1,262 @@
+"""Block drafters (DFlash, DFlash2, DSpark) and Gemma 4 assistants, on tiny models of random weights: no file of
+real ones was at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from backends import FILES, MAINLINE, store
+from engines import GREEDY, asked, run
+from head_files import EVEN, OPTIONS, Files, write_files
+from llama_cpp_models import TEXT
+from outrider.backends.gguf import Weights
+from outrider.backends.gguf.head_model import BlockModel, HeadWeights
+from outrider.backends.gguf.model import GgufModel
+from outrider.core.data import Block, Request, Span
+from outrider.core.errors import BackendError
+from outrider.engine import Engine
+from outrider.models.gguf import read_card
+from outrider.models.heads import read_head
+from outrider.policy import FixedPolicy
+from outrider.session import Pair, Session, SessionOptions
+from tiny.sizes import Sizes
+from tiny_gguf import MERGES
+
+pytestmark = pytest.mark.skipif(not MAINLINE, reason="no library has the calls for heads")
+
+SEVEN = FixedPolicy(draft_max=7, p_min=0.0)
+BLOCKS = ("dflash llama", "dflash2 llama", "dspark llama", "dflash qwen35")
+Numbers = npt.NDArray[np.float64]
+
+
+# What a block is made of
+
+Contexts = tuple[GgufModel, BlockModel]
+
+
+class Loaded:
+    """Both files of a kind with random weights, so that nothing can go wrong unnoticed."""
+
+    def __init__(self, files: Files) -> None:
+        options = replace(OPTIONS, library=str(FILES[MAINLINE[0]].path))
+        self.target = Weights(files.target, replace(options, heads=False))
+        assert files.head is not None
+        self.head = HeadWeights(read_head(read_card(files.head), read_card(files.target)), options)
+
+    def open(self, max_sequences: int = 1) -> Contexts:
+        target = self.target.open(256, max_sequences=max_sequences)
+        return target, cast(BlockModel, self.head.open_beside(target, 256 * max_sequences))
+
+    def expected(self, text: tuple[int, ...]) -> Numbers:
+        """The block after a text that was read at once, by a drafter that never did anything else."""
+        target, head = self.open()
+        store(target, text[:-1])
+        found = block_after(head, text)
+        target.close()
+        head.close()
+        return found
+
+
+@pytest.fixture(scope="module", params=BLOCKS)
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    found = Loaded(write_files(tmp_path_factory.mktemp("blocks"), request.param, agrees=False))
+    yield found
+    found.head.close()
+    found.target.close()
+
+
+def block_after(head: BlockModel, text: tuple[int, ...], sequence: int = 0) -> Numbers:
+    """All that the drafter says of the places after a text, of which it reads what it has not read."""
+    kept = head.reach(sequence, min(head.length(sequence), len(text) - 1))
+    head.truncate(sequence, kept)
+    [block] = head.decode([Span(sequence, text[kept:], kept, 1)])
+    return numbers(block)
+
+
+def numbers(block: object) -> Numbers:
+    assert isinstance(block, Block) and len(block) == (8 if block.confidence is not None else 7)
+    parts = [block.rows.reshape(len(block), -1)]
+    parts += [] if block.candidates is None else [block.candidates]
+    parts += [] if block.confidence is None else [block.confidence[:, None]]
+    return np.hstack(parts)
+
+
+def test_a_block_does_not_depend_on_how_the_text_was_read(loaded: Loaded) -> None:
+    """Two of four drafted tokens are accepted, the text is read in parts, and another sequence drafts along."""
+    text, drafted = TEXT[:20], TEXT[60:64]
+    after = (*text, *drafted[:2], TEXT[90])
+    target, head = loaded.open(2)
+    store(target, text[:-1])
+    store(target, TEXT[100:140], sequence=1)
+    head.decode([Span(0, text[:7], 0, 0), Span(1, TEXT[100:120], 0, 0)])
+    assert_near(block_after(head, text), loaded.expected(text))
+    target.decode([Span(0, (text[-1], *drafted), 19, 5, checkpoint=True)])
+    target.truncate(0, target.reach(0, 22))
+    store(target, after[target.length(0) : 22])
+    kept = head.reach(0, 22)
+    assert kept <= 19
+    head.truncate(0, kept)
+    spans = [Span(0, after[kept:], kept, 1), Span(1, TEXT[120:141], 20, 1)]
+    for found, whole in zip(head.decode(spans), (after, TEXT[100:141]), strict=True):
+        assert_near(numbers(found), loaded.expected(whole))
+    target.close()
+    head.close()
+
+
+def test_a_copied_sequence_and_one_that_starts_again(loaded: Loaded) -> None:
+    target, head = loaded.open(2)
+    store(target, TEXT[:20])
+    head.decode([Span(0, TEXT[:15], 0, 0)])
+    target.copy(0, 1, 20)
+    head.copy(0, 1, 15)
+    target.decode([Span(1, TEXT[20:22], 20, 1)])
+    assert_near(block_after(head, TEXT[:23], 1), loaded.expected(TEXT[:23]))
+    target.truncate(1, 0)
+    head.truncate(1, 0)
+    store(target, TEXT[50:69], sequence=1)
+    assert_near(block_after(head, TEXT[50:70], 1), loaded.expected(TEXT[50:70]))
+    target.close()
+    head.close()
+
+
+def test_states_of_another_time_are_left_out(loaded: Loaded) -> None:
+    """Of a restored text the drafter reads what the target evaluates from then on."""
+    target, head = loaded.open()
+    store(target, TEXT[:20])
+    if not target.rewinding.is_free:
+        pytest.skip("attention alone is restored as it is")
+    state = target.save(0)
+    target.truncate(0, 0)
+    target.restore(0, state)
+    target.decode([Span(0, TEXT[20:30], 20, 1)])
+    found = block_after(head, TEXT[:31])
+    assert np.isfinite(found).all() and not np.allclose(found, loaded.expected(TEXT[:31]), atol=0.01)
+    assert head.reach(0, 31) == 30
+    target.close()
+    head.close()
+
+
+def assert_near(found: Numbers, expected: Numbers) -> None:
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, atol=2e-3 * np.abs(expected).max())
+
+
+# In the engine
+
+KINDS = ("dflash llama", "dflash2 llama", "dspark llama", "assistant gemma4", "dspark qwen35")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def good(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Files whose drafts are right now and then."""
+    return write_files(tmp_path_factory.mktemp("good"), request.param)
+
+
+def plain_text(files: Files, request: Request) -> tuple[int, ...]:
+    weights = Weights(files.target, replace(OPTIONS, heads=False))
+    found = Engine(weights.open(256)).generate(request)
+    weights.close()
+    return found.tokens
+
+
+def test_greedy_texts_equal_plain_ones(good: Files) -> None:
+    """Of several sequences in a batch, of one on KV that is there, after one that was cancelled, and where the
+    context ends."""
+    with (
+        closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair,
+        Session.open(pair, SessionOptions(128, policy=SEVEN, lookup=False, max_running=4)) as session,
+    ):
+        requests = [
+            asked(TEXT[7 * i : 7 * i + 20], max_tokens=50, sampling=GREEDY, ignore_end=True) for i in range(4)
+        ]
+        found = run(session.engine, *requests)
+        cancelled = session.engine.submit(requests[1])
+        for _ in range(3):
+            session.engine.step()
+        session.engine.cancel(cancelled)
+        again = session.engine.generate(requests[0])
+        longest = session.engine.generate(replace(requests[0], max_tokens=500))
+    for request, completion in zip(requests, found, strict=True):
+        assert completion.tokens == plain_text(good, request)
+    assert again.tokens == found[0].tokens and longest.tokens[:50] == again.tokens
+    assert longest.finish_reason == "context" and len(longest.tokens) > 100
+    records = [record for completion in found for record in completion.records if record.draft]
+    assert sum(record.num_accepted > 0 for record in records) > 2
+    assert sum(record.num_accepted < len(record.draft) for record in records) > 2
+    is_block = "assistant" not in str(good.head)
+    assert {record.work.calls for record in records if len(record.draft) == 7} <= ({1, 2} if is_block else {7})
+
+
+def test_a_schema_masks_each_place_and_forced_text_joins(good: Files) -> None:
+    schema = {"enum": ["the river and the road", "the river and the sea"]}
+    with (
+        closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair,
+        Session.open(pair, SessionOptions(128, policy=SEVEN)) as session,
+    ):
+        answer = session.generate("the river", max_tokens=60, sampling=GREEDY, schema=schema)
+        assert answer.text in ('"the river and the road"', '"the river and the sea"')
+
+
+def test_a_failed_call_costs_nothing_but_itself(good: Files) -> None:
+    request = asked(TEXT[:30], max_tokens=30, sampling=GREEDY, ignore_end=True)
+    with (
+        closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair,
+        Session.open(pair, SessionOptions(128, policy=SEVEN, lookup=False)) as session,
+    ):
+        session.engine.submit(request)
+        for _ in range(3):
+            session.engine.step()
+        native = pair.target.library.functions
+        with patch.object(native, "llama_process", lambda *_: -3), pytest.raises(BackendError):
+            session.engine.step()
+        [completion] = run(session.engine)
+    assert completion.tokens == plain_text(good, request)
+
+
+# What does not fit
+
+WRONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "states of 128 values, and those of target.gguf have 64": ("dflash", {"sizes": Sizes(width=128)}),
+    "it reads layer 9, and target.gguf has 2": ("dflash", {"metadata": {"target_layers": [0, 1, 9]}}),
+    "it does not say which layers": ("dflash", {"metadata": {"target_layers": [-1, 0, 1]}}),
+    "it knows 288 tokens, and target.gguf 289": ("dflash", {"merges": MERGES[:-1]}),
+    "its mask token is 289, and it knows 289 tokens": ("dflash", {"mask": 289}),
+    "it drafts blocks of 1 tokens": ("dspark", {"metadata": {"block_size": 1}}),
+    "it speaks of 4 candidates": ("dflash", {"metadata": {"selector_top_k": 4}}),
+    "names some twice": ("dflash", {"drafted": (1, 2, 2), "left_out": ("token_embd.weight",)}),
+    "fc.weight": ("dflash", {"left_out": ("token_embd.weight", "output.weight", "fc.weight")}),
+    "it was made for Gemma 4, and the target is of kind llama": ("gemma4-assistant", {}),
+}
+
+
+@pytest.mark.parametrize("why", WRONG)
+def test_what_does_not_fit_is_refused_in_a_line(why: str, tmp_path: Path) -> None:
+    arch, made = WRONG[why]
+    assert why in write_files(tmp_path, f"{arch} llama", agrees=False, **made).why_refused()
+
+
+def test_a_part_of_the_tokens_is_drafted_alone(tmp_path: Path) -> None:
+    made = {"drafted": EVEN, "left_out": ("token_embd.weight",)}
+    loaded = Loaded(write_files(tmp_path, "dflash llama", agrees=False, **made))
+    target, head = loaded.open()
+    store(target, TEXT[:10])
+    block: Any = head.decode([Span(0, TEXT[:11], 0, 1)])[0]
+    known = np.isfinite(block.rows).all(axis=0)
+    assert tuple(np.flatnonzero(known)) == EVEN
+    loaded.head.close()
+    loaded.target.close()
+
+
+def test_a_library_without_the_calls_is_named(good: Files) -> None:
+    with patch("outrider.backends.gguf.heads._SIGNATURES", {"llama_no_such_call": (None,)}):
+        assert "llama.cpp cannot run it here: it has no function llama_no_such_call" in good.why_refused()
+
