@@ -43,12 +43,10 @@ def write_eagle(path: Path, *, layers: Sequence[int] = (0, 1, 1), agrees: bool =
 
 
 def write_block(path: Path, target: Path, arch: str, *, agrees: bool = True, **made: Any) -> Path:
-    """A block drafter ("dflash", "dflash2", "dspark") for a tiny target that repeats itself. Where it `agrees` it
-    says now and then what the target says next: open places look at the last token, whose embedding they pass
-    on; DSpark's Markov head says it of every place."""
-    usual: dict[str, Any] = {
-        "sizes": Sizes(kv_heads=2), "left_out": ("token_embd.weight", "output.weight")
-    }
+    """A block drafter ("dflash", "dflash2", "dspark") for a tiny target that repeats itself. Where it
+    `agrees` it says now and then what the target says next: open places look at the last token, whose
+    embedding they pass on; DSpark's Markov head says it of every place."""
+    usual: dict[str, Any] = {"sizes": Sizes(kv_heads=2), "left_out": ("token_embd.weight", "output.weight")}
     near = {"rope.dimension_count": 2} if agrees else {}  # where a place is tells little
     write_tiny(path, arch=arch, metadata=near | made.pop("metadata", {}), **usual | made)
     if not agrees:
@@ -62,7 +60,13 @@ def write_block(path: Path, target: Path, arch: str, *, agrees: bool = True, **m
         tensors[f"blk.{i}.attn_output.weight"][:] *= 0.05 if i else 0.0
     tensors["blk.0.attn_v.weight"][:] = 100 * np.eye(WIDTH)
     tensors["blk.0.attn_output.weight"][:] = np.eye(WIDTH)
-    tensors["enc.output_norm.weight"][:] *= 0.02
+    tensors["enc.output_norm.weight"][:] *= 0.002
+    if arch == "dflash2":  # convolutions that change nothing, and candidates in the order of their logits
+        for name, data in tensors.items():
+            if name.endswith("conv_base"):
+                data[:] = np.eye(1, data.shape[1]).T
+            elif "conv_proj" in name or "selector_hidden" in name:
+                data[:] *= 0.01
     if arch == "dspark":
         tensors["markov_w1.weight"][:] = 60 * of_target["token_embd.weight"]
         tensors["markov_w2.weight"][:] = of_target["output.weight"]
@@ -100,11 +104,10 @@ def write_heads(
 def with_good_head(path: Path, arch: str, **of_tiny: Any) -> Path:
     """A model, or a `part` of one, whose head says mostly what the model says next: its layers add little to
     the last token's embedding, and the head passes that on."""
-    write_tiny(path, arch=arch, mtp_layers=1, context_length=512, repeating=True, **of_tiny)
-    reader = GGUFReader(path, "r+")
-    [tensor] = [tensor for tensor in reader.tensors if tensor.name.endswith("nextn.eh_proj.weight")]
-    width = tensor.data.shape[0]
-    tensor.data[:] = np.eye(width, 2 * width, dtype=np.float32)
+    write_tiny(path, **{"arch": arch, "mtp_layers": 1, "context_length": 512, "repeating": True} | of_tiny)
+    for tensor in GGUFReader(path, "r+").tensors:
+        if tensor.name.endswith("nextn.eh_proj.weight"):
+            tensor.data[:] = np.eye(*tensor.data.shape, dtype=np.float32)
     return path
 
 
@@ -126,29 +129,39 @@ class Files:
         return caught.value.why
 
 
-def write_files(folder: Path, kind: str, *, agrees: bool = True, **of_head: Any) -> Files:
-    """Of a kind: "own", "eagle3", "mtp", a block drafter's or an assistant's, and the target's architecture;
-    `of_head` are fields of Tiny for the latter two."""
+def write_assistant(path: Path, target: Path, *, agrees: bool = True, **made: Any) -> Path:
+    """A Gemma 4 assistant for a tiny target. Where it `agrees` it looks at half of the last token's
+    embedding, and knows as much of the target's output."""
+    small: dict[str, Any] = {"sizes": Sizes(width=WIDTH // 2), "left_out": ("output.weight",)}
+    write_tiny(path, arch="gemma4-assistant", repeating=agrees, **small | made)
+    if agrees:
+        tensors = {tensor.name: tensor.data for tensor in GGUFReader(path, "r+").tensors}
+        [output] = [tensor.data for tensor in GGUFReader(target).tensors if tensor.name == "output.weight"]
+        tensors["nextn.pre_projection.weight"][:] = np.eye(WIDTH // 2, 2 * WIDTH)
+        tensors["token_embd.weight"][:] = output[:, : WIDTH // 2]
+    return path
+
+
+def write_files(folder: Path, kind: str, *, agrees: bool = True, letters: str = "", **of_head: Any) -> Files:
+    """Of a kind, and the target's architecture: "own" layers, a "chain" of two, "eagle3", "mtp", a block
+    drafter's kind or "assistant", of which `of_head` are fields of Tiny."""
     what, arch = kind.split(" ")
-    if what in ("dflash", "dflash2", "dspark", "assistant", "gemma4-assistant"):
-        target = write_tiny(folder / "target.gguf", arch=arch, context_length=512, repeating=True)
-        head = folder / f"{what}.gguf"
-        if "assistant" in what:
-            made = {"sizes": Sizes(width=WIDTH // 2), "left_out": ("output.weight",), "repeating": agrees}
-            return Files(target, write_tiny(head, arch="gemma4-assistant", **made | of_head))
-        if arch == "qwen35":
-            of_head = {"metadata": {"target_layers": [0, 2, 3]}} | of_head
-        return Files(target, write_block(head, target, what, agrees=agrees, **of_head))
-    if what == "own" and agrees:
-        return Files(with_good_head(folder / "target.gguf", arch), None)
-    if what == "own":
-        return Files(write_tiny(folder / "target.gguf", arch=arch, mtp_layers=1, context_length=512), None)
-    made: dict[str, Any] = {"arch": arch, "context_length": 512, "repeating": agrees}
+    of_target: dict[str, Any] = {"arch": arch, "context_length": 512, "letters": letters}
+    if what in ("own", "chain"):
+        write = with_good_head if agrees else write_tiny
+        return Files(write(folder / "target.gguf", mtp_layers=1 + (what == "chain"), **of_target), None)
+    head, usual = folder / "head.gguf", {"context_length": 512, "letters": letters}
+    is_repeating = agrees or what not in ("mtp", "eagle3")
+    target = write_tiny(folder / "target.gguf", repeating=is_repeating, **of_target)
     if what == "mtp":
-        target = write_tiny(folder / "target.gguf", **made)
         write = with_good_head if agrees else write_tiny
         own = {} if agrees else {"mtp_layers": 1}
-        return Files(target, write(folder / "head.gguf", arch=arch, part="heads", **own))
-    target = write_tiny(folder / "target.gguf", **made)
-    layers = (0, 2, 4) if arch == "qwen35" else (0, 1, 1)
-    return Files(target, write_eagle(folder / "head.gguf", layers=layers, agrees=agrees, drafted=EVEN))
+        return Files(target, write(head, arch=arch, part="heads", **own))
+    if what == "eagle3":
+        layers = (0, 2, 4) if arch == "qwen35" else (0, 1, 1)
+        return Files(target, write_eagle(head, layers=layers, agrees=agrees, drafted=EVEN))
+    if what == "assistant":
+        return Files(target, write_assistant(head, target, agrees=agrees, **usual | of_head))
+    if arch == "qwen35":
+        of_head = {"metadata": {"target_layers": [0, 2, 3]}} | of_head
+    return Files(target, write_block(head, target, what, agrees=agrees, **usual | of_head))

@@ -25,6 +25,7 @@ from outrider.models.families import RELATIVES, relative_of
 from outrider.models.finding import AUTO_DRAFT, Found, find_drafts
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
+from outrider.models.reference import choose_file
 from outrider.policy import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions, drafts
 from outrider.session.drafts import listed, of_draft, resolve_models
@@ -182,6 +183,19 @@ def test_heads_beside_the_target_are_named_with_why_they_are_not_used(make: Make
         "does not say which layers of its target it reads",
     ):
         assert sum(why in line for line in notices) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (["Qwen3-8B-Q4_K_M.gguf", "Qwen3-8B-DFlash-Q4_K_M.gguf"], "Qwen3-8B-Q4_K_M.gguf"),
+        (["gemma-4-E2B-it-assistant-Q8_0.gguf", "gemma-4-E2B-it-Q8_0.gguf"], "gemma-4-E2B-it-Q8_0.gguf"),
+        (["Qwen3-8B-DFlash-Q4_K_M.gguf", "mmproj-F16.gguf"], "Qwen3-8B-DFlash-Q4_K_M.gguf"),
+        (["OpenAssistant-Q4_K_M.gguf", "x-dspark.gguf"], "OpenAssistant-Q4_K_M.gguf"),
+    ],
+)
+def test_a_drafter_is_no_model_of_its_repository_unless_it_is_alone(names: list[str], chosen: str) -> None:
+    assert choose_file(names) == chosen
 
 
 @pytest.mark.skipif(not MAINLINE, reason="no library has the calls for heads")

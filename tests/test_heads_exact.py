@@ -16,7 +16,7 @@ import pytest
 
 from backends import MAINLINE
 from exactness import Enumerated, Rng, Text, explore, plain
-from head_files import write_eagle
+from head_files import write_assistant, write_block, write_eagle
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.core.contracts import Model
 from outrider.core.data import Distribution, Request, Row, Span
@@ -42,8 +42,8 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class Kind:
-    """A target's architecture, how it is taken back, and what drafts for it: "eagle3" or "mtp" in a file,
-    "own" layers."""
+    """A target's architecture, how it is taken back, and what drafts for it: "eagle3", "mtp", "assistant" or
+    a block drafter in a file, "own" layers."""
 
     arch: str
     rewind: str
@@ -58,6 +58,10 @@ class Kind:
             return target, write_tiny(
                 folder / "head.gguf", arch=self.arch, mtp_layers=1, part="heads", **DOZEN
             )
+        if self.head == "assistant":
+            return target, write_assistant(folder / "head.gguf", target, agrees=False, **DOZEN)
+        if self.head != "eagle3":
+            return target, write_block(folder / "head.gguf", target, self.head, agrees=False, **DOZEN)
         layers = (0, 2, 4) if self.arch == "qwen35" else (0, 1, 1)
         return target, write_eagle(folder / "head.gguf", layers=layers, agrees=False, **DOZEN)
 
@@ -77,6 +81,10 @@ KINDS = {
     "own MTP": Kind("glm4moe", "free", "own"),
     "own MTP, checkpoints": Kind("qwen35", "checkpoints", "own"),
     "own MTP, snapshots": Kind("qwen35", "snapshots", "own"),
+    "DFlash": Kind("llama", "free", "dflash"),
+    "DFlash2": Kind("llama", "free", "dflash2"),
+    "DSpark": Kind("llama", "free", "dspark"),
+    "assistant": Kind("gemma4", "free", "assistant"),
 }
 
 
@@ -142,7 +150,7 @@ SETTINGS = [
     ("block", "greedy"),
     *(pytest.param(rule, "sampled", marks=pytest.mark.slow) for rule in ("token", "block")),
 ]
-QUICK = ("EAGLE-3 in a file, checkpoints", "MTP in a file", "own MTP, snapshots")
+QUICK = ("EAGLE-3 in a file, checkpoints", "MTP in a file", "own MTP, snapshots", "DFlash2", "assistant")
 """Each way to take back and each head once."""
 ALL = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 

@@ -16,6 +16,7 @@ from outrider.policy.estimates import TextConfidence
 from outrider.policy.objective import (
     StepCosts,
     allocate,
+    asking_value,
     continuation_values,
     expected_rewards,
     stopping_value,
@@ -76,6 +77,16 @@ def test_going_on_is_worth_the_best_number_of_further_tokens(
         values.append(0.8 * earned - calls_s[n + k] - 0.2 * k)
     assert continuation_values(n, average, prefix_prob, costs, 5) == pytest.approx([max(values)])
     assert continuation_values(0, average, prefix_prob, costs, 5, n)[n] == pytest.approx(max(values))
+
+
+def test_a_block_is_paid_for_once() -> None:
+    """With one call for four tokens the second token comes free; no token is drafted after them."""
+    calls_s = np.array([1.0, 1.1, 1.2, 1.3, 1.4, 1.5])
+    one, four = StepCosts(0.8, calls_s, 0.2), StepCosts(0.8, calls_s, 0.2, block=4)
+    assert asking_value(0, 0.5, 1.0, one, 1) == asking_value(0, 0.5, 1.0, four, 1)
+    assert asking_value(0, 0.9, 1.0, four, 4) == pytest.approx(asking_value(0, 0.9, 1.0, one, 4) + 3 * 0.2)
+    assert (one.longest(16), four.longest(16), four.longest(2)) == (5, 4, 2)
+    assert four.limited(1.45, 1).max_length == 4 and one.limited(1.45, 1).max_length == 2
 
 
 def test_offers_after_a_wrong_token_teach_nothing() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 from zlib import crc32
@@ -235,7 +235,7 @@ def _tensors(tiny: Tiny) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes, in numpy's order."""
     embedding = (len(tiny.tokens), tiny.sizes.width)
     yield "token_embd.weight", embedding
-    yield from tiny.architecture.whole(tiny.sizes).items()
+    yield from tiny.architecture.whole(replace(tiny.sizes, tokens=len(tiny.tokens))).items()
     # Tied to the embedding, an untrained model would only ever repeat its last token.
     yield "output.weight", embedding
     start = tiny.num_layers if tiny.part == "heads" else 0

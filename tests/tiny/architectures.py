@@ -77,9 +77,9 @@ class Architecture:
 
     `layers`: what they are made of, in turn. `by_layer`: for each of these keys the name of a tensor; layers
     without it have 0 there. `whole`: tensors of no layer, beside the embedding and the output. `head`: an MTP
-    layer, beside the tensors that all of them have. `name`: what files call it, where that differs. `adds`: the last tensors of parts whose outputs are added
-    to the text's hidden states. `repeats_at`: the share of them at which greedy texts repeat themselves, with
-    changes now and then.
+    layer, beside the tensors that all of them have. `name`: what files call it, where that differs. `adds`:
+    the last tensors of parts whose outputs are added to the text's hidden states. `repeats_at`: the share of
+    them at which greedy texts repeat themselves, with changes now and then.
     """
 
     describe: tuple[Callable[[Sizes], Metadata], ...]
@@ -229,7 +229,10 @@ HEADS = {
         name="dflash",
     ),
     "gemma4-assistant": Architecture(
-        (of_heads, of_layer_windows, of_assistant), (assistant_layer,), whole=projections
+        (of_heads, of_layer_windows, of_assistant),
+        (assistant_layer,),
+        whole=projections,
+        adds=("post_attention_norm.weight", "post_ffw_norm.weight"),
     ),
     "dspark": Architecture(
         (of_heads, of_blocks, of_anchors), (block_layer,), whole=joined(block_features, markov), name="dflash"

@@ -31,8 +31,8 @@ class Sizes:
     wkv_head: int = 64
     """With 32 llama-cpp-python 0.3.36 gives wrong logits on a processor with AVX-512."""
     wkv_rank: int = 8
-    tokens: int = 289
-    """of the vocabulary; the default one's"""
+    tokens: int = 0
+    """of the vocabulary that a file has"""
     rank: int = 64
     """of what DFlash2 and DSpark multiply tokens with"""
     candidates: int = 4

@@ -40,6 +40,7 @@ _TITLES = {
     "greedy": "greedy texts",
     "beside": "two at once",
     "seeds": "seeded texts",
+    "drafts": "drafts of heads",
     "sampled": "samples",
 }
 """Stages of the tests, as the bars call them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from outrider.lab.certify.plan import BESIDE, GREEDY, REPEATED, STABLE, Findings
 from outrider.lab.certify.text_equality import Compared, Difference
 
 _SHOWN_TIES = 4
+_CHANGES = ": speculation changes the output"
 _TEXT_ROWS = {
     GREEDY: ("greedy", ""),
     BESIDE: ("", "while another request runs: "),
@@ -37,7 +39,7 @@ def _headline(certificate: Certificate) -> Text:
     plan, findings = certificate.plan, certificate.findings
     if not certificate.holds:
         headline = Text("DOES NOT HOLD", style="bold red").append(
-            ": speculation changes the output", "not bold"
+            ": a head drafts wrongly" if replace(findings, drafts=None).holds else _CHANGES, "not bold"
         )
     elif not findings.speculates:
         headline = Text("HOLDS, BUT NOTHING WAS SPECULATED", style="bold yellow").append(
@@ -64,7 +66,7 @@ def _rows(certificate: Certificate) -> list[tuple[str, str]]:
     rows = [("because", reason) for reason in reasons(findings)]
     names = [f"{role} {model['name']}" for role, model in certificate.models.items()]
     if findings.stand_in:
-        names.append("no draft model: for the samples the target's own logits, disturbed, take its place")
+        names.append("for the samples the target's own logits, disturbed, take a draft model's place")
     rows.append(("models", ", ".join(names)))
     if certificate.plan.grammar is not None:
         rows.append(("structure", structure_line(certificate.plan.grammar)))
@@ -75,6 +77,9 @@ def _rows(certificate: Certificate) -> list[tuple[str, str]]:
             rows += [("", line) for line in _tie_lines(parts)]
     if findings.bit_equal:
         rows.append(("logits", _logits_line(findings)))
+    if findings.drafts is not None:
+        same, compared = findings.drafts.same, findings.drafts.compared
+        rows.append(("drafts", f"{same} of {compared} as of a drafter that read the text afresh"))
     rows.append(("sampled", _sampled_line(certificate)))
     if findings.decisions:
         rows.append(("acceptance", _decisions_line(findings)))

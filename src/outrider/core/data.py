@@ -36,9 +36,9 @@ class TopLogits(NamedTuple):
 class Block:
     """What a block drafter says of the places after a token, in place of rows.
 
-    `rows` are logits, shape (places, vocabulary size). Where there are `candidates`, shape (places, k), they are
-    theirs alone, after each of the candidates at the place before: shape (places, k, k). `confidence`: its own
-    estimates of acceptance, shape (places,), if it has any.
+    `rows` are logits, shape (places, vocabulary size). Where there are `candidates`, shape (places, k), they
+    are theirs alone, after each of the candidates at the place before: shape (places, k, k). `confidence`:
+    its own estimates of acceptance, shape (places,), if it has any.
     """
 
     rows: npt.NDArray[np.float32]

@@ -11,7 +11,7 @@ of its own by a state of its own. What it offers depends on where it began, so i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from outrider.backends.gguf.heads import HiddenStates
 from outrider.core.contracts import Constraint, Model
-from outrider.core.data import FinishReason, Row, Span
+from outrider.core.data import Block, FinishReason, Row, Span
 from outrider.core.errors import BackendError, ConstraintError, InputError
 from outrider.core.files import parse_json, reason_of
 from outrider.core.invalid import invalid
@@ -38,17 +38,18 @@ class Offers:
     """A draft model's most likely token at each position of an answer, and its confidence in it.
 
     `departures[i]` are the tokens and confidences that it would go on with after its token at position
-    i, where that is not the target's; of a head, everywhere.
+    i, where that is not the target's; of a head, everywhere. `block`: tokens of a call.
     """
 
     tokens: tuple[int, ...]
     confidence: tuple[Annotated[float, Field(gt=0, le=1)], ...]
     departures: Mapping[int, tuple[tuple[int, float], ...]]
+    block: int = 1
 
     def rereads(self, answer: Sequence[int]) -> bool:
         """Whether they are a head's, which departs from right tokens too: it reads these again, with the
         target's states, once they are accepted."""
-        return any(self.tokens[i] == answer[i] for i in self.departures)
+        return self.block > 1 or any(self.tokens[i] == answer[i] for i in self.departures)
 
     def num_right(self, answer: Sequence[int]) -> list[int]:
         """How many tokens in a row are the answer's in a draft that begins at each position of it."""
@@ -164,7 +165,8 @@ def record_offers(
     finally:
         model.truncate(0, 0)
     tokens, confidences = zip(*greedy, strict=True) if greedy else ((), ())
-    return Offers(tuple(tokens), tuple(confidences), dict(sorted(departures.items())))
+    block = getattr(model, "block", 1)
+    return Offers(tuple(tokens), tuple(confidences), dict(sorted(departures.items())), block)
 
 
 @dataclass(slots=True)
@@ -204,10 +206,25 @@ class _Recorder:
             states.truncate(0, num_prompt + i - 1)
             self.model.truncate(0, min(last, self.model.length(0)))
             self._read(last)
-            row = self.model.decode([Span(0, (self.tokens[last],), last, 1)])[0][-1]
-            found[i] = self._most_likely(row, self.answer[:i])
+            rows: object = self.model.decode([Span(0, (self.tokens[last],), last, 1)])[0]
+            if isinstance(rows, Block):
+                found[i], *path = self._places(rows, i)
+                departures[i] = tuple(path)
+                continue
+            assert isinstance(rows, np.ndarray), "a model gives rows"
+            found[i] = self._most_likely(rows[-1], self.answer[:i])
             departures[i] = self._go_on(i, *found[i])
         return [found[i] for i in range(len(self.answer))], departures
+
+    def _places(self, block: Block, position: int) -> Iterator[_Offer]:
+        """What a block that begins at this position of the answer offers at each of its places."""
+        text, before = list(self.answer[:position]), self.tokens[self.starts[position] - 1]
+        for place in range(len(block)):
+            offer = self._most_likely(block.row(place, before, self.model.vocabulary.size), text)
+            own = None if block.confidence is None else float(block.confidence[place])
+            yield offer if own is None else (offer[0], min(max(round(own, 5), 1e-5), _MAX_CONFIDENCE))
+            before = offer[0]
+            text.append(before)
 
     def _read(self, length: int) -> None:
         for _ in teacher_forced(self.model, self.tokens[:length], length):

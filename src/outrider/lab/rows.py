@@ -160,6 +160,7 @@ class OffersRow(_Row):
     tokens: tuple[int, ...]
     confidence: tuple[float, ...]
     departures: dict[int, tuple[tuple[int, float], ...]]
+    block: int = 1
     seconds: float
     """what scoring took"""
 

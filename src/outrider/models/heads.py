@@ -43,7 +43,12 @@ class HeadFile:
 def read_head(head: ModelCard, target: ModelCard) -> HeadFile:
     """A file of heads for this target. Raises ModelFileError for one of another model, or damaged."""
     header = read_header(local_shards(head.path)[0])
-    layers_of = {"mtp": _mtp_layers, "eagle3": _eagle_layers, "dflash": _block_layers, "assistant": _no_layers}
+    layers_of = {
+        "mtp": _mtp_layers,
+        "eagle3": _eagle_layers,
+        "dflash": _block_layers,
+        "assistant": _no_layers,
+    }
     return HeadFile(head.path, head.kind, layers_of[head.kind](head, target, header))
 
 
@@ -101,7 +106,9 @@ def _block_layers(head: ModelCard, target: ModelCard, header: Header) -> tuple[i
     _, num_layers, width = _trunk(target)
     why = ""
     if head.embedding_length != width:
-        why = f"it reads states of {head.embedding_length} values, and those of {target.path.name} have {width}"
+        why = (
+            f"it reads states of {head.embedding_length} values, and those of {target.path.name} have {width}"
+        )
     elif max(layers) > num_layers:
         why = f"it reads layer {max(layers)}, and {target.path.name} has {num_layers}"
     elif head.num_tokens != target.num_tokens:

@@ -26,8 +26,9 @@ INITIAL_WEIGHTS: dict[str, tuple[float, ...]] = {
     "lookup (constrained)": (-3.6, 1.0, 1.2, 0.65),
 }
 """Coefficients by the drafter's name, fitted to the recordings in benchmarks/policy but for those of "block"
-(the draft model's, for no real block drafter was at hand), and the first ones of "prediction" (a predicted answer is right more often than a chance match) and of "lookup (constrained)" (set
-after benchmarks/structured, where one in six was accepted)."""
+(the draft model's, for no real block drafter was at hand), and the first ones of "prediction" (a predicted
+answer is right more often than a chance match) and of "lookup (constrained)" (set after
+benchmarks/structured, where one in six was accepted)."""
 
 _PRIOR_PRECISION = 40.0
 """of each coefficient: about what 400 verified tokens bring, of which most are all but certain"""

@@ -143,4 +143,5 @@ def _learn_uncached(text: RequestState, draft: ModelDraft | None, record: StepRe
         text.uncached += len(record.tokens)
     if draft is not None and record.work.calls:
         num_read = common_prefix(draft.read, record.tokens)
-        text.uncached = max(len(record.tokens) - num_read, 1)
+        is_block = draft.plan.costs.block > 1  # which has not read the token that its block began with
+        text.uncached = max(len(record.tokens) + is_block - num_read, 1)

@@ -109,8 +109,8 @@ class HeadModel(GgufModel):
 
 
 class ChainedModel(HeadModel):
-    """The Model of several MTP layers, of which each drafts the token after that of the one before. Every layer
-    reads all of the text, and what is drafted of it under the layers before."""
+    """The Model of several MTP layers, of which each drafts the token after that of the one before. Every
+    layer reads all of the text, and what is drafted of it under the layers before."""
 
     _is_kept: ClassVar[bool] = False  # not all layers have read what was drafted from
 
@@ -278,7 +278,12 @@ class BlockModel(HeadModel):
     def _draft(self, spans: Sequence[Span], *, keep: bool) -> dict[int, Logits]:
         masks = (self._mask,) * (self._size - 1)
         blocks = [
-            Span(s.sequence, (s.tokens[-1], *masks), s.start + len(s.tokens) - 1, 0 if self._top else self._size)
+            Span(
+                s.sequence,
+                (s.tokens[-1], *masks),
+                s.start + len(s.tokens) - 1,
+                0 if self._top else self._size,
+            )
             for s in spans
         ]
         places = [

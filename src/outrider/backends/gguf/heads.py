@@ -92,7 +92,6 @@ class _Known:
     states: list[State] = field(default_factory=list)
 
 
-
 def num_heads(library: CLibrary, model: int, architecture: str) -> int:
     """How many layers of a loaded model predict tokens after the next one; 0 too where the library cannot run
     them."""

@@ -153,7 +153,7 @@ class TargetWork:
     def _recordings(self, workload: Workload, draft: str | None) -> list[Recording]:
         """The answers of a workload with the offers of a draft; those without offers are left out."""
         rows = self.of(OffersRow, draft=draft, workload=workload.name) if draft else []
-        offers = {r.case: {"draft": Offers(r.tokens, r.confidence, r.departures)} for r in rows}
+        offers = {r.case: {"draft": Offers(r.tokens, r.confidence, r.departures, r.block)} for r in rows}
         return [
             recording_of(self.target, case, answer, offers.get(answer.case, {}))
             for case, answer in self.cases(workload)

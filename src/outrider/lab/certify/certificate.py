@@ -80,6 +80,9 @@ def reasons(findings: Findings) -> list[str]:
         for test in findings.decisions
         if test.rejected
     ]
+    if (drafts := findings.drafts) is not None and not drafts.holds:
+        wrong = f"{drafts.compared - drafts.same} of {drafts.compared}"
+        lines.append(f"drafts: {wrong} are not those of a drafter that reads the text afresh")
     failing = [test for test in findings.sampled if test.rejected]
     if failing:
         least = min(failing, key=lambda test: (test.p_value, -test.impossible))

@@ -13,9 +13,25 @@ from outrider.core.data import Request
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.engine import Engine
+from outrider.lab.certify.drafts import compare_drafts
 from outrider.lab.certify.exact_distribution import LENGTH, SEARCHED_TOKENS
-from outrider.lab.certify.faults import CALL_FAULTS, break_calls, break_masks, check_shown, verifier_with
-from outrider.lab.certify.plan import BESIDE, GREEDY, REPEATED, STABLE, CertifyPlan, Findings, Subject
+from outrider.lab.certify.faults import (
+    CALL_FAULTS,
+    DRAFT_FAULTS,
+    break_calls,
+    break_masks,
+    check_shown,
+    verifier_with,
+)
+from outrider.lab.certify.plan import (
+    BESIDE,
+    GREEDY,
+    REPEATED,
+    STABLE,
+    CertifyPlan,
+    Findings,
+    Subject,
+)
 from outrider.lab.certify.runs import RowRecorder
 from outrider.lab.certify.sampled import sampled_tests
 from outrider.lab.certify.text_equality import Compared, compare_texts, repeat
@@ -73,15 +89,22 @@ def certify(
                 texts[STABLE].append(compare(seeded, i))
     check_shown(plan.fault, target)
     engine.reset()
+    drafts = None
+    if speculates and subject.draft is not None and getattr(subject.draft, "is_head", False):
+        progress("drafts", 0.0)
+        drafts = compare_drafts(subject.target, subject.draft, subject.alignment, few, plan.fault)
+    elif plan.fault in DRAFT_FAULTS:
+        raise SettingError(f"--inject {plan.fault}", "it is a head's, and none drafts", "Name one (-md).")
     sampled, decisions, calls = sampled_tests(subject, prompts, plan, progress) if speculates else ((), (), 0)
     return Findings(
         speculates=speculates,
-        stand_in=speculates and subject.draft is None,
+        stand_in=speculates and subject.sampled_draft is None,
         texts={name: tuple(parts) for name, parts in texts.items() if parts},
         sampled=sampled,
         decisions=decisions,
         sampled_calls=calls,
         bit_equal=subject.bit_equal,
+        drafts=drafts,
     )
 
 

@@ -1,4 +1,4 @@
-"""Deliberate faults (`--inject`), to show that the certificate detects them: eight that differ in kind.
+"""Deliberate faults (`--inject`), to show that the certificate detects them: ten that differ in kind.
 
 A broken rule makes a mistake that real implementations have made; a broken mask or call gets past the grammar
 or past the calls of equal bits, or leaves a rejected token in what is stored.
@@ -258,4 +258,11 @@ class _ShortRewind(Followed):
         return taken_back
 
 
-FAULTS = (*RULE_FAULTS, MASK_FAULT, *CALL_FAULTS)
+# What heads read (`drafts`), which changes drafts and no text.
+
+STALE, SHIFTED = "stale-states", "shifted-block"
+DRAFT_FAULTS = (STALE, SHIFTED)
+"""stale-states: a head goes on with its target's state of a rejected token; shifted-block: a block is read
+one place off"""
+
+FAULTS = (*RULE_FAULTS, MASK_FAULT, *CALL_FAULTS, *DRAFT_FAULTS)

@@ -32,6 +32,11 @@ class Subject:
     constrain: Constrain | None = None
 
     @property
+    def sampled_draft(self) -> Model | None:
+        """The draft model of the sampled tests; None where there is none that gives rows of single tokens."""
+        return self.draft if getattr(self.draft, "block", 1) == 1 else None
+
+    @property
     def bit_equal(self) -> bool:
         """Whether the target makes equal calls alone, so that texts must be bit-equal."""
         return isinstance(self.target, BitwiseModel)
@@ -129,6 +134,23 @@ class DecisionTest:
     rejected: bool = False
 
 
+_MIN_SAME = 0.9
+"""of drafts: rounding changes some tokens"""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftsTest:
+    """How many drafts of a head were compared, and how many are as those of one that read the text afresh."""
+
+    compared: int
+    same: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether all are, but for what rounding explains."""
+        return self.same >= _MIN_SAME * self.compared
+
+
 GREEDY = "greedy"
 BESIDE = "greedy, beside another request"
 """where the target has room for two, and texts must be bit-equal"""
@@ -147,6 +169,7 @@ class Findings:
         texts: What was compared token by token, by its name (`GREEDY` and so on).
         sampled_calls: Calls of the real models for all samples.
         bit_equal: Whether texts had to be equal without exception, and the bits of logits too.
+        drafts: Of a head: whether its drafts are those of one that reads a text afresh.
     """
 
     speculates: bool
@@ -156,6 +179,7 @@ class Findings:
     decisions: tuple[DecisionTest, ...]
     sampled_calls: int
     bit_equal: bool = False
+    drafts: DraftsTest | None = None
 
     @property
     def all_texts(self) -> list[Compared]:
@@ -173,6 +197,7 @@ class Findings:
             and (not self.bit_equal or self.compared_rows > 0)
             and not any(test.rejected for test in self.sampled)
             and not any(test.rejected for test in self.decisions)
+            and (self.drafts is None or self.drafts.holds)
         )
 
 

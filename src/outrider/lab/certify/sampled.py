@@ -161,8 +161,8 @@ class _Sampler:
         self._subject, self._plan = subject, plan
         self.rows = LogitsCache(subject.target)
         self.draft_rows: LogitsCache = DisturbedLogits(self.rows, plan.seed)
-        if subject.draft is not None:
-            self.draft_rows = LogitsCache(subject.draft)
+        if subject.sampled_draft is not None:
+            self.draft_rows = LogitsCache(subject.sampled_draft)
         draft = self.draft_rows.model
         self._alignment = subject.alignment or compare(subject.target.vocabulary, draft.vocabulary)
 

@@ -184,6 +184,7 @@ class RecordedDrafter:
         self._rereads = self._offers.rereads(recording.tokens)
         self._costs = costs
         self.reads_ahead = not self._rereads
+        self.block = self._offers.block
         self.reset()
 
     def reset(self) -> None:
@@ -228,7 +229,7 @@ class RecordedDrafter:
             return max(1, len(path) - known)
         num_tokens = max(1, 1 + self._committed - self._seen) + len(path)
         # What a target of checkpoints lost a head reads without its states, and again once it has them.
-        self._seen = self._committed + 1 - (request.recomputed or 0) * self._rereads
+        self._seen = self._committed + (self.block == 1) - (request.recomputed or 0) * self._rereads
         return num_tokens
 
     def after(self, drafted: Sequence[int]) -> tuple[int, float] | None:
@@ -282,14 +283,21 @@ class _RecordedRound:
         if self._is_over:
             return {}
         path, offers = drafted, list[DraftToken]()
-        self._call_tokens.append(self._drafter.read(self._request, (*drafted, *guess), not self._call_tokens))
+        if self._drafter.block == 1:
+            read = self._drafter.read(self._request, (*drafted, *guess), not self._call_tokens)
+            self._call_tokens.append(read)
+        elif len(drafted) >= self._drafter.block:
+            return {}
+        elif not self._call_tokens:
+            self._call_tokens.append(self._drafter.read(self._request, (), True))
         for guessed in (*guess, _UNKNOWN):
             found = self._drafter.after(path)
             if found is None or not _permits(self._request, path, found[0]):
                 self._is_over = not offers
                 break
             token, confidence = found
-            offers.append(DraftToken(token, self._drafter.name, confidence, (confidence,)))
+            evidence = (confidence,) if self._drafter.block == 1 else (confidence, len(path) + 1.0)
+            offers.append(DraftToken(token, self._drafter.name, confidence, evidence))
             path = (*path, guessed)
         return {self._request.sequence: offers} if offers else {}
 

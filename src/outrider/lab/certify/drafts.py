@@ -1,0 +1,128 @@
+"""Whether heads draft what they would draft of a text that they read afresh.
+
+What a head drafts never changes a text, so a fault in what it reads (states of a rejected token, a block that
+is read one place off) shows in no text: only drafts become worse, and nobody knows why. So drafts in the
+middle of a text are compared with those of a drafter that reads the text anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from outrider.backends.gguf.heads import State
+from outrider.backends.tuning.scoring import native_of
+from outrider.core.contracts import Model
+from outrider.core.data import Block, Completion, DraftToken, Logits, Request, Span
+from outrider.core.errors import SettingError
+from outrider.drafters.model import ModelDrafter
+from outrider.engine import Engine
+from outrider.lab.certify.faults import SHIFTED, STALE
+from outrider.lab.certify.plan import DraftsTest
+from outrider.lab.certify.runs import Wrapped
+from outrider.models.vocab import Alignment, align
+from outrider.policy import FixedPolicy
+
+_LENGTH = 4
+_EVERY = 3
+"""Of the steps of a text one in so many is compared."""
+_MAX_ODDS = 0.5
+"""in which the confidence in a token differs by rounding, as log odds"""
+
+
+def compare_drafts(
+    target: Model,
+    head: Model,
+    alignment: Alignment | None,
+    requests: Sequence[Request],
+    fault: str | None,
+) -> DraftsTest:
+    """Compare the drafts of a head in the middle of these texts. Raises SettingError for a fault that it
+    cannot have."""
+    if fault == SHIFTED and getattr(head, "block", 1) == 1:
+        raise SettingError(f"--inject {fault}", "no block drafter is in use", "Name a DFlash file (-md).")
+    lined_up = alignment or align(target.vocabulary, head.vocabulary)
+    policy = FixedPolicy(_LENGTH, p_min=0.0, hand_over=0.0)
+
+    def generate(request: Request, broken: str | None) -> Completion:
+        model = cast(Model, _Shifted(head)) if broken == SHIFTED else head
+        engine = Engine(target, (ModelDrafter(model, lined_up),), policy)
+        with _stale_states(target) if broken == STALE else nullcontext():
+            found = engine.generate(request)
+        engine.reset()
+        return found
+
+    compared = same = 0
+    for request in requests:
+        plain = replace(request, grammar=None, ignore_end=True)
+        found = generate(plain, fault)
+        text = (*request.prompt, *found.tokens)
+        for record in [record for record in found.records if record.draft][1::_EVERY]:
+            # After a prompt the target's first token is drafted for by nobody: it is generated again.
+            prompt, most = text[: record.position - 1], 2 + _LENGTH
+            again = generate(replace(plain, prompt=prompt, max_tokens=most), None).records
+            fresh = [
+                other.draft.items for other in again if other.position == record.position and other.draft
+            ]
+            compared += len(fresh)
+            same += sum(_are_same(record.draft.items, items) for items in fresh)
+    return DraftsTest(compared, same)
+
+
+def _are_same(ours: Sequence[DraftToken], theirs: Sequence[DraftToken]) -> bool:
+    pairs = list(zip(ours, theirs, strict=False))
+    return all(
+        one.token == other.token and abs(_odds(one.evidence[0]) - _odds(other.evidence[0])) < _MAX_ODDS
+        for one, other in pairs
+    )
+
+
+def _odds(probability: float) -> float:
+    clipped = min(max(probability, 1e-6), 1 - 1e-6)
+    return math.log(clipped / (1 - clipped))
+
+
+class _Shifted(Wrapped):
+    """A block drafter's model of which each place is read for the one before."""
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        found: list[object] = self.inner.decode(spans)
+        return [cast(Logits, _shifted(rows)) for rows in found]
+
+
+def _shifted(rows: object) -> object:
+    if not isinstance(rows, Block):
+        return rows
+    moved = [
+        None if part is None else np.roll(part, -1, axis=0)
+        for part in (rows.rows, rows.candidates, rows.confidence)
+    ]
+    return Block(*moved)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _stale_states(target: Model) -> Iterator[None]:
+    """Meanwhile a head reads the state of a rejected token for that of the one in its place."""
+    hidden = native_of(target).hidden
+    assert hidden is not None, "a head reads them"
+    sound, sound_truncate = hidden.before, hidden.truncate
+    stale: dict[tuple[int, int], State | None] = {}
+
+    def truncate(sequence: int, length: int) -> None:
+        stale[sequence, length + 1] = sound(sequence, length + 1) if length else None
+        sound_truncate(sequence, length)
+
+    def before(sequence: int, position: int) -> State | None:
+        found, old = sound(sequence, position), stale.get((sequence, position))
+        return found if found is None or old is None else old
+
+    vars(hidden).update(truncate=truncate, before=before)
+    try:
+        yield
+    finally:
+        del vars(hidden)["truncate"], vars(hidden)["before"]
