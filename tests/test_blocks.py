@@ -21,6 +21,7 @@ from head_files import EVEN, OPTIONS, Files, write_files
 from llama_cpp_models import TEXT
 from outrider.backends.gguf import Weights
 from outrider.backends.gguf.head_model import BlockModel, HeadWeights, open_own
+from outrider.backends.gguf.memory import HOST
 from outrider.backends.gguf.model import GgufModel
 from outrider.core.data import Block, Request, Span
 from outrider.core.errors import BackendError
@@ -29,10 +30,12 @@ from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab.certify.drafts import compare_drafts
 from outrider.lab.certify.faults import SHIFTED, STALE
-from outrider.models.gguf import read_card
+from outrider.models.gguf import ModelCard, read_card
 from outrider.models.heads import read_head
+from outrider.models.hub import HubOptions
 from outrider.policy import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions
+from outrider.session.loading import memory_bytes
 from tiny.sizes import Sizes
 from tiny_gguf import MERGES
 
@@ -304,6 +307,33 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
 def test_what_does_not_fit_is_refused_in_a_line(why: str, tmp_path: Path) -> None:
     arch, made = WRONG[why]
     assert why in write_files(tmp_path, f"{arch} llama", agrees=False, **made).why_refused()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_drafter_for_which_there_is_no_room_is_left_out(
+    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its KV and its target's states, which are kept for it, are counted before it is loaded."""
+    files = write_files(tmp_path, "dflash llama")
+    target, opening = read_card(files.target), SessionOptions(256)
+    assert files.head is not None
+
+    def needed(card: ModelCard | None) -> int:
+        return memory_bytes(target, card, OPTIONS, OPTIONS, opening)
+
+    states, kv = 256 * 3 * 64 * 4, (256 + 64) * 2 * 2 * 64 * 4
+    card = read_card(files.head)
+    assert needed(card) - needed(None) == sum(card.layout.tensors.values()) + states + kv
+    monkeypatch.setattr(
+        "outrider.session.loading.free_memory", lambda *_: {HOST: needed(card) - card.file_bytes - 1e5}
+    )
+    reference = str(files.head) if named else "auto"
+    options = {"options": OPTIONS, "hub": HubOptions(offline=True), "opening": opening}
+    with closing(Pair.load(files.target, reference, **options)) as pair:
+        assert pair.draft is None
+        [line] = [line for line in pair.notices if "head.gguf" in line]
+    begins = "head.gguf is left out: " if named else "-md auto passes over head.gguf: "
+    assert line.startswith(f"{begins}weights and KV cache take at least ")
 
 
 def test_a_part_of_the_tokens_is_drafted_alone(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from outrider.models.hub import HubOptions, cache_dir
 from outrider.models.reference import resolve, resolve_pair
 from outrider.models.tokenizers import check_tokenizers
 from outrider.models.vocab import Alignment, align
-from outrider.session.loading import load_draft, why_no_draft
-from outrider.session.options import Progress, no_progress
+from outrider.session.loading import check_fit, load_draft, why_no_draft
+from outrider.session.options import Progress, SessionOptions, no_progress
 
 _MAX_TRIED = 3
 """drafts that are loaded until one lines up with the target"""
@@ -60,6 +60,21 @@ def resolve_models(model: str | None, draft: str | None, hub: HubOptions) -> Nam
     card = read_card(resolve(model, hub=hub))
     check_whole(card)
     return Named(card, None, find_drafts(card, hub, model))
+
+
+def fitting(named: Named, options: LoadOptions, draft_options: LoadOptions, opening: SessionOptions) -> Named:
+    """The same, without a file of heads for which there is no room, as a notice says. Raises OutOfMemory where
+    there is none for the rest."""
+    draft = named.draft
+    try:
+        check_fit(named.target, draft, options, draft_options, opening)
+    except OutOfMemory as error:
+        if draft is None or draft.kind == "model":
+            raise
+        check_fit(named.target, None, options, draft_options, opening)
+        notify(f"{draft.path.name} is left out: {error.why}")
+        return replace(named, draft=None)
+    return named
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +148,7 @@ def load_found(
     options: LoadOptions,
     progress: Progress = no_progress,
     *,
-    measure: bool = False,
+    opening: SessionOptions | None = None,
 ) -> LoadedDraft | None:
     """The first of the drafts found that can be loaded, lines up and may pay; None where none does. Notices
     say which was taken, what was passed over and why, and what else there is."""
@@ -152,7 +167,10 @@ def load_found(
             notify(f"-md auto skips {file}")
             continue
         tried += 1
+        measure = opening is not None and opening.measure
         try:
+            if opening is not None:
+                check_fit(named.target, draft.card, target.options, options, opening)
             taken = load_named(target, named.target, draft.card, options, progress, measure=measure)
         except (BackendCrash, ModelFileError, OutOfMemory, VocabularyMismatch) as error:
             notify(f"-md auto skips {draft.card.path.name}: {error.why}")

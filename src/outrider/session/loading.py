@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from outrider.backends.gguf import LoadOptions, Weights, candidates, refusals
-from outrider.backends.gguf.heads import why_no_heads
+from outrider.backends.gguf.heads import MAX_STATES_BYTES, why_no_heads
 from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.memory import Contexts, check_memory, free_memory, total_bytes
 from outrider.backends.tuning.options import checked_options, choose_options
@@ -14,6 +14,7 @@ from outrider.core.errors import BackendCrash, ModelFileError, OutriderError
 from outrider.core.notices import notify
 from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import ModelCard
+from outrider.models.heads import read_head
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.session.options import Progress, SessionOptions, no_progress
 
@@ -73,7 +74,11 @@ def _contexts(
         of_model = max(length, min(drafted, length * options.num_sequences)), 0
         # Heads go along with the target, in whose KV an assistant reads.
         along = {"mtp": (0, drafted), "eagle3": (drafted, 0), "dflash": (drafted, 0), "assistant": (0, 1)}
-        models.append(Contexts(draft.layout, draft_loading, *along.get(draft.kind, of_model)))
+        kept = 0
+        if draft.kind != "model":
+            values = (target.embedding_length or 0) * max(len(read_head(draft, target).target_layers), 1)
+            kept = min(4 * values * capacity, MAX_STATES_BYTES * options.num_sequences)
+        models.append(Contexts(draft.layout, draft_loading, *along.get(draft.kind, of_model), kept))
     return models
 
 

@@ -18,9 +18,9 @@ from outrider.models.gguf import HEADS, ModelCard
 from outrider.models.hub import HubOptions
 from outrider.models.vocab import Alignment, align
 from outrider.policy.auto import LONGEST_DRAFT
-from outrider.session.drafts import LoadedDraft, for_heads, load_found, load_named, resolve_models
+from outrider.session.drafts import LoadedDraft, fitting, for_heads, load_found, load_named, resolve_models
 from outrider.session.generation import Message, encode
-from outrider.session.loading import check_fit, load_weights, template_of
+from outrider.session.loading import load_weights, template_of
 from outrider.session.options import Progress, SessionOptions, no_progress
 
 
@@ -77,7 +77,7 @@ class Pair:
                 options = for_heads(options, named.draft)
             of_draft = draft_options or options
             if opening is not None:
-                check_fit(named.target, named.draft, options, of_draft, opening)
+                named = fitting(named, options, of_draft, opening)
             measure = opening is not None and opening.measure
             target = load_weights(named.target, options, measure=measure, progress=progress)
             undo.callback(target.close)
@@ -86,7 +86,7 @@ class Pair:
             if named.draft is not None:
                 loaded = load_named(target, named.target, named.draft, of_draft, progress, measure=measure)
             elif named.found is not None and not (target.num_heads and named.target.mtp_layers):
-                loaded = load_found(target, named, of_draft, progress, measure=measure)
+                loaded = load_found(target, named, of_draft, progress, opening=opening)
             undo.pop_all()
         return cls(target, loaded, named.target, chat, tuple(notices))
 

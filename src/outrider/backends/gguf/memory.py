@@ -32,12 +32,14 @@ class Contexts:
     Attributes:
         capacity_tokens: those of the model itself.
         head_tokens: those of its MTP layers; 0 where they are not loaded.
+        kept_bytes: of its target's states that are kept for it, on the host.
     """
 
     layout: Layout
     options: LoadOptions
     capacity_tokens: int = 0
     head_tokens: int = 0
+    kept_bytes: int = 0
 
     def needed(self, *, on_gpus: bool) -> dict[str, tuple[float, float]]:
         """The bytes of weights and KV on the host and on the GPUs, if there are any. Weights that are only
@@ -48,7 +50,7 @@ class Contexts:
         # The last layers go to GPUs, and the output before all of them.
         first = num_layers + 1 - options.gpu_layers if options.gpu_layers >= 0 else 0
         is_mapped = options.mmap and not options.mlock
-        weights, kv = {HOST: 0.0, GPUS: 0.0}, {HOST: 0.0, GPUS: 0.0}
+        weights, kv = {HOST: 0.0, GPUS: 0.0}, {HOST: float(self.kept_bytes), GPUS: 0.0}
         for tensor, size in layout.tensors.items():
             found = _LAYER.match(tensor)
             layer = int(found[1]) if found else num_layers if tensor.startswith("output") else -1
