@@ -62,16 +62,16 @@ def resolve_models(model: str | None, draft: str | None, hub: HubOptions) -> Nam
     return Named(card, None, find_drafts(card, hub, model))
 
 
-def fitting(named: Named, options: LoadOptions, draft_options: LoadOptions, opening: SessionOptions) -> Named:
+def fitting(named: Named, options: LoadOptions, of_draft: LoadOptions, opening: SessionOptions) -> Named:
     """The same, without a file of heads for which there is no room, as a notice says. Raises OutOfMemory where
     there is none for the rest."""
     draft = named.draft
     try:
-        check_fit(named.target, draft, options, draft_options, opening)
+        check_fit(named.target, draft, options, of_draft, opening)
     except OutOfMemory as error:
         if draft is None or draft.kind == "model":
             raise
-        check_fit(named.target, None, options, draft_options, opening)
+        check_fit(named.target, None, options, of_draft, opening)
         notify(f"{draft.path.name} is left out: {error.why}")
         return replace(named, draft=None)
     return named
