@@ -63,8 +63,8 @@ def resolve_models(model: str | None, draft: str | None, hub: HubOptions) -> Nam
 
 
 def fitting(named: Named, options: LoadOptions, of_draft: LoadOptions, opening: SessionOptions) -> Named:
-    """The same, without a file of heads for which there is no room, as a notice says. Raises OutOfMemory where
-    there is none for the rest."""
+    """The same, without a file of heads for which there is no room, as a notice says. Raises OutOfMemory
+    where there is none for the rest."""
     draft = named.draft
     try:
         check_fit(named.target, draft, options, of_draft, opening)

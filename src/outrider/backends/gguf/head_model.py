@@ -226,13 +226,13 @@ class BlockModel(HeadModel):
         super().__init__(target, capacity_tokens, weights)
         native, context, metadata = self._library.functions, self._native.pointer, weights.metadata
         tensors = weights.layout.tensors
-        self._size = int(metadata("dflash.block_size") or _USUAL_BLOCK)
+        size = int(metadata("dflash.block_size") or _USUAL_BLOCK)
+        self._size = min(size, self.max_rows, self.micro_batch_tokens)  # the library takes it in one part
         self._top = int(metadata("dflash.selector_top_k") or 0)
         starts_at_anchor = MARKOV in tensors and metadata("dflash.sample_from_anchor") != "false"
         self._first = 0 if starts_at_anchor else 1
-        self.block: int = min(self._size - self._first, self.max_rows - self._first)
+        self.block: int = self._size - self._first
         """tokens that it drafts in a call"""
-        self._size = self.block + self._first
         self._has_confidence = CONFIDENCE in tensors
         self._mask = int(native.llama_vocab_mask(native.llama_model_get_vocab(weights.handle)))
         native.llama_set_causal_attn(context, metadata("dflash.attention.causal") == "true")
