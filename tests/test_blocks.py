@@ -331,7 +331,7 @@ def test_a_drafter_for_which_there_is_no_room_is_left_out(
     with closing(Pair.load(files.target, reference, **options)) as pair:
         assert pair.draft is None
         [line] = [line for line in pair.notices if "head.gguf" in line]
-    begins = "head.gguf is left out: " if named else "-md auto passes over head.gguf: "
+    begins = "head.gguf is left out: " if named else "-md auto skips head.gguf: "
     assert line.startswith(f"{begins}weights and KV cache take at least ")
 
 

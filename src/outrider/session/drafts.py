@@ -241,7 +241,7 @@ def of_draft(target: ModelCard, draft: FoundDraft) -> FoundFile:
     """A draft that is here, and whether it would pay by the costs that were measured earlier."""
     reference, size = str(draft.card.path), draft.card.file_bytes
     known, kind = _known_costs(target.path, draft.card.path), draft.card.kind
-    if known is None:
+    if known is None or kind == "dflash":  # a block's price is no token's
         note = f"it holds {HEADS[kind]}" if kind in HEADS else ""
         return FoundFile(reference, kind, size, draft.share, draft.place, note=note)
     step, needed = known
