@@ -104,7 +104,8 @@ def write_heads(
 def with_good_head(path: Path, arch: str, **of_tiny: Any) -> Path:
     """A model, or a `part` of one, whose head says mostly what the model says next: its layers add little to
     the last token's embedding, and the head passes that on."""
-    write_tiny(path, **{"arch": arch, "mtp_layers": 1, "context_length": 512, "repeating": True} | of_tiny)
+    usual: dict[str, Any] = {"mtp_layers": 1, "context_length": 512, "repeating": True}
+    write_tiny(path, arch=arch, **usual | of_tiny)
     for tensor in GGUFReader(path, "r+").tensors:
         if tensor.name.endswith("nextn.eh_proj.weight"):
             tensor.data[:] = np.eye(*tensor.data.shape, dtype=np.float32)

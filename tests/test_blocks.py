@@ -92,7 +92,7 @@ def block_after(head: BlockModel, text: tuple[int, ...], sequence: int = 0) -> N
 
 def numbers(block: object) -> Numbers:
     assert isinstance(block, Block) and len(block) == (8 if block.confidence is not None else 7)
-    parts = [block.rows.reshape(len(block), -1)]
+    parts: list[npt.NDArray[Any]] = [block.rows.reshape(len(block), -1)]
     parts += [] if block.candidates is None else [block.candidates]
     parts += [] if block.confidence is None else [block.confidence[:, None]]
     return np.hstack(parts)
@@ -327,8 +327,8 @@ def test_a_drafter_for_which_there_is_no_room_is_left_out(
     free = {HOST: needed(None) - sum(target.layout.tensors.values()) + 1000.0}  # weights are mapped
     monkeypatch.setattr("outrider.session.loading.free_memory", lambda *_: free)
     reference = str(files.head) if named else "auto"
-    options = {"options": OPTIONS, "hub": HubOptions(offline=True), "opening": opening}
-    with closing(Pair.load(files.target, reference, **options)) as pair:
+    hub = HubOptions(offline=True)
+    with closing(Pair.load(files.target, reference, options=OPTIONS, hub=hub, opening=opening)) as pair:
         assert pair.draft is None
         [line] = [line for line in pair.notices if "head.gguf" in line]
     begins = "head.gguf is left out: " if named else "-md auto skips head.gguf: "
@@ -336,7 +336,7 @@ def test_a_drafter_for_which_there_is_no_room_is_left_out(
 
 
 def test_a_part_of_the_tokens_is_drafted_alone(tmp_path: Path) -> None:
-    made = {"drafted": EVEN, "left_out": ("token_embd.weight",)}
+    made: dict[str, Any] = {"drafted": EVEN, "left_out": ("token_embd.weight",)}
     loaded = Loaded(write_files(tmp_path, "dflash llama", agrees=False, **made))
     target, head = loaded.open()
     store(target, TEXT[:10])

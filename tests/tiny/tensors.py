@@ -217,12 +217,17 @@ def convolutions(s: Sizes) -> Tensors:
 
 
 def selector(s: Sizes) -> Tensors:
-    names = ("selector_predecessor.weight", "selector_successor.weight")
-    return dict.fromkeys(names, (s.tokens, s.rank)) | {"selector_hidden.weight": (s.rank, s.width)}
+    return {
+        "selector_predecessor.weight": (s.tokens, s.rank),
+        "selector_successor.weight": (s.tokens, s.rank),
+        "selector_hidden.weight": (s.rank, s.width),
+    }
 
 
 def markov(s: Sizes) -> Tensors:
-    return dict.fromkeys(("markov_w1.weight", "markov_w2.weight"), (s.tokens, s.rank)) | {
+    return {
+        "markov_w1.weight": (s.tokens, s.rank),
+        "markov_w2.weight": (s.tokens, s.rank),
         "conf_proj.weight": (1, s.width + s.rank),
         "conf_proj.bias": (1,),
     }

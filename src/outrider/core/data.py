@@ -51,10 +51,12 @@ class Block:
     def row(self, place: int, before: int, size: int) -> Row:
         """Logits over a vocabulary of `size` tokens at a place, where `before` is the token before it."""
         if self.candidates is None:
-            return self.rows[place]
-        known = np.flatnonzero(self.candidates[max(place - 1, 0)] == before) if place else ()
+            found: Row = self.rows[place]
+            return found
+        known = np.flatnonzero(self.candidates[max(place - 1, 0)] == before) if place else np.zeros(0)
+        scores: Row = self.rows[place][int(known[0]) if len(known) else 0]
         row = np.full(size, -np.inf, dtype=np.float32)
-        row[self.candidates[place]] = self.rows[place, known[0] if len(known) else 0]
+        row[self.candidates[place]] = scores
         return row
 
 

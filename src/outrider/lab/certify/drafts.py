@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 
 from outrider.backends.gguf.heads import State
-from outrider.backends.tuning.scoring import native_of
+from outrider.backends.tuning.scoring import Loaded, native_of
 from outrider.core.contracts import Model
 from outrider.core.data import Block, Completion, DraftToken, Logits, Request, Span
 from outrider.core.errors import SettingError
@@ -108,7 +108,7 @@ def _shifted(rows: object) -> object:
 @contextmanager
 def _stale_states(target: Model) -> Iterator[None]:
     """Meanwhile a head reads the state of a rejected token for that of the one in its place."""
-    hidden = native_of(target).hidden
+    hidden = native_of(cast(Loaded, target)).hidden
     assert hidden is not None, "a head reads them"
     sound, sound_truncate = hidden.before, hidden.truncate
     stale: dict[tuple[int, int], State | None] = {}
