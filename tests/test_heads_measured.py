@@ -45,7 +45,7 @@ OPTIONS = LoadOptions(backend="llama.cpp", threads=1, cache_type_k="f32", cache_
 Call = Callable[..., Outcome]
 
 
-@pytest.fixture(scope="module", params=["qwen35", "glm4moe", "eagle3 llama", "mtp qwen35"])
+@pytest.fixture(scope="module", params=["qwen35", "glm4moe", "eagle3 llama", "mtp qwen35", "dflash llama"])
 def good(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A target and the file of a head that is right now and then, its own or another; targets of checkpoints,
     and such that rewind freely."""

@@ -150,7 +150,8 @@ class VerifySettings(PairSettings, Structure, Lenience, JsonOutput):
         panel=SPECULATION,
         help="Break the rule, to see the tests fail: no-residual, argmax-draft, reused-random, kept-rejected "
         "or acceptance=1.03 (its acceptance ratio 3 % too large); or a grammar's masks: unmasked-drafts; or "
-        "the calls of bit-equal text: unequal-calls; or what is stored after a rejection: short-rewind.",
+        "the calls of bit-equal text: unequal-calls; or what is stored after a rejection: short-rewind; or "
+        "what heads read: stale-states, shifted-block.",
     )
     output: Path | None = setting(None, "-o", help="The certificate. Default: outrider-verify.json.")
     print_json: bool = setting(

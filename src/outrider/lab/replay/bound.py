@@ -43,7 +43,8 @@ def hindsight_bound(
     reach = _lookup_reach(recording, free, np.array(list(runs.values())).max(axis=0) if runs else None)
     best_s = _least_s(recording, reach, costs, own_s)
     for name, draft in (draft_costs or {}).items():
-        model_s = _least_s(recording, reach, costs, own_s, draft, runs[name])
+        is_block = recording.offers[name].block > 1
+        model_s = _least_s(recording, reach, costs, own_s, draft, runs[name], is_block=is_block)
         best_s = min(best_s, draft.prefill_s(len(recording.prompt)) + model_s)
     return best_s
 
@@ -97,6 +98,8 @@ def _least_s(
     own_s: float,
     draft: CallCosts | None = None,
     runs: Sequence[int] = (),
+    *,
+    is_block: bool = False,
 ) -> float:
     """Backward induction over positions and the tokens that the draft model has yet to read. At the start
     the last token of the prompt is all that is uncached."""
@@ -114,7 +117,8 @@ def _least_s(
         best_s = (calls_s[: len(emitted)] + later_s).min(axis=1)
         if draft is not None:
             first_s = _or_longer(draft.calls_s(2 * end + 4, context=context))
-            reached = _with_model(position, reach[position], runs, first_s, calls_s, times_s)
+            more_s = first_s * (not is_block)  # its further tokens come with the first call
+            reached = _with_model(position, reach[position], runs, more_s, calls_s, times_s)
             first = np.maximum(uncached, 1)[:, None] + np.arange(len(emitted)) - 1
             best_s = np.minimum(best_s, (first_s[first] + reached[: len(emitted)]).min(axis=1))
         times_s[position] = best_s
