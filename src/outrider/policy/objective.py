@@ -18,13 +18,14 @@ token i is accepted if all before it were, p_i = a_1 ⋯ a_i the prefix acceptan
     λ p_n (m + m² + … + m^k) − C(n + k) − k d, and going on is worth the best k: `continuation_values`. A call
     of the draft model may read on in what lookups guess: where it would have said the same it confirms j
     tokens for the price of one step, and goes on from there: `asking_value`. It reads as many as spare more
-    steps than they cost: `best_guess`.
-(5) Look-ahead. How much of a candidate is drafted now is decided with the steps to come: what is not drafted
-    now can be drafted by the next step if all before it are accepted. With k tokens accepted and J(k) the
-    value to go, J(k) = max_n { λ (1 + Σ_{i=k+1..k+n} p_i / p_k) − C(n) + p_{k+n+1} / p_k · J(k+n+1) }, and J
-    = 0 where the candidate ends or breaks off (Bellman, "Dynamic Programming", 1957): `best_length`.
-(6) Allocation. Sequences that share a call draft the tokens of the greatest λ p_i of all of them: `allocate`.
-(7) Rejection. A target of checkpoints evaluates again what it accepted of a rejected draft, with the next
+    steps than they cost: `best_guess`. A block drafter's first step drafts all that it can: d is paid once,
+    and with its confidences known only the width of the check is left to choose, by (5). (5) Look-ahead. How
+    much of a candidate is drafted now is decided with the steps to come: what is not drafted now can be
+    drafted by the next step if all before it are accepted. With k tokens accepted and J(k) the value to go,
+    J(k) = max_n { λ (1 + Σ_{i=k+1..k+n} p_i / p_k) − C(n) + p_{k+n+1} / p_k · J(k+n+1) }, and J = 0 where the
+    candidate ends or breaks off (Bellman, "Dynamic Programming", 1957): `best_length`. (6) Allocation.
+    Sequences that share a call draft the tokens of the greatest λ p_i of all of them: `allocate`. (7)
+    Rejection. A target of checkpoints evaluates again what it accepted of a rejected draft, with the next
     call: rejected after i tokens (probability p_i − p_{i+1}), these and the last token before them. That
     costs R(i + 1), the difference that so many more tokens make to a call: `rejection_costs`, part of (3),
     (5) and (6).

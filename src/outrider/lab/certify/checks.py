@@ -29,6 +29,7 @@ from outrider.lab.certify.plan import (
     REPEATED,
     STABLE,
     CertifyPlan,
+    DraftsTest,
     Findings,
     Subject,
 )
@@ -89,12 +90,7 @@ def certify(
                 texts[STABLE].append(compare(seeded, i))
     check_shown(plan.fault, target)
     engine.reset()
-    drafts = None
-    if speculates and subject.draft is not None and getattr(subject.draft, "is_head", False):
-        progress("drafts", 0.0)
-        drafts = compare_drafts(subject.target, subject.draft, subject.alignment, few, plan.fault)
-    elif plan.fault in DRAFT_FAULTS:
-        raise SettingError(f"--inject {plan.fault}", "it is a head's, and none drafts", "Name one (-md).")
+    drafts = _drafts(subject, few, plan, progress) if speculates else None
     sampled, decisions, calls = sampled_tests(subject, prompts, plan, progress) if speculates else ((), (), 0)
     return Findings(
         speculates=speculates,
@@ -106,6 +102,16 @@ def certify(
         bit_equal=subject.bit_equal,
         drafts=drafts,
     )
+
+
+def _drafts(
+    subject: Subject, requests: Sequence[Request], plan: CertifyPlan, progress: Progress
+) -> DraftsTest | None:
+    """Whether a head drafts as if it read its texts afresh; None where none drafts."""
+    if subject.draft is None or not getattr(subject.draft, "is_head", False):
+        return None
+    progress("drafts", 0.0)
+    return compare_drafts(subject.target, subject.draft, subject.alignment, requests, plan.fault)
 
 
 def _each(stage: str, requests: Sequence[Request], progress: Progress) -> Iterator[tuple[int, Request]]:
@@ -135,6 +141,8 @@ def _check(subject: Subject, prompts: Sequence[tuple[int, ...]], plan: CertifyPl
     if plan.fault in CALL_FAULTS and not subject.speculates(plan.grammar):
         why = "it breaks the calls that check drafts, and nothing is drafted"
         raise SettingError(f"--inject {plan.fault}", why, "Let something be drafted.")
+    if plan.fault in DRAFT_FAULTS and not getattr(subject.draft, "is_head", False):
+        raise SettingError(f"--inject {plan.fault}", "it is a head's, and none drafts", "Name one (-md).")
     searched = LENGTH if plan.grammar is None else SEARCHED_TOKENS + LENGTH
     room = max(plan.num_tokens, plan.num_seeded, searched)
     context = subject.target.context_length
