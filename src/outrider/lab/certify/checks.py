@@ -107,11 +107,11 @@ def certify(
 def _drafts(
     subject: Subject, requests: Sequence[Request], plan: CertifyPlan, progress: Progress
 ) -> DraftsTest | None:
-    """Whether a head drafts as if it read its texts afresh; None where none drafts."""
-    if subject.draft is None or not getattr(subject.draft, "is_head", False):
+    """Whether a head drafts as if it read its texts afresh; None where none does."""
+    if (head := subject.head) is None:
         return None
     progress("drafts", 0.0)
-    return compare_drafts(subject.target, subject.draft, subject.alignment, requests, plan.fault)
+    return compare_drafts(subject.target, head, subject.alignment, requests, plan.fault)
 
 
 def _each(stage: str, requests: Sequence[Request], progress: Progress) -> Iterator[tuple[int, Request]]:
@@ -141,8 +141,9 @@ def _check(subject: Subject, prompts: Sequence[tuple[int, ...]], plan: CertifyPl
     if plan.fault in CALL_FAULTS and not subject.speculates(plan.grammar):
         why = "it breaks the calls that check drafts, and nothing is drafted"
         raise SettingError(f"--inject {plan.fault}", why, "Let something be drafted.")
-    if plan.fault in DRAFT_FAULTS and not getattr(subject.draft, "is_head", False):
-        raise SettingError(f"--inject {plan.fault}", "it is a head's, and none drafts", "Name one (-md).")
+    if plan.fault in DRAFT_FAULTS and subject.head is None:
+        why = "no head drafts, or none that always has its target's states"
+        raise SettingError(f"--inject {plan.fault}", why, "Name one (-md) for a target of attention alone.")
     searched = LENGTH if plan.grammar is None else SEARCHED_TOKENS + LENGTH
     room = max(plan.num_tokens, plan.num_seeded, searched)
     context = subject.target.context_length

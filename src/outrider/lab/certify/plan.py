@@ -32,6 +32,13 @@ class Subject:
     constrain: Constrain | None = None
 
     @property
+    def head(self) -> Model | None:
+        """The draft model, if it is a head that drafts whatever it read before: beside a target of
+        checkpoints, which loses states of accepted tokens, it does not."""
+        is_head = getattr(self.draft, "is_head", False) and not self.target.rewinding.recomputes
+        return self.draft if is_head else None
+
+    @property
     def sampled_draft(self) -> Model | None:
         """The draft model of the sampled tests; None where there is none that gives rows of single tokens."""
         return self.draft if getattr(self.draft, "block", 1) == 1 else None
