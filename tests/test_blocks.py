@@ -127,6 +127,7 @@ def test_a_copied_sequence_and_one_that_starts_again(loaded: Loaded) -> None:
     head.decode([Span(0, TEXT[:15], 0, 0)])
     target.copy(0, 1, 20)
     head.copy(0, 1, 15)
+    assert head.reach(1, 15) == 15
     target.decode([Span(1, TEXT[20:22], 20, 1)])
     assert_near(block_after(head, TEXT[:23], 1), loaded.expected(TEXT[:23]))
     target.truncate(1, 0)

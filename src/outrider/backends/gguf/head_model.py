@@ -103,6 +103,10 @@ class HeadModel(GgufModel):
         super().truncate(sequence, length)
         self._states.truncate(sequence, length)
 
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        super().copy(source, sequence, length)
+        self._states.copied(source, sequence, length)
+
     def restore(self, sequence: int, state: SavedState) -> None:
         super().restore(sequence, state)
         self._states.restored(sequence, state.extent.length)

@@ -329,6 +329,10 @@ class HeadStates:
         """The sequence stores only so many tokens now."""
         self._read[sequence] = min(self._read.get(sequence, 0), length)
 
+    def copied(self, source: int, sequence: int, length: int) -> None:
+        """A sequence took over the first `length` tokens of another."""
+        self._read[sequence] = self.reach(source, length)
+
     def restored(self, sequence: int, length: int) -> None:
         """The sequence holds so many tokens that were read at another time."""
         self._read[sequence] = length
