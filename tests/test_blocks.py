@@ -25,6 +25,7 @@ from outrider.backends.gguf.memory import HOST
 from outrider.backends.gguf.model import GgufModel
 from outrider.core.data import Block, Request, Span
 from outrider.core.errors import BackendError
+from outrider.core.params import SamplingParams
 from outrider.costs.calibrate import calibrate
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
@@ -33,9 +34,10 @@ from outrider.lab.certify.faults import SHIFTED, STALE
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.heads import read_head
 from outrider.models.hub import HubOptions
-from outrider.policy import FixedPolicy
+from outrider.policy import AutoPolicy, FixedPolicy
 from outrider.session import Pair, Session, SessionOptions
 from outrider.session.loading import memory_bytes
+from recordings import FLAT, SMALL, curve
 from tiny.sizes import Sizes
 from tiny_gguf import MERGES
 
@@ -232,6 +234,24 @@ def test_greedy_texts_equal_plain_ones(good: Files) -> None:
     assert sum(record.num_accepted < len(record.draft) for record in records) > 2
     is_block = good.head is not None and read_card(good.head).kind == "dflash"
     assert {record.work.calls for record in records if len(record.draft) == 7} <= ({1} if is_block else {7})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_automatic_choice_asks_for_a_block_once_a_step(good: Files, temperature: float) -> None:
+    policy = AutoPolicy(curve(FLAT), curve(SMALL, 0.005))
+    request = asked(TEXT[7:27], max_tokens=60, sampling=SamplingParams(temperature, seed=1), ignore_end=True)
+    with (
+        closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair,
+        Session.open(pair, SessionOptions(128, policy=policy, lookup=False)) as session,
+    ):
+        found = session.engine.generate(request)
+    if not temperature:
+        assert found.tokens == plain_text(good, request)
+    drafted = [record for record in found.records if record.draft]
+    assert drafted
+    if good.head is not None and read_card(good.head).kind == "dflash":
+        assert all(record.work.calls == 1 for record in drafted)
+        assert policy.state.block in (7, 8)
 
 
 def test_a_schema_masks_each_place_and_forced_text_joins(good: Files) -> None:
