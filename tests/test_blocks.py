@@ -239,7 +239,8 @@ def test_greedy_texts_equal_plain_ones(good: Files) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_automatic_choice_asks_for_a_block_once_a_step(good: Files, temperature: float) -> None:
     policy = AutoPolicy(curve(FLAT), curve(SMALL, 0.005))
-    request = asked(TEXT[7:27], max_tokens=60, sampling=SamplingParams(temperature, seed=1), ignore_end=True)
+    sampling = SamplingParams(temperature=temperature, seed=1)
+    request = asked(TEXT[7:27], max_tokens=60, sampling=sampling, ignore_end=True)
     with (
         closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair,
         Session.open(pair, SessionOptions(128, policy=policy, lookup=False)) as session,
@@ -247,11 +248,9 @@ def test_the_automatic_choice_asks_for_a_block_once_a_step(good: Files, temperat
         found = session.engine.generate(request)
     if not temperature:
         assert found.tokens == plain_text(good, request)
-    drafted = [record for record in found.records if record.draft]
-    assert drafted
-    if good.head is not None and read_card(good.head).kind == "dflash":
-        assert all(record.work.calls == 1 for record in drafted)
-        assert policy.state.block in (7, 8)
+    calls = {record.work.calls for record in found.records} - {0}
+    is_block = good.head is not None and read_card(good.head).kind == "dflash"
+    assert calls and (not is_block or (calls == {1} and policy.state.block in (7, 8)))
 
 
 def test_a_schema_masks_each_place_and_forced_text_joins(good: Files) -> None:
