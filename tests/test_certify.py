@@ -312,7 +312,7 @@ def test_the_json_says_what_was_done(sound: Findings, tmp_path: Path) -> None:
 def test_what_cannot_be_tested_is_refused() -> None:
     with pytest.raises(SettingError, match="no-residual, argmax-draft, reused-random"):
         check_fault("sloppy")
-    with pytest.raises(SettingError, match="no known fault"):
+    with pytest.raises(SettingError, match="not a known fault"):
         CertifyPlan(fault="sloppy")
     with pytest.raises(PromptError, match="there are none"):
         certify(subject_of(), [], QUICK)

@@ -65,14 +65,9 @@ def certify(
         constrain=break_masks(plan.fault, subject.constrain),
     )
     compare = partial(compare_texts, engine, constrain=subject.constrain)
+    greedy = SamplingParams(temperature=0)
     requests = [
-        Request(
-            prompt,
-            SamplingParams(temperature=0),
-            plan.num_tokens,
-            verification=plan.verification,
-            grammar=plan.grammar,
-        )
+        Request(prompt, greedy, plan.num_tokens, verification=plan.verification, grammar=plan.grammar)
         for prompt in prompts
     ]
     few = requests[: plan.num_repeated]
