@@ -205,6 +205,7 @@ def test_lengths_of_an_old_command_line_are_kept_and_explained(run: Call, models
     assert shown.count("note: --draft-min fixes the lengths of drafts: leave it out, and Outrider ch") == 1
     for part in ("speed-up", "lookup pays", "draft pays", "chosen"):
         assert part in shown
+    assert "note: --draft-min and --draft-p-min fix" in run(*arguments, "--draft-p-min", "0.5", "the").err
     result = as_json(run("--json", *arguments, "the and the and"))
     assert result["settings"]["policy"]["kind"] == "fixed"
     assert len(result["acceptance_by_position"]) <= 3 and result["explanation"]["target_calls_s"]

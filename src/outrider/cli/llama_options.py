@@ -76,8 +76,10 @@ def translate(command: str, arguments: Sequence[str], settings_of: SettingsOf) -
     for word in line.words:
         line.read(word)
     found = line.with_policy() if line.types else line.found
-    if (lengths := line.fixed_lengths()) and any(word == lengths for word, _ in found):
-        line.notices.append(f"{lengths} fixes the lengths of drafts: leave it out, and Outrider chooses them")
+    if lengths := [word for word in line.fixed_lengths() if word in dict(found)]:
+        fix = "fixes the lengths of drafts: leave it out, and Outrider chooses them"
+        fix = fix if len(lengths) == 1 else "fix the lengths of drafts: leave them out, and Outrider chooses"
+        line.notices.append(f"{' and '.join(lengths)} {fix}")
     return [part for word, values in found for part in (word, *values)], line.notices
 
 
@@ -173,11 +175,11 @@ class _Line:
         kept = [option for option in self.found if option[0] not in unused]
         return [("--policy", ["lookup" if lookups else "plain"]), *kept]
 
-    def fixed_lengths(self) -> str | None:
-        """The first option that fixes lengths, where --policy says nothing about them; None for none."""
+    def fixed_lengths(self) -> Sequence[str]:
+        """The options that fix lengths, where --policy says nothing about them."""
         names = {name for setting in _FIXED_LENGTHS for name in self._settings[setting].names}
-        words = (word for word, _ in self.found if word.partition("=")[0] in names)
-        return None if self._is_given("policy") else next(words, None)
+        words = [word for word, _ in self.found if word.partition("=")[0] in names]
+        return () if self._is_given("policy") else list(dict.fromkeys(words))
 
     def _is_given(self, setting: str) -> bool:
         return any(word.partition("=")[0] in self._settings[setting].names for word, _ in self.found)
