@@ -17,7 +17,7 @@ from outrider.cli.bench import show_progress
 from outrider.cli.check import print_judged
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import print_rows
-from outrider.core.numbers import duration
+from outrider.core.numbers import duration, gigabytes, short_count
 from outrider.lab.distill.report import Draft, Report, Training
 from outrider.lab.distill.run import Progress
 from outrider.lab.progress import Progress as Shown
@@ -41,7 +41,7 @@ def _draft(draft: Draft) -> list[tuple[str, str]]:
     known = f"all {draft.target_tokens:,} tokens"
     if draft.known_tokens < draft.target_tokens:
         known = f"{draft.known_tokens:,} of the target's {draft.target_tokens:,} tokens"
-    size = f"{draft.file_bytes / 1e6:.1f} MB ({types}), {draft.parameters / 1e6:.1f}M parameters"
+    size = f"{gigabytes(draft.file_bytes)} ({types}), {short_count(draft.parameters)} parameters"
     return [("draft", draft.path), ("", f"{size}, {draft.layers} layers; it knows {known}")]
 
 

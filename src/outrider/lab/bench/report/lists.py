@@ -64,12 +64,8 @@ def models(view: View) -> Table:
             "backend": row.backend or numbers.NOTHING,
             "architecture": row.architecture,
             "quantization": row.quantization,
-            "parameters": f"{row.parameters / 1e6:,.0f} M"
-            + (
-                f" ({row.active_parameters / 1e6:,.0f} M active)"
-                if row.active_parameters != row.parameters
-                else ""
-            ),
+            "parameters": numbers.short_count(row.parameters),
+            "of these active": numbers.short_count(row.active_parameters),
             "file": numbers.gigabytes(row.file_bytes),
             "memory": numbers.gigabytes(row.memory_bytes or None),
             "fingerprint": row.fingerprint,
@@ -78,7 +74,7 @@ def models(view: View) -> Table:
         }
         for row in view.results.models
     ]
-    return Table("Models", rows, figures=("parameters", "file", "memory"))
+    return Table("Models", rows, figures=("parameters", "of these active", "file", "memory"))
 
 
 def skipped(view: View) -> Table:
