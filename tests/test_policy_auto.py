@@ -261,8 +261,8 @@ def test_a_draft_model_that_cannot_pay_is_never_asked_and_that_is_said_once() ->
         engine.generate(Request(prompt, SamplingParams(temperature=0), max_tokens=40, ignore_end=True))
     assert drafter.model.length(0) == 0
     assert [line for line in policy.notices if "draft" in line] == [
-        "draft: a step of it takes 1.30 of a target step here, too much to pay even if it were always right: "
-        "it stays out"
+        "the draft model is not used: one of its steps takes 1.30 of a target step here, too much to pay even "
+        "if it were always right"
     ]
 
 
@@ -280,7 +280,7 @@ def test_a_draft_model_of_unknown_cost_is_not_asked_and_that_is_said_once() -> N
     for seed in range(2):
         played = played_by(recording("random", "target", seed=seed), policy, curve(FLAT), curve(SMALL))
         assert not any(record.work.calls for record in played.records)
-    assert policy.notices == ["draft: what its calls take was not measured here, so it is not asked"]
+    assert policy.notices == ["the draft model is not used: what its calls take was not measured here"]
 
 
 def test_a_prompt_is_not_read_for_a_few_tokens() -> None:

@@ -40,8 +40,8 @@ BUSY = (
     "`outrider costs` measures again on a quiet machine, as an idle server does by itself"
 )
 ESTIMATED = (
-    "what calls cost here is an estimate, which every call corrects, until `outrider costs` measures it, as "
-    "an idle server does by itself"
+    "what calls cost here is estimated, and every call corrects it; `outrider costs` measures it, as an idle "
+    "server does by itself"
 )
 _SIMILAR = 8.0
 """Two curves are of one shape, about, where single tokens cost up to so many times as much."""

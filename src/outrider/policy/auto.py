@@ -102,7 +102,7 @@ class AutoPolicy:
         candidates = [each.look_up() for each in asking]
         for each, candidate in zip(asking, candidates, strict=True):
             self._proposals[each.request.sequence] = Proposal(candidate, each.is_constrained)
-        may_ask = drafters.model is not None and self._model_may_pay(drafters.model.name, asking)
+        may_ask = drafters.model is not None and self._model_may_pay(asking)
         if not may_ask and not self._candidates_may_pay(asking, candidates, others):
             return nothing, DraftWork()  # the common case of a fast model: no arithmetic
         texts = [each.text for each in asking]
@@ -135,21 +135,21 @@ class AutoPolicy:
         marginal = self.state.marginal_costs(asking[0].text.context)
         return marginal.may_pay([token.acceptance for token in candidates[0]])
 
-    def _model_may_pay(self, name: str, asking: Sequence[Asking]) -> bool:
+    def _model_may_pay(self, asking: Sequence[Asking]) -> bool:
         """Whether the draft model's costs are known (those of the target are from the first call on), and it
         would pay if it were always correct; else that is said, once."""
         state = self.state
         if not state.costs.is_known:
             return False
         if not state.draft_costs.is_known:
-            self._say_why(f"{name}: what its calls take was not measured here, so it is not asked")
+            self._say_why("the draft model is not used: what its calls take was not measured here")
             return False
         if any(state.model_can_pay(each.text.context) for each in asking):
             return True
         share = state.draft_costs.call_s(1, context=0) / state.costs.call_s(1, context=0)
         self._say_why(
-            f"{name}: a step of it takes {share:.2f} of a target step here, too much to pay even if it were "
-            "always right: it stays out"
+            f"the draft model is not used: one of its steps takes {share:.2f} of a target step here, too much "
+            "to pay even if it were always right"
         )
         return False
 
