@@ -261,8 +261,8 @@ def test_a_draft_model_that_cannot_pay_is_never_asked_and_that_is_said_once() ->
         engine.generate(Request(prompt, SamplingParams(temperature=0), max_tokens=40, ignore_end=True))
     assert drafter.model.length(0) == 0
     assert [line for line in policy.notices if "draft" in line] == [
-        "the draft model is not used: one of its steps takes 1.30 of a target step here, too much to pay even "
-        "if it were always right"
+        "the draft model is not used: one of its steps takes 1.30 of a target step here, too much to pay "
+        "even if it were always right"
     ]
 
 

@@ -148,8 +148,8 @@ class AutoPolicy:
             return True
         share = state.draft_costs.call_s(1, context=0) / state.costs.call_s(1, context=0)
         self._say_why(
-            f"the draft model is not used: one of its steps takes {share:.2f} of a target step here, too much "
-            "to pay even if it were always right"
+            f"the draft model is not used: one of its steps takes {share:.2f} of a target step here, too "
+            "much to pay even if it were always right"
         )
         return False
 
