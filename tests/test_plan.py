@@ -202,7 +202,7 @@ def test_the_plan_is_shown(monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture
     )
     for part in (
         "70.6B",
-        "4 x NVIDIA H100 SXM, as vLLM runs it",
+        "4 x NVIDIA H100 SXM, under vLLM",
         "as given",
         "pays",
         "fits",

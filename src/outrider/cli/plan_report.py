@@ -29,7 +29,7 @@ def print_plan(console: Console, plan: Plan, acceptance: str) -> None:
     rows += [("draft", _described(draft)) for draft in asked.drafts if best and draft.name == best.draft]
     if (machine := asked.machine) is not None:
         count = f"{machine.count} x " if machine.count > 1 else ""
-        rows.append(("hardware", f"{count}{machine.device.title}, as {_ENGINES[machine.engine]} runs it"))
+        rows.append(("hardware", f"{count}{machine.device.title}, under {_ENGINES[machine.engine]}"))
     rows += [("texts", f"{asked.context} tokens each"), ("acceptance", acceptance)]
     print_rows(console, rows)
     console.print()
