@@ -190,6 +190,8 @@ def own_draft(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_default_brings_its_draft_along(own_draft: Path) -> None:
     assert resolve_pair(None, None, HubOptions()) == (embedded_default(), own_draft)
+    assert resolve_pair("default", None, HubOptions()) == (embedded_default(), own_draft)
+    assert resolve_pair("default", "default", HubOptions()) == (embedded_default(), embedded_default())
 
 
 @pytest.mark.usefixtures("own_draft")

@@ -24,7 +24,6 @@ from outrider.lab.check import check as check_pair
 from outrider.lab.judged import Acceptance, BreakEven, Calls, DraftReport, Tokenizers
 from outrider.lab.loaded import Progress
 from outrider.lab.models import (
-    DEFAULT,
     ModelFacts,
     ModelFile,
     find_model,
@@ -36,7 +35,7 @@ from outrider.lab.predict import Speedups
 from outrider.lab.prompts import Workload
 from outrider.lab.verdict import DraftVerdict, Outcome, as_text
 from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
-from outrider.models import DEFAULT_DRAFT, embedded_draft
+from outrider.models import DEFAULT, DEFAULT_DRAFT, embedded_draft
 from outrider.models.finding import find_drafts
 from outrider.models.gguf import HEADS
 from outrider.models.hub import HubOptions

@@ -20,7 +20,8 @@ from outrider.core.extras import require_extra
 from outrider.core.notices import collect_notices, notify
 from outrider.core.schema import Group
 from outrider.lab.distill.plan import Data, DistillPlan, Draft, Training
-from outrider.lab.models import DEFAULT, ModelFile, find_model
+from outrider.lab.models import ModelFile, find_model
+from outrider.models import DEFAULT
 
 if TYPE_CHECKING:
     from outrider.lab.distill.run import Progress

@@ -98,13 +98,15 @@ def counted(number: int, noun: str) -> str:
 def gigabytes(size: float | None) -> str:
     """Bytes as people count them: 1 GB is 10^9 of them.
 
-    >>> gigabytes(1_117_000_000), gigabytes(98_000_000)
-    ('1.12 GB', '98 MB')
+    >>> gigabytes(1_117_000_000), gigabytes(98_000_000), gigabytes(596)
+    ('1.12 GB', '98 MB', '0.60 kB')
     """
     if size is None:
         return NOTHING
     if size >= 995_000_000:
         return f"{digits(size / 1e9)} GB"
+    if 0 < size < 99_500:
+        return f"{digits(size / 1e3)} kB"
     return f"{size / 1e6:.0f} MB" if size >= 9_950_000 or not size else f"{digits(size / 1e6)} MB"
 
 

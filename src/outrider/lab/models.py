@@ -14,19 +14,8 @@ from typing import Any
 
 from outrider.core.errors import BackendError, ModelFileError
 from outrider.costs.store import fingerprint
-from outrider.models import (
-    DEFAULT_DRAFT,
-    HubOptions,
-    ModelCard,
-    embedded_default,
-    embedded_draft,
-    read_card,
-    resolve,
-)
+from outrider.models import HubOptions, ModelCard, read_card, resolve
 from outrider.models.gguf import check_whole
-
-DEFAULT = "default"
-"""The reference that means the embedded default model."""
 
 OWN_HEAD = "mtp"
 """The name of the head in a target's own file; as a reference, that of every target."""
@@ -130,10 +119,6 @@ def usable_backends(
 
 
 def _paths(reference: str, hub: HubOptions) -> list[Path]:
-    if reference == DEFAULT:
-        return [embedded_default()]
-    if reference == DEFAULT_DRAFT and (draft := embedded_draft()) is not None:
-        return [draft]
     expanded = os.path.expanduser(reference)
     if reference.startswith("hf:") or not glob.has_magic(expanded) or os.path.exists(expanded):
         return [resolve(reference, hub=hub)]

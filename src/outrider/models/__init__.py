@@ -3,9 +3,10 @@
 from outrider.models.embedded import embedded_default, embedded_draft, embedded_is_intact
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions, cache_dir
-from outrider.models.reference import DEFAULT_DRAFT, NO_DRAFT, resolve, resolve_pair
+from outrider.models.reference import DEFAULT, DEFAULT_DRAFT, NO_DRAFT, resolve, resolve_pair
 
 __all__ = [
+    "DEFAULT",
     "DEFAULT_DRAFT",
     "NO_DRAFT",
     "HubOptions",

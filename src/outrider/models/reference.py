@@ -1,5 +1,6 @@
 """Where models are: from what a user names to the files of a target and its draft on this machine.
 
+default, default-draft           the embedded model, and the draft that comes with it
 path/to/model.gguf               a file
 path/to/m-00001-of-00003.gguf    a split model, by any of its parts
 hf:owner/repo                    the hub: the usual quantization of the repository
@@ -18,6 +19,9 @@ from pathlib import Path, PurePosixPath
 from outrider.core.errors import HubError, ModelFileError
 from outrider.models.embedded import embedded_default, embedded_draft
 from outrider.models.hub import HubOptions, fetch, list_files
+
+DEFAULT = "default"
+"""The reference that means the embedded default model."""
 
 NO_DRAFT = "none"
 """As the draft's reference: no draft model, also not the one that comes with the default."""
@@ -57,6 +61,13 @@ def resolve(reference: str, *, hub: HubOptions | None = None) -> Path:
     For a split model that is the first part, and all others are there too. Raises
     ModelFileError for a path and HubError for a hub reference that leads nowhere.
     """
+    if reference == DEFAULT:
+        return embedded_default()
+    if reference == DEFAULT_DRAFT:
+        if (draft := embedded_draft()) is None:
+            why = "this installation came without the embedded default's draft"
+            raise ModelFileError(reference, why, "Install Outrider again, or name a draft of your own.")
+        return draft
     if not reference.startswith("hf:"):
         return local_shards(Path(os.path.expanduser(reference)))[0]
     options, (repository, file, quantization) = hub or HubOptions(), _parse(reference)
@@ -68,20 +79,16 @@ def resolve(reference: str, *, hub: HubOptions | None = None) -> Path:
 def resolve_pair(model: str | None, draft: str | None, hub: HubOptions) -> tuple[Path, Path | None]:
     """The target's file and the draft's.
 
-    `model` None: the embedded default; its own draft then goes with it unless another is named, or
+    `model` None or DEFAULT: the embedded default; its own draft then goes with it unless another is named, or
     `NO_DRAFT`.
     Raises HubError and ModelFileError for references that cannot be resolved.
     """
     target = embedded_default() if model is None else resolve(model, hub=hub)
     if draft == NO_DRAFT:
         return target, None
-    if draft is not None and draft != DEFAULT_DRAFT:
+    if draft is not None:
         return target, resolve(draft, hub=hub)
-    own = embedded_draft() if draft or model is None else None
-    if draft and own is None:
-        why = "this installation came without the embedded default's draft"
-        raise ModelFileError(draft, why, "Install Outrider again, or name a draft of your own.")
-    return target, own
+    return target, embedded_draft() if model in (None, DEFAULT) else None
 
 
 def _parse(reference: str) -> tuple[str, str | None, str | None]:

@@ -17,8 +17,8 @@ from outrider.backends.machine import total_bytes
 from outrider.core.errors import BackendError, ModelFileError, OutriderError
 from outrider.costs.store import fingerprint
 from outrider.lab.machine import machine, versions
-from outrider.lab.models import DEFAULT, OWN_HEAD, ModelFile, find_models
-from outrider.models import HubOptions, read_card
+from outrider.lab.models import OWN_HEAD, ModelFile, find_models
+from outrider.models import DEFAULT, HubOptions, read_card
 
 LABEL = "outrider-machine"
 """The label of a node that names its kind: `ray start --labels outrider-machine=NAME`."""

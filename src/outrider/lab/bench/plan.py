@@ -21,9 +21,10 @@ from outrider.backends.gguf import BACKENDS, LoadOptions
 from outrider.core.errors import SettingError
 from outrider.core.files import read_toml
 from outrider.core.invalid import invalid
-from outrider.lab.models import DEFAULT, OWN_HEAD
+from outrider.lab.models import OWN_HEAD
 from outrider.lab.settings import PLAIN, Setting
 from outrider.lab.workloads.reading import BUILT_IN, Names, Part, WorkloadSpec, several
+from outrider.models import DEFAULT
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
