@@ -52,7 +52,7 @@ def test_a_build_is_asked_for_made_and_shown(machine: Machine, setup: Setup) -> 
     assert "outrider setup --native" in before.out
     built = setup("--native")
     assert built.status == 0
-    path = re.search(r"built and decodes \([\d.]+ MB, compiled in [\d.]+ s\): (\S+)\n", built.out)
+    path = re.search(r"built and decodes \([\d.]+ [kM]B, compiled in [\d.]+ s\): (\S+)\n", built.out)
     assert path is not None and Path(path[1]).is_file()
     said = built.err.splitlines()
     assert [line.partition(":")[0] for line in said] == [

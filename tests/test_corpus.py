@@ -180,7 +180,7 @@ def test_too_large_a_file_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPa
 def test_too_much_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus_store, "MAX_CORPUS_BYTES", 10)
     (folder / "text").write_text("some more text")
-    with pytest.raises(SettingError, match=r"files: 0 MB in 1 files are too much to look up in"):
+    with pytest.raises(SettingError, match=r"files: 0\.01 kB of text in 1 file is too much"):
         open_corpus([folder], VOCABULARY)
 
 

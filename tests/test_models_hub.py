@@ -277,7 +277,7 @@ def test_full_disk_is_noticed_before_the_download(
     hub: Hub, options: HubOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(HubError, match=r"has 0\.00 MB free"):
+    with pytest.raises(HubError, match=r"has 1\.00 kB free"):
         resolve("hf:owner/model-GGUF", hub=options)
     assert not hub.downloads()
 

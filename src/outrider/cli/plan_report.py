@@ -107,7 +107,10 @@ def _ends(plan: Plan) -> Iterator[tuple[str, Cell]]:
     if plan.pays_to is None:
         yield "pays", f"up to the largest batch that {'fits' if plan.fits_to else 'is looked at'}"
     elif plan.pays_to:
-        yield "pays", f"up to {plan.pays_to} sequences at once; above that plain decoding is faster"
+        yield (
+            "pays",
+            f"up to {numbers.counted(plan.pays_to, 'sequence')} at once; above that plain decoding is faster",
+        )
     else:
         yield "pays", "at no batch size"
     if plan.fits_to is not None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Request
 from outrider.core.errors import SettingError
+from outrider.core.numbers import counted
 from outrider.drafters import corpus_store
 from outrider.drafters.corpus_store import About, DamagedIndex, FileList, chunks, list_files
 from outrider.drafters.lookup import IndexReader, LookupDrafter
@@ -66,7 +67,7 @@ def open_corpus(paths: Sequence[Path], vocabulary: Vocabulary, progress: Progres
         found = corpus_store.load(path)
     index, about = found
     tokens = str(about.num_tokens) if about.num_tokens < 1e5 else f"{about.num_tokens / 1e6:.1f} M"
-    line = f"corpus: indexed {about.num_files} file{'s'[: about.num_files != 1]}, {tokens} tokens"
+    line = f"corpus: indexed {counted(about.num_files, 'file')}, {tokens} tokens"
     if about.skipped:
         line += f"; skipped {_counts(about.skipped)}"
     return Corpus(index, about.num_files, about.num_tokens, (*notices, line))

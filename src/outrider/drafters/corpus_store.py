@@ -27,6 +27,7 @@ import numpy as np
 
 from outrider.core.errors import InputError, SettingError
 from outrider.core.files import parse_json, reason_of
+from outrider.core.numbers import counted, gigabytes
 from outrider.drafters.suffix_array import BYTES, ContextIndex, Laid, Places
 from outrider.models.hub import cache_dir
 
@@ -213,8 +214,8 @@ def list_files(paths: Sequence[Path]) -> FileList:
     if files.size_bytes > MAX_CORPUS_BYTES:
         raise SettingError(
             ", ".join(map(str, paths)),
-            f"{files.size_bytes / 1e6:.0f} MB in {len(files.sources)} files are too much to look up in",
-            f"Name the folders that matter; {MAX_CORPUS_BYTES / 1e6:.0f} MB is the most.",
+            f"{gigabytes(files.size_bytes)} of text in {counted(len(files.sources), 'file')} is too much",
+            f"Name the folders that matter; {gigabytes(MAX_CORPUS_BYTES)} is the most.",
         )
     return files
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from outrider.core.numbers import counted
 from outrider.lab.plan.calls import PlannedCurve
 from outrider.lab.plan.plan import SIZES, Model, Plan, Way, plan_batch
 from outrider.lab.plan.shapes import HEADS
@@ -93,7 +94,7 @@ class _Pair:
             found.append(f"{way.draft} pays from an acceptance of {needed[0]:.0%} of each token on.")
         if plan.pays_to is not None:
             found.append(
-                f"Above {plan.pays_to} sequences at once drafts are expected to cost more than they gain."
+                f"Above {counted(plan.pays_to, 'sequence')} at once drafts are expected to cost more than they gain."
             )
         if others := [m.name for m in plan.asked.models if m.name.rpartition(":")[2] in _CHECKPOINTS]:
             found.append(

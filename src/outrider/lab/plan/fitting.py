@@ -39,13 +39,13 @@ class Wanted:
     def shapes(self, known: Catalogue, types: tuple[str, str] = ("", "")) -> list[ModelShape]:
         """The target's, then the drafts'. Raises SettingError and ModelFileError."""
         target = find_shape(self.target, known, types[0], self.kv_type)
-        found = [target]
-        for name in self.names(known):
-            is_head = name in HEADS
-            found.append(
-                head_of(target, name) if is_head else find_shape(name, known, types[1], self.kv_type)
-            )
-        return found
+        return [
+            target,
+            *(
+                head_of(target, name) if name in HEADS else find_shape(name, known, types[1], self.kv_type)
+                for name in self.names(known)
+            ),
+        ]
 
     def names(self, known: Catalogue) -> Sequence[str]:
         """The drafts' names."""
@@ -54,22 +54,15 @@ class Wanted:
         name = known.spelled("models", self.target.rpartition(":")[0] or self.target)
         return known.drafts_for(name) if name in known.tables["models"] else ()
 
-    def fits(self, shapes: Sequence[ModelShape], draft: ModelShape | None = None) -> bool:
-        """Whether they do, and a draft beside them."""
-        beside = [] if draft is None else [draft]
-        free = -self.missing_bytes(shapes)
-        return free >= sum(memory_bytes(beside, batch=self.batch, context=self.context))
+    def used_bytes(self, shapes: Sequence[ModelShape]) -> tuple[float, float]:
+        """Weights and KV of what has to fit: of drafts that nobody asked for, none."""
+        loaded = shapes if self.drafts is not None else shapes[:1]
+        return memory_bytes(loaded, batch=self.batch, context=self.context)
 
-    def missing_bytes(self, shapes: Sequence[ModelShape]) -> float:
-        """How many bytes are too few; below 0 what is left."""
-        if self.machine is None:
-            return -math.inf
-        needed = memory_bytes(self.loaded(shapes), batch=self.batch, context=self.context)
-        return sum(needed) - self.machine.usable_bytes
-
-    def loaded(self, shapes: Sequence[ModelShape]) -> Sequence[ModelShape]:
-        """What has to fit: of drafts that nobody asked for, none."""
-        return shapes if self.drafts is not None else shapes[:1]
+    def free_bytes(self, shapes: Sequence[ModelShape]) -> float:
+        """What is left beside these; below 0 what is missing."""
+        usable = self.machine.usable_bytes if self.machine is not None else math.inf
+        return usable - sum(self.used_bytes(shapes))
 
 
 def fitting(wanted: Wanted, known: Catalogue) -> list[ModelShape]:
@@ -81,26 +74,27 @@ def fitting(wanted: Wanted, known: Catalogue) -> list[ModelShape]:
     choices = _TYPES[wanted.machine.engine] if wanted.machine is not None else (("", ""),)
     for types in choices:
         found = wanted.shapes(known, types)
-        if wanted.fits(found):
-            if wanted.drafts is None:
-                found = [found[0], *(draft for draft in found[1:] if wanted.fits([found[0]], draft))]
-            if types[0] != choices[0][0] and wanted.machine is not None:
-                notify(f"weights are planned at {found[0].type}: with more bits they do not fit")
-            return found
+        if (free := wanted.free_bytes(found)) < 0:
+            continue
+        if wanted.drafts is None:
+            found = [found[0], *(draft for draft in found[1:] if sum(wanted.used_bytes([draft])) <= free)]
+        if types[0] != choices[0][0]:
+            notify(f"weights are planned at {found[0].type}: with more bits they do not fit")
+        return found
     raise _too_large(wanted, known, found)
 
 
 def _too_large(wanted: Wanted, known: Catalogue, shapes: Sequence[ModelShape]) -> SettingError:
-    machine = wanted.machine
+    machine, missing = wanted.machine, -wanted.free_bytes(shapes)
     assert machine is not None, "else all fits"
-    used = memory_bytes(wanted.loaded(shapes), batch=wanted.batch, context=wanted.context)
-    sizes = [gigabytes(round(size)) for size in (wanted.missing_bytes(shapes), *used, machine.usable_bytes)]
+    sizes = (missing, *wanted.used_bytes(shapes), machine.usable_bytes)
+    lacks, weights, kv, usable = (gigabytes(round(size)) for size in sizes)
     reason = (
-        f"{sizes[0]} too little memory: {sizes[1]} of weights and {sizes[2]} of KV for {wanted.batch} x "
-        f"{wanted.context} tokens, where {sizes[3]} of {machine.count} x {machine.device.memory_gb:g} GB can "
+        f"{lacks} too little memory: {weights} of weights and {kv} of KV for {wanted.batch} x "
+        f"{wanted.context} tokens, where {usable} of {machine.count} x {machine.device.memory_gb:g} GB can "
         "be used"
     )
-    needed = math.ceil((wanted.missing_bytes(shapes) / machine.usable_bytes + 1) * machine.count)
+    needed = math.ceil((missing / machine.usable_bytes + 1) * machine.count)
     ways = [*_changes_that_fit(wanted, known), f"more devices: --on {machine.device.name}x{needed}"]
     return SettingError(f"{wanted.target} on {machine.name}", reason, f"It fits with {'; or '.join(ways)}.")
 
@@ -119,7 +113,7 @@ def _changes_that_fit(wanted: Wanted, known: Catalogue) -> list[str]:
                 changed = wanted
                 for _, fields in changes:
                     changed = replace(changed, **fields)
-                if changed.fits(changed.shapes(known, types)):
+                if changed.free_bytes(changed.shapes(known, types)) >= 0:
                     found.append(" and ".join(said for said, _ in changes))
                     break
         if found:

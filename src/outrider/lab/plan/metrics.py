@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from outrider.core.errors import InputError
 from outrider.core.files import read_text, reason_of
+from outrider.core.numbers import counted
 from outrider.costs.expected_speed import acceptance_for
 from outrider.lab.plan.acceptance import LONGEST, Acceptance, Drafting
 from outrider.lab.plan.plan import Asked, Way, plan_batch
@@ -99,31 +102,18 @@ def read_metrics(place: str) -> Observed:
         )
     program, gauge, setting = _PROGRAMS[prefix]
     counters = f"{prefix}spec_decode_num_"
-    drafts = values.get(f"{counters}drafts_total", 0.0)
+    drafts, drafted, accepted = (
+        values.get(f"{counters}{name}_total", 0.0) for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
     if not drafts > 0:
         reason = f"{program} has drafted nothing yet"
         raise InputError(place, reason, "Start it with drafts (--export says how), and ask it something.")
-    accepted = positions.get(f"{counters}accepted_tokens_per_pos_total", {})
-    drafted = positions.get(f"{counters}draft_tokens_per_pos_total", {})
-    return Observed(
-        program,
-        setting,
-        drafts,
-        values.get(f"{counters}draft_tokens_total", 0.0),
-        values.get(f"{counters}accepted_tokens_total", 0.0),
-        _shares(accepted, drafted, drafts),
-        values.get(prefix + gauge),
-    )
-
-
-def _shares(accepted: Mapping[int, float], drafted: Mapping[int, float], drafts: float) -> tuple[float, ...]:
-    """By position: over the drafts that had a token there where these are counted, else over all of them."""
-    found: list[float] = []
-    for position in sorted(accepted):
-        of = drafted.get(position, drafts)
-        share = accepted[position] / of if of else 0.0
-        found.append(min(share, found[-1] if found else 1.0))
-    return tuple(found)
+    # Where they are counted, over the drafts that had a token at a position, else over all.
+    had = positions.get(f"{counters}draft_tokens_per_pos_total", {})
+    accepted_at = sorted(positions.get(f"{counters}accepted_tokens_per_pos_total", {}).items())
+    shares = [min(number / (had.get(place, drafts) or math.inf), 1.0) for place, number in accepted_at]
+    by_position = tuple(accumulate(shares, min))
+    return Observed(program, setting, drafts, drafted, accepted, by_position, values.get(prefix + gauge))
 
 
 def _fetched(address: str) -> str:
@@ -146,21 +136,25 @@ def advice(observed: Observed, asked: Asked) -> list[str]:
     length = max(round(observed.length), 1)
     drafting: Drafting = "draft" if asked.drafts else "lookup"
     draft = asked.drafts[0].name if asked.drafts else ""
-    before = _at(asked, batch, drafting, draft, length)
+
+    def ways(asked: Asked) -> tuple[Way | None, Way | None]:
+        """At the length in use, and at the best one."""
+        plan = plan_batch(asked, batch)
+        mine = [way for way in plan.ways if (way.drafting, way.draft) == (drafting, draft)]
+        return min(mine, key=lambda way: abs(way.length - length), default=None), plan.best_of(
+            drafting, draft
+        )
+
     own = observed.acceptance
-    seen = replace(
-        asked,
-        lookup=own if drafting == "lookup" else None,
-        drafts=[replace(model, acceptance=own) for model in asked.drafts[:1]],
-    )
-    now = _at(seen, batch, drafting, draft, length)
-    best = plan_batch(seen, batch).best_of(drafting, draft)
+    drafts = [replace(model, acceptance=own) for model in asked.drafts[:1]]
+    before, _ = ways(asked)
+    now, best = ways(replace(asked, lookup=None if drafts else own, drafts=drafts))
     found = []
     if before is not None:
         found.append(f"the plan expected {before.tokens_per_call:.2f} tokens per call at this length")
     if now is None or best is None:
         return found
-    where = f"at {batch} {'sequence' if batch == 1 else 'sequences'} at once"
+    where = f"at {counted(batch, 'sequence')} at once"
     if best.speedup.value <= 1:
         found.append(f"stop drafting: {where} the best length gives {best.speedup.value:.2f}x")
     elif best.speedup.value > 1.02 * now.speedup.value:
@@ -169,8 +163,3 @@ def advice(observed: Observed, asked: Asked) -> list[str]:
     else:
         found.append(f"keep {observed.setting}: {length} is within 2 % of the best length {where}")
     return found
-
-
-def _at(asked: Asked, batch: int, drafting: Drafting, draft: str, length: int) -> Way | None:
-    ways = [way for way in plan_batch(asked, batch).ways if (way.drafting, way.draft) == (drafting, draft)]
-    return min(ways, key=lambda way: abs(way.length - length), default=None)
