@@ -93,9 +93,8 @@ class _Pair:
         if needed := batch.break_even.get(way.draft):
             found.append(f"{way.draft} pays from an acceptance of {needed[0]:.0%} of each token on.")
         if plan.pays_to is not None:
-            found.append(
-                f"Above {counted(plan.pays_to, 'sequence')} at once drafts are expected to cost more than they gain."
-            )
+            most = counted(plan.pays_to, "sequence")
+            found.append(f"Above {most} at once drafts are expected to cost more than they gain.")
         if others := [m.name for m in plan.asked.models if m.name.rpartition(":")[2] in _CHECKPOINTS]:
             found.append(
                 f"{', '.join(others)}: name a checkpoint of that type, the one below has other weights."
