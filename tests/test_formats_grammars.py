@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import random
-
-import jsonschema
 import pytest
 
 from formats_samples import (
     TOOLS,
     VOCABULARY,
     WEATHER,
-    Read,
     chat_format,
     template,
     vocabulary_with,
 )
-from grammars import walk
 from outrider.constraints import Compiler, GrammarConstraint
 from outrider.core.errors import GrammarError, SettingError
 from outrider.core.params import FastForward
@@ -125,26 +119,6 @@ def test_reasoning_may_come_first_where_the_template_knows_it(marker: str) -> No
     over = start(name, Named("get"), prompt=f"{marker}\n\n{closer}\n\n")
     assert len(over.forced(())) > 5
     assert not takes(start("hermes", "required"), f"{marker}so{closer}{call}")
-
-
-@pytest.mark.parametrize("name", [*FORMATS, "thinking"])
-@pytest.mark.parametrize("fast_forward", ["exact", "canonical"])
-def test_what_is_written_after_text_is_read_as_calls(name: str, fast_forward: FastForward) -> None:
-    rng = random.Random(name)
-    schemas = {tool.name: {**tool.parameters, "additionalProperties": False} for tool in TOOLS}
-    call = NOTE_CALLS.get(name, NOTE_CALLS["hermes"])
-    certain = call.partition("get")[0] + ('get"' if name in ("json", "llama3") else "")
-    prompt = "[/THINK]" if name == "named" else "</think>"
-    for _ in range(6):
-        constraint = start(name, "auto", fast_forward=fast_forward, prompt=prompt)
-        head = tokens_of(f"Hm.\n{certain}")
-        constraint.accept(head)
-        text = spelled([*head, *walk(constraint, rng, most=4000, ends=[END])])
-        assert constraint.is_complete
-        found = Read(chat_format(name).reader(TOOLS, reasoning=True), text)
-        assert found.calls and found.content == "Hm.", text
-        for called, arguments in found.calls:
-            jsonschema.validate(json.loads(arguments), schemas[called])
 
 
 def test_markers_may_be_control_tokens_or_text() -> None:

@@ -180,19 +180,6 @@ def test_the_log_as_json_is_json_from_the_first_line_on(program: Callable[..., P
     assert "the river" in events[1]["body"] and events[1]["route"] == "/v1/completions"
 
 
-def test_a_long_answer_is_cut_off_when_draining_takes_too_long(program: Callable[..., Program]) -> None:
-    server = program("--drain-timeout", "0.3", "-c", "8192")
-    address = server.start()
-    with urlopen(post(address, 8000, stream=True, ignore_eos=True), timeout=PATIENCE_S) as answer:
-        assert answer.readline().startswith(b"data: ")
-        server.process.send_signal(signal.SIGTERM)
-        rest = answer.read()
-    status, log = server.end()
-    assert status == 0, log
-    assert b'"cancelled"' in rest and b"[DONE]" not in rest
-    assert "Traceback" not in log
-
-
 def test_a_second_signal_ends_at_once(program: Callable[..., Program]) -> None:
     server = program("--drain-timeout", "3600", "-c", "8192")
     address = server.start()
@@ -205,3 +192,16 @@ def test_a_second_signal_ends_at_once(program: Callable[..., Program]) -> None:
         server.process.send_signal(signal.SIGTERM)
         status, log = server.end()
     assert status == 128 + signal.SIGTERM, log
+
+
+def test_a_long_answer_is_cut_off_when_draining_takes_too_long(program: Callable[..., Program]) -> None:
+    server = program("--drain-timeout", "0.3", "-c", "8192")
+    address = server.start()
+    with urlopen(post(address, 8000, stream=True, ignore_eos=True), timeout=PATIENCE_S) as answer:
+        assert answer.readline().startswith(b"data: ")
+        server.process.send_signal(signal.SIGTERM)
+        rest = answer.read()
+    status, log = server.end()
+    assert status == 0, log
+    assert b'"cancelled"' in rest and b"[DONE]" not in rest
+    assert "Traceback" not in log

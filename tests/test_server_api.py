@@ -80,21 +80,6 @@ def test_sources_are_told_where_they_are_asked_for(served: Serving) -> None:
     assert calls[-1] < said[-1]["generated_tokens"]
 
 
-def test_half_a_character_is_never_sent(served: Serving) -> None:
-    text = "naïve café – 日本語 🙂"
-    chunks = stream(served, text)
-    assert content(chunks) == text
-    assert all("\ufffd" not in content([chunk]) for chunk in chunks)
-
-
-def test_several_choices_in_a_stream(served: Serving) -> None:
-    chunks = stream(served, "abcdef", n=2)
-    assert [content(chunks, index) for index in (0, 1)] == ["abcdef"] * 2
-    ends = [choice["index"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
-    assert sorted(ends) == [0, 1]
-    assert [("outrider" in chunk) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-
-
 def test_choices_have_seeds_that_follow_each_other() -> None:
     with serving() as served:
         submitted = []
@@ -134,15 +119,6 @@ def test_log_probabilities_are_those_of_plain_decoding(served: Serving) -> None:
     assert len({one["top_logprobs"][1]["token"] for one in scored}) > 5
 
 
-def test_a_stream_has_the_same_log_probabilities(served: Serving) -> None:
-    fields = {"logprobs": True, "top_logprobs": 2, "temperature": 0}
-    whole = chat(served, REPEATING, **fields)["choices"][0]["logprobs"]["content"]
-    chunks = stream(served, REPEATING, **fields)
-    found = [one["choices"][0]["logprobs"] for one in chunks if one["choices"][0]["logprobs"]]
-    assert [token for one in found for token in one["content"]] == whole
-    assert any(len(one["content"]) > 1 for one in found), "no chunk held several tokens"
-
-
 def test_log_probabilities_of_half_characters_keep_their_bytes(served: Serving) -> None:
     scored = chat(served, "é", logprobs=True)["choices"][0]["logprobs"]["content"]
     assert [one["bytes"] for one in scored] == [[0xC3], [0xA9]]
@@ -171,16 +147,6 @@ def test_the_account_adds_up(served: Serving) -> None:
     assert drafted == account["drafted_tokens"]
     assert account["draft_calls"] == account["forced_tokens"] == 0
     assert account["times"]["decode_s"] > 0
-
-
-def test_a_request_says_who_drafts(served: Serving) -> None:
-    plain = chat(served, REPEATING, speculation={"policy": "plain"})["outrider"]
-    assert plain["policy"] == "plain"
-    assert plain["drafted_tokens"] == 0
-    assert plain["tokens_per_target_call"] == 1
-    short = chat(served, REPEATING, speculation={"max_draft": 2})["outrider"]
-    assert short["accepted_tokens"] > 0
-    assert short["target_calls"] > chat(served, REPEATING)["outrider"]["target_calls"]
 
 
 # Completions
@@ -246,12 +212,3 @@ def test_tokens_of_texts_as_llama_cpp_and_vllm_have_them(served: Serving) -> Non
     assert long["param"] == "content" and "more than 1,000,000 characters" in long["message"]
     assert served.post("/detokenize", tokens=[300]).json()["error"]["param"] == "tokens"
     assert tokens(content="a", prompt="b")["error"]["param"] == "content"
-
-
-def test_health_and_status(served: Serving) -> None:
-    client = served.client
-    assert client.get("/health").json() == {"status": "ok"}
-    status = client.get("/outrider/status").json()
-    assert (status["model"], status["draft"], status["context_tokens"]) == ("tiny", None, 2048)
-    assert status["drafters"] == ["prediction", "lookup"] and status["bitwise"] is False
-    assert status["calls_s"] is None and status["plain_token_s"] is None

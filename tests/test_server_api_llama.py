@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.models.infill import Infill, find_infill
-from serving import Serving, events, serving
+from serving import Serving, serving
 from test_server_hostile import Marked
 
 SAY = "Say [[one two\nthree]]|"
@@ -61,22 +61,6 @@ def test_a_text_is_continued(served: Serving, path: str) -> None:
     assert again["tokens_cached"] == again["timings"]["cache_n"] > 0
     stopped = completion(served, path, prompt=SAY, stop=["two"])
     assert (stopped["content"], stopped["stop_type"], stopped["stopping_word"]) == ("one ", "word", "two")
-
-
-def test_a_stream_adds_up_to_the_completion(served: Serving) -> None:
-    whole = completion(served, prompt=SAY, n_probs=2, seed=1)
-    response = served.post("/completion", prompt=SAY, n_probs=2, seed=1, temperature=0, stream=True)
-    *chunks, last = events(response)
-    assert "[DONE]" not in response.text and "event:" not in response.text
-    assert "".join(chunk["content"] for chunk in [*chunks, last]) == whole["content"]
-    assert not any(chunk["stop"] for chunk in chunks)
-    assert bytes(token for chunk in chunks for token in chunk["tokens"]).decode() == whole["content"]
-    scored = [one for chunk in [*chunks, last] for one in chunk["completion_probabilities"]]
-    assert scored == whole["completion_probabilities"]
-    assert [one["id"] for one in scored] == list(whole["content"].encode())
-    assert all(len(one["top_logprobs"]) == 2 and "id" in one["top_logprobs"][0] for one in scored)
-    same = ("stop_type", "tokens_predicted", "generation_settings", "prompt", "model")
-    assert {name: last[name] for name in same} == {name: whole[name] for name in same}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from outrider.server.settings import ServeSettings
 from serving import Serving, events, serving, user
-from test_server_api_structured import CALL, CLOCK, HERMES, SCHEMA, THINKING, WEATHER
+from test_server_api_structured import HERMES, SCHEMA, THINKING
 
 PATH = "/v1/messages"
 COUNT = f"{PATH}/count_tokens"
@@ -87,10 +87,6 @@ def blocks(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return content
 
 
-def without_ids(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in block.items() if name != "id"} for block in content]
-
-
 def test_a_text_is_answered(served: Serving) -> None:
     body = message(served, "Hello!", system="Be brief.")
     assert body["content"] == [{"type": "text", "text": "Hello!"}]
@@ -113,29 +109,6 @@ def test_stop_reasons(served: Serving) -> None:
     assert body["content"][0]["text"] == "one two"
     body = message(served, "one two three", max_tokens=3)
     assert (body["stop_reason"], body["content"][0]["text"]) == ("max_tokens", "one")
-
-
-@pytest.mark.parametrize(
-    ("said", "more", "stop_reason"),
-    [
-        ("Hello, world. É 😀", {}, "end_turn"),
-        (f"Wait.{CALL}{CLOCK}", {"tools": TOOLS}, "tool_use"),
-        (CALL, {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "weather"}}, "tool_use"),
-        (CALL, {"tools": TOOLS, "tool_choice": {"type": "any"}}, "tool_use"),
-        ("No call.", {"tools": TOOLS, "tool_choice": {"type": "none"}}, "end_turn"),
-        (WEATHER, {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, "end_turn"),
-    ],
-)
-def test_a_stream_adds_up_to_the_message(
-    served: Serving, said: str, more: dict[str, Any], stop_reason: str
-) -> None:
-    body, found = message(served, said, **more), stream(served, said, **more)
-    assert without_ids(blocks(found)) == without_ids(body["content"])
-    assert found[-2]["delta"]["stop_reason"] == body["stop_reason"] == stop_reason
-    assert found[-2]["usage"]["output_tokens"] == body["usage"]["output_tokens"]
-    if stop_reason == "tool_use":
-        call = next(block for block in body["content"] if block["type"] == "tool_use")
-        assert (call["name"], call["input"]) == ("weather", json.loads(WEATHER))
 
 
 def test_thinking_is_a_block_of_its_own() -> None:

@@ -11,7 +11,7 @@ import pytest
 from outrider.server.apis.ollama import OllamaChatRequest, plan_ollama_chat
 from outrider.server.settings import ServeSettings
 from serving import Serving, serving, user
-from test_server_api_structured import CALL, CLOCK, HERMES, SCHEMA, THINKING, WEATHER
+from test_server_api_structured import HERMES, SCHEMA, THINKING
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 TOOLS = [
@@ -52,30 +52,6 @@ def test_a_conversation_is_continued(served: Serving) -> None:
     cut = chat(served, "Hello!", options={"temperature": 0, "num_predict": 2, "num_ctx": 99_999})
     assert (cut["message"]["content"], cut["done_reason"]) == ("He", "length")
     assert "options.num_ctx: the context here is 2048 tokens" in cut["outrider"]["notices"]
-
-
-@pytest.mark.parametrize(
-    ("said", "more"),
-    [
-        ("Hello, world. É 😀", {}),
-        (f"Wait.{CALL}\n{CLOCK}", {"tools": TOOLS}),
-        (CALL, {"tools": TOOLS}),
-        (WEATHER, {"format": SCHEMA}),
-        ('{"a": 1}', {"format": "json"}),
-        ("Plain.", {"format": "", "tools": [], "keep_alive": "5m", "think": False}),
-    ],
-)
-def test_a_stream_adds_up_to_the_answer(served: Serving, said: str, more: dict[str, Any]) -> None:
-    """It is a stream where nothing is said of it."""
-    whole = chat(served, said, **more)
-    found = lines(served, CHAT, messages=user(f"Say [[{said}]]"), **more)
-    assert "".join(line["message"]["content"] for line in found) == whole["message"]["content"]
-    calls = [call["function"] for line in found for call in line["message"].get("tool_calls", ())]
-    assert calls == [call["function"] for call in whole["message"].get("tool_calls", ())]
-    assert found[-1]["eval_count"] == whole["eval_count"]
-    if CALL in said:
-        assert calls[0] == {"name": "weather", "arguments": json.loads(WEATHER)}
-        assert (len(calls) == 2) == (CLOCK in said)
 
 
 def test_thinking_is_a_field_of_its_own() -> None:

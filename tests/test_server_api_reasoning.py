@@ -75,12 +75,6 @@ def test_the_servers_budget_holds_where_a_request_says_nothing() -> None:
         assert message(served, reasoning_budget=-1)["reasoning_content"] == "Hm, let me see."
 
 
-def test_responses_have_it_too(served: Serving) -> None:
-    asked = {"input": f"Say [[{SAID}]]", "temperature": 0, "thinking_budget_tokens": 2}
-    output = served.post("/v1/responses", **asked).json()["output"]
-    assert output[0]["content"][0]["text"] == "Hm"
-
-
 def test_a_required_call_has_room_after_the_reasoning() -> None:
     template = HERMES + "<think>"
     tool = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}

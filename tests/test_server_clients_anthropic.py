@@ -12,8 +12,8 @@ import pytest
 from anthropic import Anthropic
 
 from outrider.core.data import Completion
-from real_server import CONTEXT, KEY, MODEL, NAME, ONE_AT_ONCE, REASON, RealServer
-from test_server_clients import LONG, NUM_TOKENS, PARAMETERS, QUESTION, expected, server
+from real_server import CONTEXT, KEY, MODEL, NAME, REASON, RealServer
+from test_server_clients import NUM_TOKENS, PARAMETERS, QUESTION, expected, server
 
 __all__ = ["expected", "server"]  # pytest finds the fixtures by their names
 
@@ -90,19 +90,3 @@ def test_errors_are_of_the_clients_classes(server: RealServer, client: Anthropic
     stranger = Anthropic(base_url=server.address, auth_token="wrong", api_key=None, max_retries=0)
     with stranger, pytest.raises(anthropic.AuthenticationError, match="not accepted"):
         stranger.messages.create(**asked())
-
-
-def test_a_stream_that_is_left_frees_its_place(server: RealServer, client: Anthropic) -> None:
-    assert server.is_idle()
-    before = server.metric("outrider_requests_finished_total", finish_reason="cancelled")
-    endless = asked(max_tokens=LONG, extra_body={"ignore_eos": True})
-    with client.with_options(api_key=ONE_AT_ONCE) as one:
-        with one.messages.stream(**endless) as stream:
-            assert next(iter(stream.text_stream))
-            with pytest.raises(anthropic.RateLimitError) as raised:
-                one.messages.create(**asked())
-            assert int(raised.value.response.headers["retry-after"]) >= 1
-        assert server.becomes(before + 1, "outrider_requests_finished_total", finish_reason="cancelled")
-        with pytest.raises(anthropic.APITimeoutError):
-            one.with_options(timeout=0.5).messages.create(**endless)
-    assert server.becomes(before + 2, "outrider_requests_finished_total", finish_reason="cancelled")
