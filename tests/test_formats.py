@@ -147,3 +147,11 @@ def test_calls_without_a_name_are_refused() -> None:
     broken = {"role": "assistant", "tool_calls": [{"id": "1", "function": {}}]}
     with pytest.raises(PromptError, match="names no function"):
         chat_format("hermes").conversation([USER, broken], TOOLS)
+
+
+def test_what_is_given_stays_as_it_was() -> None:
+    turns = [USER, asked("get_weather", "get"), said(0, "hot"), said(1, "kept"), USER]
+    before = json.dumps(turns)
+    for name in ("hermes", "llama3", "mistral", "json"):
+        chat_format(name).conversation(turns, TOOLS)
+    assert json.dumps(turns) == before

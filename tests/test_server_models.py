@@ -26,8 +26,7 @@ from outrider.server.metrics import AllMetrics
 from outrider.server.models import LoadedModel, ModelEntry, Models
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings
-from outrider.server.turns import Turns
-from outrider.server.worker import WorkerState
+from outrider.server.worker import Turns, WorkerState
 from serving import SlowModel, events, tiny_session, user
 
 CHAT = "/v1/chat/completions"

@@ -34,8 +34,7 @@ from outrider.server.models import LoadedModel, ModelEntry, Models, keep_few_hea
 from outrider.server.running import Loading, Server, address_of, bind, close, tls_context
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings, is_loopback
-from outrider.server.turns import Turns
-from outrider.server.worker import WorkerState
+from outrider.server.worker import Turns, WorkerState
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
 from outrider.session.drafts import resolve_models
 from outrider.session.loading import memory_bytes as pair_bytes

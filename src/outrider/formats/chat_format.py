@@ -18,15 +18,13 @@ from outrider.formats.conversation import (
     ReasoningMarkers,
     ToolChoice,
     ToolSpec,
+    adapt,
     calls_as_text,
     one_call_each,
     plain_messages,
     results_as_text,
     tool_entry,
-    with_argument_texts,
     with_guide,
-    with_reasoning_as,
-    with_short_ids,
 )
 from outrider.formats.grammar import MAX_CALLS, Rules, answer_grammar
 from outrider.formats.harmony import (
@@ -95,8 +93,6 @@ class ChatFormat:
         """Messages and tools for `ChatTemplate.render`. With the choice "none" the model is given no
         tools. Raises PromptError for calls and contents that cannot be put in."""
         plain, can = plain_messages(messages), self._support
-        if can.reasoning != _REASONING_KEYS[0]:
-            plain = with_reasoning_as(plain, can.reasoning)
         given = () if choice == "none" else tools
         if not can.calls:
             plain = calls_as_text(plain, self._syntax.written)
@@ -104,10 +100,8 @@ class ChatFormat:
             plain = results_as_text(plain)
         if not can.several:
             plain = one_call_each(plain)
-        if not can.objects:
-            plain = with_argument_texts(plain)
-        if isinstance(self._syntax, Mistral):
-            plain = with_short_ids(plain)
+        is_mistral = isinstance(self._syntax, Mistral)
+        adapt(plain, reasoning=can.reasoning, argument_texts=not can.objects, short_ids=is_mistral)
         if not can.tools:
             return with_guide(plain, given, self._syntax.written, parallel=parallel), None
         return plain, [tool_entry(tool) for tool in given] or None
@@ -165,7 +159,7 @@ class ChatFormat:
         before a closing that is forced."""
         state = self._state(prompt)
         if isinstance(self._syntax, Harmony):
-            return harmony_thought(message, opened=False)
+            return harmony_thought(message)
         if state == "over":
             return None
         opener, closer = self._markers

@@ -72,38 +72,28 @@ def _call(place: str, call: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def with_argument_texts(messages: Sequence[Message]) -> list[Message]:
-    """The arguments of calls as JSON text, for templates that put them in as they are."""
+def adapt(
+    messages: Sequence[Message], *, reasoning: str, argument_texts: bool = False, short_ids: bool = False
+) -> None:
+    """Change messages in place to what a template expects.
 
-    def changed(call: dict[str, Any]) -> dict[str, Any]:
-        text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-        return {**call, "function": {**call["function"], "arguments": text}}
-
-    return [_each_call(message, changed) for message in messages]
-
-
-def with_reasoning_as(messages: Sequence[Message], name: str) -> list[Message]:
-    """What was thought in earlier turns under another name."""
-    return [
-        {name if key == "reasoning_content" else key: value for key, value in message.items()}
-        for message in messages
-    ]
-
-
-def with_short_ids(messages: Sequence[Message]) -> list[Message]:
-    """Calls and results with ids as Mistral's templates demand them: nine letters and digits."""
-    shortened = []
-    for given in messages:
-        message = _each_call(given, lambda call: {**call, "id": _short(call["id"])})
-        if message.get("role") == "tool":
-            message = {**message, "tool_call_id": _short(str(message.get("tool_call_id", "")))}
-        shortened.append(message)
-    return shortened
-
-
-def _each_call(message: Message, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Message:
-    calls = message.get("tool_calls")
-    return {**message, "tool_calls": [change(call) for call in calls]} if calls else message
+    Args:
+        messages: As `plain_messages` made them.
+        reasoning: Its name of what was thought in an earlier turn.
+        argument_texts: Whether it puts in the arguments of calls as they are: they have to be JSON text.
+        short_ids: Whether ids of calls and results are nine letters and digits, as Mistral's templates demand.
+    """
+    for message in messages:
+        if "reasoning_content" in message:
+            message[reasoning] = message.pop("reasoning_content")
+        for call in message.get("tool_calls", ()):
+            if argument_texts:
+                text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+                call["function"]["arguments"] = text
+            if short_ids:
+                call["id"] = _short(call["id"])
+        if short_ids and message.get("role") == "tool":
+            message["tool_call_id"] = _short(str(message.get("tool_call_id", "")))
 
 
 def _short(given: str) -> str:

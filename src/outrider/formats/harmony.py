@@ -63,10 +63,10 @@ class Harmony:
 HARMONY = Harmony()
 
 
-def harmony_thought(message: str, *, opened: bool) -> Thought:
+def harmony_thought(message: str) -> Thought:
     """How an answer reasons on the channel for analysis; `message` comes before a closing that is forced."""
     opener = f"{_CHANNEL}analysis{_MESSAGE}"
-    return Thought(opener, _END, f"{message}{_END}{_START}", opened, reopens=_CHANNEL)
+    return Thought(opener, _END, f"{message}{_END}{_START}", False, reopens=_CHANNEL)
 
 
 def harmony_grammar(rules: Rules, tools: Sequence[ToolSpec], content: str | None) -> str:

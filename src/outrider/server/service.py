@@ -29,8 +29,7 @@ from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.keys import Caller
 from outrider.server.metrics import Metrics
 from outrider.server.settings import ServeSettings
-from outrider.server.turns import Turns
-from outrider.server.worker import Worker
+from outrider.server.worker import Turns, Worker
 
 if TYPE_CHECKING:
     from outrider.session import Session

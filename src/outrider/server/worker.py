@@ -12,7 +12,7 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from threading import Thread
+from threading import Condition, Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,7 +21,6 @@ from outrider.core.errors import BackendError, OutriderError
 from outrider.costs.other_programs import OtherPrograms
 from outrider.engine.tiers import Reading, TierCounts
 from outrider.server.errors import Problem
-from outrider.server.turns import Turns
 
 if TYPE_CHECKING:
     from outrider.session import Session
@@ -77,6 +76,32 @@ class WorkerState:
     """Nothing is served any more."""
     tiers: TierCounts | None = None
     """what became of KV that left the cache"""
+
+
+class Turns:
+    """A fair lock: waiters get it in order of arrival. Engines that share a machine take turns: two that
+    computed at once would slow each other down."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._next_ticket = 0
+        self._serving = 0
+
+    def __enter__(self) -> None:
+        with self._changed:
+            ticket = self._next_ticket
+            self._next_ticket += 1
+            self._changed.wait_for(lambda: self._serving == ticket)
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._serving += 1
+            self._changed.notify_all()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether someone is waiting for it."""
+        return self._next_ticket - self._serving > 1
 
 
 class Worker:

@@ -57,11 +57,6 @@ class Generations:
         """loop time of the first tokens, by index of the choice"""
         self.num_open = 0
 
-    def cut(self, choice: Choice) -> None:
-        """End a choice with what it has."""
-        choice.is_cut = True
-        self._service.worker.cancel(self._jobs[choice.index])
-
     def end_thought(self) -> None:
         """End the reasoning of all choices."""
         for job in self._jobs.values():
@@ -88,9 +83,8 @@ class Generations:
             choice.queued_s = job.queued_s
             if (metrics := self._service.metrics) is not None:
                 estimate, _ = estimate_of(outcome, self._service.policy)
-                speedup = estimate.speedup if estimate else None
-                name = self._caller.name
-                metrics.observe_request(outcome, queued_s=job.queued_s, key=name, speedup=speedup)
+                speedup, key = estimate.speedup if estimate else None, self._caller.name
+                metrics.observe_request(outcome, queued_s=job.queued_s, key=key, speedup=speedup)
         self._outcomes.put_nowait((choice, outcome))
 
     async def next(self) -> tuple[Choice, Update | Completion]:
@@ -104,7 +98,8 @@ class Generations:
             began_s = self._began_s.setdefault(choice.index, now_s)
             is_late = self._max_decode_s is not None and now_s - began_s > self._max_decode_s
             if is_late and "\n" in choice.content and not choice.is_cut:
-                self.cut(choice)
+                choice.is_cut = True
+                self._service.worker.cancel(self._jobs[choice.index])
             return choice, outcome
         broken_off = self._service.worker.state().draining
         if isinstance(outcome, Completion):
