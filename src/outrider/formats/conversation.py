@@ -81,7 +81,7 @@ def adapt(
         messages: As `plain_messages` made them.
         reasoning: Its name of what was thought in an earlier turn.
         argument_texts: Whether it puts in the arguments of calls as they are: they have to be JSON text.
-        short_ids: Whether ids of calls and results are nine letters and digits, as Mistral's templates demand.
+        short_ids: Whether ids of calls and results are nine letters and digits, as Mistral demands.
     """
     for message in messages:
         if "reasoning_content" in message:
