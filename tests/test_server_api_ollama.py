@@ -155,6 +155,11 @@ def test_models_are_listed(served: Serving) -> None:
         (GENERATE, {"prompt": "x", "context": [1, 2]}, "context: tokens of earlier answers"),
         (GENERATE, {"prompt": "x", "suffix": "y"}, "no tokens for filling in a middle"),
         (CHAT, {"messages": user("x"), "options": {"mirostat": 1}}, "mirostat"),
+        (
+            CHAT,
+            {"messages": [user("x")[0] | {"tool_calls": [{"function": {"name": "f"}}]}]},
+            "only the assistant",
+        ),
         (CHAT, {"messages": user("x"), "options": {"unheard_of": 1}}, "options.unheard_of"),
         (CHAT, {"messages": user("x"), "format": {"type": "nonsense"}}, "format"),
         ("/api/show", {"model": "other"}, "there is no model other"),

@@ -23,9 +23,9 @@ _SCHEMAS = frozenset(("additionalProperties", "anyOf", "items", "oneOf", "prefix
 _SCHEMA_MAPS = frozenset(("$defs", "definitions", "patternProperties", "properties"))
 
 
-def _schema_of(tool: ToolSpec, schema: Any, place: str, fallback: str) -> tuple[str, tuple[str, ...]]:
+def _schema_of(tool: ToolSpec, schema: Any, place: str) -> tuple[str, tuple[str, ...]]:
     """A schema as `%json` takes it, and notices about parts that are not enforced. `place` says what of the
-    tool it is of, and `fallback` is used where it cannot be enforced.
+    tool it is of; empty: its arguments, an object.
 
     Raises GrammarError, which names the tool, where that of a strict one cannot be enforced.
     """
@@ -34,11 +34,11 @@ def _schema_of(tool: ToolSpec, schema: Any, place: str, fallback: str) -> tuple[
     except (TypeError, ValueError, RecursionError) as error:
         why = f"the schema of its arguments is not JSON ({error})"
         raise GrammarError(f"tool {tool.name}", why, "Give plain data.") from None
-    return _prepared(tool.name, text, tool.strict, place, fallback)
+    return _prepared(tool.name, text, tool.strict, place)
 
 
 @lru_cache(maxsize=512)
-def _prepared(name: str, text: str, strict: bool, place: str, fallback: str) -> tuple[str, tuple[str, ...]]:
+def _prepared(name: str, text: str, strict: bool, place: str) -> tuple[str, tuple[str, ...]]:
     try:
         schema = json.loads(text)
         schema = closed(schema) if place else _object(schema)
@@ -47,7 +47,7 @@ def _prepared(name: str, text: str, strict: bool, place: str, fallback: str) -> 
         if strict:
             way_out = f"{error.way_out} Or leave out strict.".strip()
             raise GrammarError(f"tool {name}", f"{error.what} {error.why}", way_out) from None
-        prepared, _ = prepare(fallback, "spaced", lenient=False)
+        prepared, _ = prepare("{}" if place else '{"type": "object"}', "spaced", lenient=False)
         what = f"{place or 'its arguments'} may be any {'value' if place else 'object'}"
         return prepared, (f"tool {name}: {error.what} {error.why}; {what}",)
     return prepared, tuple(f"tool {name}: {place and place + ': '}{notice}" for notice in notices)
@@ -124,13 +124,11 @@ class Rules:
     def arguments(self, tool: ToolSpec) -> str:
         """An object that the tool's schema describes. Raises GrammarError where a strict one cannot be
         enforced."""
-        schema, notices = _schema_of(tool, tool.parameters, "", '{"type": "object"}')
-        self.notices += notices
-        return self.named(f"%json {schema}")
+        return self.value(tool, tool.parameters, "")
 
-    def parameter(self, tool: ToolSpec, name: str, schema: Any) -> str:
-        """A value of one of its parameters, likewise."""
-        prepared, notices = _schema_of(tool, schema, name, "{}")
+    def value(self, tool: ToolSpec, schema: Any, place: str) -> str:
+        """A value of what of the tool is at a place, likewise."""
+        prepared, notices = _schema_of(tool, schema, place)
         self.notices += notices
         return self.named(f"%json {prepared}")
 

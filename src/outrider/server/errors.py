@@ -210,7 +210,7 @@ def _of_http(request: Request, error: HTTPException) -> Problem:
 _CONVERSIONS: dict[type[Exception], Callable[[Request, Any], Problem]] = {
     Problem: lambda _, error: error,
     OutriderError: lambda _, error: problem_of(error),
-    RequestValidationError: lambda _, error: _invalid(error.errors(), error.body),
+    RequestValidationError: lambda _, error: invalid_body(error.errors(), error.body),
     HTTPException: _of_http,
     Exception: lambda *_: internal_error(),  # it is logged where it is raised again
 }
@@ -221,8 +221,8 @@ _CONVERSIONS: dict[type[Exception], Callable[[Request, Any], Problem]] = {
 _MAX_SHOWN_CHARACTERS = 40
 
 
-def _invalid(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
-    """The most helpful error: where several alternatives failed, of the one that got furthest."""
+def invalid_body(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
+    """What pydantic found as one Problem: where several alternatives failed, of the one that got furthest."""
     placed = [(_steps(error, body), error) for error in errors]
     steps, found = max(placed, key=lambda one: (one[1]["type"] == "unsupported", len(one[0])))
     takes = accepted([error for other, error in placed if other == steps]) or "what docs/api.md says of it"

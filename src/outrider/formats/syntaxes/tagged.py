@@ -57,7 +57,7 @@ class Tagged(CallSyntax):
     def _value(self, rules: Rules, tool: ToolSpec, one: Parameter) -> str:
         """A value and what follows it."""
         if "string" not in one.types:
-            return f"{rules.parameter(tool, one.name, one.schema)} {rules.marker(self.after_value)}"
+            return f"{rules.value(tool, one.schema, one.name)} {rules.marker(self.after_value)}"
         if one.values:
             texts = [json.dumps(_as_text(value)) for value in one.values]
             return f"{rules.choice(texts)} {rules.marker(self.after_value)}"

@@ -57,11 +57,6 @@ class ChatRequest(shapes.TextRequest, shapes.ReasoningFields):
     ] = None
     verbosity: shapes.Verbosity | None = None
 
-    @classmethod
-    def of(cls, **fields: Any) -> ChatRequest:
-        """A request of another API, as the fields of this one in plain data."""
-        return cls(**fields)
-
 
 @router.post("/v1/chat/completions", responses=EVENTS_TOO)
 async def chat(body: ChatRequest, request: Request) -> Response:

@@ -301,7 +301,7 @@ def plan_generate(service: Service, body: GenerateRequest, namespace: str) -> Ge
         fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
         fields["max_tokens"] = fields["max_tokens"] or service.settings.default_max_tokens or -1
         with renamed_fields(_NAMES):
-            return plan_completions(service, CompletionRequest(**fields), namespace)
+            return plan_completions(service, CompletionRequest.of(**fields), namespace)
     turns = [{"role": "system", "content": body.system}] if body.system else []
     return _plan(service, body, [*turns, {"role": "user", "content": prompt}], namespace)
 

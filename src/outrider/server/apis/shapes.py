@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, Union
 
 from pydantic import (
     AfterValidator,
@@ -17,6 +17,7 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationError,
     create_model,
     model_validator,
 )
@@ -24,6 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from outrider.core.notices import notify
 from outrider.core.params import DraftSampling, FastForward, Rule, SamplingParams
+from outrider.server.errors import invalid_body
 
 _MAX_LEVELS = 250
 _MAX_UNKNOWN = 16
@@ -94,7 +96,7 @@ def variants(base: type[Shape], read: str, **kinds: Mapping[str, Any]) -> Any:
             for name, of in fields_of.items()
         }
         definitions["type"] = Literal[kind], kind
-        model = create_model(f"{base.__name__}_{kind}", __base__=base, **definitions)
+        model = create_model(f"{base.__name__.strip('_')}_{kind}", __base__=base, **definitions)
         found.append(Annotated[model, Tag(kind)])
     chooses = Discriminator(
         _type_of, custom_error_type="unsupported", custom_error_message=f"{read} are read. Leave others out"
@@ -445,6 +447,15 @@ class TextRequest(GenerationRequest):
     guided_regex: str | None = None
     guided_choice: AllowedTexts | None = None
     guided_grammar: str | None = None
+
+    @classmethod
+    def of(cls, **fields: Any) -> Self:
+        """A request of another API, as the fields of this one in plain data. Raises Problem."""
+        try:
+            return cls(**fields)
+        except ValidationError as error:
+            found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+            raise invalid_body(found, fields) from None
 
 
 class ReasoningFields(Shape):
