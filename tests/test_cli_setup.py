@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,9 +26,9 @@ Setup = Callable[..., Outcome]
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = staged(tmp_path, monkeypatch)
     source, recipe = made.source, made.recipe
-    monkeypatch.setattr(
-        "outrider.backends.native.build.build_native", partial(build_native, source=source, recipe=recipe)
-    )
+    monkeypatch.setattr("outrider.backends.native.build.build_native", partial(build_native, recipe=recipe))
+    monkeypatch.setattr("outrider.backends.native.IK", source)
+    monkeypatch.setattr("outrider.backends.native.MAINLINE", replace(source, target="outrider-cuda"))
     monkeypatch.setattr("outrider.backends.native.native_library", partial(native_library, source, recipe))
     # What is installed here is kept for the whole process: nothing of this machine may get into it.
     monkeypatch.setattr("outrider.backends.gguf.installed", lambda: _files(native_library(source, recipe)))

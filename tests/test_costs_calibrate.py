@@ -110,6 +110,51 @@ def test_a_model_that_cannot_rewind_is_measured_at_an_empty_context() -> None:
     assert {point.context_tokens for point in costs.points} == {0} and len(costs.points) > 8
 
 
+class Card(TimedModel):
+    """A GPU of stairs after 8 tokens: the first of equal calls takes 1.3 times as long as those that repeat
+    it, the second three times."""
+
+    def __init__(self, **options: int) -> None:
+        super().__init__(lambda n, c, _m: (0.008 if n <= 8 else 0.012) + 1e-7 * c, **options)
+        self._row = (0, 0)
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        tokens, before = sum(len(span.tokens) for span in spans), self.now
+        self._row = (tokens, self._row[1] + 1 if tokens == self._row[0] else 0)
+        rows = super().decode(spans)
+        self.now += (self.now - before) * (0.3, 2.0, 0.0)[min(self._row[1], 2)]
+        return rows
+
+
+def test_on_a_gpu_plain_decoding_is_what_equal_calls_take_and_drafts_what_a_switch_takes() -> None:
+    model = Card()
+    costs = calibrate(model, seconds=4.5, on_gpu=True, clock=model.clock)
+    assert model.now <= 5.0
+    found = measured(costs)
+    assert set(found) >= {1, 2, 3, 4, 8, 9, 16} and found[1] == pytest.approx(0.008)
+    assert found[9] == pytest.approx(0.012)
+    ratios = {p.num_tokens: p.switch_ratio for p in costs.points if not p.context_tokens}
+    assert ratios == {n: pytest.approx(0.3, rel=0.01) for n in ratios}
+    for kept in (costs, CallCosts.from_json(costs.as_json()), costs.refined()):
+        calls_s = kept.calls_s(9, context=0).tolist()
+        assert calls_s == pytest.approx([0.008, *[0.0104] * 7, 0.0156], rel=0.01)
+    for calls in ([1] * 20, [5, 1] * 20, [9] * 20, [1, 1, 1, 9, 9, 9, 5] * 10):
+        for n in calls:
+            before = model.now
+            model.decode([Span(0, tuple([0] * n), model.length(0), n)])
+            costs.observe(n, model.now - before, context=0)
+            model.truncate(0, 0)
+    assert costs.drift == pytest.approx(1.0, rel=0.02)
+    assert costs.calls_s(9, context=0).tolist() == pytest.approx(calls_s, rel=0.03)
+
+
+def test_where_a_switch_costs_nothing_nothing_is_said_of_it() -> None:
+    model = TimedModel(disturb=noise(seed=1, spread=0.004))
+    costs = calibrate(model, seconds=400, on_gpu=True, clock=model.clock)
+    assert {point.switch_ratio for point in costs.points} == {0.0}
+    assert "switch_ratio" not in str(costs.as_json())
+
+
 class Interrupted(TimedModel):
     """Raises in its 40th call."""
 

@@ -25,7 +25,6 @@ from native_builds import (
     staged,
 )
 from outrider.backends.native import native_library
-from outrider.backends.native.place import LIBRARY
 from outrider.core.errors import BuildError, SettingError
 
 GUARD_S = 30.0
@@ -49,7 +48,7 @@ def test_it_is_built_tried_and_found_again(machine: Machine) -> None:
     assert found(machine) == made.path
     assert ctypes.CDLL(str(made.path)).outrider_first_decode(b"model") == 0
     assert machine.left == [made.path.parent.name]
-    assert [file.name for file in made.path.parent.iterdir()] == [LIBRARY]
+    assert [file.name for file in made.path.parent.iterdir()] == [machine.source.library]
     assert list(dict.fromkeys(stage for stage, _ in machine.stages)) == ["fetching", "compiling", "trying"]
     assert [done for stage, done in machine.stages if stage == "compiling"] == [0.0, 0.5, 1.0]
     assert f"tiny-ik==1.0 --hash=sha256:{machine.source.sha256}" not in machine.calls[0]  # it is in a file

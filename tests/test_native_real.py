@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from native_builds import COMPILER, archive_of, source_of, staged
+from outrider.backends.native import MAINLINE, cuda
 from outrider.backends.native.build import build_native, fetched
+from outrider.backends.native.place import RECIPE
 from outrider.core.errors import BuildError
 from outrider.models import embedded_default
 
@@ -160,6 +162,63 @@ def test_the_recipe_makes_one_object_that_shares_nothing(
     assert not re.search(rb"\0helper_value\0", path.read_bytes())
     assert [library.outrider_first_decode(name) for name in (b"model", b"missing", b"nan")] == [0, 1, 1]
     assert re.search(rb"\0liboutrider-ik.so\0", path.read_bytes())
+
+
+CUDA_CMAKE = """
+add_library(ggml ggml.c)
+add_library(ggml-base base.c)
+add_library(ggml-cuda kernel.cu)
+target_link_libraries(ggml-cuda PRIVATE CUDA::cudart)
+target_link_libraries(ggml PUBLIC ggml-base ggml-cuda)
+add_library(llama llama.c)
+target_include_directories(llama PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
+target_link_libraries(llama PUBLIC ggml)
+"""
+KERNEL = """
+__global__ void add(float * x) { x[threadIdx.x] += 1; }
+extern "C" int ggml_devices(void) { int count = 0; return cudaGetDeviceCount(&count) ? -1 : count; }
+extern "C" void ggml_add(float * x) { add<<<1, 32>>>(x); }
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(None in (shutil.which("cmake"), COMPILER), reason="there is no cmake or no compiler")
+def test_a_kernel_is_compiled_without_an_installed_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the compiler of the pinned packages, as `setup --cuda` does; all but cuBLAS, which is large."""
+    source, recipe = tmp_path / "source", tmp_path / "recipe"
+    source.mkdir()
+    shutil.copytree(RECIPE, recipe)
+    pins = (recipe / "cuda13.txt").read_text().split("\nnvidia-")
+    kept = [pin for pin in pins if not pin.startswith("cublas")]
+    (recipe / "cuda13.txt").write_text("\nnvidia-".join(kept))
+    monkeypatch.setattr(cuda, "_AT_RUN_TIME", ("libcudart.so.13",))
+    (recipe / "first_decode.c").write_text(
+        "int outrider_first_decode(const char * path) { return path == 0; }\n"
+    )
+    texts = {
+        "CMakeLists.txt": CUDA_CMAKE,
+        "kernel.cu": KERNEL,
+        "ggml.c": "int ggml_value(void) { return 1; }",
+    }
+    texts |= {"base.c": "int ggml_base(void) { return 2; }", "llama.c": "int llama_value(void) { return 3; }"}
+    for name, text in texts.items():
+        (source / name).write_text(text)
+    monkeypatch.setattr("outrider.backends.native.build.fetched", lambda *_: source)
+    monkeypatch.setattr(cuda, "_installed_toolkit", lambda: None)
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    try:
+        made = build_native(tmp_path / "model", source=MAINLINE, recipe=recipe, cuda=cuda.plan_cuda("90"))
+    except BuildError as error:
+        if "could not be fetched" not in error.why:
+            raise
+        pytest.skip(error.why)
+    assert {file.name for file in made.path.parent.iterdir()} == {MAINLINE.library, "libcudart.so.13"}
+    library = ctypes.CDLL(str(made.path))  # which finds CUDA's own beside it
+    assert (library.llama_value(), library.ggml_value()) == (3, 1)
+    assert library.ggml_devices() == (len(cuda.cards()) or -1)
+    assert b"sm_90" in made.path.read_bytes()
 
 
 @pytest.mark.slow

@@ -25,13 +25,16 @@ from outrider.backends.gguf.devices import (
     share_array,
 )
 from outrider.backends.gguf.libraries import describe_gpus, open_library
+from outrider.backends.gguf.memory import Contexts, place_layers, what_would_fit
 from outrider.backends.tuning.scoring import subject_of
 from outrider.cli.llama_options import translate
 from outrider.cli.load_options import load_options
 from outrider.cli.settings import RunSettings
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, ModelFileError, OutriderError, SettingError
+from outrider.core.notices import collect_notices
 from outrider.core.schema import settings_of
+from outrider.models.layout import Layer, Layout
 from tiny_gguf import write_tiny
 
 TEXT = (5, 6, 7, 8, 9)
@@ -119,7 +122,7 @@ def test_positions_are_stretched(model: Path) -> None:
 class TwoGpus:
     """A stand-in for a library with two GPUs and the processor, numbered by their pointers."""
 
-    title = "llama.cpp"
+    title, why_no_gpu = "llama.cpp", ""
 
     def __init__(self) -> None:
         self.functions: Any = self
@@ -129,6 +132,12 @@ class TwoGpus:
 
     def llama_supports_gpu_offload(self) -> bool:
         return True
+
+    def uses_gpu(self, options: LoadOptions) -> bool:
+        return options.gpu_layers != 0
+
+    def fit(self, *_asked: object) -> LoadOptions | None:
+        return None
 
     def llama_max_devices(self) -> int:
         return 4
@@ -185,6 +194,59 @@ def test_devices_shares_and_tensors_become_the_librarys_arrays() -> None:
     for wrong, message in refused:
         with pytest.raises(SettingError, match=message):
             wrong()
+
+
+GB = 10**9
+LARGE = Layout(
+    name="large",
+    tensors={**{f"blk.{i}.attn_q.weight": 10 * GB for i in range(4)}, "output.weight": 3 * GB},
+    layers=[Layer(125, 125)] * 4,
+)
+"""43 GB; the two GPUs have 23 GB, of which about 21 are to be used."""
+
+
+@pytest.mark.parametrize(
+    ("given", "beside", "count"),
+    [({}, 0, 2), ({}, 8, 1), ({}, 19, 0), ({"gpu_layers": 3}, 0, 3), ({"gpu_layers": 0}, 0, 0)],
+)
+def test_as_many_layers_as_fit_go_to_the_gpus(given: dict[str, Any], beside: int, count: int) -> None:
+    library: Any = TwoGpus()
+    draft = replace(LARGE, tensors={"output.weight": beside * GB}, layers=[])
+    models = [Contexts(LARGE, LoadOptions(**given), 1000), Contexts(draft, LoadOptions(), 1000)]
+    with collect_notices() as notices:
+        assert place_layers(library, Path("x"), models).gpu_layers == count
+    said = f"{count} of 5 layers of large fit on the GPUs, of which 23.0 GB are free"
+    assert [note.partition(";")[0] for note in notices] == ([] if given else [said])
+
+
+def test_a_model_that_fits_is_left_to_the_library_and_one_that_does_not_to_its_own_reckoning() -> None:
+    library: Any = TwoGpus()
+    small = Contexts(replace(LARGE, tensors={"output.weight": 3 * GB}), LoadOptions(), 1000)
+    assert place_layers(library, Path("x"), [small]) == LoadOptions()
+    library.fit = lambda _path, options, *_rest: replace(options, tensor_overrides=("exps=CPU",))
+    with collect_notices() as notices:
+        found = place_layers(library, Path("x"), [Contexts(LARGE, LoadOptions(), 1000)])
+    assert found.tensor_overrides == ("exps=CPU",)
+    assert notices[0].startswith("5 of 5 layers of large fit on the GPUs, but for some experts")
+
+
+def test_memory_that_runs_out_ends_in_a_line_that_says_what_would_fit() -> None:
+    library: Any = TwoGpus()
+    assert what_would_fit(library, Contexts(LARGE, LoadOptions())) == (
+        "What would fit: 2 layers on the GPU (-ngl)."
+    )
+    assert not what_would_fit(library, Contexts(LARGE, LoadOptions(gpu_layers=0)))
+
+
+def test_a_librarys_own_reckoning_is_asked_by_its_cpp_name(model: Path) -> None:
+    builds = {name: FILES[name] for name in MAINLINE}
+    answers = {name: open_library(file).fit(model, native(name), 64, 2**20) for name, file in builds.items()}
+    exporting = {
+        name for name in builds if hasattr(open_library(builds[name]).functions, "common_fit_params")
+    }
+    assert {name for name, answer in answers.items() if answer is not None} == exporting
+    for name in exporting:  # there is no GPU, or it all fits
+        assert answers[name] == native(name)
 
 
 def test_setup_lists_gpus_by_the_names_that_options_have(monkeypatch: pytest.MonkeyPatch) -> None:

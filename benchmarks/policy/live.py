@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Prompt, Row, append, argument_parser, describe, load_prompts, resume, run_program, turn
 from outrider import LoadOptions, Request
+from outrider.backends.tuning.scoring import is_on_gpu, native_of
 from outrider.core.errors import SettingError
 from outrider.costs.calibrate import calibrate
 from outrider.costs.store import PairCosts
@@ -45,9 +46,11 @@ SAME = ("threads", "context", "tokens", "repetitions", "modes", "told", "busy", 
 
 
 def measure_costs(session: Session, seconds: float) -> PairCosts:
-    drafter = draft_of(session)
-    target = calibrate(session.target, seconds=seconds)
-    return PairCosts(target, calibrate(drafter.model, seconds=seconds, rows="last") if drafter else None)
+    drafter, on_gpu = draft_of(session), is_on_gpu(native_of(session.target))
+    target = calibrate(session.target, seconds=seconds, on_gpu=on_gpu)
+    if drafter is None:
+        return PairCosts(target)
+    return PairCosts(target, calibrate(drafter.model, seconds=seconds, rows="last", on_gpu=on_gpu))
 
 
 @contextmanager
@@ -86,6 +89,7 @@ def parse() -> argparse.Namespace:
         __doc__, prompts=True, pair=True, repetitions=3, tokens=128, threads=2, context=4096, seed=0
     )
     parser.add_argument("--fixed", type=fixed_settings, default=[], metavar="LENGTH[:P_MIN],…")
+    parser.add_argument("--llama-library", default="", help="the native library to use")
     parser.add_argument("--calibration", type=float, default=12.0, metavar="SECONDS", help="for each model")
     parser.add_argument(
         "--wrong-costs", dest="told", choices=list(WRONG), help="tell the policy costs that are wrong"
@@ -100,7 +104,7 @@ def main() -> None:
     prompts = load_prompts(arguments.prompts)
     random.Random(arguments.seed).shuffle(prompts)  # categories and the machine's moods unrelated
     plan = Plan(arguments.tokens, arguments.repetitions, arguments.fixed, arguments.seed, arguments.told)
-    options = LoadOptions(threads=arguments.threads)
+    options = LoadOptions(threads=arguments.threads, library=arguments.llama_library)
     pair = Pair.load(arguments.model, arguments.draft, options=options)
     with Session.open(
         pair, SessionOptions(arguments.context, policy=FixedPolicy())

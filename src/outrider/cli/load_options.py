@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from outrider.backends.gguf import LoadOptions
 from outrider.backends.gguf.devices import on_processor
+from outrider.backends.gguf.options import ALL_LAYERS
 from outrider.core.errors import SettingError
 from outrider.core.loading_settings import Loading
 from outrider.core.schema import values_for
@@ -114,7 +115,7 @@ def _rope_freq_scale(settings: Loading) -> float:
 
 def _layers(text: str) -> int:
     if text in ("all", "auto"):
-        return -1
+        return ALL_LAYERS if text == "all" else -1
     try:
         return max(int(text), -1)
     except ValueError:

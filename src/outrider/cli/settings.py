@@ -292,7 +292,17 @@ class SetupSettings(Group):
     native: bool = setting(
         False, help="Compile ik_llama.cpp for this CPU into the cache. Takes a C++ compiler and some minutes."
     )
-    force: bool = setting(False, help="With --native: compile again what is there.")
+    cuda: bool = setting(
+        False,
+        help="Compile llama.cpp for this machine's NVIDIA cards. Takes a C++ compiler, 3.5 GB of disk and "
+        "minutes to hours, by the cores; CUDA's own compiler is fetched where it is not installed.",
+    )
+    cuda_arch: str | None = setting(
+        None,
+        metavar="KINDS",
+        help="With --cuda: for cards of this compute capability instead (86, or 86,90).",
+    )
+    force: bool = setting(False, help="With --native or --cuda: compile again what is there.")
 
 
 class CacheSettings(JsonOutput):

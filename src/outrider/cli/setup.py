@@ -1,4 +1,4 @@
-"""`outrider setup`: which libraries are there, and one compiled for this CPU on request."""
+"""`outrider setup`: which libraries are there, and one compiled for this machine on request."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ from outrider.core.numbers import duration, gigabytes
 
 _STAGES = {
     "model": "fetching the default model, which the build is tried with",
-    "fetching": "fetching ik_llama.cpp",
+    "fetching": "fetching {}",
+    "CUDA": "fetching CUDA's compiler",
     "tools": "fetching cmake and ninja",
-    "compiling": "compiling ik_llama.cpp for this CPU",
+    "compiling": "compiling {}",
     "trying": "trying its first decode",
 }
 
 
-_NO_GPU = "no GPU: it computes on the processor alone (docs/gpu.md: how to get another build)"
-
-
 def setup(settings: SetupSettings) -> int:
     """Show the libraries, or build one; returns the exit status. Raises SettingError and BuildError."""
-    if settings.force and not settings.native:
-        raise SettingError("--force", "there is nothing to compile again", "Add --native.")
-    if not settings.native:
+    if settings.force and not (settings.native or settings.cuda):
+        raise SettingError("--force", "there is nothing to compile again", "Add --native or --cuda.")
+    if settings.cuda_arch is not None and not settings.cuda:
+        raise SettingError("--cuda-arch", "it says for which cards to compile", "Add --cuda.")
+    if not (settings.native or settings.cuda):
         write("\n".join(_libraries()) + "\n")
         return 0
     try:
-        _build(settings.force)
+        if settings.native:
+            _build(settings.force)
+        if settings.cuda:
+            _build(settings.force, cuda=True, kinds=settings.cuda_arch)
     except KeyboardInterrupt:
         typer.echo("\ninterrupted: nothing of the build is left", err=True)
         return INTERRUPTED
@@ -51,7 +54,7 @@ def _libraries() -> list[str]:
     for file in installed():
         why = why_not(file)
         lines.append(f"{file} cannot be used: {why}" if why else f"{file}: {readable(str(file.path))}")
-        lines += [] if why else [f"  {line}" for line in describe_gpus(file) or [_NO_GPU]]
+        lines += [] if why else [f"  {line}" for line in describe_gpus(file)]
     if not lines:
         lines = ["no package that brings a library is installed: pip install xllamacpp ik-llama-cpp-python"]
     if native_library() is None:
@@ -59,20 +62,34 @@ def _libraries() -> list[str]:
     return lines
 
 
-def _build(force: bool) -> None:
+def _build(force: bool, *, cuda: bool = False, kinds: str | None = None) -> None:
+    """Build ik_llama.cpp for this CPU, or with `cuda` llama.cpp for the cards that are here or named."""
+    from outrider.backends.gguf import LibraryFile, describe_gpus
+    from outrider.backends.native import IK, MAINLINE
     from outrider.backends.native.build import build_native
+    from outrider.backends.native.cuda import plan_cuda
     from outrider.models import embedded_default
 
+    plan = plan_cuda(kinds) if cuda else None
+    title, source = ("ik_llama.cpp for this CPU", IK)
+    if plan:
+        title, source = f"llama.cpp for NVIDIA cards of kind {', '.join(plan.kinds)}", MAINLINE
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     with _ended_in_order(), bars_or_lines(errors) as report:
-        model = embedded_default(lambda done, total: report(_STAGES["model"], done / total))
-        made = build_native(model, force=force, progress=lambda stage, done: report(_STAGES[stage], done))
+
+        def show(stage: str, done: float) -> None:
+            report(_STAGES[stage].format(title if stage == "compiling" else title.partition(" ")[0]), done)
+
+        model = embedded_default(lambda done, total: show("model", done / total))
+        made = build_native(model, force=force, progress=show, source=source, cuda=plan)
     path = readable(str(made.path))
     if made.built:
         made_of = f"{gigabytes(made.path.stat().st_size)}, compiled in {duration(made.seconds)}"
-        write(f"ik_llama.cpp for this CPU is built and decodes ({made_of}): {path}\n")
+        write(f"{title} is built and decodes ({made_of}): {path}\n")
     else:
-        write(f"ik_llama.cpp for this CPU is there already (--force compiles it again): {path}\n")
+        write(f"{title} is there already (--force compiles it again): {path}\n")
+    for line in describe_gpus(LibraryFile(made.path, title, source.version)) if plan else ():
+        write(f"  {line}\n")
 
 
 @contextmanager

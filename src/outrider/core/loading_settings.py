@@ -56,7 +56,12 @@ class Placement(Group):
         help="GPUs to use, as outrider setup lists them: CUDA0,CUDA1; none: no GPU.",
     )
     gpu_layers: Layers = setting(
-        "all", "-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N", help="Layers on the GPU, or all."
+        "auto",
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        metavar="N",
+        help="Layers on the GPU: a number, all, or auto (what fits).",
     )
     split_mode: str = setting(
         "layer", "-sm", metavar="MODE", help="How GPUs share the model: none, layer, row or tensor."

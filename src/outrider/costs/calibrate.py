@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from statistics import fmean
 from time import perf_counter, sleep
 
 from outrider.core.contracts import Model
@@ -12,6 +13,8 @@ from outrider.costs.curve import CallCosts
 from outrider.costs.timer import FIRM_ROUNDS, CallTimer, Clock, Rows, Samples
 
 DEFAULT_SECONDS = 6.0
+GPU_SECONDS = 4.5
+"""there calls are short"""
 GLANCE_SECONDS = 0.5
 """of measuring that a session may begin with"""
 
@@ -21,6 +24,11 @@ Progress = Callable[[float], None]
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 16, 7, 12, 32, 9, 24, 10, 20, 13, 14, 11, 15, 17, 64, 48, 28, 40, 33, 25, 56)
 """Numbers of tokens in the order of their use. Drafts are mostly short; kernels step at multiples of 4
 and 8 and one beside them."""
+_GPU_SIZES = (1, 2, 4, 8, 9, 3, 16, 6, *(size for size in _SIZES if size not in (1, 2, 4, 8, 9, 3, 16, 6)))
+"""Kernels there step after 8."""
+_RUN = 4
+"""Equal calls in a row on a GPU: the first finds the work of another one prepared, the second prepares its
+own, which the rest repeat, as plain decoding does."""
 _FIRST_SIZES = 8
 _CONTEXT_SIZES = (1, 2, 4, 8, 16, 32)
 """measured at longer contexts too: attention grows with both, without stairs of its own"""
@@ -38,6 +46,7 @@ def calibrate(
     *,
     seconds: float = DEFAULT_SECONDS,
     rows: Rows = "all",
+    on_gpu: bool = False,
     clock: Clock = perf_counter,
     progress: Progress = lambda _part: None,
 ) -> CallCosts:
@@ -46,11 +55,13 @@ def calibrate(
     Calls of all sizes are interleaved in shuffled rounds, so that a busy moment of the machine spoils
     no single size; a point is the median of its samples. At an empty context first, then at
     longer ones and for several sequences at once where model and time allow. `rows` are the logits
-    that the engine will ask this model for. The model's sequences are empty before and after.
+    that the engine will ask this model for. `on_gpu`: each call is made several times in a row, and what the
+    first takes longer is kept apart; of rows the most likely tokens are enough, as in greedy decoding. The
+    model's sequences are empty before and after.
 
     Raises BackendError when a call fails.
     """
-    plan = _Plan(model, rows, clock, seconds, progress)
+    plan = _Plan(model, rows, clock, seconds, progress, on_gpu=on_gpu)
     longest = model.context_length if model.rewinding.is_free else 0
     before_sequences = _BASE_SHARE + _CONTEXT_SHARE if model.max_sequences > 1 else 1.0
     with plan:
@@ -69,13 +80,18 @@ def calibrate(
 class _Plan(CallTimer):
     """What was sampled so far, and what to sample next."""
 
-    def __init__(self, model: Model, rows: Rows, clock: Clock, seconds: float, progress: Progress) -> None:
-        super().__init__(model, rows, clock, random.Random(0))
+    def __init__(
+        self, model: Model, rows: Rows, clock: Clock, seconds: float, progress: Progress, *, on_gpu: bool
+    ) -> None:
+        super().__init__(model, rows, clock, random.Random(0), top=int(on_gpu))
+        self._run, self._last = _RUN if on_gpu else 1, (0, 0)
+        """equal calls in a row; tokens and sequences of the last"""
         self._seconds = seconds
         self._progress = progress
         self._rng = random.Random(1)
         self._started = clock()
-        self._waiting = [size for size in _SIZES if size <= self.largest]
+        sizes = _GPU_SIZES if on_gpu else _SIZES
+        self._waiting = [size for size in sizes if size <= self.largest]
         self.samples: list[Samples] = []
         self._single: list[Samples] = []
         """of one sequence, at an empty context"""
@@ -149,17 +165,23 @@ class _Plan(CallTimer):
         return taken
 
     def _sample(self, samples: Samples) -> None:
-        samples.seconds.append(self.call_s(samples.num_tokens, samples.num_sequences))
+        kind = samples.num_tokens, samples.num_sequences
+        times = [self.call_s(*kind) for _ in range(self._run)]
+        samples.seconds.append(fmean(times[2:]) if self._run > 1 else times[0])
+        if self._run > 1 and kind != self._last:
+            samples.switched_s.append(times[0])
+        self._last = kind
         self._report()
 
     def _report(self) -> None:
         self._progress(min((self._clock() - self._started) / max(self._seconds, 1e-9), 1.0))
 
     def _expected_s(self, num_tokens: int) -> float:
-        """What such a call may take, by the nearest size that was sampled and in proportion."""
+        """What such a call, or a run of them, may take, by the nearest size that was sampled and in
+        proportion."""
         sampled = [s for s in self._single if s.seconds]
         near = min(sampled, key=lambda s: abs(s.num_tokens - num_tokens))
-        return near.median_s * max(1.0, num_tokens / near.num_tokens)
+        return self._run * near.median_s * max(1.0, num_tokens / near.num_tokens)
 
 
 # The same calls on several models in turn: which way of loading one is the faster.

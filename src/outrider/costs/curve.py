@@ -42,6 +42,9 @@ class CallCosts:
     model reads no more than the last so many tokens of a text (0: all). `is_estimate`: the points come from a
     glance, and real calls say more than they do.
 
+    Plain decoding repeats calls of one size, drafts change it: where that matters (`switch_ratio`), a call
+    over one token is taken to follow an equal one, and any other not to.
+
     >>> costs = CallCosts([CallPoint(1, 0.1), CallPoint(3, 0.2), CallPoint(4, 0.15)])
     >>> costs.calls_s(4, context=0).round(3).tolist()
     [0.1, 0.15, 0.2, 0.15]
@@ -66,6 +69,8 @@ class CallCosts:
         self._prefill_error = 0.0
         self._has_prefilled = prefill_token_s is not None
         self._tables: dict[tuple[int, int], Curve] = {}
+        self._last, self._num_equal = 0, 0
+        """tokens of the last call that was observed, and how many in a row had as many"""
         self._is_drifting = False
         self._num_changed = 0
         self._notice: str | None = None
@@ -125,6 +130,7 @@ class CallCosts:
         fitted, learned = self._fit, self._learned
         table = fitted.base_s + fitted.context_s * context + fitted.sequence_s * (num_sequences - 1)
         table *= np.exp(learned.scale + learned.shape)
+        table[1:] *= 1 + fitted.switch[1:]
         if size > MAX_TOKENS:
             half = MAX_TOKENS // 2
             rise = max(float(table[-1] - table[half - 1]) / (MAX_TOKENS - half), 0.0)
@@ -138,7 +144,17 @@ class CallCosts:
         """A real call took so long. Times that are no positive number are passed over."""
         if not (math.isfinite(seconds) and seconds > 0) or num_tokens < 1:
             return
-        error = math.log(seconds / self.call_s(num_tokens, context=context, num_sequences=num_sequences))
+        expected_s = self.call_s(num_tokens, context=context, num_sequences=num_sequences)
+        self._num_equal = self._num_equal + 1 if num_tokens == self._last else 0
+        self._last = num_tokens
+        if switch := float(self._fit.switch[min(num_tokens, MAX_TOKENS) - 1]):
+            if self._num_equal == 1:  # the second of equal calls prepares those after it
+                return
+            if num_tokens == 1 and not self._num_equal:
+                expected_s *= 1 + switch
+            elif num_tokens > 1 and self._num_equal:
+                expected_s /= 1 + switch
+        error = math.log(seconds / expected_s)
         if not self.is_known:
             self._learned.scale, error = error, 0.0
         self._learned.observe(num_tokens, error)
@@ -192,7 +208,10 @@ class CallCosts:
         seen = {n for n in range(1, MAX_TOKENS + 1) if shape and learned.seen[n - 1] >= _LEARNED_CALLS}
         single = {1} if self.is_known else set[int]()
         prefill_token_s = self.prefill_s(1) * math.exp((scale - 1) * learned.scale)
-        points = [CallPoint(n, float(self._fit.base_s[n - 1])) for n in sorted((seen | single) - there)]
+        points = [
+            CallPoint(n, float(self._fit.base_s[n - 1]), switch_ratio=float(self._fit.switch[n - 1]))
+            for n in sorted((seen | single) - there)
+        ]
         return CallCosts(
             [replace(p, seconds=p.seconds * factors[p.num_tokens - 1]) for p in (*self.points, *points)],
             prefill_token_s=prefill_token_s if self._has_prefilled else None,

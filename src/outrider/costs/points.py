@@ -37,7 +37,8 @@ _MIN_RATIO = 1e-3
 @dataclass(frozen=True, slots=True)
 class CallPoint:
     """A call that was measured: `seconds` is the median of its samples and `spread_ratio` the
-    standard error of that median, as a part of it.
+    standard error of that median, as a part of it. `switch_ratio`: right after a call of another size it
+    takes so much longer, as a part of it (GPUs keep the work of the last call, and replay an equal one).
 
     The call evaluated `num_tokens` tokens of `num_sequences` sequences in all, which had
     `context_tokens` tokens stored together. Raises SettingError for what no call can be.
@@ -48,6 +49,7 @@ class CallPoint:
     context_tokens: int = 0
     num_sequences: int = 1
     spread_ratio: float = 0.05
+    switch_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         what = f"a call over {self.num_tokens} tokens"
@@ -56,12 +58,14 @@ class CallPoint:
             raise SettingError(what, reason, f"Give 1 to {MAX_TOKENS} tokens, and no more sequences.")
         if not (math.isfinite(self.seconds) and self.seconds > 0):
             raise SettingError(what, f"{self.seconds} s is not a time", "Give a positive number.")
-        if not 0 <= self.spread_ratio < math.inf:
-            raise SettingError(what, f"a spread of {self.spread_ratio} cannot be", "Give 0 or more.")
+        for name, ratio in (("spread", self.spread_ratio), ("switch", self.switch_ratio)):
+            if not 0 <= ratio < math.inf:
+                raise SettingError(what, f"a {name} of {ratio} cannot be", "Give 0 or more.")
 
     def as_json(self) -> dict[str, float]:
         """It as plain data."""
-        return {key: getattr(self, name) for key, (name, _) in _KEYS.items()}
+        values = {key: getattr(self, name) for key, (name, _) in _KEYS.items()}
+        return values if self.switch_ratio else {k: v for k, v in values.items() if k != "switch_ratio"}
 
     @classmethod
     def from_json(cls, call: Mapping[str, Any]) -> CallPoint:
@@ -75,6 +79,7 @@ _KEYS: Mapping[str, tuple[str, type]] = {
     "sequences": ("num_sequences", int),
     "seconds": ("seconds", float),
     "spread_ratio": ("spread_ratio", float),
+    "switch_ratio": ("switch_ratio", float),
 }
 """of a call as JSON: the field, and its type"""
 
@@ -82,11 +87,13 @@ _KEYS: Mapping[str, tuple[str, type]] = {
 @dataclass(frozen=True, slots=True)
 class Fit:
     """The curve through some points: a call over n tokens of m sequences with c tokens stored takes
-    `base_s[n] + c * context_s[n] + (m - 1) * sequence_s` seconds."""
+    `base_s[n] + c * context_s[n] + (m - 1) * sequence_s` seconds, and so many times `switch[n]` more right
+    after a call of another size."""
 
     base_s: Curve
     context_s: Curve
     sequence_s: float
+    switch: Curve
 
 
 def fit(points: Sequence[CallPoint]) -> Fit:
@@ -99,7 +106,7 @@ def fit(points: Sequence[CallPoint]) -> Fit:
     if not by_size:
         base = _UNMEASURED_S * (1 + _UNMEASURED_TOKEN_RATIO * (SIZES - 1))
         sequence_s = _UNMEASURED_SEQUENCE_RATIO * _UNMEASURED_S
-        return Fit(base, base * _UNMEASURED_CONTEXT_RATIO, sequence_s)
+        return Fit(base, base * _UNMEASURED_CONTEXT_RATIO, sequence_s, 0 * base)
     context_s = _context_slopes(by_size)
 
     def without_context(point: CallPoint) -> float:
@@ -115,7 +122,9 @@ def fit(points: Sequence[CallPoint]) -> Fit:
             costs.append(float(point.seconds - alone) / (point.num_sequences - 1))
     usual_s = _UNMEASURED_SEQUENCE_RATIO * float(base_s[0])
     sequence_s = max(median(costs), _MIN_RATIO * usual_s) if costs else usual_s
-    return Fit(base_s, context_s, sequence_s)
+    sizes = sorted(by_size)
+    switch = np.interp(SIZES, sizes, [max(p.switch_ratio for p in by_size[n]) for n in sizes])
+    return Fit(base_s, context_s, sequence_s, switch)
 
 
 def _through(known: dict[int, float]) -> Curve:

@@ -27,6 +27,7 @@ _MAX_ROUNDS = 15
 _FIRM_RATIO = 0.015
 """Standard error of a median below which it needs no further samples."""
 _DEVIATIONS_PER_MAD = 1.4826
+_MIN_SWITCH_RATIO = 0.03
 _FEW_RATIO = 0.3
 """What a single sample may be off by"""
 _MEDIAN_ERROR = 1.2533
@@ -35,9 +36,11 @@ _MEDIAN_ERROR = 1.2533
 
 class CallTimer:
     """Times calls of random ordinary tokens. As a context manager it leaves every sequence of the model
-    empty, and makes some calls first that are not timed: they read the weights and start the threads."""
+    empty, and makes some calls first that are not timed: they read the weights and start the threads. `top`:
+    rows are asked for as `Span.top` says."""
 
-    def __init__(self, model: Model, rows: Rows, clock: Clock, rng: random.Random) -> None:
+    def __init__(self, model: Model, rows: Rows, clock: Clock, rng: random.Random, *, top: int = 0) -> None:
+        self._top = top
         self._model = model
         self._rows = rows
         self._clock = clock
@@ -77,7 +80,7 @@ class CallTimer:
             length = self._model.length(sequence)
             tokens = self._take(length, upto - given)
             rows = len(tokens) if self._rows == "all" else 1
-            spans.append(Span(sequence, tokens, length, rows, checkpoint=rows > 1))
+            spans.append(Span(sequence, tokens, length, rows, checkpoint=rows > 1, top=self._top))
             given = upto
         before = self._clock()
         self._model.decode(spans)
@@ -116,6 +119,14 @@ class Samples:
     context_tokens: int = 0
     num_sequences: int = 1
     seconds: list[float] = field(default_factory=list)
+    switched_s: list[float] = field(default_factory=list)
+    """right after calls of another kind, where `seconds` are of later ones"""
+
+    @property
+    def switch_ratio(self) -> float:
+        """How much longer those take, as a part of the median; 0 where it may be noise."""
+        ratio = median(self.switched_s) / self.median_s - 1 if self.switched_s else 0.0
+        return ratio if ratio > max(_MIN_SWITCH_RATIO, 2 * self.spread_ratio) else 0.0
 
     @property
     def median_s(self) -> float:
@@ -141,5 +152,10 @@ class Samples:
     def point(self) -> CallPoint:
         """What goes into the curve."""
         return CallPoint(
-            self.num_tokens, self.median_s, self.context_tokens, self.num_sequences, self.spread_ratio
+            self.num_tokens,
+            self.median_s,
+            self.context_tokens,
+            self.num_sequences,
+            self.spread_ratio,
+            self.switch_ratio,
         )

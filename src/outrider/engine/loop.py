@@ -25,7 +25,7 @@ from outrider.core.notices import notify
 from outrider.engine.interrupts import deferred
 from outrider.engine.kv_slots import Slots, rewind
 from outrider.engine.limits import end_thought, limits_of
-from outrider.engine.prefill import PATIENT_STEPS, Pace, chunks
+from outrider.engine.prefill import MAX_TOKENS, PATIENT_STEPS, Pace, chunks
 from outrider.engine.sequence import (
     RunningRequest,
     Shared,
@@ -57,7 +57,8 @@ class Engine:
     verification rule from its settings and seed, `constrain` the constraint of a request's grammar.
     `preferred` is what was learned about the target's tokens for forced text. At most `max_running`
     requests run at once (None: as many as the target has sequences); the other sequences keep KV. Where
-    several run, no step is to be longer than `max_gap_s` (`Pace`). `kv_store` gets KV that has to leave.
+    several run, no step is to be longer than `max_gap_s` (`Pace`); a call reads at most `prompt_tokens` of
+    prompts. `kv_store` gets KV that has to leave.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Engine:
         constrain: Callable[[Grammar], Constraint] | None = None,
         max_running: int | None = None,
         max_gap_s: float | None = None,
+        prompt_tokens: int = MAX_TOKENS,
         kv_store: KvTiers | None = None,
     ) -> None:
         self.target = target
@@ -80,7 +82,7 @@ class Engine:
         self.equip(drafters, policy)
         self._kv_store = kv_store
         self.slots = Slots(target, kv_store)
-        self._pace = Pace(max_gap_s)
+        self._pace = Pace(max_gap_s, prompt_tokens)
         self._num_submitted = 0
         self._num_steps = 0
         self._learning_s = 0.0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 MAX_TOKENS = 256
-"""Prompt tokens per call: enough to run at full speed, few enough to stay interruptible."""
+"""Prompt tokens per call on a processor: enough to run at full speed, few enough to stay interruptible."""
 
 _MIN_TOKENS = 16
 """Fewer would read a prompt no sooner: the tokens of a call share the reading of the weights."""
@@ -25,10 +25,11 @@ _RATE = 0.3
 class Pace:
     """How long a step may take where sequences wait for their next tokens, and how many prompt tokens that
     leaves room for, by what the last calls took. `max_gap_s`: the longest step; None: `GAP_STEPS` plain
-    ones. A chunk of `_MIN_TOKENS` is read in any case."""
+    ones. A chunk of `_MIN_TOKENS` is read in any case, one of `most_tokens` at most."""
 
-    def __init__(self, max_gap_s: float | None = None) -> None:
+    def __init__(self, max_gap_s: float | None = None, most_tokens: int = MAX_TOKENS) -> None:
         self._max_gap_s = max_gap_s
+        self._most_tokens = most_tokens
         self._token_s: float | None = None
         self._plain_s: dict[int, float] = {}
         """a plain step, by the number of tokens that are decoded in it"""
@@ -45,12 +46,12 @@ class Pace:
         """Prompt tokens for the next call. Half of the time that it may take beyond a plain step is left for
         drafts."""
         if not num_decoding:
-            return MAX_TOKENS
+            return self._most_tokens
         gap_s = self.gap_s(num_decoding)
         if self._token_s is None or math.isinf(gap_s):
             return _MIN_TOKENS * 4
         added_s = (gap_s - (self._plain_step_s(num_decoding) or 0.0)) / 2
-        return min(max(int(added_s / self._token_s), _MIN_TOKENS), MAX_TOKENS)
+        return min(max(int(added_s / self._token_s), _MIN_TOKENS), self._most_tokens)
 
     def note(self, num_decoding: int, num_drafted: int, num_read: int, seconds: float) -> None:
         """A call took so long in which so many tokens were decoded plainly, and so many of drafts and of

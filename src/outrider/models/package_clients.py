@@ -54,13 +54,17 @@ def fetch_source(
     return _fetch([*_PIP_DOWNLOAD, *source], uv, folder, expected_bytes, progress)
 
 
-def install_wheels(requirements: Iterable[str], folder: Path, progress: Progress) -> str | None:
+def install_wheels(
+    requirements: Iterable[str], folder: Path, progress: Progress, expected_bytes: int = 0
+) -> str | None:
     """Install wheels and what they depend on into `folder / "installed"`, with its programs in `bin`.
 
     Returns None, or why no client managed.
     """
     install = ["--target", str(folder / "installed"), *requirements]
-    return _fetch(["install", _WHEELS, *_PIP, *install], [_uv_install(*install)], folder, 0, progress)
+    return _fetch(
+        ["install", _WHEELS, *_PIP, *install], [_uv_install(*install)], folder, expected_bytes, progress
+    )
 
 
 def _uv_install(*arguments: str) -> list[str]:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from outrider.backends.gguf import LoadOptions, Weights, candidates, refusals
 from outrider.backends.gguf.heads import MAX_STATES_BYTES, why_no_heads
 from outrider.backends.gguf.library import Library
-from outrider.backends.gguf.memory import Contexts, check_memory, free_memory, total_bytes
+from outrider.backends.gguf.memory import Contexts, check_memory, free_memory, place_layers, total_bytes
+from outrider.backends.gguf.options import ALL_LAYERS
 from outrider.backends.tuning.options import checked_options, choose_options
 from outrider.core.errors import BackendCrash, ModelFileError, OutriderError
 from outrider.core.notices import notify
@@ -27,6 +28,19 @@ def why_no_draft(target: Weights, draft: Weights) -> str | None:
         why = "cannot forget tokens (recurrent or hybrid state), so rejected drafts could not be taken back"
         return f"{draft.name} {why}: it is not used"
     return None
+
+
+def placed(
+    target: ModelCard,
+    draft: ModelCard | None,
+    loading: LoadOptions,
+    draft_loading: LoadOptions,
+    options: SessionOptions,
+) -> LoadOptions:
+    """The target's load options, with as many layers on GPUs as fit where that is left open."""
+    library = next(candidates(loading))
+    models = _contexts(target, draft, loading, draft_loading, options, library)
+    return place_layers(library, target.path, models)
 
 
 def check_fit(
@@ -133,7 +147,7 @@ def _about_placement(weights: Weights) -> list[str]:
     """What was asked of GPUs that are not there."""
     usual, given = LoadOptions(), weights.options
     asked = [flag for name, flag in _PLACING.items() if getattr(given, name) != getattr(usual, name)]
-    if given.gpu_layers == 0:
+    if given.gpu_layers in (0, ALL_LAYERS):
         asked.remove("-ngl")
     if not asked or weights.library.functions.llama_supports_gpu_offload():
         return []

@@ -77,6 +77,7 @@ class Pair:
                 options = for_heads(options, named.draft)
             of_draft = draft_options or options
             if opening is not None:
+                options = placed(named.target, named.draft, options, of_draft, opening)
                 named = fitting(named, options, of_draft, opening)
             measure = opening is not None and opening.measure
             target = load_weights(named.target, options, measure=measure, progress=progress)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from outrider.backends.bitwise import BitwiseModel
 from outrider.backends.gguf import GgufModel, LoadOptions
+from outrider.backends.tuning.scoring import is_on_gpu
 from outrider.core.contracts import Drafter, Model, Policy
 from outrider.core.data import Completion, Grammar, Request
 from outrider.core.errors import SettingError
@@ -23,7 +24,7 @@ from outrider.drafters.earlier import EarlierDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.registry import DrafterSettings, build_drafters
-from outrider.engine import Engine
+from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
 from outrider.engine.tiers import KvTiers
 from outrider.models.chat import ChatTemplate
 from outrider.session.generation import Generation, Message, encode
@@ -68,6 +69,7 @@ class Session:
         learned: Learned | None = None,
         max_running: int | None = None,
         max_gap_s: float | None = None,
+        prompt_tokens: int = PREFILL_CHUNK_TOKENS,
         kv_tiers: KvTiers | None = None,
     ) -> None:
         self.target = target
@@ -85,6 +87,7 @@ class Session:
                 constrain=lambda grammar: self.compile(grammar).start(),
                 max_running=max_running,
                 max_gap_s=max_gap_s,
+                prompt_tokens=prompt_tokens,
                 kv_store=kv_tiers,
             )
 
@@ -161,6 +164,8 @@ class Session:
                 learned=learned,
                 max_running=options.max_running,
                 max_gap_s=options.max_gap_s,
+                # A long call of a GPU is over soon.
+                prompt_tokens=target.max_batch_tokens if is_on_gpu(target) else PREFILL_CHUNK_TOKENS,
                 kv_tiers=open_tiers(target, options.keeping),
             )
             undo.pop_all()

@@ -16,6 +16,7 @@ import numpy as np
 
 from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.log import clear_log, last_error, speaks_of_memory
+from outrider.backends.gguf.memory import Contexts, what_would_fit
 from outrider.backends.gguf.options import MTP_CONTEXT, UNQUANTIZED, LoadOptions, Opening
 from outrider.backends.machine import available_bytes
 from outrider.core.data import Span
@@ -133,7 +134,9 @@ def open_context(library: Library, model: int, layout: Layout, opening: Opening)
     what, reason = f"{opening.name} with a context of {length} tokens", last_error("")
     if reason and not speaks_of_memory(reason):
         raise BackendError(what, reason, "Choose other settings for the context.")
-    raise OutOfMemory(what, reason or f"{library.title} could not create it", SMALLER_CONTEXT)
+    model_with = Contexts(layout, opening.options, opening.capacity_tokens)
+    fitting = what_would_fit(library, model_with, is_loaded=True)
+    raise OutOfMemory(what, reason or f"{library.title} could not create it", fitting or SMALLER_CONTEXT)
 
 
 def _end_warm_up(library: Library, context: int) -> None:

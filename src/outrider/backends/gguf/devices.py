@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf.c_types import (
@@ -37,6 +41,14 @@ _DEVICES: Signatures = {
     "ggml_backend_dev_memory": (None, POINTER, POINTER, POINTER),
     "ggml_backend_dev_buffer_type": (POINTER, POINTER),
 }
+_LOADING: Signatures = {
+    "ggml_backend_load_all_from_path": (None, TEXT),
+    "ggml_backend_load": (POINTER, TEXT),
+}
+_PARTS = "libggml-*.so*"
+"""the files that a library's processors and GPUs are in, where each has one"""
+_CUDA_RUNTIME = ("libcudart.so.*", "libcublasLt.so.*", "libcublas.so.*")
+"""each needed by those after it"""
 _BUFFERS: Signatures = {
     "ggml_backend_buft_name": (TEXT, POINTER),
     "ggml_backend_cpu_buffer_type": (POINTER,),
@@ -65,6 +77,41 @@ def list_devices(library: CLibrary) -> list[Device]:
     except LibraryRefused:
         return []
     return [_device(library.functions, i) for i in range(library.functions.ggml_backend_dev_count())]
+
+
+def load_parts(library: CLibrary, folder: Path, cuda: Iterable[Path] = ()) -> str:
+    """Load a library's processors and GPUs, where they lie beside it in files that only a program in the same
+    folder would find; why there is no GPU, as far as that is said. CUDA's own libraries are looked for in the
+    folders `cuda`, and in the packages that are installed."""
+    try:
+        library.declare({**_DEVICES, **_LOADING})
+    except LibraryRefused:
+        return ""
+    native, files = library.functions, sorted(folder.glob(_PARTS))
+    if native.ggml_backend_dev_count() or not files:
+        return ""
+    if any("cuda" in file.name for file in files):
+        packaged = [found for place in sys.path for found in Path(place).glob("nvidia/*/lib")]
+        for pattern in _CUDA_RUNTIME:
+            for file in (found for place in (*cuda, *packaged) for found in place.glob(pattern)):
+                with suppress(OSError):
+                    ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+    native.ggml_backend_load_all_from_path(os.fsencode(folder))
+    parts = [file for file in files if not file.name.startswith("libggml-base")]
+    if not native.ggml_backend_dev_count():  # some packages put a hash into each name
+        for file in parts:
+            native.ggml_backend_load(os.fsencode(file))
+    return "" if any(device.is_gpu for device in list_devices(library)) else _why_unloadable(parts)
+
+
+def _why_unloadable(files: Sequence[Path]) -> str:
+    """Why the first of some files cannot be loaded; nothing where all can."""
+    for file in files:
+        try:
+            ctypes.CDLL(str(file))
+        except OSError as error:
+            return f"{file.name} cannot be loaded ({error})"
+    return ""
 
 
 def _device(native: Any, index: int) -> Device:
@@ -132,6 +179,31 @@ def override_array(library: CLibrary, overrides: tuple[str, ...]) -> Any:
             raise SettingError(f"-ot {text}", why, f"Choose one of {', '.join(buffers)}.")
         entries.append(_Override(pattern=pattern.encode(), buft=buffers[buffer]))
     return (_Override * (len(entries) + 1))(*entries)
+
+
+class Places:
+    """Room for what a library decides itself: the shares of GPUs, and where single tensors lie."""
+
+    def __init__(self, library: CLibrary) -> None:
+        library.declare(
+            {"llama_max_devices": (SIZE,), "llama_max_tensor_buft_overrides": (SIZE,), **_BUFFERS}
+        )
+        native = library.functions
+        self._name = native.ggml_backend_buft_name
+        self.shares = (ctypes.c_float * native.llama_max_devices())()
+        self.overrides = (_Override * native.llama_max_tensor_buft_overrides())()
+
+    def decided(self) -> dict[str, Any]:
+        """It as load options have it."""
+        found = [
+            f"{each.pattern.decode()}={self._name(each.buft).decode()}"
+            for each in self.overrides
+            if each.pattern
+        ]
+        return {
+            "tensor_split": tuple(self.shares) if any(self.shares) else (),
+            "tensor_overrides": tuple(found),
+        }
 
 
 def _buffers(library: CLibrary) -> Iterator[tuple[str, int]]:

@@ -19,19 +19,20 @@ from outrider.backends.gguf.c_types import LibraryRefused
 from outrider.backends.gguf.devices import free_bytes, list_devices
 from outrider.backends.gguf.library import Library, LibraryFile
 from outrider.backends.gguf.log import clear_log, last_error, speaks_of_memory
+from outrider.backends.gguf.memory import Contexts, what_would_fit
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.registry import DIALECTS
 from outrider.backends.machine import processor_name
-from outrider.backends.native import IK, native_library
+from outrider.backends.native import IK, MAINLINE, cuda_library, native_library
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, SettingError
 from outrider.core.numbers import gigabytes
+from outrider.models.gguf import read_card
 
 INSTALL = (
     "Install one: pip install xllamacpp ik-llama-cpp-python. Where there are no wheels: "
     "in a checkout, pip install '.[llama-cpp]'."
 )
 _BRINGS_GOMP = "install it (Debian and Ubuntu: apt install libgomp1; Fedora: dnf install libgomp)"
-_GPU_PARTS = ("cuda", "hip", "metal", "musa", "sycl", "vulkan")
 _opened: dict[Path, Library] = {}
 """by this process"""
 _refused: dict[Path, str] = {}
@@ -44,10 +45,13 @@ def refusals() -> list[str]:
 
 @cache
 def installed() -> tuple[LibraryFile, ...]:
-    """The libraries that are here, the preferred backend first: one that was compiled for this CPU, and of
-    each backend the one of the preferred package."""
-    built = native_library()
-    found = [LibraryFile(built, "ik_llama.cpp for this CPU", IK.version)] if built else []
+    """The libraries that are here, the preferred backend first: those that were compiled for this machine,
+    and of each backend the one of the preferred package."""
+    built = [
+        (native_library(), "ik_llama.cpp for this CPU", IK.version),
+        (cuda_library(), "llama.cpp for NVIDIA cards", MAINLINE.version),
+    ]
+    found = [LibraryFile(path, title, version) for path, title, version in built if path]
     for row in DIALECTS:
         found += [file for names in row.packages if (file := _file_of(*names))][:1]
     return tuple(found)
@@ -98,10 +102,13 @@ def why_not(file: LibraryFile) -> str | None:
 
 
 def describe_gpus(file: LibraryFile) -> list[str]:
-    """The GPUs of a library that can be used: the name that options have, what it is, and its free memory."""
+    """The GPUs of a library that can be used: the name that options have, what it is, and its free memory; a
+    line that says why where there are none."""
     library = open_library(file)
     gpus = [device for device in list_devices(library) if device.is_gpu]
-    return [f"{gpu.name}: {gpu.description}, {gigabytes(free_bytes(library, gpu))} free" for gpu in gpus]
+    why = library.why_no_gpu or "it computes on the processor alone (docs/gpu.md: how to get another build)"
+    lines = [f"{gpu.name}: {gpu.description}, {gigabytes(free_bytes(library, gpu))} free" for gpu in gpus]
+    return lines or [f"no GPU: {why}"]
 
 
 def _open(file: LibraryFile) -> Library:
@@ -144,9 +151,7 @@ def candidates(options: LoadOptions) -> Iterator[Library]:
     if options.library:
         yield _named(options)
         return
-    files, found = list(installed()), False
-    if options.gpu_layers != 0:  # without, ik_llama.cpp's kernels for processors come first
-        files.sort(key=lambda file: not has_gpu_code(file))
+    files, found = installed(), list[Library]()
     for file in files:
         try:
             library = open_library(file)
@@ -154,9 +159,9 @@ def candidates(options: LoadOptions) -> Iterator[Library]:
             _refused[file.path] = str(refusal)
             continue
         if options.backend == library.backend or (options.backend == "auto" and library.suits(options)):
-            found = True
-            yield library
+            found.append(library)
     if found:
+        yield from sorted(found, key=lambda library: not library.uses_gpu(options))
         return
     if options.backend == "auto" and not files:
         raise BackendError("native library", "no package that brings one is installed", INSTALL)
@@ -180,12 +185,6 @@ def _named(options: LoadOptions) -> Library:
     if options.backend not in ("auto", library.backend):
         raise SettingError(what, f"it is {library.title}, and the backend asked for is {options.backend}")
     return library
-
-
-def has_gpu_code(file: LibraryFile) -> bool:
-    """Whether a library can compute on a GPU, as far as the names of its files tell."""
-    parts = [path.name for path in file.path.parent.glob("*ggml-*")]
-    return any(gpu in name for name in [*parts, file.source] for gpu in _GPU_PARTS)
 
 
 def find_quantizer() -> tuple[Library, Any]:
@@ -221,7 +220,8 @@ def load_model(path: Path, options: LoadOptions) -> tuple[Library, int]:
         why = last_error(f"{library.title} could not load it").replace("error loading model: ", "")
         if speaks_of_memory(why.replace(str(path), "")):
             way_out = "Choose a smaller quantization, or offload fewer layers (-ngl)."
-            raise OutOfMemory(str(path), why, way_out)
+            fitting = what_would_fit(library, Contexts(read_card(path).layout, options))
+            raise OutOfMemory(str(path), why, fitting or way_out)
         way_out = f"Fetch the file again, or choose a model that this build of {library.title} supports."
         failure = ModelFileError(str(path), why, way_out)
     assert failure is not None, "candidates raises where there is none"

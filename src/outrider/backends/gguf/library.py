@@ -33,8 +33,14 @@ from outrider.backends.gguf.c_types import (
     fields,
     functions,
 )
-from outrider.backends.gguf.devices import NO_DEVICE, list_devices, override_array, share_array
-from outrider.backends.gguf.log import LOG_CALLBACK, log_callback, silenced
+from outrider.backends.gguf.devices import (
+    NO_DEVICE,
+    list_devices,
+    load_parts,
+    override_array,
+    share_array,
+)
+from outrider.backends.gguf.log import LOG_CALLBACK, clear_log, last_error, log_callback, silenced
 from outrider.backends.gguf.options import (
     CONTEXT_TYPES,
     ROPE_NUMBERS,
@@ -45,6 +51,7 @@ from outrider.backends.gguf.options import (
 )
 from outrider.backends.gguf.registry import TITLES
 from outrider.backends.machine import physical_cores
+from outrider.backends.native import cuda_library
 from outrider.core.errors import BackendError
 from outrider.core.saved import Bytes
 
@@ -174,6 +181,12 @@ class Library(CLibrary, ABC):
                 "llama_model_load_from_file": (POINTER, TEXT, self.ModelParams),
             }
         )
+        clear_log()
+        built = cuda_library()
+        with silenced():
+            why = load_parts(self, file.path.parent, [built.parent] if built else [])
+        self.why_no_gpu = why or last_error("")
+        """what it says where it finds none, if anything"""
         functions.llama_backend_init()
 
     def take_log(self) -> None:
@@ -213,11 +226,27 @@ class Library(CLibrary, ABC):
         on_processor = options.gpu_layers == 0 or options.devices == (NO_DEVICE,)
         return not on_processor and bool(self.functions.llama_supports_gpu_offload())
 
+    def gpu_names(self, options: LoadOptions) -> str:
+        """The GPUs that a model is put on, by the names that options have; empty where there are none."""
+        gpus = [device.name for device in list_devices(self) if device.is_gpu]
+        return ", ".join(options.devices or gpus) if self.uses_gpu(options) else ""
+
+    def fit(self, path: Path, options: LoadOptions, tokens: int, spare_bytes: int) -> LoadOptions | None:  # noqa: ARG002
+        """The options with as much of the model on the GPUs as the library itself reckons, with a context of
+        `tokens` and with `spare_bytes` of each GPU left; None where it does not say."""
+        return None
+
     # Models
 
     def load_model(self, path: Path, options: LoadOptions) -> int | None:
         """The native model; None where the library cannot load it (the log says why). Raises BackendError for
         a split mode that it does not have, SettingError for a device or a buffer."""
+        params = self._model_params(options)
+        with silenced():
+            handle: int | None = self.functions.llama_model_load_from_file(os.fsencode(path), params)
+        return handle
+
+    def _model_params(self, options: LoadOptions) -> Any:
         params = self._new_model_params()
         params.n_gpu_layers, params.main_gpu = options.gpu_layers, options.main_gpu
         if options.split_mode not in self.split_modes:
@@ -230,9 +259,7 @@ class Library(CLibrary, ABC):
             array = override_array(self, options.tensor_overrides)
             params.tensor_buft_overrides = ctypes.addressof(array)
         self._set_model_params(params, options)
-        with silenced():
-            handle: int | None = self.functions.llama_model_load_from_file(os.fsencode(path), params)
-        return handle
+        return params
 
     def samples(self, options: LoadOptions, num_layers: int) -> bool:  # noqa: ARG002
         """Whether samplers may be a part of a model's graph, and spare copies there (`top_logits`)."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,15 +18,18 @@ from outrider.backends.gguf.c_types import (
     INT,
     POINTER,
     SIZE,
+    TEXT,
     UINT,
+    LibraryRefused,
     fields,
     functions,
     structure,
 )
-from outrider.backends.gguf.devices import device_array
+from outrider.backends.gguf.devices import Places, device_array
 from outrider.backends.gguf.heads import HEAD_NAMES
 from outrider.backends.gguf.library import BATCH_FIELDS, Library
-from outrider.backends.gguf.options import FLASH_ATTENTION, SPLIT_MODES, LoadOptions
+from outrider.backends.gguf.log import ERROR_LEVEL, silenced
+from outrider.backends.gguf.options import CONTEXT_TYPES, FLASH_ATTENTION, SPLIT_MODES, LoadOptions
 from outrider.core.saved import Bytes
 
 _PARTIAL_STATE = 1
@@ -80,6 +86,13 @@ _QuantizeParams = structure(
 )
 
 
+_FIT = {
+    "common_fit_params": "_Z17common_fit_paramsPKcP18llama_model_paramsP20llama_context_paramsPfP32"
+    "llama_model_tensor_buft_overridePmjPK22common_fit_extra_model14ggml_log_level"
+}
+"""What some builds export under its C++ name alone."""
+
+
 class Dialect(Library):
     """llama.cpp of ggml-org."""
 
@@ -91,7 +104,7 @@ class Dialect(Library):
     keeps_states = True
     flash_mixes_sequences = False
     split_modes = SPLIT_MODES
-    names = HEAD_NAMES
+    names = {**HEAD_NAMES, **_FIT}  # noqa: RUF012
     signatures = {  # noqa: RUF012
         **functions("llama_adapter_get_alora_n_invocation_tokens", ctypes.c_uint64, POINTER),
         **functions("llama_set_adapters_lora", INT, POINTER, POINTER, SIZE, POINTER),
@@ -128,6 +141,30 @@ class Dialect(Library):
         params.flash_attn_type = FLASH_ATTENTION[options.flash_attention]
         params.swa_full = options.full_window
         params.op_offload = options.op_offload
+
+    def fit(self, path: Path, options: LoadOptions, tokens: int, spare_bytes: int) -> LoadOptions | None:
+        pointers = [POINTER] * 5  # parameters of the model and the context, shares, overrides, bytes to leave
+        try:
+            self.declare({"common_fit_params": (ENUM, TEXT, *pointers, UINT, POINTER, ENUM)})
+            places = Places(self)
+        except LibraryRefused:
+            return None
+        model, context = self._model_params(options), self._new_context_params()
+        context.n_ctx, context.n_ubatch = tokens, options.micro_batch_tokens
+        context.type_k, context.type_v = (
+            CONTEXT_TYPES[options.cache_type_k],
+            CONTEXT_TYPES[options.cache_type_v],
+        )
+        context.offload_kqv = options.kv_offload
+        self._set_context_params(context, options, 1)
+        spare = (SIZE * len(places.shares))(*[spare_bytes] * len(places.shares))
+        given = (ctypes.byref(each) for each in (model, context, places.shares, places.overrides, spare))
+        with silenced():
+            status = self.functions.common_fit_params(os.fsencode(path), *given, tokens, None, ERROR_LEVEL)
+        self.take_log()
+        if status != 0:
+            return None
+        return replace(options, gpu_layers=model.n_gpu_layers, **places.decided())
 
     def samples(self, options: LoadOptions, num_layers: int) -> bool:
         # On a processor, sorting takes longer than the copy.

@@ -10,6 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf.devices import NO_DEVICE, free_bytes, list_devices
@@ -17,12 +18,17 @@ from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.machine import available_bytes
 from outrider.core.errors import OutOfMemory
+from outrider.core.notices import notify
 from outrider.core.numbers import gigabytes
 from outrider.models.layout import Layout
 
 HOST, GPUS = "host", "GPUs"
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _MIN_CONTEXT = 256
+_MARGIN_BYTES = 2**30
+"""of every GPU that is left for what is computed and for other programs, as llama.cpp does"""
+_FULL = 0.8
+"""A library is asked what fits where weights and KV take a larger part of what is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,50 @@ def free_memory(library: Library, options: Sequence[LoadOptions]) -> dict[str, f
     named = {name for given in options for name in given.devices}
     used = [gpu for gpu in gpus if not named or gpu.name in named]
     return {HOST: available_bytes(), GPUS: sum(free_bytes(library, gpu) for gpu in used)}
+
+
+def place_layers(library: Library, path: Path, models: Sequence[Contexts]) -> LoadOptions:
+    """The load options of the first model, the target: where nothing is said of its layers, so many of them
+    on the GPUs as fit beside the other models. A line for the user says so where some do not."""
+    target, *others = models
+    free = free_memory(library, [model.options for model in models])
+    if GPUS not in free or target.options.gpu_layers >= 0:
+        return target.options
+    names = target.options.devices or [device.name for device in list_devices(library) if device.is_gpu]
+    room, num_layers = {**free, GPUS: free[GPUS] - len(names) * _MARGIN_BYTES}, len(target.layout.layers) + 1
+    beside = sum(sum(model.needed(on_gpus=True)[GPUS]) for model in others)
+    if sum(target.needed(on_gpus=True)[GPUS]) + beside <= _FULL * room[GPUS]:
+        return target.options
+    spare = _MARGIN_BYTES + round(beside / len(names))
+    chosen = library.fit(path, target.options, target.capacity_tokens, spare)
+    if chosen is None:
+        counts = range(num_layers + 1)
+        fitting = bisect_left(counts, True, key=lambda count: not _fits_gpus(target, count, beside, room))
+        chosen = replace(target.options, gpu_layers=max(fitting - 1, 0))
+    if 0 <= chosen.gpu_layers < num_layers or chosen.tensor_overrides != target.options.tensor_overrides:
+        count = num_layers if chosen.gpu_layers < 0 else min(chosen.gpu_layers, num_layers)
+        moved = ", but for some experts" if chosen.tensor_overrides else ""
+        what = f"{count} of {num_layers} layers of {target.layout.name} fit on the GPUs{moved}"
+        notify(
+            f"{what}, of which {gigabytes(free[GPUS])} are free; the rest is computed on the processor (-ngl)"
+        )
+        return chosen
+    return target.options
+
+
+def _fits_gpus(target: Contexts, count: int, beside: float, room: Mapping[str, float]) -> bool:
+    needed = replace(target, options=replace(target.options, gpu_layers=count)).needed(on_gpus=True)
+    return sum(needed[GPUS]) + beside <= room[GPUS]
+
+
+def what_would_fit(library: Library, model: Contexts, *, is_loaded: bool = False) -> str:
+    """What of a model would fit on the GPUs where the library found too little memory; nothing where it uses
+    none. `is_loaded`: its weights are there."""
+    free = free_memory(library, [model.options])
+    if GPUS not in free:
+        return ""
+    spare = -_MARGIN_BYTES + (model.needed(on_gpus=True)[GPUS][0] if is_loaded else 0)
+    return _way_out([model], {**free, GPUS: free[GPUS] + spare})
 
 
 def check_memory(models: Sequence[Contexts], free: Mapping[str, float]) -> None:

@@ -139,8 +139,10 @@ class Weights:
 
     @property
     def library_line(self) -> str:
-        """The library in use, and why it is this one."""
-        return self.compared or str(self.library.file)
+        """The library in use, and why it is this one; the GPUs with layers of the model."""
+        gpus = self.library.gpu_names(self.options)
+        where = f"; {'' if self.options.gpu_layers < 0 else f'{self.options.gpu_layers} '}layers on {gpus}"
+        return (self.compared or str(self.library.file)) + (where if gpus else "")
 
     @property
     def handle(self) -> int:

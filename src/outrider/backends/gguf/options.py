@@ -43,6 +43,8 @@ ROPE_NUMBERS = (
 )
 """Options that llama_context_params has under the same names."""
 
+ALL_LAYERS = 10_000
+"""more than any model has"""
 UNQUANTIZED = ("f32", "f16", "bf16")
 MAX_SNAPSHOTS = 64
 """of a sequence's recurrent state: the longest draft that there is"""
@@ -57,7 +59,8 @@ class LoadOptions:
     """How weights are loaded and a context is opened.
 
     `threads` serves single-token calls and `threads_batch` those over more tokens; 0 means the
-    machine's physical cores. `gpu_layers` -1 offloads all layers where there is a GPU.
+    machine's physical cores. `gpu_layers` -1 leaves open how many go to a GPU (`memory.place_layers`): all
+    where nobody decides.
     `extra_buffer_types` are the repacked weight layouts (and AMX): faster, but see `guard`.
     `max_rows` caps the logits rows of one call; the library reserves memory for them.
     `backend` is one of BACKENDS, `library` the file of a native library to use ("": an installed one).

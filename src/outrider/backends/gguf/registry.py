@@ -24,7 +24,7 @@ DIALECTS = (
         "ik_llama.cpp",
         "outrider.backends.gguf.ik",
         "llama_kv_cache_seq_rm",
-        (("ik-llama-cpp-python-cuda", "ik_llama_cpp"), ("ik-llama-cpp-python", "ik_llama_cpp")),
+        (("ik-llama-cpp-python", "ik_llama_cpp"),),
     ),
     Dialect(
         "llama.cpp",

@@ -1,7 +1,8 @@
-"""ik_llama.cpp compiled for the CPU of this machine, in the user's cache: fetched, built, tried, and only
-then put in its place.
+"""A library compiled on this machine, in the user's cache: fetched, built, tried, and only then put in its
+place.
 
-A compiler must be there; the source, and cmake and ninja, are fetched by the user's package client.
+A C++ compiler must be there; the source, cmake and ninja, and CUDA's compiler are fetched by the user's
+package client.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from time import monotonic
 from typing import Any
 
 from outrider.backends.machine import logical_cores, total_bytes
+from outrider.backends.native.cuda import CudaPlan
 from outrider.backends.native.place import (
     IK,
-    LIBRARY,
     RECIPE,
     Source,
     builds_dir,
+    disk_full,
+    is_full,
     library_path,
 )
 from outrider.core.errors import BuildError, SettingError
@@ -39,11 +42,12 @@ from outrider.models.hub import file_sha256
 from outrider.models.package_clients import fetch_source, install_wheels
 
 Progress = Callable[[str, float], None]
-"""Called with the stage ("fetching", "tools", "compiling", "trying") and how much of it is done, 0 to 1."""
+"""Called with the stage ("fetching", "CUDA", "tools", "compiling", "trying") and how much of it is done, 0 to
+1."""
 
 _TEMPORARY = ".build-"
 _NEEDED_BYTES = 500_000_000
-_TARGET = "outrider-ik"
+_CUDA_BYTES = 3_500_000_000
 _BYTES_A_COMPILER = 2_000_000_000
 _TRIAL_LIMIT_S = 300
 _PATIENCE_S = 10.0
@@ -75,24 +79,27 @@ def build_native(
     progress: Progress = lambda _stage, _done: None,
     source: Source = IK,
     recipe: Path = RECIPE,
+    cuda: CudaPlan | None = None,
 ) -> NativeBuild:
-    """The library of `source` for this CPU, built unless it is there already or with `force`.
+    """The library of `source` for this CPU, and `cuda` cards, built unless it is there already or with
+    `force`.
 
     `model` is what it must decode with before it counts as finished; the call is made in a child
     process. Whatever ends the build, Ctrl-C and a full disk among it, leaves what was there before.
     Raises BuildError, and SettingError where the cache cannot be written.
     """
-    place = library_path(source, recipe)
+    place = library_path(source, recipe, cpu=cuda and cuda.cpu, cards=cuda.name if cuda else "")
     if place.is_file() and not force:
         return NativeBuild(place, built=False)
     check_compilers(source.name)
     try:
-        with _work_folder(source) as work:
-            library, seconds = _compile(source, recipe, work, progress)
+        with _work_folder(source, _CUDA_BYTES if cuda else _NEEDED_BYTES) as work:
+            finished, seconds = _compile(source, recipe, cuda, work, progress)
             progress("trying", 0.0)
-            _check_first_decode(source, work, library, model)
-            place.parent.mkdir(exist_ok=True)
-            library.replace(place)
+            _check_first_decode(source, work, finished / source.library, model)
+            if place.parent.exists():
+                place.parent.rename(work / "before")
+            finished.rename(place.parent)
             (builds_dir() / "build.log").unlink(missing_ok=True)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -104,7 +111,7 @@ def build_native(
 
 
 @contextmanager
-def _work_folder(source: Source) -> Iterator[Path]:
+def _work_folder(source: Source, needed_bytes: int) -> Iterator[Path]:
     """A folder on the cache's own disk, gone at the end; so are those of builds that were killed.
 
     One build at a time: two would take turns at the memory, and the second finds nothing left to do.
@@ -119,16 +126,24 @@ def _work_folder(source: Source) -> Iterator[Path]:
         for left in builds.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(left, ignore_errors=True)
         way_out = disk_full().way_out
-        check_room(builds, _NEEDED_BYTES, lambda why: BuildError(source.name, why, way_out))
+        check_room(builds, needed_bytes, lambda why: BuildError(source.name, why, way_out))
         with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=builds, ignore_cleanup_errors=True) as folder:
             yield Path(folder)
 
 
-def _compile(source: Source, recipe: Path, work: Path, progress: Progress) -> tuple[Path, float]:
-    """The library, made in the folder `work` as `recipe` says, and the seconds that compiling it took."""
-    for name in ("source", "tmp", "tools", "build"):
+def _compile(
+    source: Source, recipe: Path, cuda: CudaPlan | None, work: Path, progress: Progress
+) -> tuple[Path, float]:
+    """A folder with the library and what it needs beside it, made in the folder `work` as `recipe` says, and
+    the seconds that compiling it took."""
+    for name in ("source", "cuda", "tmp", "tools", "build", "finished"):
         (work / name).mkdir()
     code = fetched(source, work / "source", lambda done: progress("fetching", done))
+    given, beside = list[str](), list[Path]()
+    if cuda:
+        root = cuda.fetch(work / "cuda", recipe, lambda done: progress("CUDA", done))
+        cuda.check(root)
+        given, beside = cuda.arguments(root), cuda.beside(root)
     # The user's own flags, and not those of a make that this runs under. Compilers leave files in TMPDIR when
     # they are killed.
     kept = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
@@ -139,17 +154,19 @@ def _compile(source: Source, recipe: Path, work: Path, progress: Progress) -> tu
         if match := _DONE.match(line):
             progress("compiling", int(match[1]) / int(match[2]))
 
-    start, build, library = monotonic(), f"{work / 'build'}", work / "build" / LIBRARY
+    start, build, library = monotonic(), f"{work / 'build'}", work / "build" / source.library
     progress("compiling", 0.0)
     # As many compilers as cores, as far as the memory goes.
     number = max(1, min(logical_cores(), int(min(total_bytes(), 1e15) // _BYTES_A_COMPILER)))
-    configure = [f"-S{recipe}", f"-B{build}", f"-DSOURCE={code}"]
-    for arguments in (configure, ["--build", build, "--target", _TARGET, "--parallel", str(number)]):
+    configure = [f"-S{recipe}", f"-B{build}", f"-DSOURCE={code}", f"-DNAME={source.target}", *given]
+    for arguments in (configure, ["--build", build, "--target", source.target, "--parallel", str(number)]):
         if _run_logged(["cmake", *arguments], work, environment, show) != 0:
             raise _failure(source, work, "it cannot be compiled here")
     if not library.is_file():
-        raise _failure(source, work, f"its build ended without {LIBRARY}")
-    return library, monotonic() - start
+        raise _failure(source, work, f"its build ended without {library.name}")
+    for file in (library, *beside):
+        file.rename(work / "finished" / file.name)
+    return work / "finished", monotonic() - start
 
 
 def _check_first_decode(source: Source, work: Path, library: Path, model: Path) -> None:
@@ -228,17 +245,6 @@ def check_compilers(what: str) -> None:
                 "Install one (Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: "
                 "xcode-select --install), or set CC and CXX. Outrider runs without this build too.",
             )
-
-
-def disk_full() -> BuildError:
-    """The error of a build that found no room."""
-    way_out = "Free some space, or set OUTRIDER_CACHE to a folder on another disk."
-    return BuildError(str(builds_dir()), "its disk is full", way_out)
-
-
-def is_full(said: str) -> bool:
-    """Whether a program says that it found no room."""
-    return os.strerror(errno.ENOSPC) in said
 
 
 def with_tools(folder: Path, environment: Mapping[str, str], on_fetch: Callable[[], None]) -> dict[str, str]:

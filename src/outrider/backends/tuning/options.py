@@ -208,7 +208,10 @@ def _libraries(path: Path, options: LoadOptions) -> list[LoadOptions]:
     Raises BackendError, or BackendCrash, where there is none.
     """
     card, found, failure = read_card(path), list[LoadOptions](), None
-    for library in candidates(options):
+    libraries = list(candidates(options))
+    if libraries[0].uses_gpu(options):  # one for processors alone is no match, and would read the file too
+        libraries = [library for library in libraries if library.uses_gpu(options)]
+    for library in libraries:
         try:
             found.append(checked_options(card, options, library)[0])
         except BackendCrash as error:

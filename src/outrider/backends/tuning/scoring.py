@@ -13,10 +13,10 @@ from outrider.backends.bitwise import BitwiseModel
 from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.backends.gguf.registry import TITLES
 from outrider.backends.machine import cpu_id, num_cores, physical_cores, processor_name
-from outrider.backends.native import native_library
+from outrider.backends.native import cuda_library, native_library
 from outrider.core.notices import notify
 from outrider.costs import CallCosts
-from outrider.costs.calibrate import DEFAULT_SECONDS, GLANCE_SECONDS, Progress, calibrate
+from outrider.costs.calibrate import DEFAULT_SECONDS, GLANCE_SECONDS, GPU_SECONDS, Progress, calibrate
 from outrider.costs.expected_speed import StepCosts, best_call
 from outrider.costs.points import Curve
 from outrider.costs.store import Subject, fingerprint, known_costs
@@ -142,7 +142,8 @@ def compare_libraries(best: LoadOptions, trials: Sequence[Trial]) -> str:
 def _title(options: LoadOptions) -> str:
     """The library that is named, in words."""
     title = TITLES.get(options.backend, options.backend)
-    return f"{title} built for this CPU" if options.library == str(native_library()) else title
+    built = {str(native_library()): "this CPU", str(cuda_library()): "NVIDIA cards"}
+    return f"{title} built for {built[options.library]}" if options.library in built else title
 
 
 # The cost curve of a loaded model: from the cache, or measured now and kept.
@@ -162,7 +163,7 @@ def costs_of(
     model: Loaded,
     *,
     rows: Rows = "all",
-    seconds: float = DEFAULT_SECONDS,
+    seconds: float | None = None,
     fresh: bool = False,
     progress: Progress = lambda _part: None,
 ) -> CallCosts:
@@ -175,7 +176,9 @@ def costs_of(
     """
     costs, notices = known_costs(
         subject_of(model, rows),
-        lambda: calibrate(model, seconds=seconds, rows=rows, progress=progress),
+        lambda: calibrate(
+            model, seconds=seconds or _seconds(model), rows=rows, on_gpu=is_on_gpu(model), progress=progress
+        ),
         spare_cores=spare_cores(native_of(model)),
         fresh=fresh,
     )
@@ -186,7 +189,21 @@ def costs_of(
 def costs_at_once(model: Loaded, rows: Rows) -> tuple[CallCosts, bool, str | None]:
     """What calls of `model` cost as far as that is known or can be estimated in a moment, whether it is to be
     measured when there is time, and a line for the user. What `costs_of` says of sequences holds."""
-    return known_at_once(subject_of(model, rows), lambda: calibrate(model, seconds=GLANCE_SECONDS, rows=rows))
+
+    def glance() -> CallCosts:
+        return calibrate(model, seconds=GLANCE_SECONDS, rows=rows, on_gpu=is_on_gpu(model))
+
+    return known_at_once(subject_of(model, rows), glance)
+
+
+def is_on_gpu(model: Loaded) -> bool:
+    """Whether layers of the model may be computed on a GPU."""
+    weights = native_of(model).weights
+    return weights.library.uses_gpu(weights.options)
+
+
+def _seconds(model: Loaded) -> float:
+    return GPU_SECONDS if is_on_gpu(model) else DEFAULT_SECONDS
 
 
 def spare_cores(model: GgufModel) -> float:
