@@ -23,6 +23,7 @@ from outrider.backends.gguf.ik import Dialect as Ik
 from outrider.backends.gguf.library import SHARED, Library, LibraryFile
 from outrider.backends.gguf.mainline import Dialect as Mainline
 from outrider.backends.gguf.quantizer import quantize
+from outrider.backends.tuning.options import tune
 from outrider.core.errors import BackendError, SettingError
 from tiny_gguf import write_tiny
 
@@ -171,6 +172,17 @@ def test_what_is_refused_is_passed_over_and_said(tmp_path: Path, monkeypatch: py
     assert [library.backend for library in candidates(LoadOptions(gpu_layers=0))] == ["ik", "llama.cpp"]
     [line] = libraries.refusals()
     assert str(broken) in line and "cannot be loaded" in line
+
+
+def test_a_library_with_a_gpu_comes_first_and_is_compared_with_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Mainline, "uses_gpu", lambda _self, options: options.gpu_layers != 0)
+    assert [library.backend for library in candidates(LoadOptions())] == ["llama.cpp", "ik"]
+    assert [library.backend for library in candidates(LoadOptions(gpu_layers=0))] == ["ik", "llama.cpp"]
+    model = write_tiny(tmp_path / "m.gguf")
+    tried = tune(model, LoadOptions(threads=1), seconds=0, quick=True).trials
+    assert {trial.options.backend for trial in tried} <= {"llama.cpp"}
 
 
 def lacking_gomp(folder: Path, name: str) -> Path:

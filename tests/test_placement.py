@@ -20,6 +20,7 @@ from outrider.backends.gguf.devices import (
     check_overrides,
     device_array,
     list_devices,
+    load_parts,
     on_processor,
     override_array,
     share_array,
@@ -247,6 +248,41 @@ def test_a_librarys_own_reckoning_is_asked_by_its_cpp_name(model: Path) -> None:
     assert {name for name, answer in answers.items() if answer is not None} == exporting
     for name in exporting:  # there is no GPU, or it all fits
         assert answers[name] == native(name)
+
+
+class InParts(TwoGpus):
+    """A library whose devices lie in files beside it, under their usual names or (`hashed`) others."""
+
+    def __init__(self, hashed: bool) -> None:
+        super().__init__()
+        self._later, self.devices, self.hashed, self.loaded = self.devices, {}, hashed, list[str]()
+
+    def ggml_backend_load_all_from_path(self, folder: bytes) -> None:
+        self.loaded.append(folder.decode())
+        self.devices = {} if self.hashed else self._later
+
+    def ggml_backend_load(self, file: bytes) -> None:
+        self.loaded.append(Path(file.decode()).name)
+        self.devices = self._later if b"cuda" in file else {10: ("CPU", 0)}
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_devices_in_files_of_their_own_are_loaded(hashed: bool, tmp_path: Path) -> None:
+    library: Any = InParts(hashed)
+    assert load_parts(library, tmp_path) == "" and not library.loaded  # there are none
+    for name in ("libggml-base.so", "libggml-cpu-1f.so", "libggml-cuda-2e.so"):
+        (tmp_path / name).write_text("no library")
+    assert load_parts(library, tmp_path) == ""
+    parts = ["libggml-cpu-1f.so", "libggml-cuda-2e.so"] if hashed else []
+    assert library.loaded == [str(tmp_path), *parts]
+    assert [device.name for device in list_devices(library)] == ["CPU", "CUDA0", "CUDA1"]
+
+
+def test_a_part_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    library: Any = InParts(True)
+    library._later = {10: ("CPU", 0)}
+    (tmp_path / "libggml-cuda.so").write_text("no library")
+    assert load_parts(library, tmp_path).startswith("libggml-cuda.so cannot be loaded (")
 
 
 def test_setup_lists_gpus_by_the_names_that_options_have(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,8 @@
     python benchmarks/gpu/calls.py FILE.gguf… --out rows.jsonl [--seconds 8] [--card h100]
 
 For each file a row `calls`: calls over 1 to 64 tokens, in runs of equal ones and (`switch_ratio`) right after
-a call of another size, as `outrider costs` measures them on a GPU. Then a row `plain`: the same greedy text
-by the engine and by a loop of nothing but `llama_decode` and argmax, in turns.
+a call of another size, as `outrider costs` measures them on a GPU. Then a row `plain`: seconds a token of the
+same greedy text by the engine and by a loop of nothing but `llama_decode` and argmax, in turns.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
-import time
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 
@@ -31,57 +32,47 @@ from outrider.costs.timer import ordinary_tokens
 from outrider.lab.plan.catalogue import catalogue
 from outrider.lab.plan.shapes import find_shape
 
-CONTEXT = 2048
+GREEDY = SamplingParams(temperature=0)
 
 
 def bare_s(model: GgufModel, prompt: tuple[int, ...], num_tokens: int) -> float:
-    """Seconds for each token of a loop that does nothing else."""
-    native, context, size = model.weights.library.functions, model.native_context, model.vocabulary.size
-    memory, batch = (
-        model.weights.library.memory(context),
-        LlamaBatch(model.weights.library.Batch, len(prompt)),
-    )
-    native.llama_memory_seq_rm(memory, 0, -1, -1)
+    library, context = model.weights.library, model.native_context
+    native, batch = library.functions, LlamaBatch(library.Batch, len(prompt))
     spans, started = [Span(0, prompt, 0, 1)], 0.0
     for position in range(len(prompt), len(prompt) + num_tokens + 1):
         native.llama_decode(context, batch.fill(spans))
-        logits = (ctypes.c_float * size).from_address(native.llama_get_logits(context))
-        row = np.ctypeslib.as_array(logits)
-        spans = [Span(0, (int(row.argmax()),), position, 1)]
-        started = started or time.perf_counter()
-    seconds = (time.perf_counter() - started) / num_tokens
-    native.llama_memory_seq_rm(memory, 0, -1, -1)
+        logits = (ctypes.c_float * model.vocabulary.size).from_address(native.llama_get_logits(context))
+        spans = [Span(0, (int(np.ctypeslib.as_array(logits).argmax()),), position, 1)]
+        started = started or perf_counter()
+    seconds = (perf_counter() - started) / num_tokens
+    native.llama_memory_seq_rm(library.memory(context), 0, -1, -1)
     return seconds
 
 
 def engine_s(model: GgufModel, prompt: tuple[int, ...], num_tokens: int) -> float:
-    """Seconds for each token of plain decoding."""
-    engine = Engine(model)
-    asked = Request(
-        prompt, SamplingParams(temperature=0), num_tokens + 1, ignore_end=True, cache_prompt=False
-    )
-    engine.submit(asked)
-    started = 0.0
+    engine, started = Engine(model), 0.0
+    engine.submit(Request(prompt, GREEDY, num_tokens + 1, ignore_end=True, cache_prompt=False))
     while engine.step():
-        started = started or time.perf_counter()
-    seconds = (time.perf_counter() - started) / num_tokens
+        started = started or perf_counter()
+    seconds = (perf_counter() - started) / num_tokens
     model.truncate(0, 0)
     return seconds
 
 
 def measured(path: Path, library: str, seconds: float, num_tokens: int, rounds: int) -> tuple[Row, Row]:
-    with closing(Weights(path, LoadOptions(library=library))) as weights:
-        with closing(weights.open(CONTEXT)) as model:
+    options, times = LoadOptions(library=library), dict[str, list[float]]()
+    with closing(Weights(path, options)) as weights:
+        whole = replace(options, backend_sampling=False)  # the loop reads whole rows
+        with closing(weights.open(2048)) as model, closing(weights.open(2048, options=whole)) as other:
+            ways = {"bare": partial(bare_s, other), "engine": partial(engine_s, model)}
             costs = calibrate(model, seconds=seconds, on_gpu=True)
             prompt = tuple(ordinary_tokens(model.vocabulary, random.Random(2))[:64])
-            times: dict[str, list[float]] = {"bare": [], "engine": []}
-            for _, way in in_turn(times, rounds, random.Random(3)):
-                times[way].append((bare_s if way == "bare" else engine_s)(model, prompt, num_tokens))
+            for _, way in in_turn(ways, rounds, random.Random(3)):
+                times.setdefault(way, []).append(ways[way](prompt, num_tokens))
         about = {"model": path.stem, "library": weights.library_line, "devices": list(device_names())}
-    shape = asdict(find_shape(str(path), catalogue()))
-    spread = {name: Spread.of(values)._asdict() for name, values in times.items()}
-    calls = {"kind": "calls", **about, "shape": shape, "costs": costs.as_json()}
-    return calls, {"kind": "plain", **about, **spread}
+    calls = {"shape": asdict(find_shape(str(path), catalogue())), "costs": costs.as_json()}
+    plain = {way: Spread.of(values)._asdict() for way, values in times.items()}
+    return {"kind": "calls", **about, **calls}, {"kind": "plain", **about, **plain}
 
 
 def main() -> None:
@@ -93,9 +84,8 @@ def main() -> None:
     given = parser.parse_args()
     rows = resume(given.out, describe() | {"card": given.card}, ["card"])
     done = {row["model"] for row in rows if row["kind"] == "plain"}
-    for path in given.files:
-        if path.stem not in done:
-            append(given.out, *measured(path, given.llama_library, given.seconds, given.tokens, given.rounds))
+    for path in (path for path in given.files if path.stem not in done):
+        append(given.out, *measured(path, given.llama_library, given.seconds, given.tokens, given.rounds))
 
 
 if __name__ == "__main__":

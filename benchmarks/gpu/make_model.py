@@ -90,15 +90,12 @@ def pool(kind: GGMLQuantizationType) -> memoryview:
 
 
 def add_metadata(writer: GGUFWriter, shape: Shape, tokenizer: Path) -> None:
-    writer.add_block_count(shape.layers)
-    writer.add_embedding_length(shape.width)
-    writer.add_feed_forward_length(shape.feed_forward)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_rope_dimension_count(shape.width // shape.heads)
-    writer.add_context_length(32_768)
+    sizes = {"block_count": shape.layers, "embedding_length": shape.width, "head_count": shape.heads}
+    sizes |= {"feed_forward_length": shape.feed_forward, "head_count_kv": shape.kv_heads}
+    sizes |= {"rope_dimension_count": shape.width // shape.heads, "context_length": 32_768}
+    for name, size in (sizes | {"vocab_size": shape.vocabulary}).items():
+        getattr(writer, f"add_{name}")(size)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(shape.vocabulary)
     for key, field in GGUFReader(tokenizer).fields.items():
         if key.startswith("tokenizer."):
             value: Any = field.contents()

@@ -88,7 +88,7 @@ def build_native(
     process. Whatever ends the build, Ctrl-C and a full disk among it, leaves what was there before.
     Raises BuildError, and SettingError where the cache cannot be written.
     """
-    place = library_path(source, recipe, cpu=cuda and cuda.cpu, cards=cuda.name if cuda else "")
+    place = library_path(source, recipe, cpu=cuda.cpu if cuda else None, cards=cuda.name if cuda else "")
     if place.is_file() and not force:
         return NativeBuild(place, built=False)
     check_compilers(source.name)

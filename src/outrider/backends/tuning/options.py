@@ -117,7 +117,7 @@ def choose_options(
     if not measure or read_card(path).file_bytes < _MIN_FILE_BYTES:
         return Tuning(options, ())
     libraries = _libraries(path, options)
-    if len(libraries) == 1 and not _without(libraries[0], _KERNELS):
+    if len(libraries) == 1 and (_is_on_gpu(libraries[0]) or not _without(libraries[0], _KERNELS)):
         return Tuning(options, ())
     seconds = _QUICK_SECONDS * (_DRAFT_SHARE if draft else 1.0)
     return tune(path, options, draft=draft, seconds=seconds, progress=progress, quick=True)
@@ -236,6 +236,10 @@ def checked_options(
     )
 
 
+def _is_on_gpu(options: LoadOptions) -> bool:
+    return next(candidates(options)).uses_gpu(options)
+
+
 def _without(options: LoadOptions, kernels: Iterable[str]) -> list[LoadOptions]:
     """Sets that lack one of these kernels each, as far as the user left the choice open."""
     found = []
@@ -274,6 +278,7 @@ def _measure(
         kind = options.backend, options.library, options.extra_buffer_types
         sharing.setdefault(kind, []).append(options)
     has_room = available_bytes() > _WEIGHTS_ROOM * len(sharing) * read_card(path).file_bytes
+    has_room = has_room and not _is_on_gpu(sets[0])  # whose memory is another
     groups = [list(sharing.values())] if has_room else [[sharers] for sharers in sharing.values()]
     found: dict[LoadOptions, CallCosts] = {}
     for i, group in enumerate(groups):
