@@ -173,20 +173,24 @@ def setup(
     monkeypatch.setattr("outrider.backends.native.MAINLINE", machine.source)
     patched = partial(build_native, recipe=machine.recipe)
     monkeypatch.setattr("outrider.backends.native.build.build_native", patched)
+    monkeypatch.setattr("outrider.backends.gguf.installed", lambda: ())
     monkeypatch.setattr("outrider.backends.gguf.describe_gpus", lambda file: [f"no GPU of {file.source}"])
     model = machine.root / "model.gguf"
     monkeypatch.setattr("outrider.models.embedded_default", lambda _progress: model)
     return partial(call, monkeypatch, capfdbinary, "setup")
 
 
-def test_the_command_builds_and_shows_the_devices(setup: Callable[..., Outcome]) -> None:
+def test_the_command_builds_and_shows_the_devices(machine: Machine, setup: Callable[..., Outcome]) -> None:
+    has_cards(machine, "9.0")
+    said = "llama.cpp for NVIDIA 9.0: not built; `outrider setup --cuda` does it"
+    assert said in setup().out
     built = setup("--cuda", "--cuda-arch", "90")
     title = "llama.cpp for NVIDIA cards of kind 90"
     assert built.status == 0 and f"{title} is built and decodes" in built.out
     assert f"  no GPU of {title}\n" in built.out
     stages = [line.partition(":")[0] for line in built.err.splitlines()]
     assert stages[:3] == ["fetching llama.cpp", "fetching CUDA's compiler", f"compiling {title}"]
-    assert "there already" in setup("--cuda", "--cuda-arch", "90").out
+    assert "there already" in setup("--cuda").out and said not in setup().out
 
 
 @pytest.mark.parametrize(

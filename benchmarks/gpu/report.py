@@ -68,7 +68,7 @@ def planned(rows: Sequence[Row], card: str) -> Iterator[str]:
 def replayed(curves: dict[str, CallCosts], files: Sequence[Path], pairs: Sequence[str]) -> Iterator[str]:
     """Acceptance from elsewhere, costs from this card; `pairs` of shapes besides each target by itself."""
     recordings, lines = [r for path in files for r in read_recordings(path) if r.tokens], []
-    asked = [(name, None) for name in curves]
+    asked: list[tuple[str, str | None]] = [(name, None) for name in curves]
     for draft, target in (pair.split(":") for pair in pairs):
         asked += [(t, d) for t in curves for d in curves if f"-{target}-" in t and f"-{draft}-Q4" in d]
     for target, draft in asked if recordings else ():

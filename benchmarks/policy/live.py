@@ -29,7 +29,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Prompt, Row, append, argument_parser, describe, load_prompts, resume, run_program, turn
 from outrider import LoadOptions, Request
-from outrider.backends.tuning.scoring import is_on_gpu, native_of
 from outrider.core.errors import SettingError
 from outrider.costs.calibrate import calibrate
 from outrider.costs.store import PairCosts
@@ -45,8 +44,8 @@ SAME = ("threads", "context", "tokens", "repetitions", "modes", "told", "busy", 
 """What all rows of a file share."""
 
 
-def measure_costs(session: Session, seconds: float) -> PairCosts:
-    drafter, on_gpu = draft_of(session), is_on_gpu(native_of(session.target))
+def measure_costs(session: Session, seconds: float, *, on_gpu: bool = False) -> PairCosts:
+    drafter = draft_of(session)
     target = calibrate(session.target, seconds=seconds, on_gpu=on_gpu)
     if drafter is None:
         return PairCosts(target)
@@ -118,7 +117,8 @@ def main() -> None:
         check_room(session, waiting, arguments)
         if waiting:
             with turn(arguments.lock):
-                costs = measure_costs(session, arguments.calibration)
+                on_gpu = pair.target.library.uses_gpu(pair.target.options)
+                costs = measure_costs(session, arguments.calibration, on_gpu=on_gpu)
             append(arguments.out, as_row(costs))
             bench = Bench(session, None if pair.draft is None else pair.draft.alignment, costs, plan)
             with load(arguments.busy):

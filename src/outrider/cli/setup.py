@@ -48,7 +48,8 @@ def setup(settings: SetupSettings) -> int:
 def _libraries() -> list[str]:
     """The libraries that are there, a line each."""
     from outrider.backends.gguf import describe_gpus, installed, why_not
-    from outrider.backends.native import native_library
+    from outrider.backends.native import cuda_library, native_library
+    from outrider.backends.native.cuda import cards
 
     lines = []
     for file in installed():
@@ -59,6 +60,9 @@ def _libraries() -> list[str]:
         lines = ["no package that brings a library is installed: pip install xllamacpp ik-llama-cpp-python"]
     if native_library() is None:
         lines.append("ik_llama.cpp for this CPU: not built; `outrider setup --native` does it")
+    if cards() and cuda_library() is None:
+        names = ", ".join(dict.fromkeys(card.name for card in cards()))
+        lines.append(f"llama.cpp for {names}: not built; `outrider setup --cuda` does it")
     return lines
 
 

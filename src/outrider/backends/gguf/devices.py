@@ -79,10 +79,20 @@ def list_devices(library: CLibrary) -> list[Device]:
     return [_device(library.functions, i) for i in range(library.functions.ggml_backend_dev_count())]
 
 
-def load_parts(library: CLibrary, folder: Path, cuda: Iterable[Path] = ()) -> str:
+def preload_cuda(folders: Iterable[Path]) -> None:
+    """Load what is found of CUDA's own libraries in some folders and in installed packages (PyTorch brings
+    them): a library that needs them takes those, whatever the system has."""
+    packaged = (found for place in sys.path for found in Path(place).glob("nvidia/*/lib"))
+    places = [*folders, *packaged]
+    for pattern in _CUDA_RUNTIME:
+        for file in (found for place in places for found in place.glob(pattern)):
+            with suppress(OSError):
+                ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+
+
+def load_parts(library: CLibrary, folder: Path) -> str:
     """Load a library's processors and GPUs, where they lie beside it in files that only a program in the same
-    folder would find; why there is no GPU, as far as that is said. CUDA's own libraries are looked for in the
-    folders `cuda`, and in the packages that are installed."""
+    folder would find; why there is no GPU, as far as that is said."""
     try:
         library.declare({**_DEVICES, **_LOADING})
     except LibraryRefused:
@@ -90,12 +100,6 @@ def load_parts(library: CLibrary, folder: Path, cuda: Iterable[Path] = ()) -> st
     native, files = library.functions, sorted(folder.glob(_PARTS))
     if native.ggml_backend_dev_count() or not files:
         return ""
-    if any("cuda" in file.name for file in files):
-        packaged = [found for place in sys.path for found in Path(place).glob("nvidia/*/lib")]
-        for pattern in _CUDA_RUNTIME:
-            for file in (found for place in (*cuda, *packaged) for found in place.glob(pattern)):
-                with suppress(OSError):
-                    ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
     native.ggml_backend_load_all_from_path(os.fsencode(folder))
     parts = [file for file in files if not file.name.startswith("libggml-base")]
     if not native.ggml_backend_dev_count():  # some packages put a hash into each name

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf.c_types import LibraryRefused
-from outrider.backends.gguf.devices import free_bytes, list_devices
+from outrider.backends.gguf.devices import free_bytes, list_devices, preload_cuda
 from outrider.backends.gguf.library import Library, LibraryFile
 from outrider.backends.gguf.log import clear_log, last_error, speaks_of_memory
 from outrider.backends.gguf.memory import Contexts, what_would_fit
@@ -112,6 +112,9 @@ def describe_gpus(file: LibraryFile) -> list[str]:
 
 
 def _open(file: LibraryFile) -> Library:
+    if any(file.path.parent.glob("libggml*cuda*")):
+        built = cuda_library()
+        preload_cuda([built.parent] if built else [])
     try:
         functions = ctypes.CDLL(str(file.path))
     except OSError as error:

@@ -51,7 +51,6 @@ from outrider.backends.gguf.options import (
 )
 from outrider.backends.gguf.registry import TITLES
 from outrider.backends.machine import physical_cores
-from outrider.backends.native import cuda_library
 from outrider.core.errors import BackendError
 from outrider.core.saved import Bytes
 
@@ -182,9 +181,8 @@ class Library(CLibrary, ABC):
             }
         )
         clear_log()
-        built = cuda_library()
         with silenced():
-            why = load_parts(self, file.path.parent, [built.parent] if built else [])
+            why = load_parts(self, file.path.parent)
         self.why_no_gpu = why or last_error("")
         """what it says where it finds none, if anything"""
         functions.llama_backend_init()
