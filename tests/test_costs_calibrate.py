@@ -138,6 +138,7 @@ def test_on_a_gpu_plain_decoding_is_what_equal_calls_take_and_drafts_what_a_swit
     for kept in (costs, CallCosts.from_json(costs.as_json()), costs.refined()):
         calls_s = kept.calls_s(9, context=0).tolist()
         assert calls_s == pytest.approx([0.008, *[0.0104] * 7, 0.0156], rel=0.01)
+        assert kept.call_s(4, context=0, num_sequences=4) < 0.0095  # which is plain, too
     for calls in ([1] * 20, [5, 1] * 20, [9] * 20, [1, 1, 1, 9, 9, 9, 5] * 10):
         for n in calls:
             before = model.now

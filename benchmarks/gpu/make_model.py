@@ -23,10 +23,12 @@ from outrider.models import embedded_default
 
 T = GGMLQuantizationType
 POOL_BYTES = 32 * 2**20
-SCALES = {T.Q4_K: (0, 2), T.Q6_K: (208,), T.Q8_0: (0,), T.Q5_0: (0,)}
-"""where in a block its 16-bit scales lie"""
-FALLBACK = {T.Q4_K: T.Q5_0, T.Q6_K: T.Q8_0}
-"""for rows that are no multiple of 256, as llama.cpp's quantizer takes them"""
+SCALES = {
+    T.Q4_K: (0, 2),
+    T.Q6_K: (208,),
+    T.Q8_0: (0,),
+    T.Q5_0: (0,),
+}  # where in a block its 16-bit scales lie
 FILES = {name: getattr(LlamaFileType, f"MOSTLY_{name}") for name in ("Q4_K_M", "Q8_0", "F16")}
 
 
@@ -62,8 +64,9 @@ class Shape(NamedTuple):
         is_fine = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
         is_larger = is_fine and name.split(".")[-2] in ("attn_v", "ffn_down")
         is_output = name == ("token_embd.weight" if self.tied else "output.weight")
-        chosen = T.Q6_K if is_larger or is_output else T.Q4_K
-        return FALLBACK[chosen] if shape[-1] % 256 else chosen
+        if shape[-1] % 256:  # of no block of 256 values
+            return T.Q8_0 if is_larger or is_output else T.Q5_0
+        return T.Q6_K if is_larger or is_output else T.Q4_K
 
 
 SHAPES = {

@@ -52,13 +52,10 @@ def plain(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def planned(rows: Sequence[Row], card: str) -> Iterator[str]:
-    if not card:
-        yield "No card was named (CARD=…), so nothing is compared with `outrider plan`.\n"
-        return
-    machine, lines = machine_of(card, catalogue()), []
-    for row in (row for row in rows if row["kind"] == "calls"):
-        costs = CallCosts.from_json(row["costs"])
-        curve = PlannedCurve(ModelShape(**row["shape"]), (machine,), is_target=True)
+    lines = []
+    for row in (row for row in rows if card and row["kind"] == "calls"):
+        costs, machines = CallCosts.from_json(row["costs"]), (machine_of(card, catalogue()),)
+        curve = PlannedCurve(ModelShape(**row["shape"]), machines, is_target=True)
         ratios = [curve.call_s(n) / costs.call_s(n, context=0) for n in SIZES]
         error = median(abs(ratio - 1) for ratio in ratios)
         lines.append([row["model"], *(f"{ratio:.2f}" for ratio in ratios), f"{error:.0%}"])

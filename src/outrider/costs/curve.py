@@ -43,7 +43,7 @@ class CallCosts:
     glance, and real calls say more than they do.
 
     Plain decoding repeats calls of one size, drafts change it: where that matters (`switch_ratio`), a call
-    over one token is taken to follow an equal one, and any other not to.
+    over one token of each sequence is taken to follow an equal one, and any other not to.
 
     >>> costs = CallCosts([CallPoint(1, 0.1), CallPoint(3, 0.2), CallPoint(4, 0.15)])
     >>> costs.calls_s(4, context=0).round(3).tolist()
@@ -130,7 +130,7 @@ class CallCosts:
         fitted, learned = self._fit, self._learned
         table = fitted.base_s + fitted.context_s * context + fitted.sequence_s * (num_sequences - 1)
         table *= np.exp(learned.scale + learned.shape)
-        table[1:] *= 1 + fitted.switch[1:]
+        table[num_sequences:] *= 1 + fitted.switch[num_sequences:]
         if size > MAX_TOKENS:
             half = MAX_TOKENS // 2
             rise = max(float(table[-1] - table[half - 1]) / (MAX_TOKENS - half), 0.0)
@@ -150,9 +150,10 @@ class CallCosts:
         if switch := float(self._fit.switch[min(num_tokens, MAX_TOKENS) - 1]):
             if self._num_equal == 1:  # the second of equal calls prepares those after it
                 return
-            if num_tokens == 1 and not self._num_equal:
+            is_plain = num_tokens <= num_sequences
+            if is_plain and not self._num_equal:
                 expected_s *= 1 + switch
-            elif num_tokens > 1 and self._num_equal:
+            elif self._num_equal and not is_plain:
                 expected_s /= 1 + switch
         error = math.log(seconds / expected_s)
         if not self.is_known:
