@@ -23,7 +23,7 @@ from outrider.models import embedded_default
 
 T = GGMLQuantizationType
 POOL_BYTES = 32 * 2**20
-SCALES = {
+SCALES = {T.Q4_K: (0, 2), T.Q6_K: (208,), T.Q8_0: (0,), T.Q5_0: (0,)}  # where in a block they lie
     T.Q4_K: (0, 2),
     T.Q6_K: (208,),
     T.Q8_0: (0,),
