@@ -24,11 +24,6 @@ from outrider.models import embedded_default
 T = GGMLQuantizationType
 POOL_BYTES = 32 * 2**20
 SCALES = {T.Q4_K: (0, 2), T.Q6_K: (208,), T.Q8_0: (0,), T.Q5_0: (0,)}  # where in a block they lie
-    T.Q4_K: (0, 2),
-    T.Q6_K: (208,),
-    T.Q8_0: (0,),
-    T.Q5_0: (0,),
-}  # where in a block its 16-bit scales lie
 FILES = {name: getattr(LlamaFileType, f"MOSTLY_{name}") for name in ("Q4_K_M", "Q8_0", "F16")}
 
 
