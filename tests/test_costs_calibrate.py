@@ -114,8 +114,8 @@ class Card(TimedModel):
     """A GPU of stairs after 8 tokens: the first of equal calls takes 1.3 times as long as those that repeat
     it, the second three times."""
 
-    def __init__(self, **options: int) -> None:
-        super().__init__(lambda n, c, _m: (0.008 if n <= 8 else 0.012) + 1e-7 * c, **options)
+    def __init__(self) -> None:
+        super().__init__(lambda n, c, _m: (0.008 if n <= 8 else 0.012) + 1e-7 * c)
         self._row = (0, 0)
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:

@@ -54,7 +54,7 @@ class Shape(NamedTuple):
     def type_of(self, name: str, shape: tuple[int, ...], quantization: str) -> GGMLQuantizationType:
         """As llama.cpp's quantizer chooses it."""
         if len(shape) == 1 or quantization != "Q4_K_M":
-            return T.F32 if len(shape) == 1 else T[quantization]
+            return T.F32 if len(shape) == 1 else getattr(T, quantization)
         layer, eighth = int(name.split(".")[1]) if name.startswith("blk") else 0, self.layers // 8
         is_fine = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
         is_larger = is_fine and name.split(".")[-2] in ("attn_v", "ffn_down")
@@ -73,18 +73,18 @@ SHAPES = {
 }
 
 
-def pool(kind: GGMLQuantizationType) -> memoryview:
+def pool(kind: GGMLQuantizationType) -> Any:
     """Random blocks of a type, as bytes."""
     rng = np.random.default_rng(int(kind))
     if kind in (T.F16, T.F32):
         values = rng.standard_normal(POOL_BYTES // 4, dtype=np.float32) * 0.02
-        return memoryview((values * 0 + 1 if kind == T.F32 else values.astype(np.float16)).view(np.uint8))
+        return (values * 0 + 1 if kind == T.F32 else values.astype(np.float16)).view(np.uint8)
     block = GGML_QUANT_SIZES[kind][1]
     blocks = rng.integers(0, 256, (POOL_BYTES // block, block), dtype=np.uint8)
     for offset in SCALES[kind]:
         scales = (1e-4 * rng.uniform(0.5, 1.5, (len(blocks), 1))).astype(np.float16)
         blocks[:, offset : offset + 2] = scales.view(np.uint8)
-    return memoryview(blocks.reshape(-1))
+    return blocks.reshape(-1)
 
 
 def add_metadata(writer: GGUFWriter, shape: Shape, tokenizer: Path) -> None:

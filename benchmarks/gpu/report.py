@@ -66,8 +66,8 @@ def replayed(curves: dict[str, CallCosts], files: Sequence[Path], pairs: Sequenc
     """Acceptance from elsewhere, costs from this card; `pairs` of shapes besides each target by itself."""
     recordings, lines = [r for path in files for r in read_recordings(path) if r.tokens], []
     asked: list[tuple[str, str | None]] = [(name, None) for name in curves]
-    for draft, target in (pair.split(":") for pair in pairs):
-        asked += [(t, d) for t in curves for d in curves if f"-{target}-" in t and f"-{draft}-Q4" in d]
+    for small, large in (pair.split(":") for pair in pairs):
+        asked += [(t, d) for t in curves for d in curves if f"-{large}-" in t and f"-{small}-Q4" in d]
     for target, draft in asked if recordings else ():
         costs = PairCosts(curves[target], curves[draft] if draft else None)
         scene = Scene.of(recordings, costs, warm=True)
