@@ -146,7 +146,7 @@ def test_a_file_that_is_no_library_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_library_of_something_else_is_refused() -> None:
     other = importlib.import_module("_ctypes").__file__
-    with pytest.raises(SettingError, match=r"no library of llama\.cpp"):
+    with pytest.raises(SettingError, match=r"not a library of llama\.cpp"):
         next(candidates(LoadOptions(library=str(other))))
 
 

@@ -237,7 +237,7 @@ def checked_options(
 
 
 def _is_on_gpu(options: LoadOptions) -> bool:
-    return next(candidates(options)).uses_gpu(options)
+    return next(iter(candidates(options))).uses_gpu(options)
 
 
 def _without(options: LoadOptions, kernels: Iterable[str]) -> list[LoadOptions]:

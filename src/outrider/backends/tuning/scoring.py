@@ -177,7 +177,11 @@ def costs_of(
     costs, notices = known_costs(
         subject_of(model, rows),
         lambda: calibrate(
-            model, seconds=seconds or _seconds(model), rows=rows, on_gpu=is_on_gpu(model), progress=progress
+            model,
+            seconds=_seconds(model) if seconds is None else seconds,
+            rows=rows,
+            on_gpu=is_on_gpu(model),
+            progress=progress,
         ),
         spare_cores=spare_cores(native_of(model)),
         fresh=fresh,
