@@ -20,7 +20,7 @@ from outrider.models.vocab import Alignment, align
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.session.drafts import LoadedDraft, fitting, for_heads, load_found, load_named, resolve_models
 from outrider.session.generation import Message, encode
-from outrider.session.loading import load_weights, template_of
+from outrider.session.loading import load_weights, placed, template_of
 from outrider.session.options import Progress, SessionOptions, no_progress
 
 
