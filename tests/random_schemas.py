@@ -12,7 +12,30 @@ import numpy as np
 from hypothesis import strategies as st
 
 from outrider.core.contracts import Constraint, Vocabulary
-from random_documents import NAMES, Schema, documents, scalars
+
+Schema = bool | dict[str, Any]
+
+NAMES = ("a", "b", "ab", "", "ü", 'q"', "x y")
+
+_SCALARS = (
+    st.none() | st.booleans() | st.integers(-20, 120) | st.sampled_from(["", "a", "ab", "é", 'q"', "\n"])
+)
+
+
+def scalars() -> st.SearchStrategy[Any]:
+    return _SCALARS | st.integers(-200, 200).map(lambda n: n / 4)
+
+
+def documents() -> st.SearchStrategy[Any]:
+    """Any small document: seldom valid, often nearly."""
+    return st.recursive(
+        scalars(),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=3)
+        ),
+        max_leaves=5,
+    )
+
 
 PATTERNS = ("^a", "b$", "^[a-c]{1,3}$", "[0-9]", "^(?:x|yy)*$", "é")
 FORMATS = ("ipv4", "uuid")  # of those that jsonschema judges alone, the ones that are enforced entirely
@@ -128,16 +151,6 @@ def validator(schema: Schema) -> jsonschema.Draft202012Validator:
 def read(text: str) -> Any:
     """A document with its numbers as they are written."""
     return json.loads(text, parse_float=Decimal)
-
-
-def plain(document: Any) -> Any:
-    """The document with whole numbers as integers: JSON Schema does not tell 1.0 from 1, `Decimal` does."""
-    if isinstance(document, dict):
-        return {name: plain(value) for name, value in document.items()}
-    if isinstance(document, list):
-        return [plain(value) for value in document]
-    whole = isinstance(document, float) and document.is_integer()
-    return int(document) if whole else document
 
 
 def walk(constraint: Constraint, vocabulary: Vocabulary, rng: random.Random) -> str | None:

@@ -116,19 +116,6 @@ def test_files_that_are_no_plans(tmp_path: Path) -> None:
         read_plan(tmp_path / "latin.toml")
 
 
-def test_load_options_are_those_of_the_plan() -> None:
-    options = make_plan(
-        {"threads": 2, "gpu_layers": "all", "flash_attention": "on", "mmap": False}
-    ).load_options("ik")
-    assert (options.threads, options.gpu_layers, options.flash_attention, options.mmap) == (
-        2,
-        -1,
-        "on",
-        False,
-    )
-    assert options.backend == "ik"
-
-
 # Models
 
 
@@ -168,13 +155,6 @@ def test_alike_names_get_their_folder_and_then_a_number(folder: Path) -> None:
     write_tiny(twin, seed=8)
     names = [name for name, _ in found(folder / "a.gguf", other, twin, folder / "b.gguf")]
     assert names == [f"{folder.name}/a", "deep/a", "deep/a (2)", "b"]
-
-
-def test_drafts_keep_the_names_that_targets_have(folder: Path) -> None:
-    targets = find_models([str(folder / "a.gguf")], hub=OFFLINE)
-    other = folder / "deep" / "a.gguf"
-    write_tiny(other, seed=9)
-    assert found(folder / "a.gguf", other, taken=targets) == [("a", folder / "a.gguf"), ("deep/a", other)]
 
 
 def test_a_model_of_the_hub_is_called_by_its_repository(folder: Path) -> None:

@@ -115,13 +115,6 @@ def test_ids_are_made_different(tmp_path: Path) -> None:
     assert [prompt.id for prompt in read(tmp_path, *lines).prompts] == ["a", "a.2", "a.2.2", "a.3"]
 
 
-def test_at_most_so_many_are_spread_evenly(tmp_path: Path) -> None:
-    lines = [{"prompt": "x"} for _ in range(10)]
-    for number, ids in ((1, ["1"]), (2, ["1", "6"]), (3, ["1", "4", "7"]), (10, None), (99, None)):
-        taken = [prompt.id for prompt in read(tmp_path, *lines, prompts=number).prompts]
-        assert taken == (ids or [str(i) for i in range(1, 11)])
-
-
 @pytest.mark.parametrize(
     ("line", "why"),
     [
@@ -252,19 +245,3 @@ def test_built_in_workloads(name: str) -> None:
         assert bool(prompt.tools) == (name == "agent")
         if prompt.grammar is not None:
             COMPILER.compile(prompt.grammar)
-
-
-def test_agents_call_the_tools_that_they_have() -> None:
-    for prompt in load_workload(WorkloadSpec(name="agent")).prompts:
-        tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in prompt.tools}
-        assert not isinstance(prompt.messages, str)
-        open_calls: set[str] = set()
-        for message in prompt.messages:
-            for call in message.get("tool_calls", ()):
-                arguments = json.loads(call["function"]["arguments"])
-                parameters = tools[call["function"]["name"]]
-                assert set(parameters["required"]) <= set(arguments) <= set(parameters["properties"])
-                open_calls.add(call["id"])
-            if message["role"] == "tool":
-                open_calls.remove(message["tool_call_id"])
-        assert not open_calls, prompt.id

@@ -131,22 +131,6 @@ def test_drawn_answers_depend_on_seed_and_question_alone(tmp_path: Path) -> None
     assert runs["other seed"].keys() == runs["one"].keys() and runs["other seed"] != runs["one"]
 
 
-@pytest.mark.parametrize("temperature", [1e-4, 1e6])
-def test_any_temperature_draws_from_what_has_probability(tmp_path: Path, temperature: float) -> None:
-    """Far below one the weights of all tokens vanish; far above, those that a grammar rules out come back."""
-    each = question("abca", temperature, grammar=Grammar("regex", "[ac]{40}"))
-    generate(speaking(), [each], tmp_path, max_tokens=40)
-    answer = found_in(tmp_path, each).answer
-    if temperature > 1:
-        assert set(answer.tolist()) == {0, 2}
-    else:
-        texts = found_in(tmp_path, each).prompt.tolist()
-        for token in answer.tolist():
-            row = TALKATIVE(texts)
-            assert token == (0 if row[0] > row[2] else 2)
-            texts.append(token)
-
-
 def test_a_grammar_without_a_way_on_passes_its_question_over(tmp_path: Path) -> None:
     target = speaking(max_sequences=2)
     stuck = question("abca", grammar=Grammar("choice", '["caé"]'), follow_ups=("b",))

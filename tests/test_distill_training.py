@@ -17,11 +17,10 @@ torch.set_num_threads(1)  # tiny products take longer on more
 
 from distilling import PROVENANCE, random_weights
 from engines import END, VOCABULARY, asked
-from full_disk import file_size_limit
 from llama_cpp_models import SMALL
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.backends.gguf import GgufModel, Weights
-from outrider.core.errors import InputError, SettingError
+from outrider.core.errors import InputError
 from outrider.core.params import SamplingParams
 from outrider.costs.expected_speed import StepCosts
 from outrider.drafters.model import ModelDrafter
@@ -277,22 +276,6 @@ def test_a_training_that_was_killed_ends_as_if_it_had_not(
     assert state_of(again) == state_of(whole), "what is over is not trained again"
 
 
-def test_own_text_is_used_in_the_second_half_alone(teacher: Teacher, tmp_path: Path) -> None:
-    settings = replace(SETTINGS, on_policy=1.0)
-    trainer = trainer_of(teacher, tmp_path, settings)
-    steps: list[int] = []
-    own = trainer._own_texts
-    assert own is not None
-
-    def noted(network: Network, step: int) -> Sequence[Text]:
-        steps.append(step)
-        return own(network, step)
-
-    trainer._own_texts = noted
-    trainer.run()
-    assert steps == list(range(6, 12))
-
-
 def test_a_checkpoint_of_another_training_is_refused(teacher: Teacher, tmp_path: Path) -> None:
     trainer_of(teacher, tmp_path).run()
     other = replace(SETTINGS, learning_rate=1e-4, seed=3)
@@ -317,22 +300,6 @@ def test_a_damaged_checkpoint_is_named(teacher: Teacher, tmp_path: Path) -> None
         with pytest.raises(InputError, match="damaged") as raised:
             trainer_of(teacher, tmp_path)
         assert raised.value.what == str(path) and "starts again" in raised.value.way_out
-
-
-def test_a_full_disk_leaves_the_last_checkpoint(teacher: Teacher, tmp_path: Path) -> None:
-    with pytest.raises(Killed):
-        trainer_of(teacher, tmp_path).run(kill_at(5))
-    before = (tmp_path / "checkpoint.pt").read_bytes()
-    resumed = trainer_of(teacher, tmp_path)
-    with (
-        file_size_limit(len(before) // 2),
-        pytest.raises(SettingError, match="could not be written") as raised,
-    ):
-        resumed.run()
-    assert raised.value.what == str(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
-    assert (tmp_path / "checkpoint.pt").read_bytes() == before
-    trainer_of(teacher, tmp_path).run()
 
 
 # The draft's own text
