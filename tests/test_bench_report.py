@@ -22,9 +22,9 @@ from outrider.lab.bench.report.view import View
 from outrider.lab.bench.report.words import verdict
 from outrider.lab.bench.results import Cell, Results
 from outrider.lab.bench.store import read_rows
-from outrider.lab.bench.summary import predictions, speeds
-from outrider.lab.bench.summary.speeds import measured_cells, verdicts
-from outrider.lab.rows import CostsRow, HeadRow, PredictionRow, Row, RunRow
+from outrider.lab.bench.summary import speeds
+from outrider.lab.bench.summary.speeds import verdicts
+from outrider.lab.rows import Row, RunRow
 
 BIG = TARGETS[0]
 SMALL = DRAFTS[0]
@@ -176,24 +176,6 @@ def test_each_picture_has_a_title_a_text_and_its_numbers(tree: Node) -> None:
         assert len(table_rows(found.all("table")[-1])) > 2
 
 
-def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
-    small = few_rows(2, ("chat",))
-    first = html_of(small, tmp_path)
-    assert html_of(list(small), tmp_path) == first
-
-
-def test_colours_come_from_the_page(html: str, tree: Node) -> None:
-    drawings = [svg for name in PICTURES for svg in section(tree, name).all("svg")]
-    nodes = [node for svg in drawings for tag in ("path", "use", "text") for node in svg.all(tag)]
-    styles = {node.attributes.get("style") or "" for node in nodes}
-    assert not [style for style in styles if re.search(r"#[0-9a-f]{6}", style)]
-    assert "prefers-color-scheme: dark" in html
-    assert "@media print" in html
-    places = {"--value", "--low", "--high", "--one"}  # a bar's own
-    for variable in set(re.findall(r"var\((--\w+)\)", html)) - places:
-        assert html.count(f"{variable}: #") == 3  # light, dark, print
-
-
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
     name = '<script>alert("1")</script>&$x$ 模型--><b>\'c\'</b><!-- style="d:e" up\x1b[31m\x00\x07'
     odd = renamed(few_rows(2, ("chat",)), SMALL, name)
@@ -234,18 +216,6 @@ def test_its_tables_hold_the_summarys_figures(rows: list[Row], tree: Node) -> No
         assert float(row["plain tokens/s"]) == pytest.approx(plain.value, abs=0.05)
 
 
-def test_everything_that_ran_is_listed_with_its_prediction(rows: list[Row], tree: Node) -> None:
-    results = Results.of(rows)
-    listed = table_rows(section(tree, "measured").all("table")[0])
-    assert len(listed) == len(measured_cells(results))
-    for row, said in zip(listed, verdicts(results), strict=True):
-        predicted = predictions.predicted_speedup(results, Cell(*said.cell[:4]))
-        assert predicted
-        assert row["predicted"] == f"{predicted.value:.2f}x"
-        assert row["measured"] == f"{said.speedup.value:.2f}x"
-        assert row["verdict"] == said.outcome
-
-
 def test_it_begins_with_what_to_do_the_command_and_the_bars(html: str, tree: Node) -> None:
     first = tree.all("section")[0]
     said = [node for node in first.all("p") if node.attributes.get("class") == "do"]
@@ -260,24 +230,6 @@ def test_it_begins_with_what_to_do_the_command_and_the_bars(html: str, tree: Nod
     assert html.index('class="do"') < html.index('class="bars"') < html.index("<details")
 
 
-def test_prediction_time_and_noise_are_said(rows: list[Row], tree: Node) -> None:
-    results, text = Results.of(rows), tree.all("main")[0].words()
-    error = speeds.prediction_error(results)
-    assert error
-    assert f"Over {error.settings} results the predicted speed-ups were off by" in text
-    assert "Model calls took " in text
-    assert "Noise of plain decoding against itself: big-Q8_0 ±" in text
-    assert "answers that can be compared equal the recorded ones" in text
-
-
-def test_setup_names_machine_builds_hashes_and_plan(rows: list[Row], tree: Node) -> None:
-    text = section(tree, "setup").words()
-    for row in Results.of(rows).models:
-        assert row.fingerprint in text
-    for part in ("Example CPU", "0123abc", "0.3.36", "threads 8", "big-Q8_0.gguf", "draft lengths"):
-        assert part in text
-
-
 # Runs that are not complete
 
 
@@ -287,14 +239,6 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     assert not tree.all("figure")
     for title in ("Acceptance by position", "What a call costs"):
         assert title in section(tree, "notes").words()
-
-
-def test_a_run_that_was_only_recorded(tmp_path: Path) -> None:
-    rows = [row for row in few_rows(0) if row.kind in ("head", "model", "answer", "costs")]
-    tree = Tree(html_of(rows, tmp_path)).root
-    assert section(tree, "costs").all("svg")
-    assert "Acceptance by position" in section(tree, "notes").words()
-    assert f"{BIG}: nothing was measured or predicted yet." in tree.words()
 
 
 @pytest.mark.usefixtures("unwritten")
@@ -307,22 +251,6 @@ def test_what_was_only_predicted_says_so(tmp_path: Path) -> None:
     assert "≈" in printed(rows, 80)
 
 
-def test_one_target_alone(tmp_path: Path) -> None:
-    rows = bench_rows([BIG], [None], ["edits"])
-    tree = Tree(html_of(rows, tmp_path)).root
-    assert {row["draft"] for row in chart(tree)} == {"no draft model"}
-    assert {row["workload"] for row in chart(tree)} == {"edits"}
-
-
-@pytest.mark.usefixtures("unwritten")
-def test_what_the_plan_leaves_out_has_no_column(tmp_path: Path) -> None:
-    head, *rest = bench_rows([BIG], [SMALL], ["edits"])
-    assert isinstance(head, HeadRow)
-    rows = [head.model_copy(update={"plan": head.plan | {"lookup_only": False}}), *rest]
-    tree = Tree(html_of(rows, tmp_path)).root
-    assert {row["draft"] for row in chart(tree)} == {SMALL}
-
-
 @pytest.mark.usefixtures("unwritten")
 def test_a_pair_that_does_not_line_up_is_named_with_the_reason(tmp_path: Path) -> None:
     rows = [*few_rows(2, ("chat",)), *skipped(BIG, "other-Q8_0")]
@@ -330,14 +258,6 @@ def test_a_pair_that_does_not_line_up_is_named_with_the_reason(tmp_path: Path) -
     assert "the tokenizers share 12 % of their tokens" in section(tree, "setup").words()
     assert "other-Q8_0" in printed(rows, 80)
     assert "other-Q8_0" not in {row["draft"] for row in chart(tree)}
-
-
-def test_answers_that_differ_are_counted() -> None:
-    rows = few_rows()
-    place = next(i for i, row in enumerate(rows) if isinstance(row, RunRow) and row.setting == "model 3")
-    rows[place] = rows[place].model_copy(update={"equal": False, "divergence": 7})
-    number = sum(isinstance(row, RunRow) for row in rows)
-    assert f"1 of {number} answers differ" in " ".join(printed(rows, 200).split())
 
 
 # What it advises
@@ -361,14 +281,6 @@ def test_the_verdict_is_plain_where_nothing_is_faster() -> None:
     assert "is fastest" not in text
 
 
-def test_the_verdict_tells_workloads_apart() -> None:
-    text = " ".join(printed([slower(row, 2, "chat") for row in few_rows()], 200).split())
-    assert (
-        re.search(r"wins on edits \([\d.]+x\), loses on chat \(0[\d.]+x\)", text)
-        or "gains nothing over all" in text
-    )
-
-
 def test_the_verdict_prefers_what_is_faster_for_certain() -> None:
     """Beside a draft that is faster on average by one case alone."""
     rows = few_rows(workloads=("chat",))
@@ -384,25 +296,6 @@ def test_the_verdict_prefers_what_is_faster_for_certain() -> None:
     text = " ".join(printed(rows, 200).split())
     assert "is fastest with no draft model" in text
     assert "plain decoding over chat (from" in text
-
-
-def test_what_was_only_predicted_is_not_said_of_this_machine() -> None:
-    rows = [
-        row.model_copy(
-            update={"cases": tuple(c.model_copy(update={"seconds": 2 * c.plain_s}) for c in row.cases)}
-        )
-        if isinstance(row, PredictionRow)
-        else row
-        for row in few_rows(0)
-    ]
-    text = " ".join(printed(rows, 200).split())
-    assert "By prediction, not yet measured, decode big-Q8_0 plainly" in text
-
-
-def test_what_ran_once_is_said_in_a_sentence() -> None:
-    text = " ".join(printed(few_rows(1), 200).split())
-    why = "have too few repetitions or prompts (run once: the machine's noise is not in it)"
-    assert f"6 of 6 measured best settings {why}." in text
 
 
 def test_what_ran_once_is_the_likely_winner_and_not_plain_decoding() -> None:
@@ -427,16 +320,6 @@ def test_what_ran_is_recommended_where_the_best_was_only_predicted() -> None:
     assert "outrider run -m models/big-Q8_0.gguf --policy lookup" in text and "plainly" not in text
 
 
-def test_what_gains_on_some_prompts_alone_is_settled_by_more_of_them() -> None:
-    rows = [
-        slower(row, 0.5 if getattr(row, "case", "")[-1:] == "0" else 2.2)
-        for row in few_rows(workloads=("chat",))
-    ]
-    text = " ".join(printed(rows, 200).split())
-    assert "is most likely fastest with" in text and "plainly" not in text
-    assert "it gains on some prompts and not on others. More of them settle it (--prompts" in text
-
-
 @pytest.mark.parametrize("repetitions", [1, 2])
 def test_a_measured_gain_never_ends_in_plain_decoding(repetitions: int) -> None:
     """The stored sweep, as if it had been repeated less."""
@@ -448,38 +331,6 @@ def test_a_measured_gain_never_ends_in_plain_decoding(repetitions: int) -> None:
         gains = [found for draft in view.columns if (found := view.best(target, draft, None).speedup)]
         assert any(gain.low > 1.1 for gain in gains) and "plainly" not in " ".join(text), text
         assert ("not settled" in " ".join(text)) == (repetitions == 1), text
-
-
-@pytest.mark.usefixtures("unwritten")
-def test_a_draft_step_is_that_beside_the_target(tmp_path: Path) -> None:
-    rows: list[Row] = []
-    for row in bench_rows(TARGETS, [SMALL, None], ("chat",)):
-        if not (isinstance(row, CostsRow) and row.role == "draft"):
-            rows.append(row)
-            continue
-        for factor, target in enumerate(TARGETS, 1):
-            curve = json.loads(json.dumps(row.curve))
-            for point in curve["calls"]:
-                point["seconds"] *= factor
-            rows.append(row.model_copy(update={"beside": target, "curve": curve}))
-    listed = table_rows(section(Tree(html_of(rows, tmp_path)).root, "costs").all("table")[0])
-    steps = {row["target"]: row["time"] for row in listed if row["call"] == f"step of {SMALL}"}
-    assert steps == {TARGETS[0]: "18.0 ms", TARGETS[1]: "36.0 ms"}
-
-
-def test_a_tie_is_called_one() -> None:
-    rows = few_rows()
-    plain = {(r.block, r.case): r.decode_s for r in rows if isinstance(r, RunRow) and r.setting == "plain"}
-    even = [
-        row.model_copy(update={"decode_s": plain[row.block, row.case] * (1.01 if row.order % 2 else 0.99)})
-        if isinstance(row, RunRow) and row.setting != "plain"
-        else row
-        for row in rows
-    ]
-    text = printed(even, 80)
-    assert "tie" in text
-    assert "faster" not in text
-    assert "plainly" in text
 
 
 # The terminal
@@ -506,23 +357,6 @@ def test_long_names_do_not_push_the_figures_out() -> None:
     text = printed(long, 80)
     assert max(map(len, text.splitlines())) <= 80
     assert re.search(r"all +16\.\d +auto +[\d.]+x +[\d.]+–[\d.]+ +faster", text)
-
-
-def test_names_are_no_markup_in_the_terminal() -> None:
-    text = printed(renamed(few_rows(), SMALL, "[red]x[/red]\x1b[31m"), 200)
-    assert "[red]x[/red]�[31m" in text
-    assert "\x1b" not in text
-
-
-def test_predictions_need_not_be_of_every_workload() -> None:
-    rows = [
-        r for r in few_rows(0) if not (isinstance(r, PredictionRow) and r.workload == "edits" and r.draft)
-    ]
-    lines = [line.split() for line in printed(rows, 80).splitlines()]
-    said = {
-        line[-7:][0] if len(line) > 6 else line[0]: line for line in lines if line and line[-1] == "known"
-    }
-    assert set(said) == {"all", "edits"}  # all workloads together, and the one that was not replayed
 
 
 def test_verdicts_have_to_hold_among_all_that_the_table_shows() -> None:

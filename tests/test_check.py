@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +12,13 @@ from engines import LANGUAGE
 from engines import VOCABULARY as LETTERS
 from outrider.backends.fake import FakeModel, FakeVocabulary
 from outrider.core.contracts import FREE, UNABLE
-from outrider.core.data import Grammar
 from outrider.core.notices import collect_notices
 from outrider.core.numbers import Interval
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.lab import predict
-from outrider.lab.check import Report, judge_lookup_alone
-from outrider.lab.judged import DraftReport, acceptance_of, calls_of, judge, tokenizers_of
+from outrider.lab.check import judge_lookup_alone
+from outrider.lab.judged import DraftReport, acceptance_of, judge, tokenizers_of
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFacts
 from outrider.lab.predict import expect
@@ -192,15 +190,6 @@ def numbers(
     return DraftNumbers(calls, step, acceptance, needed, Interval(*lookup), *gains)
 
 
-def test_a_large_output_layer_is_a_reason_to_trim() -> None:
-    large = replace(numbers((0.5, 0.4, 0.6), (0.5, 0.4, 0.6), step=0.5), output_ratio=0.4)
-    [line] = [line for line in judge_draft(large).advice if "outrider trim" in line]
-    assert "40% of what a draft step reads is the output layer" in line and "about 0.35 of the target" in line
-    reached = re.findall(r"([0-9.]+)x", line)
-    assert float(reached[0]) > float(reached[1])
-    assert "outrider trim" not in str(judge_draft(replace(large, output_ratio=0.2)).advice)
-
-
 @pytest.mark.parametrize(
     ("over_plain", "over_lookup", "outcome", "pays"),
     [
@@ -364,33 +353,3 @@ def test_answers_that_end_at_once_are_left_out_and_counted() -> None:
         answers = record_answers(target, questions, curve({1: 1.0}), seconds=60)
     assert "left out for ending within a few tokens" in notices[0] and ": 3 of the answers" in notices[0]
     assert [a.row.workload for a in answers] == ["two", "two"]
-
-
-def test_questions_with_a_broken_grammar_are_left_out() -> None:
-    target = LoadedTarget("timed", TimedModel())
-    broken = Workload("own", (Prompt("b", "abcd", grammar=Grammar("regex", "(")),), GREEDY, 64, "here")
-    questions = questions_of([broken, workload("one", 2)], target)
-    with collect_notices() as lines:
-        answers = record_answers(target, questions, curve({1: 1.0}), seconds=60)
-    assert [a.row.workload for a in answers] == ["one", "one"]
-    assert len(lines) == 1 and lines[0].startswith("own, b is left out: ")
-
-
-def test_conversations_are_read_as_text_where_there_is_no_template() -> None:
-    target = LoadedTarget("timed", TimedModel())
-    chat = Workload("chat", (Prompt("c", ({"role": "user", "content": "abcd"},)),), GREEDY, 64, "here")
-    with collect_notices() as notices:
-        questions = questions_of([chat], target)
-    assert len(questions) == 1 and "no chat template" in notices[0]
-
-
-def test_plain_data_has_no_infinity() -> None:
-    known, _ = subject("random", None, count=1)
-    lookup = judge_lookup_alone(known)
-    report = Report(
-        machine="m", target=FACTS, rewind="free", calls=calls_of(known.costs), sample=None,
-        lookup=lookup, drafts=(), verdict="v", pays=False, notices=(), seconds=1.0,
-    )  # fmt: skip
-    data = report.as_json()
-    assert data["schema"] == "outrider.check/1" and data["lookup"]["speedups"]["auto"]["high"] is None
-    assert data["calls"]["ratios"]["4"] > 1

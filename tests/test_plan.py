@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli_helpers import ROOT, Outcome, call, environment
+from cli_helpers import ROOT, Outcome, call
 from examples import examples
 from outrider.core.errors import InputError, SettingError
 from outrider.costs.expected_speed import expected_tokens
@@ -91,11 +89,6 @@ def test_the_calls_of_a_step_are_one_of_the_target(offered: float, shares: list[
         assert max(step.target_calls) <= length + 1
 
 
-def test_nothing_is_expected_of_a_drafter_that_nothing_is_known_of() -> None:
-    assert expected_steps("both", 3, {"draft": Acceptance.of(0.5)}) is None
-    assert expected_steps("draft", 3, {"lookup": Acceptance.of(0.5)}) is None
-
-
 @pytest.mark.parametrize(
     ("text", "name", "accepted"),
     [
@@ -153,13 +146,6 @@ def test_above_break_even_a_draft_pays_and_below_it_does_not() -> None:
         assert (best is not None) == pays
 
 
-def test_drafting_ends_to_pay_where_it_says() -> None:
-    plan = make_plan(asked(on="h100x8", context=128, lookup=None))
-    assert plan.pays_to is not None and plan.fits_to is None
-    assert plan_batch(plan.asked, plan.pays_to).best is not None
-    assert plan_batch(plan.asked, plan.pays_to + 1).best is None
-
-
 @pytest.mark.parametrize(("name", "who", "p_min"), [("lookup", "lookup", 0.5), ("d", "model", 0.0)])
 def test_tables_of_recordings_have_what_a_replay_accepts(name: str, who: Drafters, p_min: float) -> None:
     recordings = [recording(seed=seed) for seed in range(3)]
@@ -168,11 +154,6 @@ def test_tables_of_recordings_have_what_a_replay_accepts(name: str, who: Drafter
     outcomes = predict(recordings, Setting(who, LONGEST, p_min), prices)
     accepted, calls = sum(sum(o.accepted) for o in outcomes), sum(o.target_calls for o in outcomes)
     assert accepted and table.offered * table.expected(LONGEST) == pytest.approx(accepted / calls)
-
-
-def test_recordings_without_the_drafts_offers_are_refused() -> None:
-    with pytest.raises(InputError, match="it has no offers of other"):
-        tables_of([recording()], {"d": "other"})
 
 
 def test_how_wrong_the_model_was_is_said_apart() -> None:
@@ -305,15 +286,6 @@ def test_json_has_every_batch_way_and_what_it_rests_on(
     assert "Qwen2.5-Coder" in plan["acceptance"] and plan["model_error"] == model_error()
 
 
-def test_models_that_do_not_fit_are_planned_at_fewer_bits(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture
-) -> None:
-    words = ("--target", "llama-3.1-405b", "--draft", "llama-3.1-8b", "--on", "h100x8", "--json")
-    plan = json.loads(run(monkeypatch, capfdbinary, *words).out)
-    assert plan["target"]["weights_type"] == plan["drafts"][0]["weights_type"] == "fp8"
-    assert "planned at fp8" in plan["notices"][0]
-
-
 def test_measured_curves_take_the_models_place(
     monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture, tmp_path: Path
 ) -> None:
@@ -340,12 +312,6 @@ def test_recordings_take_the_bundled_acceptances_place(
     assert plan["acceptance"] == "2 recorded answers"
     assert all(way["low"] < way["speedup"] < way["high"] for way in batch["ways"])
     assert {way["drafters"] for way in batch["ways"]} == {"lookup", "draft", "both"}
-
-
-def test_what_is_known_is_listed(monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture) -> None:
-    found = run(monkeypatch, capfdbinary, "--list").out
-    for name in (*KNOWN.tables["hardware"], *KNOWN.tables["models"]):
-        assert name in found
 
 
 TOO_LARGE = ("--target", "llama-3.1-405b:bf16", "--draft", "none", "--on", "h100x4")
@@ -386,31 +352,6 @@ def test_what_cannot_be_planned_is_said_in_a_line(
     assert said in found.said and "Traceback" not in found.err
 
 
-def test_too_large_a_model_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture) -> None:
-    said = run(monkeypatch, capfdbinary, *TOO_LARGE).said
-    needed = said.split("--on h100x")[1].split(".")[0]
-    words = (*TOO_LARGE[:4], "--batch", "1", "--on")
-    assert run(monkeypatch, capfdbinary, *words, f"h100x{needed}").status == 0
-    assert run(monkeypatch, capfdbinary, *words, f"h100x{int(needed) - 1}").status == 2
-
-
-@pytest.mark.slow
-def test_no_model_file_and_no_library_is_loaded() -> None:
-    code = (
-        "import sys; sys.argv = ['outrider', 'plan', *sys.argv[1:]]\n"
-        "from outrider.cli.main import main\n"
-        "try: main()\n"
-        "except SystemExit as end: assert not end.code\n"
-        "slow = {'xllamacpp', 'llama_cpp', 'matplotlib', 'outrider.engine', 'outrider.session'}\n"
-        "print(sorted(slow & set(sys.modules)), file=sys.stderr)\n"
-    )
-    words = (sys.executable, "-c", code, "--target", "llama-3.1-405b", "--draft", "llama-3.1-8b")
-    ran = subprocess.run(
-        [*words, "--on", "h100x8"], capture_output=True, text=True, env=environment(), check=True
-    )
-    assert ran.stderr.splitlines()[-1] == "[]"
-
-
 # A server's metrics
 
 VLLM = """\
@@ -425,12 +366,6 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="2"} 200.
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="3"} 60.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="4"} 40.0
 vllm:num_requests_running{engine="0"} 40.0
-"""
-LLAMA = """\
-llamacpp:spec_decode_num_drafts_total 100
-llamacpp:spec_decode_num_draft_tokens_total 300
-llamacpp:spec_decode_num_accepted_tokens_total 131.25
-llamacpp:requests_processing 1
 """
 
 
@@ -462,14 +397,6 @@ def test_counters_of_vllm_imply_acceptance_by_position() -> None:
     assert (found.program, found.drafts, found.length, found.running) == ("vLLM", 1000, 5, 40)
     assert found.tokens_per_call == 2.5
     assert found.acceptance.accepted[:5] == pytest.approx((0.8, 0.4, 0.2, 0.06, 0.04))
-
-
-def test_counters_without_positions_imply_one_acceptance() -> None:
-    with serving(LLAMA) as address:
-        found = read_metrics(f"{address}/metrics")
-    assert found.program == "llama-server" and found.length == 3
-    assert found.acceptance.accepted[0] == pytest.approx(0.64, abs=0.001)
-    assert found.acceptance.expected(3) == pytest.approx(1.3125)
 
 
 def test_outriders_own_counters_are_those_of_its_server() -> None:
@@ -517,12 +444,3 @@ def test_the_plan_says_what_to_change(monkeypatch: pytest.MonkeyPatch, capfdbina
     expected, change = observed["advice"]
     assert expected.startswith("the plan expected ")
     assert change.startswith("set num_speculative_tokens to 2 (now 5)") and "40 sequences" in change
-
-
-def test_drafting_that_does_not_pay_is_to_be_stopped(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture, tmp_path: Path
-) -> None:
-    saved = tmp_path / "metrics.txt"
-    saved.write_text(LLAMA.replace("131.25", "1"))
-    found = run(monkeypatch, capfdbinary, *PAIR, "--metrics", str(saved), "--json")
-    assert json.loads(found.out)["observed"]["advice"][-1].startswith("stop drafting: at 1 sequence")

@@ -158,10 +158,3 @@ def test_the_command_prints_a_script_or_json(
     found = json.loads(run(monkeypatch, capfdbinary, *PAIR, "--export", "vllm", "--json").out)
     assert shlex.join(found["command"]) == script.out.splitlines()[-1]
     assert found["config"]["num_speculative_tokens"] >= 1
-
-
-def test_an_unknown_engine_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    found = run(monkeypatch, capfdbinary, *PAIR, "--export", "ollama")
-    assert found.status == 2 and "Choose one of vllm, sglang, llama-server" in found.said
