@@ -10,6 +10,7 @@ from outrider.core import numbers
 from outrider.lab.bench.report.tables import Table
 from outrider.lab.bench.report.view import View, draft_name, workload_name
 from outrider.lab.bench.summary import counts, speeds
+from outrider.lab.bench.summary.predictions import predicted_speedup
 
 
 def measured(view: View) -> Table:
@@ -25,7 +26,7 @@ def measured(view: View) -> Table:
             "workload": workload_name(cell.workload),
             "setting": cell.setting,
             "tokens/s": numbers.rate(speeds.measured_speed(view.results, cell)),
-            "predicted": numbers.speedup(view.predicted(cell)),
+            "predicted": numbers.speedup(predicted_speedup(view.results, cell)),
             "measured": numbers.speedup(verdict.speedup),
             "95 % interval": numbers.bounds(verdict.speedup),
             "tokens a target call": numbers.NOTHING if per_call is None else f"{per_call:.2f}",

@@ -9,8 +9,7 @@ from functools import cached_property
 from outrider.core.numbers import Interval
 from outrider.lab.bench.results import Cell, Results
 from outrider.lab.bench.summary import speeds
-from outrider.lab.bench.summary.predictions import predicted_speedup
-from outrider.lab.settings import PLAIN, Setting
+from outrider.lab.settings import PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +123,3 @@ class View:
         mine = [cell for cell in cells if cell.target == target]
         names = [cell.setting for wanted in (draft, None) for cell in mine if cell.draft == wanted]
         return [name for name in dict.fromkeys(names) if name != PLAIN.name]
-
-    def measured(self, cell: Cell) -> Interval | None:
-        """The speed-up of a setting that ran. What needs no draft model may have run without one only."""
-        ask = speeds.measured_speedup
-        return ask(self.results, cell) or ask(self.results, _needed(cell))
-
-    def predicted(self, cell: Cell) -> Interval | None:
-        """The speed-up of a setting by replay, likewise."""
-        return predicted_speedup(self.results, cell) or predicted_speedup(self.results, _needed(cell))
-
-
-def _needed(cell: Cell) -> Cell:
-    """The cell without a draft that its setting does not use."""
-    return cell if Setting.of(cell.setting).uses_model else cell._replace(draft=None)
