@@ -148,16 +148,6 @@ def test_the_power_is_in_the_certificate() -> None:
     assert ("block", "recovered") in kinds and ("stable", "acceptance") in kinds
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("factor", [0.97, 1.03])
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_three_percent_are_found(rule: Rule, factor: float) -> None:
-    found = findings(samples=100, repeats=200, rule=rule, fault=check_fault(f"acceptance={factor}"))
-    rejected = {(test.rule, test.kind) for test in found.decisions if test.rejected}
-    assert not found.holds and (rule, "acceptance") in rejected
-    assert not any(test.rejected for test in found.sampled)  # whole texts would not show it
-
-
 def test_wrong_recovered_tokens_are_found() -> None:
     found = findings(rule="token", fault=check_fault("no-residual"))
     rejected = {test.kind for test in found.decisions if test.rejected}

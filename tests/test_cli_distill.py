@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from cli_helpers import TEMPLATE, Outcome, call
 from outrider.backends.tuning.scoring import costs_of
@@ -20,7 +19,6 @@ from tiny_gguf import write_tiny
 
 pytest.importorskip("torch")
 
-from outrider.cli.distill_report import StepInterrupt, show_distilling
 from outrider.lab import check
 from outrider.lab.distill import evaluation, measure
 from outrider.lab.distill.export import read_provenance
@@ -233,19 +231,3 @@ def test_without_torch_one_line_says_what_to_install(
 
 
 # What people read
-
-
-def test_ctrl_c_ends_other_stages_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with (
-        pytest.raises(KeyboardInterrupt),
-        StepInterrupt() as interrupt,
-        show_distilling(Console(stderr=True), interrupt) as progress,
-    ):
-        progress("training", 0.5)
-        signal.raise_signal(signal.SIGINT)
-        assert interrupt.requested  # it waits for the end of the step
-        progress("training", 0.6)
-    with pytest.raises(KeyboardInterrupt), StepInterrupt() as interrupt:
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("it went on")
-    assert capsys.readouterr().err.startswith("training: 50%")

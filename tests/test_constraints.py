@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llguidance import LLMatcher
 
 from grammars import CONTROL_IDS, END_IDS, VOCABULARY, allowed, spell, start, takes, walk, word, written
 from outrider.backends.fake import FakeVocabulary
-from outrider.constraints import Compiler, GrammarConstraint, walker
+from outrider.constraints import Compiler, GrammarConstraint
 from outrider.core.data import Grammar
 from outrider.core.errors import ConstraintError, GrammarError, SettingError
 from outrider.core.params import FastForward
@@ -434,27 +433,3 @@ def test_a_limit_is_that_of_one_request(monkeypatch: pytest.MonkeyPatch) -> None
         assert "may not follow" not in str(caught.value)
     last = [max(number for s, number in reached if s == seed) for seed in range(4)]
     assert min(last) > 15, f"each request has about as much room as the first: {last}"
-
-
-def test_long_forced_text_is_worked_out_while_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    worked_out: list[bool] = []
-    plain = walker.SharedMatcher.forced
-
-    def forced(self: walker.SharedMatcher, matcher: LLMatcher) -> list[int]:
-        worked_out.append(True)
-        return plain(self, matcher)
-
-    monkeypatch.setattr(walker.SharedMatcher, "forced", forced)
-    monkeypatch.setattr(walker, "_MAX_FORCING_S", 0.0)  # whatever it takes is long
-    compiled = Compiler(VOCABULARY).compile(Grammar("regex", "x{500}(a|b)y{300}"))
-    assert len(worked_out) == 1
-    constraint = compiled.start()
-    text = b""
-    while not constraint.is_complete:
-        offered = constraint.forced(())
-        assert len(offered) <= 128
-        tokens = offered or tuple(allowed(constraint)[:1])
-        constraint.accept(tokens)
-        text += b"".join(VOCABULARY.piece(token) for token in tokens if token not in END_IDS)
-    assert re.fullmatch(b"x{500}(a|b)y{300}", text)
-    assert len(worked_out) == 1  # by no request

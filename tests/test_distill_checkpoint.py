@@ -18,7 +18,6 @@ from outrider.lab.distill.checkpoint import (
     Array,
     Checkpoint,
     Shape,
-    keep_layers,
     read_gguf,
     restrict,
     rotation_layout,
@@ -182,19 +181,6 @@ def test_damaged_and_split_files_are_refused(path: Path, tmp_path: Path) -> None
 
 
 # Parts of a model
-
-
-def test_a_model_with_some_of_its_layers_has_their_weights(model: Checkpoint) -> None:
-    kept = keep_layers(model, (0, 2))
-    assert kept.shape == replace(model.shape, layers=2)
-    assert {name: values.shape for name, values in kept.weights.items()} == tensor_sizes(kept.shape) | {
-        "output.weight": (289, 64)
-    }
-    for name in ("ffn_up.weight", "attn_q.weight", "attn_norm.weight"):
-        assert kept.weights[f"blk.0.{name}"] is model.weights[f"blk.0.{name}"]
-        assert kept.weights[f"blk.1.{name}"] is model.weights[f"blk.2.{name}"]
-    everything = keep_layers(model, range(3))
-    assert everything.shape == model.shape and everything.weights.keys() == model.weights.keys()
 
 
 def test_a_restricted_model_has_a_mean_row_for_the_rest(model: Checkpoint) -> None:
