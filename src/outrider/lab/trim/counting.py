@@ -4,32 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
-import numpy.typing as npt
 
 from outrider.core.data import Completion, Request
 from outrider.core.params import SamplingParams
 from outrider.engine import Engine
 from outrider.lab.answering import answered
+from outrider.lab.trim.tokens import Answer
 
 _MAX_TOKENS = 96
 """of an answer: many short ones tell more about others than few long ones"""
 _TOP = 64
 """tokens of each place that are counted, by their probability"""
-
-Mass = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """An answer's tokens, and the target's probability of each token of its vocabulary, added up over
-    the places of the answer; None where it is not known."""
-
-    mass: Mass | None
-    tokens: Sequence[int]
 
 
 def answer_prompts(
@@ -38,9 +26,10 @@ def answer_prompts(
     seconds: float,
     progress: Callable[[float], None] = lambda _part: None,
     clock: Callable[[], float] = perf_counter,
-) -> list[Answered]:
-    """The target's most likely answers to as many prompts as the time allows, as many at once as it has
-    sequences. The engine stores nothing before and after. Raises BackendError when a call fails."""
+) -> list[Answer]:
+    """The target's most likely answers, in its own ids, to as many prompts as the time allows, as many at
+    once as it has sequences. The engine stores nothing before and after. Raises BackendError when a call
+    fails."""
     started, greedy = clock(), SamplingParams(temperature=0)
     room = engine.target.capacity_tokens // engine.target.max_sequences - _MAX_TOKENS
     fitting = (tuple(prompt) for prompt in prompts if 0 < len(prompt) <= room)
@@ -59,9 +48,9 @@ def answer_prompts(
     return [_counted(completion, engine.target.vocabulary.size) for completion in done]
 
 
-def _counted(completion: Completion, size: int) -> Answered:
+def _counted(completion: Completion, size: int) -> Answer:
     mass = np.zeros(size, dtype=np.float32)
     for scored in completion.logprobs:
         tokens, log_probs = zip(*scored.top, strict=True)
         mass[list(tokens)] += np.exp(log_probs, dtype=np.float32)
-    return Answered(mass, completion.tokens)
+    return Answer(np.array(completion.tokens), mass)

@@ -27,7 +27,7 @@ from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.record import as_text, questions_of
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN
 from outrider.lab.subject import Subject, offers_along
-from outrider.lab.trim.counting import Answered, Mass, answer_prompts
+from outrider.lab.trim.counting import answer_prompts
 from outrider.lab.trim.cut import Cut, write_trimmed
 from outrider.lab.trim.material import Counted, Prompts, prompts_of, texts_in, texts_of
 from outrider.lab.trim.report import Choice, Report, Tried, agreement_of, step_s_of
@@ -102,7 +102,9 @@ def trim(asked: TrimRequest, progress: Progress = lambda _what, _part: None) -> 
         report = partial(progress, "the target answers prompts to measure with")
         questions = questions_of(prompts.measured, loaded)
         subject = subject.answering(questions, seconds=seconds, progress=report)
-        held_out = [_in_draft(answer.row.tokens, None, draft.alignment) for answer in subject.answers]
+        held_out = [
+            _in_draft(Answer(np.array(answer.row.tokens)), draft.alignment) for answer in subject.answers
+        ]
         run = _Run(asked, source, subject, draft, origins, progress)
         before = run.measure(asked.small)
         sizes = run.sizes(usage, held_out, before)
@@ -162,28 +164,28 @@ def _count(
     if asked.corpora:
         names = ", ".join(map(str, asked.corpora))
         counted.add(model.vocabulary, texts_in(asked.corpora), names)
-    found: list[Answered] = []
+    found: list[Answer] = []
     if asked.seconds:
         report = partial(progress, "the target answers prompts to count in")
         found = _ask(target, prompts.counted, asked.seconds, report)
         total = sum(len(answer.tokens) for answer in found)
         counted.origins.append(f"{len(found)} answers of the target ({total:,} tokens)")
     usable = to_target >= 0
-    answers = [_in_draft(answer.tokens, answer.mass, draft.alignment) for answer in found]
+    answers = [_in_draft(answer, draft.alignment) for answer in found]
     uses = np.where(usable, counted.uses[to_target], 0)
     return Usage(tuple(answers), uses, usable, draft.floor), counted.origins
 
 
-def _in_draft(tokens: Sequence[int], mass: Mass | None, alignment: Alignment) -> Answer:
-    """An answer of the target's in the draft's ids."""
-    known = alignment.to_target >= 0
+def _in_draft(answer: Answer, alignment: Alignment) -> Answer:
+    """An answer in the draft's ids."""
+    known, mass = alignment.to_target >= 0, answer.mass
     found = None if mass is None else np.where(known, mass[alignment.to_target], np.float32(0))
-    return Answer(alignment.to_draft[np.asarray(tokens)], found)
+    return Answer(alignment.to_draft[answer.tokens], found)
 
 
 def _ask(
     target: LoadedTarget, prompts: Sequence[Prompt], seconds: float, report: Callable[[float], None]
-) -> list[Answered]:
+) -> list[Answer]:
     asked: list[tuple[int, ...]] = []
     for prompt in prompts:
         with suppress(PromptError):
