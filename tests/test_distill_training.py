@@ -139,20 +139,31 @@ def test_a_draft_learns_what_its_target_says(teacher: Teacher, tmp_path: Path) -
     assert trainer.state.trained_tokens > 40 * 300
 
 
-def found_of(agreement: float, speedup: float) -> Evaluation:
-    return Evaluation(step=0, train_loss=None, loss=1.0, acceptance=0.5, agreement=agreement, speedup=speedup)
-
-
-def test_the_best_by_expected_speed_is_kept_not_the_last(
-    teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "evaluations",
+    [
+        # (agreement, speedup) of the start and of every second step
+        [(0.5, 1.0), (0.5, 1.2), (0.6, 1.1), (0.5, 1.15), (0.5, 1.19), (0.5, 1.5)],
+        # The machine that trains need not be the one that the draft is for: none pays here.
+        [(0.1, 7.0), (0.6, 7.0), (0.2, 7.0), (0.5, 7.0), (0.4, 7.0), (0.7, 7.0)],
+    ],
+    ids=["by expected speed", "by agreement"],
+)
+def test_the_best_is_kept_not_the_last(
+    teacher: Teacher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    evaluations: list[tuple[float, float]],
 ) -> None:
-    speeds = iter([1.0, 1.2, 1.1, 1.15, 1.19, 1.5])
+    scripted = iter(evaluations)
 
-    def scripted(*arguments: Any) -> Evaluation:
-        del arguments
-        return found_of(0.5, next(speeds))
+    def evaluate(*_: Any) -> Evaluation:
+        agreement, speedup = next(scripted)
+        return Evaluation(
+            step=0, train_loss=None, loss=1.0, acceptance=0.5, agreement=agreement, speedup=speedup
+        )
 
-    monkeypatch.setattr("outrider.lab.distill.train.evaluate", scripted)
+    monkeypatch.setattr("outrider.lab.distill.train.evaluate", evaluate)
     trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, steps=40, evaluate_every=2, patience=3))
     weights: list[dict[str, Any]] = []
     best = trainer.run(
@@ -162,22 +173,6 @@ def test_the_best_by_expected_speed_is_kept_not_the_last(
     for name, values in best.weights.items():
         np.testing.assert_array_equal(values, weights[1][name].numpy())
         assert name.endswith("norm.weight") or not np.array_equal(values, weights[-1][name].numpy())
-
-
-def test_where_no_draft_pays_the_one_that_agrees_most_is_kept(
-    teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The machine that trains need not be the one that the draft is for."""
-    agreements = iter([0.1, 0.2, 0.6, 0.5, 0.4])
-
-    def scripted(*arguments: Any) -> Evaluation:
-        del arguments
-        return found_of(next(agreements), 7.0)
-
-    monkeypatch.setattr("outrider.lab.distill.train.evaluate", scripted)
-    trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, steps=40, evaluate_every=2, patience=2))
-    trainer.run()
-    assert trainer.state.step == 8 and trainer.state.best_step == 4
 
 
 def test_padding_and_batches_change_no_evaluation(teacher: Teacher, tmp_path: Path) -> None:
