@@ -160,5 +160,5 @@ def test_wrong_recovered_tokens_are_found() -> None:
     "fault", ["acceptance", "acceptance=", "acceptance=1", "acceptance=-1", "acceptance=x"]
 )
 def test_a_factor_that_makes_no_sense_is_refused(fault: str) -> None:
-    with pytest.raises(SettingError, match="no known fault"):
+    with pytest.raises(SettingError, match="not a known fault"):
         check_fault(fault)
