@@ -1,4 +1,4 @@
-"""What the output may be, read from the command line before anything is loaded."""
+"""The grammar that the command line asks for, read before anything is loaded."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from outrider.core.params import GrammarKind, grammar_kind
 from outrider.core.settings import Structure
 
 MAX_BYTES = 1_000_000
-"""Larger schemas and grammars are refused unread: none that people write comes near it."""
+"""Larger schemas and grammars are refused unread; none that people write is nearly as large."""
 
 _STDIN = "-"
 
 
 def read_grammar(settings: Structure, stdin_gives: str | None = None) -> Grammar | None:
-    """The grammar that settings ask for, its file or standard input read; None for none.
+    """The grammar that the settings ask for, read from its file or standard input; None without one.
 
-    `stdin_gives` is what standard input is needed for elsewhere. Raises SettingError for settings that
-    exclude each other, that lack one they belong to or that have an unknown value, GrammarError for
-    what cannot be read or is no grammar.
+    `stdin_gives` names what else needs standard input. Raises SettingError for settings that do not go
+    together, GrammarError for what cannot be read or is not a grammar.
     """
     flag = _check(settings)
     if flag is None:
@@ -54,7 +53,7 @@ def read_grammar(settings: Structure, stdin_gives: str | None = None) -> Grammar
 
 
 def _check(settings: Structure) -> str | None:
-    """The one flag that says what the output may be; None where there is none."""
+    """The flag that limits the output; None without one. Raises SettingError."""
     kinds = {
         "--json-schema": settings.json_schema is not None,
         "--json-mode": settings.json_mode,
@@ -89,7 +88,7 @@ def _kind_and_text(settings: Structure) -> tuple[GrammarKind, str]:
 
 
 def _belongs(name: str, is_given: bool, flag: str | None, to: tuple[str, ...]) -> None:
-    """Refuse an option that has nothing to act on."""
+    """Raise SettingError for an option that would have no effect."""
     if not is_given or flag in to:
         return
     why = (
@@ -99,7 +98,6 @@ def _belongs(name: str, is_given: bool, flag: str | None, to: tuple[str, ...]) -
 
 
 def _schema(given: str) -> str:
-    """A schema as it was given, or out of its file."""
     start = given.lstrip()
     if start.startswith("{") or start.rstrip() in ("true", "false"):
         return _bounded(given, "--json-schema")
@@ -107,7 +105,7 @@ def _schema(given: str) -> str:
 
 
 def _grammar(given: str) -> tuple[GrammarKind, str]:
-    """A grammar out of its file, by its suffix, or as it was given: GBNF has a `::=`, and hardly a path."""
+    """A grammar from its file, by the suffix, or as it was given: GBNF has a `::=`, and hardly any path."""
     from outrider.constraints.sources import KINDS
 
     if grammar_kind(given) == "gbnf":

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one asks for an end after the current step, the second one ends at once."""
+"""Ctrl-C: the first one ends a generation after the current step, the second one at once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ _MOMENT_S = 0.05
 
 
 class Interrupt:
-    """While active, notes the first SIGINT in `requested` instead of raising KeyboardInterrupt.
-
-    A step is never torn apart by it, so what was generated can be shown and counted.
-    """
+    """While active, the first SIGINT sets `requested` instead of raising KeyboardInterrupt, so that the step
+    can finish and its text be shown."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -38,9 +36,8 @@ class Interrupt:
 
 
 class LoadInterrupt(Interrupt):
-    """While active, SIGINT raises KeyboardInterrupt as usual. Where Python would print and forget it (in a
-    callback from native code, while an object is freed), it is raised a moment later.
-    """
+    """While active, SIGINT raises KeyboardInterrupt as usual; where Python would print and ignore it (in a
+    callback from native code, or while an object is freed), it is raised a moment later."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Command lines made for llama.cpp: what the options of its programs mean here.
+"""Command lines written for llama.cpp.
 
-Most are Outrider's own under the same name. `llama_options.toml` lists the others: those that have another
-name here, those without effect, those whose purpose something else serves, and those that are not supported.
-The `--spec-*` options that say together who drafts become a policy.
+Most options have the same name here. `llama_options.toml` lists the others: with another name, without
+effect, replaced by something else, or not supported. The `--spec-*` options that choose drafters become a
+policy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outrider.core.errors import SettingError
 from outrider.core.schema import Setting
 
 COMMANDS = ("run", "chat", "serve")
-"""Those that take llama.cpp's options."""
+"""Commands that take llama.cpp's options"""
 PROGRAMS = {
     **dict.fromkeys(("llama-server", "server"), "serve"),
     **dict.fromkeys(("llama-cli", "llama-completion", "llama-simple"), "run"),
@@ -27,15 +27,15 @@ PROGRAMS = {
     "llama-bench": "bench",
     "llama-quantize": "quantize",
 }
-"""What does the work of llama.cpp's programs."""
+"""The commands that replace llama.cpp's programs"""
 
 _HELP = ("-h", "--help", "--help-all")
 _NUMBER = re.compile(r"-\d|-\.\d")
 _ATTACHED = re.compile(r"(-[A-Za-z])(-?\d.*)")
-"""A value that is written right after a short name: -n64."""
+"""A value right after a short name: -n64"""
 
 DRAFTING = ("--spec-type", "--spec-default", "--spec-draft-sampling")
-"""Options that say together who drafts."""
+"""Options that together choose who drafts"""
 _DRAFT_MODELS = ("draft-simple", "draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark")
 _LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 _DEFAULT_TYPES = ("ngram-mod",)
@@ -43,13 +43,13 @@ _DEFAULT_TYPES = ("ngram-mod",)
 _SAMPLING = {"greedy": "greedy", "probabilistic": "sampled"}
 _MODEL_CAP = "--spec-draft-n-max"
 _FIXED_LENGTHS = ("draft_min", "draft_p_min")
-"""Settings that llama.cpp has for draft models alone."""
+"""Settings that llama.cpp has only for draft models"""
 
 
 @cache
 def table() -> Mapping[str, tuple[str, str]]:
-    """By each of llama.cpp's names that is not Outrider's: what becomes of it (a key of the file), and its
-    name here, or what serves its purpose."""
+    """By each name that only llama.cpp has: what becomes of it (a key of the file), and its name here or its
+    replacement."""
     text = (files(__package__) / "llama_options.toml").read_text(encoding="utf-8")
     found: dict[str, tuple[str, str]] = {}
     for fate, content in tomllib.loads(text).items():
@@ -64,13 +64,11 @@ SettingsOf = Callable[[str], Mapping[str, Setting]]
 
 
 def translate(command: str, arguments: Sequence[str], settings_of: SettingsOf) -> tuple[list[str], list[str]]:
-    """The arguments of a command with its own flags alone, and a notice for each that has no effect.
+    """The arguments with only the command's own flags, which take precedence over llama.cpp's, and a notice
+    for each option without effect.
 
-    A flag of the command means what the command says, whatever llama.cpp says.
-
-    Raises:
-        SettingError: For an option that is refused, and for an unknown one with a single dash: it is never
-            read as several short ones.
+    Raises SettingError for an option that is refused, and for an unknown one with a single dash, which is
+    never read as several short ones.
     """
     line = _Line(command, arguments, settings_of)
     for word in line.words:
@@ -84,7 +82,7 @@ def translate(command: str, arguments: Sequence[str], settings_of: SettingsOf) -
 
 
 class _Line:
-    """A command line that is read word by word."""
+    """A command line, read word by word."""
 
     def __init__(self, command: str, arguments: Sequence[str], settings_of: SettingsOf) -> None:
         self.words = iter(arguments)
@@ -99,7 +97,6 @@ class _Line:
         self._flags = _flags(self._settings)
 
     def read(self, word: str) -> None:
-        """Take a word, and the values that belong to it."""
         name, equals, attached = word.partition("=") if word.startswith("--") else (word, "", "")
         if word == "--":
             self.found.append((word, list(self.words)))
@@ -145,7 +142,7 @@ class _Line:
 
     def _check_known(self, name: str, ours: str) -> None:
         """Raise SettingError for a flag (`ours`: its name here) of another command, and for an unknown one
-        with a single dash. The parser refuses an unknown long one, with the nearest name."""
+        with a single dash. Unknown long ones are left to the parser, which suggests the nearest name."""
         why = f"outrider {self._command} has no such option"
         for other in COMMANDS:
             if ours in _flags(self._settings_of(other)):
@@ -156,11 +153,8 @@ class _Line:
             raise SettingError(name, why, f"Did you mean {near[0]}?" if near else help_)
 
     def with_policy(self) -> list[tuple[str, list[str]]]:
-        """The options, with the policy that the types of drafts come to.
-
-        Lengths that are given for a draft model are kept, for whatever drafts; where no draft model is to
-        draft they have no effect.
-        """
+        """The options, with the policy that the types of drafts amount to. Lengths given for a draft model
+        apply to all drafters; without a draft model they have no effect."""
         if self._is_given("policy"):
             raise SettingError("--spec-type", "--policy says who drafts, too", "Give one of them.")
         models = any(name in _DRAFT_MODELS for name in self.types)
@@ -186,7 +180,7 @@ class _Line:
 
 
 def _flags(settings: Mapping[str, Setting]) -> dict[str, bool]:
-    """The flags of a command: whether each takes a value."""
+    """By flag of a command: whether it takes a value."""
     takes_value = dict.fromkeys(_HELP, False)
     for setting in settings.values():
         takes_value |= dict.fromkeys(setting.names, setting.kind is not bool)

@@ -1,4 +1,4 @@
-"""The settings of how models are loaded, made into load options."""
+"""Load options from settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.core.loading_settings import Loading
 from outrider.core.schema import values_for
 
 _MIN_ROWS = 128
-"""The fewest rows of logits of a call; long drafts need more."""
+"""rows of logits of a call; long drafts need more"""
 
 _RENAMED = {
     "batch_tokens": "batch_size",
@@ -24,14 +24,12 @@ _RENAMED = {
     "extra_buffer_types": "repack",
     "heads": "mtp",
 }
-"""Load options whose settings have llama.cpp's names."""
+"""Load options whose settings have llama.cpp's names"""
 
 
 def load_options(settings: Loading, *, draft: bool = False, max_draft: int | None = None) -> LoadOptions:
-    """The load options of the target, or of the draft, for drafts of up to `max_draft` tokens.
-
-    Raises SettingError.
-    """
+    """The load options of the target or the draft, for drafts of up to `max_draft` tokens. Raises
+    SettingError."""
     experts = None if settings.cpu_moe else settings.n_cpu_moe
     on_host = on_processor(experts=experts, dense=settings.n_cpu_ffn)
     given = values_for(LoadOptions, settings, **_RENAMED) | {
@@ -51,7 +49,7 @@ def load_options(settings: Loading, *, draft: bool = False, max_draft: int | Non
 
 
 def _of_draft(options: LoadOptions, settings: Loading) -> LoadOptions:
-    """The draft's load options: the target's, but for what is given for the draft alone."""
+    """The target's load options with those given for the draft."""
     threads, threads_batch = settings.threads_draft, settings.threads_batch_draft
     if threads > 0:
         options = replace(options, threads=threads, threads_batch=0)
@@ -83,7 +81,7 @@ def _shares(text: str | None) -> tuple[float, ...]:
 
 
 def _overrides(texts: Sequence[str], more: tuple[str, ...]) -> tuple[str, ...]:
-    """Each PATTERN=BUFFER of texts that may hold several; a comma before the = belongs to the pattern."""
+    """Each PATTERN=BUFFER of texts that may hold several; a comma before the = is part of the pattern."""
     found, pattern = [], ""
     for part in ",".join(texts).split(",") if texts else ():
         pattern += part if "=" in part else f"{part},"
@@ -94,7 +92,7 @@ def _overrides(texts: Sequence[str], more: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _adapters(settings: Loading) -> tuple[tuple[str, float], ...]:
-    """The LoRA adapters and their scales, in the order of the two options. Raises SettingError."""
+    """The LoRA adapters and their scales. Raises SettingError."""
     found = [(str(path), 1.0) for path in settings.lora]
     for text in (part for texts in settings.lora_scaled for part in texts.split(",")):
         path, colon, scale = text.rpartition(":")

@@ -1,4 +1,4 @@
-"""Settings checked, before anything is loaded, and made into what sessions and requests take."""
+"""Settings, checked before anything is loaded, become options of sessions and requests."""
 
 from __future__ import annotations
 
@@ -37,17 +37,15 @@ from outrider.policy import FixedPolicy
 from outrider.session.options import AutoSettings, SessionOptions
 
 UNLIMITED_TOKENS = 2048
-"""Room for an answer of unknown length."""
+"""room for an answer of unknown length"""
 _TAIL_TOKENS = 32
-"""of a prompt: enough to see whether its end opens the model's reasoning"""
+"""of a prompt, enough to see whether it ends by opening the reasoning"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairPlan:
-    """Which models are loaded and how, what is opened on them, and how drafts are verified.
-
-    `target` and `draft` are references; None is the embedded default, and its own draft.
-    """
+    """What to load and open, and how drafts are verified. `target` and `draft` are references; None means the
+    embedded default and its own draft."""
 
     settings: PairSettings
     target: str | None
@@ -58,20 +56,19 @@ class PairPlan:
     opening: SessionOptions
     verification: Verification
     template: str | None = None
-    """the text of a chat template in place of the model's own"""
+    """a chat template to use instead of the model's own"""
     notices: tuple[str, ...] = ()
-    """what the user should hear of the settings"""
+    """about the settings"""
 
     @property
     def drafts(self) -> bool:
-        """Whether anything may be drafted."""
         policy = self.opening.policy
         return not (isinstance(policy, FixedPolicy) and policy.draft_max == 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What `run` or `chat` is to do: every request has these settings."""
+    """What `run` or `chat` is to do, with these settings for every request."""
 
     settings: RunSettings
     pair: PairPlan
@@ -81,13 +78,13 @@ class RunPlan:
 
     @property
     def answer_tokens(self) -> int:
-        """Room for an answer, where the context is sized by itself."""
+        """Room for an answer in a context without a given size."""
         return (self.max_tokens or UNLIMITED_TOKENS) + 1
 
     def request(
         self, prompt: tuple[int, ...], vocabulary: Vocabulary, template: ChatTemplate | None
     ) -> Request:
-        """The request of a prompt. Raises SettingError for tokens that the vocabulary does not have."""
+        """The request for a prompt. Raises SettingError for tokens outside the vocabulary."""
         budget, message = self.settings.reasoning_budget, self.settings.reasoning_budget_message
         limited = budget >= 0 and not self.settings.raw
         return Request(
@@ -104,10 +101,8 @@ class RunPlan:
 
 
 def plan_run(settings: RunSettings, stdin_gives: str | None) -> RunPlan:
-    """What `run` or `chat` is to do. `stdin_gives` names what standard input provides besides a grammar.
-
-    Raises SettingError, PromptError and GrammarError for what cannot work.
-    """
+    """The plan of `run` or `chat`. `stdin_gives` names what else needs standard input. Raises SettingError,
+    PromptError or GrammarError."""
     sampling = _sampling(settings)
     pair = plan_pair(settings, greedy=sampling.is_greedy)
     notices = list(pair.notices)
@@ -135,7 +130,7 @@ def plan_run(settings: RunSettings, stdin_gives: str | None) -> RunPlan:
 
 
 def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
-    """What is loaded, and how it drafts. `greedy`: nothing is left to chance. Raises SettingError."""
+    """The plan of a pair for `greedy` or sampled text. Raises SettingError."""
     sources = settings if isinstance(settings, DraftSources) else DraftSources()
     verification = Verification(
         rule=settings.rule,
@@ -177,7 +172,7 @@ def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
 
 
 def _sampling(settings: Sampling) -> SamplingParams:
-    """The samplers' settings but for --ban, which needs a vocabulary. Raises SettingError."""
+    """The samplers without --ban, which needs a vocabulary. Raises SettingError."""
     given: dict[str, Any] = {"logit_bias": tuple(map(_bias, settings.logit_bias))}
     if settings.dry_sequence_breaker:
         breakers = (text for text in settings.dry_sequence_breaker if text != "none")
@@ -186,7 +181,7 @@ def _sampling(settings: Sampling) -> SamplingParams:
 
 
 def drafting_policy(settings: Drafting, costs: Path | None) -> FixedPolicy | AutoSettings:
-    """Who drafts and how far. Lengths that only fixed drafts have ask for these. Raises SettingError."""
+    """Who drafts, and how far; --draft-min and --draft-p-min imply fixed lengths. Raises SettingError."""
     fixed_only = settings.draft_min is not None or settings.draft_p_min is not None
     kind = settings.policy or ("fixed" if fixed_only else "auto")
     if fixed_only and kind != "fixed":
@@ -216,8 +211,7 @@ def target_reference(settings: Target) -> str | None:
 
 
 def draft_reference(settings: DraftModel) -> str | None:
-    """The draft as one reference; None where none is named (the embedded default brings its own). Raises
-    SettingError."""
+    """The draft as one reference; None if none is named. Raises SettingError."""
     return _reference(settings.model_draft, settings.hf_repo_draft, "-md", "-hfd")
 
 
@@ -228,13 +222,13 @@ def _reference(path: str | None, repo: str | None, path_flag: str, repo_flag: st
 
 
 def hub_options(settings: Hub) -> HubOptions:
-    """How references to the hub are resolved."""
+    """The options of the hub."""
     token = None if settings.hf_token is None else settings.hf_token.get_secret_value()
     return HubOptions(token=token, offline=settings.offline)
 
 
 def _template(path: Path | None) -> str | None:
-    """The chat template of a file, which compiles. Raises SettingError."""
+    """A file's chat template, which compiles. Raises SettingError."""
     if path is None:
         return None
     text = read_text(path, "Name a file with a chat template (--chat-template-file).")
@@ -246,13 +240,12 @@ def _template(path: Path | None) -> str | None:
 
 
 def check_context(flag: str, size: int | None) -> None:
-    """Raise SettingError for a context that is too small to hold anything."""
+    """Raise SettingError for a context that is too small."""
     if size is not None and (size < 0 or size == 1):
         raise SettingError(f"{flag} {size}", "not a context size", "Give 2 or more, or 0 for the usual one.")
 
 
 def _max_tokens(predict: int) -> int | None:
-    """The token limit; None for none."""
     if predict < -2 or predict == 0:
         why = "it asks for nothing" if predict == 0 else "not a number of tokens"
         raise SettingError(f"-n {predict}", why, "Give 1 or more, or -1 for no limit.")
@@ -262,8 +255,8 @@ def _max_tokens(predict: int) -> int | None:
 def _thought(
     template: ChatTemplate | None, vocabulary: Vocabulary, prompt: tuple[int, ...], budget: int, message: str
 ) -> Thought | None:
-    """The limit on an answer's reasoning: `budget` tokens, and `message` before a forced end. None for a
-    model whose template has no reasoning."""
+    """A limit of `budget` tokens on reasoning, with `message` before a forced end; None if the model's
+    template has no reasoning."""
     from outrider.formats import format_of  # loads slowly, and few requests need it
 
     spelled = (
@@ -276,7 +269,7 @@ def _thought(
 
 
 def _bias(text: str) -> tuple[int, float]:
-    """A token and its bias, as in 15043+1.5 or 15043-inf."""
+    """A token and its bias: 15043+1.5 or 15043-inf."""
     found = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|\.\d+|inf))", text)
     if not found or found[2] == "+inf":
         raise SettingError(f"-l {text}", "not a token id with a bias", "Write, for instance, 15043+1.5.")
@@ -284,14 +277,14 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _with_tokens(params: SamplingParams, bans: Sequence[str], vocabulary: Vocabulary) -> SamplingParams:
-    """The parameters with the banned tokens, which may be given as text."""
+    """The parameters with banned tokens, given as ids or text."""
     for token, bias in params.logit_bias:
         _known(token, f"-l {token}{bias:+g}", vocabulary)
     return replace(params, banned=tuple(_token(text, vocabulary) for text in bans))
 
 
 def _token(text: str, vocabulary: Vocabulary) -> int:
-    """A token by its id, or by its text where that is a single token."""
+    """A token by its id, or by its text if that is a single token."""
     if text.isdecimal():
         return _known(int(text), f"--ban {text}", vocabulary)
     tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)

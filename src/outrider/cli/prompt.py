@@ -15,10 +15,9 @@ _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "'": "'", '"': '"', "\\": "\\"}
 
 
 def read_prompt(argument: str | None, option: str | None, file: Path | None, *, escape: bool) -> str:
-    """The prompt from the one source that was given; standard input when none was.
+    """The prompt from the one source given, by default standard input.
 
-    Raises SettingError when several were given, PromptError when it is empty, cannot be read or
-    is not UTF-8.
+    Raises SettingError for several sources, PromptError if it is empty, unreadable or not UTF-8.
     """
     given = [
         name for name, value in (("PROMPT", argument), ("-p", option), ("-f", file)) if value is not None
@@ -52,7 +51,7 @@ def unescape(text: str) -> str:
 
 
 def ask(question: str) -> str:
-    """A line from standard input, asked for where a person sees it and standard output stays clean.
+    """A line from standard input; the question is shown to a person, but not written to piped output.
 
     Raises EOFError at its end, PromptError for what is not UTF-8.
     """
@@ -67,7 +66,7 @@ def ask(question: str) -> str:
 
 
 def read_prediction(path: Path) -> str:
-    """The text of a predicted answer. Raises PromptError when it is empty, cannot be read or is not text."""
+    """A file with the expected answer. Raises PromptError if it is empty, unreadable or not text."""
     text = read_file(path)
     if "\0" in text:
         raise PromptError(str(path), "it is not text (it holds zero bytes)", "Name a text file.")
@@ -77,7 +76,7 @@ def read_prediction(path: Path) -> str:
 
 
 def read_file(path: Path) -> str:
-    """The text of a file without its last line break, which llama.cpp drops, too. Raises PromptError."""
+    """A file's text without the last line break, which llama.cpp drops too. Raises PromptError."""
     return _without_break(read_text(path, "Check the path and its permissions.", PromptError))
 
 
@@ -86,7 +85,8 @@ def _without_break(text: str) -> str:
 
 
 def encodable(text: str, name: str) -> str:
-    """Refuse text that cannot be UTF-8: arguments in another encoding arrive as lone surrogates."""
+    """Return the text. Raises PromptError if it cannot be UTF-8: arguments in another encoding contain lone
+    surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""The settings of each command: the groups of `outrider.core.settings`, and what a command has alone."""
+"""The settings of commands: groups of `outrider.core.settings`, and their own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from outrider.core.settings import (
 
 
 class Prompt(Group):
-    """What is asked, and how long the answer may get."""
+    """The prompt, and the length of the answer."""
 
     panel = TEXT
     prompt_argument: str | None = setting(
@@ -68,7 +68,7 @@ class Prompt(Group):
 
 
 class Shown(Group):
-    """What is shown and written besides the text."""
+    """What is shown and written beside the text."""
 
     show_source: bool = setting(False, help="Colour each token by who drafted it.")
     compare: bool = setting(
@@ -84,7 +84,7 @@ class Shown(Group):
 
 
 class Prediction(Group):
-    """What the answer of a single run will be like."""
+    """A text that the answer will resemble."""
 
     panel = SPECULATION
     prediction: Path | None = setting(
@@ -112,11 +112,11 @@ _FIRST_MESSAGE = "The first message."
 NOT_IN_CHAT = frozenset(
     ("file", "raw", "interactive", "compare", "repetitions", "print_json", "logprobs", "prediction")
 )
-"""Settings that a conversation refuses, so its help leaves them out."""
+"""Settings that a conversation refuses"""
 
 
 class ChatSettings(RunSettings):
-    """Those of `chat`: the same, which a conversation reads otherwise."""
+    """Those of `chat`."""
 
     prompt_argument: str | None = setting(None, metavar="PROMPT", argument=True, help=_FIRST_MESSAGE)
     prompt: str | None = setting(None, "-p", help=_FIRST_MESSAGE)

@@ -1,4 +1,4 @@
-"""Messages typed in a terminal: a line editor with history, pasted text of any size, and several lines."""
+"""A line editor for messages: history, pasted text of any size, several lines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.output import create_output
 
 BLOCK = '"""'
-"""Begins and ends a message of several lines."""
+"""starts and ends a message of several lines"""
 
 
 class TerminalInput:
-    r"""Reads messages from the terminal. What was typed is kept in `history`, readable by its owner alone.
+    r"""Reads messages from the terminal and keeps them in `history`, which only its owner can read.
 
     Enter sends; Alt-Enter starts a new line, and so does Enter after an opening \"\"\". Ctrl-C
     clears the line.
@@ -36,7 +36,6 @@ class TerminalInput:
         )
 
     def _is_open(self) -> bool:
-        """Whether a block was opened and not closed."""
         text = self._session.default_buffer.text.strip()
         is_closed = text.endswith(BLOCK) and len(text) >= 2 * len(BLOCK)
         return text.startswith(BLOCK) and not is_closed
@@ -67,7 +66,7 @@ def _keys() -> KeyBindings:
 
 
 def _opened(path: Path | None) -> History:
-    """The history in a file; one of this conversation alone where it cannot be written."""
+    """The history in a file; if that cannot be written, one of this conversation only."""
     if path is None:
         return InMemoryHistory()
     try:

@@ -1,7 +1,5 @@
-"""Checks of model calls against the Model contract, made before anything is computed.
-
-Native libraries end the process, or forget what other sequences stored, where a call breaks their rules.
-"""
+"""Checks of model calls before anything is computed: a native library may end the process, or lose other
+sequences' KV, when a call breaks its rules."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from outrider.core.saved import SavedState
 
 
 def check_spans(model: Model, spans: Sequence[Span]) -> None:
-    """Raise BackendError for spans that break the contract or a limit of calls, OutOfMemory for a sequence
-    that leaves its context."""
+    """Raise BackendError for spans that break the contract or a limit, OutOfMemory for one that does not fit
+    the context."""
     _require(bool(spans), "a call needs at least one")
     _require(len({span.sequence for span in spans}) == len(spans), "a call takes one for each sequence")
     size = model.vocabulary.size
@@ -44,7 +42,7 @@ def _require(holds: bool, why: str, way_out: str = "") -> None:
 
 
 def check_copy(model: Model, source: int, sequence: int, length: int) -> None:
-    """Raise BackendError where `sequence` cannot take over the first `length` tokens of `source`."""
+    """Raise BackendError if `sequence` cannot take the first `length` tokens of `source`."""
     if not 0 < length <= model.length(source):
         raise BackendError("copy", f"sequence {source} does not hold {length} tokens")
     if model.length(sequence):
@@ -52,7 +50,7 @@ def check_copy(model: Model, source: int, sequence: int, length: int) -> None:
 
 
 def check_restore(model: Model, sequence: int, state: SavedState) -> None:
-    """Raise BackendError where `sequence` cannot hold what was saved."""
+    """Raise BackendError if `sequence` cannot hold `state`."""
     if model.length(sequence):
         raise BackendError("restore", f"sequence {sequence} is not empty")
     if not 0 < state.extent.length <= model.context_length:

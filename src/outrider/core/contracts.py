@@ -1,4 +1,4 @@
-"""The seams between the parts: what a model, a vocabulary, a drafter and a policy promise."""
+"""Contracts between the parts: models, vocabularies, constraints, samplers, drafters and policies."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from outrider.core.params import Drafting, SamplingParams
 UNLIMITED = 2**31 - 1
 
 RewindKind = Literal["free", "window", "snapshots", "checkpoints", "none"]
-"""A name for each row of `REWINDING`, for people and for what is stored."""
+"""Names of the kinds below, for people and for stored files"""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewinding:
-    """How far a model goes back to fewer tokens, and what has to be evaluated again then.
+    """How a model goes back to fewer tokens, and what it must then evaluate again.
 
     Attributes:
         kind: its name.
-        max_rejected: tokens of a call, its first one not among them, that it forgets right after the call.
-        is_free: it forgets any number of tokens at any time, and copies any beginning of a text.
-        outlasts_calls: it forgets tokens of earlier calls, too.
-        max_recomputed: None where accepted tokens stay. Else the tokens of a call that are to stay are lost
-            with those that are rejected, and are evaluated again with the next call. Where that is more than
-            `max_recomputed` nothing is drafted: a rejection would lose all of them once more.
+        max_rejected: so many tokens of a call, not counting its first one, can be removed right after it.
+        is_free: any number of tokens can be removed at any time, and any prefix copied.
+        outlasts_calls: tokens of earlier calls can be removed too.
+        max_recomputed: None if accepted tokens stay. Otherwise a rejection loses the accepted tokens of its
+            call, which the next call evaluates again; with more than `max_recomputed` of them nothing is
+            drafted, or a rejection would lose them once more.
     """
 
     kind: RewindKind = "free"
@@ -49,7 +49,7 @@ class Rewinding:
 
     @property
     def is_possible(self) -> bool:
-        """Whether rejected tokens can be forgotten at all."""
+        """Whether rejected tokens can be removed at all."""
         return self.max_rejected > 0
 
     @property
@@ -58,8 +58,8 @@ class Rewinding:
         return self.max_recomputed is not None
 
     def max_draft(self, num_missing: int, *, in_prompt: bool = False) -> int:
-        """The longest draft of a sequence in a call that evaluates `num_missing` of its tokens besides the
-        last one: again, or for the first time where that is `in_prompt`."""
+        """The longest draft in a call that also evaluates `num_missing` tokens before the last one: again, or
+        for the first time if they are `in_prompt`."""
         if self.max_recomputed is None:
             return self.max_rejected
         most = 0 if in_prompt else self.max_recomputed
@@ -67,41 +67,42 @@ class Rewinding:
 
     @property
     def keeps_turns(self) -> bool:
-        """Whether it goes back in earlier calls only to where a call began for which that was asked
-        (`Span.is_turn`)."""
+        """Whether it can go back, beyond the last call, only to spans that were marked (`Span.is_turn`)."""
         return self.recomputes or self.kind == "window"
 
     @property
     def copies_beginnings(self) -> bool:
-        """Whether another sequence can take over a beginning of a text: any that it goes back to."""
+        """Whether another sequence can copy a prefix, of any length that this one can go back to."""
         return self.is_free or self.recomputes
 
 
 FREE = Rewinding(is_free=True)
-"""of attention"""
+"""attention"""
 WINDOW = Rewinding("window")
-"""of attention that keeps a sliding window alone: as far back as the window still holds"""
+"""attention that stores only a sliding window: as far back as the window reaches"""
 CHECKPOINTS = Rewinding("checkpoints", max_rejected=63, max_recomputed=8)
-"""of a recurrent state: back to where a span began for which that was asked (`Span.checkpoint`)"""
+"""a recurrent state: back to spans that were marked (`Span.checkpoint`)"""
 UNABLE = Rewinding("none", max_rejected=0, outlasts_calls=False)
-"""of a recurrent state that cannot be copied"""
+"""a recurrent state that cannot be copied"""
 
 
 def snapshots(count: int) -> Rewinding:
-    """Of a recurrent state of which the library keeps so many: once, right after a call, all but the first of
-    its tokens."""
+    """A recurrent state of which the library keeps so many snapshots: right after a call, once, and not to
+    before its first token."""
     return Rewinding("snapshots", max_rejected=count, outlasts_calls=False) if count else UNABLE
 
 
 @dataclass(frozen=True, slots=True)
 class PartOf:
-    """What a vocabulary knows of another, larger one, its target's.
+    """What a reduced vocabulary's file says about its target's; nothing of it is verified.
 
-    `target_tokens` holds the target's id for each of its tokens, -1 for `other_token`: the one token
-    that represents every token of the target that it does not know. `target_tokenizer` is the target's
-    `vocab.tokenizer_id`, `name` what people call the model. Nothing of it has been verified.
-    `window`: the last tokens of a text that are enough for the model to draft from; 0: it reads all.
-    `reads_pieces`: text that it does not know as one token it reads as several, not as `other_token`.
+    Args:
+        target_tokens: The target's id of each token, -1 for `other_token`.
+        other_token: Stands for every token of the target that this vocabulary lacks.
+        target_tokenizer: The target's `vocab.tokenizer_id`.
+        name: The model's name for people.
+        window: So many last tokens of a text are enough to draft from; 0: all are read.
+        reads_pieces: Text without a token of its own is read as several tokens, not as `other_token`.
     """
 
     target_tokens: tuple[int, ...]
@@ -117,33 +118,31 @@ class Vocabulary(Protocol):
 
     @property
     def part_of(self) -> PartOf | None:
-        """What the model's file says of a larger vocabulary that this one is a part of; None for a whole
-        one."""
+        """What the file of a reduced vocabulary says about the whole one; None for a whole one."""
 
     @property
     def size(self) -> int:
-        """Number of token ids, padding included."""
+        """Number of token ids, with padding."""
 
     @property
     def kind(self) -> str:
         """The tokenizer's family and pre-tokenizer, for people: "bpe (qwen2)"."""
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Tokens of `text`. `add_special` puts the model's own start (and end) tokens around
-        it; `parse_special` reads control tokens that are spelled out in it."""
+        """Tokens of `text`, with `add_special` between the model's start and end tokens; `parse_special`
+        reads control tokens that are spelled out."""
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to the text; empty for control tokens."""
 
     def spelling(self, token: int) -> bytes:
-        """How the vocabulary spells the token, control tokens included: what is compared
-        between two vocabularies."""
+        """The token as the vocabulary spells it, control tokens included; used to compare vocabularies."""
 
     def is_control(self, token: int) -> bool:
-        """Whether the token marks structure rather than text (or is unused)."""
+        """Whether the token marks structure, not text, or is unused."""
 
     def ends_generation(self, token: int) -> bool:
-        """Whether the model says with this token that it has finished."""
+        """Whether the model ends its answer with this token."""
 
 
 class Model(Protocol):
@@ -178,75 +177,69 @@ class Model(Protocol):
     def rewinding(self) -> Rewinding: ...
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        """Evaluate one span per sequence in a single call and store their KV.
+        """Evaluate one span per sequence in a single call, and store their KV.
 
-        Returns the wanted rows of each span, in the order of the spans. They are views that
-        the next call overwrites; of spans with `top` they may be sequences of TopLogits. Raises BackendError;
-        then no span is stored.
+        Returns the requested rows of each span, in order: views that the next call overwrites, or for spans
+        with `top` perhaps sequences of TopLogits. Raises BackendError; then nothing is stored.
         """
 
     def length(self, sequence: int) -> int:
-        """Tokens stored for a sequence; 0 for one that was never used."""
+        """Tokens stored for a sequence."""
 
     def reach(self, sequence: int, length: int) -> int:
-        """The most tokens, `length` at most, that a sequence can be truncated to, or copied with."""
+        """The longest prefix, of `length` tokens at most, that a sequence can be truncated to or copied
+        with."""
 
     def truncate(self, sequence: int, length: int) -> None:
-        """Forget all but the first `length` tokens of a sequence.
-
-        Forgetting everything (0) and nothing always works. Raises RewindUnsupported where
-        the model cannot; its state is unchanged then.
-        """
+        """Keep only the first `length` tokens of a sequence; none and all always work. Raises
+        RewindUnsupported if the model cannot, and changes nothing then."""
 
     def copy(self, source: int, sequence: int, length: int) -> None:
-        """Let an empty sequence hold the first `length` tokens of another, without evaluating them.
-
-        Raises RewindUnsupported where the model cannot; nothing is changed then.
-        """
+        """Copy the first `length` tokens to an empty sequence, without evaluating them. Raises
+        RewindUnsupported if the model cannot, and changes nothing then."""
 
     def close(self) -> None:
-        """Free the native memory. Closing twice is harmless."""
+        """Free the native memory; can be repeated."""
 
 
 class Constraint(Protocol):
     """What one request's output may be, token by token.
 
-    Its state is the committed tokens. `drafted` are the tokens of a draft after them: every query may be made
-    there too, and changes nothing. After drafted tokens that were all allowed every query is answered;
-    after any other, `allowed` raises ConstraintError. After an end token everything is allowed, since
-    nothing there is ever emitted.
+    Its state is the committed tokens. Queries may look beyond them at `drafted` tokens, and change nothing;
+    after a drafted token that was not allowed, `allowed` raises ConstraintError. After an end token
+    everything is allowed, since nothing there is emitted.
     """
 
     def allowed(self, drafted: Sequence[int]) -> Mask | None:
-        """The tokens that may follow; None: all of them.
+        """The tokens that may follow; None: all.
 
-        Raises ConstraintError when none may, or when working it out went beyond its limits.
+        Raises ConstraintError if none may, or if working it out exceeded a limit.
         """
 
     def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
-        """How many of `tokens` may follow in turn; none after an end token."""
+        """How many of `tokens` may follow one after the other; none after an end token."""
 
     def forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
-        """The canonical tokens of the text that must follow. Empty where the next text is open, where
-        nothing is to be forced, and for texts that were tokenized in another way."""
+        """The canonical tokens of the text that must follow; empty if there is a choice, if nothing is to be
+        forced, or if the text so far is tokenized differently."""
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """These tokens were committed. Raises ConstraintError for one that may not follow."""
+        """Advance by committed tokens. Raises ConstraintError for one that may not follow."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing but an end token may follow: the text is finished."""
+        """Whether only an end token may follow."""
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the text so far is a whole one, though more may follow."""
+        """Whether the text may end here."""
 
 
 class Sampler(Protocol):
-    """One request's way from logits to the distribution that a token is sampled from.
+    """From logits to the distribution that one request samples from.
 
-    It knows the committed tokens; `drafted` are those that a draft puts between them and the
-    position in question. Rows are logits over the target's vocabulary and are never changed.
+    It knows the committed tokens; `drafted` are those between them and the position in question. Rows are
+    logits over the target's vocabulary, and are never changed.
     """
 
     @property
@@ -254,20 +247,18 @@ class Sampler(Protocol):
 
     @property
     def top(self) -> int:
-        """Of how many of a row's most likely tokens the distribution is made, where nothing `adjusts` it; 0:
-        of all."""
+        """How many of a row's most likely tokens are enough where nothing `adjusts` it; 0: all are needed."""
 
     def adjusts(self, drafted: Sequence[int]) -> bool:
-        """Whether the request has bias, bans, penalties or a constraint to apply at this position. Where not,
-        `distribution` depends on the logits alone: it may be given those of a part of the vocabulary, and
-        then returns indices into that part."""
+        """Whether bias, bans, penalties or a constraint apply at this position. If not, `distribution` also
+        takes the logits of a part of the vocabulary, and returns indices into that part."""
 
     def adjust(self, row: Row, drafted: Sequence[int]) -> Row:
-        """The logits after bias, bans and penalties; the row itself where none applies."""
+        """The logits after bias, bans and penalties; the row itself if none applies."""
 
     def distribution(self, row: Row | TopLogits, drafted: Sequence[int]) -> Distribution:
-        """The distribution that plain decoding would sample from at this position; from TopLogits (of `top`)
-        only where nothing `adjusts` it."""
+        """The distribution that plain decoding would sample from here; of TopLogits (of `top`) only where
+        nothing `adjusts` it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The data that every part shares. Seconds, tokens and bytes; nothing here computes."""
+"""Records that every part shares, in seconds, tokens and bytes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from outrider.core.errors import OutriderError, SettingError
 from outrider.core.params import Drafting, FastForward, GrammarKind, JsonStyle, SamplingParams, Verification
 
 Logits = npt.NDArray[np.float32]
-"""Rows of logits, shape (rows, vocabulary size). Backends hand out views of their own
-buffer: a row is valid only until the next `decode` of the same model."""
+"""Rows of logits, shape (rows, vocabulary size): views of the backend's buffer, valid until the model's next
+`decode`."""
 
 Row = npt.NDArray[np.float32]
 """One row of logits, shape (vocabulary size,)."""
 
 Mask = npt.NDArray[np.bool_]
-"""Which tokens are allowed, shape (vocabulary size,). Read-only, and valid until tokens become final."""
+"""Allowed tokens, shape (vocabulary size,). Read-only; valid until tokens are committed."""
 
 
 class TopLogits(NamedTuple):
-    """The most likely tokens of a row, in place of the whole one."""
+    """The most likely tokens of a row, instead of the whole row."""
 
     tokens: npt.NDArray[np.int64]
     """ids, ascending"""
@@ -61,24 +61,27 @@ class Block:
 
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "error"]
-"""Why a generation ended: an end token, stop string or a constraint that is fulfilled; `max_tokens`;
-the context is full; the caller gave up; no token was left that the constraint allows."""
+"""Why a generation ended: at an end token, a stop string or a fulfilled constraint; at `max_tokens`; with a
+full context; cancelled by the caller; or because the constraint allowed no token."""
 
 TARGET = "target"
-"""The source of a token that no drafter offered: the target's own recovered or bonus token."""
+"""The source of the target's own tokens, recovered or bonus."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """One sequence's share of a model call.
 
-    `tokens` are evaluated at positions `start`, `start + 1`, …, where `start` must be the
-    sequence's stored length. Logits are returned for the last `rows` tokens (0: none).
-    `checkpoint`: the sequence may have to be taken back to `start` after this call. `is_turn`: other texts
-    may go on from there later. A model that copies its state keeps one copy for the former, and several for
-    the latter.
-    `top`: each row is asked for its so many most likely tokens alone, ties by the lower id; a model may hand
-    out TopLogits that show these, so that no whole row has to be copied. 0: whole rows are needed.
+    Args:
+        sequence: Its number.
+        tokens: Evaluated at positions `start`, `start + 1`, …
+        start: The sequence's stored length.
+        rows: Logits are returned for so many of the last tokens.
+        checkpoint: The sequence may have to go back to `start` after this call. A model that copies its state
+            keeps one copy for this, and several for `is_turn`.
+        top: Only so many of each row's most likely tokens are needed (ties: the lower id), so the model may
+            return TopLogits; 0: whole rows are needed.
+        is_turn: Other texts may continue from `start` later.
     """
 
     sequence: int
@@ -92,11 +95,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A probability distribution over token ids, stored by its support.
-
-    `tokens` is strictly ascending (int64), `probs` (float64) is positive and sums to 1.
-    A point mass has one entry: greedy decoding needs no other representation.
-    """
+    """A probability distribution over token ids: its support, strictly ascending, and positive probabilities
+    that sum to 1. Greedy decoding is a point mass, with one entry."""
 
     tokens: npt.NDArray[np.int64]
     probs: npt.NDArray[np.float64]
@@ -109,20 +109,21 @@ class DraftToken(NamedTuple):
     source: str
     """the name of the drafter that offered it"""
     acceptance: float
-    """the probability that it is accepted if all before it are: the drafter's own estimate, until a policy
+    """the probability that it is accepted if all before it are, as the drafter estimates or the policy
     calibrates it"""
     evidence: tuple[float, ...] = ()
-    """numbers that the estimate is calibrated by, always as many for one drafter"""
+    """features for calibrating the estimate, equally many for all tokens of a drafter"""
     drawn_from: Distribution | None = None
-    """the distribution that it was sampled from; None for a point mass"""
+    """the distribution it was sampled from; None for a point mass"""
     mode_of: Distribution | None = None
-    """the distribution whose most likely token this point mass is, where the drafter was asked for it: it
-    plays no part in verification, but shows how often a token sampled from it would have been accepted"""
+    """the distribution whose most likely token this point mass is, if the drafter was asked for it. Not used
+    in
+    verification: it shows how often a token sampled from it would have been accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens offered for the positions that follow the committed text."""
+    """Tokens proposed to follow the committed text."""
 
     items: tuple[DraftToken, ...] = ()
 
@@ -134,7 +135,7 @@ class Draft:
         acceptance: float = 0.5,
         probs: Sequence[Distribution] | None = None,
     ) -> Draft:
-        """A draft of one source, whose tokens are alike."""
+        """A draft from one source, with the same acceptance for every token."""
         drawn_from = [None] * len(tokens) if probs is None else probs
         return cls(
             tuple(
@@ -150,35 +151,31 @@ class Draft:
         return Draft(self.items + other.items)
 
     def first(self, length: int) -> Draft:
-        """Its first tokens."""
         return self if length >= len(self.items) else Draft(self.items[:length])
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Token ids."""
         return tuple([item.token for item in self.items])
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Who offered each token."""
         return tuple([item.source for item in self.items])
 
     @property
     def acceptance(self) -> tuple[float, ...]:
-        """The estimate of each token's acceptance."""
         return tuple([item.acceptance for item in self.items])
 
     @property
     def probs(self) -> tuple[Distribution, ...] | None:
-        """What each token was sampled from, point masses included; None where all are point masses."""
+        """The distribution of each token, point masses included; None if all are point masses."""
         if all(item.drawn_from is None for item in self.items):
             return None
         return tuple(item.drawn_from or point_mass(item.token) for item in self.items)
 
     @property
     def compared_probs(self) -> tuple[Distribution, ...]:
-        """The drafters' distributions, whether a token was sampled or the most likely one; a point mass where
-        there is none, and empty where there are none at all."""
+        """The drafters' distributions, of sampled and of most likely tokens; a point mass where one is
+        unknown, and empty if all are."""
         found = [item.drawn_from or item.mode_of for item in self.items]
         if not any(found):
             return ()
@@ -187,7 +184,7 @@ class Draft:
 
 @lru_cache(maxsize=4096)
 def point_mass(token: int) -> Distribution:
-    """The distribution with all its mass on one token. It is shared, so its arrays cannot be written to."""
+    """All probability on one token. Shared, and therefore read-only."""
     tokens, probs = np.array([token], dtype=np.int64), np.ones(1)
     tokens.flags.writeable = probs.flags.writeable = False
     return Distribution(tokens, probs)
@@ -195,11 +192,10 @@ def point_mass(token: int) -> Distribution:
 
 @dataclass(frozen=True, slots=True)
 class DraftWork:
-    """What a round of proposals cost, over all sequences of the round.
+    """The cost of one round of drafting, over all its sequences.
 
-    `calls` and `model_s` count the draft model's calls while decoding, and `call_tokens` the tokens
-    that each of these evaluated; those that only caught up with a prompt are counted apart, and
-    `prefill_tokens` are what they read of it.
+    `calls`, `model_s` and `call_tokens` (tokens of each call) are of the draft model's decoding calls; the
+    `prefill_` fields are of its calls that only read prompts.
     """
 
     calls: int = 0
@@ -222,11 +218,10 @@ class DraftWork:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of verifying a draft: its first `num_accepted` tokens are accepted, `token` follows.
+    """The outcome of verifying a draft: its first `num_accepted` tokens, then `token`.
 
-    `kind` is "recovered" when `token` replaces a rejected one and "bonus" when it follows
-    a draft that was accepted whole (an empty draft included). A "deferred" verdict has no token, since
-    none may follow.
+    A "recovered" token replaces a rejected one; a "bonus" token follows a draft that was accepted whole, or
+    an empty one; a "deferred" verdict has none, since none may follow.
     """
 
     num_accepted: int
@@ -238,13 +233,17 @@ class Verdict:
 class Grammar:
     """What an output is limited to, as the user wrote it.
 
-    `kind` says what `text` is: a JSON schema (JSON text), "json" (any JSON value; no text), a regular
-    expression, a JSON list of strings to choose from, a GBNF grammar (llama.cpp's) or a Lark one
-    (llguidance's). `style` is the white space of JSON. `lenient` goes on without schema keywords that
-    cannot be enforced. `after` is a text that has to come first: before it anything may be written,
-    and the constraint starts after it (a closing </think>); `optional` lets the output end without it
-    (a tool call). `fast_forward` is what becomes of text that has only one way to go on: "exact" offers
-    it as a draft, "canonical" allows only its usual tokens, "off" does nothing about it.
+    Args:
+        kind: What `text` is: a JSON schema, "json" (any JSON value; no text), a regular expression, a JSON
+            list of strings to choose from, a GBNF grammar (llama.cpp's) or a Lark one (llguidance's).
+        text: The grammar.
+        style: The white space of JSON.
+        lenient: Ignore schema keywords that cannot be enforced.
+        after: The constraint starts after this text, such as a closing </think>; before it anything may come.
+        optional: The output may end without `after`, as with a tool call.
+        fast_forward: What to do with text that the grammar leaves no choice about: draft it ("exact"), allow
+            only its usual tokens ("canonical"), or nothing ("off").
+        content: The grammar of what comes before `after`, if any.
     """
 
     kind: GrammarKind
@@ -259,11 +258,11 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """How an answer's reasoning is recognized, and how much of it there may be.
+    """How an answer's reasoning is recognized, and how long it may get.
 
-    It is what comes between `opener` and `closer`, at the answer's start (after white space), or wherever
-    they are if it `reopens`; `opened`: the prompt ends in it. After `budget` tokens (None: no limit) the text
-    `closing`, which contains the closer, is forced; after `reopens` no opener may follow then.
+    It stands between `opener` and `closer`, at the start of the answer or, if it `reopens`, anywhere; the
+    prompt may already have `opened` it. After `budget` tokens (None: no limit) the text `closing`, which
+    contains the closer, is forced; after `reopens` no opener may then follow.
     """
 
     opener: str
@@ -275,22 +274,20 @@ class Thought:
 
 
 Kind = Literal["content", "reasoning", "call"]
-"""What a part of an answer is."""
 
 
 class Character(NamedTuple):
-    """Text as it was generated: a character, or several of one token. `tokens` are the places of its tokens
-    among those generated: several for a character that is cut into bytes. One without text is a token that
-    has none."""
+    """Generated text: one character, or several of one token. `tokens` are the indices of its tokens among
+    those generated, several for a character that is split into bytes. The text of a control token is
+    empty."""
 
     text: str
     tokens: tuple[int, ...]
 
 
 class Part(NamedTuple):
-    """What characters turn out to be: content, reasoning, or the arguments of a call. The `call`-th call
-    begins with a part that has its `name`. Tokens of a part without text (a marker) are not shown, and are of
-    its kind all the same."""
+    """Characters classified as content, reasoning, or the arguments of the `call`-th call, whose first part
+    has its `name`. A part without text holds the tokens of a marker, which is not shown."""
 
     kind: Kind
     text: str
@@ -300,34 +297,44 @@ class Part(NamedTuple):
 
 
 class AnswerReader(Protocol):
-    """What tells content, reasoning and calls of an answer apart while it is being written. Every token that
-    it is given is in one of the parts, but for hidden ones of the content."""
+    """Tells content, reasoning and calls apart while an answer is being written. Every token that it is given
+    ends up in one part, except hidden tokens of the content."""
 
     is_forced: bool
-    """whether the end of the reasoning was forced: a model may write it once more"""
+    """whether the end of the reasoning was forced: the model may then repeat it"""
 
     def push(self, *characters: Character) -> list[Part]:
-        """The parts that are certain now that these characters have come."""
+        """The parts that these characters make certain."""
 
     def end(self) -> list[Part]:
-        """The parts of what was held back, when no text will follow."""
+        """The parts that were held back, now that no text follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One generation to be made.
+    """One generation.
 
-    `max_tokens` None runs until an end token, a stop string or the end of the context.
-    `speculate` False decodes plainly: no drafter takes part. `logprobs` asks for the log probability of
-    every token and of so many of the most likely beside it; None: for none. `grammar` limits what the
-    output may be. `drafting` is who drafts. `prediction` are tokens that the answer probably resembles.
-    KV and text that a request leaves are reused by requests of the same `scope` (cache namespace) alone.
-    `visible` are control tokens whose spelling is a part of the text. `thought` is how the answer reasons,
-    `reader` makes what tells its content from the rest (None: all of it is content). Stop strings end the
-    content, wherever they are in it, and nothing else.
-    `cache_prompt` False reads the whole prompt, whatever is stored of it. `from_text`: the prompt is the
-    tokenization of a text, of which tokens that were generated for the same text may take the place;
-    `respelled_tokens` is how many did.
+    Args:
+        prompt: Its tokens.
+        sampling: How tokens are chosen.
+        max_tokens: None: until an end token, a stop string or the end of the context.
+        stop: Strings that end the content; elsewhere they mean nothing.
+        ignore_end: Continue after end tokens.
+        speculate: Let drafters take part; otherwise decode plainly.
+        verification: How drafts are verified.
+        logprobs: Return the log probability of every token, and of so many of the most likely ones; None: of
+            none.
+        grammar: What the output is limited to.
+        drafting: Who drafts, and how far.
+        prediction: Tokens that the answer is expected to resemble.
+        scope: The cache namespace: KV and text are reused by requests of the same one only.
+        visible: Control tokens whose spelling belongs to the text.
+        thought: How the answer reasons.
+        cache_prompt: Reuse KV; otherwise the whole prompt is read.
+        from_text: The prompt is a tokenized text, so tokens that were generated for the same text may replace
+            its own.
+        respelled_tokens: How many did.
+        reader: Makes what tells content from reasoning and calls; None: all of it is content.
     """
 
     prompt: tuple[int, ...]
@@ -365,11 +372,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """How likely the model itself held an emitted token to be: natural logarithms of the softmax
-    of its logits, before bias, penalties, temperature and filters, as in llama.cpp's server.
-
-    `top` are the most likely tokens, best first. `forced` tokens were the only ones allowed.
-    """
+    """The model's own log probability of an emitted token: the natural logarithm of the softmax of its
+    logits, before bias, penalties, temperature and filters, as llama.cpp's server has it. `top` are the most
+    likely tokens, best first; `forced`: no other token was allowed."""
 
     token: int
     logprob: float
@@ -379,13 +384,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of one sequence, as it happened: the only source of every count and time.
+    """One step of one sequence: the only source of counts and times.
 
-    A "prefill" step evaluates prompt tokens and emits nothing; a "decode" step is one target
-    call over the last committed token and the draft, and the first one also reads the last chunk of the
-    prompt. Times are seconds of wall clock. Model
-    calls are shared by all `num_sequences` of the step; for several sequences the times and
-    calls of one step must not be added up.
+    A "prefill" step evaluates prompt tokens and emits nothing. A "decode" step is one target call over the
+    last committed token and the draft; the first one also reads the last chunk of the prompt. Times are
+    wall-clock seconds. All `num_sequences` of a step share its calls, so their times must not be added up.
     """
 
     request: int
@@ -394,18 +397,17 @@ class StepRecord:
     position: int
     """committed tokens before the step (prompt included)"""
     num_evaluated: int
-    """tokens of this sequence in the target call, `read_tokens` not among them"""
+    """tokens of this sequence in the target call, without `read_tokens`"""
     draft: Draft
-    """what was offered to the target"""
     num_accepted: int
     """drafted tokens that were emitted"""
     tokens: tuple[int, ...]
     """tokens committed by this step, the accepted ones first"""
     work: DraftWork
     draft_s: float
-    """proposing, the draft model's calls included, its prefill not"""
+    """drafting, with the draft model's calls but without its prefill"""
     verify_s: float
-    """the target call, but for `read_s`"""
+    """the target call, without `read_s`"""
     sampling_s: float
     """logits to distributions, and the verification rule"""
     other_s: float
@@ -418,29 +420,26 @@ class StepRecord:
     batch_drafted: int = 0
     """drafted ones among them"""
     read_tokens: int = 0
-    """prompt tokens before the last one that a "decode" step read as well"""
+    """prompt tokens before the last one that a "decode" step also read"""
     read_s: float = 0.0
-    """what that took: their share, by number, of the target call"""
+    """their share of the target call, by number of tokens"""
     constraint_s: float = 0.0
-    """what working out masks and forced tokens took of the other times"""
+    """the part of the other times spent on masks and forced tokens"""
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
-    """one for each of `tokens`, where the request asked for them"""
+    """one for each of `tokens`, if requested"""
 
     @property
     def total_s(self) -> float:
-        """Wall time of the step."""
         calls_s = self.work.prefill_s + self.draft_s + self.read_s + self.verify_s
         return calls_s + self.sampling_s + self.other_s
 
 
 class Piece(NamedTuple):
-    """A bit of an answer, and who produced it: `TARGET` or a drafter's name. All pieces of an answer, in
-    their order, are the answer.
+    """A bit of an answer and its source, `TARGET` or a drafter's name. The pieces in order are the answer.
 
-    Of a call there is first a piece with its name, then its arguments. `tokens` are those that are shown here
-    first, so that each is in one piece, and `logprobs` theirs, where the request asked for them. End tokens,
-    markers and what a stop string cuts off are in none.
+    A call comes as a piece with its name, then its arguments. Each token belongs to the piece that shows it
+    first, with its logprob if requested; end tokens, markers and text cut off by a stop string are in none.
     """
 
     text: str
@@ -455,8 +454,8 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one step adds to one request: its record, and the text that may now be shown. The last one
-    has the whole `completion`; `error` is why it ended with finish reason "error"."""
+    """What one step adds to a request: its record, and the text that can now be shown. The last update has
+    the `completion`, and the `error` if it ended with one."""
 
     record: StepRecord
     pieces: tuple[Piece, ...]
@@ -465,46 +464,43 @@ class Update:
 
     @property
     def text(self) -> str:
-        """The content of all pieces."""
         return content_of(self.pieces)
 
 
 def content_of(pieces: Iterable[Piece]) -> str:
-    """The content of pieces."""
+    """The content of these pieces."""
     return "".join(piece.text for piece in pieces if piece.kind == "content")
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished generation. `tokens` include the end token; `text`, its content, does not."""
+    """A finished generation. `tokens` include the end token; `text`, the content, does not."""
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: FinishReason
     prompt_tokens: int
     reused_tokens: int
-    """prompt tokens whose KV was kept from an earlier request"""
+    """prompt tokens whose KV an earlier request left"""
     seed: int
-    """the seed in use"""
     rule: str
-    """the verification rule in use, for people"""
+    """the verification rule, for people"""
     lossy: bool
-    """whether the request allowed another text than plain decoding's"""
+    """whether the text may differ from plain decoding's"""
     records: tuple[StepRecord, ...]
     is_complete: bool = True
-    """whether the text is all that its grammar asks for; without a grammar it always is"""
+    """whether the text is all that its grammar asks for; True without a grammar"""
     parsed: Any = None
-    """what the caller's schema made of a complete text; None where there was none"""
+    """a complete text as an object of the caller's schema"""
     stop: str | None = None
-    """the stop string that ended it"""
     respelled_tokens: int = 0
-    """prompt tokens that are as they were generated, where the tokenizer has others for their text"""
+    """prompt tokens kept as they were generated, where the tokenizer would split their text differently"""
     kinds: tuple[Kind, ...] = ()
-    """what each of `tokens` was generated for; a marker is of the kind that it marks"""
+    """what each of `tokens` belongs to, markers included"""
     rest: tuple[Piece, ...] = ()
-    """what no update has: text that was held back when the request was cancelled"""
+    """text that was still held back when the request was cancelled"""
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:
-        """One for each of `tokens`, where the request asked for them."""
+        """One for each of `tokens`, if requested."""
         return tuple(scored for record in self.records for scored in record.logprobs)

@@ -1,13 +1,10 @@
-"""Errors that Outrider raises on purpose. Each names the input, the reason and the way out."""
+"""Errors that Outrider raises on purpose."""
 
 from __future__ import annotations
 
 
 class OutriderError(Exception):
-    """Base of all deliberate errors.
-
-    `what` is the input at fault, `why` the reason, `way_out` what to do next.
-    """
+    """Base of all deliberate errors: the input at fault, the reason, and the way out."""
 
     def __init__(self, what: str, why: str, way_out: str = "") -> None:
         self.what = what
@@ -21,11 +18,11 @@ class OutriderError(Exception):
 
 
 class InputError(OutriderError):
-    """What the user gave cannot be used (exit code 2)."""
+    """The user's input cannot be used (exit code 2)."""
 
 
 class SettingError(InputError):
-    """A number or an option is out of range, or two of them exclude each other."""
+    """A setting is out of range, or two exclude each other."""
 
 
 class PromptError(InputError):
@@ -49,10 +46,7 @@ class GrammarError(InputError):
 
 
 class ConstraintError(OutriderError):
-    """A constrained output cannot go on: no token is allowed, or a limit was reached.
-
-    `text` and `tokens` are what was produced before it.
-    """
+    """A constrained output cannot continue after `text`: no token is allowed, or a limit was reached."""
 
     text: str = ""
     tokens: tuple[int, ...] = ()
@@ -71,8 +65,8 @@ class OutOfMemory(BackendError):
 
 
 class BackendCrash(BackendError):
-    """The native library dies on this machine, whatever is asked of it."""
+    """The native library crashes on this machine, whatever it is asked."""
 
 
 class RewindUnsupported(BackendError):
-    """The model cannot forget its last tokens (recurrent, hybrid, sliding window)."""
+    """The model cannot go back to fewer tokens (recurrent, hybrid, sliding window)."""

@@ -1,4 +1,4 @@
-"""What some commands need beyond a plain install: the extras of pyproject.toml."""
+"""The extras of pyproject.toml, which some commands need."""
 
 from __future__ import annotations
 
@@ -13,17 +13,12 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "ray": {"ray": "Ray"},
     "distill": {"torch": "PyTorch", "matplotlib": "Matplotlib"},
 }
-"""By extra: the modules that its commands import, and what people call them."""
+"""By extra: the modules that its commands import, and their names for people."""
 
 
 def require_extra(what: str, extra: str, otherwise: str = "") -> None:
-    """Raise SettingError where a module of an extra is not installed. Nothing is imported.
-
-    Args:
-        what: What needs it, such as the command.
-        extra: Its name in pyproject.toml.
-        otherwise: What can be done instead.
-    """
+    """Raise SettingError if a module of an extra, which `what` needs, is not installed. `otherwise` is
+    another way out. Nothing is imported."""
     missing = [name for module, name in MODULES[extra].items() if find_spec(module) is None]
     if not missing:
         return

@@ -1,4 +1,4 @@
-"""Files: read with errors that name them, and written whole or not at all."""
+"""Files, read with errors that name them, and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from outrider.core.numbers import gigabytes
 
 
 def reason_of(error: BaseException) -> str:
-    """What the system or a library says of an error, in lower case."""
+    """The reason that the system or a library gives, in lower case."""
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
 
 
 def read_text(path: Path, way_out: str, kind: type[InputError] = SettingError) -> str:
-    """The text of a file in UTF-8. Raises `kind`, which names the file, where it cannot be read."""
+    """The text of a UTF-8 file. Raises `kind`, naming the file, if it cannot be read."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -29,8 +29,7 @@ def read_text(path: Path, way_out: str, kind: type[InputError] = SettingError) -
 
 
 def decoded(data: bytes, name: str, kind: type[InputError]) -> str:
-    """The text of UTF-8, without a byte order mark. Raises `kind`, which calls it `name` and says which byte
-    is at fault."""
+    """UTF-8 decoded, without a byte order mark. Raises `kind`, naming the input and the byte at fault."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -39,7 +38,7 @@ def decoded(data: bytes, name: str, kind: type[InputError]) -> str:
 
 
 def read_toml(path: Path, way_out: str) -> dict[str, Any]:
-    """The content of a TOML file. Raises SettingError, which names the file, where it cannot be read."""
+    """The content of a TOML file. Raises SettingError, naming the file."""
     try:
         return tomllib.loads(read_text(path, way_out))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -47,7 +46,7 @@ def read_toml(path: Path, way_out: str) -> dict[str, Any]:
 
 
 def check_writable(path: Path, what: str) -> None:
-    """Raise SettingError where `what` could not be written to `path` in the end."""
+    """Raise SettingError if `what` could not be written to `path` later."""
     if path.is_dir():
         raise SettingError(str(path), "it is a folder", f"Name a file for the {what}.")
     if not path.absolute().parent.is_dir():
@@ -61,15 +60,14 @@ def check_writable(path: Path, what: str) -> None:
 
 
 def check_room(folder: Path, needed_bytes: float, error: Callable[[str], OutriderError]) -> None:
-    """Raise the error of what a folder's disk lacks, in words, where it has no room for so many bytes."""
+    """Raise `error`, given the reason, if the folder's disk has no room for so many bytes."""
     free = shutil.disk_usage(folder).free
     if needed_bytes > free:
         raise error(f"it needs {gigabytes(needed_bytes)}, and {folder} has {gigabytes(free)} free")
 
 
 def write_whole(path: Path, content: str | bytes, what: str) -> None:
-    """Write all of it to `path`, text as UTF-8. Raises SettingError if that fails, and leaves what was
-    there."""
+    """Write a file whole, text as UTF-8. Raises SettingError if that fails; the old file then stays."""
     data = content.encode() if isinstance(content, str) else content
     try:
         if path.exists() and not path.is_file():
@@ -82,7 +80,7 @@ def write_whole(path: Path, content: str | bytes, what: str) -> None:
 
 
 def write_private(path: Path, parts: Sequence[bytes | memoryview]) -> None:
-    """Write these bytes to a file that its owner alone can read: all of them or, with OSError, nothing."""
+    """Write a file that only its owner can read: whole or, with OSError, not at all."""
     _replace(path, parts, 0o600)
 
 
@@ -105,7 +103,7 @@ def _replace(path: Path, parts: Sequence[bytes | memoryview], mode: int) -> None
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises ValueError for anything else, or for one that is nested too deeply."""
+    """The value of a JSON text. Raises ValueError, also for one nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:

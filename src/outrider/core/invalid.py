@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a value, in one line: where it is, and why it cannot be used."""
+"""Pydantic's errors in one line: the place, and the reason in plain words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 _ALTERNATIVES = {"bool", "float", "int", "str"}
-"""Types in the place of an error, which pydantic adds where a field takes several."""
+"""Type names that pydantic adds to the place of an error if a field takes several types."""
 _REASONS = {
     "missing": "it is missing",
     "extra_forbidden": "it is not known",
@@ -22,7 +22,7 @@ _ACCEPTED = re.compile(
     r"|Input is not (?P<path>a valid path) .*"
     r"|(?P<kind>\w+) should (?:have|match) (?P<size>.+?)(?: after .*)?"
 )
-"""Pydantic's messages that say what is accepted."""
+"""Pydantic's messages that say what is accepted"""
 _PLAIN = (
     (r"greater than or equal to (\S+)", r"\1 or more"),
     (r"less than or equal to (\S+)", r"\1 or less"),
@@ -35,14 +35,14 @@ _PLAIN = (
     ("a valid ", "a "),
     ("'", '"'),
 )
-"""Pydantic's words, and those of people who know JSON or a command line rather than Python."""
+"""Pydantic's words, and those of people who do not know Python"""
 _SIZED = {"String": "text", "List": "an array", "Tuple": "an array", "Dictionary": "an object"}
 
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """The first thing that is wrong. `place` are the names and indices (from 0) that lead to it, `given` is
-    the value there, `kind` pydantic's name of the error, `reason` one sentence without a full stop."""
+    """The first error: the names and indices (from 0) that lead to it, the value given there, pydantic's name
+    of the error, and the reason without a full stop."""
 
     place: tuple[str | int, ...]
     given: Any
@@ -51,7 +51,7 @@ class Invalid:
 
     @property
     def path(self) -> str:
-        """The place as people count: "workloads[2].prompts" is the second workload's; empty for the whole."""
+        """The place as people count: "workloads[2].prompts" is the second workload's."""
         parts = (f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in self.place)
         return "".join(parts).removeprefix(".")
 
@@ -60,7 +60,7 @@ class Invalid:
 
 
 def invalid(error: ValidationError) -> Invalid:
-    """What the error says first; of several alternatives of a field, what each would have taken."""
+    """The first error; of a field that takes several types, what each would have accepted."""
     errors = error.errors(include_url=False)
     first = errors[0]
     place = _place(first)
@@ -69,7 +69,7 @@ def invalid(error: ValidationError) -> Invalid:
 
 
 def accepted(errors: Sequence[Mapping[str, Any]]) -> str:
-    """What each of the alternatives of a field would have taken, in words; empty where none is known."""
+    """What each alternative of a field would have accepted; empty if unknown."""
     found = []
     for error in errors:
         if match := _ACCEPTED.fullmatch(str(error["msg"])):

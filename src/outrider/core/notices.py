@@ -1,8 +1,5 @@
-"""Lines that the user should see: what was switched off, and why.
-
-Whoever finds something out calls `notify`; whoever can show it to the user encloses the work in
-`collect_notices`.
-"""
+"""Lines that the user should see, such as what was switched off and why: `notify` wherever it is found out,
+`collect_notices` around the work where it can be shown."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ _collected: ContextVar[list[str] | None] = ContextVar("notices", default=None)
 
 
 def notify(*lines: str | None) -> None:
-    """Add lines (None: none) to the notices, each once. Where nobody collects them they go to the log."""
+    """Add lines to the notices, each once; None adds none. Without a collector they go to the log."""
     collected = _collected.get()
     for line in filter(None, lines):
         if collected is None:
@@ -28,7 +25,7 @@ def notify(*lines: str | None) -> None:
 
 @contextmanager
 def collect_notices() -> Iterator[list[str]]:
-    """Collect what this thread notifies in the block. Of nested blocks the inner one gets it."""
+    """Collect this thread's notices in the block; of nested blocks the inner one gets them."""
     notices: list[str] = []
     token = _collected.set(notices)
     try:

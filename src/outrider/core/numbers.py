@@ -1,4 +1,4 @@
-"""Numbers as people read them: the one place where seconds become milliseconds and bytes gigabytes."""
+"""Numbers as people read them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ NOTHING = "–"
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure and its 95 % interval. `cases` and `repetitions` are what was drawn from: one case (a group)
-    says nothing about others, one repetition nothing about the machine's noise (0: none was drawn)."""
+    """A figure with its 95 % interval over `cases` (groups) and `repetitions`. One case says nothing about
+    other prompts, one repetition nothing about the machine's noise."""
 
     value: float
     low: float
@@ -21,7 +21,7 @@ class Interval:
 
     @property
     def caveat(self) -> str | None:
-        """What the interval cannot know, in a few words; None where it knows both."""
+        """What the interval cannot tell; None if nothing is missing."""
         if self.cases == 1 and self.repetitions == 1:
             return "one case, run once: no interval"
         if self.cases == 1:
@@ -78,7 +78,7 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def time(seconds: float) -> str:
-    """A time of some seconds at most, to three digits.
+    """A time of up to some seconds, to three digits.
 
     >>> time(0.0123), time(1.25)
     ('12.3 ms', '1.25 s')

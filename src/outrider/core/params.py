@@ -1,4 +1,4 @@
-"""What a user may set about sampling and verification, checked where it is made."""
+"""The parameters of sampling and verification, checked when they are made."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ GrammarKind = str
 
 
 def grammar_kind(text: str) -> GrammarKind:
-    """The kind of a grammar's text: GBNF, each rule of which has a `::=`, or llguidance's Lark."""
+    """GBNF, whose rules have a `::=`, or llguidance's Lark."""
     return "gbnf" if "::=" in text else "lark"
 
 
 JsonStyle = Literal["spaced", "compact", "pretty", "flexible"]
-"""White space in constrained JSON: `, ` and `: `; none; line breaks and indentation; the model's choice,
-within bounds."""
+"""White space in constrained JSON: `, ` and `: `; none; indented lines; or the model's choice, within
+bounds."""
 
 FastForward = Literal["exact", "canonical", "off"]
 
@@ -34,7 +34,7 @@ def sampler(
     gt: float | None = None,
     le: float | None = None,
 ) -> Any:
-    """A parameter of a sampler, as the command line, the server and its API document have it.
+    """A sampler's parameter, as command line, server and API document have it.
 
     Args:
         default: llama.cpp's.
@@ -55,10 +55,8 @@ def sampler(
 class SamplingParams:
     """How the next token is chosen: llama.cpp's samplers, in its order, with its defaults.
 
-    The fields are the one declaration of each sampler: settings and requests are made from them.
-    Windows are in tokens, prompt included. `logit_bias` adds to single tokens' logits; `banned` tokens are
-    never chosen. `seed` None draws a fresh one.
-
+    Settings and API requests are made from these fields. Windows count tokens, prompt included. `logit_bias`
+    adds to single tokens' logits; `banned` tokens are never chosen. Without a `seed` a fresh one is drawn.
     Raises SettingError for a value out of range.
     """
 
@@ -116,7 +114,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the same logits always give the same token: nothing is left to chance."""
+        """Whether the same logits always give the same token."""
         xtc = self.xtc_probability > 0 and self.xtc_threshold <= 0.5
         return self.top_k == 1 or (self.temperature == 0 and self.dynatemp_range == 0 and not xtc)
 
@@ -142,29 +140,25 @@ def _require_known(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 Rule = Literal["auto", "token", "block", "stable"]
-"""Which drafted tokens are accepted (`outrider.verify`). "token": one decision for each token. "block": one
-for the whole draft, never fewer tokens. "stable": the text depends on the seed alone, not on drafts. "auto":
-stable for a request with a seed, else block verification of whichever kind of draft is accepted more."""
+"""Which drafted tokens are accepted (`outrider.verify`). "token": one decision per token. "block": one per
+draft, which never accepts fewer. "stable": the text depends on the seed, not on drafts. "auto": stable for
+requests with a seed, otherwise block."""
 
 DraftSampling = Literal["auto", "greedy", "sampled"]
-"""A draft model's tokens: its most likely ones, sampled from its distribution, or what is accepted more."""
+"""A draft model's tokens: its most likely ones, sampled ones, or whichever are accepted more."""
 
 PolicyName = Literal["auto", "lookup", "model", "fixed", "plain"]
-"""Who drafts, and how far: what pays; the same without the draft model, or without lookups; drafts of a fixed
-length; nobody."""
+"""Who drafts, and how far: whatever pays; the same without the draft model, or without lookups; fixed
+lengths; nobody."""
 
 DraftingPolicy = Literal["auto", "lookup", "model", "fixed"]
-"""A policy for one request, where `draft_max` 0 is plain decoding."""
+"""A request's own policy; `draft_max` 0 decodes plainly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """How one request is drafted for, where it differs from the engine's policy.
-
-    `draft_max` caps the drafted tokens of a step, None leaves them to the policy.
-
-    Raises SettingError for a value out of range.
-    """
+    """A request's limits on the engine's policy: who may draft, and at most `draft_max` tokens a step. Raises
+    SettingError for a value out of range."""
 
     policy: DraftingPolicy = "auto"
     draft_max: int | None = None
@@ -177,13 +171,8 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """How drafts are verified.
-
-    `lenience` below 1 accepts tokens up to 1 / lenience times as likely as the target has them:
-    more tokens, other texts.
-
-    Raises SettingError for a value out of range, or where two of them exclude each other.
-    """
+    """How drafts are verified. A `lenience` below 1 accepts tokens that the draft holds up to 1 / lenience
+    times too likely, which changes the text. Raises SettingError."""
 
     rule: Rule = "auto"
     draft_sampling: DraftSampling = "auto"
@@ -200,22 +189,20 @@ class Verification:
 
     @property
     def is_lossy(self) -> bool:
-        """Whether the output may differ from plain decoding's."""
         return self.lenience < 1
 
     def keeps_text(self, *, greedy: bool) -> bool:
-        """Whether a text depends on the logits and the seed alone, whatever is drafted."""
+        """Whether the text depends only on the logits and the seed."""
         return not self.is_lossy and (greedy or self.rule == "stable")
 
     def seeded(self, sampling: SamplingParams) -> Verification:
-        """These settings for a request with these samplers: one with a seed repeats, unless a rule was chosen
-        under which it cannot."""
+        """These settings for a request: with a seed its text repeats, unless the chosen rule prevents it."""
         if self.rule != "auto" or self.is_lossy or sampling.seed is None or sampling.is_greedy:
             return self
         return replace(self, rule="stable")
 
     def unrepeatable(self, sampling: SamplingParams) -> str | None:
-        """Why a request with a seed may not repeat; None where it does, or has none."""
+        """Why the text may not repeat despite a seed; None if it does, or there is no seed."""
         verification = self.seeded(sampling)
         if sampling.seed is None or verification.keeps_text(greedy=sampling.is_greedy):
             return None
@@ -223,8 +210,8 @@ class Verification:
         return f"under {what} the text depends on the drafts, too, and may not repeat"
 
     def bitwise(self, *, greedy: bool) -> Verification:
-        """These settings for bit-equal text: samples are drawn by the seed-stable rule. Raises SettingError
-        where they ask for another rule."""
+        """These settings for bit-equal text, which samples by the stable rule. Raises SettingError if they
+        ask for another one."""
         if self.is_lossy:
             raise SettingError("lenience", "it changes the text, and bitwise keeps it", "Choose one of them.")
         if greedy or self.rule == "stable":

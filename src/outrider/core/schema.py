@@ -1,8 +1,8 @@
-"""What a setting is: one schema for the command line, the environment, TOML and help.
+"""One schema of settings for the command line, the environment, TOML and help.
 
-A group is a Pydantic model; `setting` adds what a field's type does not say: default, flags, help. The
-settings of a command are a class that inherits the groups that it uses. One name serves all sources:
-`max_running` is `--max-running`, OUTRIDER_MAX_RUNNING and the TOML key `max_running`.
+A group is a Pydantic model; `setting` adds flags and help to a field. A command's settings are a class that
+inherits groups. One name serves all sources: `max_running` is `--max-running`, OUTRIDER_MAX_RUNNING and the
+TOML key `max_running`.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ def setting(
     """A setting of a group.
 
     Args:
-        default: Its value where nothing is given; `...` for one that must be given.
-        flags: Its names on the command line. Without a long one, the field's name makes it.
+        default: `...` if it must be given.
+        flags: Its names on the command line; the field's name makes the long one if none is given.
         help: One line or two for `--help`.
-        metavar: What stands for the value in the help; None: by type.
-        panel: Where the help lists it; None: its group's panel.
-        argument: Whether it is given by its place, without a name.
+        metavar: The value's placeholder in the help; None: by type.
+        panel: The help's section; None: the group's.
+        argument: Whether it is positional.
     """
     shown: Any = {"flags": list(flags), "metavar": metavar, "panel": panel, "argument": argument}
     return Field(default, description=help, json_schema_extra=shown)
 
 
 def with_default(group: type[Group], name: str, default: Any) -> Any:
-    """The setting of a group, with another default."""
+    """A group's setting with another default."""
     field = group.model_fields[name]
     return Field(default, description=field.description, json_schema_extra=field.json_schema_extra)
 
 
 class Group(BaseModel):
-    """Settings that belong together. Errors never repeat a value: it may be a secret."""
+    """Settings that belong together. Errors never repeat a value, which may be a secret."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True, defer_build=True
@@ -74,17 +74,15 @@ class Group(BaseModel):
 
 
 def values_for(kind: type[Any], settings: BaseModel, **renamed: str) -> dict[str, Any]:
-    """What settings say of a dataclass's fields, each under its own name or what it is `renamed` to there."""
+    """The settings that are fields of a dataclass, under their own names or as `renamed` there."""
     names = {field.name: renamed.get(field.name, field.name) for field in fields(kind)}
     return {name: getattr(settings, own) for name, own in names.items() if hasattr(settings, own)}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting as command line, environment, TOML and help have it.
-
-    `kind` is the type of a single value; `flags` are as typer takes them: `--page/--no-page`.
-    """
+    """A setting for all sources. `kind` is the type of a single value; `flags` are typer's:
+    `--page/--no-page`."""
 
     name: str
     kind: type
@@ -99,25 +97,24 @@ class Setting:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All its flags, those that switch it off included."""
+        """All its flags, including those that switch it off."""
         return tuple(name for flag in self.flags for name in flag.split("/"))
 
     @property
     def flag(self) -> str:
-        """What messages call it: its first long name."""
+        """Its first long name, which messages use."""
         return next((name for name in self.names if name.startswith("--")), self.metavar or "")
 
 
 @cache
 def settings_of(group: type[Group]) -> dict[str, Setting]:
-    """The settings of a class by name, panel by panel."""
+    """A group's settings by name, in the order of the panels."""
     settings = [_setting(group, name) for name in _names(group)]
     settings.sort(key=lambda setting: _PANELS.index(setting.panel if setting.panel in _PANELS else _OWN))
     return {setting.name: setting for setting in settings}
 
 
 def _names(group: type[Group]) -> dict[str, None]:
-    """The names of its settings, base by base."""
     found: dict[str, None] = {}
     for base in group.__bases__:
         if issubclass(base, Group):
@@ -146,7 +143,6 @@ def _setting(group: type[Group], name: str) -> Setting:
 
 
 def _atoms(kind: Any) -> set[Any]:
-    """The types that a type is made of."""
     return {kind}.union(*map(_atoms, getattr(kind, "__args__", ())))
 
 
@@ -162,7 +158,7 @@ def _flags(name: str, kind: type, default: Any, flags: list[str]) -> tuple[str, 
 def setting_error(
     error: ValidationError, group: type[Group], values: Mapping[str, Any], origins: Mapping[str, str]
 ) -> SettingError:
-    """The first thing that Pydantic found, and where it was given (`origins`). Secrets are not repeated."""
+    """Pydantic's first error, at the place where the value was given (`origins`), without secrets."""
     first = invalid(error)
     name = str(first.place[0])
     field, value = group.model_fields[name], values.get(name)

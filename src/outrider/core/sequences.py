@@ -27,16 +27,12 @@ def common_prefix(one: Iterable[int], other: Iterable[int]) -> int:
 
 
 def _are_equal(one: Sequence[int], other: Sequence[int], start: int) -> bool:
-    """Whether two sequences have the same block from there on."""
     return list(one[start : start + _BLOCK]) == list(other[start : start + _BLOCK])
 
 
 class DraftPath(Generic[_Known]):
-    """The drafted tokens that were asked about last, and what is known after them.
-
-    Drafts that are asked about one after another mostly begin alike: what is known of the shared tokens is
-    worked out once.
-    """
+    """The drafted tokens of the last query, and what is known after each: successive queries mostly share a
+    prefix, whose results are reused."""
 
     def __init__(self, start: _Known) -> None:
         self.tokens: list[int] = []
@@ -44,18 +40,15 @@ class DraftPath(Generic[_Known]):
         """before the first token, and after each"""
 
     def shared(self, drafted: Sequence[int]) -> int:
-        """How many of these tokens it begins with."""
         return common_prefix(self.tokens, drafted)
 
     def cut(self, num_tokens: int) -> None:
-        """Keep so many tokens."""
         del self.tokens[num_tokens:], self.known[num_tokens + 1 :]
 
     def append(self, token: int, known: _Known) -> None:
-        """Go on by a token, after which this is known."""
         self.tokens.append(token)
         self.known.append(known)
 
     def advance(self, num_tokens: int) -> None:
-        """Begin after so many tokens: they were committed."""
+        """Drop so many tokens from the front: they were committed."""
         del self.tokens[:num_tokens], self.known[:num_tokens]

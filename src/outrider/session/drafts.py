@@ -1,4 +1,4 @@
-"""The draft of a pair: the one that is named, or one that is found (`-md auto`), loaded and lined up."""
+"""The draft of a pair, named or found (`-md auto`), loaded and aligned with the target."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from outrider.session.loading import check_fit, load_draft, why_no_draft
 from outrider.session.options import Progress, SessionOptions, no_progress
 
 _MAX_TRIED = 3
-"""drafts that are loaded until one lines up with the target"""
+"""drafts that are loaded in turn until one fits the target"""
 _MAX_NAMED = 3
-"""other drafts that are named beside the one that is taken"""
+"""other drafts that are mentioned besides the one taken"""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The files of a pair: the target's, the draft's where one is named, and `found`, where one is looked
+    """The files of a pair: the target's, the draft's if one is named, and what was found if one is looked
     for."""
 
     target: ModelCard
@@ -42,11 +42,9 @@ class Named:
 
 
 def resolve_models(model: str | None, draft: str | None, hub: HubOptions) -> Named:
-    """The files that two references mean. With `AUTO_DRAFT` a draft is looked for; the embedded default has
-    its own.
+    """The files that two references mean. `AUTO_DRAFT` looks for a draft; the embedded default has its own.
 
-    Raises HubError and ModelFileError for references that cannot be resolved, VocabularyMismatch for a draft
-    with another tokenizer.
+    Raises HubError, ModelFileError, or VocabularyMismatch for a draft with another tokenizer.
     """
     if draft != AUTO_DRAFT or model is None:
         target, own = resolve_pair(model, None if draft == AUTO_DRAFT else draft, hub)
@@ -79,7 +77,7 @@ def fitting(named: Named, options: LoadOptions, of_draft: LoadOptions, opening: 
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """A draft's weights, or a head's, whose tokenizer lines up with the target's."""
+    """The weights of a draft or a head, aligned with the target."""
 
     weights: Weights
     alignment: Alignment
@@ -95,10 +93,8 @@ def load_named(
     *,
     measure: bool = False,
 ) -> LoadedDraft | None:
-    """The draft of a card; None where it is of no use to the target, which a notice says.
-
-    Raises VocabularyMismatch and what `load_weights` raises.
-    """
+    """Load the draft of a card; None, with a notice, if the target cannot use it. Raises VocabularyMismatch
+    and what `load_weights` raises."""
     if card.kind == "model":
         weights = load_draft(target, card, options, measure=measure, progress=progress)
     else:
@@ -120,8 +116,7 @@ def load_named(
 
 
 def for_heads(options: LoadOptions, draft: ModelCard) -> LoadOptions:
-    """A target's options beside a file of heads: in the library that can run them, unless another is asked
-    for."""
+    """A target's options beside a file of heads: the library that runs them, unless another was asked for."""
     if options.backend != "auto" or options.library:
         return options
     notify(f"{draft.path.stem} holds {HEADS[draft.kind]}, which llama.cpp alone runs: it is used for both")
@@ -130,7 +125,7 @@ def for_heads(options: LoadOptions, draft: ModelCard) -> LoadOptions:
 
 def load_head(target: Weights, of_target: ModelCard, card: ModelCard, options: LoadOptions) -> HeadWeights:
     """The weights of a file of heads, in the target's library. Raises ModelFileError, OutOfMemory or
-    BackendCrash where they cannot be used."""
+    BackendCrash."""
     head, path = read_head(card, of_target), str(card.path)
     if lacks := why_no_heads(target.library, of_layers=card.kind in ("eagle3", "dflash")):
         why = f"it holds {HEADS[card.kind]}, and {target.library.title} cannot run it here: {lacks}"
@@ -150,8 +145,8 @@ def load_found(
     *,
     opening: SessionOptions | None = None,
 ) -> LoadedDraft | None:
-    """The first of the drafts found that can be loaded, lines up and may pay; None where none does. Notices
-    say which was taken, what was passed over and why, and what else there is."""
+    """The first of the drafts found that loads, aligns and may pay; None if none does. Notices say which was
+    taken, which were skipped and why, and what else there is."""
     found = named.found or Found()
     if not target.rewinding.is_possible:
         notify(f"-md auto: {target.name} cannot take rejected drafts back, so no draft is loaded")
@@ -187,14 +182,24 @@ def load_found(
     return taken
 
 
-# What was found, as data and in words
+# What was found
 
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file that could draft for a target. `reference` is what names it to `-md`; `share` are the bytes (of
-    one that is not here, the parameters) that a token reads of it, in parts of the target's; `needed` the
-    acceptance from which it pays by the costs measured earlier, None where they are not known."""
+    """A file that could draft for a target.
+
+    Args:
+        reference: What to give to `-md`.
+        kind: A model, or a kind of heads.
+        file_bytes: None if unknown.
+        share: Bytes that a token reads of it (of a file that is not here: parameters), relative to the
+            target's.
+        place: Where it was found.
+        needed: The acceptance from which it pays, by costs that were measured earlier.
+        never_pays: By these costs it cannot pay.
+        note: For people.
+    """
 
     reference: str
     kind: ModelKind
@@ -218,7 +223,7 @@ _SAID = {"beside the target", "in its hub repository", _ON_HUB}
 
 
 def listed(target: ModelCard, found: Found) -> list[FoundFile]:
-    """All but the draft models that are here: heads, what the hub has, and where none is here a relative."""
+    """Everything but the draft models here: heads, files on the hub and, if no draft is here, a relative."""
     files = []
     for head in found.heads:
         what = f"it holds {HEADS[head.card.kind]}, which -md takes"
@@ -238,7 +243,7 @@ def listed(target: ModelCard, found: Found) -> list[FoundFile]:
 
 
 def of_draft(target: ModelCard, draft: FoundDraft) -> FoundFile:
-    """A draft that is here, and whether it would pay by the costs that were measured earlier."""
+    """A draft that is here, and whether it would pay by costs that were measured earlier."""
     reference, size = str(draft.card.path), draft.card.file_bytes
     known, kind = _known_costs(target.path, draft.card.path), draft.card.kind
     if known is None or kind == "dflash":  # a block's price is no token's
@@ -251,7 +256,7 @@ def of_draft(target: ModelCard, draft: FoundDraft) -> FoundFile:
 
 
 def why_no_head(head: ModelCard, target: ModelCard) -> str:
-    """Why a file of heads cannot run beside this target, by what both say; empty where it may."""
+    """Why a file of heads does not belong to this target; empty if it does."""
     try:
         read_head(head, target)
     except ModelFileError as error:
@@ -260,8 +265,8 @@ def why_no_head(head: ModelCard, target: ModelCard) -> str:
 
 
 def _known_costs(target: Path, draft: Path) -> tuple[float, float | None] | None:
-    """What a draft's step costs, in target steps, and the acceptance from which it pays (None: never), where
-    both were measured on this machine with the same library; None where they were not."""
+    """A draft step in target steps, and the acceptance from which it pays (None: never); None if the two were
+    not measured on this machine with the same library."""
     processor, _, rest = machine_id().partition("; ")
     curves = [
         (of_target, of_draft)

@@ -1,4 +1,4 @@
-"""Why the automatic policy chose what it chose: from step records and costs."""
+"""Why the automatic policy chose as it did, from step records and costs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from outrider.policy import AutoPolicy
 from outrider.session.speedup import Estimate, estimate_speedup
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
-"""sizes of calls that the explanation shows"""
+"""of calls, in tokens"""
 DRAFTED = (1, 2, 4, 8)
-"""lengths of drafts whose break-even it shows"""
+"""lengths of drafts whose break-even is shown"""
 _CHEAP_DRAFT = 0.1
-"""what a step of a well-chosen draft model costs, in steps of the target"""
+"""a step of a well-chosen draft model, in target steps"""
 _MIN_ADVISED_RATIO = 1.1
-"""of speeds: a smaller gain is not advised"""
+"""A smaller gain is not worth advice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """How often something was chosen, and what came of it; seconds of the steps in all."""
+    """How often something was chosen, and what came of it."""
 
     steps: int
     drafted_tokens: int
@@ -33,8 +33,8 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What `--explain` shows. Costs are in seconds and break-even acceptances in [0, 1], None where even
-    correct drafts do not pay; `choices` go by the sources of the drafts ("plain" for none)."""
+    """What `--explain` shows. A break-even acceptance is None where even correct drafts do not pay; `choices`
+    are keyed by the drafts' sources, "plain" for none."""
 
     target_calls_s: dict[int, float]
     draft_step_s: float | None
@@ -46,18 +46,17 @@ class Explanation:
     choices: dict[str, Choices]
     estimate: Estimate | None
     estimate_unknown: str | None
-    """why there is no estimate"""
     advice: tuple[str, ...]
 
     @property
     def draft_must_be_right(self) -> float | None:
-        """How often a draft model's tokens must be accepted to pay at the best length; None where there is no
-        such model, or it cannot pay."""
+        """The acceptance from which the draft model pays at its best length; None if there is none, or it
+        cannot pay."""
         return min(filter(None, (self.break_even_draft or {}).values()), default=None)
 
 
 def explain(records: Sequence[StepRecord], policy: AutoPolicy) -> Explanation:
-    """The explanation of one request's choices."""
+    """Explain one request's choices."""
     state = policy.state
     decode = [record for record in records if record.kind == "decode"]
     context = decode[-1].position if decode else 0
@@ -100,7 +99,7 @@ def _choices(decode: Sequence[StepRecord]) -> dict[str, Choices]:
 
 
 def _advice(calls_s: Sequence[float], draft_s: float | None, acceptance: dict[str, float]) -> tuple[str, ...]:
-    """What would make this pair faster on this machine, as far as the costs tell."""
+    """What would make this pair faster here, by the costs."""
     found = []
     plain_s = calls_s[0]
     accepted = acceptance.get("draft", 0.8)

@@ -1,4 +1,4 @@
-"""A model file's weights, with load options that work here and suit the machine; its template."""
+"""Weights, loaded with options that work here and suit the machine; chat templates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outrider.session.options import Progress, SessionOptions, no_progress
 
 
 def why_no_draft(target: Weights, draft: Weights) -> str | None:
-    """Why this draft model is of no use to this target; None when it is."""
+    """Why the target cannot use this draft model; None if it can."""
     if not target.rewinding.is_possible:
         return f"{draft.name} is not used: {target.name} cannot take rejected drafts back"
     if not draft.rewinding.outlasts_calls:  # it drafts a token a call
@@ -104,11 +104,11 @@ def load_weights(
     measure: bool = False,
     progress: Progress = no_progress,
 ) -> Weights:
-    """Load weights with the library and the options that suit this machine: those that were found before, or
-    (`measure`) that a trial of a few seconds finds now, or else the usual ones.
+    """Load weights with the library and options that suit this machine: found earlier, or by a trial of a few
+    seconds now (`measure`), or else the usual ones.
 
-    A library that dies at its first call, or cannot run the file, is passed over. Raises ModelFileError,
-    OutOfMemory, BackendCrash or BackendError where none is left, SettingError for one that cannot be used.
+    A library that crashes at its first call, or cannot run the file, is skipped. Raises ModelFileError,
+    OutOfMemory, BackendCrash or BackendError if none is left, SettingError for one that cannot be used.
     """
 
     def trying(what: str, part: float) -> None:
@@ -140,11 +140,11 @@ _PLACING = {
     "kv_offload": "--no-kv-offload",
     "op_offload": "--no-op-offload",
 }
-"""Load options that do something on a GPU alone."""
+"""Load options that only matter on a GPU"""
 
 
 def _about_placement(weights: Weights) -> list[str]:
-    """What was asked of GPUs that are not there."""
+    """A line about options for a GPU that is not there."""
     usual, given = LoadOptions(), weights.options
     asked = [flag for name, flag in _PLACING.items() if getattr(given, name) != getattr(usual, name)]
     if given.gpu_layers in (0, ALL_LAYERS):
@@ -158,7 +158,7 @@ def _about_placement(weights: Weights) -> list[str]:
 
 
 def in_same_library(target: LoadOptions, options: LoadOptions) -> LoadOptions:
-    """A draft's options, in the library that its target was loaded with unless another was asked for."""
+    """A draft's options, in its target's library unless another was asked for."""
     if options.backend != "auto" or options.library:
         return options
     return replace(options, backend=target.backend, library=target.library)
@@ -172,11 +172,8 @@ def load_draft(
     measure: bool = False,
     progress: Progress = no_progress,
 ) -> Weights:
-    """A draft's weights, in its target's library where that can run them and no other was asked for: two
-    libraries have a pool of threads each, and the pool that waits takes cores from the one that works.
-
-    Raises what `load_weights` raises.
-    """
+    """A draft's weights, if possible in its target's library: each library has its own pool of threads, and a
+    waiting pool takes cores from a working one. Raises what `load_weights` raises."""
     same = in_same_library(target.options, options)
     if same != options:
         with suppress(BackendCrash, ModelFileError):
@@ -185,7 +182,7 @@ def load_draft(
 
 
 def template_of(weights: Weights, source: str | None) -> ChatTemplate | None:
-    """The chat template of this source; None where there is none, as in base models."""
+    """The chat template of this source; None without one, as in base models."""
     if not source:
         return None
     vocabulary = weights.vocabulary

@@ -1,4 +1,4 @@
-"""What a session is opened with: its contexts, its drafters, and what becomes of its KV."""
+"""The options of a session: contexts, drafters, and where its KV goes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from outrider.policy.auto import LONGEST_DRAFT
 DEFAULT_CONTEXT_TOKENS = 4096
 
 Progress = Callable[[str, float | None], None]
-"""Called with what is being done, and which part of it is done, from 0 to 1 (None: not known)."""
+"""Called with what is being done and the part of it that is done, 0 to 1 (None: unknown)."""
 
 
 def no_progress(_what: str, _part: float | None) -> None:
-    """Show nothing."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class AutoSettings:
-    """What the automatic policy may do. Raises SettingError for a cap out of range.
+    """What the automatic policy may do. Raises SettingError.
 
     Args:
         free: ask drafters that call no model.
         models: ask draft models.
         draft_max: tokens of the longest draft; 0 switches drafting off.
-        costs_file: holds the costs if it exists, and is written otherwise.
-        fixed: draft these lengths in any case; the rest is learned, for the speed-up and what explains it.
+        costs_file: read if it exists, otherwise written.
+        fixed: draft these lengths in any case; costs and acceptance are still learned, to explain them.
     """
 
     free: bool = True
@@ -46,13 +46,13 @@ class AutoSettings:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Where KV goes that leaves the target.
+    """Where KV goes when it leaves the target.
 
     Args:
-        memory_bytes: the most that is kept in memory.
-        folder: where files of KV are kept; None: nowhere.
-        disk_bytes: the most that these files take.
-        remember: keep earlier texts in the folder too, to look drafts up in.
+        memory_bytes: at most kept in memory.
+        folder: for files of KV; None: no files.
+        disk_bytes: at most used by these files.
+        remember: also keep earlier texts there, to draft from.
     """
 
     memory_bytes: int = 0
@@ -101,15 +101,15 @@ class SessionOptions:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of the target: of requests that run, and of those whose KV is kept."""
+        """Sequences of the target: running requests, and those whose KV is kept."""
         return self.max_running + self.kept_sequences
 
     def length(self, trained_context: int) -> int:
-        """The tokens of a sequence of a target that was trained with so many."""
+        """Tokens of a sequence, of a target that was trained with so many."""
         if self.context_length is None:
             return min(DEFAULT_CONTEXT_TOKENS, trained_context)
         return self.context_length or trained_context
 
     def capacity(self, trained_context: int) -> int:
-        """The tokens of all its sequences."""
+        """Tokens of all sequences."""
         return self.capacity_tokens or self.length(trained_context) * self.max_running

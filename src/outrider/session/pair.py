@@ -1,4 +1,4 @@
-"""Weights of a target and its draft, and the contexts that a session opens on them."""
+"""The weights of a target and its draft, and the contexts that a session opens on them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,8 @@ from outrider.session.options import Progress, SessionOptions, no_progress
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Loaded weights of a target and, possibly, of a draft whose tokenizer lines up.
-
-    Sessions that are opened on a pair (`Session.open`) share its weights: closing one of them closes the
-    pair.
-    """
+    """Loaded weights of a target and perhaps a draft. Sessions opened on a pair (`Session.open`) share its
+    weights: closing one closes the pair."""
 
     target: Weights
     draft: LoadedDraft | None
@@ -54,15 +51,15 @@ class Pair:
         """Resolve the references, load the files, and align the tokenizers.
 
         Args:
-            model: the target: a path or a reference to the hub; None: the embedded default.
-            draft: the same of the draft; None: the default's own or none, `AUTO_DRAFT`: looked for among the
-                files that are here, `NO_DRAFT`: none.
+            model: the target: a path or a hub reference; None: the embedded default.
+            draft: likewise; None: the default's own or none, `AUTO_DRAFT`: one that is found here,
+                `NO_DRAFT`: none.
             options: how the target is loaded.
             draft_options: how the draft is loaded; None: like the target.
-            hub: how references to the hub are resolved.
-            template: a chat template (Jinja) in place of the target's own.
-            opening: what is to be opened on the pair: that it fits is checked before anything is loaded. Its
-                `measure` says whether the faster native library for each file is found out.
+            hub: how hub references are resolved.
+            template: a chat template (Jinja) to use instead of the target's own.
+            opening: the options of the session to come: whether it fits is checked before loading, and its
+                `measure` finds the faster native library for each file.
             progress: called meanwhile.
 
         Raises HubError, ModelFileError, OutOfMemory or VocabularyMismatch.
@@ -92,25 +89,24 @@ class Pair:
         return cls(target, loaded, named.target, chat, tuple(notices))
 
     def close(self) -> None:
-        """Free the weights, and the KV caches of sessions on them. Closing twice is harmless."""
+        """Free the weights, and the KV caches of sessions on them; can be repeated."""
         for weights in self.models:
             weights.close()
 
     @property
     def models(self) -> tuple[Weights, ...]:
-        """The weights of the target, and those of the draft if there is one."""
         return (self.target,) if self.draft is None else (self.target, self.draft.weights)
 
     @property
     def draft_name(self) -> str | None:
-        """What drafts beside the target, by its name; None where no model does."""
+        """The name of the model or head that drafts; None if there is none."""
         if self.draft is not None:
             return self.draft.weights.name
         return "its own MTP head" if self._drafts_with_head(None) else None
 
     def for_prompt(self, num_tokens: int, options: SessionOptions) -> Pair:
-        """The pair for a single prompt of so many tokens: a draft model whose own context does not hold it is
-        freed, for it would never be asked."""
+        """The pair for one prompt of so many tokens: without the draft, which is freed, if its own context is
+        too small."""
         if self.draft is None or isinstance(self.draft.weights, HeadWeights):
             return self
         weights = self.draft.weights
@@ -122,12 +118,12 @@ class Pair:
         return replace(self, draft=None, notices=(*self.notices, line))
 
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
-        """The tokens of a text as it is, or of a conversation under the chat template."""
+        """The tokens of a text, or of a conversation under the chat template."""
         return encode(self.target, self.template, prompt)
 
     def open_target(self, options: SessionOptions, progress: Progress = no_progress) -> Loaded:
-        """KV caches for the target. Raises OutOfMemory, and SettingError where `bitwise` is asked for and the
-        native library cannot give equal bits."""
+        """KV caches for the target. Raises OutOfMemory, or SettingError if the native library cannot give the
+        `bitwise` text that is asked for."""
         trained = self.target.trained_context
         length = options.length(trained)
         if length > trained:
@@ -150,8 +146,8 @@ class Pair:
         return target
 
     def open_draft(self, target: Loaded, options: SessionOptions) -> tuple[GgufModel, Alignment] | None:
-        """The draft's context beside the target's, or that of a head, for as many sequences, and how its
-        tokens map to the target's; None where there is neither. Raises OutOfMemory."""
+        """A context for the draft, or the head, with as many sequences as the target, and the alignment of
+        its tokens; None without a draft. Raises OutOfMemory."""
         capacity = options.capacity(self.target.trained_context) + options.max_running * LONGEST_DRAFT
         if self._drafts_with_head(options.bitwise):
             vocabulary = target.vocabulary
@@ -167,7 +163,7 @@ class Pair:
         return weights.open(length, max_sequences=size, capacity_tokens=capacity), self.draft.alignment
 
     def _drafts_with_head(self, bitwise: bool | None) -> bool:
-        """Whether the target drafts with a head, its own or one of a file: its calls are not bit-equal."""
+        """Whether a head drafts, the target's own or one from a file; its calls are not bit-equal."""
         if self.draft is not None:
             return isinstance(self.draft.weights, HeadWeights) and not bitwise
         return self._has_head and self.target.num_heads > 0 and not bitwise

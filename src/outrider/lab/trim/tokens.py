@@ -39,8 +39,8 @@ def _is_needed(vocabulary: Vocabulary, token: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer of the target's, in its ids or in the draft's (-1 for what that lacks); `mass`: how likely
-    each token was, added up over its places, None where that is not known."""
+    """An answer of the target's in the draft's ids, -1 for what the draft lacks; `mass`: how likely each
+    token was, added up over its places, None where that is not known."""
 
     tokens: Ids
     mass: npt.NDArray[np.float32] | None = None
