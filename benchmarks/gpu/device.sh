@@ -85,5 +85,5 @@ pair() { # NAME TARGET [DRAFT]: real texts, and whether they are those of plain 
 }
 pair smollm2 "$BUNDLE/smollm2.gguf"
 pair qwen "$BUNDLE/target.gguf" "$BUNDLE/draft.gguf"
-part report 90 $PYTHON $HERE/report.py "$OUT" --recordings benchmarks/policy/heldout_q4.recordings.jsonl > "$OUT/report.md"
+$PYTHON $HERE/report.py "$OUT" --recordings benchmarks/policy/heldout_q4.recordings.jsonl > "$OUT/report.md"
 for rows in "$OUT"/live_*[!s].jsonl; do [ -e "$rows" ] && $PYTHON benchmarks/policy/report.py "$rows" >> "$OUT/report.md"; done

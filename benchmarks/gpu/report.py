@@ -59,7 +59,8 @@ def planned(rows: Sequence[Row], card: str) -> Iterator[str]:
         ratios = [curve.call_s(n) / costs.call_s(n, context=0) for n in SIZES]
         error = median(abs(ratio - 1) for ratio in ratios)
         lines.append([row["model"], *(f"{ratio:.2f}" for ratio in ratios), f"{error:.0%}"])
-    yield from table([f"planned for {card} / measured", *map(str, SIZES), "median error"], lines)
+    if lines:
+        yield from table([f"planned for {card} / measured", *map(str, SIZES), "median error"], lines)
 
 
 def replayed(curves: dict[str, CallCosts], files: Sequence[Path], pairs: Sequence[str]) -> Iterator[str]:
