@@ -14,7 +14,8 @@ from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFWriter, LlamaFileType, TokenType
+from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
+from gguf.quants import quantize
 
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS
 from tiny.architectures import ARCHITECTURES, HEADS, Architecture
@@ -72,7 +73,7 @@ class Tiny:
     `letters`: the only characters that the vocabulary has, in place of all bytes.
     `metadata` is added to the architecture's own. `left_out`: tensors that the file does not hold.
     `drafted`: the only tokens that a head gives, in the order of its output. `mask`: the token of a block
-    drafter's open places, `<|begin|>` by default.
+    drafter's open places, `<|begin|>` by default. `quantized`: the type of matrices.
     """
 
     arch: str = "llama"
@@ -96,6 +97,7 @@ class Tiny:
     left_out: Sequence[str] = ()
     drafted: Sequence[int] = ()
     mask: int | None = None
+    quantized: GGMLQuantizationType | None = None
 
     @property
     def architecture(self) -> Architecture:
@@ -129,7 +131,8 @@ def write_tiny(path: Path, *, shards: int = 1, **made: Any) -> Path:
     _write_metadata(writer, tiny)
     _write_vocabulary(writer, tiny)
     for tensor_name, values in tensors:
-        writer.add_tensor(tensor_name, values)
+        kind = tiny.quantized if values.ndim == 2 else None
+        writer.add_tensor(tensor_name, values if kind is None else quantize(values, kind), raw_dtype=kind)
     if tiny.drafted:
         writer.add_tensor("d2t", np.array(tiny.drafted, np.int64))
     writer.write_header_to_file()

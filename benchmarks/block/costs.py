@@ -1,7 +1,7 @@
 """What a block costs on files of a real width: the block's call, reading a token of the target's states, and
-the target's call over 1 to 16 tokens. Random weights, Q4_K: no real file was at hand.
+the target's call over 1 to 16 tokens. Random weights, Q4_0: no real file was at hand.
 
-    python benchmarks/block/costs.py --out benchmarks/block/costs.jsonl [--width 1024 --layers 12]
+    python benchmarks/block/costs.py --out benchmarks/block/costs.jsonl [--width 1024 --layers 8]
 
 The target is of Llama's kind with 32,000 tokens, the drafter a DFlash one of two layers on its embeddings and
 output, with blocks of 16. The curves of both are in the rows (as `outrider costs` writes them), with those of
@@ -20,10 +20,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
+from gguf import GGMLQuantizationType
+
 from harness import append, argument_parser, describe, run_program, table
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.gguf.head_model import HeadWeights
-from outrider.backends.gguf.quantizer import quantize
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import calibrate
 from outrider.models.gguf import read_card
@@ -36,24 +37,22 @@ BLOCK = 16
 
 
 def write(folder: Path, width: int, layers: int) -> tuple[Path, Path]:
-    """The target and its drafter, both Q4_K."""
-    made: dict[str, Any] = {"sizes": Sizes.wide(width), "padding": TOKENS - len(vocabulary(MERGES))}
-    target = write_tiny(folder / "target.f32.gguf", layers=layers, context_length=4096, **made)
-    read = [1, layers // 2, layers - 1]
+    """The target and its drafter."""
+    made: dict[str, Any] = {
+        "sizes": Sizes.wide(width),
+        "padding": TOKENS - len(vocabulary(MERGES)),
+        "context_length": 4096,
+        "quantized": GGMLQuantizationType.Q4_0,
+    }
+    target = write_tiny(folder / "target.gguf", layers=layers, **made)
     draft = write_tiny(
-        folder / "dflash.f32.gguf",
+        folder / "dflash.gguf",
         arch="dflash",
         left_out=("token_embd.weight", "output.weight"),
-        metadata={"target_layers": read, "block_size": BLOCK},
-        context_length=4096,
+        metadata={"target_layers": [1, layers // 2, layers - 1], "block_size": BLOCK},
         **made,
     )
-    found = [
-        quantize(path, "Q4_K_M", path.with_name(path.name.replace("f32", "q4"))) for path in (target, draft)
-    ]
-    for path in (target, draft):
-        path.unlink()
-    return found[0].path, found[1].path
+    return target, draft
 
 
 def curves(target: Path, draft: Path, seconds: float) -> Iterator[tuple[str, CallCosts]]:
@@ -73,7 +72,7 @@ def curves(target: Path, draft: Path, seconds: float) -> Iterator[tuple[str, Cal
 
 
 def main() -> None:
-    parser = argument_parser(__doc__, width=1024, layers=12, seconds=30)
+    parser = argument_parser(__doc__, width=1024, layers=8, seconds=30)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         target, draft = write(Path(folder), given.width, given.layers)
