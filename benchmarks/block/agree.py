@@ -140,7 +140,9 @@ def rows(kind: str, given: Any, folder: Path) -> Iterator[dict[str, Any]]:
         theirs = [served(address, one) for one in asked[: given.server]]
     plain = plain_answers(files, asked)
     with drafting(files, length) as engine:
-        for i, (found, expected) in enumerate(zip(run(engine, *asked), plain, strict=True)):
+        parts = [asked[i : i + at_once(files)] for i in range(0, len(asked), at_once(files))]
+        answers = [found for part in parts for found in run(engine, *part)]
+        for i, (found, expected) in enumerate(zip(answers, plain, strict=True)):
             row: dict[str, Any] = {
                 "kind": kind,
                 "answer": i,
