@@ -152,6 +152,8 @@ SETTINGS = [
 ]
 QUICK = ("EAGLE-3 in a file, checkpoints", "MTP in a file", "own MTP, snapshots", "DFlash2", "assistant")
 """Each way to take back and each head once."""
+NOTICED = [kind for kind in KINDS if kind not in ("DFlash", "DFlash2")]
+"""Those whose drafts are rejected in many ways."""
 ALL = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 
 
@@ -178,7 +180,7 @@ def test_the_distribution_is_that_of_plain_decoding(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafting", KINDS, indirect=True)
+@pytest.mark.parametrize("drafting", NOTICED, indirect=True)
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_drafts_of_another_distribution_are_noticed(drafting: Drafting, rule: Rule) -> None:
     target = drafting.session.target
@@ -186,7 +188,7 @@ def test_drafts_of_another_distribution_are_noticed(drafting: Drafting, rule: Ru
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafting", KINDS, indirect=True)
+@pytest.mark.parametrize("drafting", NOTICED, indirect=True)
 def test_a_target_that_goes_back_too_little_is_noticed(drafting: Drafting) -> None:
     target = break_calls("short-rewind", drafting.session.target)
     assert drafting.unlike(asked("block", "sampled"), MANY, judge=Enumerated, target=target) > 100 * ROUNDING
