@@ -62,7 +62,7 @@ class ScriptedDrafter:
     def propose(self, sequence: int, prefix: Sequence[int]) -> Iterator[DraftToken]:
         text = [*self.texts[sequence], *prefix]
         for token in self._guess(text, _MAX_GUESS):
-            yield DraftToken(token, self.name, self._acceptance, (1.0, 1.0, 1.0, 1.0))
+            yield DraftToken(token, self.name, self._acceptance, (1.0, 1.0, 1.0))
 
 
 _MAX_GUESS = 64

@@ -12,7 +12,7 @@ from outrider.costs import CallCosts
 from outrider.policy import AutoPolicy
 from recordings import SMALL, curve
 
-SURE = (20.0, 30.0, 30.0, 5.0)
+SURE = (20.0, 30.0, 30.0)
 """evidence of a long match that always went on so"""
 
 

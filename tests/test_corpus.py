@@ -80,14 +80,6 @@ def test_files_are_looked_up_in(folder: Path) -> None:
     assert corpus.notices == ("corpus: indexed 2 files, 42 tokens",)
 
 
-def test_files_do_not_run_into_each_other(folder: Path) -> None:
-    (folder / "one").write_text("abc")
-    (folder / "two").write_text("def")
-    corpus = open_corpus([folder], VOCABULARY)
-    assert drafted(corpus, "ab") == "c"
-    assert drafted(corpus, "zbc") == ""
-
-
 def test_a_draft_follows_the_text_and_what_others_drafted(folder: Path) -> None:
     (folder / "one").write_text("abcdefgh")
     drafter = CorpusDrafter(open_corpus([folder], VOCABULARY))
@@ -97,19 +89,12 @@ def test_a_draft_follows_the_text_and_what_others_drafted(folder: Path) -> None:
     drafter.observe(3, say("b"))
     draft = propose(drafter, sequence=3)
     assert draft.tokens == tuple(say("cdefgh"))
-    assert [token.evidence for token in draft.items[:2]] == [(2, 1, 1, 0), (3, 1, 1, 0)]
+    assert [token.evidence for token in draft.items[:2]] == [(2, 1, 1), (3, 1, 1)]
     assert drafter.is_free and drafter.name == "corpus"
     drafter.reset()
     drafter.begin(3, asked(say("ab")))
     assert propose(drafter, sequence=3) == draft
     drafter.end(3)
-
-
-def test_the_most_frequent_continuation_wins(folder: Path) -> None:
-    (folder / "one").write_text("zabx zaby zabx")
-    assert drafted(open_corpus([folder], VOCABULARY), "zab", 1) == "x"
-    (folder / "one").write_text("zabx zaby zaby")
-    assert drafted(open_corpus([folder], VOCABULARY), "zab", 1) == "y"
 
 
 # Which files

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from outrider.core.errors import ModelFileError, SettingError
+from outrider.core.notices import collect_notices
 from outrider.costs import CallCosts, CallPoint, other_programs, store
 from outrider.costs.other_programs import CpuTime, OtherPrograms, read_cpu_time
 from outrider.costs.store import (
@@ -45,13 +46,14 @@ def measured(subject: Subject = SUBJECT, *, fresh: bool = False) -> tuple[CallCo
         calls.append(1)
         return COSTS
 
-    found = known_costs(subject, measure, fresh=fresh)
-    return found if calls else None
+    with collect_notices() as notices:
+        found = known_costs(subject, measure, fresh=fresh)
+    return (found, notices) if calls else None
 
 
 def stored(subject: Subject = SUBJECT) -> CallCosts:
     """The curve that is kept; measuring fails the test."""
-    return known_costs(subject, lambda: pytest.fail("it was measured again"))[0]
+    return known_costs(subject, lambda: pytest.fail("it was measured again"))
 
 
 def test_a_measured_curve_is_found_again() -> None:
@@ -127,8 +129,10 @@ def test_one_cause_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch, num
 
     monkeypatch.setattr(Path, "mkdir", fails)
     monkeypatch.setattr(Path, "read_text", fails)
-    [of_reading, of_writing] = read_entry(cache / "a.json", "again")[1], write_entry(cache / "b.json", {})
-    assert of_reading == of_writing and os.strerror(number).lower() in str(of_writing)
+    with collect_notices() as notices:
+        read_entry(cache / "a.json", "again")
+        write_entry(cache / "b.json", {})
+    assert len(notices) == 1 and os.strerror(number).lower() in notices[0]
 
 
 def seen_often(costs: CallCosts) -> CallCosts:
@@ -146,18 +150,18 @@ def test_an_estimate_has_the_shape_of_the_nearest_curve_of_the_machine() -> None
     other = replace(SUBJECT, file="other", machine="another")
     known_costs(other, lambda: CallCosts([CallPoint(n, 1.0 * n) for n in range(1, 9)]))
     seen = [CallPoint(1, 1.0), CallPoint(4, 3.0)]
-    costs, is_provisional, notice = costs_at_once(SUBJECT, lambda: CallCosts(seen))
-    assert is_provisional and notice is None and costs.is_estimate and not costs.is_measured
+    costs, is_provisional = costs_at_once(SUBJECT, lambda: CallCosts(seen))
+    assert is_provisional and costs.is_estimate and not costs.is_measured
     assert [costs.call_s(n, context=0) for n in (1, 4, 8)] == pytest.approx([1.0, 3.0, 4.5 * 3 / 2.5])
     again = CallCosts.from_json(costs.as_json())
     assert again.is_estimate and again.points == costs.points
     for _ in range(40):
         costs.observe(1, 2.0, context=0)
     store_refined(SUBJECT, costs)
-    kept, is_provisional, _ = costs_at_once(SUBJECT, lambda: pytest.fail("it is kept"))
+    kept, is_provisional = costs_at_once(SUBJECT, lambda: pytest.fail("it is kept"))
     assert is_provisional and kept.call_s(1, context=0) == pytest.approx(2.0, rel=0.01)
     known_costs(SUBJECT, lambda: CallCosts([CallPoint(n, 0.5 * n) for n in range(1, 9)]))
-    measured, is_provisional, _ = costs_at_once(SUBJECT, lambda: pytest.fail("it is kept"))
+    measured, is_provisional = costs_at_once(SUBJECT, lambda: pytest.fail("it is kept"))
     assert not is_provisional and measured.call_s(1, context=0) == pytest.approx(0.5)
 
 
@@ -175,7 +179,8 @@ def beside(monkeypatch: pytest.MonkeyPatch, *cores: float) -> None:
 def known(seconds: float) -> tuple[float, list[str]]:
     """Seconds of a call over one token, as they are known or measured now, with one spare core; notices."""
     points = [replace(point, seconds=seconds * point.num_tokens) for point in COSTS.points]
-    costs, notices = known_costs(SUBJECT, lambda: CallCosts(points), spare_cores=1.0)
+    with collect_notices() as notices:
+        costs = known_costs(SUBJECT, lambda: CallCosts(points), spare_cores=1.0)
     return round(costs.call_s(1, context=0), 6), notices
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.policy.objective import allocate
+from outrider.policy.objective import StepCosts, allocate
 
 Candidate = tuple[list[float], int]
 """the acceptance of its tokens, and how many of them are drafted in any case"""
@@ -34,7 +34,7 @@ def gain(
 def test_no_other_shares_gain_more(
     candidates: list[Candidate], calls_s: list[float], reward_s: float
 ) -> None:
-    lengths = tuple(allocate(candidates, np.array(calls_s), reward_s))
+    lengths = tuple(allocate(candidates, StepCosts(reward_s, np.array(calls_s))))
     all_lengths = product(*(range(fixed, len(found) + 1) for found, fixed in candidates))
     best = max(gain(candidates, each, calls_s, reward_s) for each in all_lengths)
     assert gain(candidates, lengths, calls_s, reward_s) == pytest.approx(best, abs=1e-9)
@@ -45,6 +45,6 @@ def test_as_the_call_fills_the_doubtful_drafts_go_first() -> None:
     sure, doubtful = ([0.95] * 6, 0), ([0.5] * 6, 0)
     cheap = np.linspace(1, 1.3, 13)
     expensive = np.linspace(1, 4, 13)
-    assert allocate([sure, doubtful], cheap, 1.0) == [6, 5]
-    assert allocate([sure, doubtful], expensive, 0.3) == [3, 0]
-    assert allocate([sure, doubtful], np.linspace(1, 20, 13), 0.3) == [0, 0]
+    assert allocate([sure, doubtful], StepCosts(1.0, cheap)) == [6, 5]
+    assert allocate([sure, doubtful], StepCosts(0.3, expensive)) == [3, 0]
+    assert allocate([sure, doubtful], StepCosts(0.3, np.linspace(1, 20, 13))) == [0, 0]

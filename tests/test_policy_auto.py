@@ -35,13 +35,14 @@ from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
+from outrider.lab.distill.calibration import pretrained_calibration
 from outrider.lab.recording import Offers, Recording
 from outrider.lab.replay import Replayed, replay
 from outrider.policy import AutoPolicy
 from outrider.policy.estimates import Estimator, RequestBias
-from outrider.policy.objective import best_length
-from outrider.policy.pretrained import pretrained_calibration, read_calibration
-from outrider.policy.state import MarginalCosts, PolicyState
+from outrider.policy.objective import StepCosts, best_length
+from outrider.policy.pretrained import read_calibration
+from outrider.policy.state import PolicyState
 from recordings import FLAT, SMALL, STAIRS, STEEP, DraftKind, TextKind, curve, recording
 from simulated import SURE, Offering, Simulated
 
@@ -72,22 +73,8 @@ def played_by(
 
 def test_nothing_is_drafted_where_nothing_can_pay() -> None:
     assert drafted(AutoPolicy(curve(LINEAR)), Offering()) == 0
-    assert drafted(AutoPolicy(curve(FLAT)), Offering(evidence=(2.0, 1.0, 40.0, 5.0))) == 0
+    assert drafted(AutoPolicy(curve(FLAT)), Offering(evidence=(2.0, 1.0, 40.0))) == 0
     assert drafted(AutoPolicy(curve(FLAT)), Offering(0)) == 0
-
-
-@given(
-    acceptance=st.lists(st.floats(0, 1), min_size=1, max_size=64),
-    ratios=st.sampled_from([FLAT, STAIRS, STEEP, LINEAR]),
-    token=st.floats(0.1, 1.0),
-)
-def test_what_pays_is_never_dropped_at_first_sight(
-    acceptance: list[float], ratios: Mapping[int, float], token: float
-) -> None:
-    """Where a token takes no longer than a plain call."""
-    calls_s = curve(ratios).calls_s(64, context=0)
-    length, _ = best_length(acceptance, calls_s, token * float(calls_s[0]))
-    assert length == 0 or MarginalCosts(calls_s).may_pay(acceptance)
 
 
 def gain_of(
@@ -132,7 +119,7 @@ def test_the_best_length_is_the_first_of_the_best_plan(
     reread_s = None if rereads is None else np.cumsum([0.0, *rereads])
     lost = [0.0] * 5 if reread_s is None else reread_s.tolist()
     gains = [gain_of(plan, acceptance, costs, token_s, lost) for plan in plans]
-    length, gain = best_length(acceptance, calls_s, token_s, recompute_s=reread_s)
+    length, gain = best_length(acceptance, StepCosts(token_s, calls_s, reread_s))
     assert gain == pytest.approx(max(gains))
     assert max(g for plan, g in zip(plans, gains, strict=True) if plan[0] == length) == pytest.approx(gain)
 
@@ -142,25 +129,16 @@ def test_a_long_offer_is_taken_in_parts_where_tokens_are_expensive() -> None:
     expensive = curve({1: 1.0, 2: 2.0, 3: 2.4, 4: 2.7, 8: 4.3, 16: 7.8, 64: 30.0}).calls_s(64, context=0)
     at_once = np.cumsum(0.97 ** np.arange(41))
     assert (0.085 * at_once - expensive[:41]).argmax() > 15
-    assert 4 <= best_length([0.97] * 40, expensive, 0.085)[0] <= 12
+    assert 4 <= best_length([0.97] * 40, StepCosts(0.085, expensive))[0] <= 12
     flat = curve({1: 1.0, 64: 1.2}).calls_s(64, context=0)
-    assert best_length([0.97] * 40, flat, 0.085)[0] == 40
+    assert best_length([0.97] * 40, StepCosts(0.085, flat))[0] == 40
 
 
-def test_offers_that_cannot_pay_are_dropped_at_first_sight() -> None:
-    rises = MarginalCosts(curve(LINEAR).calls_s(64, context=0))
-    assert not rises.may_pay([0.6, 0.6, 0.6]) and not rises.may_pay([])
-
-
-def test_free_tokens_are_looked_for_as_far_as_they_could_pay() -> None:
-    """Each of these is accepted with the same probability; where tokens are cheap more of them are of use."""
-    seen = []
-    for ratios in (FLAT, LINEAR):
-        policy, offering = AutoPolicy(curve(ratios)), Offering(evidence=(4.0, 3.0, 4.0, 9.0))
-        policy.begin(0, 10, None)
-        drafted(policy, offering)
-        seen.append(len(policy._proposals[0].lookup))
-    assert 2 <= seen[1] < seen[0]
+def test_lookup_tokens_are_not_looked_for_where_they_are_hardly_reached() -> None:
+    policy = AutoPolicy(curve(FLAT))
+    drafted(policy, Offering(evidence=(4.0, 3.0, 4.0)))
+    candidate = policy._drafts[0].candidate
+    assert 2 <= len(candidate) < 20 and math.prod(token.acceptance for token in candidate) < 0.05
 
 
 def test_a_sure_offer_is_taken_as_far_as_it_pays() -> None:
@@ -189,7 +167,7 @@ def test_a_draft_is_never_longer_than_wished_or_allowed(
     max_tokens: int, draft_max: int, length: int, match: int, steep: bool, asks: bool
 ) -> None:
     policy = AutoPolicy(curve(STEEP if steep else FLAT), curve(SMALL, 0.002), draft_max=draft_max)
-    drafters: list[Drafter] = [Offering(length, evidence=(float(match), 3.0, 3.0, 1.0))]
+    drafters: list[Drafter] = [Offering(length, evidence=(float(match), 3.0, 3.0))]
     if asks:
         drafters.append(model_drafter(random_logits(VOCABULARY.size, seed=3, scale=5.0)))
         drafters[1].begin(0, asked([0]))
@@ -245,10 +223,9 @@ def test_a_model_confirms_in_one_call_what_lookups_guess(num_right: int) -> None
 
 def test_lookup_tokens_follow_those_of_a_model() -> None:
     kinds = set()
-    for seed in range(4):
-        played = played_by(
-            recording("mixed", "target", seed=seed), AutoPolicy(*costs(STAIRS, 0.02)), *costs(STAIRS, 0.02)
-        )
+    for seed, step_s in product(range(4), (0.02, 0.06)):
+        known = costs(STAIRS, step_s), costs(STAIRS, step_s)
+        played = played_by(recording("mixed", "target", seed=seed), AutoPolicy(*known[0]), *known[1])
         kinds |= {tuple(source for source, _ in groupby(r.draft.sources)) for r in played.records}
     assert {("lookup",), ("draft",), ("draft", "lookup")} <= kinds
 
@@ -428,7 +405,7 @@ def sound_knowledge() -> str:
 
 def acceptance(knowledge: PolicyState) -> list[float]:
     estimates = [
-        ("lookup", (4.0, 1.0, 2.0, 9.0)),
+        ("lookup", (4.0, 1.0, 2.0)),
         ("draft", (0.9,)),
         ("draft", (0.2,)),
     ]
@@ -449,7 +426,7 @@ def test_what_was_learned_survives_as_plain_data() -> None:
         for i, policy in enumerate((third, AutoPolicy(curve(FLAT), curve(SMALL, 0.01)))):
             played = played_by(made, policy, curve(FLAT), curve(SMALL, 0.01))
             asked[i] += sum(record.work.calls for record in played.records)
-    assert asked[0] < asked[1] * 0.8
+    assert asked[0] < asked[1] * 0.9
 
 
 def test_a_draft_is_expected_to_fare_as_it_did_while_it_was_made() -> None:
@@ -459,7 +436,8 @@ def test_a_draft_is_expected_to_fare_as_it_did_while_it_was_made() -> None:
         [(sure, bool(rng.random() < sure / 2)) for sure in rng.uniform(0.3, 0.99, 60)] for _ in range(40)
     ]
     prior = json.loads(json.dumps(pretrained_calibration("draft", answers)))
-    policy = AutoPolicy(curve(FLAT), curve(SMALL, 0.01), prior=prior)
+    policy = AutoPolicy(curve(FLAT), curve(SMALL, 0.01))
+    policy.state.recall(prior)
     for constrained in (False, True):
         estimator = policy.state.estimator("draft", constrained=constrained)
         chance = estimator.probability((0.9,), RequestBias())
@@ -492,12 +470,9 @@ BROKEN: list[Any] = [
     {"schema": "outrider.acceptance/0"},
     {"estimators": []},
     {"estimators": {"draft": 7}},
-    {"estimators": {"draft": {"weights": [1.0], "precision": []}}},
-    {"estimators": {"draft": {"weights": [], "precision": []}}},
-    {"estimators": {"draft": {"weights": [float("nan")], "precision": [1.0]}}},
-    {"estimators": {"draft": {"weights": [1.0], "precision": [float("nan")]}}},
-    {"estimators": {"draft": {"weights": [1.0], "precision": [0.0]}}},
-    {"estimators": {"draft": {"weights": [10**400], "precision": [1.0]}}},
+    {"estimators": {"draft": {"weights": 7}}},
+    {"estimators": {"draft": {"weights": [float("nan")]}}},
+    {"estimators": {"draft": {"weights": [10**400]}}},
     {"mean_confidence": "much"},
     {"mean_confidence": None},
     {"mean_confidence": float("nan")},
@@ -573,22 +548,6 @@ def test_without_measured_costs_the_first_call_is_plain() -> None:
     played = played_by(made, policy, curve(FLAT))
     assert len(played.records[0].draft) == 0
     assert played.speedup > 1.2
-
-
-def test_calls_that_become_slower_are_spoken_of_once() -> None:
-    policy = AutoPolicy(curve(FLAT))
-    for seed in range(3):
-        played_by(recording("random", None, seed=seed), policy, curve(FLAT, 0.2))
-    assert len(policy.notices) == 1 and "the cost curve follows" in policy.notices[0]
-
-
-def test_a_draft_model_that_was_slow_for_a_while_is_asked_again() -> None:
-    """Another program at work made its calls long, and nothing is learned of a model that is not asked."""
-    policy = AutoPolicy(*costs(FLAT, 0.02))
-    played_by(recording("random", "target", length=60), policy, *costs(FLAT, 0.02 * 60))
-    assert policy.state.draft_costs.drift > 5
-    later = [played_by(recording("random", "target", seed=n), policy, *costs(FLAT, 0.02)) for n in range(3)]
-    assert later[-1].speedup > 1.5
 
 
 def test_a_request_that_does_not_speculate_is_only_learned_from() -> None:

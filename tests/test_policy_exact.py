@@ -16,7 +16,7 @@ from outrider.core.params import Rule
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.policy import AutoPolicy, auto
-from outrider.policy.objective import Array, allocate
+from outrider.policy.objective import StepCosts, allocate
 from simulated import Offering, Simulated
 from test_engine_exact import TARGET, TINY, model_drafter, plain, request
 
@@ -144,14 +144,8 @@ def test_drawn_tokens_stay_where_fewer_would_pay_better(rule: Rule) -> None:
 def test_taking_back_drawn_tokens_would_be_noticed(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """What certain tokens allow: to take the best length of all that was found, when it was found."""
 
-    def taking_back(
-        candidates: Sequence[tuple[Sequence[float], int]],
-        calls_s: Array,
-        reward_s: float,
-        reread_s: Array | None,
-    ) -> list[int]:
-        assert reread_s is None
-        return allocate([(acceptance, 0) for acceptance, _ in candidates], calls_s, reward_s)
+    def taking_back(candidates: Sequence[tuple[Sequence[float], int]], costs: StepCosts) -> list[int]:
+        return allocate([(acceptance, 0) for acceptance, _ in candidates], costs)
 
     monkeypatch.setattr(auto, "allocate", taking_back)
     asked = beginning(rule)

@@ -12,7 +12,7 @@ from engines import sampler
 from outrider.core.contracts import Drafters, DraftRequest
 from outrider.core.data import Draft, DraftWork, StepRecord
 from outrider.policy import AutoPolicy
-from outrider.policy.estimates import TextConfidence
+from outrider.policy.estimates import average_after
 from outrider.policy.objective import (
     StepCosts,
     allocate,
@@ -21,7 +21,7 @@ from outrider.policy.objective import (
     expected_rewards,
     stopping_value,
 )
-from outrider.policy.state import BatchState, PolicyState
+from outrider.policy.state import PolicyState
 from recordings import FLAT, SMALL, curve
 from simulated import Offering, Simulated
 
@@ -32,15 +32,15 @@ def test_a_token_is_accepted_only_if_all_before_it_are() -> None:
 
 
 def test_one_token_moves_the_average_confidence_by_less_than_half_of_the_way() -> None:
-    assert 0.5 < TextConfidence.after(0.5, 1.0) < 0.75
+    assert 0.5 < average_after(0.5, 1.0) < 0.75
 
 
 def test_what_a_draft_model_has_not_read_is_part_of_its_first_call() -> None:
     draft = curve(SMALL, 0.02)
     state = PolicyState(curve(FLAT), draft)
     text = state.new_request(0, None)
-    text.uncached = 8
-    found = state.step_costs(text, 8, BatchState.of([text], state, 0), max_prefix=8)
+    text.unread = 8
+    found = state.with_model(StepCosts(0.1, np.ones(9)), text, 0, 1, 8)
     assert found.first_draft_s[0] == pytest.approx(draft.call_s(8, context=0))
     assert found.draft_step_s == pytest.approx(draft.call_s(1, context=0))
 
@@ -61,7 +61,7 @@ def test_the_value_of_a_draft_counts_what_a_rejection_has_evaluated_again(
         values.append(value + reached * reward_s * (n + 1) - calls_s[n])
     costs = StepCosts(reward_s, calls_s, recompute_s=reread_s)
     assert stopping_value(acceptance, costs) == pytest.approx(max(values))
-    twice = allocate([(acceptance, 0), ([], 0)], calls_s, reward_s, reread_s)[0]
+    twice = allocate([(acceptance, 0), ([], 0)], costs)[0]
     assert values[twice] == pytest.approx(max(values))
 
 
@@ -82,11 +82,11 @@ def test_going_on_is_worth_the_best_number_of_further_tokens(
 def test_a_block_is_paid_for_once() -> None:
     """With one call for four tokens the second token comes free; no token is drafted after them."""
     calls_s = np.array([1.0, 1.1, 1.2, 1.3, 1.4, 1.5])
-    one, four = StepCosts(0.8, calls_s, 0.2), StepCosts(0.8, calls_s, 0.2, block=4)
+    one, four = StepCosts(0.8, calls_s, draft_step_s=0.2), StepCosts(0.8, calls_s, draft_step_s=0.2, block=4)
     assert asking_value(0, 0.5, 1.0, one, 1) == asking_value(0, 0.5, 1.0, four, 1)
     assert asking_value(0, 0.9, 1.0, four, 4) == pytest.approx(asking_value(0, 0.9, 1.0, one, 4) + 3 * 0.2)
     assert (one.longest(16), four.longest(16), four.longest(2)) == (5, 4, 2)
-    assert four.limited(1.45, 1).max_length == 4 and one.limited(1.45, 1).max_length == 2
+    assert four.limited(1.45).max_length == 4 and one.limited(1.45).max_length == 2
 
 
 def test_offers_after_a_wrong_token_teach_nothing() -> None:

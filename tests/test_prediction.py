@@ -53,7 +53,7 @@ def test_the_longer_it_was_right_the_surer_it_is() -> None:
     draft = propose(drafter)
     lengths = [token.evidence[0] for token in draft.items]
     assert lengths == sorted(set(lengths))
-    assert all(token.evidence[1:] == (1, 1, 0) for token in draft.items)
+    assert all(token.evidence[1:] == (1, 1) for token in draft.items)
     drafter.observe(0, ANSWER[:20])
     assert propose(drafter).items[0].acceptance > draft.items[7].acceptance
 
@@ -97,7 +97,7 @@ def test_after_a_departure_little_agreement_is_little_trusted() -> None:
     drafter.observe(0, ANSWER[33:34])
     draft = propose(drafter)
     assert draft.tokens == ANSWER[34:42]
-    assert draft.items[0].evidence == (1, 1, 1, 4)
+    assert draft.items[0].evidence == (1, 1, 1)
     assert draft.items[0].acceptance < 0.5 < draft.items[7].acceptance
 
 

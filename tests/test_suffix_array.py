@@ -53,7 +53,7 @@ def expected(recent: Sequence[int], corpus: Sequence[Sequence[int]], length: int
     followers = [corpus[number][end] for number, end in found]
     counts = Counter(followers)
     token = next(t for t in reversed(followers) if counts[t] == max(counts.values()))
-    return Match(token, length, counts[token], len(found), 0)
+    return Match(token, length, counts[token], len(found))
 
 
 @given(texts, recent_tokens)
@@ -93,7 +93,7 @@ def test_matches_go_as_deep_as_places_are_sorted() -> None:
     for size in range(1, 2 * DEPTH):
         _, length = index.search(text[60 - size if size < 60 else 0 : 60])
         assert length == min(size, DEPTH)
-    assert index.reader(text[40:60], 1).find() == Match(60, 20, 1, 1, 0)
+    assert index.reader(text[40:60], 1).find() == Match(60, 20, 1, 1)
 
 
 def test_long_texts_that_repeat_are_sorted_by_all_the_depth() -> None:
@@ -128,48 +128,13 @@ def test_a_draft_goes_along_a_sample_of_the_latest_places() -> None:
     assert totals == [2 * ALONG, ALONG, ALONG]
 
 
-@pytest.mark.parametrize("step", [2, 4, 64])
-def test_searches_go_over_waypoints(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    monkeypatch.setattr(suffix_array, "WAYPOINT_STEP", step)
-    rng = np.random.default_rng(5)
-    corpus = [rng.integers(0, 4, 60).tolist() for _ in range(3)]
-    index = ContextIndex.build(corpus)
-    for _ in range(200):
-        recent = rng.integers(0, 5, 6).tolist()
-        places, length = index.search(recent)
-        assert length == longest_followed(recent, corpus)
-        matching = followed(recent[len(recent) - length :], corpus) if length else []
-        followers = Counter(index.follower(place) for place in places)
-        expected_followers = Counter(corpus[number][end] for number, end in matching)
-        assert followers <= expected_followers
-        if len(matching) <= step:
-            assert followers == expected_followers
-        else:  # all but the ends, which lie between two waypoints
-            assert followers.total() > len(matching) - 2 * step
-
-
 def test_short_matches_are_not_used() -> None:
     index = ContextIndex.build([[1, 2, 3]])
-    assert index.reader([1, 2], 2).find() == Match(3, 2, 1, 1, 0)
+    assert index.reader([1, 2], 2).find() == Match(3, 2, 1, 1)
     assert index.reader([5, 2], 2).find() is None
     assert index.reader([1, 2], 3).find() is None
 
 
-def test_age_is_the_distance_back_and_stays_along_a_copy() -> None:
-    index = ContextIndex.build([[1, 2, 3, 4, 5], [7, 8]])
-    reader = index.reader([9, 1, 2], 1, num_since=4)
-    ages = []
-    for token in (3, 4, 5):
-        match = reader.find()
-        assert match is not None
-        assert match.token == token
-        ages.append(match.age)
-        reader.read(token)
-    # 9 1 2 and 7 8 are between, with the border, and 4 5 after the 3
-    assert ages == [9, 9, 9]
-    assert reader.find() is None
-
-
 def test_largest_token_ids_are_kept() -> None:
     large = 2**31 - 2
-    assert ContextIndex.build([[large, 0, large]]).reader([large, 0], 1).find() == Match(large, 2, 1, 1, 0)
+    assert ContextIndex.build([[large, 0, large]]).reader([large, 0], 1).find() == Match(large, 2, 1, 1)

@@ -39,7 +39,7 @@ from harness import (
 from outrider.lab.recording import read_recordings
 from outrider.lab.replay import Replayed
 from outrider.policy import AutoPolicy, auto, choice, estimates, objective, state
-from outrider.policy.objective import Array
+from outrider.policy.objective import StepCosts
 from policy.choices import AUTO, settings
 from policy.curves import read_costs
 from policy.limit import informed_limit
@@ -62,38 +62,30 @@ SLOW = 0.95
 KEY = ("curve", "warm", "wrong", "every", "without")
 """the fields by which rows differ"""
 WHOLE, INFORMED = "nothing", "informed"
-NEVER = 1e12
-"""as a count of tokens that a starting value stands for: what came never outweighs it"""
 
 
-def best_of_one_step(
-    acceptance: Sequence[float],
-    calls_s: Array,
-    reward_s: float,
-    min_length: int = 0,
-    recompute_s: Array | None = None,
-) -> tuple[int, float]:
+def best_of_one_step(acceptance: Sequence[float], costs: StepCosts, min_length: int = 0) -> tuple[int, float]:
     """`objective.best_length` without the steps to come."""
-    del recompute_s  # no target of these recordings evaluates anything again
-    prefix_prob, expected, values = 1.0, 1.0, [reward_s - float(calls_s[0])]
-    for probability, cost_s in zip(acceptance, calls_s[1:].tolist(), strict=False):
-        prefix_prob *= probability
-        expected += prefix_prob
-        values.append(reward_s * expected - cost_s)
+    rewards = objective.expected_rewards(acceptance[: costs.max_length], costs)
+    values = [reward - cost for reward, cost in zip(rewards, costs.calls_s.tolist(), strict=False)]
     length = max(range(min_length, len(values)), key=values.__getitem__)
     return length, values[length]
+
+
+def reward_of_lookups(spent_s: float, emitted: float, plain_s: float, num_sequences: int, _: float) -> float:
+    """`objective.reward_per_token` without what the draft model's costs say."""
+    return objective.reward_per_token(spent_s, emitted, plain_s, num_sequences)
 
 
 MECHANISMS: Mapping[str, tuple[Any, str, Any]] = {
     "guesses of lookups that the draft model checks": (auto, "MAX_GUESS", 0),
     "look-ahead in the cut": (objective, "best_length", best_of_one_step),
-    "a first λ by the costs": (state.PolicyState, "token_ratio", lambda *_: 1.0),
-    "amortised reading of the prompt": (choice, "amortises_prefill", lambda *_, **__: True),
-    "exploration": (choice, "exploration_budget_s", lambda *_: -math.inf),
-    "the limit of loss": (choice, "MAX_LOSS_STEPS", math.inf),
-    "the text's own mean": (estimates, "_TEXT_PRIOR_TOKENS", NEVER),
-    "the request's bias": (estimates, "_BIAS_PRECISION", NEVER),
-    "learning of weights": (estimates, "_PRIOR_PRECISION", NEVER),
+    "a first λ by the costs": (state, "reward_per_token", reward_of_lookups),
+    "amortised reading of the prompt": (choice, "repays", lambda *_: True),
+    "exploration": (choice, "EXPLORATION_SHARE", -math.inf),
+    "the limit of loss": (choice, "MAX_LOSS", math.inf),
+    "the request's bias": (estimates, "_BIAS_RATE", 0.0),
+    "learning of weights": (estimates, "_RATE", 0.0),
 }
 """Where each is, by name, and what stands there without it."""
 

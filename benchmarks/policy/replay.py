@@ -213,7 +213,7 @@ def categories(
 def reliability(policy: AutoPolicy, replayed: Sequence[Replayed]) -> Iterator[str]:
     """Estimated and real acceptance of the tokens that were verified, in ten bins."""
     yield "Estimated acceptance against what came (tokens that the target verified):\n"
-    for name, known in sorted(policy.state.calibration.items()):
+    for name in sorted(policy.state.verified):
         bins: list[list[tuple[float, bool]]] = [[] for _ in range(10)]
         for record in (record for one in replayed for record in one.records):
             verified = zip(
@@ -222,9 +222,10 @@ def reliability(policy: AutoPolicy, replayed: Sequence[Replayed]) -> Iterator[st
             for source, estimate, i in verified:
                 if source == name:
                     bins[min(int(10 * estimate), 9)].append((estimate, i < record.num_accepted))
+        brier = fmean((estimate - came) ** 2 for found in bins for estimate, came in found)
         means = [[f"{fmean(values):.2f}" for values in zip(*found, strict=True)] for found in bins if found]
         yield from table(
-            [f"{name}, Brier {known.brier:.4f}", *(estimated for estimated, _ in means)],
+            [f"{name}, Brier {brier:.4f}", *(estimated for estimated, _ in means)],
             [
                 ["accepted", *(accepted for _, accepted in means)],
                 ["tokens", *(str(len(found)) for found in bins if found)],

@@ -56,7 +56,6 @@ def costs(settings: CostsSettings) -> int:
         cards = {"target": named.target, "draft": named.draft or next(iter(found), None)}
         paths = {role: card.path for role, card in cards.items() if card is not None}
         tunings = _tune(settings, paths, options, report) if settings.tune else {}
-        notify(*(tuning.notice for tuning in tunings.values()))
         references = {role: str(path) for role, path in paths.items()}
         if named.found is not None:
             references["draft"] = AUTO_DRAFT

@@ -278,8 +278,7 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
         )
     if explanation.acceptance:
         rows["accepted"] = ", ".join(
-            f"{source_name(name)} {share:.0%} of the drafted tokens that the target reached "
-            f"(Brier score of the estimates {explanation.brier[name]:.3f})"
+            f"{source_name(name)} {share:.0%} of the drafted tokens that the target reached"
             for name, share in explanation.acceptance.items()
         )
     rows["chosen"] = "; ".join(_choice(name, made) for name, made in explanation.choices.items()) or "nothing"

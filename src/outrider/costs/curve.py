@@ -19,10 +19,6 @@ SCHEMA = "outrider.costs/1"
 
 _BAND_TOKENS = 64
 """Contexts this close share a table."""
-_DRIFTED_RATIO = 1.25
-_RETURNED_RATIO = 1.1
-_LASTING_CALLS = 8
-"""Calls for which a drift must last to be spoken of."""
 _RELAXATION = 0.1
 """of what was learned that goes each time"""
 _PREFILL_RATE = 0.4
@@ -71,9 +67,6 @@ class CallCosts:
         self._tables: dict[tuple[int, int], Curve] = {}
         self._last, self._num_equal = 0, 0
         """tokens of the last call that was observed, and how many in a row had as many"""
-        self._is_drifting = False
-        self._num_changed = 0
-        self._notice: str | None = None
 
     @property
     def is_measured(self) -> bool:
@@ -160,7 +153,6 @@ class CallCosts:
             self._learned.scale, error = error, 0.0
         self._learned.observe(num_tokens, error)
         self._tables.clear()
-        self._watch()
 
     def relax(self, drift: float) -> None:
         """No call was seen for a while: what was learned about all calls alike gives way to the present
@@ -176,23 +168,6 @@ class CallCosts:
         if num_tokens >= _PREFILL_MIN_TOKENS and math.isfinite(seconds) and seconds > 0:
             self._prefill_error += _PREFILL_RATE * math.log(seconds / self.prefill_s(num_tokens))
             self._has_prefilled = True
-
-    def _watch(self) -> None:
-        """Notice a drift that lasts, and its end."""
-        drift = max(self.drift, 1 / self.drift)
-        changed = drift < _RETURNED_RATIO if self._is_drifting else drift > _DRIFTED_RATIO
-        self._num_changed = self._num_changed + 1 if changed else 0
-        if self._num_changed < _LASTING_CALLS:
-            return
-        self._is_drifting, self._num_changed = not self._is_drifting, 0
-        how = f"{self.drift:.2f}x the measured time" if self._is_drifting else "as long as measured again"
-        self._notice = f"calls take {how}: the cost curve follows"
-
-    def notice(self) -> str | None:
-        """A line for the user when calls have come to take 1.25 times as long as measured (or 0.8 times), or
-        are back where they were; None if nothing changed since it was last asked for."""
-        notice, self._notice = self._notice, None
-        return notice
 
     def refined(self, *, scale: float = 1.0, shape: float = 1.0) -> CallCosts:
         """The curve with what was learned made part of its points.

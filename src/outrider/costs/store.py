@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.core.files import check_writable, parse_json, reason_of, write_whole
+from outrider.core.notices import notify
 from outrider.costs.curve import SCHEMA, CallCosts
 from outrider.costs.other_programs import OtherPrograms, is_quiet
 from outrider.models.hub import cache_dir
@@ -109,7 +110,7 @@ def costs_dir() -> Path:
 
 def known_costs(
     subject: Subject, measure: Callable[[], CallCosts], *, spare_cores: float = math.inf, fresh: bool = False
-) -> tuple[CallCosts, list[str]]:
+) -> CallCosts:
     """The curve of a subject, as `remembered`; one of few points is not kept, and an estimate measured."""
 
     def read(data: Mapping[str, Any]) -> CallCosts | None:
@@ -126,18 +127,17 @@ def known_costs(
     )
 
 
-def costs_at_once(subject: Subject, glance: Callable[[], CallCosts]) -> tuple[CallCosts, bool, str | None]:
-    """The curve to begin with, whether it is to be measured when there is time, and a line for the user: the
-    one that is kept or else, of the same machine and library, the shape of the nearest one through the few
-    calls of a `glance`."""
-    data, notice = read_entry(costs_dir() / f"{subject.key()}.json", "it is estimated")
+def costs_at_once(subject: Subject, glance: Callable[[], CallCosts]) -> tuple[CallCosts, bool]:
+    """The curve to begin with, and whether it is to be measured when there is time: the one that is kept or
+    else, of the same machine and library, the shape of the nearest one through the few calls of a
+    `glance`."""
+    data = read_entry(costs_dir() / f"{subject.key()}.json", "it is estimated")
     if data is not None:
         try:
             kept = CallCosts.from_json(data.get("costs"))
+            return kept, kept.is_estimate or bool(data.get(_BUSY_CORES))
         except SettingError as error:
-            notice = f"{error.what}: {error.why}: they are estimated"
-        else:
-            return kept, kept.is_estimate or bool(data.get(_BUSY_CORES)), None
+            notify(f"{error.what}: {error.why}: they are estimated")
     costs = glance()
     single_s = costs.call_s(1, context=0)
 
@@ -150,16 +150,16 @@ def costs_at_once(subject: Subject, glance: Callable[[], CallCosts]) -> tuple[Ca
         if (other.build, other.machine, other.settings) == (subject.build, subject.machine, subject.settings)
         and distance(curve) < math.log(_SIMILAR)
     ]
-    return costs.in_shape_of(min(alike, key=distance, default=costs)), True, notice
+    return costs.in_shape_of(min(alike, key=distance, default=costs)), True
 
 
 def is_first_today(what: str) -> bool:
     """Whether this is asked for the first time today, which is noted in the cache."""
     path, today = cache_dir() / "said.json", date.today().isoformat()
-    said, _ = read_entry(path, "")
-    if said and said.get(what) == today:
+    said = read_entry(path) or {}
+    if said.get(what) == today:
         return False
-    write_entry(path, {**(said or {}), what: today})
+    write_entry(path, {**said, what: today}, quiet=True)
     return True
 
 
@@ -172,23 +172,21 @@ def stored_curves(path: Path) -> list[tuple[Subject, CallCosts]]:
 def _all_stored() -> list[tuple[Subject, CallCosts]]:
     found = []
     for place in costs_dir().glob("*.json"):
-        data, _ = read_entry(place, "")
+        data = read_entry(place) or {}
         try:
-            subject = Subject(**(data or {})["subject"])
-            found.append((place.stat().st_mtime, subject, CallCosts.from_json((data or {}).get("costs"))))
+            subject = Subject(**data["subject"])
+            found.append((place.stat().st_mtime, subject, CallCosts.from_json(data.get("costs"))))
         except (OSError, SettingError, KeyError, TypeError, ValueError):  # of other kinds, or damaged
             continue
     return [(subject, costs) for _, subject, costs in sorted(found, key=lambda entry: -entry[0])]
 
 
-def store_refined(subject: Subject, costs: CallCosts) -> str | None:
-    """Keep, at the end of a session, a part of what its calls have taught; a line where that fails."""
-    if costs.num_observed < _MIN_OBSERVED:
-        return None
-    place = costs_dir() / f"{subject.key()}.json"
-    before, _ = read_entry(place, "")
-    refined = costs.refined(scale=_SCALE_WEIGHT, shape=_SHAPE_WEIGHT)
-    return write_entry(place, (before or {}) | _entry(subject, refined))
+def store_refined(subject: Subject, costs: CallCosts) -> None:
+    """Keep, at the end of a session, a part of what its calls have taught."""
+    if costs.num_observed >= _MIN_OBSERVED:
+        place = costs_dir() / f"{subject.key()}.json"
+        refined = costs.refined(scale=_SCALE_WEIGHT, shape=_SHAPE_WEIGHT)
+        write_entry(place, (read_entry(place) or {}) | _entry(subject, refined), quiet=True)
 
 
 def _entry(subject: Subject, costs: CallCosts) -> dict[str, Any]:
@@ -203,44 +201,55 @@ def remembered(
     write: Callable[[_Found], Mapping[str, Any] | str],
     spare_cores: float,
     fresh: bool = False,
-) -> tuple[_Found, list[str]]:
-    """What was measured before and is kept at `path`, or what is measured now, with lines for the user.
+) -> _Found:
+    """What was measured before and is kept at `path`, or what is measured now.
 
     `read` makes it of the entry; where it gives None, or raises SettingError, KeyError, TypeError or
     ValueError, it is measured again. `write` makes the entry, or a line that says why it is not kept. What is
     measured while other programs take more than the `spare_cores` is marked (`BUSY` says so), and measured
     again once they do not.
     """
-    data, notice = (None, None) if fresh else read_entry(path, "measuring again")
+    data = None if fresh else read_entry(path, "measuring again")
     if data is not None:
         try:
             found = read(data)
         except (SettingError, KeyError, TypeError, ValueError) as error:
-            notice = f"{path}: {error.why if isinstance(error, SettingError) else error}: measuring again"
+            notify(f"{path}: {error.why if isinstance(error, SettingError) else error}: measuring again")
         else:
             if found is not None and not data.get(_BUSY_CORES):
-                return found, []
+                return found
             if found is not None and not is_quiet(spare_cores):
-                return found, [BUSY]
+                notify(BUSY)
+                return found
     others = OtherPrograms()
     measured = measure()
     mark = {_BUSY_CORES: round(others.cores(), 2)} if others.disturb(spare_cores) else {}
+    notify(BUSY if mark else None)
     entry = write(measured)
-    kept = entry if isinstance(entry, str) else write_entry(path, {**entry, **mark})
-    return measured, list(dict.fromkeys(line for line in (notice, BUSY if mark else None, kept) if line))
+    if isinstance(entry, str):
+        notify(entry)
+    else:
+        write_entry(path, {**entry, **mark})
+    return measured
 
 
-def read_entry(path: Path, consequence: str) -> tuple[dict[str, Any] | None, str | None]:
-    """A JSON object from the cache and no line; or None, with one where a file is there but unusable."""
+def read_entry(path: Path, consequence: str = "") -> dict[str, Any] | None:
+    """A JSON object from the cache. None where there is none that can be used; a notice says what follows
+    from that, if anything does."""
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return None, None
+        return None
     except OSError as error:
-        return None, _unusable(error)
+        line = _unusable(error)
     except ValueError:
-        return None, f"{path} cannot be read: {consequence}"
-    return (data, None) if isinstance(data, dict) else (None, f"{path} holds something else: {consequence}")
+        line = f"{path} cannot be read: {consequence}"
+    else:
+        if isinstance(data, dict):
+            return data
+        line = f"{path} holds something else: {consequence}"
+    notify(line if consequence else None)
+    return None
 
 
 def _unusable(error: BaseException | None) -> str:
@@ -251,14 +260,14 @@ def _unusable(error: BaseException | None) -> str:
     return f"the cache in {cache_dir()} cannot be used ({reason}): what is measured is not kept"
 
 
-def write_entry(path: Path, data: Mapping[str, Any]) -> str | None:
-    """Write a JSON object into the cache; a line for the user where that is impossible."""
+def write_entry(path: Path, data: Mapping[str, Any], *, quiet: bool = False) -> None:
+    """Write a JSON object into the cache; where that is impossible, a notice says so (unless `quiet`)."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(data, indent=1) + "\n", "measured costs")
     except (OSError, SettingError) as error:
-        return _unusable(error.__cause__ if isinstance(error, SettingError) else error)
-    return None
+        line = _unusable(error.__cause__ if isinstance(error, SettingError) else error)
+        notify(None if quiet else line)
 
 
 # Pairs, for people and other machines

@@ -112,7 +112,7 @@ def _read(files: FileList, vocabulary: Vocabulary, progress: Progress) -> Iterat
 
 
 class CorpusDrafter(LookupDrafter):
-    """Drafts from a corpus. Matches have no age: all of it was there before."""
+    """Drafts from a corpus."""
 
     name = "corpus"
 

@@ -91,10 +91,9 @@ class Memory:
             self._old.append(text, keys)
         self._old.shrink(self._max_old)
 
-    def indexes(self) -> list[tuple[ContextIndex, int]]:
-        """Every index, the newest first, and how many tokens were remembered after its end."""
-        shelves = [(self._recent, 0), (self._old, self._recent.num_tokens)]
-        return [(shelf.index(), num_since) for shelf, num_since in shelves if shelf.num_tokens]
+    def indexes(self) -> list[ContextIndex]:
+        """Every index, the newest first."""
+        return [shelf.index() for shelf in (self._recent, self._old) if shelf.num_tokens]
 
 
 class _Shelf:
@@ -178,12 +177,7 @@ class EarlierDrafter(LookupDrafter):
 
     def _reader(self, sequence: int) -> _Longest:
         text, memory = self._running[sequence]
-        return _Longest(
-            [
-                index.reader(text, self._min_match, len(text) + num_since + 1)
-                for index, num_since in memory.indexes()
-            ]
-        )
+        return _Longest([index.reader(text, self._min_match) for index in memory.indexes()])
 
     def end(self, sequence: int) -> None:
         """Its text is remembered."""

@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from outrider.core.data import DraftToken
 
-EVIDENCE = ("match_length", "count", "total", "age")
+EVIDENCE = ("match_length", "count", "total")
 """What the numbers of a lookup's `DraftToken.evidence` are, in order; those of `Match`."""
 
 ALONG = 8
@@ -27,16 +27,13 @@ class Match(NamedTuple):
     """The most likely token after the longest match.
 
     The last `length` tokens were found, `total` times with something after them, and `right`
-    times that was `token`. `age` is how many tokens back that was the last time (1: right before),
-    0 where what is looked up in has no place in time. Of a prediction it is how far from where the
-    answer departed from it (0: nowhere so far) they were found again.
+    times that was `token`.
     """
 
     token: int
     length: int
     right: int
     total: int
-    age: int
 
     @property
     def acceptance(self) -> float:
@@ -77,7 +74,7 @@ class LookupDrafter(ABC):
         for token in prefix:
             reader.read(token)
         while (match := reader.find()) is not None:
-            evidence = (float(match.length), float(match.right), float(match.total), float(match.age))
+            evidence = (float(match.length), float(match.right), float(match.total))
             yield DraftToken(match.token, self.name, match.acceptance, evidence)
             reader.read(match.token)
 
@@ -98,10 +95,6 @@ class Index(Protocol):
         """The place after the token at a place."""
         ...
 
-    def age(self, place: int) -> int:
-        """How many tokens of the index follow the one at a place."""
-        ...
-
 
 class IndexReader:
     """The end of a text and what is drafted after it, looked up in an index.
@@ -114,37 +107,21 @@ class IndexReader:
         text: The last tokens of the text, `depth` at most.
         min_match: Shorter matches are not used.
         depth: The longest match whose length is known, in tokens.
-        num_since: How many tokens back the end of the index lies, counted from the next token (1: right
-            before it); None where the index has no place in time.
     """
 
-    __slots__ = (
-        "_depth",
-        "_followers",
-        "_index",
-        "_length",
-        "_min_match",
-        "_num_since",
-        "_places",
-        "_recent",
-    )
+    __slots__ = ("_depth", "_followers", "_index", "_length", "_min_match", "_places", "_recent")
 
-    def __init__(
-        self, index: Index, text: Sequence[int], min_match: int, depth: int, num_since: int | None
-    ) -> None:
+    def __init__(self, index: Index, text: Sequence[int], min_match: int, depth: int) -> None:
         self._index = index
         self._recent = list(text)
         self._min_match = min_match
         self._depth = depth
-        self._num_since = num_since
         self._places: list[int] = []
         self._followers: list[int] = []
         self._length = 0
 
     def read(self, token: int) -> None:
         self._recent.append(token)
-        if self._num_since is not None:
-            self._num_since += 1
         if self._places:
             reached = zip(self._places, self._followers, strict=True)
             self._go_to([self._index.next(place) for place, follower in reached if follower == token][:ALONG])
@@ -160,10 +137,7 @@ class IndexReader:
         best, count, total = followers[0], followers.count(followers[0]), len(followers)
         if count < total:
             ((best, count),) = Counter(followers).most_common(1)  # of several that of the latest place
-        age = 0
-        if self._num_since is not None:
-            age = self._num_since + self._index.age(self._places[followers.index(best)])
-        return Match(best, self._length, count, total, age)
+        return Match(best, self._length, count, total)
 
     def _go_to(self, places: list[int]) -> None:
         """Keep those of these places that something follows."""

@@ -73,7 +73,7 @@ class _Place:
             self._ends[token].append(end)
         self._recent: deque[int] = deque(maxlen=SURE_TOKENS)
         """the last tokens of the answer"""
-        self._place = self._departed = self._distance = 0
+        self._place = self._departed = 0
         self._agreed = SURE_TOKENS  # the start is as good as that
 
     def copy(self) -> _Place:
@@ -93,7 +93,6 @@ class _Place:
         if self._agreed >= SURE_TOKENS:
             self._departed = self._place
         self._place, self._agreed = self._nearest(token)
-        self._distance = abs(self._place - self._departed)
 
     def _nearest(self, token: int) -> tuple[int, int]:
         """The most plausible place after the answer's last tokens, and how many agree."""
@@ -115,4 +114,4 @@ class _Place:
     def find(self) -> Match | None:
         if self._agreed == 0 or self._place == len(self._tokens):
             return None
-        return Match(self._tokens[self._place], self._agreed, 1, 1, self._distance)
+        return Match(self._tokens[self._place], self._agreed, 1, 1)

@@ -55,7 +55,7 @@ class SuffixDrafter(LookupDrafter):
         text = self._texts.get(sequence)
         if text is None:
             return None
-        return IndexReader(text, text.tokens[-_DEPTH:], self._min_match, _DEPTH, 1)
+        return IndexReader(text, text.tokens[-_DEPTH:], self._min_match, _DEPTH)
 
     def end(self, sequence: int) -> None:
         """Nothing is given up: the next prompt of the sequence may go on from this text."""
@@ -115,7 +115,3 @@ class TextIndex:
     def next(self, place: int) -> int:
         """See `Index`."""
         return place + 1
-
-    def age(self, place: int) -> int:
-        """See `Index`."""
-        return len(self.tokens) - place - 1

@@ -30,9 +30,6 @@ BORDER = 0
 BYTES = 4
 """of a stored token, the most significant first: stored contexts compare as their bytes do"""
 
-WAYPOINT_STEP = 512
-"""sorted places from one whose context is held ready to the next: most of a search goes over these"""
-
 _CONTEXT = Struct(f">{DEPTH}I")
 
 _AFTER_ALL = b"\xff"
@@ -97,7 +94,6 @@ class ContextIndex:
     def __init__(self, stored: bytes | mmap, places: Places) -> None:
         self._stored = stored
         self._places = places.data  # single items of a memoryview cost less than those of an array
-        self._waypoints = [self._context(place) for place in self._places[::WAYPOINT_STEP]]
 
     @classmethod
     def build(cls, texts: Sequence[npt.ArrayLike]) -> ContextIndex:
@@ -109,52 +105,22 @@ class ContextIndex:
         """See `lookup.Index`: at most `SAMPLE` places, and a length of at most `DEPTH`."""
         recent = text[: -DEPTH - 1 : -1]
         pattern = _CONTEXT.pack(*[token + 1 for token in recent], *[BORDER] * (DEPTH - len(recent)))
-        found = self._first_from(pattern)
-        length = 0
-        for place in self._places[max(found - 1, 0) : found + 1]:  # the two that agree with it longest
-            length = max(length, _agreement(pattern, self._context(place)))
+        places, context = self._places, self._context
+        found = bisect_left(places, pattern, key=context)
+        nearest = places[max(found - 1, 0) : found + 1]  # the two that agree with it longest
+        length = max((_agreement(pattern, context(place)) for place in nearest), default=0)
         length = min(length, len(recent))
         if length < min_length:
             return [], length
         pattern = pattern[: length * BYTES]
-        first, end = self._around(found, pattern)
+        first = bisect_left(places, pattern, 0, found, key=context)
+        end = bisect_left(places, pattern + _AFTER_ALL, found, key=context)
         step = max((end - first) // SAMPLE, 1)
-        return sorted(self._places[first:end:step].tolist()[:SAMPLE]), length
+        return sorted(places[first:end:step].tolist()[:SAMPLE]), length
 
     def _context(self, place: int) -> bytes:
         """What precedes a place, from there backwards."""
         return self._stored[place * BYTES : (place + DEPTH) * BYTES]
-
-    def _first_from(self, pattern: bytes) -> int:
-        """How many of the sorted contexts are less than `pattern`."""
-        waypoint = bisect_left(self._waypoints, pattern)
-        low, high = max(waypoint - 1, 0) * WAYPOINT_STEP, waypoint * WAYPOINT_STEP
-        return bisect_left(self._places, pattern, low, min(high, len(self._places)), key=self._context)
-
-    def _around(self, found: int, pattern: bytes) -> tuple[int, int]:
-        """From where to where around `found` the contexts begin with `pattern`: exactly where they are
-        few, else from the first waypoint among them to the last.
-
-        Few are looked for at growing distances, since every look costs a miss of the processor's
-        cache; of many only a sample is wanted, and the waypoints are together in memory.
-        """
-        places, context, end = self._places, self._context, len(self._places)
-        left = right = 1
-        while left <= min(found, WAYPOINT_STEP) and context(places[found - left]).startswith(pattern):
-            left *= 2
-        while right <= min(end - found, WAYPOINT_STEP) and context(places[found + right - 1]).startswith(
-            pattern
-        ):
-            right *= 2
-        if max(left, right) > WAYPOINT_STEP:
-            first = bisect_left(self._waypoints, pattern)
-            last = bisect_left(self._waypoints, pattern + _AFTER_ALL) - 1
-            if first < last:
-                return first * WAYPOINT_STEP, last * WAYPOINT_STEP + 1
-        low, high = max(found - left, 0), found - left // 2
-        first = bisect_left(places, pattern, low, high, key=context)
-        low, high = found + right // 2, min(found + right - 1, end)
-        return first, bisect_left(places, pattern + _AFTER_ALL, low, high, key=context)
 
     def follower(self, place: int) -> int:
         """See `lookup.Index`."""
@@ -164,14 +130,9 @@ class ContextIndex:
         """See `lookup.Index`. Texts are stored from their ends."""
         return place - 1
 
-    def age(self, place: int) -> int:
-        """See `lookup.Index`. The last text is stored first, after a border."""
-        return place - 2
-
-    def reader(self, text: Sequence[int], min_match: int, num_since: int | None = None) -> IndexReader:
-        """A reader at the end of a text; `num_since` are the tokens between the end of the index and there,
-        None where the indexed texts have no place in time."""
-        return IndexReader(self, text[-DEPTH:], min_match, DEPTH, num_since)
+    def reader(self, text: Sequence[int], min_match: int) -> IndexReader:
+        """A reader at the end of a text."""
+        return IndexReader(self, text[-DEPTH:], min_match, DEPTH)
 
 
 def _agreement(one: bytes, other: bytes) -> int:

@@ -82,13 +82,11 @@ class Setting:
         if self.draft_max is not None:
             return FixedPolicy(self.draft_max, 0, self.p_min)
         [draft] = draft_costs.values() if self.uses_model and draft_costs else [None]
-        return AutoPolicy(
-            _copy(costs),
-            None if draft is None else _copy(draft),
-            free=self.uses_lookup,
-            models=self.uses_model,
-            prior=None if draft is None else prior,
-        )
+        curve = None if draft is None else _copy(draft)
+        policy = AutoPolicy(_copy(costs), curve, free=self.uses_lookup, models=self.uses_model)
+        if draft is not None and prior is not None:
+            policy.state.recall(prior)
+        return policy
 
     @classmethod
     def of(cls, name: str) -> Setting:

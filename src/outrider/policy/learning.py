@@ -1,14 +1,13 @@
-"""What a policy learns from the records of a step and what it had proposed for it."""
+"""What a policy learns from the records of a step and what it had drafted for it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from outrider.core.data import DraftToken, StepRecord
+from outrider.core.data import StepRecord
 from outrider.core.sequences import common_prefix
-from outrider.policy.choice import ModelDraft
-from outrider.policy.estimates import MEAN_CONFIDENCE_RATE, Calibration
+from outrider.policy.choice import SequenceDraft
+from outrider.policy.estimates import MEAN_CONFIDENCE_RATE, average_after
 from outrider.policy.state import PolicyState, RequestState
 
 _MIN_OBSERVED = 16
@@ -17,16 +16,6 @@ _PLAIN_INTERVAL = 8
 learning takes a noticeable part of a small model's step."""
 _TOKEN_MEMORY = 0.97
 """weight of the older tokens in λ: about the last 30 count"""
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """What one request's step was offered, for learning to compare with what became of it."""
-
-    lookup: Sequence[DraftToken] = ()
-    """what the model-free drafters offered"""
-    is_constrained: bool = False
-    model: ModelDraft | None = None
 
 
 def learn_costs(state: PolicyState, records: Sequence[StepRecord]) -> None:
@@ -59,89 +48,77 @@ def plain_step_s(state: PolicyState, records: Sequence[StepRecord]) -> float | N
     """What the step would have taken without drafts; None where prompts were read in it too."""
     if any(record.kind != "decode" or record.read_tokens for record in records):
         return None
-    context, size = sum(record.position for record in records), len(records)
-    return state.costs.call_s(size, context=context, num_sequences=size) + state.own_step_s
+    return state.plain_step_s(sum(record.position for record in records), len(records))
 
 
 def learn_request(
-    state: PolicyState, text: RequestState, proposal: Proposal, record: StepRecord, plain_s: float | None
+    state: PolicyState,
+    text: RequestState,
+    draft: SequenceDraft | None,
+    record: StepRecord,
+    plain_s: float | None,
 ) -> None:
-    """What became of `proposal` in a decoding step of this request; `plain_s` is `plain_step_s`."""
-    num_emitted = len(record.tokens)
+    """What became of `draft` in a decoding step of this request; `plain_s` is `plain_step_s`."""
+    num_emitted, is_asked = len(record.tokens), draft is not None and draft.is_asked
     text.generated += num_emitted
     if plain_s is not None:  # what reading a prompt took says nothing about tokens
-        _learn_times(text, record, plain_s, proposal.model)
-    _learn_drafted(state, text, proposal, record)
-    _learn_lookup(state, text, proposal, record)
-    num_compared = 0 if proposal.model is None else _learn_model(state, text, proposal.model, record)
-    text.confidence.skip(num_emitted - num_compared)
-    _learn_uncached(text, proposal.model, record)
+        step_s, memory = record.total_s - record.work.prefill_s, _TOKEN_MEMORY**num_emitted
+        text.spent_s = text.spent_s * memory + step_s / record.num_sequences
+        text.emitted = text.emitted * memory + num_emitted
+        if is_asked:
+            text.model_gain += num_emitted - step_s / plain_s
+    _learn_drafted(state, text, draft, record)
+    if draft is not None:
+        _learn_lookup(state, text, draft, record)
+        _learn_model(state, text, draft, record)
+    if text.unread is not None:
+        text.unread += num_emitted
+    if draft is not None and draft.is_asked and record.work.calls:
+        # A block drafter has not read the token that its block began with.
+        text.unread = max(num_emitted + draft.is_block - common_prefix(draft.read, record.tokens), 1)
 
 
-def _learn_times(text: RequestState, record: StepRecord, plain_s: float, draft: ModelDraft | None) -> None:
-    num_emitted, step_s = len(record.tokens), record.total_s - record.work.prefill_s
-    memory, share = _TOKEN_MEMORY**num_emitted, 1 / record.num_sequences
-    text.spent_s = text.spent_s * memory + step_s * share
-    text.emitted = text.emitted * memory + num_emitted
-    text.decoded_s += step_s * share
-    text.explored_s += record.work.prefill_s * share
-    if draft is not None and draft.plan.is_exploring:
-        text.explored_s += max(step_s - plain_s * num_emitted, 0.0) * share
-    elif draft is not None:
-        text.model_gain_steps += num_emitted - step_s / plain_s
-
-
-def _learn_drafted(state: PolicyState, text: RequestState, proposal: Proposal, record: StepRecord) -> None:
+def _learn_drafted(
+    state: PolicyState, text: RequestState, draft: SequenceDraft | None, record: StepRecord
+) -> None:
     """The tokens that the target verified: the accepted ones, and the one that it replaced. Those of the
     draft model and those that lookups offered are learned below, drafted or not."""
-    looked_up = [token.token for token in proposal.lookup]
+    looked_up = [token.token for token in draft.candidate] if draft else []
+    own = draft.offers[0][1].source if draft and draft.offers else None
     num_verified = record.num_accepted + (len(record.tokens) > record.num_accepted)
-    own = proposal.model.offers[0][1].source if proposal.model and proposal.model.offers else None
     is_lookup = True
     for i, token in enumerate(record.draft.items[:num_verified]):
         correct = i < record.num_accepted
-        state.calibration.setdefault(token.source, Calibration()).note(token.acceptance, correct)
+        state.verified[token.source] += 1
+        state.accepted[token.source] += correct
         is_lookup = is_lookup and looked_up[i : i + 1] == [token.token]
         if token.evidence and not is_lookup and token.source != own:
-            estimator = state.estimator(token.source, constrained=proposal.is_constrained)
+            estimator = state.estimator(token.source, constrained=bool(draft and draft.is_constrained))
             estimator.learn(token.evidence, text.bias(token.source), correct)
 
 
-def _learn_lookup(state: PolicyState, text: RequestState, proposal: Proposal, record: StepRecord) -> None:
+def _learn_lookup(state: PolicyState, text: RequestState, draft: SequenceDraft, record: StepRecord) -> None:
     """What lookups offered costs nothing to compare with what came, drafted or not."""
-    for i, (token, came) in enumerate(zip(proposal.lookup, record.tokens, strict=False)):
+    for i, (token, came) in enumerate(zip(draft.candidate, record.tokens, strict=False)):
         correct, bias = token.token == came, text.bias(token.source)
-        estimator = state.estimator(token.source, constrained=proposal.is_constrained)
-        estimator.learn(token.evidence, bias, correct)
+        state.estimator(token.source, constrained=draft.is_constrained).learn(token.evidence, bias, correct)
         if i == 0:
             bias.note_first(correct)
         if not correct:
             break
 
 
-def _learn_model(state: PolicyState, text: RequestState, draft: ModelDraft, record: StepRecord) -> int:
-    """What the draft model said, drafted or not; returns for how many tokens it could be compared."""
+def _learn_model(state: PolicyState, text: RequestState, draft: SequenceDraft, record: StepRecord) -> None:
+    """What the draft model said, drafted or not, as far as it can be compared with what came."""
     for _, offer in draft.offers:
         state.mean_confidence += MEAN_CONFIDENCE_RATE * (offer.acceptance - state.mean_confidence)
-    drafted, num_compared = tuple(token.token for token in draft.tokens), 0
+    drafted = tuple(token.token for token in draft.tokens)
     for place, offer in draft.offers:
         is_sampled = offer.drawn_from is not None
         was_left_out = is_sampled and place == len(drafted)
         if place >= len(record.tokens) or drafted[:place] != record.tokens[:place] or was_left_out:
             break
         correct = place < record.num_accepted if is_sampled else offer.token == record.tokens[place]
-        estimator = state.estimator(offer.source, constrained=draft.asking.is_constrained)
+        estimator = state.estimator(offer.source, constrained=draft.is_constrained)
         estimator.learn(offer.evidence, text.bias(offer.source), correct)
-        text.confidence.learn(offer.acceptance)
-        num_compared += 1
-    return num_compared
-
-
-def _learn_uncached(text: RequestState, draft: ModelDraft | None, record: StepRecord) -> None:
-    """How many tokens a draft model has yet to evaluate."""
-    if text.uncached is not None:
-        text.uncached += len(record.tokens)
-    if draft is not None and record.work.calls:
-        num_read = common_prefix(draft.read, record.tokens)
-        is_block = draft.plan.costs.block > 1  # which has not read the token that its block began with
-        text.uncached = max(len(record.tokens) + is_block - num_read, 1)
+        text.confidence = average_after(text.confidence, offer.acceptance)

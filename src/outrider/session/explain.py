@@ -42,7 +42,6 @@ class Explanation:
     break_even_lookup: dict[int, float | None]
     break_even_draft: dict[int, float | None] | None
     acceptance: dict[str, float]
-    brier: dict[str, float]
     choices: dict[str, Choices]
     estimate: Estimate | None
     estimate_unknown: str | None
@@ -64,7 +63,7 @@ def explain(records: Sequence[StepRecord], policy: AutoPolicy) -> Explanation:
     draft_s = None
     if state.draft_costs.is_known and policy.models:
         draft_s = state.draft_costs.call_s(1, context=context)
-    accepted = {name: known.accepted / known.tokens for name, known in state.calibration.items()}
+    accepted = {name: state.accepted[name] / number for name, number in state.verified.items()}
     estimate, unknown = estimate_speedup(records, policy)
     return Explanation(
         target_calls_s={n: float(calls_s[n - 1]) for n in SIZES},
@@ -75,7 +74,6 @@ def explain(records: Sequence[StepRecord], policy: AutoPolicy) -> Explanation:
         if draft_s is None
         else {n: StepCosts(calls_s, draft_s).break_even(n) for n in DRAFTED},
         acceptance=accepted,
-        brier={name: known.brier for name, known in state.calibration.items()},
         choices=_choices(decode),
         estimate=estimate,
         estimate_unknown=unknown,

@@ -112,9 +112,8 @@ class Learned:
     def _at_once(self) -> PairCosts:
         found = {}
         for role, (model, rows) in self._models.items():
-            found[role], is_provisional, notice = costs_at_once(model, rows)
+            found[role], is_provisional = costs_at_once(model, rows)
             self.is_provisional |= is_provisional
-            notify(notice)
         if self.is_provisional and is_first_today("costs"):
             notify(ESTIMATED)
         return PairCosts(found["target"], found.get("draft"))
@@ -145,9 +144,9 @@ class Learned:
     def _recall(self) -> None:
         """Begin with what earlier sessions learned, or else with what the draft's file says of itself."""
         path = self._place()
-        data, notice = read_entry(path, "starting without what was learned about acceptance")
-        notify(notice)
-        known: Mapping[str, Any] | None = data
+        known: Mapping[str, Any] | None = read_entry(
+            path, "starting without what was learned about acceptance"
+        )
         if known is None and "draft" in self._models:
             known = prior_in(native_of(self._models["draft"][0]))
         try:
@@ -171,9 +170,8 @@ class Learned:
             store_refined(subject_of(self._models["target"][0], "all"), state.costs)
             if "draft" in self._models:
                 store_refined(subject_of(self._models["draft"][0], "last"), state.draft_costs)
-        verified = sum(known.tokens for known in state.calibration.values())
-        if verified >= _MIN_VERIFIED:
-            write_entry(self._place(), state.as_json())
+        if state.verified.total() >= _MIN_VERIFIED:
+            write_entry(self._place(), state.as_json(), quiet=True)
 
 
 def policy_for(

@@ -76,14 +76,13 @@ def check_build(
     kernels = "" if options.extra_buffer_types else " | plain kernels"
     place = f"gpu layers {options.gpu_layers} | cpu {cpu_id()}{kernels}"
     key = f"{_TRIAL} | {build} | {model_kind} {file} | {place}"
-    known, damaged = read_entry(memory, "builds are tried out again")
-    outcomes = known or {}
+    outcomes = read_entry(memory, "builds are tried out again") or {}
     outcome, version = outcomes.get(key), build.rpartition(" ")[0] or build
     if outcome not in (_WORKS, _PLAIN, _SMALL):
         outcome = _try_out(path, options, version, run or _patient(path))
         if outcome is not None:
-            write_entry(memory, outcomes | {key: outcome})  # where that fails, it is tried again next time
-    notice = damaged
+            write_entry(memory, outcomes | {key: outcome}, quiet=True)  # if that fails, it is tried next time
+    notice = None
     if outcome == _PLAIN:
         notice = (
             f"{version} crashes in its repacked kernels or samplers with {model_kind}: plain ones are used, "
@@ -115,8 +114,8 @@ def check_head(
     """
     build = target.library.build_id
     key = f"{_HEAD_TRIAL} | {build} | {head.kind} {file} | gpu layers {options.gpu_layers} | cpu {cpu_id()}"
-    outcomes, _ = read_entry(memory, "")
-    if outcomes and outcomes.get(key) == _WORKS:
+    outcomes = read_entry(memory) or {}
+    if outcomes.get(key) == _WORKS:
         return
     title = build.rpartition(" ")[0] or build
     status = _beside(target, options, head.target_layers, head, run)
@@ -138,7 +137,7 @@ def check_head(
         )
         raise BackendCrash(str(head.path), f"beside {target.name} {title} {fault}", way_out)
     if status == 0:
-        write_entry(memory, (outcomes or {}) | {key: _WORKS})
+        write_entry(memory, outcomes | {key: _WORKS}, quiet=True)
 
 
 def _beside(

@@ -74,7 +74,7 @@ def known_equality(
     place = costs_dir() / f"equal-{subject.key()}.json"
     if not measure:
         try:
-            return Equality.from_json(read_entry(place, "")[0])
+            return Equality.from_json(read_entry(place) or {})
         except (KeyError, TypeError, ValueError):
             return Equality(None, "it is not known yet")
     return remembered(
@@ -83,7 +83,7 @@ def known_equality(
         read=Equality.from_json,
         write=lambda found: {"model": weights.name, "about": about, **found.as_json()},
         spare_cores=spare,
-    )[0]
+    )
 
 
 def _find(weights: Weights, progress: Progress, *, hasty: bool) -> Equality:

@@ -61,18 +61,17 @@ Stage = Callable[[LoadOptions], list[LoadOptions]]
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """The options to use, and every set that was tried, in order. `compared` is the chosen library against
-    the other in a line, where there were two. `notice` says where the choice could not be kept."""
+    the other in a line, where there were two."""
 
     options: LoadOptions
     trials: tuple[Trial, ...]
     compared: str = ""
-    notice: str | None = None
 
 
 def tuned_options(path: Path, options: LoadOptions, *, draft: bool = False) -> Tuning | None:
     """What `tune` found for this model under these options; None where there is nothing, or nothing that can
     be used. What the user has set away from its default is kept."""
-    data, _ = read_entry(_place(path, options, draft), "")
+    data = read_entry(_place(path, options, draft))
     if data is None:
         return None
 
@@ -168,8 +167,8 @@ def tune(
         compared = compared or compare_libraries(best, new)
     record = {"model": path.name, "tuned": _tuned(best), "compared": compared}
     kept = [_trial_as_json(trial) for trial in trials]
-    notice = write_entry(_place(path, options, draft), {**record, "trials": kept})
-    return Tuning(best, tuple(trials), compared, notice)
+    write_entry(_place(path, options, draft), {**record, "trials": kept})
+    return Tuning(best, tuple(trials), compared)
 
 
 def _tuned(options: LoadOptions) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.backends.gguf.registry import TITLES
 from outrider.backends.machine import cpu_id, num_cores, physical_cores, processor_name
 from outrider.backends.native import cuda_library, native_library
-from outrider.core.notices import notify
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS, GLANCE_SECONDS, GPU_SECONDS, Progress, calibrate
 from outrider.costs.expected_speed import StepCosts, best_call
@@ -174,7 +173,7 @@ def costs_of(
     anything is generated. `rows` are the logits that the model is asked for: all for a target, the last for a
     draft model.
     """
-    costs, notices = known_costs(
+    return known_costs(
         subject_of(model, rows),
         lambda: calibrate(
             model,
@@ -186,13 +185,11 @@ def costs_of(
         spare_cores=spare_cores(native_of(model)),
         fresh=fresh,
     )
-    notify(*notices)
-    return costs
 
 
-def costs_at_once(model: Loaded, rows: Rows) -> tuple[CallCosts, bool, str | None]:
-    """What calls of `model` cost as far as that is known or can be estimated in a moment, whether it is to be
-    measured when there is time, and a line for the user. What `costs_of` says of sequences holds."""
+def costs_at_once(model: Loaded, rows: Rows) -> tuple[CallCosts, bool]:
+    """What calls of `model` cost as far as that is known or can be estimated in a moment, and whether it is
+    to be measured when there is time. What `costs_of` says of sequences holds."""
 
     def glance() -> CallCosts:
         return calibrate(model, seconds=GLANCE_SECONDS, rows=rows, on_gpu=is_on_gpu(model))

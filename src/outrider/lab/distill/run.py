@@ -22,6 +22,7 @@ from outrider.core.notices import notify
 from outrider.core.schema import values_for
 from outrider.costs.expected_speed import StepCosts
 from outrider.drafters.model import ModelDrafter
+from outrider.lab.distill.calibration import pretrained_calibration
 from outrider.lab.distill.evaluation import measure_costs
 from outrider.lab.distill.export import Provenance, Written, read_provenance, write_gguf
 from outrider.lab.distill.generate import generate, open_target
@@ -37,7 +38,7 @@ from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.models.hub import file_sha256
 from outrider.models.vocab.subset import coverage
-from outrider.policy.pretrained import PretrainedCalibration, pretrained_calibration
+from outrider.policy.pretrained import PretrainedCalibration
 
 _OWN_TEXTS = 32
 """of the draft in a step on its own text"""
