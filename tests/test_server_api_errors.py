@@ -11,6 +11,7 @@ from httpx2 import Response
 
 from outrider.server.settings import ServeSettings
 from serving import Serving, events, serving, user
+from test_server_hostile import VALID
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -179,60 +180,6 @@ def test_a_broken_grammar_is_refused_before_anything_runs(
 
 
 WRONG: tuple[Any, ...] = (5, -1, 1.5, 10**40, "x", "", "y" * 2_000, [], [5], [[]], {}, {"x": 1}, True, None)
-MESSAGE = {
-    "role": "assistant",
-    "content": [{"type": "text", "text": "a"}],
-    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
-}
-SHARED = {
-    "model": "tiny",
-    "temperature": 1,
-    "top_p": 1,
-    "top_k": 1,
-    "seed": 1,
-    "stop": ["a"],
-    "logit_bias": {"5": 1},
-    "stream": False,
-    "stream_options": {"include_usage": True},
-    "dry_sequence_breakers": ["a"],
-    "user": "a",
-    "metadata": {"a": "b"},
-    "speculation": {"policy": "auto", "max_draft": 4, "lenience": 1, "rule": "token"},
-    "bitwise": False,
-    "guided_choice": ["a"],
-    "structured_outputs": {"json": {}, "choice": ["a"]},
-    "max_tokens": 4,
-    "service_tier": "auto",
-}
-WHOLE: dict[str, dict[str, Any]] = {
-    CHAT: SHARED
-    | {
-        "messages": [*user("hi"), MESSAGE],
-        "response_format": NAMED,
-        "tools": [TOOL],
-        "tool_choice": OTHER_TOOL,
-        "n": 1,
-        "logprobs": True,
-        "top_logprobs": 1,
-        "reasoning_effort": "low",
-        "parallel_tool_calls": True,
-        "prediction": {"type": "content", "content": "a"},
-        "chat_template_kwargs": {"a": 1},
-    },
-    TEXT: SHARED | {"prompt": ["hi"], "echo": False, "best_of": 1, "logprobs": 1, "n": 1, "suffix": ""},
-    RESPONSES: {
-        "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
-        "instructions": "a",
-        "tools": [{"type": "function", "name": "look", "parameters": {}}],
-        "text": {"format": {"type": "text"}},
-        "temperature": 1,
-        "max_output_tokens": 4,
-        "tool_choice": "auto",
-        "include": [],
-        "reasoning": {"effort": "low"},
-        "truncation": "auto",
-    },
-}
 VALIDATORS_WORDS = re.compile(
     r"[Ii]nput should|valid (string|number|integer|list|dict|boolean)|instance of|extract|validation"
     r"|docs/api.md says of it"
@@ -251,11 +198,11 @@ def changed(body: Any) -> Iterator[Any]:
             yield whole
 
 
-@pytest.mark.parametrize("path", WHOLE)
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES])
 def test_no_value_is_refused_in_the_validators_words(served: Serving, path: str) -> None:
     """Every refusal names the field, what was given or what is wrong with it, and a way out."""
     num_refused = 0
-    for body in changed(WHOLE[path]):
+    for body in (each for at, valid in VALID if at == path for each in changed(valid)):
         if not isinstance(body, dict):
             continue
         # What is right would be generated: a field of its own keeps it from that.
@@ -375,13 +322,7 @@ def test_a_queue_that_is_full_takes_no_choice_at_all() -> None:
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES, "/tokenize", "/detokenize"])
 def test_another_model_is_not_here(served: Serving, path: str) -> None:
-    bodies: dict[str, dict[str, Any]] = {
-        CHAT: {"messages": user("hi")},
-        TEXT: {"prompt": "hi"},
-        RESPONSES: {"input": "hi"},
-        "/tokenize": {"content": "hi"},
-        "/detokenize": {"tokens": [1]},
-    }
+    bodies = LEAST | {"/tokenize": {"content": "hi"}, "/detokenize": {"tokens": [1]}}
     error = refusal(served.post(path, **bodies[path], model="gpt-9"), 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")
     assert "tiny" in error["message"]

@@ -7,6 +7,7 @@ import asyncio
 import json
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from examples import examples
 from outrider.core.data import Request
 from outrider.core.errors import BackendError
+from outrider.core.params import SamplingParams
 from outrider.server.apis.chat import ChatRequest, plan_chat
 from outrider.server.guard import protect
 from outrider.server.keys import KeyRing
@@ -241,47 +243,39 @@ def test_mutated_bodies_are_answered_or_refused(served: Serving) -> None:
     hold_mutated(served, 250)
 
 
+def ends(parameter: Any) -> st.SearchStrategy[float]:
+    """The least and largest values of a sampler, and what is next to none."""
+    bounds, is_whole = parameter.metadata["bounds"], isinstance(parameter.default, int)
+    least = bounds.get("ge", 1e-300 if "gt" in bounds else 0 if is_whole else -100)
+    most = bounds.get("le", 2**31 - 1 if is_whole else 100)
+    return st.sampled_from(
+        [least, parameter.default, most] if is_whole else [least, max(least, 1e-300), most]
+    )
+
+
 EXTREMES = st.fixed_dictionaries(
     {},
-    optional={
-        "temperature": st.sampled_from([0, 1e-300, 1e-4, 100]),
-        "top_p": st.sampled_from([0, 1e-300, 1]),
-        "top_k": st.sampled_from([-1, 0, 1, 2**31 - 1]),
-        "min_p": st.sampled_from([0, 1e-300, 1]),
-        "typical_p": st.sampled_from([1e-300, 1]),
-        "top_n_sigma": st.sampled_from([-1, 1e-300, 1_000]),
-        "dynatemp_range": st.sampled_from([0, 100]),
-        "dynatemp_exponent": st.sampled_from([0, 1e-300, 100]),
-        "xtc_probability": st.sampled_from([0, 1]),
-        "xtc_threshold": st.sampled_from([0, 1e-300, 1]),
-        "presence_penalty": st.sampled_from([-100, 100]),
-        "frequency_penalty": st.sampled_from([-100, 100]),
-        "repeat_penalty": st.sampled_from([0.01, 100]),
-        "repeat_last_n": st.sampled_from([-1, 0, 2**31 - 1]),
-        "dry_multiplier": st.sampled_from([1e-300, 100]),
-        "dry_base": st.sampled_from([1, 100]),
-        "dry_allowed_length": st.sampled_from([0, 1, 2**31 - 1]),
-        "dry_penalty_last_n": st.sampled_from([-1, 0, 2**31 - 1]),
+    optional={parameter.name: ends(parameter) for parameter in fields(SamplingParams) if parameter.metadata}
+    | {
         "logit_bias": st.sampled_from([{}, {"0": 100, "1": -100}, {str(i): -100 for i in range(257)}]),
         "seed": st.sampled_from([-1, 0, 2**63 - 1]),
-        "min_tokens": st.sampled_from([0, 2**31 - 1]),
         "ignore_eos": st.booleans(),
         "n": st.sampled_from([1, 3]),
         "logprobs": st.just(True),
         "stop": st.sampled_from(["\x00", "\ufffd", " ", ["a"] * 32, "x" * 1_000, "\U0010ffff"]),
-        "grammar": st.sampled_from(['root ::= "a"*', 'root ::= [^a]{40}', 'root ::= ""']),
+        "grammar": st.sampled_from(['root ::= "a"*', "root ::= [^a]{40}", 'root ::= ""']),
         "max_tokens": st.sampled_from([1, 12]),
         "speculation": st.sampled_from([{"policy": "plain"}, {"max_draft": 64}, {"lenience": 1e-300}]),
     },
-)  # fmt: skip
+)
 
 
 def test_samplers_at_their_ends(served: Serving) -> None:
     @settings(max_examples=examples(120), suppress_health_check=list(HealthCheck), derandomize=True)
     @given(EXTREMES)
-    def hold(fields: dict[str, Any]) -> None:
+    def hold(given_fields: dict[str, Any]) -> None:
         prompt = "aaaaaaaaaaaaaaaaaaaaaaaa [[aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa]]"
-        harmless(send(served, CHAT, {"messages": user(prompt)} | fields))
+        harmless(send(served, CHAT, {"messages": user(prompt)} | given_fields))
 
     hold()
     well(served)
