@@ -134,6 +134,6 @@ class Read:
         return "".join(part.text for part in self.parts if (part.kind, part.call) == (kind, call))
 
 
-def read(name: str, *texts: str, reasoning: bool = True, **given: Any) -> Read:
+def read(name: str, *texts: str, **given: Any) -> Read:
     """What the format's reader makes of texts; `given` are further arguments of it."""
-    return Read(chat_format(name).reader(TOOLS, reasoning=reasoning, **given), *texts)
+    return Read(chat_format(name).reader(TOOLS, **given), *texts)

@@ -211,8 +211,8 @@ def takes(name: str, constraint: GrammarConstraint, text: str) -> bool:
     return constraint.permits((), tokens) == len(tokens)
 
 
-def read(name: str, *texts: str, tools: list[ToolSpec] = ALL, reasoning: bool = True) -> Read:
-    return Read(FORMATS[name].reader(tools, reasoning=reasoning), *texts)
+def read(name: str, *texts: str, tools: list[ToolSpec] = ALL) -> Read:
+    return Read(FORMATS[name].reader(tools), *texts)
 
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "json"])  # it knows no tools
@@ -386,9 +386,6 @@ def test_channels_are_told_apart() -> None:
     assert read("harmony", "<|channel|>fin").content == ""
     assert read("harmony", HARMONY_CALL, tools=[]).content == '{"text": "a"}'
     assert read("harmony", HARMONY_CALL.partition("{")[0]).calls == [("get", "{}")]
-    assert (
-        read("harmony", f"{thought}<|channel|>final<|message|>Hi", reasoning=False).content == "so <it> isHi"
-    )
 
 
 def plain_format(source: str) -> ChatFormat:

@@ -154,7 +154,7 @@ def test_keys_may_come_in_another_order_and_others_are_passed_over() -> None:
 def test_what_is_no_call_comes_out_as_it_is(name: str, text: str) -> None:
     found = read(name, text)
     assert found.content == text and not found.calls
-    assert Read(chat_format(name).reader(TOOLS, reasoning=True), *text).content == text
+    assert Read(chat_format(name).reader(TOOLS), *text).content == text
 
 
 def test_a_call_that_breaks_off_keeps_what_was_streamed() -> None:
@@ -212,11 +212,11 @@ def test_what_must_be_a_call_is_one_from_its_first_character() -> None:
 def test_reasoning_may_end_again_after_an_end_that_was_forced(
     text: str, reasoning: str, content: str, tools: list[ToolSpec]
 ) -> None:
-    reader = chat_format("hermes").reader(tools, reasoning=True, prompt="<think>")
+    reader = chat_format("hermes").reader(tools, prompt="<think>")
     reader.is_forced = True
     found = Read(reader, *text)
     assert (found.reasoning, found.content.rstrip()) == (reasoning, content.rstrip())
-    calls = chat_format("hermes").reader(TOOLS, reasoning=True, prompt="<think>")
+    calls = chat_format("hermes").reader(TOOLS, prompt="<think>")
     calls.is_forced = True
     assert Read(calls, f"so</think>{hermes(OBJECT)}").calls == [CALL]
     as_ever = text.removeprefix("so</think>").lstrip()
@@ -228,7 +228,7 @@ Shown = list[tuple[str, int, str]]
 
 def pushing(name: str) -> tuple[Callable[[str], Shown], Callable[[], Shown]]:
     """What gives a format's reader more text, and what ends it."""
-    reader = chat_format(name).reader(TOOLS, reasoning=True)
+    reader = chat_format(name).reader(TOOLS)
     return lambda text: merged(reader.push(Character(text, (0,)))), lambda: merged(reader.end())
 
 
@@ -312,26 +312,23 @@ TEXTS = st.lists(st.sampled_from(BITS), max_size=14).map("".join)
 NAMES = st.sampled_from(["hermes", "thinking", "llama3", "mistral", "named", "json"])
 
 
-@given(TEXTS, NAMES, st.booleans(), st.sampled_from(["", "<think>", "[THINK]"]), st.data())
-def test_any_split_gives_the_same_parts(
-    text: str, name: str, reasoning: bool, prompt: str, data: st.DataObject
-) -> None:
+@given(TEXTS, NAMES, st.sampled_from(["", "<think>", "[THINK]"]), st.data())
+def test_any_split_gives_the_same_parts(text: str, name: str, prompt: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    whole = read(name, text, reasoning=reasoning, prompt=prompt)
-    assert merged(read(name, *parts, reasoning=reasoning, prompt=prompt).parts) == merged(whole.parts)
-    assert merged(read(name, *text, reasoning=reasoning, prompt=prompt).parts) == merged(whole.parts)
+    whole = read(name, text, prompt=prompt)
+    assert merged(read(name, *parts, prompt=prompt).parts) == merged(whole.parts)
+    assert merged(read(name, *text, prompt=prompt).parts) == merged(whole.parts)
 
 
 @given(TEXTS, NAMES)
 def test_nothing_is_lost_or_made_up(text: str, name: str) -> None:
-    found = read(name, *text, reasoning=False)
-    assert is_subsequence(found.content, text)
-    if not any(part.kind == "call" for part in found.parts):
+    found = read(name, *text)
+    assert is_subsequence(found.reasoning, text) and is_subsequence(found.content, text)
+    if all(part.kind == "content" for part in found.parts):
         assert found.content == text
-    separated = read(name, text)
-    assert is_subsequence(separated.reasoning, text) and is_subsequence(separated.content, text)
-    left = sum(map(len, (found.content, *(name + arguments for name, arguments in found.calls))))
+    shown = (found.content, found.reasoning, *(name + arguments for name, arguments in found.calls))
+    left = sum(map(len, shown))
     envelopes = (
         sum(text.count(c) for c in BITS[:8]) * 16 + len(found.calls) * 40 + sum(map(text.count, " \n;,[]\\"))
     )
@@ -345,10 +342,10 @@ def is_subsequence(part: str, whole: str) -> bool:
     return all(character in rest for character in part)
 
 
-@given(TEXTS, NAMES, st.booleans(), st.booleans(), st.sampled_from(["", "<think>"]))
-def test_every_token_has_a_kind(text: str, name: str, reasoning: bool, must_call: bool, prompt: str) -> None:
+@given(TEXTS, NAMES, st.booleans(), st.sampled_from(["", "<think>"]))
+def test_every_token_has_a_kind(text: str, name: str, must_call: bool, prompt: str) -> None:
     """A token may be in several parts, but for white space of the content in none."""
-    found = read(name, *text, reasoning=reasoning, must_call=must_call, prompt=prompt)
+    found = read(name, *text, must_call=must_call, prompt=prompt)
     lost = set(range(len(text))) - {place for part in found.parts for place in part.tokens}
     assert not lost, [text[place] for place in lost]
 

@@ -122,7 +122,7 @@ THINKING = chat_format("thinking")
 
 def answer(*texts: bytes, stop: tuple[str, ...] = (), prompt: str = "<think>") -> TextStream:
     """The stream of an answer that reasons and may call tools; its tokens are these texts."""
-    reader = partial(THINKING.reader, TOOLS, reasoning=True, prompt=prompt)
+    reader = partial(THINKING.reader, TOOLS, prompt=prompt)
     return TextStream(pieces_of(*texts), stop, reader=reader)
 
 

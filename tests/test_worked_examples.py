@@ -82,7 +82,7 @@ def test_a_chat_format(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     known = format_of(template(source.replace(" | tojson }}}", " | tojson }}")), VOCABULARY)
     assert known.name == "called"
-    found = Read(known.reader(TOOLS, reasoning=True), 'Well.\n<call>get_weather: {"city": "Ulm"}</call>')
+    found = Read(known.reader(TOOLS), 'Well.\n<call>get_weather: {"city": "Ulm"}</call>')
     assert (found.content, found.calls) == ("Well.", [("get_weather", '{"city": "Ulm"}')])
     for choice in ("auto", "required"):
         grammar = known.grammar(TOOLS, choice, parallel=True)

@@ -172,17 +172,12 @@ class ChatFormat:
             self._syntax.calls(rules, tools, 1, free=False)
         return tuple(rules.notices)
 
-    def reader(
-        self, tools: Sequence[ToolSpec], *, reasoning: bool, prompt: str = "", must_call: bool = False
-    ) -> AnswerReader:
-        """Reads one answer; without tools no calls are looked for. `reasoning` False leaves it in the
-        content."""
+    def reader(self, tools: Sequence[ToolSpec], *, prompt: str = "", must_call: bool = False) -> AnswerReader:
+        """Reads one answer; without tools no calls are looked for."""
         if isinstance(self._syntax, Harmony):
-            return ChannelReader([tool.name for tool in tools], separates=reasoning)
-        opened = self._state(prompt) == "opened"
-        by_name = {tool.name: tool for tool in tools}
-        scan_from = self._syntax.scan_from
-        return Reader(scan_from, by_name, self._markers, reasoning, opened, must_call)
+            return ChannelReader([tool.name for tool in tools])
+        by_name, opened = {tool.name: tool for tool in tools}, self._state(prompt) == "opened"
+        return Reader(self._syntax.scan_from, by_name, self._markers, opened, must_call)
 
     def _state(self, prompt: str) -> Literal["opened", "over", "possible"]:
         """Whether an answer to the prompt begins inside reasoning, after it, or may begin with it."""

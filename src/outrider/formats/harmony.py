@@ -86,15 +86,13 @@ class ChannelReader:
     """One answer, read as it is written, in pieces of any size.
 
     Messages on the channel for analysis are reasoning, those to one of the functions `names` are calls, and
-    all others are content. `separates` False leaves reasoning in the content. Text without a header is
-    content. Fulfils `core.data.AnswerReader`.
+    all others are content. Text without a header is content. Fulfils `core.data.AnswerReader`.
     """
 
     is_forced = False
 
-    def __init__(self, names: Collection[str], *, separates: bool) -> None:
+    def __init__(self, names: Collection[str]) -> None:
         self._names = names
-        self._separates = separates
         self._parts: list[Part] = []
         self._held: list[Character] = []
         self._part: Literal["header", "reasoning", "content", "call"] = "header"
@@ -124,10 +122,7 @@ class ChannelReader:
 
     @property
     def _kind(self) -> Kind:
-        """What this part is."""
-        if self._part == "call":
-            return "call"
-        return "reasoning" if self._part == "reasoning" and self._separates else "content"
+        return "content" if self._part == "header" else self._part
 
     def _text(self) -> str:
         return "".join(character for character, _ in self._held)

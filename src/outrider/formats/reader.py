@@ -33,8 +33,7 @@ class Reader:
     """One answer, read as it is written, in pieces of any size: the parts that come of them, joined, are
     the same. Fulfils `core.data.AnswerReader`.
 
-    Reasoning may come before the answer. `separates` says whether it is split off; if not, it is content like
-    the rest, in which no call is looked for. `opened` says that the prompt ends inside it; an opener is then
+    Reasoning may come before the answer. `opened` says that the prompt ends inside it; an opener is then
     passed over. After an end that was forced it may end once more, and begin again before any content.
     Calls are looked for if there are `tools`. A call is certain with its name and the first character of its
     arguments. What turns out to be no call is content, unless it `must_call`. A call that breaks off keeps
@@ -45,7 +44,6 @@ class Reader:
     scan_from: Callable[[str, Reader], Scan[None] | None]
     tools: Mapping[str, ToolSpec]
     markers: ReasoningMarkers
-    separates: bool
     opened: InitVar[bool]
     must_call: bool = False
     is_forced: bool = False
@@ -85,7 +83,7 @@ class Reader:
     def __post_init__(self, opened: bool) -> None:
         self._expected = self.markers[:1]
         if opened:
-            self._phase, self._expected, self._skips_blanks = "reasoning", self.markers, self.separates
+            self._phase, self._expected, self._skips_blanks = "reasoning", self.markers, True
 
     def push(self, *characters: Character) -> list[Part]:
         for text, tokens in characters:
@@ -208,18 +206,16 @@ class Reader:
     def _scan_marker(self, begun: list[str]) -> Scan[None]:
         last = begun[0][-1]
         word = yield from one_of([marker[1:-1] for marker in begun], last)
-        if not self.separates:
-            self._parts += shown("content", [*self._blanks, *self._held])
-        elif self._has_content:
+        if self._has_content:
             self._emit(self._blanks)
         self._hide("reasoning", self._blanks)
         self._hide("reasoning", self._held)
         if self.markers.opener.endswith(word + last):
             self._phase, self._expected = "reasoning", self.markers[1:]
         else:
-            may_follow = self.is_forced and self.separates and self._phase == "reasoning"
+            may_follow = self.is_forced and self._phase == "reasoning"
             self._phase, self._expected = "answer", self.markers if may_follow else ()
-        self._skips_blanks = self.separates
+        self._skips_blanks = True
 
     def _give_up(self) -> list[Character]:
         """What the scan was not certain of, to be read as something else."""
@@ -257,4 +253,4 @@ class Reader:
     @property
     def _kind(self) -> Kind:
         """What text is, here."""
-        return "reasoning" if self._phase == "reasoning" and self.separates else "content"
+        return "reasoning" if self._phase == "reasoning" else "content"

@@ -118,7 +118,6 @@ def plan_chat(service: Service, body: ChatRequest, namespace: str) -> plan.Gener
         reader=partial(
             service.format.reader,
             [] if choice == "none" else tools,
-            reasoning=True,
             prompt=prompt,
             must_call=must_call,
         ),
