@@ -322,7 +322,10 @@ def test_a_queue_that_is_full_takes_no_choice_at_all() -> None:
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES, "/tokenize", "/detokenize"])
 def test_another_model_is_not_here(served: Serving, path: str) -> None:
-    bodies = LEAST | {"/tokenize": {"content": "hi"}, "/detokenize": {"tokens": [1]}}
+    bodies: dict[str, dict[str, Any]] = LEAST | {
+        "/tokenize": {"content": "hi"},
+        "/detokenize": {"tokens": [1]},
+    }
     error = refusal(served.post(path, **bodies[path], model="gpt-9"), 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")
     assert "tiny" in error["message"]
