@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import numpy as np
 import pytest
@@ -205,7 +206,7 @@ def test_what_is_no_time_is_passed_over(seconds: float) -> None:
     costs.observe(1, seconds, context=0)
     costs.observe_prefill(100, seconds)
     assert costs.num_observed == 0 and costs.call_s(1, context=0) == pytest.approx(stairs_s(1))
-    assert costs.prefill_s(64) == pytest.approx(stairs_s(64))
+    assert costs.prefill_s(64) == pytest.approx(stairs_s(64), rel=0.02)
 
 
 def test_the_drift_is_what_calls_take_now() -> None:
@@ -215,28 +216,76 @@ def test_the_drift_is_what_calls_take_now() -> None:
         assert costs.drift == pytest.approx(drift, rel=0.1)
 
 
+def grown(n: int, context: int) -> float:
+    """Stored tokens add a seventh of what is assumed where nothing was measured."""
+    return stairs_s(n) * (1 + context / 60_000)
+
+
+def test_calls_at_long_contexts_are_learned_from_and_say_nothing_of_short_ones() -> None:
+    costs, factor, rng = curve(stairs_s), noise(1), random.Random(1)
+    for i in range(120):
+        context, size = (200, 8_000, 32_000)[i // 20 % 3], rng.choice((1, 2, 4, 8))
+        costs.observe(size, grown(size, context) * factor(), context=context)
+    assert costs.drift == pytest.approx(1.0, rel=0.1)
+    for found in (costs, costs.refined(), costs.refined(scale=0.2, shape=0.5)):
+        for size, context in product((1, 2, 4, 8), (200, 8_000, 32_000)):
+            expected = pytest.approx(grown(size, context), rel=0.2)
+            assert found.call_s(size, context=context) == expected
+
+
+def test_what_drafts_cost_after_many_tokens_is_learned_from_few_of_any_length() -> None:
+    """Where attention takes most of the time, each token of a call costs as much as the first."""
+    costs = curve(stairs_s)
+    for size in (1, 9, 1, 14, 1, 22, 1, 17, 1, 11, 1, 20):
+        costs.observe(size, stairs_s(size) + size * stairs_s(1), context=16_000)
+    for size in (10, 16, 24):
+        expected = stairs_s(size) + size * stairs_s(1)
+        assert costs.call_s(size, context=16_000) == pytest.approx(expected, rel=0.35)
+
+
+def test_until_a_long_context_was_seen_a_curve_grows_as_the_targets() -> None:
+    target, draft = curve(stairs_s), CallCosts([CallPoint(1, 0.01)])
+    for _ in range(60):
+        target.observe(1, 2 * stairs_s(1), context=32_000)
+    draft.follow(target, 32_000)
+    assert draft.call_s(1, context=32_000) == pytest.approx(0.02, rel=0.1)
+    assert draft.call_s(1, context=0) == pytest.approx(0.01)
+    for _ in range(60):
+        draft.observe(1, 0.04, context=32_000)
+    draft.follow(target, 32_000)
+    assert draft.call_s(1, context=32_000) == pytest.approx(0.04, rel=0.1)
+
+
+def test_a_prompt_takes_longer_to_read_after_many_tokens() -> None:
+    costs = CallCosts([CallPoint(1, 0.06), CallPoint(1, 0.12, 8_000)], prefill_token_s=0.006)
+    assert costs.prefill_s(10, context=8_000) == pytest.approx(0.12, rel=0.1)
+    for _ in range(20):
+        costs.observe_prefill(100, 2.4, context=8_000)
+    assert costs.prefill_s(10) == pytest.approx(0.12, rel=0.1), "twice as slow as measured"
+
+
 def test_the_prompts_own_speed_is_followed() -> None:
     costs = CallCosts([CallPoint(1, 0.06)], prefill_token_s=0.006)
-    assert costs.prefill_s(100) == pytest.approx(0.6)
+    assert costs.prefill_s(100) == pytest.approx(0.6, rel=0.03)
     costs.observe_prefill(2, 1.0)
     costs.observe_prefill(256, 256 * 0.6)
     assert costs.prefill_s(100) < 31, "one slow read is not all"
     for _ in range(20):
         costs.observe_prefill(256, 256 * 0.012)
-    assert costs.prefill_s(100) == pytest.approx(1.2, rel=1e-3)
+    assert costs.prefill_s(100) == pytest.approx(1.2, rel=0.03)
 
 
 def test_a_prompt_is_paid_for_as_far_as_it_is_read() -> None:
     costs = CallCosts([CallPoint(1, 0.06)], prefill_token_s=0.006, window=50)
     assert [costs.read_tokens(n) for n in (20, 50, 400)] == [20, 50, 50]
-    assert costs.prefill_s(20) == pytest.approx(0.12)
-    assert costs.prefill_s(400) == pytest.approx(0.3)
+    assert costs.prefill_s(20) == pytest.approx(0.12, rel=0.03)
+    assert costs.prefill_s(400) == pytest.approx(0.3, rel=0.03)
     for _ in range(20):
         costs.observe_prefill(40, 40 * 0.012)
-    assert costs.prefill_s(400) == pytest.approx(0.6, rel=1e-3)
+    assert costs.prefill_s(400) == pytest.approx(0.6, rel=0.03)
     assert costs.refined().window == 50
     costs.observe(1, 0.06, context=0)
-    assert costs.refined().prefill_s(400) == pytest.approx(0.6, rel=1e-3)
+    assert costs.refined().prefill_s(400) == pytest.approx(0.6, rel=0.03)
 
 
 # What is kept

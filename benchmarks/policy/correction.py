@@ -40,6 +40,8 @@ TRACES: dict[str, Disturbance] = {
 }
 UNMEASURED = "unmeasured"
 LONGER_CONTEXT = "stored tokens 4x"
+ATTENTION = "long contexts"
+"""of up to 30,000 tokens, where each token of a call attends to 16,000 others in the time of a single one"""
 
 
 def errors(measured: CallCosts, trace: str, seed: int) -> tuple[float, float]:
@@ -51,9 +53,15 @@ def errors(measured: CallCosts, trace: str, seed: int) -> tuple[float, float]:
     for i in range(400):
         n = 1 if rng.random() < 0.5 else min(2 + int(rng.expovariate(1 / 3)), 16)
         context = 200 + 900 * (i // 100 % 3) + i % 100
+        if trace == ATTENTION:
+            context = (1_000, 8_000, 30_000)[i // 100 % 3] + i % 100
         factor = TRACES.get(trace, TRACES["as measured"])(i, n, rng) * rng.lognormvariate(0, SPREAD)
         stored = 4 * context if trace == LONGER_CONTEXT else context
-        seconds = measured.call_s(n, context=stored) * factor
+        seconds = measured.call_s(n, context=stored)
+        if trace == ATTENTION:
+            single_s = measured.call_s(1, context=0)
+            seconds = measured.call_s(n, context=0) + n * single_s * context / 16_000
+        seconds *= factor
         found.append(
             [abs(math.log(seconds / costs.call_s(n, context=context))) for costs in (learning, never)]
         )
@@ -62,7 +70,7 @@ def errors(measured: CallCosts, trace: str, seed: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    for trace in (*TRACES, LONGER_CONTEXT, UNMEASURED):
+    for trace in (*TRACES, LONGER_CONTEXT, ATTENTION, UNMEASURED):
         pairs = []
         for name in CURVES:
             measured = import_costs(Path(__file__).parent / f"curves/{name}.json").target

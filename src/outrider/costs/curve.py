@@ -61,7 +61,9 @@ class CallCosts:
         if points and not any(point.num_tokens == point.num_sequences == 1 for point in points):
             raise SettingError("costs", "no call over a single token was measured", "Measure one.")
         self._fit = fit(self.points)
-        self._learned = Correction()
+        self._longest = max((point.context_tokens for point in points), default=0)
+        """the longest context of a call that was measured or observed"""
+        self._learned = Correction(is_growth_guessed=not self._longest)
         self._prefill_error = 0.0
         self._has_prefilled = prefill_token_s is not None
         self._tables: dict[tuple[int, int], Curve] = {}
@@ -85,8 +87,9 @@ class CallCosts:
 
     @property
     def drift(self) -> float:
-        """Present times against the measured ones; 1 for a curve that was not measured."""
-        return math.exp(self._learned.scale) if self.is_measured else 1.0
+        """Present times against the measured ones, where nothing is stored; 1 for a curve that was not
+        measured."""
+        return math.exp(self._learned.scale[0]) if self.is_measured else 1.0
 
     # Asking
 
@@ -113,16 +116,23 @@ class CallCosts:
         """How many of so many tokens, which it has not seen, the model reads."""
         return min(num_tokens, self.window) if self.window else num_tokens
 
-    def prefill_s(self, num_tokens: int) -> float:
-        """Seconds that reading a prompt of so many tokens takes, or as much of it as is read."""
+    def prefill_s(self, num_tokens: int, *, context: int = 0) -> float:
+        """Seconds that reading so many tokens of a prompt takes, or as many of them as are read, where
+        `context` tokens are stored."""
         num_tokens = self.read_tokens(num_tokens)
         token_s = self.prefill_token_s or float(self._fit.base_s[-1]) / MAX_TOKENS
-        return num_tokens * token_s * math.exp(self._learned.scale + self._prefill_error)
+        token_s *= math.exp(self._learned.scale[0] + self._prefill_error)
+        return num_tokens * token_s * self._growth(context + num_tokens // 2)
+
+    def _growth(self, context: int) -> float:
+        """Of a long call, over the same one with nothing stored."""
+        return self.call_s(MAX_TOKENS, context=context) / self.call_s(MAX_TOKENS, context=0)
 
     def _table(self, context: int, num_sequences: int, size: int) -> Curve:
         fitted, learned = self._fit, self._learned
-        table = fitted.base_s + fitted.context_s * context + fitted.sequence_s * (num_sequences - 1)
-        table *= np.exp(learned.scale + learned.shape)
+        empty, stored = np.exp(learned.scale[:, None] + learned.shape)
+        table: Curve = (fitted.base_s + fitted.sequence_s * (num_sequences - 1)) * empty
+        table += fitted.context_s * context * stored
         table[num_sequences:] *= 1 + fitted.switch[num_sequences:]
         if size > MAX_TOKENS:
             half = MAX_TOKENS // 2
@@ -139,8 +149,8 @@ class CallCosts:
             return
         expected_s = self.call_s(num_tokens, context=context, num_sequences=num_sequences)
         self._num_equal = self._num_equal + 1 if num_tokens == self._last else 0
-        self._last = num_tokens
-        if switch := float(self._fit.switch[min(num_tokens, MAX_TOKENS) - 1]):
+        self._last, size = num_tokens, min(num_tokens, MAX_TOKENS)
+        if switch := float(self._fit.switch[size - 1]):
             if self._num_equal == 1:  # the second of equal calls prepares those after it
                 return
             is_plain = num_tokens <= num_sequences
@@ -149,9 +159,13 @@ class CallCosts:
             elif self._num_equal and not is_plain:
                 expected_s /= 1 + switch
         error = math.log(seconds / expected_s)
+        grown = math.exp(self._learned.scale[1] + self._learned.shape[1, size - 1])
+        stored_s = float(self._fit.context_s[size - 1]) * context * grown
         if not self.is_known:
-            self._learned.scale, error = error, 0.0
-        self._learned.observe(num_tokens, error)
+            self._learned.scale += error
+            error = 0.0
+        self._learned.observe(num_tokens, error, min(stored_s / expected_s, 1.0))
+        self._longest = max(self._longest, context)
         self._tables.clear()
 
     def relax(self, drift: float) -> None:
@@ -159,15 +173,25 @@ class CallCosts:
         `drift` of another model here, and what was learned about prompts is forgotten. What slowed this model
         down may be over, and one that seems too slow is not asked again."""
         if self.is_measured:
-            self._learned.scale += _RELAXATION * (math.log(drift) - self._learned.scale)
+            self._learned.scale += _RELAXATION * (math.log(drift) - self._learned.scale[0])
             self._prefill_error *= 1 - _RELAXATION
             self._tables.clear()
 
-    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
-        """Reading so many tokens of a prompt took so long."""
+    def observe_prefill(self, num_tokens: int, seconds: float, *, context: int = 0) -> None:
+        """Reading so many tokens of a prompt, with `context` tokens stored, took so long."""
         if num_tokens >= _PREFILL_MIN_TOKENS and math.isfinite(seconds) and seconds > 0:
-            self._prefill_error += _PREFILL_RATE * math.log(seconds / self.prefill_s(num_tokens))
+            error = math.log(seconds / self.prefill_s(num_tokens, context=context))
+            self._prefill_error += _PREFILL_RATE * error
             self._has_prefilled = True
+
+    def follow(self, other: CallCosts, context: int) -> None:
+        """Before any call at half of such a context was seen, stored tokens are taken to add as much to this
+        model's calls, in parts, as they add to another's."""
+        if self._longest < context / 2 and context >= _BAND_TOKENS:
+            share = other.call_s(1, context=context) / other.call_s(1, context=0) - 1
+            own_s = self.call_s(1, context=context) - self.call_s(1, context=0)
+            self._learned.scale[1] += math.log(share * self.call_s(1, context=0) / own_s)
+            self._tables.clear()
 
     def refined(self, *, scale: float = 1.0, shape: float = 1.0) -> CallCosts:
         """The curve with what was learned made part of its points.
@@ -178,18 +202,30 @@ class CallCosts:
         """
         if not self.is_measured:
             scale = shape = 1.0
-        learned = self._learned
-        factors = np.exp(scale * learned.scale + shape * learned.shape).tolist()
-        there = {point.num_tokens for point in self.points if point.num_sequences == 1}
+        learned, longest = self._learned, max(p.context_tokens for p in self.points) if self.points else 0
+        weights = np.array([scale, scale if longest else 1.0])  # what was guessed is learned whole
+        empty, stored = np.exp((weights * learned.scale)[:, None] + shape * learned.shape)
+        there = {(p.num_tokens, p.context_tokens) for p in self.points if p.num_sequences == 1}
         seen = {n for n in range(1, MAX_TOKENS + 1) if shape and learned.seen[n - 1] >= _LEARNED_CALLS}
         single = {1} if self.is_known else set[int]()
-        prefill_token_s = self.prefill_s(1) * math.exp((scale - 1) * learned.scale)
+        prefill_token_s = self.prefill_s(1) * math.exp((scale - 1) * learned.scale[0])
+        contexts = [0, *([self._longest] if self._longest > longest else [])]
+        new = sorted({(n, context) for n in seen | single for context in contexts} - there)
+        base_s, context_s = self._fit.base_s, self._fit.context_s
         points = [
-            CallPoint(n, float(self._fit.base_s[n - 1]), switch_ratio=float(self._fit.switch[n - 1]))
-            for n in sorted((seen | single) - there)
+            CallPoint(
+                n, float(base_s[n - 1] + c * context_s[n - 1]), c, switch_ratio=float(self._fit.switch[n - 1])
+            )
+            for n, c in new
         ]
+
+        def factor(point: CallPoint) -> float:
+            i, c = point.num_tokens - 1, point.context_tokens
+            now_s = base_s[i] * empty[i] + c * context_s[i] * stored[i]
+            return float(now_s / (base_s[i] + c * context_s[i]))
+
         return CallCosts(
-            [replace(p, seconds=p.seconds * factors[p.num_tokens - 1]) for p in (*self.points, *points)],
+            [replace(p, seconds=p.seconds * factor(p)) for p in (*self.points, *points)],
             prefill_token_s=prefill_token_s if self._has_prefilled else None,
             window=self.window,
             is_estimate=self.is_estimate,
