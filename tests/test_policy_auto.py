@@ -32,7 +32,7 @@ from outrider.core.contracts import Drafter, Drafters, DraftRequest
 from outrider.core.data import Draft, DraftWork, Request
 from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams
-from outrider.costs import CallCosts
+from outrider.costs import CallCosts, CallPoint
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.lab.distill.calibration import pretrained_calibration
@@ -241,6 +241,37 @@ def test_a_draft_model_that_cannot_pay_is_never_asked_and_that_is_said_once() ->
         "the draft model is not used: one of its steps takes 1.30 of a target step here, too much to pay "
         "even if it were always right"
     ]
+
+
+def test_a_draft_model_stays_out_at_the_lengths_at_which_it_loses_and_comes_back() -> None:
+    """Its steps take longer with the text, the target's hardly do."""
+    points = [CallPoint(1, 0.01), CallPoint(1, 0.3, 32_000)]
+    target = CallCosts([*curve(FLAT).points, CallPoint(1, 0.11, 32_000)])
+    policy, asked_at = AutoPolicy(target, CallCosts(points, prefill_token_s=1e-7)), list[bool]()
+    for length in (50, 30_000, 50):
+        made = recording("random", "target", length=60, prompt_tokens=length)
+        played = played_by(made, policy, target, CallCosts(points, prefill_token_s=1e-7))
+        asked_at.append(any(record.work.calls for record in played.records))
+    assert asked_at == [True, False, True]
+    [line] = policy.notices
+    assert "not used for texts so long" in line and "after 30,0" in line
+
+
+def test_a_draft_model_that_has_read_a_conversation_is_asked_for_a_short_answer_too() -> None:
+    def opened() -> Engine:
+        drafter = model_drafter(random_logits(VOCABULARY.size, seed=11, order=3), context_length=2000)
+        return Engine(language_model(context_length=2000), [drafter], Simulated(FLAT, 0.005, prefill_s=0.01))
+
+    def is_asked(engine: Engine, prompt: Sequence[int], max_tokens: int) -> tuple[bool, tuple[int, ...]]:
+        greedy = SamplingParams(temperature=0)
+        completion = engine.generate(Request(tuple(prompt), greedy, max_tokens=max_tokens, ignore_end=True))
+        return any(record.work.calls for record in completion.records), completion.tokens
+
+    engine, prompt = opened(), PROMPT * 60
+    was_asked, answer = is_asked(engine, prompt, 300)
+    assert was_asked
+    turn = (*prompt, *answer, 1, 2)
+    assert is_asked(engine, turn, 8)[0] and not is_asked(opened(), turn, 8)[0]
 
 
 @pytest.mark.parametrize("kind", ["copying", "random"])

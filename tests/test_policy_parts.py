@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from constrained import OneOf, Pieces
 from engines import sampler
-from outrider.core.contracts import Drafters, DraftRequest
+from outrider.core.contracts import Drafters, DraftProgress, DraftRequest
 from outrider.core.data import Draft, DraftWork, StepRecord
 from outrider.policy import AutoPolicy
 from outrider.policy.estimates import average_after
@@ -39,7 +39,7 @@ def test_what_a_draft_model_has_not_read_is_part_of_its_first_call() -> None:
     draft = curve(SMALL, 0.02)
     state = PolicyState(curve(FLAT), draft)
     text = state.new_request(0, None)
-    text.unread = 8
+    text.draft = DraftProgress(8, 8)
     found = state.with_model(StepCosts(0.1, np.ones(9)), text, 0, 1, 8)
     assert found.first_draft_s[0] == pytest.approx(draft.call_s(8, context=0))
     assert found.draft_step_s == pytest.approx(draft.call_s(1, context=0))

@@ -23,8 +23,11 @@ from outrider.core.data import Request
 from outrider.core.errors import BackendError, SettingError
 from outrider.core.notices import collect_notices
 from outrider.core.saved import SavedState
+from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.engine.tiers import Disk, Folder, KvTiers
+from outrider.models.vocab import align
+from outrider.policy import FixedPolicy
 
 LARGE = 2**30
 TEXTS = [tuple((i + j * (i + 2)) % 5 for j in range(90)) for i in range(4)]
@@ -158,15 +161,49 @@ def test_nothing_reaches_another_namespace(tmp_path: Path, tier: str) -> None:
     server.tiers.will_close(monotonic() + 60)
     assert server.reused(TEXTS[0], "three") == 0
     assert server.reused(TEXTS[0], "") == 0
-    assert server.engine.read_ahead(request(TEXTS[0], "four"), lambda: None) is None
+    assert server.engine.read_ahead(request(TEXTS[0], "four"), lambda: None) == []
     assert server.reused(TEXTS[0], "one") == 89
     server.end()
     if tier == "disk":
         again = Server(tmp_path)
-        assert again.engine.read_ahead(request(TEXTS[1], "two"), lambda: None) is None
-        assert again.engine.read_ahead(request(TEXTS[1], "one"), lambda: None) is not None
+        assert again.engine.read_ahead(request(TEXTS[1], "two"), lambda: None) == []
+        assert again.engine.read_ahead(request(TEXTS[1], "one"), lambda: None)
         assert again.reused(TEXTS[1], "two") == 0
         assert again.reused(TEXTS[1], "one") == 89
+
+
+@pytest.mark.parametrize("tier", ["memory", "disk"])
+def test_a_draft_models_kv_leaves_and_comes_back_like_the_targets(tmp_path: Path, tier: str) -> None:
+    """Two texts take turns where there is room for one; from disk, with a restart between."""
+
+    def opened() -> tuple[Engine, FakeModel, list[KvTiers]]:
+        models = [language_model(max_sequences=1), FakeModel(VOCABULARY, LANGUAGE, max_sequences=1)]
+        folders = [tmp_path / "target", tmp_path / "draft"]
+        stores = [
+            tiers_of(model, LARGE, disk_in(folder)) if tier == "disk" else tiers_of(model)
+            for model, folder in zip(models, folders, strict=True)
+        ]
+        drafter = ModelDrafter(models[1], align(VOCABULARY, VOCABULARY))
+        engine = Engine(models[0], [drafter], FixedPolicy(), kv_store=stores[0], draft_kv_store=stores[1])
+        return engine, models[1], stores
+
+    engine, draft, stores = opened()
+    for round_ in range(2):
+        for text in TEXTS[:2]:
+            num_calls = len(draft.calls)
+            completion = engine.generate(request(text, max_tokens=8))
+            assert completion.tokens == plain(language_model(), request(text, max_tokens=8))[0]
+            read = sum(len(span.tokens) for call in draft.calls[num_calls:] for span in call)
+            assert read < 20 if round_ else read > 80
+        if tier == "disk" and not round_:
+            for store in stores:
+                store.will_close(monotonic() + 60)
+            engine.reset(texts=False)
+            for store in stores:
+                store.close()
+            engine, draft, stores = opened()
+    engine.reset()
+    assert stores[1].counts.num_bytes[tier] == 0, "for good"
 
 
 def test_the_disk_has_its_limit_too_and_what_was_used_longest_ago_goes(tmp_path: Path) -> None:

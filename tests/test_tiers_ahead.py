@@ -166,14 +166,14 @@ def test_a_file_that_is_read_does_not_make_room(tmp_path: Path) -> None:
     size = max(file.stat().st_size for file in tmp_path.glob("*.kv"))
     server = SlowServer(tmp_path, max_bytes=2 * size + 1500, max_sequences=1)
     done: list[int] = []
-    reading = server.engine.read_ahead(request(TEXTS[0]), lambda: done.append(1))
+    [reading] = server.engine.read_ahead(request(TEXTS[0]), lambda: done.append(1))
     assert reading is not None and not reading.done()
     server.reused(TEXTS[2])
     server.reused(TEXTS[3])  # the one before is written: of the two there are, the older is being read
     until(lambda: len(list(tmp_path.glob("*.kv"))) == 2 and server.tiers.counts.kept == 1)
     server.slow.may_read.set()
     until(reading.done)
-    assert done == [1] and server.engine.read_ahead(request(TEXTS[0]), lambda: None) is None
+    assert done == [1] and server.engine.read_ahead(request(TEXTS[0]), lambda: None) == []
     assert server.reused(TEXTS[0]) == 89 and server.tiers.counts.refused == 0
     assert len(server.slow.asked) == 1
     del reading
@@ -185,7 +185,7 @@ def test_where_all_that_could_make_room_is_read_nothing_is_written(tmp_path: Pat
     saved(tmp_path)
     [file] = tmp_path.glob("*.kv")
     server = SlowServer(tmp_path, max_bytes=file.stat().st_size + 1500, max_sequences=1)
-    reading = server.engine.read_ahead(request(TEXTS[0]), lambda: None)
+    [reading] = server.engine.read_ahead(request(TEXTS[0]), lambda: None)
     server.reused(TEXTS[1])
     server.reused(TEXTS[2])
     until(lambda: server.tiers.counts.not_written == 1)
@@ -210,6 +210,22 @@ def test_a_file_that_cannot_be_trusted_is_read_anew(tmp_path: Path) -> None:
 
     asyncio.run(main())
     assert server.tiers.counts.refused == 1
+
+
+def test_what_is_kept_is_written_while_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed loses nothing of what it had time to write."""
+    monkeypatch.setattr("outrider.server.worker._REST_S", 0.01)
+    server = SlowServer(tmp_path, max_sequences=8, capacity_tokens=1000)
+
+    async def main() -> None:
+        async with working(server) as worker:
+            for text in TEXTS:
+                await finished(await Running.submit(worker, request(text)))
+            await asyncio.to_thread(until, lambda: len(list(tmp_path.glob("*.kv"))) == len(TEXTS))
+
+    asyncio.run(main())
+    again = Server(tmp_path)
+    assert [again.reused(text) for text in TEXTS] == [89] * len(TEXTS)
 
 
 # Forgetting

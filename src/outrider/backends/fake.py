@@ -20,7 +20,7 @@ from outrider.core.calls import check_spans
 from outrider.core.contracts import FREE, WINDOW, PartOf, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, RewindUnsupported
-from outrider.core.saved import SavedState
+from outrider.core.saved import Bytes, SavedState
 
 _Row = npt.NDArray[np.float32]
 
@@ -255,15 +255,19 @@ class FakeModel:
 
 
 def _rewinder(kind: RewindKind, num_snapshots: int) -> Rewinder:
+    def keep(_sequence: int, _older: Bytes | None) -> Bytes:
+        return np.empty(0, np.uint8)  # the tokens are all of its state
+
+    def put(_sequence: int, _state: Bytes) -> bool:
+        return True
+
     match kind:
         case "free" | "window":
             return Attention(FREE if kind == "free" else WINDOW)
         case "snapshots":
-            return Snapshots(num_snapshots)
-        case "checkpoints":  # the tokens are all of its state
-            return Checkpoints(
-                lambda _sequence, _older: np.empty(0, np.uint8), lambda _sequence, _state: True
-            )
+            return Snapshots(num_snapshots, keep, put)
+        case "checkpoints":
+            return Checkpoints(keep, put)
     return Rewinder()
 
 

@@ -94,42 +94,6 @@ class Attention(Rewinder):
         return oldest + self._window_tokens - 1 if oldest > 0 else -oldest * UNLIMITED
 
 
-class Snapshots(Rewinder):
-    """Of a recurrent state of which the library keeps the last `count`. A snapshot is good for once, right
-    after the call that it was made in."""
-
-    def __init__(self, count: int) -> None:
-        self.rewinding = snapshots(count)
-        self._count = count
-        self._fresh: dict[int, int] = {}
-        """how many of a sequence's last tokens can be forgotten"""
-        self._past: set[int] = set()
-        """sequences that went back: their state is restored by their next call"""
-
-    def before_call(self, spans: Sequence[Span]) -> None:  # noqa: ARG002
-        self._fresh.clear()  # it moves those of sequences that take no part, too
-
-    def after_call(self, spans: Sequence[Span]) -> None:
-        self._fresh.update((span.sequence, min(len(span.tokens) - 1, self._count)) for span in spans)
-        self._past.difference_update(self._fresh)
-
-    def reach(self, sequence: int, stored: int, length: int) -> int:
-        return length if stored - length <= self._fresh.get(sequence, 0) else 0
-
-    def can_copy(self, source: int, stored: int, length: int) -> bool:
-        return length == stored and source not in self._past
-
-    def truncated(self, sequence: int, length: int) -> None:
-        self._fresh.pop(sequence, None)
-        (self._past.add if length else self._past.discard)(sequence)
-
-    def copied(self, source: int, sequence: int, length: int) -> None:  # noqa: ARG002
-        self._fresh.pop(source, None)  # both hold one state until the next call
-
-    def restored(self, sequence: int, saved: SavedState) -> None:  # noqa: ARG002
-        self.truncated(sequence, 0)
-
-
 class Turns(Rewinder):
     """Keeps copies of states from where conversations turn: of each sequence the first, the last ones, and
     between these some that lie apart.
@@ -205,6 +169,65 @@ def _drop_one(turns: dict[int, Bytes]) -> None:
     lengths = list(turns)
     between = range(1, max(len(lengths) - LAST_TURNS, 2)) if len(lengths) > 1 else range(1)
     del turns[lengths[min(between, key=lambda i: lengths[i] - lengths[i - 1])]]
+
+
+class Snapshots(Turns):
+    """Of a recurrent state of which the library keeps the last `count`. A snapshot is good for once, right
+    after the call that it was made in."""
+
+    def __init__(
+        self,
+        count: int,
+        keep: Callable[[int, Bytes | None], Bytes | None],
+        put: Callable[[int, Bytes], bool],
+        max_bytes: float = UNLIMITED,
+    ) -> None:
+        super().__init__(keep, put, max_bytes)
+        self.rewinding = snapshots(count)
+        self._count = count
+        self._fresh: dict[int, int] = {}
+        """the fewest tokens that the snapshots of a sequence's last call go back to"""
+        self._past: set[int] = set()
+        """sequences that went back by a snapshot: their state is restored by their next call"""
+
+    def before_call(self, spans: Sequence[Span]) -> None:
+        self._fresh.clear()  # it moves those of sequences that take no part, too
+        super().before_call([span for span in spans if span.sequence not in self._past])
+
+    def after_call(self, spans: Sequence[Span]) -> None:
+        for span in spans:
+            size = len(span.tokens)
+            self._fresh[span.sequence] = span.start + max(1, size - self._count)
+        self._past.difference_update(self._fresh)
+
+    def _is_fresh(self, sequence: int, length: int) -> bool:
+        return length >= self._fresh.get(sequence, UNLIMITED)
+
+    def reach(self, sequence: int, stored: int, length: int) -> int:
+        return length if self._is_fresh(sequence, length) else super().reach(sequence, stored, length)
+
+    def can_copy(self, source: int, stored: int, length: int) -> bool:
+        if length == stored:
+            return source not in self._past
+        return super().reach(source, stored, length) == length
+
+    def put_back(self, source: int, length: int, sequence: int) -> bool:
+        by_snapshot = source == sequence and self._is_fresh(sequence, length)
+        return by_snapshot or super().put_back(source, length, sequence)
+
+    def truncated(self, sequence: int, length: int) -> None:
+        super().truncated(sequence, length)
+        by_snapshot = length and self._is_fresh(sequence, length)
+        (self._past.add if by_snapshot else self._past.discard)(sequence)
+        self._fresh.pop(sequence, None)
+
+    def copied(self, source: int, sequence: int, length: int) -> None:
+        super().copied(source, sequence, length)
+        self._fresh.pop(source, None)  # both hold one state until the next call
+
+    def restored(self, sequence: int, saved: SavedState) -> None:
+        self.truncated(sequence, 0)
+        super().restored(sequence, saved)
 
 
 class Checkpoints(Turns):

@@ -68,12 +68,12 @@ class Rewinding:
     @property
     def keeps_turns(self) -> bool:
         """Whether it can go back, beyond the last call, only to spans that were marked (`Span.is_turn`)."""
-        return self.recomputes or self.kind == "window"
+        return self.recomputes or self.kind in ("window", "snapshots")
 
     @property
     def copies_beginnings(self) -> bool:
         """Whether another sequence can copy a prefix, of any length that this one can go back to."""
-        return self.is_free or self.recomputes
+        return self.is_free or self.recomputes or self.kind == "snapshots"
 
 
 FREE = Rewinding(is_free=True)
@@ -354,8 +354,23 @@ class DraftRound(Protocol):
         it says nothing is not to be asked again in this round."""
 
 
+class DraftProgress(NamedTuple):
+    """How far a draft model is with a sequence's committed text.
+
+    `held` are the tokens that it holds once it has read what it needs. Of these it has yet to evaluate
+    `unread_prompt` of the prompt and, with its next call, `unread` others.
+    """
+
+    held: int = 0
+    unread: int = 1
+    unread_prompt: int = 0
+
+
 class DraftModel(Drafter, Protocol):
     """A drafter whose tokens take calls of a model."""
+
+    def progress(self, sequence: int) -> DraftProgress:
+        """How far it is with a sequence that has begun."""
 
     @property
     def block(self) -> int:

@@ -8,7 +8,7 @@ Rounds that it sits out cost nothing; it catches up, in one batch, when it is ne
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from time import perf_counter
@@ -16,7 +16,7 @@ from typing import cast
 
 import numpy as np
 
-from outrider.core.contracts import DraftInput, DraftRequest, Model
+from outrider.core.contracts import DraftInput, DraftProgress, DraftRequest, Model
 from outrider.core.data import (
     Block,
     Distribution,
@@ -36,6 +36,8 @@ from outrider.sampling import most_likely
 _PREFILL_CHUNK_TOKENS = 256
 _SPARE_TOKENS = 32
 """of a context, for what is drafted"""
+_MIN_SAVED_TOKENS = 64
+"""What a sequence holds beyond the next prompt may be cut without a copy where it is fewer."""
 _MIN_COPIED_TOKENS = 8
 """For fewer than these more, what a sequence holds itself is not given up."""
 
@@ -118,6 +120,8 @@ class ModelDrafter:
         self._window = alignment.window if self.longest_text > model.context_length else 0
         self._contexts: dict[int, _Context] = {}
         self._num_begun = 0
+        self.on_evict: Callable[[int], object] = lambda _sequence: None
+        """called before a sequence's KV is given up, or much of it"""
 
     # Committed tokens
 
@@ -126,6 +130,8 @@ class ModelDrafter:
         tokens = self.alignment.read(request.prompt)
         if context.scope != request.scope:
             self._evict(sequence)
+        elif len(context.evaluated) - context.shares(tokens) >= _MIN_SAVED_TOKENS:
+            self.on_evict(sequence)
         context.scope, context.is_running = request.scope, True
         self._num_begun += 1
         context.last_used = self._num_begun
@@ -135,7 +141,7 @@ class ModelDrafter:
     def _take_over(self, sequence: int, context: _Context, tokens: Sequence[int]) -> None:
         """Copy what another sequence of the same scope holds of a prompt, where that is more."""
         known = context.shares(tokens)
-        alike = {s: c.shares(tokens) for s, c in self._contexts.items() if c.scope == context.scope}
+        alike = self._shares(context.scope, tokens)
         source = max(alike, key=alike.__getitem__)
         if alike[source] <= known + _MIN_COPIED_TOKENS:
             return
@@ -147,7 +153,31 @@ class ModelDrafter:
         context.start = self._contexts[source].start
         context.evaluated = list(tokens[context.start : context.start + alike[source]])
 
+    def text(self, sequence: int) -> tuple[str, list[int]]:
+        """The cache namespace and the tokens, in the model's ids, of what a sequence holds from the beginning
+        of a text."""
+        context = self._contexts.get(sequence, _Context())
+        return context.scope, [] if context.start else context.evaluated
+
+    def num_shared(self, scope: str, tokens: Sequence[int]) -> int:
+        """The most tokens of a text, in the model's ids, that a sequence of this cache namespace holds."""
+        return max(self._shares(scope, tokens).values(), default=0)
+
+    def _shares(self, scope: str, tokens: Sequence[int]) -> dict[int, int]:
+        return {s: c.shares(tokens) for s, c in self._contexts.items() if c.scope == scope}
+
+    def take(self, sequence: int, tokens: Sequence[int], restore: Callable[[], bool]) -> None:
+        """Let a sequence whose request has just begun hold the KV of these tokens, in the model's ids, which
+        `restore` puts into it."""
+        context = self._contexts[sequence]
+        self._evict(sequence)
+        self._make_room(len(tokens))
+        if restore():
+            context.evaluated = list(tokens)
+        context.restart(context.final)
+
     def _evict(self, sequence: int) -> None:
+        self.on_evict(sequence)
         self.model.truncate(sequence, 0)
         context = self._contexts[sequence]
         context.evaluated.clear()
@@ -185,6 +215,14 @@ class ModelDrafter:
         the target's states of them."""
         return self.model.rewinding.is_free and not getattr(self.model, "is_head", False)
 
+    def progress(self, sequence: int) -> DraftProgress:
+        context = self._contexts[sequence]
+        if self._restarts(context):
+            return DraftProgress(self._window, 1, self._window - 1)
+        unread = max(context.num_unread, 1)
+        of_prompt = min(max(context.prompt_length - 1 - context.start - context.agree, 0), unread - 1)
+        return DraftProgress(context.held, unread - of_prompt, of_prompt)
+
     def start(self, requests: Sequence[DraftRequest]) -> ModelRound:
         """Read what is unread of the committed text, so far as the requests let it, and begin a round."""
         work, ready = DraftWork(), dict[int, DraftRequest]()
@@ -221,7 +259,8 @@ class ModelDrafter:
             context.start = len(context.final) - self._window
         while True:
             reads_prompt = context.start + context.agree < context.prompt_length - 1
-            if not reads_prompt and context.num_unread <= self._chunk_tokens:
+            # Drafted tokens come along with the last ones.
+            if not reads_prompt and context.num_unread <= max(1, self._chunk_tokens // 2):
                 return True, work
             if request.max_step_s is not None and work.prefill_calls + work.calls >= num_calls:
                 return False, work

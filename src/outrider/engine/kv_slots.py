@@ -150,7 +150,7 @@ class Slots:
             if (found := self._store.find(*self._sought(request))) is None:
                 break
             slot = self._allocate()
-            self.make_room(found.length)
+            self.make_room(found.state.extent.length)
             if self._store.restore(found, slot):
                 rewind(self._target, slot, found.num_tokens)
                 return slot
@@ -169,17 +169,18 @@ class Slots:
         most = min(room, self._target.context_length)
         return request.scope, request.prompt[:-1], self._match(request)[1], most
 
-    def _put_away(self, slot: int, held: _Held) -> None:
-        """The store gets what a sequence holds."""
-        if self._store is not None:
-            self._store.keep(slot, held.scope, held.tokens)
+    def _put_away(self, slot: int, held: _Held) -> bool:
+        """The store gets what a sequence holds; as `KvTiers.keep`."""
+        return self._store is None or self._store.keep(slot, held.scope, held.tokens)
+
+    def keep(self) -> bool:
+        """The store gets copies of what ended requests left, of what was used last first."""
+        return all([self._put_away(slot, held) for slot, held in reversed(self._kept.items())])
 
     def _note_reusable(self, request: Request, shared: int) -> None:
-        prompt = request.prompt
-        for held in self._evicted:
-            if held.scope == request.scope:
-                shared = max(shared, common_prefix(held.tokens, prompt))
-        self._reusable += _REUSE_RATE * (shared / len(prompt) - self._reusable)
+        evicted = [held.tokens for held in self._evicted if held.scope == request.scope]
+        shared = max([shared, *(common_prefix(tokens, request.prompt) for tokens in evicted)])
+        self._reusable += _REUSE_RATE * (shared / len(request.prompt) - self._reusable)
 
     def give_back(self, slot: int, *, cancelled: bool = False) -> None:
         """The request on a slot has ended; what it stored is kept until the room is needed. Of one that was
@@ -210,8 +211,8 @@ class Slots:
 
     def saved(self, slot: int) -> tuple[list[int], SavedState]:
         """The tokens of a text that is stored, and a copy of what is. Raises BackendError."""
-        length = self._target.length(slot)
-        return list(self._held(slot).tokens[:length]), self._saving().save(slot)
+        held = self._running.get(slot) or self._kept[slot]
+        return list(held.tokens[: self._target.length(slot)]), self._saving().save(slot)
 
     def put(self, scope: str, tokens: Sequence[int], state: SavedState) -> None:
         """Store a text that was saved, for requests of a scope. Raises InputError where there is no room now,
@@ -239,9 +240,6 @@ class Slots:
         if self.saving is None:
             raise BackendError("slot", f"what {self._target.name} stores cannot be copied out of it")
         return self.saving
-
-    def _held(self, slot: int) -> _Held:
-        return self._running[slot] if slot in self._running else self._kept[slot]
 
     def clear(self, *, put_away: bool = False) -> None:
         """Evict what ended requests left, what was used last first; `put_away`: the store gets it, else it

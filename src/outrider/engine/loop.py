@@ -22,6 +22,8 @@ from outrider.core.contracts import Constraint, Drafter, Drafters, DraftRequest,
 from outrider.core.data import Completion, Draft, Grammar, Piece, Request, Update
 from outrider.core.errors import ConstraintError, InputError, PromptError
 from outrider.core.notices import notify
+from outrider.drafters.model import ModelDrafter
+from outrider.engine.draft_kv import DraftKv
 from outrider.engine.interrupts import deferred
 from outrider.engine.kv_slots import Slots, rewind
 from outrider.engine.limits import end_thought, limits_of
@@ -58,7 +60,7 @@ class Engine:
     `preferred` is what was learned about the target's tokens for forced text. At most `max_running`
     requests run at once (None: as many as the target has sequences); the other sequences keep KV. Where
     several run, no step is to be longer than `max_gap_s` (`Pace`); a call reads at most `prompt_tokens` of
-    prompts. `kv_store` gets KV that has to leave.
+    prompts. `kv_store` gets KV that has to leave, `draft_kv_store` that of a draft model.
     """
 
     def __init__(
@@ -73,12 +75,14 @@ class Engine:
         max_gap_s: float | None = None,
         prompt_tokens: int = MAX_TOKENS,
         kv_store: KvTiers | None = None,
+        draft_kv_store: KvTiers | None = None,
     ) -> None:
         self.target = target
         self.max_running = min(max_running or target.max_sequences, target.max_sequences)
         self._verifier_of = verifier
         self.constrain = constrain
         self._running: list[RunningRequest] = []
+        self._draft_kv_store = draft_kv_store
         self.equip(drafters, policy)
         self._kv_store = kv_store
         self.slots = Slots(target, kv_store)
@@ -101,6 +105,8 @@ class Engine:
             raise InputError("drafters", "requests are running", "Change them when all have ended.")
         self.drafters = tuple(drafters)
         self._asked = Drafters.of(self.drafters)
+        model, store = self._asked.model, self._draft_kv_store
+        self._draft_kv = DraftKv(model, store) if store and isinstance(model, ModelDrafter) else None
         self.policy: Policy = policy or FixedPolicy()
         self.preferred = preferred or PreferredTokenization()
         if self.drafters and not self.target.rewinding.is_possible:
@@ -155,6 +161,8 @@ class Engine:
             )
             for drafter in self._drafters_of(sequence):
                 drafter.begin(slot, request)
+            if self._draft_kv is not None and request.speculate:
+                self._draft_kv.begin(slot, request)
             self.policy.begin(slot, len(request.prompt), request.max_tokens)
         except BaseException:  # an interrupt as well: the slot must not stay taken
             self.slots.give_back(slot)
@@ -174,11 +182,14 @@ class Engine:
         """Whether a request had better wait for a running one that reads the same beginning, and share it."""
         return any(will_share(other, request, self.target, self.slots) for other in self._running)
 
-    def read_ahead(self, request: Request, when_done: Callable[[], None]) -> Reading | None:
-        """Begin to read what the KV store has on disk for a request, so that `submit` need not wait for it
-        when that is done, which another thread says by `when_done`. None where it would not wait. The result
+    def read_ahead(self, request: Request, when_done: Callable[[], None]) -> list[Reading]:
+        """Begin to read what the KV stores have on disk for a request, so that `submit` need not wait for it
+        when that is done, which another thread says by `when_done`. Empty where it would not wait. The result
         is to be held until then."""
-        return self.slots.read_ahead(request, when_done)
+        found = [self.slots.read_ahead(request, when_done)]
+        if self._draft_kv is not None and request.speculate:
+            found.append(self._draft_kv.read_ahead(request, when_done))
+        return [reading for reading in found if reading is not None]
 
     def _most_tokens(self, request: Request) -> int:
         """Tokens that a request stores at most."""
@@ -217,12 +228,19 @@ class Engine:
         """Forget the KV that finished requests left, so that the next one starts cold; with `texts` for good:
         the KV store and the lookups forget theirs, too. Without, the KV store gets it."""
         self.slots.clear(put_away=not texts)
+        if self._draft_kv is not None:
+            self._draft_kv.reset(texts=texts)
         drafters = [drafter for drafter in self.drafters if texts or not drafter.is_free]
         for drafter in drafters:
             drafter.reset()
         for sequence in self._running:
             for drafter in drafters if sequence.request.speculate else ():
                 drafter.begin(sequence.slot, replace(sequence.request, prompt=tuple(sequence.tokens)))
+
+    def keep(self) -> bool:
+        """Let the KV stores have copies of what ended requests left. False where a disk did not keep up."""
+        kept = [self.slots.keep(), self._draft_kv is None or self._draft_kv.keep()]
+        return all(kept)
 
     def _release(self, sequence: RunningRequest) -> None:
         self._running.remove(sequence)
@@ -381,6 +399,8 @@ class Engine:
             others = num_tokens - len(requests)
             offers, shared.work = self.policy.propose(self._asked, list(requests.values()), others)
             drafts = dict(zip(requests, offers, strict=True))
+            if self._draft_kv is not None:
+                self._draft_kv.note(shared.work)
         shared.propose_s = perf_counter() - before
         return drafts
 

@@ -16,6 +16,8 @@ _MIN_TOKENS = 64
 """Fewer are read again."""
 _MESSAGE_TOKENS = 256
 """of a message that is worth a copy at its end"""
+_PART_TOKENS = 1024
+"""Longer messages, and texts without control tokens, are worth one in so many: they may be edited inside."""
 _LAST_TOKENS = 16
 """The next turn begins like this prompt, but for what its template puts before an answer."""
 _MIN_AWAITED_TOKENS = 16
@@ -24,15 +26,17 @@ _MIN_AWAITED_TOKENS = 16
 
 def turns_of(prompt: Sequence[int], target: Model, num_common: int) -> list[int]:
     """Numbers of tokens after which a text may go on otherwise, in ascending order: the end of the system
-    prompt and of each long message, where a control token stands; the end of what the prompt has in common
-    with an earlier text; and shortly before the prompt's end."""
+    prompt and of each long message, where a control token stands; places within what has none; the end of
+    what the prompt has in common with an earlier text; and shortly before the prompt's end."""
     end = len(prompt) - _LAST_TOKENS
     if not target.rewinding.keeps_turns or len(prompt) < _MIN_TOKENS:
         return []
-    found: list[int] = []
-    for at, token in enumerate(prompt[:end]):
-        apart = _MESSAGE_TOKENS if found else _MIN_TOKENS
-        if at - (found[-1] if found else 0) >= apart and target.vocabulary.is_control(token):
+    controls = {at for at, token in enumerate(prompt[:end]) if target.vocabulary.is_control(token)}
+    system = min((at for at in controls if at >= _MIN_TOKENS), default=0)
+    found = [system] if system else []
+    for at in range(system, end):
+        size = at - (found[-1] if found else 0)
+        if size >= _PART_TOKENS or (size >= _MESSAGE_TOKENS and at in controls):
             found.append(at)
     if num_common < end and all(abs(num_common - at) >= _MIN_TOKENS for at in (0, *found)):
         found.append(num_common)

@@ -24,6 +24,8 @@ LONGEST_DRAFT = 64
 """tokens; V(n) is measured as far"""
 MAX_GUESS = 16
 """lookup tokens that a call of the draft model reads ahead"""
+LONG_TEXT = 1000
+"""tokens from which on it is said that costs are those of so many"""
 
 
 class AutoPolicy:
@@ -115,6 +117,8 @@ class AutoPolicy:
         drafters = drafters.for_request(request.drafting)
         max_guess = MAX_GUESS if drafters.model is not None and drafters.model.reads_ahead else 0
         max_length, text = min(request.max_tokens, self.draft_max), self._texts[request.sequence]
+        if drafters.model is not None:
+            text.draft = drafters.model.progress(request.sequence)
         draft = SequenceDraft(self.state, text, request, drafters.lookups, max_length, max_guess)
         self._drafts[request.sequence] = draft
         return draft
@@ -128,12 +132,15 @@ class AutoPolicy:
         if not state.draft_costs.is_known:
             self._say_why("the draft model is not used: what its calls take was not measured here")
             return False
-        if any(state.token_ratio(draft.text.context, 1.0) < 1 for draft in drafts):
+        sizes = [(draft.text.context, draft.text.draft.held) for draft in drafts]
+        if any(state.token_ratio(context, held, 1.0) < 1 for context, held in sizes):
             return True
-        share = state.draft_costs.call_s(1, context=0) / state.costs.call_s(1, context=0)
+        context, held = max(sizes)
+        share = state.draft_costs.call_s(1, context=held) / state.costs.call_s(1, context=context)
+        where, of = (f" after {context:,} tokens", " for texts so long") if context >= LONG_TEXT else ("", "")
         self._say_why(
-            f"the draft model is not used: one of its steps takes {share:.2f} of a target step here, too "
-            "much to pay even if it were always right"
+            f"the draft model is not used{of}: one of its steps takes {share:.2f} of a target step "
+            f"here{where}, too much to pay even if it were always right"
         )
         return False
 
@@ -147,9 +154,8 @@ class AutoPolicy:
         if draft.request.drafting.policy == "lookup":
             return False
         context, size = sum(text.context for text in texts), len(texts)
-        costs = self.state.with_model(
-            costs.first(draft.max_length), draft.text, context, size, draft.max_guess
-        )
+        held = sum(text.draft.held for text in texts)
+        costs = self.state.with_model(costs.first(draft.max_length), draft.text, held, size, draft.max_guess)
         return draft.plan(costs, self.state.plain_step_s(context, size), size)
 
     def _cut(self, drafts: Sequence[SequenceDraft], costs: StepCosts, work: DraftWork) -> list[Draft]:
@@ -167,7 +173,8 @@ class AutoPolicy:
         """Learn what calls cost and what drafts gained."""
         if not records:
             return
-        learn_costs(self.state, list(records.values()))
+        held = sum(self._texts[sequence].draft.held for sequence in records if sequence in self._texts)
+        learn_costs(self.state, list(records.values()), held)
         plain_s = plain_step_s(self.state, list(records.values()))
         for sequence, record in records.items():
             if record.kind == "decode" and sequence in self._texts:

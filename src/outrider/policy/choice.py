@@ -84,11 +84,6 @@ class SequenceDraft:
         """Whether the draft model drafts a block at once."""
         return self.state.block > 1
 
-    @property
-    def read(self) -> tuple[int, ...]:
-        """Drafted and guessed tokens that the model has evaluated last; a block drafter reads none."""
-        return () if self.is_block else self._input.drafted + self._input.guess
-
     def _calibrated(self, token: DraftToken) -> DraftToken:
         estimator = self.state.estimator(token.source, constrained=self.is_constrained)
         return token._replace(acceptance=estimator.probability(token.evidence, self.text.bias(token.source)))
@@ -147,9 +142,10 @@ class SequenceDraft:
         read_s = float(costs.first_draft_s[0]) - costs.draft_step_s
         gain_s = self._gain_s(costs) - read_s / _CATCH_UP_STEPS
         is_repaid = True
-        if text.unread is None:
+        if unread := text.draft.unread_prompt:
             saved_s = self._gain_s(replace(costs, reward_s=_WITHOUT_MODEL * plain_s / num_sequences))
-            read_s += self.state.draft_costs.prefill_s(text.prompt_tokens)
+            before = text.draft.held - text.draft.unread - unread
+            read_s += self.state.draft_costs.prefill_s(unread, context=before)
             is_repaid = repays(read_s, saved_s, text.generated, text.max_tokens, plain_s)
         budget = text.model_gain + MAX_LOSS
         if gain_s <= 0 or not is_repaid:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.core.data import StepRecord
-from outrider.core.sequences import common_prefix
 from outrider.policy.choice import SequenceDraft
 from outrider.policy.estimates import MEAN_CONFIDENCE_RATE, average_after
 from outrider.policy.state import PolicyState, RequestState
@@ -18,8 +17,9 @@ _TOKEN_MEMORY = 0.97
 """weight of the older tokens in λ: about the last 30 count"""
 
 
-def learn_costs(state: PolicyState, records: Sequence[StepRecord]) -> None:
-    """What the calls of a step took. Calls over prompts and drafts together tell nothing clear."""
+def learn_costs(state: PolicyState, records: Sequence[StepRecord], held: int) -> None:
+    """What the calls of a step took, of a draft model that held so many tokens. Calls over prompts and drafts
+    together tell nothing clear."""
     first, work = records[0], records[0].work
     decoding = [record for record in records if record.kind == "decode" and not record.read_tokens]
     context = sum(record.position for record in records)
@@ -30,16 +30,18 @@ def learn_costs(state: PolicyState, records: Sequence[StepRecord]) -> None:
             state.costs.observe(
                 first.batch_tokens, first.verify_s, context=context, num_sequences=len(records)
             )
+            state.draft_costs.follow(state.costs, held)
     elif not decoding:
-        state.costs.observe_prefill(first.batch_tokens, first.verify_s + first.read_s)
+        state.costs.observe_prefill(first.batch_tokens, first.verify_s + first.read_s, context=context)
     draft = state.draft_costs
-    expected_s = [draft.call_s(n, context=context) for n in work.call_tokens]
+    expected_s = [draft.call_s(n, context=held) for n in work.call_tokens]
     for n, seconds in zip(work.call_tokens, expected_s, strict=True):
-        draft.observe(n, seconds * work.model_s / sum(expected_s), context=context)
+        draft.observe(n, seconds * work.model_s / sum(expected_s), context=held)
     if not work.calls and first.step % _PLAIN_INTERVAL == 0:
         draft.relax(state.costs.drift)
     if work.prefill_calls:
-        draft.observe_prefill(work.prefill_tokens, work.prefill_s)
+        before = max(held - work.prefill_tokens, 0)
+        draft.observe_prefill(work.prefill_tokens, work.prefill_s, context=before)
     if decoding:
         state.learn_own_time(decoding)
 
@@ -71,11 +73,6 @@ def learn_request(
     if draft is not None:
         _learn_lookup(state, text, draft, record)
         _learn_model(state, text, draft, record)
-    if text.unread is not None:
-        text.unread += num_emitted
-    if draft is not None and draft.is_asked and record.work.calls:
-        # A block drafter has not read the token that its block began with.
-        text.unread = max(num_emitted + draft.is_block - common_prefix(draft.read, record.tokens), 1)
 
 
 def _learn_drafted(

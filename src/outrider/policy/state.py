@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.core.contracts import DraftRequest
+from outrider.core.contracts import DraftProgress, DraftRequest
 from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
 from outrider.policy.estimates import MEAN_CONFIDENCE, Estimator, RequestBias
@@ -31,9 +31,8 @@ class RequestState:
     """of the draft model: a moving average of its calibrated estimates"""
     generated: int = 0
     biases: dict[str, RequestBias] = field(default_factory=dict)
-    unread: int | None = None
-    """tokens that the draft model has yet to evaluate before it can draft; None: it has not read the
-    prompt"""
+    draft: DraftProgress = field(default_factory=DraftProgress)
+    """how far the draft model is with it"""
     spent_s: float = 0.0
     emitted: float = 0.0
     """what its steps took and its tokens; older ones count less in both"""
@@ -89,11 +88,12 @@ class PolicyState:
             self.costs.call_s(num_sequences, context=context, num_sequences=num_sequences) + self.own_step_s
         )
 
-    def token_ratio(self, context: int, acceptance: float) -> float:
-        """See `objective.token_ratio`; 1 without a draft model."""
+    def token_ratio(self, context: int, held: int, acceptance: float) -> float:
+        """See `objective.token_ratio`, after so many tokens, of which the draft model holds `held`; 1 without
+        one."""
         if not self.draft_costs.is_known:
             return 1.0
-        step_s = self.draft_costs.call_s(1, context=context) + self.own_call_s
+        step_s = self.draft_costs.call_s(1, context=held) + self.own_call_s
         return token_ratio(
             self.costs.calls_s(MAX_MODEL_DRAFT + 1, context=context), step_s, acceptance, self.block
         )
@@ -117,19 +117,17 @@ class PolicyState:
         if again:
             recompute_s = target_s - calls_s(max(others - sum(again) // size, 0))[0]
         spent_s, emitted = sum(text.spent_s for text in texts), sum(text.emitted for text in texts)
-        ratio, plain_s = self.token_ratio(context, self.mean_confidence), self.plain_step_s(context, size)
+        held, plain_s = sum(text.draft.held for text in texts), self.plain_step_s(context, size)
+        ratio = self.token_ratio(context, held, self.mean_confidence)
         return StepCosts(reward_per_token(spent_s, emitted, plain_s, size, ratio), target_s, recompute_s)
 
-    def with_model(
-        self, costs: StepCosts, text: RequestState, context: int, size: int, most: int
-    ) -> StepCosts:
+    def with_model(self, costs: StepCosts, text: RequestState, held: int, size: int, most: int) -> StepCosts:
         """The step's costs where the draft model is asked too, after up to `most` tokens of lookups; `size`
-        sequences with so much `context` together share its calls."""
-        draft = self.draft_costs
-        unread = draft.read_tokens(1 + text.generated if text.unread is None else text.unread)
-        draft_s = draft.calls_s(unread + most, context=context, others=size - 1) + self.own_call_s
+        sequences, of which it holds so many tokens together, share its calls."""
+        draft, unread = self.draft_costs, text.draft.unread
+        draft_s = draft.calls_s(unread + most, context=held, others=size - 1) + self.own_call_s
         if size > 1:  # the others draft as well, and bear their part
-            draft_s = draft_s - draft.call_s(size - 1, context=context) * (size - 1) / size
+            draft_s = draft_s - draft.call_s(size - 1, context=held) * (size - 1) / size
         return replace(
             costs, draft_step_s=float(draft_s[0]), first_draft_s=draft_s[unread - 1 :], block=self.block
         )

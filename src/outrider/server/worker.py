@@ -37,6 +37,8 @@ _REQUEST_RATE = 0.1
 _JOIN_S = 30.0
 IDLE_S = 20.0
 """without a request, before costs are measured again"""
+_REST_S, _KEEP_ROUNDS = 3.0, 8
+"""So long without a request, and so often, KV is written for a process that may be killed."""
 
 Outcome = Update | Completion | OutriderError
 """The outcomes of a request: updates, then its completion or an error (which a completion may follow)."""
@@ -57,7 +59,7 @@ class Job:
     turn: int = 0
     request_id: int = -1
     """the engine's, once it has begun"""
-    reading: Reading | None = None
+    readings: Sequence[Reading] = ()
     """its KV on the way from the disk, until it begins"""
     is_over: bool = False
 
@@ -272,8 +274,13 @@ class Worker:
                 self._commands.get_nowait()()
 
     def _await(self) -> Callable[[], None]:
-        """The next command. Until it comes, costs that need it are measured; a new request ends that
-        and waits for one model call at most."""
+        """The next command. Until it comes, KV is written that only the models hold, and costs that need it
+        are measured; a new request ends that and waits for one model call, or copy, at most."""
+        for _ in range(_KEEP_ROUNDS if self._session.writes_kv else 0):
+            with contextlib.suppress(queue.Empty):
+                return self._commands.get(timeout=_REST_S)
+            if self._engine.keep():
+                break
         while self._session.is_provisional and not self._has_failed:
             others = OtherPrograms()
             with contextlib.suppress(queue.Empty):
@@ -322,14 +329,14 @@ class Worker:
                 self._running[job.request_id] = job
                 self._post(job)
             self._turn = max(self._turn, job.turn)
-            job.reading = None
+            job.readings = []
             self._waiting.remove(job)
 
     def _is_reading(self, job: Job) -> bool:
         """Whether KV for a job is on its way from the disk."""
-        if job.reading is None:
-            job.reading = self._engine.read_ahead(job.request, lambda: self._commands.put(lambda: None))
-        return job.reading is not None and not job.reading.done()
+        if not job.readings:
+            job.readings = self._engine.read_ahead(job.request, lambda: self._commands.put(lambda: None))
+        return not all(reading.done() for reading in job.readings)
 
     def _step(self) -> None:
         try:
@@ -372,7 +379,7 @@ class Worker:
     def _cancel(self, job: Job) -> None:
         if job in self._waiting:
             self._waiting.remove(job)
-            job.reading = None
+            job.readings = []
             self._post(job, BackendError("request", "it was cancelled while it waited"))
         elif job.request_id in self._running and (completion := self._engine.cancel(job.request_id)):
             del self._running[job.request_id]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.core.contracts import Policy
@@ -12,6 +12,8 @@ from outrider.policy import FixedPolicy
 from outrider.policy.auto import LONGEST_DRAFT
 
 DEFAULT_CONTEXT_TOKENS = 4096
+_DRAFT_SHARE = 4
+"""One part in so many of what KV may take is a draft model's."""
 
 Progress = Callable[[str, float | None], None]
 """Called with what is being done and the part of it that is done, 0 to 1 (None: unknown)."""
@@ -46,7 +48,7 @@ class AutoSettings:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Where KV goes when it leaves the target.
+    """Where KV goes when it leaves the target or a draft model.
 
     Args:
         memory_bytes: at most kept in memory.
@@ -59,6 +61,13 @@ class Keeping:
     folder: Path | None = None
     disk_bytes: int = 8 * 2**30
     remember: bool = False
+
+    def split(self) -> tuple[Keeping, Keeping]:
+        """The target's part, and the draft model's."""
+        memory, disk = self.memory_bytes // _DRAFT_SHARE, self.disk_bytes // _DRAFT_SHARE
+        folder = None if self.folder is None else self.folder / "draft"
+        target = replace(self, memory_bytes=self.memory_bytes - memory, disk_bytes=self.disk_bytes - disk)
+        return target, Keeping(memory, folder, disk)
 
 
 @dataclass(frozen=True, slots=True)

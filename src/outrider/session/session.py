@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from outrider.backends.bitwise import BitwiseModel
 from outrider.backends.gguf import GgufModel, LoadOptions
+from outrider.backends.gguf.head_model import HeadModel
 from outrider.backends.tuning.scoring import is_on_gpu
 from outrider.core.contracts import Drafter, Model, Policy
 from outrider.core.data import Completion, Grammar, Request
@@ -30,7 +31,7 @@ from outrider.models.chat import ChatTemplate
 from outrider.session.generation import Generation, Message, encode
 from outrider.session.keeping import SAVE_S, identity_of, open_texts, open_tiers
 from outrider.session.learned import Learned, policy_for
-from outrider.session.options import Progress, SessionOptions, no_progress
+from outrider.session.options import Keeping, Progress, SessionOptions, no_progress
 from outrider.session.pair import Pair
 from outrider.session.schemas import Schema, parser_of, read_schema
 
@@ -71,10 +72,12 @@ class Session:
         max_gap_s: float | None = None,
         prompt_tokens: int = PREFILL_CHUNK_TOKENS,
         kv_tiers: KvTiers | None = None,
+        draft_kv_tiers: KvTiers | None = None,
     ) -> None:
         self.target = target
         self.kv_tiers = kv_tiers
         """where KV goes that leaves the target, and comes back from"""
+        self._draft_kv_tiers = draft_kv_tiers
         self.template = template
         self._drafters = tuple(drafters)
         self._learned = learned
@@ -89,6 +92,7 @@ class Session:
                 max_gap_s=max_gap_s,
                 prompt_tokens=prompt_tokens,
                 kv_store=kv_tiers,
+                draft_kv_store=draft_kv_tiers,
             )
 
     @property
@@ -156,6 +160,9 @@ class Session:
                     notify(
                         f"{drafter.model.name} drafts until a text has {drafter.longest_text} tokens (-cd)"
                     )
+            keeping, of_draft = options.keeping, Keeping()
+            if draft is not None and not isinstance(draft[0], HeadModel):
+                keeping, of_draft = options.keeping.split()
             session = cls(
                 target,
                 drafters,
@@ -166,7 +173,8 @@ class Session:
                 max_gap_s=options.max_gap_s,
                 # A long call of a GPU is over soon.
                 prompt_tokens=target.max_batch_tokens if is_on_gpu(target) else PREFILL_CHUNK_TOKENS,
-                kv_tiers=open_tiers(target, options.keeping),
+                kv_tiers=open_tiers(target, keeping),
+                draft_kv_tiers=open_tiers(draft[0], of_draft) if draft else None,
             )
             undo.pop_all()
         session.notices = list(dict.fromkeys((*pair.notices, *notices, *session.notices)))
@@ -281,14 +289,22 @@ class Session:
         )
         return True
 
+    @property
+    def writes_kv(self) -> bool:
+        """Whether there is a folder for KV."""
+        return self.kv_tiers is not None and self.kv_tiers.disk is not None
+
     def close(self) -> None:
         """Keep what was learned, and KV that is to outlive the session; free the models' memory, weights
         included. Closing twice is harmless."""
+        tiers = [one for one in (self.kv_tiers, self._draft_kv_tiers) if one is not None]
+        for one in tiers:
+            one.will_close(monotonic() + SAVE_S)
         if self.kv_tiers is not None:
-            self.kv_tiers.will_close(monotonic() + SAVE_S)
             self.engine.reset(texts=False)
-            self.kv_tiers.close()
-            self.kv_tiers = None
+        for one in tiers:
+            one.close()
+        self.kv_tiers = self._draft_kv_tiers = None
         if self._learned is not None:
             self._learned.keep()
             self._learned = None

@@ -82,7 +82,7 @@ class RewindSupport:
             case "none":
                 return Rewinder()
             case "snapshots":
-                return Snapshots(library.snapshots(context))
+                return Snapshots(library.snapshots(context), *states, room_bytes)
             case "checkpoints":
                 return Checkpoints(*states, room_bytes)
         kept_window = window_tokens if library.reuses_window_cells else 0

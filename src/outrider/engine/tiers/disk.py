@@ -63,8 +63,11 @@ class Disk:
         self.folder = folder
         self._max_bytes = max_bytes
         self._is_failing = False
-        self.num_bytes = sum(size for _, size, _ in self._files())
-        """of all files"""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files."""
+        return sum(size for _, size, _ in self._files())
 
     def found(self) -> Iterator[tuple[str, SavedText, int, int]]:
         """Name, text, bytes of the state and of the file for each text that is there, the one that was used
@@ -122,13 +125,11 @@ class Disk:
             if not self._is_failing:
                 _log.warning("%s: KV is not written to disk: %s", self.folder.path, _reason(error))
             self._is_failing = True
-        self.num_bytes = sum(size for _, size, _ in self._files())
         return size
 
     def remove(self, name: str) -> None:
         """Remove a text; harmless where it is gone."""
         with suppress(OSError):
-            self.num_bytes -= self._path(name).stat().st_size
             self._path(name).unlink()
 
     def used(self, name: str) -> None:

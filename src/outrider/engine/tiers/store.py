@@ -103,11 +103,6 @@ class _Found:
     tier: str
     read_s: float
 
-    @property
-    def length(self) -> int:
-        """All tokens that it holds."""
-        return self.state.extent.length
-
 
 class KvTiers:
     """Where texts go whose KV leaves a model, and come back from: `memory_bytes` in memory (0: none) and on
@@ -131,7 +126,7 @@ class KvTiers:
         self._model = model
         self._clock = clock
         self._memory_bytes = memory_bytes
-        self._disk = disk
+        self.disk = disk
         self._counts = TierCounts()
         self._entries: dict[str, list[_Entry]] = {}
         """by scope"""
@@ -151,42 +146,41 @@ class KvTiers:
         """What became of texts so far."""
         with self._lock:
             memory = sum(entry.num_bytes for entry in self._all() if entry.state is not None)
-        num_bytes = {"memory": memory, "disk": self._disk.num_bytes if self._disk else 0}
-        return replace(self._counts, num_bytes=num_bytes)
+        disk = self.disk.num_bytes if self.disk else 0
+        return replace(self._counts, num_bytes={"memory": memory, "disk": disk})
 
-    def keep(self, sequence: int, scope: str, tokens: Sequence[int]) -> None:
-        """Copy what a sequence stores: the first of these tokens. Nothing is done where that would not pay,
-        or cannot be."""
+    def keep(self, sequence: int, scope: str, tokens: Sequence[int]) -> bool:
+        """Copy what a sequence stores: the first of these tokens. Nothing is done where that cannot be, or to
+        read them takes no longer than to restore them. False where the disk does not keep up, so that the
+        copy is in memory alone."""
         held: Tokens = np.array(tokens[: self._model.length(sequence)], np.int32)
         scope = self._scope(scope)
         with self._lock:
             same = next((e for e in self._entries.get(scope, ()) if e.covers(held)), None)
-            if same is not None:
-                same.used_s = monotonic()
-                return
-        if not self._pays_to_keep(held.size):
-            return
+        if same is not None:
+            same.used_s = monotonic()
+            return self._is_written(same)
+        back_s = self._copies["memory" if self._memory_bytes else "disk"]
+        if self._reads.of(held.size, 1.0) <= back_s.of(self._token_bytes.of(held.size, 0.0), 0.0):
+            return True
         before = self._clock()
         try:
             state = self._model.save(sequence)
         except (BackendError, MemoryError) as error:
             _log.warning("a text is not kept: %s", error or "there is no memory for it")
-            return
+            return True
         num_bytes = sum(part.nbytes for part in state.parts)
         self._token_bytes.note(held.size, num_bytes)
         if not self._copies["memory"].units:  # the way out is much like the way back
             self._copies["memory"].note(num_bytes, self._clock() - before)
         text = SavedText(scope, held, state.extent)
         entry = _Entry(text, num_bytes, self._name(text), state)
-        may_write = self._disk is not None and self._may_write()
-        with self._lock:
-            self._add(entry)
-            self._counts.kept += 1
-            if may_write:  # under the same lock: an entry that nothing is about to write may make room
-                entry.writing = self._writer.submit(self._write, entry)
-        if self._disk is None:
+        self._counts.kept += 1
+        is_written = self._is_written(entry, is_new=True)
+        if self.disk is None:
             self._replace(entry)
         self._shrink_memory()
+        return is_written
 
     def num_found(self, scope: str, tokens: Sequence[int], held: int, max_length: int) -> int:
         """How many of these tokens a request can go on from with what `find` gives; 0 for nothing."""
@@ -244,8 +238,8 @@ class KvTiers:
             self._drop(entry)
             return False
         self._copies[found.tier].note(entry.num_bytes, found.read_s + self._clock() - before)
-        if self._disk is not None and entry.num_disk_bytes:
-            self._disk.used(entry.name)
+        if self.disk is not None and entry.num_disk_bytes:
+            self.disk.used(entry.name)
         self._counts.hits[found.tier] += 1
         self._counts.restored_tokens[found.tier] += found.num_tokens
         if self._memory_bytes and entry.state is None:
@@ -259,8 +253,8 @@ class KvTiers:
             for entry in self._all():
                 if entry.writing is not None:  # what has begun removes its file by itself
                     entry.writing.cancel()
-                if self._disk is not None and entry.num_disk_bytes:
-                    self._disk.remove(entry.name)
+                if self.disk is not None and entry.num_disk_bytes:
+                    self.disk.remove(entry.name)
             self._entries.clear()
 
     def note_read(self, num_tokens: int, seconds: float) -> None:
@@ -268,12 +262,6 @@ class KvTiers:
         self._reads.note(num_tokens, seconds)
 
     # What pays
-
-    def _pays_to_keep(self, num_tokens: int) -> bool:
-        """Whether to restore so many tokens would take less time than to read them."""
-        num_bytes = self._token_bytes.of(num_tokens, 0.0)
-        tier = self._copies["memory" if self._memory_bytes else "disk"]
-        return self._reads.of(num_tokens, 1.0) > tier.of(num_bytes, 0.0)
 
     def _best(
         self, scope: str, tokens: Sequence[int], held: int, max_length: int
@@ -295,10 +283,10 @@ class KvTiers:
     # The index
 
     def _scope(self, scope: str) -> str:
-        return self._disk.folder.digest(scope) if self._disk else scope
+        return self.disk.folder.digest(scope) if self.disk else scope
 
     def _name(self, text: SavedText) -> str:
-        return self._disk.folder.name_of(text.scope, text.tokens.tobytes().hex()) if self._disk else ""
+        return self.disk.folder.name_of(text.scope, text.tokens.tobytes().hex()) if self.disk else ""
 
     def _all(self) -> Iterator[_Entry]:
         for entries in self._entries.values():
@@ -345,9 +333,21 @@ class KvTiers:
             return reading
 
     def _read_file(self, entry: _Entry) -> tuple[SavedState | None, float]:
-        assert self._disk is not None
+        assert self.disk is not None
         before = self._clock()
-        return self._disk.read(entry.name, entry.text), self._clock() - before
+        return self.disk.read(entry.name, entry.text), self._clock() - before
+
+    def _is_written(self, entry: _Entry, *, is_new: bool = False) -> bool:
+        """See to it that an entry's file is there or will be, and that it is in the index if it `is_new`;
+        False where too many wait for the disk."""
+        needs_disk = self.disk is not None and not (entry.num_disk_bytes or entry.writing)
+        may_write = needs_disk and self._may_write()
+        with self._lock:
+            if is_new:
+                self._add(entry)
+            if may_write and entry.state is not None:  # under the same lock: else it may make room
+                entry.writing = self._writer.submit(self._write, entry)
+        return may_write or not needs_disk
 
     def _may_write(self) -> bool:
         """Whether one more copy may wait for the disk. Once `will_close` was called, wait until it may."""
@@ -363,20 +363,20 @@ class KvTiers:
 
     def _write(self, entry: _Entry) -> None:
         """In the writer's thread."""
-        assert self._disk is not None and entry.state is not None
+        assert self.disk is not None and entry.state is not None
         with self._lock:
             spared = {other.name for other in self._all() if other.reading is not None}
-            removed = self._disk.make_room(entry.text, entry.state, spared)
+            removed = self.disk.make_room(entry.text, entry.state, spared)
             for other in [e for e in self._all() if e.name in (removed or ()) and e is not entry]:
                 other.num_disk_bytes = 0
                 if other.state is None:
                     self._remove(other)
-        size = 0 if removed is None else self._disk.write(entry.name, entry.text, entry.state)
+        size = 0 if removed is None else self.disk.write(entry.name, entry.text, entry.state)
         with self._lock:
             self._counts.not_written += not size
             entry.num_disk_bytes, entry.writing = size, None
             if entry not in self._all():  # forgotten meanwhile
-                self._disk.remove(entry.name)
+                self.disk.remove(entry.name)
                 return
         self._replace(entry)
         self._shrink_memory()
@@ -389,8 +389,8 @@ class KvTiers:
                 if other.reading is not None:  # a request is about to begin with it
                     continue
                 known.remove(other)
-                if self._disk is not None and other.num_disk_bytes:
-                    self._disk.remove(other.name)
+                if self.disk is not None and other.num_disk_bytes:
+                    self.disk.remove(other.name)
 
     def will_close(self, until_s: float) -> None:
         """From now on what is kept waits for the disk, until that moment of `monotonic` at most."""
@@ -404,14 +404,11 @@ class KvTiers:
         self._is_closed = True
         self._closing_until_s = until_s = self._closing_until_s or 0.0
         self._reader.shutdown(wait=False, cancel_futures=True)
-        if self._disk is not None:
+        if self.disk is not None:
             with self._lock:
                 alone = [e for e in self._all() if not (e.num_disk_bytes or e.writing) and e.state]
             for entry in sorted(alone, key=lambda e: -e.used_s):
-                may_write = self._may_write()
-                with self._lock:
-                    if may_write and entry.state is not None:
-                        entry.writing = self._writer.submit(self._write, entry)
+                self._is_written(entry)
             with self._lock:
                 waiting = [e.writing for e in self._all() if e.writing is not None]
             wait(waiting, max(until_s - monotonic(), 0.0))

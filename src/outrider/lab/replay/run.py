@@ -14,6 +14,7 @@ from outrider.core.contracts import (
     Drafter,
     Drafters,
     DraftInput,
+    DraftProgress,
     DraftRequest,
     Lookup,
     Policy,
@@ -207,6 +208,15 @@ class RecordedDrafter:
     def end(self, sequence: int) -> None:
         """Nothing is left to do."""
 
+    def progress(self, sequence: int) -> DraftProgress:
+        del sequence
+        unread = self._costs.read_tokens(max(1 + self._committed - self._seen, 1))
+        return DraftProgress(self._held, unread, 0 if self._has_read else self._prompt_tokens)
+
+    @property
+    def _held(self) -> int:
+        return self._costs.read_tokens(self._prompt_tokens + self._committed)
+
     def start(self, requests: Sequence[DraftRequest]) -> _RecordedRound:
         """A round for the one sequence of a replay."""
         [request] = requests
@@ -257,7 +267,7 @@ class RecordedDrafter:
         return (offers.tokens[place], offers.confidence[place]) if place < len(answer) else None
 
     def call_s(self, num_tokens: int) -> float:
-        return self._costs.call_s(num_tokens, context=self._prompt_tokens + self._committed)
+        return self._costs.call_s(num_tokens, context=self._held)
 
 
 class _RecordedRound:
