@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pty
 import select
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +40,24 @@ class Outcome:
     def said(self) -> str:
         """Standard error as one line: where it is folded depends on the figures in it."""
         return " ".join(self.err.split())
+
+
+Call = Callable[..., Outcome]
+
+
+def result(outcome: Outcome) -> dict[str, Any]:
+    """The one line of JSON that a command printed."""
+    assert outcome.status == 0, outcome.err
+    assert outcome.out.count("\n") == 1 and outcome.out.endswith("\n")
+    found: dict[str, Any] = json.loads(outcome.out)
+    return found
+
+
+def refused(outcome: Outcome) -> str:
+    """The one message of a command line that was refused."""
+    assert outcome.status == 2 and outcome.out == "", outcome
+    assert outcome.err.startswith("error: ") and outcome.err.count("\n") == 1, outcome.err
+    return outcome.err.removeprefix("error: ").strip()
 
 
 def environment(**changes: str) -> dict[str, str]:

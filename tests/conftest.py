@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from cli_helpers import Call, call
 from first_calls import remembering
 from outrider.backends import machine
 from outrider.backends.gguf import guard, libraries
@@ -122,3 +124,9 @@ def embedded_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RealS
     options = (*ARGUMENTS, "-c", str(CONTEXT), "--policy", "fixed")
     with real_server(tmp_path_factory.mktemp("server"), *options) as running:
         yield running
+
+
+@pytest.fixture
+def outrider(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Call:
+    """The program, in this process."""
+    return partial(call, monkeypatch, capfdbinary)

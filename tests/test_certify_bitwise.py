@@ -12,7 +12,7 @@ from engines import PROMPT, VOCABULARY, ScriptedDrafter, oracle
 from outrider.backends.bitwise import BitwiseModel, EqualSizes
 from outrider.backends.bitwise.probe import TRIED
 from outrider.backends.fake import FakeModel, Rounding, random_logits
-from outrider.cli.verify_report import print_verdict
+from outrider.cli.verify import print_verdict
 from outrider.core.data import Logits, Span
 from outrider.core.errors import SettingError
 from outrider.drafters.suffix import SuffixDrafter

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench_rows import bench_rows
-from cli_helpers import Outcome, call
+from cli_helpers import Call, refused
 from outrider.costs.store import PairCosts, export_costs
 from outrider.lab.bench.plan import SweepPlan, plan_text
 from outrider.lab.bench.report.view import View
@@ -23,8 +23,6 @@ from outrider.lab.progress import Progress
 from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.models import HubOptions
 from recordings import FLAT, SMALL, curve
-
-Run = Callable[..., Outcome]
 
 
 class Sweep:
@@ -70,11 +68,8 @@ def sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sweep:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
-    def run_(*arguments: object) -> Outcome:
-        return call(monkeypatch, capfdbinary, "bench", *map(str, arguments))
-
-    return run_
+def run(outrider: Call) -> Call:
+    return lambda *arguments: outrider("bench", *map(str, arguments))
 
 
 @pytest.fixture
@@ -87,24 +82,17 @@ def finished(tmp_path: Path) -> Path:
     return folder
 
 
-def refused(outcome: Outcome) -> str:
-    """The one message of a command line that was refused."""
-    assert outcome.status == 2 and outcome.out == "", outcome
-    assert outcome.err.startswith("error: ") and outcome.err.count("\n") == 1, outcome.err
-    return outcome.err.removeprefix("error: ").strip()
-
-
-def test_without_anything_the_defaults_are_swept(run: Run, sweep: Sweep, tmp_path: Path) -> None:
+def test_without_anything_the_defaults_are_swept(run: Call, sweep: Sweep, tmp_path: Path) -> None:
     outcome = run()
     assert outcome.status == 0, outcome.err
     assert sweep.plans == [SweepPlan()] and sweep.folders == [Path("bench")]
     assert (tmp_path / "bench" / "report.html").read_text().startswith("<!")
     assert outcome.out.strip() and outcome.err.strip().endswith("report: bench/report.html")
-    assert "recording: 25% of all, 2 h 05 min left, tiny, chat" in outcome.err
-    assert "running" not in outcome.err, "one line in ten seconds"
+    assert "sweeping: 25%, 2 h 5 min left, recording, tiny, chat" in outcome.err
+    assert "running, tiny" not in outcome.err, "one line in ten seconds"
 
 
-def test_flags_override_the_file(run: Run, sweep: Sweep, tmp_path: Path) -> None:
+def test_flags_override_the_file(run: Call, sweep: Sweep, tmp_path: Path) -> None:
     plan = tmp_path / "mine.toml"
     plan.write_text(
         'targets = ["a.gguf"]\nbackends = "ik"\nfinalists = 5\n'
@@ -121,7 +109,7 @@ def test_flags_override_the_file(run: Run, sweep: Sweep, tmp_path: Path) -> None
     )
 
 
-def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
+def test_every_flag_arrives(run: Call, sweep: Sweep, tmp_path: Path) -> None:
     export_costs(tmp_path / "costs.json", PairCosts(curve(FLAT, 0.01), curve(SMALL, 0.002)))
     (tmp_path / "q.jsonl").write_text('{"category": "math", "turns": ["1 + 1?"]}')
     flags = shlex.split("""
@@ -145,12 +133,8 @@ def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
     assert (plan.context, plan.quality) == (512, False)
     assert plan.backends == ("llama.cpp", "ik")
     options = plan.load_options("ik")
-    assert (options.threads, options.threads_batch, options.gpu_layers, options.flash_attention) == (
-        2,
-        3,
-        12,
-        "on",
-    )
+    loading = options.threads, options.threads_batch, options.gpu_layers, options.flash_attention
+    assert loading == (2, 3, 12, "on")
     assert sweep.hubs == [HubOptions(token="secret", offline=True)] and sweep.folders == [Path("out")]
 
 
@@ -176,7 +160,7 @@ def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_runs(
-    run: Run, sweep: Sweep, tmp_path: Path, flags: str, said: str
+    run: Call, sweep: Sweep, tmp_path: Path, flags: str, said: str
 ) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
@@ -185,7 +169,7 @@ def test_what_is_wrong_is_refused_before_anything_runs(
 
 
 def test_costs_that_will_not_do_are_refused_before_anything_runs(
-    run: Run, sweep: Sweep, tmp_path: Path
+    run: Call, sweep: Sweep, tmp_path: Path
 ) -> None:
     export_costs(tmp_path / "costs.json", PairCosts(curve(FLAT, 0.01)))
     assert run("--costs", "costs.json").status == 0
@@ -196,7 +180,7 @@ def test_costs_that_will_not_do_are_refused_before_anything_runs(
 
 
 @pytest.mark.usefixtures("sweep")
-def test_the_summary_as_json(run: Run, finished: Path, tmp_path: Path) -> None:
+def test_the_summary_as_json(run: Call, finished: Path, tmp_path: Path) -> None:
     for arguments in (("--json",), ("report", finished, "--json")):
         outcome = run(*arguments)
         assert outcome.status == 0, outcome.err
@@ -220,7 +204,7 @@ def test_the_summary_as_json(run: Run, finished: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("finished/*.html")), "a report is written where it is asked for"
 
 
-def test_init_writes_the_plan_and_never_over_another(run: Run, tmp_path: Path, sweep: Sweep) -> None:
+def test_init_writes_the_plan_and_never_over_another(run: Call, tmp_path: Path, sweep: Sweep) -> None:
     outcome = run("init")
     assert outcome.status == 0 and "outrider bench bench.toml" in outcome.out
     assert (tmp_path / "bench.toml").read_text() == plan_text()
@@ -233,13 +217,13 @@ def test_init_writes_the_plan_and_never_over_another(run: Run, tmp_path: Path, s
 
 
 @pytest.mark.slow
-def test_a_page_of_a_run(run: Run, finished: Path, tmp_path: Path) -> None:
+def test_a_page_of_a_run(run: Call, finished: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     outcome = run("report", finished, "--html", page)
     assert outcome.status == 0 and outcome.out.strip() and "<html" in page.read_text()
 
 
-def test_reports_of_runs(run: Run, finished: Path, tmp_path: Path) -> None:
+def test_reports_of_runs(run: Call, finished: Path, tmp_path: Path) -> None:
     outcome = run("report", finished)
     assert outcome.status == 0 and outcome.out.strip() and not list(tmp_path.rglob("*.html"))
     assert "no such file" in refused(run("report", tmp_path / "none"))
@@ -248,7 +232,7 @@ def test_reports_of_runs(run: Run, finished: Path, tmp_path: Path) -> None:
     )
 
 
-def test_exporting_a_run(run: Run, finished: Path, tmp_path: Path) -> None:
+def test_exporting_a_run(run: Call, finished: Path, tmp_path: Path) -> None:
     results = Results.read(finished)
     for ending, rows in ((".csv", -1), (".jsonl", 0)):
         table = tmp_path / f"rows{ending}"

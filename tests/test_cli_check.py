@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli_helpers import TEMPLATE, Outcome, call
+from cli_helpers import TEMPLATE, Call, Outcome, refused
 from head_files import write_heads
 from outrider.backends.gguf import LoadOptions, Weights, candidates, libraries, mainline
 from outrider.backends.tuning import options as tuning
@@ -19,8 +19,6 @@ from outrider.models.gguf import ModelCard
 from outrider.models.vocab import tokenizer_id
 from outrider.session.loading import load_draft
 from tiny_gguf import MERGES, Reduced, write_tiny
-
-Call = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +36,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], models: Path) -> Call:
+def check(outrider: Call, monkeypatch: pytest.MonkeyPatch, models: Path) -> Call:
     """The command among the tiny models, whose costs are measured once."""
     monkeypatch.chdir(models)
     monkeypatch.setenv("OUTRIDER_CACHE", str(models / "cache"))
     monkeypatch.setattr(predict, "_LENGTHS", (3, 16))  # of the settings that are replayed a few are enough
     monkeypatch.setattr(predict, "_P_MINS", (0.0,))
-
-    def run(*arguments: str) -> Outcome:
-        usual = ("-t", "1", "--seconds", "1", "--prompts", "prompts.jsonl")
-        return call(monkeypatch, capfdbinary, "check", *usual, *arguments)
-
-    return run
+    return partial(outrider, "check", "-t", "1", "--seconds", "1", "--prompts", "prompts.jsonl")
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
@@ -199,19 +192,18 @@ def test_a_library_that_is_not_here_is_named_in_a_line(check: Call, monkeypatch:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("nowhere.gguf",), "error: nowhere.gguf: "),
-        (("target.gguf", "nowhere.gguf"), "error: nowhere.gguf: "),
-        (("prompts.jsonl",), "error: prompts.jsonl: "),
-        (("*.gguf",), "error: *.gguf: 5 files match"),
-        (("target.gguf", "--prompts", "no.jsonl"), "error: no.jsonl: "),
-        (("target.gguf", "--seconds", "0"), "error: --seconds 0: "),
-        (("target.gguf", "--seconds", "nan"), "error: --seconds nan: "),
-        (("target.gguf", "--backend", "ik,auto"), "error: --backend ik,auto: auto takes one"),
-        (("target.gguf", "--backend", "ik,cuda"), "error: backend: 'cuda' is not known"),
-        (("target.gguf", "-c", "-1"), "error: -c -1: "),
-        (("target.gguf", "-c", "32"), "error: prompts: "),
+        (("nowhere.gguf",), "nowhere.gguf: "),
+        (("target.gguf", "nowhere.gguf"), "nowhere.gguf: "),
+        (("prompts.jsonl",), "prompts.jsonl: "),
+        (("*.gguf",), "*.gguf: 5 files match"),
+        (("target.gguf", "--prompts", "no.jsonl"), "no.jsonl: "),
+        (("target.gguf", "--seconds", "0"), "--seconds 0: "),
+        (("target.gguf", "--seconds", "nan"), "--seconds nan: "),
+        (("target.gguf", "--backend", "ik,auto"), "--backend ik,auto: auto takes one"),
+        (("target.gguf", "--backend", "ik,cuda"), "backend: 'cuda' is not known"),
+        (("target.gguf", "-c", "-1"), "-c -1: "),
+        (("target.gguf", "-c", "32"), "prompts: "),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(check: Call, arguments: tuple[str, ...], complaint: str) -> None:
-    outcome = check(*arguments)
-    assert outcome.status == 2 and outcome.out == "" and outcome.err.startswith(complaint)
+    assert refused(check(*arguments)).startswith(complaint)

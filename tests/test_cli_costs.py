@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 
 import pytest
 
-from cli_helpers import Outcome, call
+from cli_helpers import Call, refused
 from tiny_gguf import write_tiny
-
-Call = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
@@ -24,19 +22,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def costs(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], models: Path, tmp_path: Path
-) -> Call:
+def costs(outrider: Call, monkeypatch: pytest.MonkeyPatch, models: Path, tmp_path: Path) -> Call:
     """The command with the tiny target, in a folder of its own, where nothing was measured yet."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OUTRIDER_CACHE", str(models / "cache"))  # what the build survives is found out once
     rmtree(models / "cache" / "costs", ignore_errors=True)
-
-    def run(*arguments: str) -> Outcome:
-        base = ("costs", "-m", str(models / "target.gguf"), "-t", "1", "--seconds", "0.3")
-        return call(monkeypatch, capfdbinary, *base, *arguments)
-
-    return run
+    return partial(outrider, "costs", "-m", str(models / "target.gguf"), "-t", "1", "--seconds", "0.3")
 
 
 def test_the_table_its_picture_and_its_meaning(costs: Call, models: Path) -> None:
@@ -82,19 +73,18 @@ def test_tuning_shows_what_was_tried(costs: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--seconds", "0"), "error: --seconds: 0 cannot be used: "),
-        (("--seconds", "nan"), "error: --seconds: nan cannot be used: "),
-        (("-np", "0"), "error: --parallel: 0 cannot be used: "),
-        (("--costs", "no/such/place.json"), "error: no/such/place.json: its folder does not exist"),
-        (("--costs", "foreign.json"), "error: foreign.json: not of the schema"),
-        (("--costs", "foreign.json", "--fresh"), "error: --fresh and --costs: "),
-        (("-m", "nowhere.gguf"), "error: nowhere.gguf: "),
-        (("-c", "-1"), "error: -c -1: "),
+        (("--seconds", "0"), "--seconds: 0 cannot be used: "),
+        (("--seconds", "nan"), "--seconds: nan cannot be used: "),
+        (("-np", "0"), "--parallel: 0 cannot be used: "),
+        (("--costs", "no/such/place.json"), "no/such/place.json: its folder does not exist"),
+        (("--costs", "foreign.json"), "foreign.json: not of the schema"),
+        (("--costs", "foreign.json", "--fresh"), "--fresh and --costs: "),
+        (("-m", "nowhere.gguf"), "nowhere.gguf: "),
+        (("-c", "-1"), "-c -1: "),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(
     costs: Call, tmp_path: Path, arguments: tuple[str, ...], complaint: str
 ) -> None:
     (tmp_path / "foreign.json").write_text("{}")
-    outcome = costs(*arguments)
-    assert outcome.status == 2 and outcome.out == "" and outcome.err.startswith(complaint)
+    assert refused(costs(*arguments)).startswith(complaint)

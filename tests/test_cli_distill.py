@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cli_helpers import TEMPLATE, Outcome, call
+from cli_helpers import TEMPLATE, Call, Outcome, result
 from outrider.backends.tuning.scoring import costs_of
 from tiny_gguf import write_tiny
 
@@ -25,9 +24,7 @@ from outrider.lab.distill.export import read_provenance
 from outrider.models.header import read_header
 from outrider.policy.pretrained import CALIBRATION_KEY
 
-Call = Callable[..., Outcome]
-
-WORDS = (
+WORDS = [
     "the",
     "rain",
     "a",
@@ -42,7 +39,7 @@ WORDS = (
     "there",
     "was",
     "he",
-)
+]
 TRAINING = ("--steps", "3", "--batch-tokens", "256")
 SHAPE = ("--layers", "1", "--vocabulary", "280")
 PLAINLY = ("--quant", "F16", "--embedding-quant", "F16")
@@ -62,18 +59,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def distill(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], models: Path) -> Call:
+def distill(outrider: Call, monkeypatch: pytest.MonkeyPatch, models: Path) -> Call:
     """The command among the tiny models; what calls cost is measured for a moment only."""
     monkeypatch.chdir(models)
     monkeypatch.setenv("OUTRIDER_CACHE", str(models / "cache"))
     monkeypatch.setattr(evaluation, "costs_of", partial(_soon, costs_of))
     monkeypatch.setattr(measure, "SECONDS", 2.0)
     monkeypatch.setattr(check, "DEFAULT_SECONDS", 0.1)
-
-    def run(*arguments: str) -> Outcome:
-        return call(monkeypatch, capfdbinary, "distill", *arguments)
-
-    return run
+    return partial(outrider, "distill")
 
 
 def _soon(measure_costs: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -81,8 +74,7 @@ def _soon(measure_costs: Callable[..., Any], *given: Any, **named: Any) -> Any:
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
-    assert outcome.status == 0, outcome.err
-    shown: dict[str, Any] = json.loads(outcome.out)
+    shown = result(outcome)
     assert shown["schema"] == "outrider.distill/1"
     return shown
 
@@ -213,21 +205,3 @@ def test_what_cannot_be_is_refused_by_name_before_anything_is_answered(
     assert outcome.status == 2 and outcome.out == ""
     assert outcome.err.splitlines()[-1].startswith(complaint), outcome.err
     assert not list(tmp_path.rglob("*.npz"))
-
-
-def test_without_torch_one_line_says_what_to_install(
-    distill: Call, monkeypatch: pytest.MonkeyPatch, models: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    outcome = distill("-m", "nowhere.gguf", "-o", "d")
-    assert outcome.status == 2 and outcome.out == "" and not (models / "d").exists()
-    assert outcome.err == (
-        "error: outrider distill: PyTorch is not installed. "
-        "It comes with the extra distill: in Outrider's checkout, pip install '.[distill]'.\n"
-    )
-    helped = distill("--help")
-    assert helped.status == 0 and "--on-policy" in helped.out
-    assert max(map(len, helped.out.splitlines())) <= 80
-
-
-# What people read

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli_helpers import TEMPLATE, Outcome, call
+from cli_helpers import TEMPLATE, Call, refused, result
 from outrider.cli.grammar import MAX_BYTES
 from outrider.constraints import Compiled
 from outrider.core.contracts import Constraint
 from outrider.core.errors import ConstraintError
 from tiny_gguf import write_tiny
-
-Call = Callable[..., Outcome]
 
 RECORD: dict[str, Any] = {
     "type": "object",
@@ -42,26 +40,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def outrider(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], models: Path
-) -> Call:
+def limited(outrider: Call, models: Path) -> Call:
     """A command with the tiny target, greedy, drafting by fixed lengths."""
-    base = ("-m", str(models / "target.gguf"), "-t", "1", "--temp", "0", "--policy", "fixed", "-n", "120")
-    return lambda command, *arguments, stdin="": call(
-        monkeypatch, capfdbinary, command, *base, *arguments, stdin=stdin
-    )
+    base = f"-m {models / 'target.gguf'} -t 1 --temp 0 --policy fixed -n 120".split()
+    return lambda command, *arguments, stdin="": outrider(command, *base, *arguments, stdin=stdin)
 
 
 @pytest.fixture
-def run(outrider: Call) -> Call:
-    return lambda *arguments, stdin="": outrider("run", "-p", "hello", *arguments, stdin=stdin)
-
-
-def result(outcome: Outcome) -> dict[str, Any]:
-    assert outcome.status == 0, outcome.err
-    data = json.loads(outcome.out)
-    assert isinstance(data, dict)
-    return data
+def run(limited: Call) -> Call:
+    return partial(limited, "run", "-p", "hello")
 
 
 # What is asked for
@@ -216,9 +203,9 @@ def test_a_dead_end_keeps_the_text_and_the_trace(run: Call, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("dead")
-def test_a_conversation_goes_on_behind_a_dead_end(outrider: Call, tmp_path: Path) -> None:
+def test_a_conversation_goes_on_behind_a_dead_end(limited: Call, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
-    outcome = outrider("chat", "--regex", "[a-z]{40}", "--trace", str(trace), stdin="hello\nagain\n")
+    outcome = limited("chat", "--regex", "[a-z]{40}", "--trace", str(trace), stdin="hello\nagain\n")
     assert outcome.status == 0 and outcome.err.count("nothing may follow here") == 2
     assert len(outcome.out.splitlines()) == 2
     assert len({json.loads(line)["request"] for line in trace.read_text().splitlines()}) == 2
@@ -227,12 +214,12 @@ def test_a_conversation_goes_on_behind_a_dead_end(outrider: Call, tmp_path: Path
 # Conversations
 
 
-def test_every_answer_of_a_conversation_is_limited(outrider: Call) -> None:
-    outcome = outrider("chat", "--choice", "yes", "--choice", "no", stdin="hello\nagain\n/readout\n")
+def test_every_answer_of_a_conversation_is_limited(limited: Call) -> None:
+    outcome = limited("chat", "--choice", "yes", "--choice", "no", stdin="hello\nagain\n/readout\n")
     assert outcome.status == 0
     assert [line in ("yes", "no") for line in outcome.out.splitlines()] == [True, True]
     assert "one of several texts" in outcome.err
-    cut = outrider("chat", "-j", PROSE, "-n", "5", stdin="hello\n")
+    cut = limited("chat", "-j", PROSE, "-n", "5", stdin="hello\n")
     assert "the JSON is incomplete" in cut.err
 
 
@@ -280,9 +267,7 @@ def test_what_cannot_be_used_is_one_message(
     (tmp_path / "empty.json").write_text(" \n")
     (tmp_path / "latin.json").write_bytes(b"{\xe9}")
     (tmp_path / "large.json").write_text("[" * (MAX_BYTES + 1))
-    outcome = run(*arguments)
-    assert outcome.status == 2 and outcome.out == ""
-    assert outcome.err.startswith("error: ") and complaint in outcome.err and outcome.err.count("\n") == 1
+    assert complaint in refused(run(*arguments))
 
 
 @pytest.mark.parametrize(
@@ -295,12 +280,7 @@ def test_what_cannot_be_used_is_one_message(
     ],
 )
 def test_standard_input_is_read_for_one_thing(
-    monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[bytes],
-    command: str,
-    arguments: list[str],
-    stdin_gives: str,
+    outrider: Call, command: str, arguments: list[str], stdin_gives: str
 ) -> None:
-    outcome = call(monkeypatch, capfdbinary, command, "-m", "absent.gguf", *arguments, "-j", "-", stdin="{}")
-    assert outcome.status == 2
-    assert f"--json-schema -: standard input gives {stdin_gives} already" in outcome.err
+    said = refused(outrider(command, "-m", "absent.gguf", *arguments, "-j", "-", stdin="{}"))
+    assert f"--json-schema -: standard input gives {stdin_gives} already" in said

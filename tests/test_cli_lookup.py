@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cli_helpers import TEMPLATE, Outcome, call
+from cli_helpers import TEMPLATE, Call, Outcome, refused, result
 from outrider.backends.gguf import LoadOptions, mainline
 from outrider.core.params import SamplingParams
 from outrider.policy import FixedPolicy
 from outrider.session import Session
 from tiny_gguf import write_tiny
 
-Call = Callable[..., Outcome]
 PROMPT = "def mean(values):"
 GREEDY = SamplingParams(temperature=0)
 OPTIONS = LoadOptions(threads=1)
@@ -38,33 +34,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run(models: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Call:
+def run(outrider: Call, models: Path) -> Call:
     """`outrider run` with short, greedy answers."""
 
     def run(*arguments: str | Path, model: str = "target.gguf", command: str = "run") -> Outcome:
-        fixed = (
-            "-m",
-            str(models / model),
-            "-t",
-            "1",
-            "--temp",
-            "0",
-            "-n",
-            "24",
-            "--ignore-eos",
-            "-p",
-            PROMPT,
-        )
-        return call(monkeypatch, capfdbinary, command, *fixed, *map(str, arguments))
+        fixed = f"-m {models / model} -t 1 --temp 0 -n 24 --ignore-eos".split()
+        return outrider(command, *fixed, "-p", PROMPT, *map(str, arguments))
 
     return run
-
-
-def result(outcome: Outcome) -> dict[str, Any]:
-    assert outcome.status == 0, outcome.err
-    loaded = json.loads(outcome.out)
-    assert isinstance(loaded, dict)
-    return loaded
 
 
 def test_a_predicted_answer_is_drafted_from_and_changes_nothing(run: Call, tmp_path: Path) -> None:
@@ -73,9 +50,7 @@ def test_a_predicted_answer_is_drafted_from_and_changes_nothing(run: Call, tmp_p
     answer.write_text(plain["text"])
     fast = result(run("--json", "--policy", "fixed", "--prediction", answer))
     assert fast["text"] == plain["text"]
-    assert (
-        fast["drafters"]["prediction"]["accepted_tokens"] > 0
-    )  # it tokenizes in another way than it says it
+    assert fast["drafters"]["prediction"]["accepted_tokens"] > 0  # it is tokenized in another way
     assert fast["target_calls"] < plain["target_calls"]
 
 
@@ -84,21 +59,15 @@ def test_a_corpus_is_drafted_from_and_changes_nothing(run: Call, tmp_path: Path)
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "one").write_text(f"{PROMPT}{plain['text']}")
     (tmp_path / "files" / "two").write_bytes(b"\0")
+    (tmp_path / "more").write_text("some other text")
     for _ in range(2):
-        fast = result(run("--json", "--policy", "fixed", "--no-lookup", "--corpus", tmp_path / "files"))
+        corpus = ("--corpus", tmp_path / "files", "--corpus", tmp_path / "more")
+        fast = result(run("--json", "--policy", "fixed", "--no-lookup", *corpus))
         assert fast["text"] == plain["text"]
         assert set(fast["drafters"]) == {"corpus"}
         assert fast["drafters"]["corpus"]["accepted_tokens"] > 0
-        assert any("indexed 1 file" in notice for notice in fast["notices"])
+        assert any("indexed 2 files" in notice for notice in fast["notices"])
         assert any("skipped 1 binary" in notice for notice in fast["notices"])
-
-
-def test_several_paths_make_one_corpus(run: Call, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).write_text(f"some text of {name}")
-    outcome = run("--corpus", tmp_path / "one", "--corpus", tmp_path / "two")
-    assert outcome.status == 0
-    assert "note: corpus: indexed 2 files" in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -116,22 +85,16 @@ def test_a_prediction_that_is_no_text_is_refused(
 ) -> None:
     if content is not None:
         (tmp_path / "answer").write_bytes(content)
-    outcome = run("--prediction", tmp_path / "answer")
-    assert outcome.status == 2 and outcome.out == ""
-    assert str(tmp_path / "answer") in outcome.err and message in outcome.err
+    said = refused(run("--prediction", tmp_path / "answer"))
+    assert str(tmp_path / "answer") in said and message in said
 
 
-def test_a_corpus_that_is_not_there_is_refused_before_anything_is_loaded(run: Call, tmp_path: Path) -> None:
-    outcome = run("--corpus", tmp_path / "nowhere", model="not there either")
-    assert outcome.status == 2 and outcome.out == ""
-    assert "nowhere: there is no such file or folder" in outcome.err
-
-
-def test_a_corpus_without_text_is_refused(run: Call, tmp_path: Path) -> None:
+def test_a_corpus_that_cannot_be_used_is_refused(run: Call, tmp_path: Path) -> None:
+    nowhere = refused(run("--corpus", tmp_path / "nowhere", model="not there either"))
+    assert "nowhere: there is no such file or folder" in nowhere, "before anything is loaded"
     (tmp_path / "files").mkdir()
-    outcome = run("--corpus", tmp_path / "files")
-    assert outcome.status == 2 and outcome.out == ""
-    assert "files: there is no text in it. Name files or folders" in outcome.err
+    said = run("--corpus", tmp_path / "files")
+    assert said.status == 2 and "files: there is no text in it. Name files or folders" in said.err
 
 
 def test_a_model_that_cannot_rewind_says_what_is_not_used(
@@ -164,9 +127,8 @@ def test_earlier_answers_of_a_session_are_drafted_from(models: Path) -> None:
         other = session.generate("return and the", **settings)
         again = session.generate("10 10 10 def", **settings)
         assert again.tokens == first.tokens and other.tokens != first.tokens
-        assert (
-            sum(record.draft.sources[: record.num_accepted].count("earlier") for record in again.records) > 8
-        )
+        accepted = [source for r in again.records for source in r.draft.sources[: r.num_accepted]]
+        assert accepted.count("earlier") > 8
 
 
 def test_a_prediction_belongs_to_its_request(models: Path) -> None:
@@ -193,11 +155,3 @@ def test_a_session_without_a_follower_says_so_once(models: Path) -> None:
         for _ in range(2):
             session.generate(PROMPT, max_tokens=2, sampling=GREEDY, prediction="some text")
         assert session.notices == ["the prediction is not used: no drafter of this session follows one"]
-
-
-def test_a_corpus_is_part_of_what_is_loaded(models: Path, tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("some text")
-    target = models / "target.gguf"
-    with Session.load(target, context_length=64, options=OPTIONS, corpus=[tmp_path / "text"]) as session:
-        assert "corpus" in [drafter.name for drafter in session.engine.drafters]
-        assert session.notices[0].startswith("corpus: indexed 1 file")

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from cli_helpers import Outcome, call
+from cli_helpers import Call, refused
 from native_builds import COMPILER, Machine, staged
 from outrider.backends.gguf.library import LibraryFile
 from outrider.backends.native import native_library
 from outrider.backends.native.build import build_native
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
-
-Setup = Callable[..., Outcome]
 
 
 @pytest.fixture
@@ -43,11 +40,11 @@ def _files(built: Path | None) -> list[LibraryFile]:
 
 
 @pytest.fixture
-def setup(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Setup:
-    return partial(call, monkeypatch, capfdbinary, "setup")
+def setup(outrider: Call) -> Call:
+    return partial(outrider, "setup")
 
 
-def test_a_build_is_asked_for_made_and_shown(machine: Machine, setup: Setup) -> None:
+def test_a_build_is_asked_for_made_and_shown(machine: Machine, setup: Call) -> None:
     before = setup()
     assert before.status == 0
     assert "outrider setup --native" in before.out
@@ -68,40 +65,32 @@ def test_a_build_is_asked_for_made_and_shown(machine: Machine, setup: Setup) -> 
     assert len([one for one in machine.calls if "--dest" in one]) == 1
 
 
-def test_force_compiles_anew(machine: Machine, setup: Setup) -> None:
+def test_force_compiles_anew(machine: Machine, setup: Call) -> None:
     setup("--native")
     assert "built and decodes" in setup("--native", "--force").out
     assert len([one for one in machine.calls if "--dest" in one]) == 2
-    alone = setup("--force")
-    assert alone.status == 2
-    assert "Add --native" in alone.err
+    assert "Add --native" in refused(setup("--force"))
 
 
 def test_without_a_compiler_it_is_one_line_and_status_2(
-    machine: Machine, setup: Setup, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, setup: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(machine.root / "bin"))
     (machine.root / "bin" / "cc").unlink()
-    refused = setup("--native")
-    assert refused.status == 2
-    assert refused.out == ""
-    [line] = refused.err.splitlines()
-    assert line.startswith("error: tiny-ik: building it needs a C and a C++ compiler")
-    assert "apt install" in line
+    line = refused(setup("--native"))
+    assert line.startswith("tiny-ik: building it needs a C and a C++ compiler") and "apt install" in line
 
 
-def test_a_source_that_does_not_compile_is_one_line_and_status_2(machine: Machine, setup: Setup) -> None:
+def test_a_source_that_does_not_compile_is_one_line_and_status_2(machine: Machine, setup: Call) -> None:
     machine.write("recipe/code.c", "?\n")
-    refused = setup("--native")
-    assert refused.status == 2
-    line = refused.err.splitlines()[-1]
-    assert line.startswith("error: tiny-ik 1.0: it cannot be compiled here (")
-    assert str(machine.builds / "build.log") in line
-    assert "Traceback" not in refused.err
+    outcome = setup("--native")
+    line = outcome.err.splitlines()[-1]
+    assert outcome.status == 2 and line.startswith("error: tiny-ik 1.0: it cannot be compiled here (")
+    assert str(machine.builds / "build.log") in line and "Traceback" not in outcome.err
 
 
 @pytest.mark.parametrize("name", ["INT", "TERM", "HUP"])
-def test_a_signal_leaves_nothing_and_says_so(machine: Machine, setup: Setup, name: str) -> None:
+def test_a_signal_leaves_nothing_and_says_so(machine: Machine, setup: Call, name: str) -> None:
     machine.write("recipe/build.sh", f'touch "$1/half"; kill -{name} {os.getpid()}; sleep 100\n')
     ended = setup("--native")
     assert ended.status == 130

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cli_helpers import TEMPLATE, Outcome, call
+from cli_helpers import TEMPLATE, Call, Outcome
 from outrider.cli import verify as command
 from outrider.cli.settings import VerifySettings
 from outrider.core.params import Verification
 from outrider.lab.certify.plan import CertifyPlan
+from outrider.models import cache_dir
+from outrider.models.embedded import EMBEDDED_NAME
 from tiny_gguf import write_tiny
 
-Call = Callable[..., Outcome]
+EMBEDDED = cache_dir() / "models" / EMBEDDED_NAME
+RECORD = json.dumps(
+    {
+        "type": "object",
+        "properties": {"role": {"enum": ["admin", "user", "guest"]}, "active": {"type": "boolean"}},
+        "required": ["role", "active"],
+        "additionalProperties": False,
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +38,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def verify(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], models: Path, tmp_path: Path
-) -> Call:
+def verify(outrider: Call, monkeypatch: pytest.MonkeyPatch, models: Path, tmp_path: Path) -> Call:
     """The command with the tiny pair, in a folder of its own, with far fewer samples than --quick takes, and
     one rule of the three."""
     monkeypatch.chdir(tmp_path)
@@ -44,7 +51,7 @@ def verify(
 
         monkeypatch.setattr(command, "make_plan", small)
         base = ("verify", *pair, "-t", "1", "--quick", "-n", "8", "--rule", "token")
-        return call(monkeypatch, capfdbinary, *base, *arguments, stdin=stdin)
+        return outrider(*base, *arguments, stdin=stdin)
 
     return run
 
@@ -142,6 +149,9 @@ def test_prompts_come_from_lines_and_json_lines(verify: Call, tmp_path: Path) ->
         (["-o", "."], "it is a folder"),
         (["-f", "other.jsonl", "-o", "other.jsonl"], "it holds the prompts"),
         (["-p", "word " * 600], "prompt 1: its"),
+        (["--inject", "unmasked-drafts"], "there is none"),
+        (["-j", '{"type": 7}'], "type"),
+        (["--json-style", "compact"], "nothing limits it"),
     ],
 )
 def test_what_cannot_run_is_one_message(
@@ -152,7 +162,41 @@ def test_what_cannot_run_is_one_message(
     before = sorted(tmp_path.iterdir())
     outcome = verify("--draft-max", "0", *arguments)
     assert outcome.status == 2 and outcome.out == ""
-    assert outcome.err.count("error: ") == 1 and "Traceback" not in outcome.err
-    error = outcome.err.splitlines()[-1]
-    assert error.startswith("error: ") and complaint in error
+    assert outcome.err.count("error: ") == 1 and complaint in outcome.err.splitlines()[-1]
     assert sorted(tmp_path.iterdir()) == before
+
+
+# Constrained outputs
+
+
+@pytest.mark.parametrize("mode", ["exact", pytest.param("canonical", marks=pytest.mark.slow)])
+def test_a_sound_pair_holds_under_a_schema(verify: Call, tmp_path: Path, mode: str) -> None:
+    outcome = verify("-n", "24", "-j", RECORD, "--fast-forward", mode, "-o", "c.json", samples=60)
+    assert outcome.status == 0, outcome.out + outcome.err
+    shown = " ".join(outcome.out.split())
+    assert "structure JSON of a schema, spaced" in shown and "HOLDS" in shown
+    assert ("exact relative to the canonical tokenization" in shown) == (mode == "canonical")
+    document = json.loads((tmp_path / "c.json").read_text())
+    assert document["plan"]["grammar"]["text"] == RECORD
+    assert document["settings"]["grammar"]["fast_forward"] == mode
+    assert document["counts"]["drafted_tokens"] > 0
+    tests = document["sampled"]
+    assert any("forced text" in test["setting"] for test in tests)
+    assert all(test["cells"] > 1 for test in tests)
+
+
+def test_a_broken_mask_is_found(verify: Call) -> None:
+    choices = ("--choice", "a bad idea", "--choice", "a good idea")
+    outcome = verify("-n", "24", *choices, "--inject", "unmasked-drafts", samples=60)
+    assert outcome.status == 1 and outcome.out.startswith("DOES NOT HOLD")
+    assert "impossible texts" in " ".join(outcome.out.split())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not EMBEDDED.exists(), reason="`outrider run` fetches the model; tests do not")
+def test_the_embedded_model_holds_under_a_schema(verify: Call, tmp_path: Path) -> None:
+    target = ("-m", str(EMBEDDED), "-md", "default-draft")
+    outcome = verify(*target, "-n", "60", "-j", RECORD, "-p", "Describe a user.", samples=60)
+    assert outcome.status == 0, outcome.out + outcome.err
+    document = json.loads((tmp_path / "outrider-verify.json").read_text())
+    assert document["verdict"] == "holds" and document["counts"]["accepted_tokens"] > 0

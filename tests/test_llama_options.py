@@ -6,7 +6,6 @@ import re
 import runpy
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_helpers import call
+from cli_helpers import Call, refused
 from outrider.backends.gguf import LoadOptions
 from outrider.cli.llama_options import COMMANDS, table, translate
 from outrider.cli.load_options import load_options
@@ -139,11 +138,9 @@ def test_who_drafts_becomes_a_policy(command: str, arguments: str, found: str, u
 @pytest.mark.parametrize(
     ("program", "ours"), [("llama-server", "serve"), ("llama-speculative", "run"), ("llama-cli", "run")]
 )
-def test_the_names_of_its_programs_lead_to_ours(
-    program: str, ours: str, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    outcome = call(monkeypatch, capfdbinary, program, "-m", "a.gguf", "--draft", "8")
-    assert outcome.status == 2 and outcome.err.endswith(f"Use `outrider {ours}`, which takes its options.\n")
+def test_the_names_of_its_programs_lead_to_ours(outrider: Call, program: str, ours: str) -> None:
+    said = refused(outrider(program, "-m", "a.gguf", "--draft", "8"))
+    assert said.endswith(f"Use `outrider {ours}`, which takes its options.")
 
 
 @pytest.mark.parametrize(
@@ -228,8 +225,6 @@ def test_the_table_has_every_option_of_a_built_program(program: str) -> None:
     assert len(found) > 100 and set(found) <= SCRIPT["known"]()
 
 
-def test_the_program_says_what_it_ignores_and_what_it_refuses() -> None:
-    line = [sys.executable, "-m", "outrider", "run", "--warmup", "--mirostat", "2", "-p", "hi"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and not done.stdout
-    assert done.stderr == "error: --mirostat: it is not supported. See --min-p.\n"
+def test_the_program_says_what_it_refuses(outrider: Call) -> None:
+    said = refused(outrider("run", "--warmup", "--mirostat", "2", "-p", "hi"))
+    assert said == "--mirostat: it is not supported. See --min-p."

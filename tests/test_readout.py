@@ -8,12 +8,12 @@ import re
 from dataclasses import asdict, replace
 
 import pytest
-from rich.console import Console
 
 from engines import GREEDY, VOCABULARY, ScriptedDrafter, oracle
 from outrider import Generation
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.cli.report import print_readout
+from outrider.cli.screen import Screen
 from outrider.core.data import Completion, Draft, DraftToken, DraftWork, FinishReason, Request, StepRecord
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
 from outrider.policy import FixedPolicy
@@ -145,7 +145,7 @@ def test_a_prompt_whose_reading_was_interrupted_counts_what_was_read() -> None:
     assert (readout.prompt_tokens, readout.finish_reason) == (len(prompt), "cancelled")
     assert readout.read_tokens == generation.records[0].num_evaluated < len(prompt) - 1
     shown = io.StringIO()
-    print_readout(Console(file=shown, width=200), readout, "target", None)
+    print_readout(Screen(file=shown, width=200), readout, "target", None)
     assert re.search(r"prompt +\d+ tokens, \d+ of them read in .*, 1 prefill call *\n", shown.getvalue())
     whole = read_out(engine.generate(Request(prompt, GREEDY, max_tokens=8)))
     assert whole.read_tokens == len(prompt) - 1 - whole.reused_tokens
@@ -154,5 +154,5 @@ def test_a_prompt_whose_reading_was_interrupted_counts_what_was_read() -> None:
 def test_forced_text_that_was_not_accepted_is_explained() -> None:
     shown = io.StringIO()
     readout = read_out(completion(record(("grammar",) * 3, 1, 2)))
-    print_readout(Console(file=shown, width=200), readout, "target", None, None)
+    print_readout(Screen(file=shown, width=200), readout, "target", None, None)
     assert "forced text" in shown.getvalue() and "spells the rest with other tokens" in shown.getvalue()

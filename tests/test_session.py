@@ -103,12 +103,8 @@ def test_a_pair_says_what_its_target_says_in_fewer_calls(path: Callable[..., Pat
         plain = session.generate(PROMPT, max_tokens=40, sampling=GREEDY, ignore_end=True, speculate=False)
     policy = FixedPolicy(p_min=0.0)
     with Session.load(target, draft, context_length=256, options=OPTIONS, policy=policy) as session:
-        assert [drafter.name for drafter in session.engine.drafters] == [
-            "prediction",
-            "lookup",
-            "earlier",
-            "draft",
-        ]
+        names = [drafter.name for drafter in session.engine.drafters]
+        assert names == ["prediction", "lookup", "earlier", "draft"]
         fast = session.generate(PROMPT, max_tokens=40, sampling=GREEDY, ignore_end=True)
         assert session.notices == []
     assert fast.tokens == plain.tokens and len(fast.tokens) == 40
@@ -249,10 +245,8 @@ def test_contexts_have_the_sizes_asked_for(path: Callable[..., Path]) -> None:
     assert sizes(0) == (512, 256, 1)  # as they were trained, and the draft with less
     assert sizes(256, 512) == (256, 512, 0)
     assert sizes(1024) == (1024, 256, 2)
-    assert (
-        "trained with a context of 512 tokens, not 1024"
-        in Session.open(pair, SessionOptions(1024)).notices[0]
-    )
+    [notice, *_] = Session.open(pair, SessionOptions(1024)).notices
+    assert "trained with a context of 512 tokens, not 1024" in notice
     pair.close()
 
 

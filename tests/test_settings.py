@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from cli_helpers import Outcome, call
+from cli_helpers import Call
 from outrider.cli.commands import COMMANDS
 from outrider.core.schema import Group, Setting, setting, setting_error, settings_of, with_default
 from outrider.core.settings import PairSettings
@@ -76,20 +76,6 @@ def test_commands_that_load_a_pair_share_its_flags(command: str) -> None:
         assert set(made.flags) == set(found[name].flags) and made.kind is found[name].kind, name
 
 
-LLAMA_CPP = """
-    -m -md -hf -hfd -p -f -sys -e -n --n-predict -r --reverse-prompt -s -l --temp --top-k --top-p --min-p
-    --draft --draft-n --draft-max --spec-draft-n-max -j -jf --grammar-file -c -cd -ngl --n-gpu-layers -ngld
-    -sm -mg -t -tb -b -ub -fa -ctk -ctv --no-mmap --mlock --no-repack
-"""
-
-
-def test_the_llama_cpp_names_of_run_are_all_there() -> None:
-    found = {name for made in of_command("run").values() for name in names_of(made)}
-    assert found > set(LLAMA_CPP.split())
-
-
-def test_a_misspelled_command_is_answered_with_a_similar_one(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    outcome: Outcome = call(monkeypatch, capfdbinary, "serv")
+def test_a_misspelled_command_is_answered_with_a_similar_one(outrider: Call) -> None:
+    outcome = outrider("serv")
     assert outcome.status == 2 and "'serve'" in outcome.err

@@ -17,7 +17,7 @@ from outrider.core.files import check_writable
 from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
-from outrider.session.trace import write_trace
+from outrider.session.readout import write_trace
 
 
 def records() -> tuple[StepRecord, ...]:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from time import monotonic
 from typing import Any
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn
-from rich.progress import Progress as Bar
-from rich.text import Text
 
 from outrider.backends.gguf import show_log
 from outrider.cli.bench_settings import BenchSettings, ExportSettings, InitSettings, ReportSettings
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import INTERRUPTED, Ticker, print_notes, readable, write, write_json
+from outrider.cli.output import INTERRUPTED, readable, write, write_json
 from outrider.cli.plans import hub_options
+from outrider.cli.screen import Screen
 from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
 from outrider.core.files import check_writable, write_whole
@@ -51,10 +45,10 @@ def bench(settings: BenchSettings) -> int:
     plan = plan_of(settings)
     folder = settings.out or Path(plan.name)
     _check(plan, folder)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = Screen(stderr=True, soft_wrap=True)
     for workload in map(load_workload, plan.workloads):  # a line that cannot be read ends it here
         if "skipped: " in workload.source:
-            print_notes(errors, [f"{workload.name}: {workload.source}"])
+            errors.note(f"{workload.name}: {workload.source}")
     # What follows takes a second to import: a plan that is wrong is refused before.
     from outrider.lab.bench.sweep import run_sweep
 
@@ -63,16 +57,21 @@ def bench(settings: BenchSettings) -> int:
         with ExitStack() as stack:
             elsewhere = _on_cluster(settings, plan, stack)
             stack.enter_context(LoadInterrupt())
-            progress = stack.enter_context(show_progress(errors))
+            report = stack.enter_context(errors.progress())
+
+            def progress(now: Progress) -> None:
+                detail = f"{now.stage}, {now.detail}" if now.detail else now.stage
+                report("sweeping", now.done, detail, now.left_s)
+
             hub = hub_options(settings)
             results = run_sweep(plan, folder, hub=hub, progress=progress, elsewhere=elsewhere)
         show(results, folder / REPORT, as_json=settings.print_json, folder=folder)
         if plan.minutes is not None:
             _note_unfinished(results, plan.repetitions, errors)
     except KeyboardInterrupt:
-        errors.print(Text("interrupted: run the same command again to go on"))
+        errors.say("interrupted: run the same command again to go on")
         return INTERRUPTED
-    errors.print(Text(readable(f"report: {folder / REPORT}")))
+    errors.say(f"report: {folder / REPORT}")
     return 0
 
 
@@ -89,7 +88,7 @@ def _on_cluster(settings: BenchSettings, plan: SweepPlan, stack: ExitStack) -> C
     return RaySweep(plan.backends, Loader(plan, (), hub).check_backend, hub, settings.machines)
 
 
-def _note_unfinished(results: Results, repetitions: int, errors: Console) -> None:
+def _note_unfinished(results: Results, repetitions: int, errors: Screen) -> None:
     """Say which targets the time was too short for."""
     sheets = [*results.sheets.values()] or [results]
     done = set.intersection(
@@ -97,9 +96,7 @@ def _note_unfinished(results: Results, repetitions: int, errors: Console) -> Non
     )
     if unfinished := [target for target in results.targets if target not in done]:
         listed = ", ".join(unfinished)
-        print_notes(
-            errors, [f"time ran out before all had run: {listed}; run the same command again to go on"]
-        )
+        errors.note(f"time ran out before all had run: {listed}; run the same command again to go on")
 
 
 def plan_of(settings: BenchSettings) -> SweepPlan:
@@ -156,60 +153,6 @@ def _check_costs(path: Path, has_drafts: bool) -> None:
         raise SettingError(str(path), "it has no costs of a draft model", "Write it again with -md.")
 
 
-# How far a sweep is: one line with the time left on a terminal, a plain line now and then elsewhere.
-
-
-@contextmanager
-def show_progress(
-    errors: Console, clock: Callable[[], float] = monotonic, *, by_stage: bool = False
-) -> Iterator[Callable[[Progress], None]]:
-    """Where to report how far something is; a line every 10 s at most where `errors` is no terminal.
-
-    `by_stage`: what is done is a part of its stage, not of all, and each stage has lines of its own.
-    """
-    if errors.is_terminal:
-        columns = (
-            TextColumn("{task.fields[stage]}"),
-            BarColumn(bar_width=16),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[detail]}", style="dim"),
-        )
-        with Bar(*columns, console=errors, transient=True) as bar:
-            task = bar.add_task("", total=1.0, stage="starting", left="", detail="")
-
-            def show(now: Progress) -> None:
-                stage, detail = escape(readable(now.stage)), escape(readable(now.detail))
-                bar.update(task, completed=now.done, stage=stage, left=time_left(now.left_s), detail=detail)
-
-            yield show
-        return
-    ticker = Ticker(clock)
-
-    def write_line(now: Progress) -> None:
-        if ticker.is_due(now.stage if by_stage else ""):
-            done = f"{now.done:.0%}" if by_stage else f"{now.done:.0%} of all"
-            subject = now.stage if by_stage and not now.done else f"{now.stage}: {done}"
-            parts = [subject, time_left(now.left_s), now.detail]
-            errors.print(Text(readable(", ".join(part for part in parts if part))))
-
-    yield write_line
-
-
-def time_left(seconds: float | None) -> str:
-    """The time left for people; nothing where it is not known.
-
-    >>> time_left(200), time_left(7500), time_left(9)
-    ('3 min left', '2 h 05 min left', '9 s left')
-    """
-    if seconds is None:
-        return ""
-    if seconds < 60:
-        return f"{seconds:.0f} s left"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02d} min left" if hours else f"{minutes} min left"
-
-
 # What `outrider bench` does with runs that are there, and the plan that it writes.
 
 REPORT = "report.html"
@@ -248,7 +191,7 @@ def show(results: Results, html: Path | None, *, as_json: bool, folder: Path) ->
 
         write_json(summary_json(results, folder, html))
     else:
-        print_report(results, _console())
+        print_report(results, Screen())
 
 
 def export(settings: ExportSettings) -> int:
@@ -258,7 +201,3 @@ def export(settings: ExportSettings) -> int:
     write_table(Results.read(settings.folder), settings.to)
     write(readable(f"wrote {settings.to}") + "\n")
     return 0
-
-
-def _console() -> Console:
-    return Console(highlight=False, emoji=False, markup=False)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
-from outrider.cli.output import print_rows, print_table, readable, write_json
+from outrider.cli.output import readable, write_json
+from outrider.cli.screen import Screen
 from outrider.cli.settings import CacheSettings
 from outrider.core.errors import SettingError
 from outrider.core.files import reason_of
@@ -44,15 +44,15 @@ def cache(settings: CacheSettings) -> int:
         kept = {name: {"files": sizes[name][0], "bytes": sizes[name][1]} for name in found}
         write_json({"folder": str(folder), "kept": kept, "removed": names})
         return 0
-    console = Console(highlight=False, emoji=False, markup=False)
+    console = Screen()
     if names:
-        console.print(Text(readable(f"removed: {', '.join(names)}")))
+        console.say(f"removed: {', '.join(names)}")
     console.print(Text(readable(str(folder)), style="bold", overflow="fold"))
     rows = [(name, counted(sizes[name][0], "file"), gigabytes(sizes[name][1])) for name in found]
-    print_table(console, ("kind", "files", "size"), rows, left=("kind",))
+    console.table(("kind", "files", "size"), rows, left=("kind",))
     console.print()
-    print_rows(console, [(name, _KINDS[name]) for name in found if name in _KINDS], style="")
-    console.print(Text(f"Models of the hub are in {HubOptions().cache}: `hf cache` lists and removes them."))
+    console.rows([(name, _KINDS[name]) for name in found if name in _KINDS], style="")
+    console.say(f"Models of the hub are in {HubOptions().cache}: `hf cache` lists and removes them.")
     return 0
 
 

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationError
-from rich.console import Console
-from rich.text import Text
 
 from outrider.cli.opening import explanation_of, library_line, load_pair, open_session
-from outrider.cli.output import print_notes, readable
 from outrider.cli.plans import RunPlan, plan_run
 from outrider.cli.prompt import ask, read_file, read_prompt
 from outrider.cli.report import print_explanation, print_incomplete, print_readout
+from outrider.cli.screen import Screen
 from outrider.cli.settings import RunSettings
 from outrider.cli.stream import TokenPrinter, show
 from outrider.core.data import Completion, StepRecord
@@ -29,8 +27,7 @@ from outrider.core.schema import settings_of
 from outrider.models import cache_dir
 from outrider.session import Message, Pair, Session
 from outrider.session.generation import Generation
-from outrider.session.readout import Readout, read_out
-from outrider.session.trace import write_trace
+from outrider.session.readout import Readout, read_out, write_trace
 
 _HELP = 'Type a message. Alt-Enter or """: several lines. /help: commands. /exit or Ctrl-D: leave.'
 
@@ -48,7 +45,7 @@ class _Saved(BaseModel):
 
 def chat(settings: RunSettings) -> int:
     """Hold a conversation until its end; returns the exit status."""
-    errors = Console(stderr=True, highlight=False)
+    errors = Screen(stderr=True)
     _check(settings)
     plan = plan_run(settings, "the messages")
     first = _first_message(settings)
@@ -62,9 +59,9 @@ def chat(settings: RunSettings) -> int:
     with open_session(plan.pair, pair, plan.answer_tokens, errors) as session:
         if plan.grammar is not None:
             session.compile(plan.grammar)
-        print_notes(errors, session.notices)
+        errors.note(*session.notices)
         conversation = _Conversation(plan, pair, session, errors)
-        errors.print(Text(_HELP, style="dim"))
+        errors.say(_HELP, "dim")
         if first is not None:
             conversation.say(first)
         conversation.hold()
@@ -103,7 +100,7 @@ class _Command(NamedTuple):
 class _Conversation:
     """The turns so far, and the last answer."""
 
-    def __init__(self, plan: RunPlan, pair: Pair, session: Session, errors: Console) -> None:
+    def __init__(self, plan: RunPlan, pair: Pair, session: Session, errors: Screen) -> None:
         self._plan = plan
         self._settings = settings = plan.settings
         self._pair = pair
@@ -311,10 +308,10 @@ class _Conversation:
             )
 
     def _note(self, text: str) -> None:
-        self._errors.print(Text(readable(text), style="dim"))
+        self._errors.say(text, "dim")
 
     def _warn(self, text: str) -> None:
-        self._errors.print(Text(readable(text), style="yellow"))
+        self._errors.say(text, "yellow")
 
 
 _COMMANDS = {

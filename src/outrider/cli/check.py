@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
-from rich.console import Console
 from rich.text import Text
 
 from outrider.backends.gguf import LoadOptions, candidates, show_log
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.load_options import load_options
-from outrider.cli.output import Cell, print_notes, print_rows, readable, write_json
+from outrider.cli.output import readable, write_json
 from outrider.cli.plans import check_context, hub_options
+from outrider.cli.report import break_even_line
+from outrider.cli.screen import Rows, Screen
 from outrider.cli.settings import CheckSettings
 from outrider.core.contracts import RewindKind
 from outrider.core.errors import SettingError
@@ -22,7 +22,6 @@ from outrider.core.numbers import gigabytes, milliseconds, short_count
 from outrider.lab.check import CheckRequest, LookupReport, Report, Sample
 from outrider.lab.check import check as check_pair
 from outrider.lab.judged import Acceptance, BreakEven, Calls, DraftReport, Tokenizers
-from outrider.lab.loaded import Progress
 from outrider.lab.models import (
     ModelFacts,
     ModelFile,
@@ -44,17 +43,17 @@ from outrider.session.drafts import FoundFile, listed, of_draft, why_no_head
 
 def check(settings: CheckSettings) -> int:
     """Check, and show; returns the exit status: 0 where something pays, else 1."""
-    errors = Console(stderr=True, highlight=False)
+    errors = Screen(stderr=True)
     backend = _backend(settings.backend, errors)
     asking = _asking(settings.model_copy(update={"backend": backend}))
     show_log(settings.verbose)
-    with LoadInterrupt(), status(errors) as progress:
+    with LoadInterrupt(), errors.progress() as progress:
         report = check_pair(asking, progress)
-    print_notes(errors, report.notices)
+    errors.note(*report.notices)
     if settings.print_json:
         write_json(report.as_json())
     else:
-        print_check(Console(highlight=False, emoji=False, markup=False), report)
+        print_check(Screen(), report)
     return 0 if report.pays else 1
 
 
@@ -83,7 +82,7 @@ def _asking(settings: CheckSettings) -> CheckRequest:
     )
 
 
-def _backend(asked: str, errors: Console) -> str:
+def _backend(asked: str, errors: Screen) -> str:
     """The backend to load with: of several the faster one, which a trial finds. One that is not here is named
     in a line. Raises SettingError, and BackendError where none is here."""
     names = list(dict.fromkeys(name.strip() for name in asked.split(",")))
@@ -93,7 +92,7 @@ def _backend(asked: str, errors: Console) -> str:
         raise SettingError(f"--backend {asked}", "auto takes one of them by itself", "Leave it out.")
     usable, refused = usable_backends(names, lambda name: _open(LoadOptions(backend=name)))
     for error in refused.values():
-        print_notes(errors, [f"{error.what}: {error.why}"])
+        errors.note(f"{error.what}: {error.why}")
     return "auto" if len(usable) > 1 else usable[0]
 
 
@@ -133,24 +132,10 @@ def workload_of(name: str) -> Workload:
     return load_workload(spec)
 
 
-@contextmanager
-def status(errors: Console) -> Iterator[Progress]:
-    """One line on standard error where that is a terminal, for what is being done; gone at the end."""
-    with errors.status("reading") as status:
-
-        def progress(what: str, part: float | None) -> None:
-            status.update(Text(readable(what if part is None else f"{what}: {part:.0%}")))
-
-        yield progress
-
-
 # A check as people read it: the verdict first, then what it rests on, in 80 columns.
 
 _MAX_FOUND = 3
 """drafts that are checked where none is named: each takes a minute"""
-_FOUND = {True: "measured", False: "-"}
-
-_Rows = Sequence[tuple[str, str]]
 
 _REWINDS: Mapping[RewindKind, str] = {
     "none": "no: its state is recurrent or hybrid, so rejected tokens cannot be taken back",
@@ -167,25 +152,23 @@ _STYLES: dict[Outcome, str] = {
 }
 
 
-def print_check(console: Console, report: Report) -> None:
+def print_check(console: Screen, report: Report) -> None:
     """The target, lookup alone, every draft, and the verdict over all of them."""
     _block(console, f"target {report.target.name}", _target_rows(report))
     if report.found:
         checked = {draft.model.path for draft in report.drafts}
-        rows = [(_FOUND[file.reference in checked], str(file)) for file in report.found]
+        rows = [("measured" if file.reference in checked else "-", str(file)) for file in report.found]
         _block(console, "drafts found", rows)
     print_judged(console, report)
     if report.backend:
-        taken = [report.library_to_take] if report.library_to_take else []
-        lines = [f"measured with --backend {report.backend}", *taken]
-        _block(console, "library", [("" if i else "verdict", line) for i, line in enumerate(lines)])
-    several = len(report.drafts) != 1 and (report.drafts or report.lookup is None)
-    if several:
+        lines = [f"measured with --backend {report.backend}", report.library_to_take]
+        _block(console, "library", [("verdict", lines)])
+    if len(report.drafts) != 1 and (report.drafts or report.lookup is None):
         _block(console, "verdict", [("", report.verdict)])
-    console.print(Text(f"took {report.seconds:.0f} s on {readable(report.machine)}", style="dim"))
+    console.say(f"took {report.seconds:.0f} s on {report.machine}", "dim")
 
 
-def print_judged(console: Console, report: Report) -> None:
+def print_judged(console: Screen, report: Report) -> None:
     """Lookup alone, and every draft."""
     if report.lookup is not None:
         _block(console, "lookup alone", _lookup_rows(report.lookup), report.lookup.verdict)
@@ -193,77 +176,79 @@ def print_judged(console: Console, report: Report) -> None:
         _block(console, f"draft {draft.model.name}", _draft_rows(draft, report), draft.verdict)
 
 
-def _block(console: Console, title: str, rows: _Rows, verdict: DraftVerdict | None = None) -> None:
+def _block(console: Screen, title: str, rows: Rows, verdict: DraftVerdict | None = None) -> None:
     console.print(Text(readable(title), style="bold", overflow="fold"))
-    lines: list[tuple[str, Cell]] = [(f"  {name}", line) for name, line in rows]
     if verdict is not None:
-        lines.append(("  verdict", Text(readable(verdict.sentence), _STYLES[verdict.outcome])))
-        lines += [("" if i else "  try", f"- {advice}") for i, advice in enumerate(verdict.advice)]
-    print_rows(console, lines, width=10, style="")
+        sentence = Text(readable(verdict.sentence), _STYLES[verdict.outcome])
+        rows = [*rows, ("verdict", sentence), ("try", [f"- {advice}" for advice in verdict.advice])]
+    console.rows([(f"  {name}", said) for name, said in rows], width=10, style="")
     console.print()
 
 
-def _target_rows(report: Report) -> list[tuple[str, str]]:
-    rows = [
+def _target_rows(report: Report) -> Rows:
+    sample = report.sample
+    return [
         ("model", _model(report.target)),
         ("size", _size(report.target)),
-        *([("library", report.target.library)] if report.target.library else []),
+        ("library", report.target.library),
         ("rewind", _REWINDS[report.rewind]),
         ("calls", _calls(report.calls)),
+        ("answers", sample and _sample(sample)),
+        ("plain", sample and f"{sample.plain_tokens_per_s:.1f} tokens/s"),
     ]
-    if report.sample is not None:
-        rows += [
-            ("answers", _sample(report.sample)),
-            ("plain", f"{report.sample.plain_tokens_per_s:.1f} tokens/s"),
-        ]
-    return rows
 
 
-def _lookup_rows(lookup: LookupReport) -> list[tuple[str, str]]:
-    right = f"{lookup.accepted / lookup.drafted:.0%} of {lookup.drafted} tokens" if lookup.drafted else "none"
+def _lookup_rows(lookup: LookupReport) -> Rows:
+    found = "nothing was found to look up"
+    if lookup.drafted:
+        found = f"{lookup.accepted / lookup.drafted:.0%} of {lookup.drafted} tokens right"
     return [
-        ("looked up", f"{right} right" if lookup.drafted else "nothing was found to look up"),
+        ("looked up", found),
         ("pays from", _break_even(lookup.break_even)),
-        *_speedup_rows(lookup.speedups),
+        ("expected", _speedups(lookup.speedups)),
     ]
 
 
-def _draft_rows(draft: DraftReport, report: Report) -> list[tuple[str, str]]:
-    rows = [("model", _model(draft.model)), ("size", _size(draft.model))]
+def _draft_rows(draft: DraftReport, report: Report) -> Rows:
+    model, size = _model(draft.model), _size(draft.model)
     if draft.kind != "model":
+        model = f"{HEADS[draft.kind]} that draft from the target's hidden states"
         reads = f"{gigabytes(draft.model.bytes_per_token)}, the output layer included"
-        rows = [
-            ("model", f"{HEADS[draft.kind]} that draft from the target's hidden states"),
-            ("size", f"{gigabytes(draft.model.file_bytes)} beside the target; a token reads {reads}"),
-        ]
-    rows.append(("tokenizer", _tokenizers(draft.tokenizers)))
-    if draft.tokenizers.why_not is not None:
-        rows += [("", difference) for difference in draft.tokenizers.report.differences]
+        size = f"{gigabytes(draft.model.file_bytes)} beside the target; a token reads {reads}"
+    tokenizers = draft.tokenizers
+    differences = () if tokenizers.why_not is None else tokenizers.report.differences
     cost = f"it reads {draft.bytes_ratio:.2f} of the target's bytes for a token"
     if draft.step_ratio is not None and draft.calls is not None:
         cost = f"{milliseconds(draft.calls.call_s)}, {draft.step_ratio:.2f} of the target's; {cost}"
-    rows.append(("step", cost))
+    rows: Rows = [
+        ("model", model),
+        ("size", size),
+        ("tokenizer", [_tokenizers(tokenizers), *differences]),
+        ("step", cost),
+    ]
     if draft.acceptance is None or draft.speedups is None:
         return rows
-    rows += [("right", _acceptance(draft.acceptance)), ("", _positions(draft.acceptance))]
-    rows.append(("pays from", _break_even(draft.break_even)))
-    rows += _speedup_rows(draft.speedups)
+    expected = _speedups(draft.speedups)
     if draft.over_lookup is not None:
-        rows.append(("", f"{as_text(draft.over_lookup)} automatic, over lookup alone"))
+        expected.append(f"{as_text(draft.over_lookup)} automatic, over lookup alone")
     if report.sample is not None and draft.answers < report.sample.answers:
-        rows.append(("", f"on {draft.answers} of the {report.sample.answers} answers, for time"))
-    return rows
-
-
-def _speedup_rows(speedups: Speedups) -> list[tuple[str, str]]:
-    rows = [
-        ("expected", f"{as_text(speedups.auto)} automatic, over plain decoding"),
-        ("", f"{as_text(speedups.best)} best setting on these prompts: {speedups.best_setting}"),
+        expected.append(f"on {draft.answers} of the {report.sample.answers} answers, for time")
+    return [
+        *rows,
+        ("right", [_acceptance(draft.acceptance), _positions(draft.acceptance)]),
+        ("pays from", _break_even(draft.break_even)),
+        ("expected", expected),
     ]
-    if speedups.llama_cpp_default is not None:
-        rows.append(("", f"{as_text(speedups.llama_cpp_default)} llama.cpp's default, 3 tokens"))
-    rows.append(("", f"{as_text(speedups.bound)} in hindsight, with every choice right"))
-    return rows
+
+
+def _speedups(speedups: Speedups) -> list[str]:
+    default = speedups.llama_cpp_default
+    return [
+        f"{as_text(speedups.auto)} automatic, over plain decoding",
+        f"{as_text(speedups.best)} best setting on these prompts: {speedups.best_setting}",
+        f"{as_text(default)} llama.cpp's default, 3 tokens" if default else "",
+        f"{as_text(speedups.bound)} in hindsight, with every choice right",
+    ]
 
 
 def _model(model: ModelFacts) -> str:
@@ -318,8 +303,4 @@ def _positions(acceptance: Acceptance) -> str:
 
 
 def _break_even(found: Sequence[BreakEven]) -> str:
-    parts = [
-        f"{even.drafted_tokens}: {'never' if even.acceptance is None else f'{even.acceptance:.0%}'}"
-        for even in found
-    ]
-    return f"acceptance by drafted tokens: {', '.join(parts)}"
+    return break_even_line({even.drafted_tokens: even.acceptance for even in found})

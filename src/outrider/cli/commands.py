@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -18,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from outrider.cli import llama_options
-from outrider.cli.output import INTERRUPTED, PIPE_CLOSED, leave, let_rich_leave
+from outrider.cli.output import INTERRUPTED
 from outrider.core.errors import SettingError
 from outrider.core.schema import Group, Setting, setting_error, settings_of
 
@@ -48,7 +47,7 @@ class CommandSpec:
 
 
 COMMANDS = {
-    "run": CommandSpec("settings:RunSettings", "run:run_or_chat", _RUN),
+    "run": CommandSpec("settings:RunSettings", "run:run", _RUN),
     "chat": CommandSpec(
         "settings:ChatSettings",
         "chat:chat",
@@ -213,23 +212,6 @@ class Commands(TyperGroup):
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name].help.splitlines()[0]) for name in self.commands])
 
-    def make_context(self, *args: Any, **options: Any) -> Any:
-        with _reader_may_leave():
-            return super().make_context(*args, **options)
-
-    def invoke(self, ctx: Any) -> Any:
-        with _reader_may_leave():
-            return super().invoke(ctx)
-
-
-@contextmanager
-def _reader_may_leave() -> Iterator[None]:
-    """Typer's exit status would be 1, by which some commands say what they found."""
-    try:
-        yield
-    except BrokenPipeError:
-        leave(PIPE_CLOSED)
-
 
 @cache
 def _made(name: str) -> Any:
@@ -247,7 +229,8 @@ def _made(name: str) -> Any:
             raise setting_error(error, group, given, flags) from None
         for notice in ctx.meta.get(_NOTICES, ()):
             typer.echo(f"note: {notice}", err=True)
-        raise typer.Exit(_carry_out(spec, parsed))
+        is_chat = getattr(parsed, "interactive", False)
+        raise typer.Exit(_carry_out(COMMANDS["chat"] if is_chat else spec, parsed))
 
     parameters = [Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     parameters += map(_parameter, settings.values())
@@ -278,7 +261,6 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
 
 def _carry_out(spec: CommandSpec, settings: Group) -> int:
     """Carry out a command; returns the exit status. After Ctrl-C it prints a line."""
-    let_rich_leave()
     try:
         function: Callable[[Group], int] = _load(spec.function)
         if not gc.isenabled():  # since the program's start: what was imported stays

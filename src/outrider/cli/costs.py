@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from outrider.backends.gguf import LoadOptions, show_log
@@ -16,8 +15,9 @@ from outrider.backends.tuning.options import Tuning, tune, tuned_options
 from outrider.backends.tuning.scoring import Loaded, costs_of, subject_of
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.load_options import load_options
-from outrider.cli.output import Cell, Report, bars, print_notes, print_table, readable, write_json
+from outrider.cli.output import readable, write_json
 from outrider.cli.plans import check_context, draft_reference, hub_options, target_reference
+from outrider.cli.screen import Report, Screen
 from outrider.cli.settings import CostsSettings
 from outrider.core.errors import SettingError
 from outrider.core.files import check_writable
@@ -41,7 +41,7 @@ _LONGEST_CONTEXT_TOKENS = 8192 + 64
 
 def costs(settings: CostsSettings) -> int:
     """Measure, or look up, and show; returns the exit status."""
-    errors = Console(stderr=True, highlight=False)
+    errors = Screen(stderr=True)
     _check(settings)
     target = target_reference(settings)
     draft = draft_reference(settings)
@@ -50,7 +50,7 @@ def costs(settings: CostsSettings) -> int:
         _show(settings, import_costs(settings.costs), [], {})
         return 0
     show_log(settings.verbose)
-    with LoadInterrupt(), bars(errors) as report, collect_notices() as notices:
+    with LoadInterrupt(), errors.progress() as report, collect_notices() as notices:
         named = resolve_models(target, draft, hub_options(settings))
         found = [] if named.found is None else [draft.card for draft in named.found.drafts]
         cards = {"target": named.target, "draft": named.draft or next(iter(found), None)}
@@ -62,7 +62,7 @@ def costs(settings: CostsSettings) -> int:
         pair = _measure(settings, references, options, report, tunings)
     if settings.costs is not None:
         export_costs(settings.costs, pair)
-    print_notes(errors, notices)
+    errors.note(*notices)
     _show(settings, pair, notices, tunings)
     return 0
 
@@ -107,11 +107,7 @@ def _measure(
 ) -> PairCosts:
     """The curves of both models as a session has them, one after the other: contexts that lie idle cost
     memory alone."""
-
-    def progress(what: str, part: float | None) -> None:
-        report(what, part or 0.0)
-
-    progress("loading", None)
+    report("loading")
     opening = SessionOptions(settings.ctx_size, max_running=settings.sequences, measure=True)
     pair = Pair.load(
         references["target"],
@@ -120,13 +116,13 @@ def _measure(
         draft_options=options.get("draft"),
         hub=HubOptions(offline=True),
         opening=opening,
-        progress=progress,
+        progress=report,
     )
     with closing(pair):
         notify(*pair.notices)
         longest = min(max(_LONGEST_CONTEXT_TOKENS, DEFAULT_CONTEXT_TOKENS), pair.target.trained_context)
         opening = replace(opening, context_length=settings.ctx_size or longest)
-        target = pair.open_target(opening, progress)
+        target = pair.open_target(opening, report)
         models: dict[str, tuple[Loaded, Rows]] = {"target": (target, "all")}
         if (beside := pair.open_draft(target, opening)) is not None:
             models["draft"] = beside[0], "last"
@@ -134,7 +130,7 @@ def _measure(
         for role, (model, rows) in models.items():
             seconds = settings.seconds or _SECONDS
             found[role] = costs_of(
-                model, rows=rows, seconds=seconds, fresh=settings.fresh, progress=partial(progress, role)
+                model, rows=rows, seconds=seconds, fresh=settings.fresh, progress=partial(report, role)
             )
         for role, weights in zip(("target", "draft"), pair.models, strict=False):
             own = options[role] if role == "target" else in_same_library(pair.target.options, options[role])
@@ -155,7 +151,7 @@ def _show(settings: CostsSettings, pair: PairCosts, notices: list[str], tunings:
         }
         write_json(costs_json(pair) | {"tuned": tried, "notices": notices})
         return
-    console = Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
+    console = Screen(soft_wrap=True)
     for role, tuning in tunings.items():
         if tuning.trials:
             print_trials(console, role, tuning)
@@ -164,14 +160,13 @@ def _show(settings: CostsSettings, pair: PairCosts, notices: list[str], tunings:
 
 # Cost curves as people read them: a table that is its own picture, and what it means for drafts.
 
-_BAR_COLUMNS = 40
 _SHOWN = (*range(1, 13), 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 _DRAFTED = (1, 2, 4, 8)
 _LONG_CONTEXT_TOKENS = 4096
 _ACCEPTANCES = (0.5, 0.7, 0.9)
 
 
-def print_costs(console: Console, pair: PairCosts) -> None:
+def print_costs(console: Screen, pair: PairCosts) -> None:
     """The curves, then what they mean."""
     names = {
         role: readable(str(about.get("model", "")))
@@ -184,36 +179,29 @@ def print_costs(console: Console, pair: PairCosts) -> None:
     _print_meaning(console, pair)
 
 
-def _print_curve(console: Console, role: str, name: str, costs: CallCosts) -> None:
-    """Every line is a call over so many tokens; the bar is its time."""
+def _print_curve(console: Screen, role: str, name: str, costs: CallCosts) -> None:
     calls_s = costs.calls_s(MAX_TOKENS, context=0)
     measured = {point.num_tokens for point in costs.points if point.num_sequences == 1}
     shown = [n for n in _SHOWN if n <= max(measured, default=1)]
-    longest, good = float(max(calls_s[n - 1] for n in shown)), good_sizes(calls_s[: shown[-1]])
-    mark = "█" if "utf" in console.encoding.lower() else "#"
-    console.print(Text(f"{role} {name}".rstrip(), style="bold"))
-    rows: list[tuple[Cell, ...]] = []
-    for n in shown:
-        seconds = float(calls_s[n - 1])
-        sign = ("*" if n in good else " ") + (" " if n in measured else "~")
-        bar = Text(mark * max(round(_BAR_COLUMNS * seconds / longest), 1), style="cyan")
-        rows.append((f"{n}{sign}", _ms(seconds), f"{seconds / float(calls_s[0]):.2f}", _ms(seconds / n), bar))
-    print_table(console, ("tokens", "ms", "x one", "per token", ""), rows, left=("",))
+    good = good_sizes(calls_s[: shown[-1]])
+    marks = {n: ("*" if n in good else " ") + (" " if n in measured else "~") for n in shown}
+    console.say(f"{role} {name}".rstrip(), "bold")
+    console.calls({n: float(calls_s[n - 1]) for n in shown}, marks)
     notes = ["* no longer call is as cheap"]
     if any(n not in measured for n in shown):
         notes.append("~ interpolated")
-    console.print(Text(", ".join(notes), style="dim"))
+    console.say(", ".join(notes), "dim")
     console.print()
 
 
-def _print_meaning(console: Console, pair: PairCosts) -> None:
+def _print_meaning(console: Screen, pair: PairCosts) -> None:
     target = pair.target
-    console.print(Text("what it means", style="bold"))
+    console.say("what it means", "bold")
     head = ["drafted", "pays by lookup from", "pays by the draft model from"]
     rows = [(str(n), _acceptance(lookup), _acceptance(model)) for n, lookup, model in _break_evens(pair)]
     columns = len(head) if pair.draft else len(head) - 1
-    print_table(console, head[:columns], [row[:columns] for row in rows])
-    console.print(Text("(the share of drafted tokens that must be accepted if those before were)", "dim"))
+    console.table(head[:columns], [row[:columns] for row in rows])
+    console.say("(the share of drafted tokens that must be accepted if those before were)", "dim")
     calls_s = target.calls_s(MAX_TOKENS, context=0)
     best = ", ".join(f"{best_call(calls_s, a) - 1} at {a:.0%}" for a in _ACCEPTANCES)
     console.print(f"best length of a free draft: {best} acceptance")
@@ -251,22 +239,22 @@ def costs_json(pair: PairCosts) -> dict[str, Any]:
 _TRIED_SIZES = (1, 2, 4, 8, 16)
 
 
-def print_trials(console: Console, role: str, tuning: Tuning) -> None:
+def print_trials(console: Screen, role: str, tuning: Tuning) -> None:
     """The sets of options that were tried, and what was chosen."""
     what = "ms of a call by its tokens; ratio: time per token"
     console.print(Text(f"{role}: options tried", style="bold").append(f" ({what})", style="not bold"))
     head = [*map(str, _TRIED_SIZES), "ratio", "options"]
     rows = [
-        (*(_ms(trial.costs.call_s(n, context=0)) for n in _TRIED_SIZES), f"{trial.score:.2f}", trial.changed)
+        (
+            *(digits(1e3 * trial.costs.call_s(n, context=0)) for n in _TRIED_SIZES),
+            f"{trial.score:.2f}",
+            trial.changed,
+        )
         for trial in tuning.trials
     ]
-    print_table(console, head, rows, left=("options",))
+    console.table(head, rows, left=("options",))
     console.print()
 
 
 def _acceptance(value: float | None) -> str:
     return "never" if value is None else "always" if value == 0 else f"{value:.0%}"
-
-
-def _ms(seconds: float) -> str:
-    return digits(1e3 * seconds)

@@ -2,55 +2,78 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
-
-from rich.console import Console
-from rich.text import Text
+from types import FrameType
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from outrider.backends.gguf import show_log
+from outrider.cli.check import print_judged
 from outrider.cli.distill_settings import DistillSettings
-from outrider.cli.output import INTERRUPTED, print_notes, readable, write, write_json
-from outrider.cli.plans import hub_options
+from outrider.cli.interrupt import LoadInterrupt
+from outrider.cli.output import INTERRUPTED, write, write_json
+from outrider.cli.plans import hub_options, target_reference
+from outrider.cli.screen import Screen
 from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
 from outrider.core.notices import collect_notices, notify
+from outrider.core.numbers import duration, gigabytes, short_count
 from outrider.core.schema import Group
 from outrider.lab.distill.plan import Data, DistillPlan, Draft, Training
 from outrider.lab.models import ModelFile, find_model
 from outrider.models import DEFAULT
 
 if TYPE_CHECKING:
+    from outrider.lab.distill.report import Draft as MadeDraft
+    from outrider.lab.distill.report import Report
+    from outrider.lab.distill.report import Training as DoneTraining
     from outrider.lab.distill.run import Progress
 
 _Part = TypeVar("_Part", bound=Group)
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What is to be done, for whom it is shown."""
+_TRAINING = "training"
 
+
+class StepInterrupt(LoadInterrupt):
+    """While a draft is trained, the first SIGINT waits for the step under way, which would be lost; a second
+    one does not. Everywhere else it ends at once what was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_stepping = False
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.is_stepping and not self.requested:
+            self.requested = True
+        else:
+            super()._note(number, frame)
+
+
+@contextmanager
+def show_distilling(errors: Screen) -> Iterator[Progress]:
+    """Where to report how far it is, after every step of training, for whose end Ctrl-C waits. Notices are
+    shown at the end."""
+    with collect_notices() as notices, StepInterrupt() as interrupt, errors.progress() as report:
+
+        def progress(stage: str, part: float | None, line: str = "") -> None:
+            interrupt.is_stepping = stage == _TRAINING
+            report(stage, part or 0.0, line)
+            if interrupt.requested:
+                raise KeyboardInterrupt
+
+        yield progress
+    errors.note(*notices)
+
+
+class _Work(NamedTuple):
     settings: DistillSettings
     file: ModelFile
     plan: DistillPlan
-    errors: Console
-
-    @contextmanager
-    def progress(self) -> Iterator[Progress]:
-        """Where to report how far it is; Ctrl-C waits for the end of a step of training. Notices are shown at
-        the end."""
-        from outrider.cli.distill_report import StepInterrupt, show_distilling
-
-        with (
-            collect_notices() as notices,
-            StepInterrupt() as interrupt,
-            show_distilling(self.errors, interrupt) as progress,
-        ):
-            yield progress
-        print_notes(self.errors, notices)
+    errors: Screen
 
 
 def distill(settings: DistillSettings) -> int:
@@ -60,7 +83,7 @@ def distill(settings: DistillSettings) -> int:
     if settings.ray is not None:
         require_extra("--ray", "ray", "leave --ray out")
     show_log(settings.verbose)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = Screen(stderr=True, soft_wrap=True)
     file, plan = plan_of(settings)
     # PyTorch takes a second or two: a wrong option is refused before.
     from outrider.lab.distill.questions import asked
@@ -76,7 +99,7 @@ def distill(settings: DistillSettings) -> int:
             _distill(work)
     except KeyboardInterrupt:
         kept = f"what is done is kept in {plan.out}; the same command goes on from there"
-        errors.print(Text(readable(f"interrupted: {kept}")))
+        errors.say(f"interrupted: {kept}")
         return INTERRUPTED
     return 0
 
@@ -86,15 +109,15 @@ def _answer_on_cluster(work: _Work, address: str) -> None:
     from outrider.fleet.ray.answering import answer
     from outrider.fleet.ray.joining import joined
 
-    with joined(address), work.progress() as progress:
+    with joined(address), show_distilling(work.errors) as progress:
         hub = hub_options(work.settings)
-        answer(work.file, work.plan, _reference(work.settings) or DEFAULT, hub, progress)
+        answer(work.file, work.plan, target_reference(work.settings) or DEFAULT, hub, progress)
 
 
 def _record(work: _Work) -> None:
     from outrider.lab.distill.run import record
 
-    with work.progress() as progress:
+    with show_distilling(work.errors) as progress:
         record(work.file, work.plan, progress)
     folder = work.plan.answers_folder
     count = sum(1 for _ in folder.glob("*.npz"))
@@ -105,14 +128,13 @@ def _record(work: _Work) -> None:
 
 
 def _distill(work: _Work) -> None:
-    from outrider.cli.distill_report import print_distilled
     from outrider.lab.distill.measure import measure_held_out
     from outrider.lab.distill.report import write_report
     from outrider.lab.distill.run import distill as run
 
     settings, file, plan = work.settings, work.file, work.plan
     written: Path | None = None
-    with work.progress() as progress:
+    with show_distilling(work.errors) as progress:
         with collect_notices() as notices:
             made = run(file, plan, progress)
             measured = None if settings.no_report else measure_held_out(file, plan, made, progress)
@@ -124,8 +146,7 @@ def _distill(work: _Work) -> None:
     if settings.print_json:
         write_json(report.as_json())
     else:
-        console = Console(highlight=False, emoji=False, markup=False)
-        print_distilled(console, report, _reference(settings), written)
+        print_distilled(Screen(), report, target_reference(settings), written)
 
 
 # The settings made into a plan; what excludes each other is refused.
@@ -138,7 +159,7 @@ def plan_of(settings: DistillSettings) -> tuple[ModelFile, DistillPlan]:
     """The target, and what is to be done. Raises SettingError, ModelFileError or HubError."""
     _check_together(settings)
     hub = hub_options(settings)
-    file = find_model(_reference(settings) or DEFAULT, hub=hub)
+    file = find_model(target_reference(settings) or DEFAULT, hub=hub)
     name = f"{file.name}-draft" if settings.name is None else settings.name
     if not name or "/" in name or name.startswith(".") or name in _TAKEN_NAMES:
         raise SettingError(f"--name {name!r}", "not a name for the draft's file", "Give another.")
@@ -168,8 +189,6 @@ def _check_together(settings: DistillSettings) -> None:
                 _exclude("--continue", f"--{name}", "a draft that is continued keeps its layers and tokens")
     if settings.steps is not None and settings.minutes is not None:
         _exclude("--steps", "--minutes", "both say how long to train")
-    if settings.model is not None and settings.hf_repo is not None:
-        _exclude("-m", "-hf", "both name the model")
     if settings.ctx_size <= settings.max_tokens:
         reason = f"answers of {settings.max_tokens} tokens leave no room for a prompt"
         raise SettingError(f"-c {settings.ctx_size}", reason, "Give more, or a smaller --max-tokens.")
@@ -179,6 +198,51 @@ def _exclude(one: str, other: str, reason: str) -> None:
     raise SettingError(f"{one} and {other}", reason, "Give one of them.")
 
 
-def _reference(settings: DistillSettings) -> str | None:
-    """What names the target; None: the embedded default."""
-    return f"hf:{settings.hf_repo}" if settings.hf_repo is not None else settings.model
+# What came of it, as people read it.
+
+
+def print_distilled(console: Screen, report: Report, target: str | None, written: Path | None) -> None:
+    """The draft, what it was made of, what it gained, and how to use it. `target`: the reference that named
+    it, None for the embedded default; `written`: the file of the report."""
+    rows = [
+        ("draft", _draft(report.draft)),
+        ("data", _data(report)),
+        ("training", _training(report.training)),
+    ]
+    console.rows(rows, width=8, style="")
+    console.print()
+    if report.measured is not None:
+        print_judged(console, report.measured)
+    console.say("how to go on", "bold")
+    named, file = "" if target is None else f"-m {shlex.quote(target)} ", shlex.quote(report.draft.path)
+    check = f"outrider check {shlex.quote(target or 'default')} {file}"
+    use = [("use it", f"outrider run {named}-md {file}"), ("check it", check), ("report", str(written or ""))]
+    console.rows(use, width=8, style="")
+
+
+def _draft(draft: MadeDraft) -> list[str]:
+    types = ", ".join(f"{name} {share:.0%}" for name, share in draft.tensor_types.items() if share >= 0.01)
+    known = f"all {draft.target_tokens:,} tokens"
+    if draft.known_tokens < draft.target_tokens:
+        known = f"{draft.known_tokens:,} of the target's {draft.target_tokens:,} tokens"
+    size = f"{gigabytes(draft.file_bytes)} ({types}), {short_count(draft.parameters)} parameters"
+    return [draft.path, f"{size}, {draft.layers} layers; it knows {known}"]
+
+
+def _data(report: Report) -> list[str]:
+    data = report.data
+    prompts = ", ".join(Path(name).name for name in data.prompts) or "the bundled prompts"
+    answers = f"{data.training_answers:,} answers of {report.target_name} to {prompts}"
+    text = f"{answers}: {data.training_tokens:,} tokens; {data.held_out_answers:,} more held out"
+    return [text, f"the draft knows {data.coverage:.1%} of the held-out answers' tokens"]
+
+
+def _training(training: DoneTraining) -> list[str]:
+    first = training.history[0]
+    best = max(training.history, key=lambda found: found.rank)
+    took = (
+        f"{training.steps:,} steps, {training.trained_tokens:,} tokens; {duration(training.seconds)} in all"
+    )
+    gained = f"agreement {first.agreement:.1%} to {best.agreement:.1%}, Σ min(p, q) {first.acceptance:.1%}"
+    gained += f" to {best.acceptance:.1%}, loss {first.loss:.3f} to {best.loss:.3f}"
+    return [took, f"{gained}, at step {training.best_step:,}, which was kept"]

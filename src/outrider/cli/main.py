@@ -10,6 +10,7 @@ import typer
 from outrider import __version__
 from outrider.cli.commands import Commands
 from outrider.cli.output import USAGE_ERROR, leave, open_streams, readable
+from outrider.cli.screen import Screen
 from outrider.core.errors import OutriderError
 from outrider.core.files import reason_of
 
@@ -63,9 +64,7 @@ def main() -> None:
         what = f"{error.filename}: {reason_of(error)}. Check it, or name another."
     except MemoryError:
         what = "memory: this machine has none left. Choose a smaller model or context (-c)."
-    from rich.console import Console  # loads slowly
-    from rich.text import Text
+    from rich.text import Text  # loads slowly
 
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    errors.print(Text.assemble(("error: ", "bold red"), readable(what)))
+    Screen(stderr=True, soft_wrap=True).say(Text.assemble(("error: ", "bold red"), readable(what)))
     leave(USAGE_ERROR)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
-
-from rich.console import Console
-from rich.status import Status
-from rich.text import Text
 
 from outrider.backends.gguf import show_log
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import Ticker, readable
 from outrider.cli.plans import PairPlan
+from outrider.cli.screen import Screen
 from outrider.core.data import Completion
 from outrider.costs.other_programs import is_quiet
 from outrider.policy import AutoPolicy
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
 from outrider.session.explain import Explanation, explain
-from outrider.session.options import Progress
 
 
-def load_pair(plan: PairPlan, errors: Console) -> Pair:
+def load_pair(plan: PairPlan, errors: Screen) -> Pair:
     """Load the models, after checking that what is to be opened on them will fit in memory."""
     show_log(plan.settings.verbose)
-    with LoadInterrupt(), errors.status("loading") as status:
+    with LoadInterrupt(), errors.progress() as progress:
+        progress("loading")
         return Pair.load(
             plan.target,
             plan.draft,
@@ -32,47 +29,32 @@ def load_pair(plan: PairPlan, errors: Console) -> Pair:
             hub=plan.hub,
             template=plan.template,
             opening=plan.opening,
-            progress=_shown(errors, status),
+            progress=progress,
         )
 
 
-def open_session(plan: PairPlan, pair: Pair, tokens: int, errors: Console) -> Session:
+def open_session(plan: PairPlan, pair: Pair, tokens: int, errors: Screen) -> Session:
     """Open contexts of the size that was given, or for `tokens`."""
     options = plan.opening
     if options.context_length is None:
         length = min(max(tokens, DEFAULT_CONTEXT_TOKENS), pair.target.trained_context)
         options = replace(options, context_length=length)
-    with LoadInterrupt(), errors.status("opening") as status:
-        session = Session.open(pair, options, _shown(errors, status))
+    with LoadInterrupt(), errors.progress() as progress:
+        progress("opening")
+        session = Session.open(pair, options, progress)
     session.notices[:0] = plan.notices
     return session
 
 
-def measure_for_later(plan: PairPlan, errors: Console) -> None:
+def measure_for_later(plan: PairPlan, errors: Screen) -> None:
     """Find out, after the answer, what it was made without: the faster library, costs, free equal bits. Only
     where a person sees it, who may break it off, and while the machine is quiet."""
     if not errors.is_terminal or not is_quiet(0.0):
         return
-    errors.print(Text("measuring once, for later runs, what calls cost here (Ctrl-C skips it)", style="dim"))
-    try:
+    errors.say("measuring once, for later runs, what calls cost here (Ctrl-C skips it)", "dim")
+    with suppress(KeyboardInterrupt):
         later = replace(plan, opening=replace(plan.opening, corpus=(), measure=True))
         open_session(later, load_pair(later, errors), 0, errors).close()
-    except KeyboardInterrupt:
-        pass
-
-
-def _shown(errors: Console, status: Status) -> Progress:
-    """Shows what is being done; where that is no terminal, what takes long: a line now and then."""
-    ticker = Ticker()
-
-    def show(what: str, part: float | None) -> None:
-        line = what if part is None else f"{what}: {part:.0%}"
-        if errors.is_terminal:
-            status.update(line)
-        elif part is not None and ticker.is_due(what):
-            errors.print(readable(line), markup=False)
-
-    return show
 
 
 def library_line(pair: Pair, session: Session) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rich.console import Console
+from rich.text import Text
 
-from outrider.cli.output import print_notes, write, write_json
-from outrider.cli.plan_report import print_known, print_observed, print_plan
+from outrider.cli.output import readable, write, write_json
 from outrider.cli.plan_settings import PlanSettings
+from outrider.cli.screen import Cell, Rows, Screen
+from outrider.core import numbers
 from outrider.core.errors import SettingError
 from outrider.core.notices import collect_notices
 from outrider.lab.plan.acceptance import (
@@ -27,7 +28,9 @@ from outrider.lab.plan.calls import (
     Engine,
     Machine,
     PlannedCurve,
+    error_line,
     machine_of,
+    memory_bytes,
     model_error,
     read_curves,
 )
@@ -35,7 +38,7 @@ from outrider.lab.plan.catalogue import Catalogue, catalogue
 from outrider.lab.plan.exports import ENGINES
 from outrider.lab.plan.fitting import Wanted, fitting
 from outrider.lab.plan.metrics import Observed, advice, read_metrics
-from outrider.lab.plan.plan import COSTS, MAX_BATCH, ODDS, Asked, Model, make_plan
+from outrider.lab.plan.plan import COSTS, MAX_BATCH, ODDS, Asked, BatchPlan, Model, Plan, Way, make_plan
 from outrider.lab.plan.shapes import HEADS, ModelShape, find_shape
 
 _LIST = "--list shows what is known."
@@ -44,7 +47,7 @@ _LIST = "--list shows what is known."
 def plan(settings: PlanSettings) -> int:
     """Plan, and show; returns the exit status."""
     known = catalogue(settings.hardware)
-    console = Console(highlight=False, emoji=False, markup=False)
+    console = Screen()
     if settings.list_known:
         print_known(console, known)
         return 0
@@ -64,7 +67,7 @@ def plan(settings: PlanSettings) -> int:
 
 
 def _plan_and_show(
-    settings: PlanSettings, known: Catalogue, console: Console, observed: Observed | None
+    settings: PlanSettings, known: Catalogue, console: Screen, observed: Observed | None
 ) -> None:
     advised: list[str] = []
     with collect_notices() as notices:
@@ -81,7 +84,7 @@ def _plan_and_show(
     elif settings.print_json:
         write_json(data)
     else:
-        print_notes(Console(stderr=True, highlight=False), notices)
+        Screen(stderr=True).note(*notices)
         print_plan(console, made, about)
         if observed is not None:
             print_observed(console, observed, advised)
@@ -211,3 +214,138 @@ def _batches(text: str) -> list[int]:
     if not 1 <= found[0] <= found[-1] <= MAX_BATCH:
         raise SettingError("--batch", f"{text!r} is out of range", f"Give 1 to {MAX_BATCH}.")
     return found
+
+
+# A plan as people read it: what to do in a sentence, then a table by drafter and number of sequences.
+
+_WORTH = 1.03
+"""A smaller gain is none to set something up for."""
+_ENGINES = {"llama.cpp": "llama.cpp", "vllm": "vLLM"}
+
+
+def print_plan(console: Screen, plan: Plan, acceptance: str) -> None:
+    """The whole plan."""
+    asked = plan.asked
+    console.say(verdict(plan), "bold")
+    console.print()
+    best, hardware = plan.batches[0].best, ""
+    if (machine := asked.machine) is not None:
+        count = f"{machine.count} x " if machine.count > 1 else ""
+        hardware = f"{count}{machine.device.title}, under {_ENGINES[machine.engine]}"
+    console.rows(
+        [
+            ("target", _described(asked.target)),
+            ("draft", [_described(draft) for draft in asked.drafts if best and draft.name == best.draft]),
+            ("hardware", hardware),
+            ("texts", f"{asked.context} tokens each"),
+            ("acceptance", acceptance),
+        ]
+    )
+    console.print()
+    head = ("batch", "drafts", "tokens", "plain", "with", "speed-up", "range", "memory")
+    cells = [
+        _row(plan, batch, way) for place, batch in enumerate(plan.batches) for way in _shown(batch, place)
+    ]
+    console.table(head, cells, left=("drafts",), gap=1)
+    console.print()
+    console.rows(_ends(plan))
+
+
+def verdict(plan: Plan) -> str:
+    """What to do, and what it would give, in a sentence."""
+    batch = plan.batches[0]
+    ways = batch.drafters
+    if not ways:
+        return f"About {numbers.digits(batch.plain_tokens_per_s)} tokens/s: nothing is known of drafts."
+    best = ways[0]
+    figures = f"{best.speedup.value:.1f}x ({best.speedup.low:.1f} to {best.speedup.high:.1f}x) plain decoding"
+    if best.speedup.value < _WORTH:
+        return f"Decode plainly: the best that could draft, {readable(best.name)}, would give {figures}."
+    rates = (
+        f"{numbers.digits(batch.plain_tokens_per_s)} to about {numbers.digits(best.tokens_per_s)} tokens/s"
+    )
+    said = f"Draft with {readable(best.name)}, up to {best.length} tokens: {figures}, from {rates}."
+    if best.speedup.low < 1:
+        said += " It may also lose: measure it on your texts."
+    alone = next((way for way in ways[1:] if way.drafting == "lookup"), None)
+    if alone is not None and alone.speedup.value > best.speedup.value / _WORTH:
+        said += " Lookup alone, without a draft model, is as good."
+    return said
+
+
+def _described(model: Model) -> str:
+    if (shape := model.shape) is None:
+        return f"{model.name} (measured)"
+    active = f", {numbers.short_count(shape.active_parameters)} active" if shape.experts else ""
+    size = numbers.gigabytes(round(shape.memory_bytes))
+    return f"{model.name} ({numbers.short_count(shape.parameters)}{active}; {shape.type}, {size})"
+
+
+def _shown(batch: BatchPlan, place: int) -> Sequence[Way | None]:
+    """The rows of a batch size: of the first one each drafter, of others the best."""
+    ways = batch.drafters
+    ways = [*ways[:1], *(way for way in ways[1:] if way.drafting != "both")]
+    return (ways if place == 0 else ways[:1]) or [None]
+
+
+def _row(plan: Plan, batch: BatchPlan, way: Way | None) -> tuple[Cell, ...]:
+    memory: Cell = numbers.NOTHING
+    if shapes := plan.asked.loaded(way):
+        needed = sum(memory_bytes(shapes, batch=batch.batch, context=plan.asked.context))
+        memory = numbers.gigabytes(round(needed))
+        if batch.usable_bytes is not None and needed > batch.usable_bytes:
+            memory = Text(f"{memory}: no", "red")
+    plain = numbers.digits(batch.plain_tokens_per_s)
+    if way is None:
+        return (str(batch.batch), "none", numbers.NOTHING, plain, *(numbers.NOTHING,) * 3, memory)
+    style = "bold green" if way.speedup.low > 1 else "green" if way.speedup.value > 1 else "dim"
+    return (
+        str(batch.batch),
+        f"{way.draft}, lookup" if way.drafting == "both" else way.name,
+        str(way.length),
+        plain,
+        numbers.digits(way.tokens_per_s),
+        Text(f"{way.speedup.value:.2f}x", style),
+        f"{way.speedup.low:.1f} to {way.speedup.high:.1f}",
+        memory,
+    )
+
+
+def _ends(plan: Plan) -> Rows:
+    """Up to which batch drafting pays and the models fit, and how wrong all that may be."""
+    pays = "at no batch size"
+    if plan.pays_to is None:
+        pays = f"up to the largest batch that {'fits' if plan.fits_to else 'is looked at'}"
+    elif plan.pays_to:
+        pays = (
+            f"up to {numbers.counted(plan.pays_to, 'sequence')} at once; above that plain decoding is faster"
+        )
+    fits, needed = plan.fits_to, [found[0] for found in plan.batches[0].break_even.values() if found]
+    return [
+        ("pays", pays),
+        ("fits", fits and f"up to {numbers.counted(fits, 'sequence')} of {plan.asked.context} tokens"),
+        (
+            "breaks even",
+            f"where {min(needed):.0%} of a draft model's tokens are accepted" if needed else None,
+        ),
+        ("", error_line()),
+    ]
+
+
+def print_observed(console: Screen, observed: Observed, advised: Sequence[str]) -> None:
+    """What a server's counters say, and what to change."""
+    shares = " ".join(f"{share:.0%}" for share in observed.shares)
+    accepted = f"{observed.accepted / max(observed.drafted, 1):.0%} of their tokens; by position {shares}"
+    each = f"{observed.tokens_per_call:.2f} tokens of each call that checks a draft"
+    server = f"{observed.program}, {observed.drafts:,.0f} drafts of {observed.length:.1f} tokens"
+    console.rows([("server", server), ("accepted", [accepted, each]), ("to change", advised)])
+
+
+def print_known(console: Screen, known: Catalogue) -> None:
+    """The hardware and the models that have names."""
+    devices = [known.device(name) for name in known.tables["hardware"]]
+    rows = [(d.name, d.title, f"{d.memory_gb:g} GB", f"{d.memory_gb_s:,.0f}") for d in devices]
+    console.table(("hardware", "", "memory", "GB/s"), rows, left=("hardware", ""), gap=1)
+    console.print()
+    types = f"{', '.join(known.tables['types'])} (MODEL:TYPE)"
+    console.rows([("models", ", ".join(known.tables["models"])), ("types", types)])

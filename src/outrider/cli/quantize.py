@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-from rich.text import Text
-
 from outrider.backends.gguf.quantizer import Quantized, check_output, quantize, read_type, requantizing
-from outrider.cli.output import INTERRUPTED, bars, print_notes, print_table, readable, write_json
+from outrider.cli.output import INTERRUPTED, write_json
 from outrider.cli.plans import hub_options
+from outrider.cli.screen import Screen
 from outrider.cli.settings import QuantizeSettings
 from outrider.core.errors import SettingError
 from outrider.core.files import reason_of
@@ -23,7 +21,7 @@ from outrider.models.reference import requantized_name
 def quantize_model(settings: QuantizeSettings) -> int:
     """Make one file after the other, and show them; returns the exit status. Errors that can be seen ahead
     are raised before the first file is begun."""
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = Screen(stderr=True, soft_wrap=True)
     types = _types(settings.to)
     model = settings.model
     source = embedded_default() if model is None else resolve(model, hub=hub_options(settings))
@@ -31,13 +29,13 @@ def quantize_model(settings: QuantizeSettings) -> int:
     for output in outputs.values():
         check_output(source, output, force=settings.force)
     if warning := requantizing(source):
-        print_notes(errors, [warning])
+        errors.note(warning)
     made = []
     try:
         for to, output in outputs.items():
             made.append(one := _make_one(settings, source, to, output, errors))
             size = f"{gigabytes(one.file_bytes)}, {_ratio(one)} of {one.source.name}"
-            errors.print(Text(readable(f"{one.path.name}: {size}, {one.seconds:.1f} s")))
+            errors.say(f"{one.path.name}: {size}, {one.seconds:.1f} s")
     except KeyboardInterrupt:
         errors.print("\ninterrupted: the file that was being written is removed")
         return INTERRUPTED
@@ -70,8 +68,8 @@ def _folder(settings: QuantizeSettings, source: Path) -> Path:
     return settings.out
 
 
-def _make_one(settings: QuantizeSettings, source: Path, to: str, output: Path, errors: Console) -> Quantized:
-    with bars(errors) as report:
+def _make_one(settings: QuantizeSettings, source: Path, to: str, output: Path, errors: Screen) -> Quantized:
+    with errors.progress() as report:
         return quantize(
             source,
             to,
@@ -107,11 +105,11 @@ def _print(source: Path, made: Sequence[Quantized]) -> None:
         )
         for one in made
     ]
-    console = Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
-    console.print(Text(readable(f"made of {source.name} ({made[0].source_quantization})")))
-    print_table(console, head, rows, left=("file", "type", "weights in"))
+    console = Screen(soft_wrap=True)
+    console.say(f"made of {source.name} ({made[0].source_quantization})")
+    console.table(head, rows, left=("file", "type", "weights in"))
     about_source = requantizing(source)  # said already
     for one in made:
         for note in one.notes:
             if note != about_source:
-                console.print(Text(readable(f"{one.quantization}: {note}")))
+                console.say(f"{one.quantization}: {note}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
-from outrider.cli.output import print_notes, print_rows, readable
+from outrider.cli.screen import Screen
 from outrider.cli.settings import RunSettings
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Grammar, Request, TokenLogprob
@@ -19,7 +19,7 @@ from outrider.lab.comparison import Comparison
 from outrider.policy.forced import FORCED
 from outrider.session import Session, settings_of
 from outrider.session.explain import Choices, Explanation
-from outrider.session.readout import DrafterCounts, Latency, Readout
+from outrider.session.readout import DrafterCounts, Readout
 
 SOURCE_STYLES = {"target": "", **{kind.name: kind.color for kind in DRAFTERS}, "grammar": "dim"}
 """How `--show-source` colours a token, by who produced it."""
@@ -39,16 +39,16 @@ def source_name(source: str) -> str:
     return _NAMES.get(source, source)
 
 
-def print_incomplete(console: Console, completion: Completion, grammar: Grammar | None) -> None:
+def print_incomplete(console: Screen, completion: Completion, grammar: Grammar | None) -> None:
     """Say why an output is only the beginning of what its grammar asks for."""
     if grammar is None or completion.is_complete:
         return
     what = "JSON" if grammar.kind in ("json_schema", "json") else "text"
     why = _CUT_OFF.get(completion.finish_reason, completion.finish_reason)
-    print_notes(console, [f"the {what} is incomplete: {why}"])
+    console.note(f"the {what} is incomplete: {why}")
 
 
-def print_legend(console: Console) -> None:
+def print_legend(console: Screen) -> None:
     """The colour of each source."""
     legend = Text("tokens by: ", style="dim")
     for source, style in SOURCE_STYLES.items():
@@ -58,7 +58,7 @@ def print_legend(console: Console) -> None:
 
 
 def print_readout(
-    console: Console,
+    console: Screen,
     readout: Readout,
     target: str,
     draft: str | None,
@@ -80,34 +80,37 @@ def print_readout(
         estimate: Whether to show the estimated speed-up.
         library: What runs the models, and why.
     """
-    rows = {
-        "models": f"target {target}, " + (f"draft {draft}" if draft else "no draft model"),
-        **({"library": library} if library else {}),
-        "prompt": _prompt_line(readout),
-        "answer": _answer_line(readout, limited=grammar is not None),
-        "target calls": _calls_line(readout),
-    }
-    if grammar:
-        rows["structure"] = structure_line(grammar)
-        rows["calls saved"] = _saved_line(readout)
-    if draft:
-        rows["draft calls"] = _draft_calls_line(readout, explanation)
-    if readout.drafted_tokens:
-        rows["drafted"] = _acceptance_line(readout.drafted_tokens, readout.accepted_tokens)
-        for name, counts in readout.drafters.items():
-            rows[f"  {source_name(name)}"] = _drafter_line(name, counts)
-        if len(readout.drafters) == 1:
-            name, line = rows.popitem()
-            rows["drafted"] = f"{line} (all by {name.strip()})"
+    limited, latency = grammar is not None, readout.burst_latency_s
     drawn = f" ({readout.drawn_tokens} drafted tokens were sampled)" if readout.drawn_tokens else ""
-    rows["rule"] = readout.rule + drawn
-    if readout.generated_tokens:
-        rows["time"] = _time_line(readout, limited=grammar is not None)
-    if estimate and explanation and readout.generated_tokens:
-        rows["speed-up"] = estimate_line(explanation)
-    if readout.burst_latency_s:
-        rows["between bursts"] = _latency_line(readout.burst_latency_s)
-    print_rows(console, rows.items())
+    is_estimated = estimate and explanation and readout.generated_tokens
+    console.rows(
+        [
+            ("models", f"target {target}, " + (f"draft {draft}" if draft else "no draft model")),
+            ("library", library),
+            ("prompt", _prompt_line(readout)),
+            ("answer", _answer_line(readout, limited=limited)),
+            ("target calls", _calls_line(readout)),
+            ("structure", structure_line(grammar) if grammar else None),
+            ("calls saved", _saved_line(readout) if limited else None),
+            ("draft calls", _draft_calls_line(readout, explanation) if draft else None),
+            *_drafted(readout),
+            ("rule", readout.rule + drawn),
+            ("time", _time_line(readout, limited=limited) if readout.generated_tokens else None),
+            ("speed-up", estimate_line(explanation) if is_estimated and explanation else None),
+            (
+                "between bursts",
+                latency and f"p50 {time(latency.p50)}, p95 {time(latency.p95)}, max {time(latency.max)}",
+            ),
+        ]
+    )
+
+
+def _drafted(readout: Readout) -> list[tuple[str, str]]:
+    rows = [(f"  {source_name(name)}", _drafter_line(name, it)) for name, it in readout.drafters.items()]
+    if len(rows) == 1:
+        return [("drafted", f"{rows[0][1]} (all by {rows[0][0].strip()})")]
+    whole = _acceptance_line(readout.drafted_tokens, readout.accepted_tokens)
+    return [("drafted", whole), *rows] if rows else []
 
 
 def _draft_calls_line(readout: Readout, explanation: Explanation | None) -> str:
@@ -185,9 +188,7 @@ def _saved_line(readout: Readout) -> str:
 
 
 def _acceptance_line(drafted: int, accepted: int) -> str:
-    return f"{counted(drafted, 'token')}, {accepted} accepted" + (
-        f" ({accepted / drafted:.0%})" if drafted else ""
-    )
+    return f"{counted(drafted, 'token')}, {accepted} accepted ({accepted / max(drafted, 1):.0%})"
 
 
 def _drafter_line(name: str, counts: DrafterCounts) -> str:
@@ -201,12 +202,7 @@ def _drafter_line(name: str, counts: DrafterCounts) -> str:
 
 def _time_line(readout: Readout, *, limited: bool) -> str:
     spent_s = readout.time_s
-    parts = {
-        "draft": spent_s.draft,
-        "verify": spent_s.verify,
-        "sampling": spent_s.sampling,
-        "other": spent_s.other,
-    }
+    parts = {name: getattr(spent_s, name) for name in ("draft", "verify", "sampling", "other")}
     shares = ", ".join(
         f"{name} {time(seconds)} ({seconds / readout.decode_s if readout.decode_s else 0:.0%})"
         for name, seconds in parts.items()
@@ -216,23 +212,17 @@ def _time_line(readout: Readout, *, limited: bool) -> str:
     return line + (f"; masks and forced text took {spent} of it" if limited else "")
 
 
-def _latency_line(latency: Latency) -> str:
-    return f"p50 {time(latency.p50)}, p95 {time(latency.p95)}, max {time(latency.max)}"
-
-
-def print_comparison(console: Console, comparison: Comparison, *, deterministic: bool) -> None:
+def print_comparison(console: Screen, comparison: Comparison, *, deterministic: bool) -> None:
     """Speed-up with its spread, and whether the outputs are equal."""
     speedup, plain = comparison.speedup, comparison.plain
     runs = f"{counted(speedup.repetitions, 'run')} of each, in turn"
-    rows = {
-        "plain decoding": f"{plain.tokens_per_s:.1f} tokens/s, {counted(plain.target_calls, 'target call')}",
-        "speed-up": (
-            f"{speedup.decode_median:.2f}x ({speedup.decode_low:.2f} to {speedup.decode_high:.2f}); "
-            f"with the prompt {speedup.median:.2f}x ({speedup.low:.2f} to {speedup.high:.2f}); {runs}"
-        ),
-        "output": _equality_line(comparison, deterministic),
-    }
-    print_rows(console, rows.items())
+    speed = f"{plain.tokens_per_s:.1f} tokens/s, {counted(plain.target_calls, 'target call')}"
+    gained = (
+        f"{speedup.decode_median:.2f}x ({speedup.decode_low:.2f} to {speedup.decode_high:.2f}); "
+        f"with the prompt {speedup.median:.2f}x ({speedup.low:.2f} to {speedup.high:.2f}); {runs}"
+    )
+    same = _equality_line(comparison, deterministic)
+    console.rows([("plain decoding", speed), ("speed-up", gained), ("output", same)])
 
 
 def _equality_line(comparison: Comparison, deterministic: bool) -> str:
@@ -259,55 +249,45 @@ def _equality_line(comparison: Comparison, deterministic: bool) -> str:
 
 # `--explain`: what was chosen and why, on one screen.
 
-_BAR_COLUMNS = 28
+_FORCED_TEXT = (
+    "where a grammar leaves no choice, text is drafted without a model; the target accepts it unless it "
+    "spells the text with other tokens"
+)
 
 
-def print_explanation(console: Console, explanation: Explanation) -> None:
+def print_explanation(console: Screen, explanation: Explanation) -> None:
     """The cost curve, what drafts must reach, what they reached, what was chosen, and what would help."""
-    console.print(Text("why", style="bold"))
-    _print_curve(console, explanation)
-    rows = {"lookup pays": _break_even_line(explanation.break_even_lookup)}
+    console.say("why", "bold")
+    console.calls(explanation.target_calls_s)
+    if abs(explanation.drift - 1) > 0.1:
+        console.say(f"calls take {explanation.drift:.2f} of the time measured before; the costs follow it")
+    draft_pays = None
     if explanation.break_even_draft is not None and explanation.draft_step_s is not None:
         share = explanation.draft_step_s / explanation.target_calls_s[1]
-        line = _break_even_line(explanation.break_even_draft)
-        rows["draft pays"] = f"{line}; a step of it costs {share:.2f} of the target's"
-    if FORCED in explanation.acceptance:
-        rows["forced text"] = (
-            "where a grammar leaves no choice, text is drafted without a model; the target accepts it unless "
-            "it spells the text with other tokens"
-        )
-    if explanation.acceptance:
-        rows["accepted"] = ", ".join(
-            f"{source_name(name)} {share:.0%} of the drafted tokens that the target reached"
-            for name, share in explanation.acceptance.items()
-        )
-    rows["chosen"] = "; ".join(_choice(name, made) for name, made in explanation.choices.items()) or "nothing"
-    rows["speed-up"] = estimate_line(explanation)
-    if explanation.advice:
-        rows["would help"] = "; ".join(explanation.advice)
-    print_rows(console, rows.items())
+        line = break_even_line(explanation.break_even_draft)
+        draft_pays = f"{line}; a step of it costs {share:.2f} of the target's"
+    accepted = ", ".join(
+        f"{source_name(name)} {share:.0%} of the drafted tokens that the target reached"
+        for name, share in explanation.acceptance.items()
+    )
+    chosen = "; ".join(_choice(name, made) for name, made in explanation.choices.items())
+    console.rows(
+        [
+            ("lookup pays", break_even_line(explanation.break_even_lookup)),
+            ("draft pays", draft_pays),
+            ("forced text", _FORCED_TEXT if FORCED in explanation.acceptance else None),
+            ("accepted", accepted),
+            ("chosen", chosen or "nothing"),
+            ("speed-up", estimate_line(explanation)),
+            ("would help", "; ".join(explanation.advice)),
+        ]
+    )
 
 
-def _print_curve(console: Console, explanation: Explanation) -> None:
-    """What a call costs by its tokens, as bars, in plain steps."""
-    calls_s = explanation.target_calls_s
-    widest = max(calls_s.values())
-    console.print(Text("  a call over       takes  in plain steps", style="dim"))
-    for size, seconds in calls_s.items():
-        bar = "#" * max(1, round(_BAR_COLUMNS * seconds / widest))
-        line = f"  {size:>3} tokens  {seconds * 1000:7.1f} ms  {seconds / calls_s[1]:5.2f}  {bar}"
-        console.print(Text(readable(line)))
-    if abs(explanation.drift - 1) > 0.1:
-        console.print(
-            Text(f"  calls take {explanation.drift:.2f} of the time measured before, which the costs follow")
-        )
-
-
-def _break_even_line(shares: dict[int, float | None]) -> str:
-    parts = [
-        f"{size} at {share:.0%}" if share is not None else f"{size} never" for size, share in shares.items()
-    ]
-    return "drafts of " + ", ".join(parts) + " acceptance"
+def break_even_line(shares: Mapping[int, float | None]) -> str:
+    """The acceptance at which drafts pay, by their tokens."""
+    parts = [f"{size}: {'never' if share is None else f'{share:.0%}'}" for size, share in shares.items()]
+    return f"acceptance by drafted tokens: {', '.join(parts)}"
 
 
 def _choice(name: str, made: Choices) -> str:

@@ -12,14 +12,11 @@ from socket import socket
 from ssl import SSLContext
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.text import Text
-
 from outrider.backends.gguf import build_id
 from outrider.backends.machine import available_bytes
 from outrider.cli.opening import load_pair, open_session
-from outrider.cli.output import print_notes, readable
 from outrider.cli.plans import PairPlan, plan_pair
+from outrider.cli.screen import Screen
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.core.notices import collect_notices
 from outrider.core.settings import sampling_params
@@ -56,7 +53,7 @@ def serve(configuration: Configuration) -> int:
         ring = key_ring(settings)
     tls = tls_context(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
     log_to_stderr(as_json=settings.log_json)
-    errors = Console(stderr=True, highlight=False, quiet=settings.log_json)
+    errors = Screen(stderr=True, quiet=settings.log_json, soft_wrap=True)
     several = None if is_one else _several(settings, plans)
     if settings.ray is not None and several is not None:
         raise SettingError("--ray", "replicas serve one model, and there are several", "Serve one of them.")
@@ -106,8 +103,7 @@ def _replicas(
 def open_models(settings: ServeSettings) -> tuple[Models, Callable[[], None]]:
     """The models of a replica, and a function that frees them."""
     stack = ExitStack()
-    errors = Console(stderr=True, highlight=False, quiet=True)
-    models, _ = _one(settings, _plan(settings), None, stack, errors)
+    models, _ = _one(settings, _plan(settings), None, stack, Screen(stderr=True, quiet=True))
     return models, stack.close
 
 
@@ -125,7 +121,7 @@ def _plan(settings: ServeSettings) -> PairPlan:
 
 
 def _one(
-    settings: ServeSettings, plan: PairPlan, loading: Loading | None, stack: ExitStack, errors: Console
+    settings: ServeSettings, plan: PairPlan, loading: Loading | None, stack: ExitStack, errors: Screen
 ) -> tuple[Models, dict[str, str]]:
     """The only model, served until the stack is closed, and its lines of the overview."""
     pair = load_pair(plan, errors)
@@ -197,7 +193,7 @@ def _entry(
         counted[name] = metrics_of(name, state, build_id())
 
     def load() -> LoadedModel:
-        silent = Console(quiet=True)
+        silent = Screen(stderr=True, quiet=True)
         pair = load_pair(plan, silent)
         try:
             session = open_session(plan, pair, DEFAULT_CONTEXT_TOKENS, silent)
@@ -281,13 +277,13 @@ def _metrics(settings: ServeSettings, ring: KeyRing) -> str:
 
 
 def _announce(
-    settings: ServeSettings, overview: dict[str, str], notices: Sequence[str], errors: Console
+    settings: ServeSettings, overview: dict[str, str], notices: Sequence[str], errors: Screen
 ) -> None:
     """Print the overview and the notices, or log them as JSON."""
     if settings.log_json:
         LOG.info("started", extra={"fields": overview | {"notices": list(notices)}})
         return
-    print_notes(errors, notices)
+    errors.note(*notices)
     for name, value in overview.items():
-        errors.print(Text(readable(f"{name:<10}{value}")), soft_wrap=True)
-    errors.print(Text("ready (Ctrl-C drains and ends; twice: at once)"), soft_wrap=True)
+        errors.say(f"{name:<10}{value}")
+    errors.say("ready (Ctrl-C drains and ends; twice: at once)")

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 import typer
-from rich.console import Console
 
-from outrider.cli.output import INTERRUPTED, bars_or_lines, readable, write
+from outrider.cli.output import INTERRUPTED, readable, write
+from outrider.cli.screen import Screen
 from outrider.cli.settings import SetupSettings
 from outrider.core.errors import SettingError
 from outrider.core.numbers import duration, gigabytes
@@ -78,8 +78,7 @@ def _build(force: bool, *, cuda: bool = False, kinds: str | None = None) -> None
     title, source = ("ik_llama.cpp for this CPU", IK)
     if plan:
         title, source = f"llama.cpp for NVIDIA cards of kind {', '.join(plan.kinds)}", MAINLINE
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    with _ended_in_order(), bars_or_lines(errors) as report:
+    with _ended_in_order(), Screen(stderr=True, soft_wrap=True).progress() as report:
 
         def show(stage: str, done: float) -> None:
             report(_STAGES[stage].format(title if stage == "compiling" else title.partition(" ")[0]), done)

@@ -6,13 +6,12 @@ from time import perf_counter
 from typing import Self
 
 from rich.color import ColorSystem
-from rich.console import Console
 from rich.style import Style
-from rich.text import Text
 
 from outrider.cli.interrupt import Interrupt
 from outrider.cli.output import readable, write
 from outrider.cli.report import SOURCE_STYLES, print_legend
+from outrider.cli.screen import Screen
 from outrider.cli.settings import RunSettings
 from outrider.cli.word_wrap import Styled, WordWrap
 from outrider.core.data import Completion, Piece, StepRecord
@@ -78,16 +77,14 @@ class Reading:
 class TokenPrinter:
     """Writes text to standard output as it comes, coloured by source where that is wanted."""
 
-    def __init__(self, settings: RunSettings, errors: Console) -> None:
+    def __init__(self, settings: RunSettings, errors: Screen) -> None:
         self.errors = errors
-        self._console = Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
+        self._console = Screen(soft_wrap=True)
         self._coloured = settings.show_source
         self._printed = 0
         self._wrap = WordWrap(lambda: self._console.width) if self._console.is_terminal else None
         if self._coloured and (self._console.no_color or not self._console.color_system):
-            errors.print(
-                Text("note: --show-source needs a terminal with colours: none is used", style="yellow")
-            )
+            errors.note("--show-source needs a terminal with colours: none is used")
             self._coloured = False
         if self._coloured:
             print_legend(errors)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from outrider.backends.gguf import show_log
 from outrider.backends.gguf.quantizer import check_output
-from outrider.cli.check import model_of, status, workload_of
+from outrider.cli.check import model_of, workload_of
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.load_options import load_options
-from outrider.cli.output import INTERRUPTED, print_notes, print_rows, print_table, readable, write_json
+from outrider.cli.output import INTERRUPTED, readable, write_json
 from outrider.cli.plans import check_context, hub_options
+from outrider.cli.screen import Rows, Screen
 from outrider.cli.settings import TrimSettings
 from outrider.core.errors import SettingError
 from outrider.core.numbers import gigabytes, milliseconds, percent
@@ -29,22 +29,22 @@ _SHOWN_SIZES = 7
 
 def trim_draft(settings: TrimSettings) -> int:
     """Trim, and show; returns the exit status: 0 where the draft is of use, else 1."""
-    errors = Console(stderr=True, highlight=False)
+    errors = Screen(stderr=True)
     asked = _asked(settings)
     show_log(settings.verbose)
     report: Report | None = None
     try:
-        with LoadInterrupt(), status(errors) as progress:
+        with LoadInterrupt(), errors.progress() as progress:
             report = trim(asked, progress)
     except KeyboardInterrupt:
         what = "nothing was written" if report is None else f"{asked.out} is written"
-        errors.print(Text(readable(f"interrupted: {what}")))
+        errors.say(f"interrupted: {what}")
         return INTERRUPTED
-    print_notes(errors, report.notices)
+    errors.note(*report.notices)
     if settings.print_json:
         write_json(report.as_json())
     else:
-        print_trimmed(Console(highlight=False, emoji=False, markup=False), report)
+        print_trimmed(Screen(), report)
     return 0 if report.after.verdict.pays else 1
 
 
@@ -81,66 +81,59 @@ def _usual_place(settings: TrimSettings, small: ModelFile) -> Path:
 # What came of it, in 80 columns: what was done, then before and after, then whether it is of use.
 
 
-def print_trimmed(console: Console, report: Report) -> None:
+def print_trimmed(console: Screen, report: Report) -> None:
     """The report as people read it."""
-    console.print(Text(readable(report.path), style="bold"))
-    print_rows(console, [(f"  {name}", line) for name, line in _made(report)], width=10, style="")
+    console.say(report.path, "bold")
+    console.rows([(f"  {name}", line) for name, line in _made(report)], width=10, style="")
     console.print()
     head = ("", "before", "after", "")
-    print_table(console, head, _compared(report), left=("",))
+    console.table(head, _compared(report), left=("",))
     console.print()
     verdict = report.after.verdict
-    style = "bold green" if verdict.pays else "bold red"
-    rows = [("verdict", Text(readable(verdict.sentence), style))]
-    rows += [("" if i else "try", Text(readable(f"- {line}"))) for i, line in enumerate(verdict.advice)]
-    if verdict.pays:
-        rows.append(("use it", Text(readable(f"outrider run -m {report.target.path} -md {report.path}"))))
-    print_rows(console, rows, width=10, style="")
-    console.print(Text(f"took {report.seconds:.0f} s", style="dim"))
+    sentence = Text(readable(verdict.sentence), "bold green" if verdict.pays else "bold red")
+    use = f"outrider run -m {report.target.path} -md {report.path}" if verdict.pays else ""
+    advice = [f"- {line}" for line in verdict.advice]
+    console.rows([("verdict", sentence), ("try", advice), ("use it", use)], width=10, style="")
+    console.say(f"took {report.seconds:.0f} s", "dim")
 
 
-def _made(report: Report) -> list[tuple[str, str]]:
-    rows = [
+def _made(report: Report) -> Rows:
+    tokens = [
+        f"{choice.tokens:,}: {percent(choice.lost_ratio, 1)} of the answers lost, step about "
+        f"{milliseconds(choice.step_s)}, {choice.speedup:.2f}x"
+        for choice in report.sizes[:: max(1, len(report.sizes) // _SHOWN_SIZES)]
+    ]
+    types = [
+        f"{tried.quantization}: {gigabytes(tried.file_bytes)}, step {milliseconds(tried.step_s)}, "
+        f"agreement {percent(tried.agreement.value, 1)}, {tried.speedup:.2f}x"
+        for tried in report.types
+    ]
+    return [
         ("made of", report.source.name),
         ("keeps", f"{report.known_tokens:,} of {report.source_tokens:,} tokens"),
+        ("counted in", report.counted),
+        ("tokens", tokens),
+        ("types", types),
     ]
-    rows += [("" if i else "counted in", origin) for i, origin in enumerate(report.counted)]
-    step = max(1, len(report.sizes) // _SHOWN_SIZES)
-    rows += [
-        (
-            "" if i else "tokens",
-            f"{choice.tokens:,}: {percent(choice.lost_ratio, 1)} of the answers lost, step about "
-            f"{milliseconds(choice.step_s)}, {choice.speedup:.2f}x",
-        )
-        for i, choice in enumerate(report.sizes[::step])
-    ]
-    rows += [
-        (
-            "" if i else "types",
-            f"{tried.quantization}: {gigabytes(tried.file_bytes)}, step {milliseconds(tried.step_s)}, "
-            f"agreement {percent(tried.agreement.value, 1)}, {tried.speedup:.2f}x",
-        )
-        for i, tried in enumerate(report.types)
-    ]
-    return rows
 
 
-def _compared(report: Report) -> list[tuple[str, str, str, str]]:
+def _compared(report: Report) -> list[tuple[str, ...]]:
     drafts = report.before, report.after
     rows: list[tuple[str, list[float], Callable[[float], str]]] = [
-        ("file", [report.source.file_bytes, report.file_bytes], lambda size: gigabytes(int(size))),
+        ("file", [report.source.file_bytes, report.file_bytes], gigabytes),
         ("step", list(map(step_s_of, drafts)), milliseconds),
         ("of the target's", [draft.step_ratio or 0.0 for draft in drafts], lambda ratio: f"{ratio:.2f}"),
         ("agreement", [agreement_of(draft).value for draft in drafts], lambda share: percent(share, 1)),
     ]
-    speeds = [
-        ("speed, with lookup", [draft.over_plain for draft in drafts]),
-        ("without lookup", [draft.alone for draft in drafts]),
+    speeds = {
+        "speed, with lookup": [draft.over_plain for draft in drafts],
+        "without lookup": [draft.alone for draft in drafts],
+    }
+    shown = [["" if speed is None else as_text(speed) for speed in both] for both in speeds.values()]
+    return [
+        *(
+            (name, show(before), show(after), f"{after / max(before, 1e-9):.2f}x")
+            for name, (before, after), show in rows
+        ),
+        *((name, *both, "") for name, both in zip(speeds, shown, strict=True)),
     ]
-    found = []
-    for name, (before, after), shown in rows:
-        found.append((name, shown(before), shown(after), f"{after / max(before, 1e-9):.2f}x"))
-    for name, both in speeds:
-        first, second = ("" if speed is None else as_text(speed) for speed in both)
-        found.append((name, first, second, ""))
-    return found

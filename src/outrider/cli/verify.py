@@ -9,26 +9,44 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from rich.console import Console
+from rich.text import Text
 
 from outrider import __version__
 from outrider.cli.grammar import read_grammar
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.opening import load_pair, open_session
-from outrider.cli.output import bars_or_lines, print_notes, write_json
+from outrider.cli.output import write_json
 from outrider.cli.plans import UNLIMITED_TOKENS, PairPlan, plan_pair
 from outrider.cli.prompt import encodable, read_prompt, unescape
+from outrider.cli.report import structure_line
+from outrider.cli.screen import Rows, Screen
 from outrider.cli.settings import VerifySettings
-from outrider.cli.verify_report import print_verdict
 from outrider.core.data import Request
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.files import check_writable
 from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
-from outrider.lab.certify.certificate import Certificate, as_json, model_files, write_certificate
+from outrider.lab.certify.certificate import (
+    Certificate,
+    as_json,
+    model_files,
+    reasons,
+    totals,
+    write_certificate,
+)
 from outrider.lab.certify.checks import certify
 from outrider.lab.certify.faults import check_fault
-from outrider.lab.certify.plan import BUILT_IN, CertifyPlan, Subject
+from outrider.lab.certify.plan import (
+    BESIDE,
+    BUILT_IN,
+    GREEDY,
+    REPEATED,
+    STABLE,
+    CertifyPlan,
+    Findings,
+    Subject,
+)
+from outrider.lab.certify.text_equality import Compared, Difference
 from outrider.lab.loaded import Progress
 from outrider.lab.machine import machine, versions
 from outrider.session import Pair, Session, settings_of
@@ -83,7 +101,7 @@ def _place(settings: VerifySettings) -> Path | None:
 
 def verify(settings: VerifySettings) -> int:
     """Test and certify; returns the exit status: 0 where everything holds, else 1."""
-    errors = Console(stderr=True, highlight=False)
+    errors = Screen(stderr=True)
     place = _place(settings)
     pair_plan = plan_pair(settings, greedy=False)
     if settings.bitwise:
@@ -109,12 +127,12 @@ def _certify(
     plan: CertifyPlan,
     texts: list[str],
     place: Path | None,
-    errors: Console,
+    errors: Screen,
 ) -> Certificate:
     """Load the models and run every test on them."""
     started, before = datetime.now(UTC), perf_counter()
     if not errors.is_terminal:
-        errors.print("loading the models")
+        errors.say("loading the models")
     pair = load_pair(pair_plan, errors)
     prompts = [_encode(pair, text, raw=settings.raw) for text in texts]
     _spare_models(place, pair)
@@ -124,8 +142,8 @@ def _certify(
     with open_session(pair_plan, pair, tokens, errors) as session:
         if plan.grammar is not None:
             session.compile(plan.grammar)
-        print_notes(errors, session.notices)
-        with LoadInterrupt(), bars_or_lines(errors) as report:
+        errors.note(*session.notices)
+        with LoadInterrupt(), errors.progress() as report:
 
             def show(stage: str, part: float | None) -> None:
                 report(_TITLES.get(stage, stage), part or 0.0)
@@ -221,3 +239,158 @@ def _from_json(line: str, where: str) -> str:
 
 def _encode(pair: Pair, text: str, *, raw: bool) -> tuple[int, ...]:
     return pair.encode(text if raw or pair.template is None else [{"role": "user", "content": text}])
+
+
+# The certificate as people read it, on one screen.
+
+_SHOWN_TIES = 4
+_CHANGES = ": speculation changes the output"
+_TEXT_ROWS = {
+    GREEDY: ("greedy", ""),
+    BESIDE: ("", "while another request runs: "),
+    REPEATED: ("same seed", "twice: "),
+    STABLE: ("seed-stable", "with and without drafts: "),
+}
+"""label and beginning of the lines about texts"""
+
+
+def print_verdict(certificate: Certificate, place: Path | None) -> None:
+    """The verdict on standard output, then what it rests on."""
+    console = Screen()
+    console.print(_headline(certificate))
+    console.rows([*_rows(certificate), ("certificate", str(place or ""))], width=11)
+
+
+def _headline(certificate: Certificate) -> Text:
+    plan, findings = certificate.plan, certificate.findings
+    if not certificate.holds:
+        headline = Text("DOES NOT HOLD", style="bold red").append(
+            ": a head drafts wrongly" if replace(findings, drafts=None).holds else _CHANGES, "not bold"
+        )
+    elif not findings.speculates:
+        headline = Text("HOLDS, BUT NOTHING WAS SPECULATED", style="bold yellow").append(
+            ": this target decoded plainly", "not bold"
+        )
+    elif not totals(findings).drafted_tokens:
+        headline = Text("HOLDS, BUT NO TEXT MET A DRAFT", style="bold yellow").append(
+            ": give longer answers (-n) or other prompts", "not bold"
+        )
+    else:
+        how = (
+            "gives plain decoding's text, bit for bit" if findings.bit_equal else "did not change the output"
+        )
+        headline = Text("HOLDS", style="bold green").append(f": speculation {how}", "not bold")
+    if plan.fault:
+        headline.append(f" (fault injected: {plan.fault})", "not bold")
+    if plan.verification.is_lossy:
+        headline.append(f" (lossy: lenience {plan.lenience:g})", "not bold")
+    return headline
+
+
+def _rows(certificate: Certificate) -> Rows:
+    findings, grammar = certificate.findings, certificate.plan.grammar
+    names = [f"{role} {model['name']}" for role, model in certificate.models.items()]
+    if findings.stand_in:
+        names.append("for the samples the target's own logits, disturbed, take a draft model's place")
+    counts, drafts = totals(findings), findings.drafts
+    redrafted = drafts and f"{drafts.same} of {drafts.compared} as of a drafter that read the text afresh"
+    took = (
+        f"{certificate.duration_s:.0f} s, {counts.target_calls} target calls for {counts.tokens} tokens; "
+        f"{counts.drafted_tokens} tokens drafted, {counts.accepted_tokens} accepted"
+    )
+    return [
+        *(("because", reason) for reason in reasons(findings)),
+        ("models", ", ".join(names)),
+        ("structure", grammar and structure_line(grammar)),
+        *(_text_row(name, parts) for name, parts in findings.texts.items()),
+        ("logits", _logits_line(findings) if findings.bit_equal else None),
+        ("drafts", redrafted),
+        ("sampled", _sampled_line(certificate)),
+        ("acceptance", _decisions_line(findings) if findings.decisions else None),
+        ("took", took),
+    ]
+
+
+def _text_row(name: str, parts: tuple[Compared, ...]) -> tuple[str, list[str]]:
+    label, what = _TEXT_ROWS[name]
+    return label, [what + _texts_line(parts), *(_tie_lines(parts) if name == GREEDY else ())]
+
+
+def _texts_line(parts: tuple[Compared, ...]) -> str:
+    tokens = sum(part.tokens for part in parts)
+    differences = [difference for part in parts for difference in part.differences]
+    ties = [difference for difference in differences if difference.near_tie]
+    failed = len(differences) - len(ties)
+    line = f"{len(parts)} texts, {tokens} tokens: "
+    if not differences:
+        return line + "the same, token for token"
+    if failed:
+        line += f"{failed} differ" + ("" if any(part.rows for part in parts) else " beyond rounding")
+        line += ", " if ties else ""
+    if ties:
+        line += "" if failed else "the same but for "
+        noun = "near-tie" if len(ties) == 1 else "near-ties"
+        line += f"{len(ties)} {noun} that rounding flips (widest {_widest(ties):.3f})"
+    return line
+
+
+def _logits_line(findings: Findings) -> str:
+    differing = sum(part.rows.differing for part in findings.all_texts if part.rows is not None)
+    line = f"{findings.compared_rows} positions, with drafts and without: "
+    return line + (f"other bits at {differing}" if differing else "the same bits")
+
+
+def _widest(ties: list[Difference]) -> float:
+    return max(max(tie.speculative_margin or 0.0, tie.plain_margin or 0.0) for tie in ties)
+
+
+def _tie_lines(parts: tuple[Compared, ...]) -> list[str]:
+    ties = [(part.prompt, tie) for part in parts for tie in part.differences if tie.near_tie]
+    ties.sort(key=lambda entry: -_widest([entry[1]]))
+    lines = [
+        f"prompt {prompt + 1}, token {tie.position + 1}: {tie.speculative_text!r} for {tie.plain_text!r}, "
+        f"ahead by {tie.speculative_margin:.4f} with drafts, {tie.plain_margin:.4f} the other way without"
+        for prompt, tie in ties[:_SHOWN_TIES]
+    ]
+    if len(ties) > _SHOWN_TIES:
+        lines.append(f"and {len(ties) - _SHOWN_TIES} more, in the certificate")
+    return lines
+
+
+def _places(findings: Findings) -> str:
+    """Where in the answers the texts lie, if not at their beginning."""
+    places = sorted({test.behind_tokens for test in findings.sampled})
+    if places == [0]:
+        return ""
+    noun = "token" if places == [1] else "tokens"
+    return f" after {' or '.join(map(str, places))} {noun} of the answer"
+
+
+def _decisions_line(findings: Findings) -> str:
+    acceptance = [test for test in findings.decisions if test.kind == "acceptance"]
+    rejected = sum(test.rejected for test in findings.decisions)
+    power = ", ".join(
+        f"{test.rule} " + ("none" if test.detectable_error is None else f"{test.detectable_error:.1%}")
+        for test in acceptance
+    )
+    count = sum(test.decisions for test in acceptance)
+    return (
+        f"{count} decisions about drafts, and what followed them: "
+        + (f"{rejected} of {len(findings.decisions)} tests reject" if rejected else "as each rule has it")
+        + f"; an error of the acceptance ratio is found with probability 0.95 from: {power}"
+    )
+
+
+def _sampled_line(certificate: Certificate) -> str:
+    findings, plan = certificate.findings, certificate.plan
+    if not findings.sampled:
+        return "not tested: nothing is drafted"
+    least = min(test.p_value for test in findings.sampled)
+    rejected = sum(test.rejected for test in findings.sampled)
+    line = (
+        f"{len(findings.sampled)} tests of {plan.samples} texts{_places(findings)}: "
+        + (f"{rejected} reject" if rejected else "none rejects")
+        + f" (least p {least:.2g}; significance {plan.significance:g} over all, Holm)"
+    )
+    certain = sum(test.cells == 1 for test in findings.sampled)
+    return line + (f"; {certain} too certain to test anything" if certain else "")

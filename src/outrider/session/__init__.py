@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from outrider.session.generation import Message
     from outrider.session.options import DEFAULT_CONTEXT_TOKENS, SessionOptions
     from outrider.session.pair import Pair
-    from outrider.session.session import Session
-    from outrider.session.settings import describe_policy, settings_of
+    from outrider.session.session import Session, describe_policy, settings_of
 
 __all__ = [
     "DEFAULT_CONTEXT_TOKENS",
@@ -32,8 +31,7 @@ _MODULES = {
     "generation": ("Message",),
     "options": ("DEFAULT_CONTEXT_TOKENS", "SessionOptions"),
     "pair": ("Pair",),
-    "session": ("Session",),
-    "settings": ("describe_policy", "settings_of"),
+    "session": ("Session", "describe_policy", "settings_of"),
 }
 
 

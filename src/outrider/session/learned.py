@@ -1,4 +1,4 @@
-"""What is known about a pair on this machine: costs and acceptance, from disk and back.
+"""What outlives a session: costs and acceptance of a pair on this machine, KV, and earlier texts.
 
 Costs belong to model, machine and settings, acceptance to the pair of model files alone. A session begins
 with what earlier ones have learned and leaves what it has learned itself.
@@ -23,7 +23,7 @@ from outrider.backends.tuning.scoring import (
     spare_cores,
     subject_of,
 )
-from outrider.core.contracts import Policy
+from outrider.core.contracts import Model, Policy
 from outrider.core.errors import SettingError
 from outrider.core.notices import collect_notices, notify
 from outrider.costs.other_programs import OtherPrograms
@@ -40,10 +40,11 @@ from outrider.costs.store import (
     write_entry,
 )
 from outrider.costs.timer import Rows
+from outrider.engine.tiers import Disk, Folder, KvTiers, RememberedTexts
 from outrider.models.hub import cache_dir
 from outrider.policy import AutoPolicy
 from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration, read_calibration
-from outrider.session.options import AutoSettings, Progress, no_progress
+from outrider.session.options import AutoSettings, Keeping, Progress, no_progress
 
 _MIN_VERIFIED = 64
 """Sessions in which fewer drafted tokens were verified leave what is known of acceptance as it is."""
@@ -192,3 +193,36 @@ def policy_for(
         notify("no draft model is loaded, and the policy asks for one alone: nothing is drafted")
     learned = Learned(asked or AutoSettings(), target, draft, progress, measure=measure)
     return learned.policy, learned
+
+
+SAVE_S = 20.0
+"""what a session that ends may take to save what its target still holds"""
+_OF_SPEED = ("rows", "several_sequences", "threads", "threads_batch")
+"""settings of a cost curve that change no KV"""
+
+
+def open_tiers(model: Loaded, keeping: Keeping) -> KvTiers | None:
+    """What keeps a target's KV; None where nothing does. Raises SettingError for a folder that cannot be
+    used."""
+    disk = None
+    if keeping.folder is not None:
+        disk = Disk(Folder(keeping.folder, identity_of(model), "--cache-dir"), keeping.disk_bytes)
+    if disk is None and not keeping.memory_bytes:
+        return None
+    return KvTiers(model, memory_bytes=keeping.memory_bytes, disk=disk)
+
+
+def open_texts(path: Path, keeping: Keeping) -> RememberedTexts | None:
+    """Where the earlier texts of a model file are kept; None where they are not. Raises SettingError."""
+    if keeping.folder is None or not keeping.remember:
+        return None
+    return RememberedTexts(Folder(keeping.folder, fingerprint(path), "--cache-dir"))
+
+
+def identity_of(model: Model) -> str:
+    """What KV belongs to: the model's content, the library's build, and the options that change KV."""
+    if not isinstance(model, Loaded):
+        return model.name
+    subject = subject_of(model, "all")
+    settings = {name: value for name, value in subject.settings.items() if name not in _OF_SPEED}
+    return json.dumps([subject.file, subject.build, sorted(settings.items())])

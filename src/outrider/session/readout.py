@@ -1,4 +1,4 @@
-"""Counts and times of a generation, all of them derived from its step records. docs/json.md defines each.
+"""What step records tell of a generation: counts and times (docs/json.md defines each), and a trace.
 
 Plain decoding would have made a call for each token that a drafter got emitted in front of the last one of
 its step (`calls_saved`); the step's own call counts for that.
@@ -6,14 +6,17 @@ its step (`calls_saved`); the step's own call counts for that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.data import Completion, StepRecord
+from outrider.core.data import Completion, Draft, StepRecord
+from outrider.core.files import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,3 +167,27 @@ def _latency(gaps: npt.NDArray[np.float64]) -> Latency | None:
         return None
     p50, p95 = np.quantile(gaps, [0.5, 0.95])
     return Latency(float(p50), float(p95), float(gaps.max()))
+
+
+def _traced(record: StepRecord) -> dict[str, Any]:
+    """A record as plain data, without the distributions of sampled tokens: they would be most of a trace."""
+    draft = record.draft
+    fields = asdict(replace(record, draft=Draft()))
+    fields["draft"] = {
+        "tokens": draft.tokens,
+        "sources": draft.sources,
+        "acceptance": draft.acceptance,
+        "evidence": [token.evidence for token in draft.items],
+        "sampled": draft.probs is not None,
+    }
+    return fields
+
+
+def write_trace(
+    path: Path, records: Iterable[StepRecord], recordings: Iterable[Mapping[str, Any]] = ()
+) -> None:
+    """Write step records as JSON lines with the keys of StepRecord, then what a replay needs besides
+    (`outrider.lab.recording`). Raises SettingError; then nothing is written."""
+    objects = [*map(_traced, records), *recordings]
+    lines = (json.dumps(data, separators=(",", ":")) + "\n" for data in objects)
+    write_whole(path, "".join(lines), "trace")

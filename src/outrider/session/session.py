@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
@@ -28,12 +28,11 @@ from outrider.drafters.registry import DrafterSettings, build_drafters
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
 from outrider.engine.tiers import KvTiers
 from outrider.models.chat import ChatTemplate
-from outrider.session.generation import Generation, Message, encode
-from outrider.session.keeping import SAVE_S, identity_of, open_texts, open_tiers
-from outrider.session.learned import Learned, policy_for
+from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.session.generation import Generation, Message, Schema, encode, parser_of, read_schema
+from outrider.session.learned import SAVE_S, Learned, identity_of, open_texts, open_tiers, policy_for
 from outrider.session.options import Keeping, Progress, SessionOptions, no_progress
 from outrider.session.pair import Pair
-from outrider.session.schemas import Schema, parser_of, read_schema
 
 if TYPE_CHECKING:
     from outrider.constraints import Compiled, Compiler
@@ -328,3 +327,47 @@ def close_model(model: Model) -> None:
     model.close()
     if isinstance(native, GgufModel):
         native.weights.close()
+
+
+def describe_policy(policy: Policy) -> dict[str, Any]:
+    """Who drafts and how far, as plain data."""
+    if isinstance(policy, AutoPolicy) and policy.fixed is not None:
+        policy = policy.fixed
+    if isinstance(policy, FixedPolicy):
+        return {"kind": "fixed", **asdict(policy)}
+    if isinstance(policy, AutoPolicy):
+        names = ("free", "models", "draft_max")
+        return {"kind": "auto", **{name: getattr(policy, name) for name in names}}
+    return {"kind": type(policy).__name__}
+
+
+def settings_of(session: Session, request: Request, seed: int) -> dict[str, Any]:
+    """The settings in force, read back from the loaded models rather than from what was asked."""
+    target = session.target
+    policy = session.engine.policy
+    settings: dict[str, Any] = {
+        "context_length": target.context_length,
+        "rewind": target.rewinding.kind,
+        "sampling": asdict(replace(request.sampling, seed=seed)),
+        "verification": asdict(request.verification),
+        "grammar": asdict(request.grammar) if request.grammar else None,
+        "drafters": [drafter.name for drafter in session.engine.drafters],
+        "policy": describe_policy(policy),
+    }
+    drafts = [drafter.model for drafter in session.engine.drafters if isinstance(drafter, ModelDrafter)]
+    native = target.inner if isinstance(target, BitwiseModel) else target
+    settings["bitwise"] = session.bitwise
+    for role, model in (("target", native), *(("draft", draft) for draft in drafts)):
+        if isinstance(model, GgufModel):
+            context = (target if role == "target" else model).context_length
+            settings[role] = asdict(model.options) | {
+                "name": model.name,
+                "build": model.weights.library.build_id,
+                "path": str(model.weights.path),
+                "batch_tokens": model.max_batch_tokens,
+                "micro_batch_tokens": model.micro_batch_tokens,
+                "threads": model.threads,
+                "threads_batch": model.threads_batch,
+                "context_length": context,
+            }
+    return settings
