@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -41,6 +42,11 @@ class Outcome:
         """Standard error as one line: where it is folded depends on the figures in it."""
         return " ".join(self.err.split())
 
+    @property
+    def notes(self) -> str:
+        """Standard error without lines of progress, which depend on the clock."""
+        return re.sub(r"^.+: \d+%.*\n", "", self.err, flags=re.MULTILINE)
+
 
 Call = Callable[..., Outcome]
 
@@ -56,8 +62,8 @@ def result(outcome: Outcome) -> dict[str, Any]:
 def refused(outcome: Outcome) -> str:
     """The one message of a command line that was refused."""
     assert outcome.status == 2 and outcome.out == "", outcome
-    assert outcome.err.startswith("error: ") and outcome.err.count("\n") == 1, outcome.err
-    return outcome.err.removeprefix("error: ").strip()
+    assert outcome.notes.startswith("error: ") and outcome.notes.count("\n") == 1, outcome.err
+    return outcome.notes.removeprefix("error: ").strip()
 
 
 def environment(**changes: str) -> dict[str, str]:

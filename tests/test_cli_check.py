@@ -54,7 +54,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 def test_a_draft_is_judged_and_the_status_says_what_json_says(check: Call) -> None:
     outcome = check("target.gguf", "draft.gguf", "--json")
     shown = as_json(outcome)
-    assert outcome.status == (0 if shown["pays"] else 1) and outcome.err == ""
+    assert outcome.status == (0 if shown["pays"] else 1) and outcome.notes == ""
     [draft] = shown["drafts"]
     assert draft["model"]["name"] == "draft" and draft["tokenizers"]["identical"]
     assert draft["bytes_ratio"] == 1.0 and draft["step_ratio"] > 0
@@ -72,7 +72,7 @@ def test_a_draft_is_judged_and_the_status_says_what_json_says(check: Call) -> No
 def test_what_people_read_fits_eighty_columns(check: Call) -> None:
     outcome = check("target.gguf", "draft.gguf")
     lines = outcome.out.splitlines()
-    assert outcome.err == "" and max(map(len, lines)) <= 80 and "\x1b" not in outcome.out
+    assert outcome.notes == "" and max(map(len, lines)) <= 80 and "\x1b" not in outcome.out
     assert lines[0] == "target target" and "lookup alone" in lines and "draft draft" in lines
     for name in ("tokenizer", "rewind", "calls", "pays from", "expected", "verdict"):
         assert any(line.strip().startswith(name) for line in lines), name
@@ -184,7 +184,7 @@ def test_a_library_that_is_not_here_is_named_in_a_line(check: Call, monkeypatch:
     monkeypatch.setattr(libraries, "installed", lambda: tuple(kept))
     outcome = check("target.gguf", "--backend", "llama.cpp,ik", "--json")
     assert as_json(outcome)["backend"] == first
-    assert outcome.err.startswith(f"note: backend {missing}: ") and outcome.err.count("\n") == 1
+    assert outcome.notes.startswith(f"note: backend {missing}: ") and outcome.notes.count("\n") == 1
     alone = check("target.gguf", "--backend", missing)
     assert alone.status == 2 and f"backend {missing}: " in alone.err
 

@@ -33,7 +33,7 @@ def costs(outrider: Call, monkeypatch: pytest.MonkeyPatch, models: Path, tmp_pat
 def test_the_table_its_picture_and_its_meaning(costs: Call, models: Path) -> None:
     outcome = costs("-md", str(models / "draft.gguf"))
     lines = outcome.out.splitlines()
-    assert outcome.status == 0 and outcome.err == "" and max(map(len, lines)) <= 80
+    assert outcome.status == 0 and outcome.notes == "" and max(map(len, lines)) <= 80
     assert lines[0] == "target target" and lines[2].split()[0].startswith("1") and "█" in lines[2]
     assert "draft draft" in lines and "\x1b" not in outcome.out
     assert "pays by lookup from" in outcome.out and "a draft token costs" in outcome.out

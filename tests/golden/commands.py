@@ -67,7 +67,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
 }
 """Options of `run`. A fixed length but in one, since the automatic choice follows the clock."""
 
-_PROGRESS = re.compile(r"^.+: \d+%$", re.MULTILINE)
+_PROGRESS = re.compile(r"^.+: \d+%.*$", re.MULTILINE)
 _CLOCKED = ("automatic",)
 """Runs of which only the form and the text are compared."""
 

@@ -29,14 +29,14 @@ _FLAGS = {
     for name, setting in settings_of(BenchSettings).items()
     if name in SweepPlan.model_fields
 } | {"workloads": "--workload"}
-"""What a plan's settings are called on the command line."""
+"""The flags of a plan's settings"""
 
 _OF_WORKLOADS = ("prompts", "max_tokens", "temperature", "seed")
-"""Flags that hold for every workload."""
+"""Flags that apply to every workload"""
 
 
 def bench(settings: BenchSettings) -> int:
-    """Run what file and flags ask for; returns the exit status. Raises what `outrider.core.errors` has."""
+    """Run the plan of file and flags; returns the exit status."""
     require_extra("outrider bench", "bench")
     if settings.ray is not None:
         require_extra("--ray", "ray", "leave --ray out")
@@ -76,7 +76,6 @@ def bench(settings: BenchSettings) -> int:
 
 
 def _on_cluster(settings: BenchSettings, plan: SweepPlan, stack: ExitStack) -> Callable[..., None] | None:
-    """What does the work on a cluster; None: it is done here."""
     if settings.ray is None:
         return None
     from outrider.fleet.ray.joining import joined
@@ -89,7 +88,6 @@ def _on_cluster(settings: BenchSettings, plan: SweepPlan, stack: ExitStack) -> C
 
 
 def _note_unfinished(results: Results, repetitions: int, errors: Screen) -> None:
-    """Say which targets the time was too short for."""
     sheets = [*results.sheets.values()] or [results]
     done = set.intersection(
         *({row.target for row in sheet.done if row.repetitions >= repetitions} for sheet in sheets)
@@ -100,7 +98,7 @@ def _note_unfinished(results: Results, repetitions: int, errors: Screen) -> None
 
 
 def plan_of(settings: BenchSettings) -> SweepPlan:
-    """The plan that file and flags make together. Raises SettingError, which names the field or the flag."""
+    """The plan of file and flags. Raises SettingError, which names the field or the flag."""
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
     path = settings.plan
     values = plan_values(path) if path else {}
@@ -112,7 +110,7 @@ def plan_of(settings: BenchSettings) -> SweepPlan:
 
 
 def _plain_flags(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The plan's settings that flags give, but for the workloads."""
+    """The plan's settings that flags give, without the workloads."""
     flags = {name: given[name] for name in _FLAGS if name in given}
     for name in ("p_mins", "drafters", "backends"):
         if name in flags:
@@ -125,7 +123,7 @@ def _plain_flags(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _workloads(given: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
-    """The workloads of the flags, of the file, or the usual ones, with what flags say about all of them."""
+    """The workloads of the flags, the file, or the default, with the flags that apply to all of them."""
     usual = [spec.name for spec in SweepPlan().workloads]
     specs = given.get("workload") or values.get("workloads", usual)
     if not isinstance(specs, list):
@@ -136,7 +134,7 @@ def _workloads(given: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
 
 
 def _check(plan: SweepPlan, folder: Path) -> None:
-    """Refuse what would fail only after hours. Raises SettingError."""
+    """Raise SettingError for what would fail only after hours."""
     if plan.costs is not None:
         _check_costs(plan.costs, bool(plan.drafts))
     if folder.exists() and not folder.is_dir():
@@ -156,11 +154,11 @@ def _check_costs(path: Path, has_drafts: bool) -> None:
 # What `outrider bench` does with runs that are there, and the plan that it writes.
 
 REPORT = "report.html"
-"""The name of a report in the folder of its run."""
+"""A report's name in the folder of its run"""
 
 
 def init(settings: InitSettings) -> int:
-    """Write the commented plan; returns the exit status. Raises SettingError where a file is there."""
+    """Write the commented plan; returns the exit status."""
     file = settings.file
     check_writable(file, "plan")
     if file.exists() and not settings.force:
@@ -171,7 +169,7 @@ def init(settings: InitSettings) -> int:
 
 
 def report(settings: ReportSettings) -> int:
-    """Show what a run has found so far; returns the exit status. Raises InputError and SettingError."""
+    """Show what a run has found so far; returns the exit status."""
     folder, html = settings.folder, settings.html
     if html is not None:
         require_extra(str(html), "bench", "leave --html out")
@@ -181,7 +179,7 @@ def report(settings: ReportSettings) -> int:
 
 
 def show(results: Results, html: Path | None, *, as_json: bool, folder: Path) -> None:
-    """The report as a table or as JSON on standard output, and as a page if it is to be written."""
+    """Print the report as a table or as JSON, and write it as a page if asked for."""
     from outrider.lab.bench.report import print_report, write_report
 
     if html is not None:
@@ -195,7 +193,7 @@ def show(results: Results, html: Path | None, *, as_json: bool, folder: Path) ->
 
 
 def export(settings: ExportSettings) -> int:
-    """Write a run's rows as a table; returns the exit status. Raises InputError and SettingError."""
+    """Write a run's rows as a table; returns the exit status."""
     from outrider.lab.bench.export import export as write_table
 
     write_table(Results.read(settings.folder), settings.to)

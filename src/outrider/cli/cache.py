@@ -1,4 +1,4 @@
-"""`outrider cache`: what is kept on this machine, where, and how to be rid of it."""
+"""`outrider cache`: what is stored on this machine, and how to remove it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KINDS = {
 
 
 def cache(settings: CacheSettings) -> int:
-    """Show or remove; returns the exit status. Raises SettingError."""
+    """Show what is stored, or remove it; returns the exit status."""
     folder = cache_dir()
     found = {path.name: path for path in sorted(folder.iterdir())} if folder.is_dir() else {}
     names = list(found) if "all" in settings.remove else settings.remove
@@ -57,7 +57,7 @@ def cache(settings: CacheSettings) -> int:
 
 
 def _size(path: Path) -> tuple[int, int]:
-    """Files, and their bytes."""
+    """Number of files, and their bytes."""
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return len(files), sum(file.stat().st_size for file in files)
 

@@ -1,4 +1,4 @@
-"""`outrider chat`: a conversation that keeps its KV between turns."""
+"""`outrider chat`: a conversation whose KV is kept between turns."""
 
 from __future__ import annotations
 
@@ -83,14 +83,13 @@ def _check(settings: RunSettings) -> None:
 
 
 def _first_message(settings: RunSettings) -> str | None:
-    """The message that the command line gives; None for none."""
     if settings.prompt_argument is None and settings.prompt is None:
         return None
     return read_prompt(settings.prompt_argument, settings.prompt, None, escape=settings.escape)
 
 
 class _Command(NamedTuple):
-    """A line that starts with /. `act` gets what follows the name."""
+    """A line that starts with /; `act` is given what follows the name."""
 
     argument: str
     help: str
@@ -115,7 +114,6 @@ class _Conversation:
         self._printer = TokenPrinter(settings, errors)
 
     def hold(self) -> None:
-        """Read messages until the end of input or /exit."""
         read = self._reader()
         with suppress(EOFError):
             while True:
@@ -127,7 +125,7 @@ class _Conversation:
                     self.say(line)
 
     def _reader(self) -> Callable[[str], str]:
-        """What asks for the next line: an editor where a person types."""
+        """Reads the next line, in a terminal with an editor."""
         if not sys.stdin.isatty():
             return ask
         from outrider.cli.terminal_input import TerminalInput  # loads slowly
@@ -162,7 +160,7 @@ class _Conversation:
             except OutriderError as error:
                 self._warn(str(error))
 
-    # What commands do (`_COMMANDS` says what)
+    # Commands
 
     def help(self, _: str = "") -> None:
         self._note(_HELP)
@@ -250,7 +248,7 @@ class _Conversation:
         return int(bool(self._messages) and self._messages[0]["role"] == "system")
 
     def _last_message(self) -> int:
-        """Where the last message of the user is. Raises PromptError when there is none."""
+        """The index of the user's last message. Raises PromptError."""
         for place in reversed(range(len(self._messages))):
             if self._messages[place]["role"] == "user":
                 return place
@@ -259,8 +257,8 @@ class _Conversation:
     # Answers
 
     def say(self, message: str) -> None:
-        """Answer one message. A message that does not fit, or whose answer cannot go on, is taken back with a
-        warning."""
+        """Answer a message, or take it back with a warning if it does not fit or its answer cannot
+        continue."""
         self._messages.append({"role": "user", "content": self._attached + message})
         try:
             prompt = self._session.encode(self._messages)

@@ -1,4 +1,4 @@
-"""`outrider check`: do these models line up, and would the draft, or lookup alone, pay here?"""
+"""`outrider check`: do these models fit together, and would the draft, or lookup alone, pay here?"""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from outrider.session.drafts import FoundFile, listed, of_draft, why_no_head
 
 
 def check(settings: CheckSettings) -> int:
-    """Check, and show; returns the exit status: 0 where something pays, else 1."""
+    """Check, and show; returns the exit status: 0 if something pays, else 1."""
     errors = Screen(stderr=True)
     backend = _backend(settings.backend, errors)
     asking = _asking(settings.model_copy(update={"backend": backend}))
@@ -58,7 +58,7 @@ def check(settings: CheckSettings) -> int:
 
 
 def _asking(settings: CheckSettings) -> CheckRequest:
-    """What is to be done. All that can be refused is refused here, before anyone waits."""
+    """The request. Whatever can be refused is refused here, before anyone waits."""
     check_context("-c", settings.ctx_size)
     workloads = tuple(map(workload_of, dict.fromkeys(settings.prompts or BUILT_IN)))
     hub = hub_options(settings)
@@ -83,8 +83,8 @@ def _asking(settings: CheckSettings) -> CheckRequest:
 
 
 def _backend(asked: str, errors: Screen) -> str:
-    """The backend to load with: of several the faster one, which a trial finds. One that is not here is named
-    in a line. Raises SettingError, and BackendError where none is here."""
+    """The backend to load with: of several the faster one. A note names any that is not installed. Raises
+    SettingError, or BackendError if none is."""
     names = list(dict.fromkeys(name.strip() for name in asked.split(",")))
     if len(names) == 1:
         return names[0]
@@ -103,7 +103,7 @@ def _open(options: LoadOptions) -> None:
 def _drafts_here(
     reference: str, target: ModelFile, hub: HubOptions
 ) -> tuple[list[str], tuple[FoundFile, ...]]:
-    """The drafts to check where none is named, and all that was found for the target."""
+    """The drafts to check if none is named, and all that were found."""
     found = find_drafts(target.card, hub, reference)
     heads = [head for head in found.heads if not why_no_head(head.card, target.card)]
     drafts = [of_draft(target.card, draft) for draft in (*heads, *found.drafts)]
@@ -132,10 +132,10 @@ def workload_of(name: str) -> Workload:
     return load_workload(spec)
 
 
-# A check as people read it: the verdict first, then what it rests on, in 80 columns.
+# A check as people read it.
 
 _MAX_FOUND = 3
-"""drafts that are checked where none is named: each takes a minute"""
+"""drafts that are checked if none is named: each takes a minute"""
 
 _REWINDS: Mapping[RewindKind, str] = {
     "none": "no: its state is recurrent or hybrid, so rejected tokens cannot be taken back",

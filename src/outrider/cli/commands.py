@@ -1,4 +1,4 @@
-"""The commands of the program: each by its settings and what carries it out, imported when it is called."""
+"""The commands of the program. Their settings and functions are imported when they are called."""
 
 from __future__ import annotations
 
@@ -35,10 +35,8 @@ A sweep that was interrupted continues when it is started again.
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """A command: the class of its settings and its function, as MODULE:NAME in `outrider.cli`.
-
-    The function returns the exit status. `hidden` names settings that the help leaves out.
-    """
+    """A command: its settings' class and its function, which returns the exit status, as MODULE:NAME in
+    `outrider.cli`; `hidden` are settings that the help omits."""
 
     settings: str
     function: str
@@ -122,10 +120,10 @@ COMMANDS = {
 
 
 _NOTICES = "outrider.notices"
-"""of a context's `meta`: lines about the command line"""
+"""in a context's `meta`: notes about the command line"""
 _ALL = "--help-all"
 _LONG = 40
-"""Commands with more settings show the usual ones first."""
+"""The help of a command with more settings shows only the usual ones."""
 _USUAL = frozenset(
     """
     prompt_argument prompt file system interactive predict stop model hf_repo model_draft hf_repo_draft
@@ -134,9 +132,9 @@ _USUAL = frozenset(
     max_running config print_config log_prompts plan workload prompts minutes out quick tokens output base
     """.split()  # noqa: SIM905 (names are read, not quotation marks)
 )
-"""What most need of them"""
+"""Settings that most people need"""
 _COLUMN = 26
-"""Where what options mean begins in the help."""
+"""where the explanations start in the help"""
 
 
 def _load(place: str) -> Any:
@@ -145,7 +143,7 @@ def _load(place: str) -> Any:
 
 
 class Command(TyperCommand):
-    """A command whose help lists its settings panel by panel, in 80 columns."""
+    """A command whose help lists its settings by panel."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[_ALL] = _ALL in args
@@ -171,7 +169,7 @@ class Command(TyperCommand):
 
 
 def _help_record(setting: Setting) -> tuple[str, str]:
-    """How a setting is written, with one long name, and what it means."""
+    """A setting's short names and one long name, and its explanation."""
     written = setting.metavar or ""
     if not setting.is_argument:
         short = [name for name in setting.names if not name.startswith("--")]
@@ -183,7 +181,7 @@ def _help_record(setting: Setting) -> tuple[str, str]:
 
 
 class Commands(TyperGroup):
-    """The program itself: COMMANDS, each made when it is called."""
+    """The program: COMMANDS, each made when it is called."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -215,7 +213,7 @@ class Commands(TyperGroup):
 
 @cache
 def _made(name: str) -> Any:
-    """The command of a name, with an option for each of its settings."""
+    """A command with an option for each of its settings."""
     spec = COMMANDS[name]
     group: type[Group] = _load(spec.settings)
     settings = settings_of(group)
@@ -242,7 +240,7 @@ def _made(name: str) -> Any:
 
 
 def _parameter(setting: Setting) -> Parameter:
-    """A setting as typer takes it: a parameter with an annotation."""
+    """A setting as a parameter for typer."""
     is_argument = setting.is_argument
     shown: Any = typer.Argument(metavar=setting.metavar) if is_argument else typer.Option(*setting.flags)
     # Numbers are read by the settings themselves, whose errors name the value that was given.
@@ -260,7 +258,6 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
 
 
 def _carry_out(spec: CommandSpec, settings: Group) -> int:
-    """Carry out a command; returns the exit status. After Ctrl-C it prints a line."""
     try:
         function: Callable[[Group], int] = _load(spec.function)
         if not gc.isenabled():  # since the program's start: what was imported stays

@@ -40,7 +40,7 @@ _LONGEST_CONTEXT_TOKENS = 8192 + 64
 
 
 def costs(settings: CostsSettings) -> int:
-    """Measure, or look up, and show; returns the exit status."""
+    """Measure or look up, and show; returns the exit status."""
     errors = Screen(stderr=True)
     _check(settings)
     target = target_reference(settings)
@@ -68,7 +68,7 @@ def costs(settings: CostsSettings) -> int:
 
 
 def _check(settings: CostsSettings) -> None:
-    """Refuse what cannot work before anything is loaded. Raises SettingError."""
+    """Raise SettingError for what cannot work, before anything is loaded."""
     check_context("-c", settings.ctx_size)
     if settings.costs is None:
         return
@@ -105,8 +105,7 @@ def _measure(
     report: Report,
     tunings: dict[str, Tuning],
 ) -> PairCosts:
-    """The curves of both models as a session has them, one after the other: contexts that lie idle cost
-    memory alone."""
+    """Both models' curves, one after the other, in the contexts that a session would have."""
     report("loading")
     opening = SessionOptions(settings.ctx_size, max_running=settings.sequences, measure=True)
     pair = Pair.load(
@@ -158,7 +157,7 @@ def _show(settings: CostsSettings, pair: PairCosts, notices: list[str], tunings:
     print_costs(console, pair)
 
 
-# Cost curves as people read them: a table that is its own picture, and what it means for drafts.
+# Cost curves as people read them.
 
 _SHOWN = (*range(1, 13), 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 _DRAFTED = (1, 2, 4, 8)
@@ -167,7 +166,7 @@ _ACCEPTANCES = (0.5, 0.7, 0.9)
 
 
 def print_costs(console: Screen, pair: PairCosts) -> None:
-    """The curves, then what they mean."""
+    """The curves, and what they mean for drafts."""
     names = {
         role: readable(str(about.get("model", "")))
         for role, about in (pair.about or {}).items()
@@ -217,14 +216,14 @@ def _print_meaning(console: Screen, pair: PairCosts) -> None:
 
 
 def _break_evens(pair: PairCosts) -> list[tuple[int, float | None, float | None]]:
-    """Drafted tokens, and the acceptance at which lookup and the draft model break even."""
+    """Drafted tokens, and the break-even acceptance of lookup and of the draft model."""
     lookup = StepCosts.of(pair.target)
     draft = None if pair.draft is None else StepCosts.of(pair.target, pair.draft)
     return [(n, lookup.break_even(n), None if draft is None else draft.break_even(n)) for n in _DRAFTED]
 
 
 def costs_json(pair: PairCosts) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The curves and what they mean, for `--json`."""
     return {
         "target": pair.target.as_json(),
         "draft": pair.draft.as_json() if pair.draft else None,
@@ -240,7 +239,7 @@ _TRIED_SIZES = (1, 2, 4, 8, 16)
 
 
 def print_trials(console: Screen, role: str, tuning: Tuning) -> None:
-    """The sets of options that were tried, and what was chosen."""
+    """The load options that were tried."""
     what = "ms of a call by its tokens; ratio: time per token"
     console.print(Text(f"{role}: options tried", style="bold").append(f" ({what})", style="not bold"))
     head = [*map(str, _TRIED_SIZES), "ratio", "options"]

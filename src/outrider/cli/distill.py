@@ -39,8 +39,8 @@ _TRAINING = "training"
 
 
 class StepInterrupt(LoadInterrupt):
-    """While a draft is trained, the first SIGINT waits for the step under way, which would be lost; a second
-    one does not. Everywhere else it ends at once what was asked for."""
+    """During training the first SIGINT waits for the current step, which would be lost; otherwise, and the
+    second time, it interrupts at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,8 +55,8 @@ class StepInterrupt(LoadInterrupt):
 
 @contextmanager
 def show_distilling(errors: Screen) -> Iterator[Progress]:
-    """Where to report how far it is, after every step of training, for whose end Ctrl-C waits. Notices are
-    shown at the end."""
+    """Yields a function for reporting progress, at which a pending Ctrl-C is raised. Notices are shown at the
+    end."""
     with collect_notices() as notices, StepInterrupt() as interrupt, errors.progress() as report:
 
         def progress(stage: str, part: float | None, line: str = "") -> None:
@@ -77,8 +77,8 @@ class _Work(NamedTuple):
 
 
 def distill(settings: DistillSettings) -> int:
-    """Distil, and say what came of it; returns the exit status. All that can be refused is refused before
-    the first answer."""
+    """Distil, and report; returns the exit status. Whatever can be refused is refused before the first
+    answer."""
     require_extra("outrider distill", "distill")
     if settings.ray is not None:
         require_extra("--ray", "ray", "leave --ray out")
@@ -105,7 +105,6 @@ def distill(settings: DistillSettings) -> int:
 
 
 def _answer_on_cluster(work: _Work, address: str) -> None:
-    """Have the answers made there; what follows finds them."""
     from outrider.fleet.ray.answering import answer
     from outrider.fleet.ray.joining import joined
 
@@ -149,14 +148,14 @@ def _distill(work: _Work) -> None:
         print_distilled(Screen(), report, target_reference(settings), written)
 
 
-# The settings made into a plan; what excludes each other is refused.
+# The plan
 
 _TAKEN_NAMES = ("first", "answers")
-"""Files of a run have these."""
+"""Names of a run's own files"""
 
 
 def plan_of(settings: DistillSettings) -> tuple[ModelFile, DistillPlan]:
-    """The target, and what is to be done. Raises SettingError, ModelFileError or HubError."""
+    """The target and the plan. Raises SettingError, ModelFileError or HubError."""
     _check_together(settings)
     hub = hub_options(settings)
     file = find_model(target_reference(settings) or DEFAULT, hub=hub)
@@ -198,12 +197,12 @@ def _exclude(one: str, other: str, reason: str) -> None:
     raise SettingError(f"{one} and {other}", reason, "Give one of them.")
 
 
-# What came of it, as people read it.
+# The report as people read it
 
 
 def print_distilled(console: Screen, report: Report, target: str | None, written: Path | None) -> None:
-    """The draft, what it was made of, what it gained, and how to use it. `target`: the reference that named
-    it, None for the embedded default; `written`: the file of the report."""
+    """The draft, its data, what it gained, and how to use it. `target` is its reference, None for the
+    embedded default; `written` is the report's file."""
     rows = [
         ("draft", _draft(report.draft)),
         ("data", _data(report)),

@@ -1,4 +1,4 @@
-"""The `outrider` program: its options, and how errors become messages and exit statuses."""
+"""The `outrider` program: errors become messages and exit statuses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = typer.Typer(
 
 
 def _libraries() -> list[str]:
-    """The packages that are installed of those that run models, with their versions."""
+    """The installed packages that run models, with their versions."""
     from importlib.metadata import PackageNotFoundError, version  # loads slowly
 
     found = []
@@ -47,11 +47,11 @@ def _program(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Holds what is common to all commands."""
+    """The options of the program itself."""
 
 
 def main() -> None:
-    """Run the program. Deliberate errors become one message and exit status 2, Ctrl-C 130."""
+    """Run the program. Errors become one message and exit status 2."""
     open_streams()
     try:
         app(prog_name="outrider")

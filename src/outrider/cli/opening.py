@@ -1,4 +1,4 @@
-"""Models loaded and sessions opened as a plan says, with what is shown meanwhile."""
+"""Load models and open sessions by a plan, with progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.session.explain import Explanation, explain
 
 
 def load_pair(plan: PairPlan, errors: Screen) -> Pair:
-    """Load the models, after checking that what is to be opened on them will fit in memory."""
+    """Load the models, after checking that the session to come fits in memory."""
     show_log(plan.settings.verbose)
     with LoadInterrupt(), errors.progress() as progress:
         progress("loading")
@@ -34,7 +34,7 @@ def load_pair(plan: PairPlan, errors: Screen) -> Pair:
 
 
 def open_session(plan: PairPlan, pair: Pair, tokens: int, errors: Screen) -> Session:
-    """Open contexts of the size that was given, or for `tokens`."""
+    """Open contexts of the given size, or else for `tokens`."""
     options = plan.opening
     if options.context_length is None:
         length = min(max(tokens, DEFAULT_CONTEXT_TOKENS), pair.target.trained_context)
@@ -47,8 +47,8 @@ def open_session(plan: PairPlan, pair: Pair, tokens: int, errors: Screen) -> Ses
 
 
 def measure_for_later(plan: PairPlan, errors: Screen) -> None:
-    """Find out, after the answer, what it was made without: the faster library, costs, free equal bits. Only
-    where a person sees it, who may break it off, and while the machine is quiet."""
+    """After an answer, measure what it was made without: the faster library, costs, whether equal bits are
+    free. Only in a terminal, where a person can interrupt it, and on a quiet machine."""
     if not errors.is_terminal or not is_quiet(0.0):
         return
     errors.say("measuring once, for later runs, what calls cost here (Ctrl-C skips it)", "dim")
@@ -58,11 +58,11 @@ def measure_for_later(plan: PairPlan, errors: Screen) -> None:
 
 
 def library_line(pair: Pair, session: Session) -> str:
-    """What runs the models and why that, and whether texts are bit-equal."""
+    """The library that runs the models, why it was chosen, and whether text is bit-equal."""
     return pair.target.library_line + ("; bit-equal text" if session.bitwise else "")
 
 
 def explanation_of(session: Session, completion: Completion) -> Explanation | None:
-    """Why the automatic policy drafted as it did; None for other policies."""
+    """The automatic policy's explanation; None under another one."""
     policy = session.engine.policy
     return explain(completion.records, policy) if isinstance(policy, AutoPolicy) else None

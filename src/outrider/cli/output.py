@@ -1,4 +1,4 @@
-"""The standard streams, whatever the shell did to them. No write fails silently."""
+"""The standard streams, usable whatever the shell did to them. No write fails silently."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:  # rich loads slowly, and --help needs none of it
     pass
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
+"""exit status after Ctrl-C, as in shells"""
 
 PIPE_CLOSED = 141
-"""Exit status after the reader of standard output has left, as shells have it."""
+"""exit status after the reader of standard output left, as in shells"""
 
 INCOMPLETE = 3
-"""Exit status after an answer that is only the beginning of what its schema or grammar asks for."""
+"""exit status after an answer that was cut off before its schema or grammar ends"""
 
 USAGE_ERROR = 2
-"""Exit status after an error that the user can mend."""
+"""exit status after an error that the user can fix"""
 
 # All but line breaks and tabs.
 _CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 
 
 def readable(text: str) -> str:
-    """The text without control characters: a model, a file name or a GGUF may hold any."""
+    """The text without control characters, which models, file names and GGUF files may contain."""
     return text.translate(_CONTROLS)
 
 
@@ -47,8 +47,8 @@ def write_json(value: Any) -> None:
 
 
 class _Stream:
-    """A standard stream, whoever writes to it (rich and typer do, too), with what becomes of its errors: the
-    program ends where the reader has left; a result that cannot be written is an error, a message is lost."""
+    """A standard stream, for rich and typer too. The program ends when the reader has left; a result that
+    cannot be written is an error, a message is lost."""
 
     def __init__(self, stream: TextIO, *, has_results: bool) -> None:
         self._stream = stream
@@ -80,7 +80,7 @@ def _null(mode: str) -> TextIO:
 
 
 def open_streams() -> None:
-    """Make the standard streams usable whatever the shell did to them."""
+    """Make the standard streams usable."""
     if sys.stdin is None:
         sys.stdin = _null("r")
     if sys.stderr is None:
@@ -97,7 +97,7 @@ def open_streams() -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """Exit, dropping what the standard streams no longer take."""
+    """Exit; what the standard streams no longer take is dropped."""
     for stream in (sys.stdout, sys.stderr):
         try:
             (stream._stream if isinstance(stream, _Stream) else stream).flush()

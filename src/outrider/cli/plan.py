@@ -91,7 +91,7 @@ def _plan_and_show(
 
 
 def _asked(settings: PlanSettings, known: Catalogue) -> tuple[Asked, str]:
-    """What is planned, and what its acceptance rests on."""
+    """The request, and what its acceptance rests on."""
     if settings.costs is None and (settings.on is None or settings.target is None):
         what, flag = ("hardware", "--on") if settings.on is None else ("a target", "--target")
         raise SettingError("plan", f"it needs {what}", f"Name it with {flag}; {_LIST}")
@@ -167,8 +167,7 @@ def _usual(workload: str, shape: ModelShape | None, target: ModelShape | None) -
 
 
 def _engine(settings: PlanSettings, known: Catalogue) -> Engine | None:
-    """The engine that is asked for by name, or by weights that only one of them loads; None: the usual
-    one."""
+    """The engine that is asked for, or the only one that loads such weights; None: the usual one."""
     if settings.export is not None:
         return "llama.cpp" if settings.export == "llama-server" else "vllm"
     kind = (settings.target or "").rpartition(":")[2].lower()
@@ -182,7 +181,7 @@ def _engine(settings: PlanSettings, known: Catalogue) -> Engine | None:
 def _shapes(
     settings: PlanSettings, known: Catalogue, machine: Machine | None, batch: int
 ) -> list[ModelShape | None]:
-    """The shapes of target and drafts, None for a target that is not named."""
+    """The shapes of target and drafts; None for an unnamed target."""
     drafts = tuple(name for name in settings.drafts if name != "none") if settings.drafts else None
     if settings.target is None:
         if heads := [name for name in drafts or () if name in HEADS]:
@@ -216,15 +215,15 @@ def _batches(text: str) -> list[int]:
     return found
 
 
-# A plan as people read it: what to do in a sentence, then a table by drafter and number of sequences.
+# A plan as people read it
 
 _WORTH = 1.03
-"""A smaller gain is none to set something up for."""
+"""A smaller gain is not worth any setup."""
 _ENGINES = {"llama.cpp": "llama.cpp", "vllm": "vLLM"}
 
 
 def print_plan(console: Screen, plan: Plan, acceptance: str) -> None:
-    """The whole plan."""
+    """Print a plan: the advice, then a table by drafter and batch size."""
     asked = plan.asked
     console.say(verdict(plan), "bold")
     console.print()
@@ -252,7 +251,7 @@ def print_plan(console: Screen, plan: Plan, acceptance: str) -> None:
 
 
 def verdict(plan: Plan) -> str:
-    """What to do, and what it would give, in a sentence."""
+    """What to do and what it would gain, in a sentence."""
     batch = plan.batches[0]
     ways = batch.drafters
     if not ways:
@@ -282,7 +281,7 @@ def _described(model: Model) -> str:
 
 
 def _shown(batch: BatchPlan, place: int) -> Sequence[Way | None]:
-    """The rows of a batch size: of the first one each drafter, of others the best."""
+    """The rows of a batch size: every drafter for the first one, the best for others."""
     ways = batch.drafters
     ways = [*ways[:1], *(way for way in ways[1:] if way.drafting != "both")]
     return (ways if place == 0 else ways[:1]) or [None]
@@ -312,7 +311,7 @@ def _row(plan: Plan, batch: BatchPlan, way: Way | None) -> tuple[Cell, ...]:
 
 
 def _ends(plan: Plan) -> Rows:
-    """Up to which batch drafting pays and the models fit, and how wrong all that may be."""
+    """How large a batch pays and fits, and how far off the model may be."""
     pays = "at no batch size"
     if plan.pays_to is None:
         pays = f"up to the largest batch that {'fits' if plan.fits_to else 'is looked at'}"

@@ -1,4 +1,4 @@
-"""`outrider quantize`: files of other quantizations, made of one; what each is like."""
+"""`outrider quantize`: other quantizations of a model file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from outrider.models.reference import requantized_name
 
 
 def quantize_model(settings: QuantizeSettings) -> int:
-    """Make one file after the other, and show them; returns the exit status. Errors that can be seen ahead
-    are raised before the first file is begun."""
+    """Make the files, and show them; returns the exit status. Foreseeable errors are raised before the first
+    file."""
     errors = Screen(stderr=True, soft_wrap=True)
     types = _types(settings.to)
     model = settings.model
@@ -48,7 +48,7 @@ def quantize_model(settings: QuantizeSettings) -> int:
 
 
 def _types(given: Sequence[str]) -> list[str]:
-    """The types that were asked for, each once. Raises SettingError."""
+    """The types, each once. Raises SettingError."""
     names = [name for part in given for name in part.split(",") if name.strip()]
     if not names:
         raise SettingError("--to", "it names no type", "Write, for instance, --to Q8_0,Q4_K_M.")
@@ -56,7 +56,7 @@ def _types(given: Sequence[str]) -> list[str]:
 
 
 def _folder(settings: QuantizeSettings, source: Path) -> Path:
-    """Where the files go; made where it is new. Raises SettingError."""
+    """The folder for the files, created if needed. Raises SettingError."""
     if settings.out is None:
         is_local = settings.model is not None and not settings.model.startswith("hf:")
         return source.parent if is_local else Path()
@@ -87,7 +87,7 @@ def _ratio(made: Quantized) -> str:
 
 
 def _types_of(made: Quantized) -> str:
-    """The types of its matrices with their share; those below a hundredth go without."""
+    """The types of its matrices with their shares, those of at least one percent."""
     shown = [f"{name} {share:.0%}" for name, share in made.tensor_types.items() if share >= 0.01]
     return ", ".join(shown) if len(shown) > 1 else next(iter(made.tensor_types), "")
 

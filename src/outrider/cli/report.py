@@ -22,7 +22,7 @@ from outrider.session.explain import Choices, Explanation
 from outrider.session.readout import DrafterCounts, Readout
 
 SOURCE_STYLES = {"target": "", **{kind.name: kind.color for kind in DRAFTERS}, "grammar": "dim"}
-"""How `--show-source` colours a token, by who produced it."""
+"""The colours of `--show-source`"""
 
 _NAMES = {**{kind.name: kind.title for kind in DRAFTERS}, "grammar": "forced text"}
 
@@ -35,12 +35,12 @@ _CUT_OFF = {
 
 
 def source_name(source: str) -> str:
-    """A source of tokens, as people read it."""
+    """A source of tokens, for people."""
     return _NAMES.get(source, source)
 
 
 def print_incomplete(console: Screen, completion: Completion, grammar: Grammar | None) -> None:
-    """Say why an output is only the beginning of what its grammar asks for."""
+    """Say why an output was cut off before its grammar ends."""
     if grammar is None or completion.is_complete:
         return
     what = "JSON" if grammar.kind in ("json_schema", "json") else "text"
@@ -114,7 +114,7 @@ def _drafted(readout: Readout) -> list[tuple[str, str]]:
 
 
 def _draft_calls_line(readout: Readout, explanation: Explanation | None) -> str:
-    """Calls of the draft model; where there were none, the acceptance at which it would pay."""
+    """The draft model's calls; if there were none, the acceptance from which it would pay."""
     needed = explanation.draft_must_be_right if explanation else None
     if readout.draft_calls or needed is None:
         return str(readout.draft_calls)
@@ -122,7 +122,7 @@ def _draft_calls_line(readout: Readout, explanation: Explanation | None) -> str:
 
 
 def estimate_line(explanation: Explanation) -> str:
-    """The speed-up as far as one run shows it."""
+    """The estimated speed-up."""
     estimate = explanation.estimate
     if estimate is None:
         return f"unknown: {explanation.estimate_unknown}; --compare measures it"
@@ -167,7 +167,7 @@ def _calls_line(readout: Readout) -> str:
 
 
 def structure_line(grammar: Grammar) -> str:
-    """What the output was limited to, and what it is exact relative to where that is not plain decoding."""
+    """What the output was limited to, and what it is exact relative to if not to plain decoding."""
     from outrider.constraints.sources import KINDS  # loads slowly, and few runs need it
 
     line = KINDS[grammar.kind].texts
@@ -213,7 +213,7 @@ def _time_line(readout: Readout, *, limited: bool) -> str:
 
 
 def print_comparison(console: Screen, comparison: Comparison, *, deterministic: bool) -> None:
-    """Speed-up with its spread, and whether the outputs are equal."""
+    """The speed-up with its spread, and whether the texts are equal."""
     speedup, plain = comparison.speedup, comparison.plain
     runs = f"{counted(speedup.repetitions, 'run')} of each, in turn"
     speed = f"{plain.tokens_per_s:.1f} tokens/s, {counted(plain.target_calls, 'target call')}"
@@ -247,7 +247,7 @@ def _equality_line(comparison: Comparison, deterministic: bool) -> str:
     )
 
 
-# `--explain`: what was chosen and why, on one screen.
+# `--explain`
 
 _FORCED_TEXT = (
     "where a grammar leaves no choice, text is drafted without a model; the target accepts it unless it "
@@ -256,7 +256,7 @@ _FORCED_TEXT = (
 
 
 def print_explanation(console: Screen, explanation: Explanation) -> None:
-    """The cost curve, what drafts must reach, what they reached, what was chosen, and what would help."""
+    """The costs of calls, the acceptance needed and reached, the choices, and advice."""
     console.say("why", "bold")
     console.calls(explanation.target_calls_s)
     if abs(explanation.drift - 1) > 0.1:
@@ -285,7 +285,7 @@ def print_explanation(console: Screen, explanation: Explanation) -> None:
 
 
 def break_even_line(shares: Mapping[int, float | None]) -> str:
-    """The acceptance at which drafts pay, by their tokens."""
+    """The acceptance from which drafts pay, by length."""
     parts = [f"{size}: {'never' if share is None else f'{share:.0%}'}" for size, share in shares.items()]
     return f"acceptance by drafted tokens: {', '.join(parts)}"
 
@@ -301,7 +301,7 @@ def _choice(name: str, made: Choices) -> str:
     )
 
 
-# The object that `outrider run --json` prints; the README documents its keys.
+# The object that `outrider run --json` prints (docs/json.md)
 
 
 def request_settings(
@@ -323,7 +323,7 @@ def as_json(
     run: Completion,
     comparison: Comparison | None,
 ) -> dict[str, Any]:
-    """The result of a run: of a comparison's median one, where there was a comparison."""
+    """The result of a run, with a comparison the median one."""
     result = {"text": run.text, **readout.as_json(), "settings": settings, "notices": session.notices}
     if run.logprobs:
         vocabulary = session.target.vocabulary
@@ -339,7 +339,7 @@ def as_json(
 
 
 def failure_as_json(error: ConstraintError) -> dict[str, Any]:
-    """What is left of a constrained output that could not go on."""
+    """What a constrained output that could not continue left."""
     return {
         "text": error.text,
         "complete": False,

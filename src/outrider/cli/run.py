@@ -62,7 +62,7 @@ def run(settings: RunSettings) -> int:
 
 
 def _conversation(settings: RunSettings, pair: Pair, prompt: str, errors: Screen) -> str | list[Message]:
-    """The prompt as a conversation where the model has a template for one."""
+    """The prompt as a conversation, if the model has a chat template."""
     if settings.raw or pair.template is None:
         lacking = (
             "--raw uses no chat template" if settings.raw else f"{pair.target.name} has no chat template"
@@ -101,7 +101,7 @@ class _Run:
         return completion
 
     def _recordings(self, completion: Completion) -> list[dict[str, Any]]:
-        """The answer and what each draft model would have offered at every position of it, for a replay."""
+        """The answer and each draft model's proposals along it, for a replay."""
         if not completion.tokens:
             return []
         prompt, tokens = self.request.prompt, completion.tokens
@@ -114,7 +114,7 @@ class _Run:
         return [recording_json(Recording("0", "run", prompt, tokens, completion.finish_reason, offers))]
 
     def compare(self, completion: Completion) -> Comparison | None:
-        """Measure against plain decoding; None when Ctrl-C broke it off."""
+        """Measure against plain decoding; None after Ctrl-C."""
         try:
             with self.errors.status("comparing") as status:
                 return compare(

@@ -1,7 +1,5 @@
-"""What people see: lines, notes, rows, tables and progress, in one look for all commands and in 80 columns.
-
-Nothing that is shown steers the terminal.
-"""
+"""Text for people: lines, rows, tables and progress, alike in all commands. Nothing shown can control the
+terminal."""
 
 from __future__ import annotations
 
@@ -21,30 +19,28 @@ from outrider.core.numbers import digits, duration
 
 Cell: TypeAlias = str | Text
 Rows: TypeAlias = Iterable[tuple[str, Cell | Sequence[Cell] | None]]
-"""Subjects, and what there is to say about each: a text, a line for each of several, or nothing (no row)."""
+"""Subjects, each with a text, several texts (a line each), or nothing (no row)."""
 
 Report = Callable[..., None]
-"""Takes what is being done, the part of it that is done (0 to 1; None: not known), on what (`detail`) and,
-where the caller knows it, how long the rest will take (`left_s`; else the last two minutes say it)."""
+"""Takes what is being done, the part of it that is done (0 to 1; None: unknown), a `detail`, and the seconds
+`left_s`, which are otherwise estimated from the last two minutes."""
 
 _EVERY_S = 10.0
-"""Lines about one stage are at least so far apart."""
+"""between lines about one stage"""
 _RECENT_S = 120.0
 _BAR_COLUMNS = 40
 
 
 class Screen(Console):
-    """Standard output for results, or (`stderr`) standard error for all else."""
+    """Standard output for results or, with `stderr`, standard error for everything else."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, emoji=False, markup=False, **options)
 
     def say(self, line: Cell, style: str = "") -> None:
-        """A line of text."""
         self.print(line if isinstance(line, Text) else Text(readable(line), style))
 
     def note(self, *notices: str) -> None:
-        """Notices to the user, a line each."""
         for notice in notices:
             self.say(f"note: {notice}", "yellow")
 
@@ -77,8 +73,7 @@ class Screen(Console):
         self.print(table)
 
     def calls(self, calls_s: Mapping[int, float], marks: Mapping[int, str] | None = None) -> None:
-        """A line for each call over so many tokens, marked where something is to be said of it; the bar is
-        its time."""
+        """The times of calls by their tokens, with bars; `marks` follow the tokens."""
         longest, one_s = max(calls_s.values()), calls_s[1]
         block = "█" if "utf" in self.encoding.lower() else "#"
         rows: list[tuple[Cell, ...]] = []
@@ -90,8 +85,8 @@ class Screen(Console):
 
     @contextmanager
     def progress(self, clock: Callable[[], float] = monotonic) -> Iterator[Report]:
-        """Where to report how far something is: a bar on a terminal, which is gone at the end; elsewhere a
-        line for each stage whose parts are known, and another now and then."""
+        """Yields a function to report progress: a transient bar on a terminal; elsewhere a line for each
+        stage whose parts are known, and another one now and then."""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=16),

@@ -1,4 +1,4 @@
-"""`outrider serve`: everything checked, then everything loaded, then served until a signal comes."""
+"""`outrider serve`: check everything, load everything, then serve until a signal comes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LOG = logging.getLogger("outrider.server")
 
 def serve(configuration: Configuration) -> int:
     """Serve until a signal comes; returns the exit status. Wrong settings, files and addresses are found
-    before a model is loaded. Raises the errors of `outrider.core.errors`."""
+    before a model is loaded."""
     settings = configuration.settings
     settings.check()
     is_one = not configuration.models
@@ -87,7 +87,7 @@ def serve(configuration: Configuration) -> int:
 def _replicas(
     settings: ServeSettings, address: str, sockets: Sequence[socket], tls: SSLContext | None, stack: ExitStack
 ) -> tuple[Replicas, dict[str, str]]:
-    """Replicas on a cluster, which this process forwards requests to, and their lines of the overview."""
+    """Replicas on a cluster, to which this process forwards requests, and their overview."""
     from outrider.fleet.ray.joining import LOCAL, joined
     from outrider.fleet.ray.serving import Replicas
 
@@ -101,7 +101,7 @@ def _replicas(
 
 
 def open_models(settings: ServeSettings) -> tuple[Models, Callable[[], None]]:
-    """The models of a replica, and a function that frees them."""
+    """A replica's models, and a function that frees them."""
     stack = ExitStack()
     models, _ = _one(settings, _plan(settings), None, stack, Screen(stderr=True, quiet=True))
     return models, stack.close
@@ -123,7 +123,7 @@ def _plan(settings: ServeSettings) -> PairPlan:
 def _one(
     settings: ServeSettings, plan: PairPlan, loading: Loading | None, stack: ExitStack, errors: Screen
 ) -> tuple[Models, dict[str, str]]:
-    """The only model, served until the stack is closed, and its lines of the overview."""
+    """The only model, open until the stack is closed, and its overview."""
     pair = load_pair(plan, errors)
     if loading is not None:
         loading.doing = "opening contexts and measuring what calls cost here"
@@ -134,14 +134,14 @@ def _one(
 
 
 _MEMORY_SHARE = 0.9
-"""the share of the free memory that all models together may take by default"""
+"""of the free memory, for all models together by default"""
 
 
 def _several(
     settings: ServeSettings, plans: Mapping[str, tuple[ServeSettings, PairPlan]]
 ) -> tuple[Models, dict[str, str], list[str]]:
-    """Models that are loaded on demand, their lines of the overview, and notices about files of a folder that
-    cannot be served. Raises ModelFileError for another file that cannot be read."""
+    """Models to load on demand, their overview, and notices about unusable files of a folder. Raises
+    ModelFileError for any other unusable file."""
     keep_few_heaps()
     turns = Turns()
     limit = settings.models_memory
@@ -221,7 +221,6 @@ def _entry(
 
 
 def _overview_of_model(settings: ServeSettings, session: Session, pair: Pair) -> dict[str, str]:
-    """Lines of the overview about the model."""
     target, engine = session.target, session.engine
     named = f" as {settings.alias}" if settings.alias else ""
     draft = f"draft {pair.draft_name}" if pair.draft_name else "no draft model"
@@ -238,7 +237,6 @@ def _overview_of_model(settings: ServeSettings, session: Session, pair: Pair) ->
 
 
 def _overview(settings: ServeSettings, ring: KeyRing, address: str) -> dict[str, str]:
-    """Lines of the overview about the server."""
     return {
         "address": f"{address}/v1" + (f", page at {address}/" if settings.page else ", no page"),
         "access": _access(settings, ring),
@@ -250,7 +248,6 @@ def _overview(settings: ServeSettings, ring: KeyRing, address: str) -> dict[str,
 
 
 def _cache(settings: ServeSettings) -> dict[str, str]:
-    """Where KV goes that leaves the models' caches; empty where it is forgotten."""
     places = [] if not settings.cache_ram else ["memory, without a limit"]
     if settings.cache_ram > 0:
         places = [f"{settings.cache_ram} MiB of memory"]
@@ -279,7 +276,6 @@ def _metrics(settings: ServeSettings, ring: KeyRing) -> str:
 def _announce(
     settings: ServeSettings, overview: dict[str, str], notices: Sequence[str], errors: Screen
 ) -> None:
-    """Print the overview and the notices, or log them as JSON."""
     if settings.log_json:
         LOG.info("started", extra={"fields": overview | {"notices": list(notices)}})
         return

@@ -46,7 +46,6 @@ def setup(settings: SetupSettings) -> int:
 
 
 def _libraries() -> list[str]:
-    """The libraries that are there, a line each."""
     from outrider.backends.gguf import describe_gpus, installed, why_not
     from outrider.backends.native import cuda_library, native_library
     from outrider.backends.native.cuda import cards
@@ -97,8 +96,8 @@ def _build(force: bool, *, cuda: bool = False, kinds: str | None = None) -> None
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal do what Ctrl-C does: the compilers run in a session of their own, and
-    would go on."""
+    """Treat SIGTERM and a closed terminal like Ctrl-C: the compilers run in their own session, and would not
+    stop."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

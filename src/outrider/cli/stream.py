@@ -1,4 +1,4 @@
-"""A generation's text on its way to standard output as it comes."""
+"""Streams a generation to standard output."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from outrider.core.errors import ConstraintError
 from outrider.session.generation import Generation
 
 _SHORT_S = 1.0
-"""A prompt that is read faster is not mentioned."""
+"""A prompt that is read faster is not reported."""
 
 
 def show(generation: Generation, printer: TokenPrinter | None) -> Completion:
-    """Run a generation to its end or to Ctrl-C, and print the text as it comes.
-
-    Where a constrained output cannot go on, what was produced is shown, and ConstraintError is raised.
-    """
+    """Run a generation to its end or Ctrl-C, and print the text as it comes. Raises ConstraintError for a
+    constrained output that cannot continue, after printing its text."""
     try:
         with Interrupt() as interrupt, Reading(printer) as reading:
             for update in generation:
@@ -46,7 +44,7 @@ def show(generation: Generation, printer: TokenPrinter | None) -> Completion:
 
 
 class Reading:
-    """While active, says in a terminal how much of a long prompt was read, until the first token."""
+    """Shows in a terminal how much of a long prompt was read, until the first token."""
 
     def __init__(self, printer: TokenPrinter | None) -> None:
         self._status = printer.errors.status("") if printer and printer.errors.is_terminal else None
@@ -54,7 +52,7 @@ class Reading:
         self._num_read = 0
 
     def note(self, record: StepRecord) -> None:
-        """Take a step into account, before its text is shown."""
+        """Count a step, before its text is shown."""
         if self._status is None:
             return
         if record.kind == "decode":
@@ -75,7 +73,7 @@ class Reading:
 
 
 class TokenPrinter:
-    """Writes text to standard output as it comes, coloured by source where that is wanted."""
+    """Writes text to standard output as it comes, if asked for coloured by source."""
 
     def __init__(self, settings: RunSettings, errors: Screen) -> None:
         self.errors = errors
@@ -95,7 +93,7 @@ class TokenPrinter:
         self._printed += sum(len(piece.text) for piece in pieces)
 
     def end(self, text: str) -> None:
-        """Show what of the whole text was still held back, and end the line."""
+        """Print the rest of the whole text, and end the line."""
         self._show([(text[self._printed :], "")], is_end=True)
         write("\n")
         self._printed = 0

@@ -1,4 +1,4 @@
-"""`outrider trim`: a draft with fewer tokens, of the type that suits, and what that gained."""
+"""`outrider trim`: a draft with fewer tokens and faster weight types, and what that gained."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHOWN_SIZES = 7
 
 
 def trim_draft(settings: TrimSettings) -> int:
-    """Trim, and show; returns the exit status: 0 where the draft is of use, else 1."""
+    """Trim, and show; returns the exit status: 0 if the draft pays, else 1."""
     errors = Screen(stderr=True)
     asked = _asked(settings)
     show_log(settings.verbose)
@@ -49,7 +49,7 @@ def trim_draft(settings: TrimSettings) -> int:
 
 
 def _asked(settings: TrimSettings) -> TrimRequest:
-    """What is to be done. All that can be refused is refused here, before anyone waits."""
+    """The request. Whatever can be refused is refused here, before anyone waits."""
     check_context("-c", settings.ctx_size)
     hub = hub_options(settings)
     target, small = model_of(settings.target, hub), model_of(settings.small, hub)
@@ -78,11 +78,8 @@ def _usual_place(settings: TrimSettings, small: ModelFile) -> Path:
     return small.path.with_name(name) if is_local else Path(name)
 
 
-# What came of it, in 80 columns: what was done, then before and after, then whether it is of use.
-
-
 def print_trimmed(console: Screen, report: Report) -> None:
-    """The report as people read it."""
+    """What was done, before and after, and whether it pays."""
     console.say(report.path, "bold")
     console.rows([(f"  {name}", line) for name, line in _made(report)], width=10, style="")
     console.print()

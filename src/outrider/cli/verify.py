@@ -1,4 +1,4 @@
-"""`outrider verify`: the tests of the certificate, their verdict, and the certificate itself."""
+"""`outrider verify`: tests, their verdict, and the certificate."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _TITLES = {
     "drafts": "drafts of heads",
     "sampled": "samples",
 }
-"""Stages of the tests, as the bars call them."""
+"""The stages, as progress names them"""
 
 _QUICK_PROMPTS = 4
 _QUICK_BUILT_IN = tuple(BUILT_IN[i] for i in (1, 2, 4, 9))
@@ -69,7 +69,7 @@ _QUICK_BUILT_IN = tuple(BUILT_IN[i] for i in (1, 2, 4, 9))
 
 
 def make_plan(settings: VerifySettings, verification: Verification) -> CertifyPlan:
-    """How much is tested, and under what grammar. Raises SettingError and GrammarError."""
+    """How much to test, and under what grammar. Raises SettingError or GrammarError."""
     plan = CertifyPlan(num_tokens=32, num_seeded=16, num_repeated=1, num_sampled=1, samples=300, repeats=12)
     if not settings.quick:
         plan = CertifyPlan()
@@ -89,7 +89,7 @@ def make_plan(settings: VerifySettings, verification: Verification) -> CertifyPl
 
 
 def _place(settings: VerifySettings) -> Path | None:
-    """Where the certificate is written; None for nowhere. Raises SettingError."""
+    """The certificate's file; None if it is not written. Raises SettingError."""
     if settings.output is None and settings.print_json:
         return None
     path = settings.output or DEFAULT_OUTPUT
@@ -100,7 +100,7 @@ def _place(settings: VerifySettings) -> Path | None:
 
 
 def verify(settings: VerifySettings) -> int:
-    """Test and certify; returns the exit status: 0 where everything holds, else 1."""
+    """Test and certify; returns the exit status: 0 if everything holds, else 1."""
     errors = Screen(stderr=True)
     place = _place(settings)
     pair_plan = plan_pair(settings, greedy=False)
@@ -129,7 +129,6 @@ def _certify(
     place: Path | None,
     errors: Screen,
 ) -> Certificate:
-    """Load the models and run every test on them."""
     started, before = datetime.now(UTC), perf_counter()
     if not errors.is_terminal:
         errors.say("loading the models")
@@ -164,7 +163,6 @@ def _certify(
 
 
 def _subject(session: Session, pair: Pair) -> Subject:
-    """What a request to this session would be generated with."""
     engine = session.engine
     draft = next((drafter.model for drafter in engine.drafters if isinstance(drafter, ModelDrafter)), None)
     alignment = None if pair.draft is None else pair.draft.alignment
@@ -176,7 +174,6 @@ def _same_file(path: Path, other: Path) -> bool:
 
 
 def _spare_models(place: Path | None, pair: Pair) -> None:
-    """Refuse to write the certificate over a model."""
     for weights in pair.models:
         if place is not None and _same_file(place, weights.path):
             raise SettingError(str(place), "it is the model itself", "Name another file (--output).")
@@ -203,7 +200,6 @@ def _models(pair: Pair, show: Progress) -> dict[str, Any]:
 
 
 def _texts(settings: VerifySettings) -> list[str]:
-    """The prompts that were given, or the built-in ones."""
     texts = [encodable(unescape(text), "prompt") for text in settings.prompts]
     if settings.prompts_file is not None:
         texts += _read_prompts(settings.prompts_file)
@@ -216,7 +212,7 @@ def _texts(settings: VerifySettings) -> list[str]:
 
 
 def _read_prompts(path: Path) -> list[str]:
-    """One prompt a line; blank lines are passed over."""
+    """One prompt a line; blank lines are skipped."""
     lines = read_prompt(None, None, path, escape=False).split("\n")
     if path.suffix != ".jsonl":
         return [line.rstrip("\r") for line in lines if line.strip()]
@@ -241,7 +237,7 @@ def _encode(pair: Pair, text: str, *, raw: bool) -> tuple[int, ...]:
     return pair.encode(text if raw or pair.template is None else [{"role": "user", "content": text}])
 
 
-# The certificate as people read it, on one screen.
+# The certificate as people read it
 
 _SHOWN_TIES = 4
 _CHANGES = ": speculation changes the output"
@@ -255,7 +251,7 @@ _TEXT_ROWS = {
 
 
 def print_verdict(certificate: Certificate, place: Path | None) -> None:
-    """The verdict on standard output, then what it rests on."""
+    """The verdict, then what it rests on."""
     console = Screen()
     console.print(_headline(certificate))
     console.rows([*_rows(certificate), ("certificate", str(place or ""))], width=11)
@@ -358,7 +354,7 @@ def _tie_lines(parts: tuple[Compared, ...]) -> list[str]:
 
 
 def _places(findings: Findings) -> str:
-    """Where in the answers the texts lie, if not at their beginning."""
+    """Where in the answers the texts are, if not at the start."""
     places = sorted({test.behind_tokens for test in findings.sampled})
     if places == [0]:
         return ""

@@ -1,7 +1,5 @@
-"""The Python API: a target, its draft and its chat template, loaded and ready to generate.
-
-`Pair` holds weights and tokenizers; `Session.open` gives it KV caches of a chosen size and drafters. A
-session also works on models of any other backend, given to it directly.
+"""The Python API: `Pair` loads the weights and tokenizers of a target and its draft; `Session.open` adds KV
+caches and drafters, and generates. A session also takes models of any other backend directly.
 """
 
 # Nothing is imported before it is used: who reads step records needs no model loader.

@@ -1,4 +1,4 @@
-"""A running generation, held by its caller, and what it is asked for with: a prompt, a schema."""
+"""A running generation, and the prompts and schemas it is asked for with."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Message = Mapping[str, Any]
 
 
 class Generation:
-    """A running generation: iterate over it for the text as it comes.
+    """A running generation: iterate over it for the text as it comes, then read `completion`.
 
-    `completion` is there when the iteration has ended; `parse` makes its `parsed` of a complete one.
-    `cancel` ends it after the current step; so do leaving the loop early, `close`, and the end of a `with`.
+    `parse` makes `Completion.parsed` of a complete answer. `cancel` ends the generation after the current
+    step; leaving the loop early, `close` and the end of a `with` end it too.
     """
 
     def __init__(
@@ -61,14 +61,13 @@ class Generation:
         return update
 
     def cancel(self) -> None:
-        """End the generation after the current step (one that has not begun: after its first); its
-        completion says "cancelled"."""
+        """End the generation after the current step, at the earliest after its first."""
         self._cancelled = True
         if self._request_id is not None:
             self._engine.cancel(self._request_id)
 
     def close(self) -> None:
-        """End the generation now. What there is of it is in `records`."""
+        """End the generation now; `records` has what was done."""
         self._updates.close()
 
     def __enter__(self) -> Self:
@@ -79,7 +78,7 @@ class Generation:
 
     @property
     def completion(self) -> Completion:
-        """The finished generation; runs it to its end first."""
+        """The finished generation; waits for its end."""
         for _ in self:
             pass
         if self._completion is None:
@@ -90,11 +89,9 @@ class Generation:
 def encode(
     target: Model | Weights, template: ChatTemplate | None, prompt: str | Sequence[Message] | Sequence[int]
 ) -> tuple[int, ...]:
-    """Tokens of a text as it is, or of a conversation under `template`; tokens (integers of any kind) stay
-    what they are.
-
-    Raises PromptError for anything else, an empty prompt, or a conversation without a template.
-    """
+    """The tokens of a text, or of a conversation under `template`; tokens (integers of any kind) are returned
+    as they are. Raises PromptError for anything else, an empty prompt, or a conversation without a
+    template."""
     vocabulary = target.vocabulary
     if not isinstance(prompt, str | Sequence) and not hasattr(prompt, "__array__"):
         why = f"it is a {type(prompt).__name__}"
@@ -115,25 +112,21 @@ def encode(
 
 @runtime_checkable
 class SchemaModel(Protocol):
-    """A class that knows its JSON schema and can be made of JSON text: Pydantic's models, for one."""
+    """A class with a JSON schema that reads JSON text, such as a Pydantic model."""
 
-    def model_json_schema(self) -> dict[str, Any]:
-        """The schema, as plain data."""
+    def model_json_schema(self) -> dict[str, Any]: ...
 
-    def model_validate_json(self, json_data: str) -> Any:
-        """An object of the class."""
+    def model_validate_json(self, json_data: str) -> Any: ...
 
 
 Schema = type[Any] | Mapping[str, Any] | str
-"""A Pydantic model, a JSON schema as plain data, or its text."""
+"""A Pydantic model, or a JSON schema as plain data or text."""
 
 
 def read_schema(schema: Schema) -> tuple[str, Callable[[str], Any]]:
-    """The text of a schema, and what parses an answer that fulfils it. The objects of a Pydantic model
-    have the fields of the model and, unless it allows more itself, no others.
-
-    Raises GrammarError for anything else, and for a schema that JSON cannot hold.
-    """
+    """The text of a schema, and a parser for its answers. Objects of a Pydantic model have no other fields
+    than its own, unless it allows them. Raises GrammarError for anything else, and for what JSON cannot
+    hold."""
     if isinstance(schema, str):
         return schema, json.loads
     if isinstance(schema, SchemaModel):
@@ -153,8 +146,8 @@ def read_schema(schema: Schema) -> tuple[str, Callable[[str], Any]]:
 def parser_of(
     grammar: Grammar, vocabulary: Vocabulary, parse: Callable[[str], Any]
 ) -> Callable[[Completion], Any]:
-    """What parses an answer under a grammar of the schema: the whole text, or what follows the grammar's
-    `after`; an answer without that, where it is optional, gives None."""
+    """A parser for answers under the schema's grammar: of the whole text, or of what follows the grammar's
+    `after`; None if an optional `after` is missing."""
 
     def parse_completion(completion: Completion) -> Any:
         if grammar.after is None:

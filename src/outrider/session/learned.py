@@ -1,7 +1,7 @@
-"""What outlives a session: costs and acceptance of a pair on this machine, KV, and earlier texts.
+"""What outlives a session: costs and acceptance, KV, and earlier texts.
 
-Costs belong to model, machine and settings, acceptance to the pair of model files alone. A session begins
-with what earlier ones have learned and leaves what it has learned itself.
+Costs belong to model, machine and settings, acceptance to the pair of model files. A session starts with what
+earlier ones learned and adds to it.
 """
 
 from __future__ import annotations
@@ -47,12 +47,11 @@ from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration, r
 from outrider.session.options import AutoSettings, Keeping, Progress, no_progress
 
 _MIN_VERIFIED = 64
-"""Sessions in which fewer drafted tokens were verified leave what is known of acceptance as it is."""
+"""A session that verified fewer drafted tokens does not change what is stored about acceptance."""
 
 
 def prior_in(draft: GgufModel) -> PretrainedCalibration | None:
-    """What a draft's file says of its own acceptance; None where it says nothing, or nothing that can be
-    used, which a notice says."""
+    """The calibration in a draft's file; None without one or, with a notice, if it cannot be used."""
     if not (text := draft.weights.metadata(CALIBRATION_KEY)):
         return None
     try:
@@ -63,7 +62,7 @@ def prior_in(draft: GgufModel) -> PretrainedCalibration | None:
 
 
 class Learned:
-    """An automatic policy for two loaded models, with all that is known about them."""
+    """An automatic policy for loaded models, with all that is known about them."""
 
     def __init__(
         self,
@@ -74,16 +73,14 @@ class Learned:
         *,
         measure: bool = False,
     ) -> None:
-        """Look the costs up; else estimate them in a moment or (`measure`) measure them in some seconds.
-
-        Raises SettingError for a costs file that cannot be read or written, BackendError when a call fails.
-        """
+        """Look the costs up; failing that, estimate them in a moment, or `measure` them in some seconds.
+        Raises SettingError for the costs file, BackendError if a call fails."""
         self._models: dict[str, tuple[Loaded, Rows]] = {"target": (target, "all")}
         if draft is not None and settings.models:
             self._models["draft"] = (draft, "last")
         self._exported = settings.costs_file is not None
         self.is_provisional = False
-        """whether the costs in force were estimated, or measured while other programs were busy"""
+        """whether the costs were estimated, or measured while other programs were busy"""
         costs = self._costs(settings.costs_file, progress, measure=measure)
         self.policy = AutoPolicy(
             costs.target,
@@ -120,7 +117,7 @@ class Learned:
         return PairCosts(found["target"], found.get("draft"))
 
     def _measured(self, progress: Progress, *, fresh: bool = False) -> PairCosts:
-        """The costs of each model, looked up or (`fresh`) measured in any case."""
+        """Each model's costs, looked up or measured; always measured if `fresh`."""
         found = {}
         with collect_notices() as notices:
             for role, (model, rows) in self._models.items():
@@ -131,19 +128,19 @@ class Learned:
         return PairCosts(found["target"], found.get("draft"))
 
     def is_disturbed(self, others: OtherPrograms) -> bool:
-        """Whether other programs were busy lately, so that measuring would tell little."""
+        """Whether other programs were too busy lately for measuring."""
         return any(others.disturb(spare_cores(native_of(model))) for model, _ in self._models.values())
 
     def measure_again(self, progress: Progress) -> None:
-        """Measure the costs and go on with them. What `progress` raises ends it, and leaves the costs as
-        they were. All that the models have stored is forgotten."""
+        """Measure the costs and use them from now on. An exception from `progress` aborts this and changes
+        nothing. The models' KV is lost."""
         costs = self._measured(progress, fresh=True)
         self.policy.state.costs = costs.target
         if costs.draft is not None:
             self.policy.state.draft_costs = costs.draft
 
     def _recall(self) -> None:
-        """Begin with what earlier sessions learned, or else with what the draft's file says of itself."""
+        """Start with what earlier sessions learned, or with the calibration in the draft's file."""
         path = self._place()
         known: Mapping[str, Any] | None = read_entry(
             path, "starting without what was learned about acceptance"
@@ -157,7 +154,7 @@ class Learned:
             notify(f"{path}: {error}: starting without what was learned about acceptance")
 
     def _place(self) -> Path:
-        """Where acceptance is kept: by the content of the model files, and by what changes their output."""
+        """Where acceptance is stored: by the files' content and the options that change their output."""
         models = [native_of(model) for model, _ in self._models.values()]
         files = [fingerprint(model.weights.path) for model in models]
         files += [json.dumps(changed) for model in models if (changed := rare_settings(model))]
@@ -165,7 +162,7 @@ class Learned:
         return cache_dir() / "acceptance" / f"{key}.json"
 
     def keep(self) -> None:
-        """Store what the session has learned; nothing where it learned little."""
+        """Store what the session learned, if it learned enough."""
         state = self.policy.state
         if not self._exported:  # else the costs in force may be another machine's
             store_refined(subject_of(self._models["target"][0], "all"), state.costs)
@@ -183,8 +180,8 @@ def policy_for(
     *,
     measure: bool = False,
 ) -> tuple[Policy | None, Learned | None]:
-    """The policy in force and, where it is the automatic one, what is known about the pair. A target that
-    cannot rewind is decoded plainly."""
+    """The policy and, if it is the automatic one, what is known about the pair. A target that cannot rewind
+    is decoded plainly."""
     if asked is not None and not isinstance(asked, AutoSettings):
         return asked, None
     if not target.rewinding.is_possible:
@@ -196,14 +193,13 @@ def policy_for(
 
 
 SAVE_S = 20.0
-"""what a session that ends may take to save what its target still holds"""
+"""the time that closing a session may take to save its KV"""
 _OF_SPEED = ("rows", "several_sequences", "threads", "threads_batch")
-"""settings of a cost curve that change no KV"""
+"""settings of a cost curve that do not change KV"""
 
 
 def open_tiers(model: Loaded, keeping: Keeping) -> KvTiers | None:
-    """What keeps a target's KV; None where nothing does. Raises SettingError for a folder that cannot be
-    used."""
+    """The storage of a target's KV; None if there is none. Raises SettingError for an unusable folder."""
     disk = None
     if keeping.folder is not None:
         disk = Disk(Folder(keeping.folder, identity_of(model), "--cache-dir"), keeping.disk_bytes)
@@ -213,14 +209,14 @@ def open_tiers(model: Loaded, keeping: Keeping) -> KvTiers | None:
 
 
 def open_texts(path: Path, keeping: Keeping) -> RememberedTexts | None:
-    """Where the earlier texts of a model file are kept; None where they are not. Raises SettingError."""
+    """The storage of a model file's earlier texts; None if there is none. Raises SettingError."""
     if keeping.folder is None or not keeping.remember:
         return None
     return RememberedTexts(Folder(keeping.folder, fingerprint(path), "--cache-dir"))
 
 
 def identity_of(model: Model) -> str:
-    """What KV belongs to: the model's content, the library's build, and the options that change KV."""
+    """What KV depends on: the model's content, the library's build, and options."""
     if not isinstance(model, Loaded):
         return model.name
     subject = subject_of(model, "all")

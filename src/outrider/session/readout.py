@@ -21,7 +21,7 @@ from outrider.core.files import write_whole
 
 @dataclass(frozen=True, slots=True)
 class DrafterCounts:
-    """What one drafter, or all of them, offered and how much of it was accepted."""
+    """What one drafter, or all together, drafted, and how much was accepted."""
 
     drafted_tokens: int
     accepted_tokens: int
@@ -32,7 +32,7 @@ class DrafterCounts:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTime:
-    """Where the decoding time went, in seconds."""
+    """Decoding time in seconds."""
 
     draft: float
     draft_model: float
@@ -44,7 +44,7 @@ class DecodeTime:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Quantiles of the time between bursts, in seconds."""
+    """Quantiles of the seconds between bursts."""
 
     p50: float
     p95: float
@@ -53,7 +53,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Readout:
-    """The counts and times of one generation; the module's docstring defines each."""
+    """The counts and times of one generation."""
 
     finish_reason: str
     complete: bool
@@ -84,12 +84,11 @@ class Readout:
     burst_latency_s: Latency | None
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
         return asdict(self)
 
 
 def read_out(completion: Completion) -> Readout:
-    """Derive the readout of a finished generation."""
+    """The readout of a finished generation."""
     decode = [record for record in completion.records if record.kind == "decode"]
     prefill = [record for record in completion.records if record.kind == "prefill"]
     generated = len(completion.tokens)
@@ -140,7 +139,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _count(records: Sequence[StepRecord], drafter: str | None) -> DrafterCounts:
-    """Counts over the tokens of one drafter, or of all (None)."""
+    """Counts of one drafter, or of all (None)."""
     drafted: list[int] = []
     accepted: list[int] = []
     saved = 0

@@ -42,7 +42,7 @@ _MAX_NOTICES = 200
 
 
 class Session:
-    """Generates text with a target model and its drafters.
+    """A target model and its drafters, ready to generate.
 
     >>> from outrider.backends.fake import FakeModel, FakeVocabulary, scripted_logits
     >>> from outrider.core.params import SamplingParams
@@ -56,7 +56,7 @@ class Session:
     >>> sum(record.kind == "decode" for record in completion.records)
     2
 
-    `notices` are lines that the user should see: what was switched off, and why.
+    `notices` are lines for the user, such as what was switched off and why.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Session:
     ) -> None:
         self.target = target
         self.kv_tiers = kv_tiers
-        """where KV goes that leaves the target, and comes back from"""
+        """where KV goes when it leaves the target"""
         self._draft_kv_tiers = draft_kv_tiers
         self.template = template
         self._drafters = tuple(drafters)
@@ -96,8 +96,7 @@ class Session:
 
     @property
     def bitwise(self) -> bool:
-        """Whether a greedy or seed-stable text is that of plain decoding bit for bit, whatever is drafted and
-        whatever else runs."""
+        """Whether greedy and seed-stable text equals plain decoding's bit for bit, whatever else runs."""
         return isinstance(self.target, BitwiseModel)
 
     @classmethod
@@ -109,11 +108,10 @@ class Session:
         options: LoadOptions | None = None,
         **settings: Any,
     ) -> Session:
-        """Load a target (None: the embedded default, with its own draft) and, if given, a draft model
-        ("none": no draft at all), and open a session on them; the settings are those of SessionOptions.
+        """Load a target (None: the embedded default, with its own draft) and perhaps a draft model ("none":
+        no draft at all), and open a session on them with these SessionOptions.
 
-        Paths, `hf:owner/repo[:quant]` and `hf:owner/repo/file.gguf` are understood. Raises the
-        errors of `outrider.core.errors` that their names say.
+        References are paths, `hf:owner/repo[:quant]` or `hf:owner/repo/file.gguf`. Raises OutriderError.
         """
         opening = SessionOptions(**settings)
         pair = Pair.load(model, draft, options=options, opening=opening)
@@ -127,11 +125,10 @@ class Session:
     def open(
         cls, pair: Pair, options: SessionOptions | None = None, progress: Progress = no_progress
     ) -> Session:
-        """Give a pair's models KV caches and the session its drafters. What calls cost is measured once where
-        the policy is automatic, in a few seconds.
+        """Open a session on a pair: KV caches, drafters, and what is known about costs and acceptance.
 
-        Raises OutOfMemory, and SettingError for a corpus or folder that cannot be used, or where `bitwise`
-        is asked for and the native library cannot give equal bits.
+        Raises OutOfMemory, or SettingError for an unusable corpus or folder, or if the native library cannot
+        give the `bitwise` text that is asked for.
         """
         options = options or SessionOptions()
         with collect_notices() as notices, ExitStack() as undo:
@@ -180,7 +177,7 @@ class Session:
         return session
 
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
-        """The tokens of a text as it is, or of a conversation under the chat template."""
+        """The tokens of a text, or of a conversation under the chat template."""
         return encode(self.target, self.template, prompt)
 
     def stream(
@@ -198,12 +195,22 @@ class Session:
         grammar: Grammar | None = None,
         schema: Schema | None = None,
     ) -> Generation:
-        """Start generating from a text, a conversation or tokens. The settings are Request's;
-        `prediction` is an answer that much of the real one is expected to be like.
+        """Start generating from a text, a conversation or tokens; the settings are Request's.
 
-        `schema` limits the output to JSON and parses it (`Completion.parsed`): a Pydantic model gives an
-        object of it, a JSON schema plain data. `grammar` beside it says how (its `text` does not matter);
-        with an `after`, what follows it is parsed.
+        Args:
+            prompt: A text, messages, or token ids.
+            sampling: How tokens are chosen.
+            max_tokens: None: no limit.
+            stop: Strings that end the content.
+            ignore_end: Continue after end tokens.
+            speculate: Draft; otherwise decode plainly.
+            verification: How drafts are verified.
+            logprobs: Log probabilities of each token and of so many of the most likely ones.
+            prediction: A text that the answer is expected to resemble.
+            grammar: What the output is limited to; beside a `schema`, how (its `text` is ignored).
+            schema: Limits the output to JSON and parses it into `Completion.parsed`: into an object of a
+                Pydantic model, or plain data. With the grammar's `after`, what follows that is parsed.
+
         Raises GrammarError for what cannot be enforced, InputError for what makes no sense.
         """
         parse = None
@@ -238,8 +245,8 @@ class Session:
         return Generation(self.engine, request, parse)
 
     def compile(self, grammar: Grammar) -> Compiled:
-        """Compile a grammar for the target's vocabulary, or find it among the last ones. What of it is not
-        enforced becomes a notice. Raises GrammarError."""
+        """Compile a grammar for the target, or find it among the last ones. A notice says what of it is not
+        enforced. Raises GrammarError."""
         from outrider.constraints import Compiler  # loads slowly, and few requests need it
 
         if self._compiler is None:
@@ -250,8 +257,7 @@ class Session:
         return compiled
 
     def read_prediction(self, prediction: str | None) -> tuple[int, ...]:
-        """The tokens of an expected answer, for a Request. It is read as text, whatever it spells. Where
-        drafts are of no use, a notice says so."""
+        """The tokens of an expected answer, read as plain text. A notice says so if no drafter uses them."""
         if prediction is None:
             return ()
         notice = "the prediction is not used: no drafter of this session follows one"
@@ -260,7 +266,7 @@ class Session:
         return tuple(self.target.vocabulary.tokenize(prediction, add_special=False))
 
     def generate(self, prompt: str | Sequence[Message] | Sequence[int], **settings: Any) -> Completion:
-        """Generate to the end; the settings are those of `stream`."""
+        """Generate to the end, with the settings of `stream`."""
         return self.stream(prompt, **settings).completion
 
     @property
@@ -270,14 +276,13 @@ class Session:
 
     @property
     def is_provisional(self) -> bool:
-        """Whether what calls cost is an estimate, or was measured while other programs were busy: see
-        `measure_again`."""
+        """Whether the costs of calls were estimated, or measured on a busy machine (see `measure_again`)."""
         return self._learned is not None and self._learned.is_provisional
 
     def measure_again(self, others: OtherPrograms, progress: Progress) -> bool:
-        """Measure what calls cost, where nothing runs and `others` were quiet lately: some seconds,
-        after which no KV is stored any more. True when it was done. What `progress` raises ends it, and
-        leaves the costs as they were."""
+        """Measure the costs of calls, if nothing runs and `others` were quiet lately; takes some seconds and
+        loses the KV. Returns whether it was done. An exception from `progress` aborts it and changes
+        nothing."""
         if self._learned is None or self.engine.num_running or self._learned.is_disturbed(others):
             return False
         self.engine.reset(texts=False)
@@ -294,8 +299,8 @@ class Session:
         return self.kv_tiers is not None and self.kv_tiers.disk is not None
 
     def close(self) -> None:
-        """Keep what was learned, and KV that is to outlive the session; free the models' memory, weights
-        included. Closing twice is harmless."""
+        """Store what was learned, and KV that outlives the session; free the models, weights included. Can be
+        repeated."""
         tiers = [one for one in (self.kv_tiers, self._draft_kv_tiers) if one is not None]
         for one in tiers:
             one.will_close(monotonic() + SAVE_S)
@@ -322,7 +327,7 @@ class Session:
 
 
 def close_model(model: Model) -> None:
-    """Free a model's memory, weights included."""
+    """Free a model, weights included."""
     native = model.inner if isinstance(model, BitwiseModel) else model
     model.close()
     if isinstance(native, GgufModel):
@@ -330,7 +335,7 @@ def close_model(model: Model) -> None:
 
 
 def describe_policy(policy: Policy) -> dict[str, Any]:
-    """Who drafts and how far, as plain data."""
+    """A policy as plain data."""
     if isinstance(policy, AutoPolicy) and policy.fixed is not None:
         policy = policy.fixed
     if isinstance(policy, FixedPolicy):
@@ -342,7 +347,7 @@ def describe_policy(policy: Policy) -> dict[str, Any]:
 
 
 def settings_of(session: Session, request: Request, seed: int) -> dict[str, Any]:
-    """The settings in force, read back from the loaded models rather than from what was asked."""
+    """The settings in force, read from the loaded models."""
     target = session.target
     policy = session.engine.policy
     settings: dict[str, Any] = {
