@@ -212,7 +212,7 @@ def test_what_a_conversation_cannot_use_is_refused(chat: Call) -> None:
         (chat("--json"), ["--json"]),
         (chat("--compare"), ["--compare"]),
         (chat("--raw"), ["--raw"]),
-        (chat("-f", "x"), ["-f", "-p for a first message"]),
+        (chat("-f", "x"), ["--file: not available in a conversation"]),
         (chat(" "), ["prompt", "empty"]),
         (chat("hi", "-p", "ho"), ["PROMPT and -p"]),
     ]

@@ -90,7 +90,7 @@ def test_a_prediction_that_is_no_text_is_refused(
 
 
 def test_a_corpus_that_cannot_be_used_is_refused(run: Call, tmp_path: Path) -> None:
-    nowhere = refused(run("--corpus", tmp_path / "nowhere", model="not there either"))
+    nowhere = refused(run("--corpus", tmp_path / "nowhere", model="nowhere.gguf"))
     assert "nowhere: there is no such file or folder" in nowhere, "before anything is loaded"
     (tmp_path / "files").mkdir()
     said = run("--corpus", tmp_path / "files")

@@ -384,7 +384,7 @@ def test_the_command_makes_files_beside_their_source(
     assert lines[1].split() == ["file", "type", "size", "ratio", "s", "weights", "in"]
     assert lines[2].split()[:2] == ["tiny-q8_0.gguf", "Q8_0"] and lines[2].split()[-1] == "Q8_0"
     assert lines[3].split()[:2] == ["tiny-f16.gguf", "F16"]
-    assert [line.split(":")[0] for line in done.err.splitlines()] == ["tiny-q8_0.gguf", "tiny-f16.gguf"]
+    assert [line.split(":")[0] for line in done.notes.splitlines()] == ["tiny-q8_0.gguf", "tiny-f16.gguf"]
 
     again = call(monkeypatch, capfdbinary, "quantize", str(path), "--to", "BF16,Q8_0")
     assert again.status == 2 and "tiny-q8_0.gguf: it exists" in again.err

@@ -17,7 +17,7 @@ from outrider.cli.plans import RunPlan, plan_run
 from outrider.cli.prompt import ask, read_file, read_prompt
 from outrider.cli.report import print_explanation, print_incomplete, print_readout
 from outrider.cli.screen import Screen
-from outrider.cli.settings import RunSettings
+from outrider.cli.settings import NOT_IN_CHAT, RunSettings
 from outrider.cli.stream import TokenPrinter, show
 from outrider.core.data import Completion, StepRecord
 from outrider.core.errors import ConstraintError, InputError, OutriderError, PromptError, SettingError
@@ -46,9 +46,12 @@ class _Saved(BaseModel):
 def chat(settings: RunSettings) -> int:
     """Hold a conversation until its end; returns the exit status."""
     errors = Screen(stderr=True)
-    _check(settings)
-    plan = plan_run(settings, "the messages")
-    first = _first_message(settings)
+    for name in sorted(settings.model_fields_set & NOT_IN_CHAT - {"interactive"}):
+        flag = settings_of(type(settings))[name].flag
+        raise SettingError(flag, "not available in a conversation", "Leave it out, or use outrider run.")
+    plan, first = plan_run(settings, "the messages"), None
+    if settings.prompt_argument is not None or settings.prompt is not None:
+        first = read_prompt(settings.prompt_argument, settings.prompt, None, escape=settings.escape)
     pair = load_pair(plan.pair, errors)
     if pair.template is None:
         raise PromptError(
@@ -66,26 +69,6 @@ def chat(settings: RunSettings) -> int:
             conversation.say(first)
         conversation.hold()
     return 0
-
-
-def _check(settings: RunSettings) -> None:
-    refused = {
-        "--compare": settings.compare,
-        "--json": settings.print_json,
-        "--raw": settings.raw,
-        "--prediction": settings.prediction is not None,
-    }
-    for name, is_given in refused.items():
-        if is_given:
-            raise SettingError(name, "not available in a conversation", "Leave it out, or use outrider run.")
-    if settings.file is not None:
-        raise SettingError("-f", "a conversation reads what you type", "Use -p for a first message.")
-
-
-def _first_message(settings: RunSettings) -> str | None:
-    if settings.prompt_argument is None and settings.prompt is None:
-        return None
-    return read_prompt(settings.prompt_argument, settings.prompt, None, escape=settings.escape)
 
 
 class _Command(NamedTuple):
