@@ -198,7 +198,16 @@ def test_help_has_every_name_that_llama_cpp_has_and_fits_the_terminal() -> None:
 
 
 def test_help_loads_nothing_that_runs_models() -> None:
-    heavy = {"numpy", "gguf", "llguidance", "jinja2", "huggingface_hub", "fastapi", "outrider.session"}
+    heavy = {
+        "rich",
+        "numpy",
+        "gguf",
+        "llguidance",
+        "jinja2",
+        "huggingface_hub",
+        "fastapi",
+        "outrider.session",
+    }
     program = (
         "import atexit, sys\n"
         f"atexit.register(lambda: print(*({heavy!r} & sys.modules.keys()), file=sys.stderr))\n"

@@ -10,7 +10,6 @@ import typer
 from outrider import __version__
 from outrider.cli.commands import Commands
 from outrider.cli.output import USAGE_ERROR, leave, open_streams, readable
-from outrider.cli.screen import Screen
 from outrider.core.errors import OutriderError
 from outrider.core.files import reason_of
 
@@ -65,6 +64,8 @@ def main() -> None:
     except MemoryError:
         what = "memory: this machine has none left. Choose a smaller model or context (-c)."
     from rich.text import Text  # loads slowly
+
+    from outrider.cli.screen import Screen
 
     Screen(stderr=True, soft_wrap=True).say(Text.assemble(("error: ", "bold red"), readable(what)))
     leave(USAGE_ERROR)
