@@ -115,14 +115,11 @@ def test_the_prompt_comes_from_any_source(run: Call, tmp_path: Path) -> None:
         assert (result["text"], result["prompt_tokens"]) == (expected["text"], expected["prompt_tokens"])
 
 
-def test_only_the_last_line_break_of_a_file_is_dropped(run: Call) -> None:
+def test_line_breaks_and_escapes_of_a_prompt(run: Call) -> None:
+    """Only the last line break of a file is dropped; escapes are read in -p alone."""
     assert prompt_tokens(run("--json", stdin="hello\n\n\n")) > prompt_tokens(run("--json", stdin="hello\n"))
-
-
-def test_escapes_are_read_in_p_alone(run: Call) -> None:
-    once, twice = prompt_tokens(run("--json", "-p", r"a\n")), prompt_tokens(run("--json", r"a\n"))
-    assert (once, twice) == (2, 3)
-    assert prompt_tokens(run("--json", "--no-escape", "-p", r"a\n")) == 3
+    counts = [prompt_tokens(run("--json", *given)) for given in (("-p", r"a\n"), (r"a\n",))]
+    assert counts == [2, 3] and prompt_tokens(run("--json", "--no-escape", "-p", r"a\n")) == 3
 
 
 def test_the_system_message_is_part_of_the_conversation(outrider: Call, models: Path) -> None:
@@ -154,14 +151,10 @@ def test_the_readout_fits_80_columns(run: Call, models: Path) -> None:
     assert len(lines) < 24
 
 
-def test_quiet_leaves_the_text_alone(run: Call) -> None:
-    outcome = run("-q", "hello")
-    assert outcome.out and "target calls" not in outcome.err
-
-
-def test_the_library_logs_only_when_asked(run: Call) -> None:
-    assert "llama_" not in run("hello").err
-    assert "llama_" in run("-v", "hello").err
+def test_what_is_shown_is_asked_for(run: Call) -> None:
+    quiet = run("-q", "hello")
+    assert quiet.out and "target calls" not in quiet.err
+    assert "llama_" not in run("hello").err and "llama_" in run("-v", "hello").err
 
 
 def test_an_automatic_choice_is_explained(run: Call, models: Path) -> None:

@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from examples import examples
-from outrider.core.errors import InputError
 from outrider.core.invalid import Invalid, invalid
-from outrider.lab.bench.store import read_rows
-from outrider.lab.recording import SCHEMA, read_recordings
 
 
 class Part(BaseModel):
@@ -92,20 +89,3 @@ def test_whatever_is_wrong_is_said_in_one_line_without_an_address(data: dict[str
     except ValidationError as error:
         said = str(invalid(error))
         assert said and "\n" not in said and "pydantic" not in said and "Input" not in said
-
-
-def test_files_of_other_programs_are_refused_in_one_line(tmp_path: Path) -> None:
-    damaged = tmp_path / "point.json"
-    damaged.write_text('{"part": "x"}')
-    recordings = tmp_path / "recordings.jsonl"
-    recordings.write_text(f'{{"prompt": 3, "schema": "{SCHEMA}"}}\n')
-    rows = tmp_path / "run"
-    rows.mkdir()
-    (rows / "rows.jsonl").write_text('{"kind": "head", "schema_version": 3}\n')
-    for read in (
-        lambda: read_recordings(recordings),
-        lambda: read_rows(rows),
-    ):
-        with pytest.raises(InputError) as caught:
-            read()
-        assert "\n" not in str(caught.value) and "pydantic" not in str(caught.value)

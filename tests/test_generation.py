@@ -88,11 +88,8 @@ def test_a_generation_that_was_never_begun_takes_no_sequence() -> None:
 @pytest.mark.parametrize(
     ("prompt", "settings", "why"),
     [
-        ("", {}, "prompt: it is empty. Give some text."),
-        ([], {}, "prompt: it is empty."),
         (None, {}, "prompt: it is a NoneType. Give a text, a conversation, or tokens."),
         (7, {}, "prompt: it is a int."),
-        ([10_000], {}, "prompt: it has tokens outside of"),
         ([{"role": "user", "content": "a"}], {}, "has no chat template. Give the prompt as one text."),
         ("abc", {"max_tokens": "5"}, "max_tokens: it is a str. Give one of type int, or None."),
         ("abc", {"max_tokens": -1}, "max tokens: -1 asks for nothing"),

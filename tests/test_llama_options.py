@@ -189,24 +189,6 @@ def test_an_option_of_another_command_says_so() -> None:
         in_command("serve", "--seed", "1")
 
 
-def test_the_table_is_what_help_texts_say() -> None:
-    help_text = (
-        "----- common params -----\n\n"
-        "-h,    --help, --usage                  print usage and exit\n"
-        "-ctxcp, --ctx-checkpoints, --swa-checkpoints N\n"
-        "                                        max number\n"
-        "-kvo,  --kv-offload, -nkvo, --no-kv-offload\n"
-        "--cpu-strict <0|1>                      use strict placement\n"
-    )
-    assert list(SCRIPT["options"](help_text)) == [
-        (("-h", "--help", "--usage"), ""),
-        (("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"), "N"),
-        (("-kvo", "--kv-offload"), ""),
-        (("-nkvo", "--no-kv-offload"), ""),
-        (("--cpu-strict",), "<0|1>"),
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["llama-cli", "llama-completion", "llama-server"])
 def test_the_table_has_every_option_of_a_built_program(program: str) -> None:

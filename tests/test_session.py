@@ -138,35 +138,23 @@ def test_tokenizers_that_do_not_line_up_are_refused_before_anything_is_loaded(
     assert "own family" in advice and examples.count("in the target") == 2
 
 
-def test_a_template_that_does_not_compile_is_an_error_and_nothing_stays(
-    path: Callable[..., Path], opened: list[Weights]
+def test_what_fails_while_loading_leaves_nothing_open(
+    path: Callable[..., Path], opened: list[Weights], tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="does not compile"):
         Pair.load(path(chat_template="{% for %}"), path(), options=OPTIONS)
-    assert opened and all(map(is_closed, opened))
-
-
-def test_a_draft_that_cannot_be_loaded_takes_the_target_along(
-    path: Callable[..., Path], opened: list[Weights], tmp_path: Path
-) -> None:
     with pytest.raises(ModelFileError):
         Pair.load(path(), tmp_path / "none.gguf", options=OPTIONS)
     damaged = tmp_path / "damaged.gguf"
-    data = path().read_bytes()
-    damaged.write_bytes(data.replace(b"blk.0.attn_q.weight", b"blk.0.attn_z.weight"))
+    damaged.write_bytes(path().read_bytes().replace(b"blk.0.attn_q.weight", b"blk.0.attn_z.weight"))
     with pytest.raises(ModelFileError):
         Pair.load(path(), damaged, options=OPTIONS)
-    assert all(map(is_closed, opened))
-
-
-def test_a_context_without_room_is_an_error_and_nothing_stays(
-    path: Callable[..., Path], opened: list[Weights]
-) -> None:
+    count = len(opened)
     for context_length in (2**31, 1):
         with pytest.raises((OutOfMemory, SettingError)):
             Session.load(path(), path(noise=0.02), context_length=context_length, options=OPTIONS)
-    # The first is refused before anything is loaded.
-    assert len(opened) == 2 and all(map(is_closed, opened))
+    assert len(opened) == count + 2, "the first is refused before anything is loaded"
+    assert opened and all(map(is_closed, opened))
 
 
 def test_a_draft_without_room_closes_the_target_context(path: Callable[..., Path]) -> None:
