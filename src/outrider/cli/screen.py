@@ -50,7 +50,8 @@ class Screen(Console):
         table.add_column(style=style, no_wrap=True, min_width=width)
         table.add_column(overflow="fold")
         for name, said in rows:
-            for line in filter(None, [said] if isinstance(said, str | Text) else said or ()):
+            lines: Sequence[Cell] = [said] if isinstance(said, str | Text) else said or ()
+            for line in filter(None, lines):
                 table.add_row(Text(name), _cell(line))
                 name = ""
         self.print(table)
