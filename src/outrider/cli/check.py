@@ -193,8 +193,8 @@ def _target_rows(report: Report) -> Rows:
         ("library", report.target.library),
         ("rewind", _REWINDS[report.rewind]),
         ("calls", _calls(report.calls)),
-        ("answers", sample and _sample(sample)),
-        ("plain", sample and f"{sample.plain_tokens_per_s:.1f} tokens/s"),
+        ("answers", _sample(sample) if sample else None),
+        ("plain", f"{sample.plain_tokens_per_s:.1f} tokens/s" if sample else None),
     ]
 
 

@@ -310,6 +310,10 @@ def _row(plan: Plan, batch: BatchPlan, way: Way | None) -> tuple[Cell, ...]:
     )
 
 
+def _sequences(plan: Plan, count: int) -> str:
+    return f"{numbers.counted(count, 'sequence')} of {plan.asked.context} tokens"
+
+
 def _ends(plan: Plan) -> Rows:
     """How large a batch pays and fits, and how far off the model may be."""
     pays = "at no batch size"
@@ -322,7 +326,7 @@ def _ends(plan: Plan) -> Rows:
     fits, needed = plan.fits_to, [found[0] for found in plan.batches[0].break_even.values() if found]
     return [
         ("pays", pays),
-        ("fits", fits and f"up to {numbers.counted(fits, 'sequence')} of {plan.asked.context} tokens"),
+        ("fits", None if fits is None else f"up to {_sequences(plan, fits)}"),
         (
             "breaks even",
             f"where {min(needed):.0%} of a draft model's tokens are accepted" if needed else None,

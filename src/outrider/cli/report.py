@@ -99,7 +99,9 @@ def print_readout(
             ("speed-up", estimate_line(explanation) if is_estimated and explanation else None),
             (
                 "between bursts",
-                latency and f"p50 {time(latency.p50)}, p95 {time(latency.p95)}, max {time(latency.max)}",
+                f"p50 {time(latency.p50)}, p95 {time(latency.p95)}, max {time(latency.max)}"
+                if latency
+                else None,
             ),
         ]
     )

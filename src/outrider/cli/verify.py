@@ -289,7 +289,9 @@ def _rows(certificate: Certificate) -> Rows:
     if findings.stand_in:
         names.append("for the samples the target's own logits, disturbed, take a draft model's place")
     counts, drafts = totals(findings), findings.drafts
-    redrafted = drafts and f"{drafts.same} of {drafts.compared} as of a drafter that read the text afresh"
+    redrafted = None
+    if drafts is not None:
+        redrafted = f"{drafts.same} of {drafts.compared} as of a drafter that read the text afresh"
     took = (
         f"{certificate.duration_s:.0f} s, {counts.target_calls} target calls for {counts.tokens} tokens; "
         f"{counts.drafted_tokens} tokens drafted, {counts.accepted_tokens} accepted"
@@ -297,7 +299,7 @@ def _rows(certificate: Certificate) -> Rows:
     return [
         *(("because", reason) for reason in reasons(findings)),
         ("models", ", ".join(names)),
-        ("structure", grammar and structure_line(grammar)),
+        ("structure", structure_line(grammar) if grammar else None),
         *(_text_row(name, parts) for name, parts in findings.texts.items()),
         ("logits", _logits_line(findings) if findings.bit_equal else None),
         ("drafts", redrafted),
