@@ -51,9 +51,10 @@ class Screen(Console):
         table.add_column(overflow="fold")
         for name, said in rows:
             lines: Sequence[Cell] = [said] if isinstance(said, str | Text) else said or ()
-            for line in filter(None, lines):
-                table.add_row(Text(name), _cell(line))
-                name = ""
+            for line in lines:
+                if line:
+                    table.add_row(Text(name), _cell(line))
+                    name = ""
         self.print(table)
 
     def table(
