@@ -195,21 +195,13 @@ class Session:
         grammar: Grammar | None = None,
         schema: Schema | None = None,
     ) -> Generation:
-        """Start generating from a text, a conversation or tokens; the settings are Request's.
+        """Start generating from a text, a conversation or tokens. The settings are Request's, and:
 
         Args:
-            prompt: A text, messages, or token ids.
-            sampling: How tokens are chosen.
-            max_tokens: None: no limit.
-            stop: Strings that end the content.
-            ignore_end: Continue after end tokens.
-            speculate: Draft; otherwise decode plainly.
-            verification: How drafts are verified.
-            logprobs: Log probabilities of each token and of so many of the most likely ones.
             prediction: A text that the answer is expected to resemble.
             grammar: What the output is limited to; beside a `schema`, how (its `text` is ignored).
-            schema: Limits the output to JSON and parses it into `Completion.parsed`: into an object of a
-                Pydantic model, or plain data. With the grammar's `after`, what follows that is parsed.
+            schema: Limits the output to JSON and parses it into `Completion.parsed`: an object of a Pydantic
+                model, or plain data. With the grammar's `after`, what follows that is parsed.
 
         Raises GrammarError for what cannot be enforced, InputError for what makes no sense.
         """
