@@ -195,15 +195,12 @@ class Session:
         grammar: Grammar | None = None,
         schema: Schema | None = None,
     ) -> Generation:
-        """Start generating from a text, a conversation or tokens. The settings are Request's, and:
+        """Start generating from a text, a conversation or tokens, with the settings of Request.
 
-        Args:
-            prediction: A text that the answer is expected to resemble.
-            grammar: What the output is limited to; beside a `schema`, how (its `text` is ignored).
-            schema: Limits the output to JSON and parses it into `Completion.parsed`: an object of a Pydantic
-                model, or plain data. With the grammar's `after`, what follows that is parsed.
-
-        Raises GrammarError for what cannot be enforced, InputError for what makes no sense.
+        The answer is expected to resemble `prediction`. A `schema` limits the output to JSON and parses it
+        into `Completion.parsed`: an object of a Pydantic model, or plain data. A `grammar` beside it says how
+        (its `text` is ignored); with its `after`, what follows that is parsed. Raises GrammarError for what
+        cannot be enforced, InputError for what makes no sense.
         """
         parse = None
         for name, value, kind in (
