@@ -24,6 +24,7 @@ from outrider.backends.gguf.c_types import (
     functions,
     structure,
 )
+from outrider.backends.gguf.top_logits import ChainParams
 from outrider.core.data import Distribution, Row
 from outrider.core.params import SamplingParams
 from outrider.sampling import RequestSampler
@@ -44,10 +45,9 @@ _Array = structure(
     fields(ctypes.c_int64, "selected"),
     fields(BOOL, "sorted"),
 )
-_ChainParams = structure("llama_sampler_chain_params", fields(BOOL, "no_perf"))
 _SAMPLERS = {
-    **functions("llama_sampler_chain_default_params", _ChainParams),
-    **functions("llama_sampler_chain_init", POINTER, _ChainParams),
+    **functions("llama_sampler_chain_default_params", ChainParams),
+    **functions("llama_sampler_chain_init", POINTER, ChainParams),
     **functions("llama_sampler_chain_add llama_sampler_apply", None, POINTER, POINTER),
     **functions("llama_sampler_accept", None, POINTER, INT),
     **functions("llama_sampler_free", None, POINTER),

@@ -32,9 +32,9 @@ _NUM_PICKED, _MAX_ASKED = 64, 48
 _TOLERANCE = 0.01
 """by which a logit may differ between two calls over the same tokens"""
 
-_ChainParams = structure("llama_sampler_chain_params", fields(BOOL, "no_perf"))
+ChainParams = structure("llama_sampler_chain_params", fields(BOOL, "no_perf"))
 _SIGNATURES = {
-    **functions("llama_sampler_chain_init", POINTER, _ChainParams),
+    **functions("llama_sampler_chain_init", POINTER, ChainParams),
     **functions("llama_sampler_chain_add", None, POINTER, POINTER),
     **functions("llama_sampler_init_top_k", POINTER, INT),
     **functions("llama_sampler_free", None, POINTER),
@@ -72,7 +72,7 @@ class TopSampling:
 
     def _attach(self, sequence: int) -> None:
         native = self._native
-        chain = Handle("sampler", native.llama_sampler_chain_init(_ChainParams()), native.llama_sampler_free)
+        chain = Handle("sampler", native.llama_sampler_chain_init(ChainParams()), native.llama_sampler_free)
         native.llama_sampler_chain_add(chain.pointer, native.llama_sampler_init_top_k(_NUM_PICKED))
         if native.llama_set_sampler(self._context, sequence, chain.pointer):
             self._chains[sequence] = chain
