@@ -170,7 +170,7 @@ def test_a_lasting_change_is_followed_within_eight_calls(
     feed(costs, stairs_s, 40, sizes, seed)
     feed(costs, lambda n: factor * stairs_s(n), 8, sizes, seed + 100)
     change = abs(math.log(factor))
-    assert abs(math.log(costs.drift / factor)) < max(0.15, 0.35 * change)
+    assert abs(math.log(costs.drift / factor)) < max(0.2, 0.35 * change)
 
 
 @given(st.floats(3.0, 1e6), st.booleans(), st.sampled_from((1, 4, 8)), st.integers(0, 99))
