@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from outrider.core.data import DraftWork, Request
-from outrider.drafters.model import ModelDrafter
 from outrider.engine.tiers import KvTiers, Reading
+
+if TYPE_CHECKING:
+    from outrider.drafters.model import ModelDrafter
 
 
 class DraftKv:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from outrider.core.contracts import Constraint, Drafter, Drafters, DraftRequest,
 from outrider.core.data import Completion, Draft, Grammar, Piece, Request, Update
 from outrider.core.errors import ConstraintError, InputError, PromptError
 from outrider.core.notices import notify
-from outrider.drafters.model import ModelDrafter
 from outrider.engine.draft_kv import DraftKv
 from outrider.engine.interrupts import deferred
 from outrider.engine.kv_slots import Slots, rewind
@@ -49,6 +48,9 @@ from outrider.engine.verification import commit, fail, record_of, verify
 from outrider.policy import FixedPolicy
 from outrider.sampling import RequestSampler
 from outrider.verify import VerificationRule, Verifier
+
+if TYPE_CHECKING:
+    from outrider.drafters.model import ModelDrafter
 
 
 class Engine:
@@ -106,7 +108,7 @@ class Engine:
         self.drafters = tuple(drafters)
         self._asked = Drafters.of(self.drafters)
         model, store = self._asked.model, self._draft_kv_store
-        self._draft_kv = DraftKv(model, store) if store and isinstance(model, ModelDrafter) else None
+        self._draft_kv = DraftKv(cast("ModelDrafter", model), store) if store and model else None
         self.policy: Policy = policy or FixedPolicy()
         self.preferred = preferred or PreferredTokenization()
         if self.drafters and not self.target.rewinding.is_possible:
