@@ -77,7 +77,7 @@ class CudaPlan:
         return self.root or _fetched(folder, recipe, progress)
 
     def arguments(self, root: Path) -> list[str]:
-        """What cmake is told."""
+        """The options of cmake."""
         return [
             "-DCUDA=ON",
             f"-DCUDA_BESIDE={'OFF' if self.root else 'ON'}",
