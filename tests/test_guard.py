@@ -15,6 +15,7 @@ from first_calls import REAL
 from outrider.backends.gguf import LoadOptions, build_id, check_build, guard, installed, show_log
 from outrider.core.errors import BackendCrash, OutOfMemory
 from outrider.core.notices import collect_notices
+from outrider.costs.other_programs import OtherPrograms
 from tiny_gguf import write_tiny
 
 OPTIONS = LoadOptions(threads=1)
@@ -251,6 +252,22 @@ def test_a_real_child_that_cannot_load_its_model_says_so_by_its_status(tmp_path:
     memory = tmp_path / "builds.json"
     assert check_build(bad, OPTIONS, build="b", model_kind="k", file="f", memory=memory) == (OPTIONS, None)
     assert not memory.exists()
+
+
+@pytest.mark.parametrize(("others", "threads"), [(0.1, 4), (1.2, 3), (4.0, 1)])
+def test_the_child_leaves_their_cores_to_other_programs(
+    monkeypatch: pytest.MonkeyPatch, others: float, threads: int
+) -> None:
+    found = list[LoadOptions]()
+
+    def weights(_path: Path, options: LoadOptions) -> None:
+        found.append(options)
+        raise BackendCrash("model.gguf", "it is not loaded here", "")
+
+    monkeypatch.setattr(OtherPrograms, "cores", lambda _self: others)
+    monkeypatch.setattr(guard, "Weights", weights)
+    assert guard.main("model.gguf", '{"threads": 4, "threads_batch": 8}') == 1
+    assert (found[0].threads, found[0].threads_batch) == (threads, threads)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")

@@ -233,3 +233,17 @@ def test_what_is_loopback() -> None:
         assert is_loopback(host), host
     for host in ("0.0.0.0", "::", "192.168.0.1", "localhost.example.org", "", "127.0.0.1.example.org"):
         assert not is_loopback(host), host
+
+
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        ({}, 8),
+        ({"max_running": 1}, 0),
+        ({"max_running": 1, "cache_ram": 0}, 8),
+        ({"max_running": 1, "kept_sequences": 3}, 3),
+        ({"kept_sequences": 0}, 0),
+    ],
+)
+def test_a_server_of_one_request_keeps_kv_in_memory_alone(values: dict[str, Any], kept: int) -> None:
+    assert ServeSettings(**values).num_kept == kept

@@ -112,7 +112,7 @@ def _plan(settings: ServeSettings) -> PairPlan:
     opening = replace(
         plan.opening,
         max_running=settings.max_running,
-        kept_sequences=settings.kept_sequences,
+        kept_sequences=settings.num_kept,
         capacity_tokens=settings.kv_tokens or 0,
         max_gap_s=settings.max_gap_s,
         keeping=settings.keeping,

@@ -57,8 +57,13 @@ class OtherPrograms:
         return self.cores() > max(spare_cores, 0.0) + DISTURBING_CORES
 
 
-def is_quiet(spare_cores: float) -> bool:
-    """Whether they disturb nothing at the moment; takes a third of a second."""
+def look() -> OtherPrograms:
+    """What they do at the moment, from a third of a second."""
     others = OtherPrograms()
     sleep(_LOOK_S)
-    return not others.disturb(spare_cores)
+    return others
+
+
+def is_quiet(spare_cores: float) -> bool:
+    """Whether they disturb nothing at the moment; takes a third of a second."""
+    return not look().disturb(spare_cores)

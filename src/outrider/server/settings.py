@@ -125,8 +125,10 @@ class Limits(Group):
         help="The longest step while several requests run, in milliseconds: prompts are read in parts, and "
         "drafts end, so that none is longer. Default: 5 times a step without either.",
     )
-    kept_sequences: Annotated[int, Field(ge=0, le=192)] = setting(
-        8, help="Ended requests whose KV is kept for others that begin alike."
+    kept_sequences: Annotated[int, Field(ge=0, le=192)] | None = setting(
+        None,
+        help="Ended requests whose KV stays in the cache, for others that begin alike. Default: 8, or 0 "
+        "with -np 1, where --cache-ram holds it.",
     )
     max_waiting: Natural = setting(64, help="Requests that may wait for their turn; more are answered 429.")
     kv_tokens: Count | None = setting(
@@ -290,6 +292,14 @@ class ServeSettings(
             raise SettingError(
                 f"--default-max-tokens {self.default_max_tokens}", why, "Give no more than that."
             )
+
+    @property
+    def num_kept(self) -> int:
+        """Sequences whose KV stays in the cache. None by default where one request runs at once and memory
+        holds the others': a library may compute a single sequence's attention faster."""
+        if self.kept_sequences is None:
+            return 0 if self.max_running == 1 and self.cache_ram else 8
+        return self.kept_sequences
 
     @property
     def has_keys(self) -> bool:

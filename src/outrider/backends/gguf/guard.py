@@ -24,9 +24,10 @@ from outrider.backends.gguf.head_model import HeadWeights
 from outrider.backends.gguf.log import log_line
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.machine import cpu_id
+from outrider.backends.machine import cpu_id, physical_cores
 from outrider.core.data import Block, Logits, Row, Span
 from outrider.core.errors import BackendCrash, OutOfMemory, OutriderError
+from outrider.costs.other_programs import look
 from outrider.costs.store import read_entry, write_entry
 from outrider.models.heads import HeadFile
 
@@ -246,7 +247,7 @@ def main(path: str, given: str) -> int:
     asked = json.loads(given)
     of_target, *of_head = asked if isinstance(asked, list) else [asked]
     try:
-        model = Weights(Path(path), LoadOptions(**of_target)).open(2 * max(_PARTS))
+        model = Weights(Path(path), _beside_others(of_target)).open(2 * max(_PARTS))
         size = model.vocabulary.size
         tokens = np.random.default_rng(1).integers(size // 8, size, max(_PARTS))
         text = tuple(int(token) for token in tokens)
@@ -263,6 +264,15 @@ def main(path: str, given: str) -> int:
     if not (np.isfinite(small).all() and np.isfinite(large).all()):
         return 0  # rows that hold no number at all are a matter of the model
     return 0 if np.corrcoef(small.ravel(), large.ravel())[0, 1] >= _MIN_CORRELATION else WRONG
+
+
+def _beside_others(given: dict[str, Any]) -> LoadOptions:
+    """The options, with no more threads than cores that other programs leave: threads wait for each other
+    after every operation, and for one that shares its core up to five times as long as all compute."""
+    options = LoadOptions(**given)
+    threads = options.threads or physical_cores()
+    free = threads if threads == 1 else max(threads - round(look().cores()), 1)
+    return replace(options, threads=free, threads_batch=free)
 
 
 def _read(model: GgufModel, text: tuple[int, ...], part: int) -> Logits:
@@ -287,7 +297,8 @@ def _read_beside(
         [rows] = target.decode([Span(0, text, 0, 1)])
         return rows, rows
     path, kind = file
-    weights = HeadWeights(HeadFile(Path(path), kind, tuple(layers)), LoadOptions(**options))
+    head = HeadFile(Path(path), kind, tuple(layers))
+    weights = HeadWeights(head, _beside_others(options))
     model, found = weights.open_beside(target, 2 * len(text)), []
     for part, start in zip(_PARTS, (0, len(text) - _COMPARED_ROWS), strict=True):
         model.truncate(0, 0)
