@@ -36,7 +36,7 @@ from outrider.models.heads import read_head
 from outrider.models.hub import HubOptions
 from outrider.policy import AutoPolicy, FixedPolicy
 from outrider.session import Pair, Session, SessionOptions
-from outrider.session.loading import memory_bytes
+from outrider.session.loading import Room
 from recordings import FLAT, SMALL, curve
 from tiny.sizes import Sizes
 from tiny_gguf import MERGES
@@ -339,7 +339,7 @@ def test_a_drafter_for_which_there_is_no_room_is_left_out(
     assert files.head is not None
 
     def needed(card: ModelCard | None) -> int:
-        return memory_bytes(target, card, OPTIONS, OPTIONS, opening)
+        return Room(target, card, OPTIONS, OPTIONS, opening).total_bytes
 
     states, kv = 256 * 3 * 64 * 4, (256 + 64) * 2 * 2 * 64 * 4
     card = read_card(files.head)

@@ -1,24 +1,19 @@
-"""`outrider plan`: expected steps, plans, recordings, measured curves, a server's metrics, bad input."""
+"""`outrider plan`: expected steps, plans, bad input."""
 
 from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli_helpers import ROOT, Outcome, call
+from cli_helpers import Outcome, call
 from examples import examples
-from outrider.core.errors import InputError, SettingError
+from outrider.core.errors import SettingError
 from outrider.costs.expected_speed import expected_tokens
 from outrider.lab.plan.acceptance import (
     LONGEST,
@@ -29,20 +24,12 @@ from outrider.lab.plan.acceptance import (
     read_acceptance,
     workloads,
 )
-from outrider.lab.plan.calls import PlannedCurve, machine_of, model_error
+from outrider.lab.plan.calls import PlannedModel, machine_of, model_error
 from outrider.lab.plan.catalogue import catalogue
-from outrider.lab.plan.metrics import read_metrics
-from outrider.lab.plan.plan import LENGTHS, Asked, Model, make_plan, plan_batch
-from outrider.lab.plan.recorded import tables_of
+from outrider.lab.plan.plan import LENGTHS, Asked, make_plan, plan_batch
 from outrider.lab.plan.shapes import find_shape
-from outrider.lab.predict import Prices, predict
-from outrider.lab.recording import read_recordings
-from outrider.lab.settings import Drafters, Setting
-from recordings import FLAT, SMALL, curve, recording
 
 KNOWN = catalogue()
-CURVE = ROOT / "benchmarks/policy/curves/epyc_q4.json"
-RECORDINGS = ROOT / "benchmarks/policy/heldout_q4.recordings.jsonl"
 PAIR = ("--target", "llama-3.1-70b", "--draft", "llama-3.2-1b", "--on", "h100x4")
 SHARES = st.floats(0, 1)
 
@@ -51,8 +38,8 @@ def asked(on: str = "h100x4", **changes: Any) -> Asked:
     machine = machine_of(on, KNOWN)
     target, draft = (find_shape(name, KNOWN) for name in ("llama-3.1-70b", "llama-3.2-1b"))
     fields: dict[str, Any] = {
-        "target": Model(target.name, PlannedCurve(target, (machine,)), target),
-        "drafts": [Model(draft.name, PlannedCurve(draft, (machine,)), draft, Acceptance.of(0.7))],
+        "target": PlannedModel(target, (machine,)),
+        "drafts": [PlannedModel(draft, (machine,), acceptance=Acceptance.of(0.7))],
         "batches": (1, 8, 64),
         "context": 1024,
         "machine": machine,
@@ -126,7 +113,7 @@ def test_every_bundled_table_falls_and_lies_below_what_is_drafted() -> None:
 def test_a_speedup_is_tokens_over_seconds_against_plain_calls() -> None:
     planned = asked()
     [batch] = [b for b in make_plan(planned).batches if b.batch == 8]
-    target, draft = planned.target.curve, planned.drafts[0].curve
+    target, draft = planned.target, planned.drafts[0]
     options = {"batch": 8, "context": 1024}
     plain_s = target.call_s(1, **options)
     step_s = target.call_s(4, **options) + draft.call_s(2, **options) + 2 * draft.call_s(1, **options)
@@ -141,19 +128,9 @@ def test_above_break_even_a_draft_pays_and_below_it_does_not() -> None:
     found = plan_batch(asked(), 8).break_even["llama-3.2-1b"]
     assert found is not None
     for factor, pays in ((1.02, True), (0.98, False)):
-        drafts = [Model(m.name, m.curve, m.shape, Acceptance.of(found[0] * factor)) for m in asked().drafts]
+        drafts = [replace(model, acceptance=Acceptance.of(found[0] * factor)) for model in asked().drafts]
         best = plan_batch(asked(drafts=drafts, lookup=None), 8).best
         assert (best is not None) == pays
-
-
-@pytest.mark.parametrize(("name", "who", "p_min"), [("lookup", "lookup", 0.5), ("d", "model", 0.0)])
-def test_tables_of_recordings_have_what_a_replay_accepts(name: str, who: Drafters, p_min: float) -> None:
-    recordings = [recording(seed=seed) for seed in range(3)]
-    table = tables_of(recordings, {"d": "draft"})[name]
-    prices = Prices(curve(FLAT, 0.05), curve(SMALL, 0.005))
-    outcomes = predict(recordings, Setting(who, LONGEST, p_min), prices)
-    accepted, calls = sum(sum(o.accepted) for o in outcomes), sum(o.target_calls for o in outcomes)
-    assert accepted and table.offered * table.expected(LONGEST) == pytest.approx(accepted / calls)
 
 
 def test_how_wrong_the_model_was_is_said_apart() -> None:
@@ -286,34 +263,6 @@ def test_json_has_every_batch_way_and_what_it_rests_on(
     assert "Qwen2.5-Coder" in plan["acceptance"] and plan["model_error"] == model_error()
 
 
-def test_measured_curves_take_the_models_place(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture, tmp_path: Path
-) -> None:
-    words = ("--costs", str(CURVE), "--acceptance", "0.8", "--batch", "1", "--json")
-    plan = json.loads(run(monkeypatch, capfdbinary, *words).out)
-    measured = json.loads(CURVE.read_text())["target"]["calls"][0]["seconds"]
-    [batch] = plan["batches"]
-    assert batch["memory"] is None and plan["hardware"] is None
-    assert batch["plain_tokens_per_s"] == pytest.approx(1 / measured, rel=0.6)
-    printed = tmp_path / "printed.json"
-    printed.write_text(call(monkeypatch, capfdbinary, "costs", "--costs", str(CURVE), "--json").out)
-    again = run(monkeypatch, capfdbinary, "--costs", str(printed), *words[2:])
-    assert json.loads(again.out)["batches"] == plan["batches"]
-
-
-def test_recordings_take_the_bundled_acceptances_place(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture
-) -> None:
-    few = read_recordings(RECORDINGS)[:2]
-    monkeypatch.setattr("outrider.lab.recording.read_recordings", lambda _: few)
-    words = (*PAIR, "--recordings", str(RECORDINGS), "--batch", "1", "--json")
-    plan = json.loads(run(monkeypatch, capfdbinary, *words).out)
-    [batch] = plan["batches"]
-    assert plan["acceptance"] == "2 recorded answers"
-    assert all(way["low"] < way["speedup"] < way["high"] for way in batch["ways"])
-    assert {way["drafters"] for way in batch["ways"]} == {"lookup", "draft", "both"}
-
-
 TOO_LARGE = ("--target", "llama-3.1-405b:bf16", "--draft", "none", "--on", "h100x4")
 
 
@@ -335,13 +284,7 @@ TOO_LARGE = ("--target", "llama-3.1-405b:bf16", "--draft", "none", "--on", "h100
         ((*PAIR, "--acceptance", "2"), "a share is between 0 and 1"),
         ((*PAIR, "--acceptance", "other=0.5"), "there is no such draft"),
         ((*PAIR, "--workload", "codes"), "Did you mean code"),
-        ((*PAIR, "--recordings", "nowhere.jsonl"), "no such file or directory"),
-        ((*PAIR, "--recordings", str(RECORDINGS), "--workload", "code"), "acceptance is given too"),
-        ((*PAIR, "--costs", str(RECORDINGS)), "it holds no measured curves"),
         ((*PAIR, "--hardware", "nowhere.toml"), "no such file or directory"),
-        (("--draft", "mtp", "--costs", str(CURVE)), "whose shape is not known"),
-        (("--metrics", "http://127.0.0.1:9/"), "it does not answer"),
-        (("--metrics", str(CURVE)), "not metrics of vLLM, llama-server or Outrider"),
     ],
 )
 def test_what_cannot_be_planned_is_said_in_a_line(
@@ -350,97 +293,3 @@ def test_what_cannot_be_planned_is_said_in_a_line(
     found = run(monkeypatch, capfdbinary, *words)
     assert found.status == 2 and found.out == ""
     assert said in found.said and "Traceback" not in found.err
-
-
-# A server's metrics
-
-VLLM = """\
-# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
-vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 600.0
-vllm:spec_decode_num_drafts_total{engine="1",model_name="m"} 400.0
-vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 5000.0
-vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 1500.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 800.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 400.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="2"} 200.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="3"} 60.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="4"} 40.0
-vllm:num_requests_running{engine="0"} 40.0
-"""
-
-
-@contextmanager
-def serving(text: str, status: int = 200) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            assert self.path == "/metrics"
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_: Any) -> None: ...
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def test_counters_of_vllm_imply_acceptance_by_position() -> None:
-    with serving(VLLM) as address:
-        found = read_metrics(address)
-    assert (found.program, found.drafts, found.length, found.running) == ("vLLM", 1000, 5, 40)
-    assert found.tokens_per_call == 2.5
-    assert found.acceptance.accepted[:5] == pytest.approx((0.8, 0.4, 0.2, 0.06, 0.04))
-
-
-def test_outriders_own_counters_are_those_of_its_server() -> None:
-    pytest.importorskip("prometheus_client")
-    from outrider.core.data import Draft, DraftWork, StepRecord, Update
-    from outrider.server.metrics import Metrics
-    from outrider.server.worker import WorkerState
-
-    metrics = Metrics(lambda: WorkerState(3, 0, 4, 0, 0, False), model={}, build={})
-    for length, accepted in ((3, 3), (3, 1), (1, 0)):
-        draft = Draft.of((5,) * length, "lookup")
-        record = StepRecord(
-            0, 0, "decode", 9, length + 1, draft, accepted, (5,) * (accepted + 1), DraftWork(),
-            0.0, 0.1, 0.0, 0.0, 0.0, batch_tokens=length + 1, batch_drafted=length,
-        )  # fmt: skip
-        metrics.observe_steps([Update(record, ())])
-    with serving(metrics.render()[0].decode()) as address:
-        found = read_metrics(address)
-    assert (found.program, found.drafts, found.drafted, found.accepted) == ("Outrider", 3, 7, 4)
-    assert found.acceptance.accepted[:3] == pytest.approx((2 / 3, 1 / 2, 1 / 2))
-
-
-@pytest.mark.parametrize(
-    ("text", "status", "why"),
-    [
-        ("node_load1 0.5\n", 200, "not metrics of vLLM"),
-        ("<html></html>", 200, "not metrics of vLLM"),
-        ("", 404, "it answers 404"),
-        ("vllm:num_requests_running 1\n", 200, "vLLM has drafted nothing yet"),
-    ],
-)
-def test_metrics_of_another_program_are_refused(text: str, status: int, why: str) -> None:
-    with serving(text, status) as address, pytest.raises(InputError) as error:
-        read_metrics(address)
-    assert why in str(error.value) and address in str(error.value)
-
-
-def test_the_plan_says_what_to_change(monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture) -> None:
-    with serving(VLLM) as address:
-        bare = run(monkeypatch, capfdbinary, "--metrics", address)
-        full = run(monkeypatch, capfdbinary, *PAIR, "--metrics", address, "--json")
-    assert bare.status == 0 and "2.50 tokens of each call" in bare.out
-    observed = json.loads(full.out)["observed"]
-    assert observed["accepted_by_position"] == pytest.approx([0.8, 0.4, 0.2, 0.06, 0.04])
-    expected, change = observed["advice"]
-    assert expected.startswith("the plan expected ")
-    assert change.startswith("set num_speculative_tokens to 2 (now 5)") and "40 sequences" in change

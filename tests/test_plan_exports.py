@@ -14,10 +14,10 @@ import pytest
 
 from cli_helpers import Outcome, call
 from outrider.lab.plan.acceptance import Acceptance
-from outrider.lab.plan.calls import PlannedCurve, machine_of
+from outrider.lab.plan.calls import PlannedModel, machine_of
 from outrider.lab.plan.catalogue import catalogue
 from outrider.lab.plan.exports import ENGINES, Export
-from outrider.lab.plan.plan import Asked, Model, make_plan, plan_batch
+from outrider.lab.plan.plan import Asked, make_plan, plan_batch
 from outrider.lab.plan.shapes import HEADS, find_shape, head_of
 
 KNOWN = catalogue()
@@ -46,10 +46,9 @@ def planned(
 ) -> Any:
     machine, shape = machine_of(on, KNOWN), find_shape(target, KNOWN)
     shapes = [head_of(shape, name) if name in HEADS else find_shape(name, KNOWN) for name in drafts]
-    models = [Model(s.name, PlannedCurve(s, (machine,)), s, Acceptance.of(acceptance)) for s in shapes]
     asked = Asked(
-        Model(shape.name, PlannedCurve(shape, (machine,)), shape),
-        models,
+        PlannedModel(shape, (machine,)),
+        [PlannedModel(draft, (machine,), acceptance=Acceptance.of(acceptance)) for draft in shapes],
         batches,
         2048,
         machine,

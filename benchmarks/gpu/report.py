@@ -21,7 +21,7 @@ from harness import Row, argument_parser, geometric_mean, read_rows, run_program
 from outrider.costs import CallCosts
 from outrider.costs.store import PairCosts
 from outrider.lab.drawing import draw
-from outrider.lab.plan.calls import PlannedCurve, machine_of
+from outrider.lab.plan.calls import PlannedModel, machine_of
 from outrider.lab.plan.catalogue import catalogue
 from outrider.lab.plan.shapes import ModelShape
 from outrider.lab.recording import read_recordings
@@ -55,7 +55,7 @@ def planned(rows: Sequence[Row], card: str) -> Iterator[str]:
     lines = []
     for row in (row for row in rows if card and row["kind"] == "calls"):
         costs, machines = CallCosts.from_json(row["costs"]), (machine_of(card, catalogue()),)
-        curve = PlannedCurve(ModelShape(**row["shape"]), machines, is_target=True)
+        curve = PlannedModel(ModelShape(**row["shape"]), machines, is_target=True)
         ratios = [curve.call_s(n) / costs.call_s(n, context=0) for n in SIZES]
         error = median(abs(ratio - 1) for ratio in ratios)
         lines.append([row["model"], *(f"{ratio:.2f}" for ratio in ratios), f"{error:.0%}"])

@@ -22,9 +22,9 @@ import numpy as np
 
 from harness import argument_parser, read_rows, run_program, table
 from outrider.lab.plan.acceptance import ALL, of_draft, of_head
-from outrider.lab.plan.calls import Machine, PlannedCurve, call_bytes, machine_of
+from outrider.lab.plan.calls import Machine, PlannedModel, call_bytes, machine_of
 from outrider.lab.plan.catalogue import Catalogue, Device, bundled, catalogue
-from outrider.lab.plan.plan import COSTS, ODDS, Asked, Model, plan_batch
+from outrider.lab.plan.plan import COSTS, ODDS, Asked, plan_batch
 from outrider.lab.plan.shapes import HEADS, ModelShape, find_shape, head_of
 
 HERE = Path(__file__).parent
@@ -105,7 +105,7 @@ def curve_errors() -> Iterator[tuple[tuple[str, str], str, float, float, list[Er
         for model in models:
             if model in own:
                 continue
-            curve = PlannedCurve(model.shape, (Machine(device),))
+            curve = PlannedModel(model.shape, (Machine(device),))
             name = f"{key[0]}, {model.model}"
             absolute = [Error(f"{name}, {n}", curve.call_s(n), s) for n, s in model.points]
             one = dict(model.points)[1]
@@ -125,7 +125,7 @@ Row = Mapping[str, Any]
 def predicted(row: Row, known: Catalogue) -> float:
     """The row's tokens per second, its call over one of a token, or its speed-up."""
     machine, target = machine_of(row["on"], known, row.get("engine")), find_shape(row["target"], known)
-    curve = PlannedCurve(target, (machine,), is_target=True)
+    curve = PlannedModel(target, (machine,), is_target=True)
     plain_s = curve.call_s(1, context=CONTEXT)
     if "tokens_per_s" in row:
         return 1 / plain_s
@@ -134,7 +134,7 @@ def predicted(row: Row, known: Catalogue) -> float:
     step_s = curve.call_s(row["verified"], context=CONTEXT)
     if draft := row.get("draft"):
         shape = head_of(target, draft) if draft in HEADS else find_shape(draft, known)
-        call_s = PlannedCurve(shape, (machine,)).call_s(row.get("draft_tokens", 1), context=CONTEXT)
+        call_s = PlannedModel(shape, (machine,)).call_s(row.get("draft_tokens", 1), context=CONTEXT)
         step_s += row["draft_steps"] * call_s
     return float(row["tokens_per_call"] * plain_s / step_s)
 
@@ -238,8 +238,8 @@ def ranged(row: Row, known: Catalogue) -> tuple[float, float, float]:
     shape = head_of(target, name) if is_head else find_shape(name, known)
     accepted = of_head(name, texts) if is_head else of_draft(texts, shape.parameters / target.parameters)
     models = [
-        Model(target.name, PlannedCurve(target, (machine,), is_target=True), target),
-        Model(name, PlannedCurve(shape, (machine,)), shape, accepted),
+        PlannedModel(target, (machine,), is_target=True),
+        PlannedModel(shape, (machine,), acceptance=accepted),
     ]
     asked = Asked(models[0], models[1:], [1], CONTEXT, machine, odds=ODDS, costs=COSTS)
     batch = plan_batch(asked, 1)

@@ -134,7 +134,6 @@ def plan() -> Any:
     found = {
         "pair": program("plan", *pair, "--json"),
         "mixture": program("plan", *mixture, "--batch", "8", "--json"),
-        "measured": program("plan", "--costs", str(CURVE), "--workload", "edits", "--batch", "1", "--json"),
     }
     engines = ("vllm", "sglang", "llama-server")
     exports = {engine: program("plan", *pair, "--export", engine, "--json") for engine in engines}

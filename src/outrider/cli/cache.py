@@ -57,7 +57,6 @@ def cache(settings: CacheSettings) -> int:
 
 
 def _size(path: Path) -> tuple[int, int]:
-    """Number of files, and their bytes."""
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return len(files), sum(file.stat().st_size for file in files)
 

@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal, NamedTuple
-
-from pydantic import BaseModel, ValidationError
+from typing import NamedTuple
 
 from outrider.cli.opening import explanation_of, library_line, load_pair, open_session
 from outrider.cli.plans import RunPlan, plan_run
@@ -30,17 +28,6 @@ from outrider.session.generation import Generation
 from outrider.session.readout import Readout, read_out, write_trace
 
 _HELP = 'Type a message. Alt-Enter or """: several lines. /help: commands. /exit or Ctrl-D: leave.'
-
-
-class _Turn(BaseModel):
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
-class _Saved(BaseModel):
-    """A conversation as it is saved."""
-
-    messages: list[_Turn]
 
 
 def chat(settings: RunSettings) -> int:
@@ -91,6 +78,7 @@ class _Conversation:
         self._messages: list[Message] = []
         if settings.system:
             self._messages = [{"role": "system", "content": settings.system}]
+        self._num_system = len(self._messages)
         self._attached = ""
         self._last: Completion | None = None
         self._records: list[StepRecord] = []
@@ -108,7 +96,6 @@ class _Conversation:
                     self.say(line)
 
     def _reader(self) -> Callable[[str], str]:
-        """Reads the next line, in a terminal with an editor."""
         if not sys.stdin.isatty():
             return ask
         from outrider.cli.terminal_input import TerminalInput  # loads slowly
@@ -135,7 +122,7 @@ class _Conversation:
             )
         elif bool(argument) and not command.argument:
             self._warn(f"{name} takes no argument.")
-        elif not argument and command.argument.isupper():
+        elif not argument and command.argument:
             self._warn(f"{name} needs a {command.argument}.")
         else:
             try:
@@ -166,12 +153,6 @@ class _Conversation:
         del self._messages[message:]
         self.say(str(text))
 
-    def system(self, text: str) -> None:
-        if text:
-            self._messages = [{"role": "system", "content": text}, *self._messages[self._num_system :]]
-        shown = str(self._messages[0]["content"]) if self._num_system else "none"
-        self._note(f"system message: {shown}")
-
     def read(self, file: str) -> None:
         text = read_file(Path(file).expanduser())
         self._attached += f"{text.rstrip()}\n\n"
@@ -181,28 +162,6 @@ class _Conversation:
         document = json.dumps({"messages": self._messages}, ensure_ascii=False, indent=1) + "\n"
         write_whole(Path(file).expanduser(), document, "conversation")
         self._note(f"{len(self._messages)} messages written to {file}")
-
-    def load(self, file: str) -> None:
-        try:
-            saved = _Saved.model_validate_json(read_file(Path(file).expanduser()))
-        except ValidationError:
-            raise PromptError(file, "not a saved conversation", "Name a file that /save wrote.") from None
-        self._messages = [{"role": turn.role, "content": turn.content} for turn in saved.messages]
-        self._note(f"{len(saved.messages)} messages; the conversation goes on from there")
-
-    def settings(self, _: str) -> None:
-        fields = settings_of(type(self._settings))
-        given = {name: getattr(self._settings, name) for name in fields}
-        shown = [
-            f"{fields[name].flag} {value}"
-            for name, value in given.items()
-            if value != fields[name].default and value != []
-        ]
-        draft = self._pair.draft_name or "none"
-        self._note(
-            f"target {self._pair.target.name}, draft {draft}, context {self._session.target.context_length}"
-        )
-        self._note("; ".join(shown) or "all settings are at their defaults")
 
     def readout(self, _: str) -> None:
         if self._last is None:
@@ -226,12 +185,7 @@ class _Conversation:
     def leave(self, _: str) -> None:
         raise EOFError
 
-    @property
-    def _num_system(self) -> int:
-        return int(bool(self._messages) and self._messages[0]["role"] == "system")
-
     def _last_message(self) -> int:
-        """The index of the user's last message. Raises PromptError."""
         for place in reversed(range(len(self._messages))):
             if self._messages[place]["role"] == "user":
                 return place
@@ -245,7 +199,7 @@ class _Conversation:
         self._messages.append({"role": "user", "content": self._attached + message})
         try:
             prompt = self._session.encode(self._messages)
-            request = self._plan.request(prompt, self._session.target.vocabulary, self._session.template)
+            request = self._plan.request(prompt, self._session)
             generation = Generation(self._session.engine, request)
             self._last = show(generation, self._printer)
         except InputError as error:  # too long, or the template refuses it
@@ -300,11 +254,8 @@ _COMMANDS = {
     "/reset": _Command("", "start over", _Conversation.reset),
     "/undo": _Command("", "forget the last message and its answer", _Conversation.undo),
     "/again": _Command("", "answer the last message once more", _Conversation.again),
-    "/system": _Command("[text]", "set the system message, or show it", _Conversation.system),
     "/read": _Command("FILE", "put a file before your next message", _Conversation.read),
     "/save": _Command("FILE", "write the conversation to a file", _Conversation.save),
-    "/load": _Command("FILE", "continue a saved conversation", _Conversation.load),
-    "/settings": _Command("", "show the settings that differ from their defaults", _Conversation.settings),
     "/readout": _Command("", "show the counts of the last answer", _Conversation.readout),
     "/explain": _Command("", "show what was chosen for the last answer, and why", _Conversation.explain),
     "/exit": _Command("", "leave; Ctrl-D does too", _Conversation.leave),

@@ -169,7 +169,6 @@ class Command(TyperCommand):
 
 
 def _help_record(setting: Setting) -> tuple[str, str]:
-    """A setting's short names and one long name, and its explanation."""
     written = setting.metavar or ""
     if not setting.is_argument:
         short = [name for name in setting.names if not name.startswith("--")]
@@ -213,7 +212,6 @@ class Commands(TyperGroup):
 
 @cache
 def _made(name: str) -> Any:
-    """A command with an option for each of its settings."""
     spec = COMMANDS[name]
     group: type[Group] = _load(spec.settings)
     settings = settings_of(group)
@@ -240,7 +238,6 @@ def _made(name: str) -> Any:
 
 
 def _parameter(setting: Setting) -> Parameter:
-    """A setting as a parameter for typer."""
     is_argument = setting.is_argument
     shown: Any = typer.Argument(metavar=setting.metavar) if is_argument else typer.Option(*setting.flags)
     # Numbers are read by the settings themselves, whose errors name the value that was given.

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from outrider.cli.settings import OnRay
-from outrider.core.loading_settings import Threads
 from outrider.core.schema import MACHINE, Group, setting
-from outrider.core.settings import Hub, JsonOutput, Target, Verbose
+from outrider.core.settings import Hub, JsonOutput, Target, Threads, Verbose
 from outrider.lab.distill.plan import Data, Draft, Training
 
 

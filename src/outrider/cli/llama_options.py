@@ -180,7 +180,6 @@ class _Line:
 
 
 def _flags(settings: Mapping[str, Setting]) -> dict[str, bool]:
-    """By flag of a command: whether it takes a value."""
     takes_value = dict.fromkeys(_HELP, False)
     for setting in settings.values():
         takes_value |= dict.fromkeys(setting.names, setting.kind is not bool)

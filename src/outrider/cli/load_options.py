@@ -10,8 +10,8 @@ from outrider.backends.gguf import LoadOptions
 from outrider.backends.gguf.devices import on_processor
 from outrider.backends.gguf.options import ALL_LAYERS
 from outrider.core.errors import SettingError
-from outrider.core.loading_settings import Loading
 from outrider.core.schema import values_for
+from outrider.core.settings import Loading
 
 _MIN_ROWS = 128
 """rows of logits of a call; long drafts need more"""
@@ -49,7 +49,6 @@ def load_options(settings: Loading, *, draft: bool = False, max_draft: int | Non
 
 
 def _of_draft(options: LoadOptions, settings: Loading) -> LoadOptions:
-    """The target's load options with those given for the draft."""
     threads, threads_batch = settings.threads_draft, settings.threads_batch_draft
     if threads > 0:
         options = replace(options, threads=threads, threads_batch=0)
@@ -92,7 +91,6 @@ def _overrides(texts: Sequence[str], more: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _adapters(settings: Loading) -> tuple[tuple[str, float], ...]:
-    """The LoRA adapters and their scales. Raises SettingError."""
     found = [(str(path), 1.0) for path in settings.lora]
     for text in (part for texts in settings.lora_scaled for part in texts.split(",")):
         path, colon, scale = text.rpartition(":")

@@ -24,7 +24,6 @@ app = typer.Typer(
 
 
 def _libraries() -> list[str]:
-    """The installed packages that run models, with their versions."""
     from importlib.metadata import PackageNotFoundError, version  # loads slowly
 
     found = []

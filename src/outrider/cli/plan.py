@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, replace
 
 from rich.text import Text
 
@@ -24,22 +23,18 @@ from outrider.lab.plan.acceptance import (
     source,
 )
 from outrider.lab.plan.calls import (
-    Curve,
     Engine,
-    Machine,
-    PlannedCurve,
+    PlannedModel,
     error_line,
     machine_of,
     memory_bytes,
     model_error,
-    read_curves,
 )
 from outrider.lab.plan.catalogue import Catalogue, catalogue
 from outrider.lab.plan.exports import ENGINES
 from outrider.lab.plan.fitting import Wanted, fitting
-from outrider.lab.plan.metrics import Observed, advice, read_metrics
-from outrider.lab.plan.plan import COSTS, MAX_BATCH, ODDS, Asked, BatchPlan, Model, Plan, Way, make_plan
-from outrider.lab.plan.shapes import HEADS, ModelShape, find_shape
+from outrider.lab.plan.plan import COSTS, MAX_BATCH, ODDS, Asked, BatchPlan, Plan, Way, make_plan
+from outrider.lab.plan.shapes import ModelShape
 
 _LIST = "--list shows what is known."
 
@@ -54,155 +49,84 @@ def plan(settings: PlanSettings) -> int:
     if settings.export is not None and settings.export not in ENGINES:
         way_out = f"Choose one of {', '.join(ENGINES)}."
         raise SettingError("--export", f"{settings.export!r} is not an engine", way_out)
-    observed = None if settings.metrics is None else read_metrics(settings.metrics)
-    if observed is not None and settings.target is None and settings.costs is None:
-        advised = ["name --target, --draft and --on, and the plan says what it expected and what to change"]
-        if settings.print_json:
-            write_json({"observed": observed.as_json(advised)})
-        else:
-            print_observed(console, observed, advised)
-        return 0
-    _plan_and_show(settings, known, console, observed)
-    return 0
-
-
-def _plan_and_show(
-    settings: PlanSettings, known: Catalogue, console: Screen, observed: Observed | None
-) -> None:
-    advised: list[str] = []
     with collect_notices() as notices:
         asked, about = _asked(settings, known)
     made = make_plan(asked)
-    data: dict[str, Any] = made.as_json() | {"acceptance": about, "model_error": model_error()}
-    if observed is not None:
-        advised = advice(observed, asked)
-        data["observed"] = observed.as_json(advised)
-    data["notices"] = notices
     if settings.export is not None:
         started = ENGINES[settings.export](made)
-        write_json(started.as_json()) if settings.print_json else write(started.script)
+        write_json(asdict(started)) if settings.print_json else write(started.script)
     elif settings.print_json:
-        write_json(data)
+        more = {"acceptance": about, "model_error": model_error(), "notices": notices}
+        write_json(made.as_json() | more)
     else:
         Screen(stderr=True).note(*notices)
         print_plan(console, made, about)
-        if observed is not None:
-            print_observed(console, observed, advised)
+    return 0
 
 
 def _asked(settings: PlanSettings, known: Catalogue) -> tuple[Asked, str]:
-    """The request, and what its acceptance rests on."""
-    if settings.costs is None and (settings.on is None or settings.target is None):
+    if settings.on is None or settings.target is None:
         what, flag = ("hardware", "--on") if settings.on is None else ("a target", "--target")
         raise SettingError("plan", f"it needs {what}", f"Name it with {flag}; {_LIST}")
-    machine = None if settings.on is None else machine_of(settings.on, known, _engine(settings, known))
-    is_single = machine is None or machine.engine == "llama.cpp"
-    batches = _batches(settings.batch or ("1" if is_single else "1,8,32"))
-    shapes = _shapes(settings, known, machine, batches[0])
-    curves: list[Curve | None] = [None, None]
-    if settings.costs is not None:
-        curves = list(read_curves(settings.costs))
-        shapes += [None] if len(shapes) == 1 and curves[1] is not None and settings.drafts != ["none"] else []
-    names = [shape.name if shape else ("draft" if i else "target") for i, shape in enumerate(shapes)]
-    tables, about = _acceptance(settings, names[1:], shapes)
-    models = []
-    for i, (name, shape) in enumerate(zip(names, shapes, strict=True)):
-        curve = (curves[i] if i < len(curves) else None) or _planned(name, shape, machine, is_target=not i)
-        models.append(Model(name, curve, shape, tables.get(name) if i else None))
+    machine = machine_of(settings.on, known, _engine(settings.target, settings.export, known))
+    batches = _batches(settings.batch or ("1" if machine.engine == "llama.cpp" else "1,8,32"))
+    drafts = tuple(name for name in settings.drafts if name != "none") if settings.drafts else None
+    wanted = Wanted(settings.target, drafts, machine, batches[0], settings.context, settings.kv_type)
+    target, *shapes = fitting(wanted, known)
+    tables, about = _acceptance(settings, target, shapes)
+    # A small draft runs where it is faster: on all devices or on one.
+    places = (machine, replace(machine, count=1)) if machine.count > 1 else (machine,)
     asked = Asked(
-        models[0],
-        models[1:],
+        PlannedModel(target, (machine,), is_target=True),
+        [
+            PlannedModel(
+                shape, (machine,) if shape.is_head else places, acceptance=tables.get(shape.name)
+            )
+            for shape in shapes
+        ],
         batches,
         settings.context,
         machine,
         lookup=tables.get("lookup"),
-        odds=1.0 if settings.acceptance or settings.recordings else ODDS,
-        costs=1.0 if settings.costs is not None else COSTS,
+        odds=1.0 if settings.acceptance else ODDS,
+        costs=COSTS,
     )
     return asked, about
 
 
 def _acceptance(
-    settings: PlanSettings, drafts: Sequence[str], shapes: Sequence[ModelShape | None]
+    settings: PlanSettings, target: ModelShape, drafts: Sequence[ModelShape]
 ) -> tuple[dict[str, Acceptance], str]:
-    """The tables by drafter, as recorded, given or bundled, and what they rest on."""
-    if settings.recordings:
-        return _recorded(settings, drafts)
+    """The tables by drafter, given or bundled, and what they rest on."""
+    names = [draft.name for draft in drafts]
     given = dict(read_acceptance(text) for text in settings.acceptance)
-    if unused := [name for name in given if name not in ("", "lookup", *drafts)]:
+    if unused := [name for name in given if name not in ("", "lookup", *names)]:
         raise SettingError(
             f"--acceptance {unused[0]}=", "there is no such draft", "Name one as --draft does."
         )
     if given:  # a plain value is of the draft models; of lookup where that is the only drafter
         plain = given.pop("", None)
-        return {name: plain for name in drafts or ["lookup"] if plain} | given, "as given"
+        return {name: plain for name in names or ["lookup"] if plain} | given, "as given"
     workload = settings.workload or ALL
-    usual = {name: _usual(workload, shape, shapes[0]) for name, shape in zip(drafts, shapes[1:], strict=True)}
-    return {"lookup": of_workload(workload)["lookup"], **usual}, f"{workload}: {source(drafts)}"
+    usual = {
+        draft.name: of_head(draft.name, workload)
+        if draft.is_head
+        else of_draft(workload, draft.parameters / target.parameters)
+        for draft in drafts
+    }
+    return {"lookup": of_workload(workload)["lookup"], **usual}, f"{workload}: {source(names)}"
 
 
-def _recorded(settings: PlanSettings, drafts: Sequence[str]) -> tuple[dict[str, Acceptance], str]:
-    if settings.acceptance or settings.workload:
-        way_out = "Leave out --acceptance and --workload."
-        raise SettingError("--recordings", "acceptance is given too", way_out)
-    from outrider.lab.plan.recorded import tables_of
-    from outrider.lab.recording import read_recordings  # they load slowly
-
-    found = [recording for path in settings.recordings for recording in read_recordings(path)]
-    if not found:
-        place = str(settings.recordings[0])
-        raise SettingError(place, "it holds no recorded answers", "Record some: outrider bench.")
-    offers = list(found[0].offers)
-    names = {name: name if name in offers else next(iter(offers), name) for name in drafts}
-    return tables_of(found, names), f"{len(found)} recorded answers"
-
-
-def _usual(workload: str, shape: ModelShape | None, target: ModelShape | None) -> Acceptance:
-    """What is bundled of a draft like this."""
-    if shape is not None and shape.is_head:
-        return of_head(shape.name, workload)
-    if shape is None or target is None:
-        return of_workload(workload)["draft"]
-    return of_draft(workload, shape.parameters / target.parameters)
-
-
-def _engine(settings: PlanSettings, known: Catalogue) -> Engine | None:
+def _engine(target: str, export: str | None, known: Catalogue) -> Engine | None:
     """The engine that is asked for, or the only one that loads such weights; None: the usual one."""
-    if settings.export is not None:
-        return "llama.cpp" if settings.export == "llama-server" else "vllm"
-    kind = (settings.target or "").rpartition(":")[2].lower()
-    if (settings.target or "").endswith(".gguf"):
+    if export is not None:
+        return "llama.cpp" if export == "llama-server" else "vllm"
+    kind = target.rpartition(":")[2].lower()
+    if target.endswith(".gguf"):
         return "llama.cpp"
     if kind in known.tables["types"] and kind not in ("f16", "bf16"):
         return "llama.cpp" if known.weight_type(kind).operations == "i8" and kind != "int8" else "vllm"
     return None
-
-
-def _shapes(
-    settings: PlanSettings, known: Catalogue, machine: Machine | None, batch: int
-) -> list[ModelShape | None]:
-    """The shapes of target and drafts; None for an unnamed target."""
-    drafts = tuple(name for name in settings.drafts if name != "none") if settings.drafts else None
-    if settings.target is None:
-        if heads := [name for name in drafts or () if name in HEADS]:
-            raise SettingError(
-                heads[0], "it is a head on the target, whose shape is not known", "Add --target."
-            )
-        return [None, *(find_shape(name, known) for name in drafts or ())]
-    if settings.costs is not None or settings.recordings:
-        drafts = drafts or ()  # nothing is known of others
-    wanted = Wanted(settings.target, drafts, machine, batch, settings.context, settings.kv_type)
-    return [*fitting(wanted, known)]
-
-
-def _planned(name: str, shape: ModelShape | None, machine: Machine | None, *, is_target: bool) -> Curve:
-    if shape is None or machine is None:
-        raise SettingError(
-            name, "its calls were not measured, and no hardware is named", f"Add --on; {_LIST}"
-        )
-    if is_target or shape.is_head or machine.count == 1:
-        return PlannedCurve(shape, (machine,), is_target=is_target)
-    return PlannedCurve(shape, (machine, replace(machine, count=1)))  # a small draft: where it is faster
 
 
 def _batches(text: str) -> list[int]:
@@ -224,18 +148,16 @@ _ENGINES = {"llama.cpp": "llama.cpp", "vllm": "vLLM"}
 
 def print_plan(console: Screen, plan: Plan, acceptance: str) -> None:
     """Print a plan: the advice, then a table by drafter and batch size."""
-    asked = plan.asked
+    asked, machine, best = plan.asked, plan.asked.machine, plan.batches[0].best
     console.say(verdict(plan), "bold")
     console.print()
-    best, hardware = plan.batches[0].best, ""
-    if (machine := asked.machine) is not None:
-        count = f"{machine.count} x " if machine.count > 1 else ""
-        hardware = f"{count}{machine.device.title}, under {_ENGINES[machine.engine]}"
+    count = f"{machine.count} x " if machine.count > 1 else ""
+    drafts = [draft.shape for draft in asked.drafts if best and draft.name == best.draft]
     console.rows(
         [
-            ("target", _described(asked.target)),
-            ("draft", [_described(draft) for draft in asked.drafts if best and draft.name == best.draft]),
-            ("hardware", hardware),
+            ("target", _described(asked.target.shape)),
+            ("draft", [_described(draft) for draft in drafts]),
+            ("hardware", f"{count}{machine.device.title}, under {_ENGINES[machine.engine]}"),
             ("texts", f"{asked.context} tokens each"),
             ("acceptance", acceptance),
         ]
@@ -272,28 +194,23 @@ def verdict(plan: Plan) -> str:
     return said
 
 
-def _described(model: Model) -> str:
-    if (shape := model.shape) is None:
-        return f"{model.name} (measured)"
+def _described(shape: ModelShape) -> str:
     active = f", {numbers.short_count(shape.active_parameters)} active" if shape.experts else ""
     size = numbers.gigabytes(round(shape.memory_bytes))
-    return f"{model.name} ({numbers.short_count(shape.parameters)}{active}; {shape.type}, {size})"
+    return f"{shape.name} ({numbers.short_count(shape.parameters)}{active}; {shape.type}, {size})"
 
 
 def _shown(batch: BatchPlan, place: int) -> Sequence[Way | None]:
-    """The rows of a batch size: every drafter for the first one, the best for others."""
     ways = batch.drafters
     ways = [*ways[:1], *(way for way in ways[1:] if way.drafting != "both")]
     return (ways if place == 0 else ways[:1]) or [None]
 
 
 def _row(plan: Plan, batch: BatchPlan, way: Way | None) -> tuple[Cell, ...]:
-    memory: Cell = numbers.NOTHING
-    if shapes := plan.asked.loaded(way):
-        needed = sum(memory_bytes(shapes, batch=batch.batch, context=plan.asked.context))
-        memory = numbers.gigabytes(round(needed))
-        if batch.usable_bytes is not None and needed > batch.usable_bytes:
-            memory = Text(f"{memory}: no", "red")
+    needed = sum(memory_bytes(plan.asked.loaded(way), batch=batch.batch, context=plan.asked.context))
+    memory: Cell = numbers.gigabytes(round(needed))
+    if needed > batch.usable_bytes:
+        memory = Text(f"{memory}: no", "red")
     plain = numbers.digits(batch.plain_tokens_per_s)
     if way is None:
         return (str(batch.batch), "none", numbers.NOTHING, plain, *(numbers.NOTHING,) * 3, memory)
@@ -333,15 +250,6 @@ def _ends(plan: Plan) -> Rows:
         ),
         ("", error_line()),
     ]
-
-
-def print_observed(console: Screen, observed: Observed, advised: Sequence[str]) -> None:
-    """What a server's counters say, and what to change."""
-    shares = " ".join(f"{share:.0%}" for share in observed.shares)
-    accepted = f"{observed.accepted / max(observed.drafted, 1):.0%} of their tokens; by position {shares}"
-    each = f"{observed.tokens_per_call:.2f} tokens of each call that checks a draft"
-    server = f"{observed.program}, {observed.drafts:,.0f} drafts of {observed.length:.1f} tokens"
-    console.rows([("server", server), ("accepted", [accepted, each]), ("to change", advised)])
 
 
 def print_known(console: Screen, known: Catalogue) -> None:

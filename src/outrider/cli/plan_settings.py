@@ -41,11 +41,6 @@ class PlanSettings(JsonOutput):
     hardware: Path | None = setting(
         None, panel="Where", help="TOML with more hardware, models or types of weights."
     )
-    costs: Path | None = setting(
-        None,
-        panel="Where",
-        help="Measured curves (outrider costs --costs FILE) in the place of the cost model.",
-    )
     batch: str | None = setting(
         None,
         metavar="N",
@@ -61,12 +56,6 @@ class PlanSettings(JsonOutput):
         help="Bundled acceptance of a kind of text: all (the default), chat, code, edits, json, summaries, "
         "retrieval or reasoning.",
     )
-    recordings: list[Path] = setting(
-        [],
-        metavar="FILE",
-        panel=_TEXTS,
-        help="Recorded answers with the drafts' offers, as bench and --trace write them (repeatable).",
-    )
     acceptance: list[str] = setting(
         [],
         metavar="[WHO=]P",
@@ -79,12 +68,6 @@ class PlanSettings(JsonOutput):
         metavar="ENGINE",
         panel=OUTPUT,
         help="Start command of vllm, sglang or llama-server for the plan.",
-    )
-    metrics: str | None = setting(
-        None,
-        metavar="URL",
-        panel=OUTPUT,
-        help="A running server's metrics (or a file of them): what acceptance they show, what to change.",
     )
     list_known: bool = setting(
         False, "--list", panel=OUTPUT, help="Show the hardware and models that are known."

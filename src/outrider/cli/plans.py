@@ -14,7 +14,7 @@ from outrider.cli.load_options import load_options
 from outrider.cli.prompt import encodable
 from outrider.cli.settings import RunSettings
 from outrider.core.contracts import Vocabulary
-from outrider.core.data import Grammar, Request, Thought
+from outrider.core.data import Grammar, Request
 from outrider.core.errors import InputError, SettingError
 from outrider.core.files import check_writable, read_text
 from outrider.core.params import SamplingParams, Verification
@@ -34,12 +34,11 @@ from outrider.models import NO_DRAFT
 from outrider.models.chat import ChatTemplate
 from outrider.models.hub import HubOptions
 from outrider.policy import FixedPolicy
+from outrider.session import Session
 from outrider.session.options import AutoSettings, SessionOptions
 
 UNLIMITED_TOKENS = 2048
 """room for an answer of unknown length"""
-_TAIL_TOKENS = 32
-"""of a prompt, enough to see whether it ends by opening the reasoning"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,25 +77,23 @@ class RunPlan:
 
     @property
     def answer_tokens(self) -> int:
-        """Room for an answer in a context without a given size."""
         return (self.max_tokens or UNLIMITED_TOKENS) + 1
 
-    def request(
-        self, prompt: tuple[int, ...], vocabulary: Vocabulary, template: ChatTemplate | None
-    ) -> Request:
+    def request(self, prompt: tuple[int, ...], session: Session) -> Request:
         """The request for a prompt. Raises SettingError for tokens outside the vocabulary."""
-        budget, message = self.settings.reasoning_budget, self.settings.reasoning_budget_message
-        limited = budget >= 0 and not self.settings.raw
+        settings = self.settings
+        budget, message = settings.reasoning_budget, settings.reasoning_budget_message or ""
+        limited = budget >= 0 and not settings.raw
         return Request(
             prompt=prompt,
-            sampling=_with_tokens(self.sampling, self.settings.ban, vocabulary),
+            sampling=_with_tokens(self.sampling, settings.ban, session.target.vocabulary),
             max_tokens=self.max_tokens,
-            stop=tuple(self.settings.stop),
-            ignore_end=self.settings.ignore_eos,
+            stop=tuple(settings.stop),
+            ignore_end=settings.ignore_eos,
             verification=self.pair.verification,
-            logprobs=self.settings.logprobs,
+            logprobs=settings.logprobs,
             grammar=self.grammar,
-            thought=_thought(template, vocabulary, prompt, budget, message or "") if limited else None,
+            thought=session.thought(prompt, budget, message) if limited else None,
         )
 
 
@@ -156,7 +153,7 @@ def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
         opening=SessionOptions(
             settings.ctx_size,
             settings.ctx_size_draft,
-            policy=drafting_policy(settings, sources.costs),
+            policy=drafting_policy(settings),
             lookup=settings.lookup,
             corpus=sources.corpus,
             bitwise=settings.bitwise,
@@ -165,8 +162,6 @@ def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
         template=_template(settings.chat_template_file),
         notices=tuple(notices),
     )
-    if sources.costs is not None and not sources.costs.exists():
-        check_writable(sources.costs, "costs")
     list_files(sources.corpus)
     return plan
 
@@ -180,7 +175,7 @@ def _sampling(settings: Sampling) -> SamplingParams:
     return sampling_params(settings, seed=None if settings.seed == -1 else settings.seed, **given)
 
 
-def drafting_policy(settings: Drafting, costs: Path | None) -> FixedPolicy | AutoSettings:
+def drafting_policy(settings: Drafting) -> FixedPolicy | AutoSettings:
     """Who drafts, and how far; --draft-min and --draft-p-min imply fixed lengths. Raises SettingError."""
     fixed_only = settings.draft_min is not None or settings.draft_p_min is not None
     kind = settings.policy or ("fixed" if fixed_only else "auto")
@@ -189,8 +184,6 @@ def drafting_policy(settings: Drafting, costs: Path | None) -> FixedPolicy | Aut
         raise SettingError(
             flag, f"--policy {kind} decides by itself", "Leave it out, or give --policy fixed."
         )
-    if costs is not None and kind == "plain":
-        raise SettingError("--costs", f"--policy {kind} does not look at them", "Leave it out.")
     if kind == "plain" or (kind != "fixed" and settings.draft_max == 0):
         return FixedPolicy(draft_max=0)
     if kind == "fixed":
@@ -200,9 +193,9 @@ def drafting_policy(settings: Drafting, costs: Path | None) -> FixedPolicy | Aut
             "p_min": settings.draft_p_min,
         }
         fixed = FixedPolicy(**{name: value for name, value in lengths.items() if value is not None})
-        return AutoSettings(costs_file=costs, fixed=fixed) if fixed.draft_max else fixed
+        return AutoSettings(fixed=fixed) if fixed.draft_max else fixed
     cap = AutoSettings().draft_max if settings.draft_max is None else settings.draft_max
-    return AutoSettings(free=kind != "model", models=kind != "lookup", draft_max=cap, costs_file=costs)
+    return AutoSettings(free=kind != "model", models=kind != "lookup", draft_max=cap)
 
 
 def target_reference(settings: Target) -> str | None:
@@ -252,22 +245,6 @@ def _max_tokens(predict: int) -> int | None:
     return predict if predict > 0 else None
 
 
-def _thought(
-    template: ChatTemplate | None, vocabulary: Vocabulary, prompt: tuple[int, ...], budget: int, message: str
-) -> Thought | None:
-    """A limit of `budget` tokens on reasoning, with `message` before a forced end; None if the model's
-    template has no reasoning."""
-    from outrider.formats import format_of  # loads slowly, and few requests need it
-
-    spelled = (
-        vocabulary.spelling(token) if vocabulary.is_control(token) else vocabulary.piece(token)
-        for token in prompt[-_TAIL_TOKENS:]
-    )
-    end = b"".join(spelled).decode("utf-8", errors="replace")
-    thought = format_of(template, vocabulary).thought(end, message)
-    return None if thought is None else replace(thought, budget=budget)
-
-
 def _bias(text: str) -> tuple[int, float]:
     """A token and its bias: 15043+1.5 or 15043-inf."""
     found = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|\.\d+|inf))", text)
@@ -277,14 +254,12 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _with_tokens(params: SamplingParams, bans: Sequence[str], vocabulary: Vocabulary) -> SamplingParams:
-    """The parameters with banned tokens, given as ids or text."""
     for token, bias in params.logit_bias:
         _known(token, f"-l {token}{bias:+g}", vocabulary)
     return replace(params, banned=tuple(_token(text, vocabulary) for text in bans))
 
 
 def _token(text: str, vocabulary: Vocabulary) -> int:
-    """A token by its id, or by its text if that is a single token."""
     if text.isdecimal():
         return _known(int(text), f"--ban {text}", vocabulary)
     tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)

@@ -48,7 +48,6 @@ def quantize_model(settings: QuantizeSettings) -> int:
 
 
 def _types(given: Sequence[str]) -> list[str]:
-    """The types, each once. Raises SettingError."""
     names = [name for part in given for name in part.split(",") if name.strip()]
     if not names:
         raise SettingError("--to", "it names no type", "Write, for instance, --to Q8_0,Q4_K_M.")

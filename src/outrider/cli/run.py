@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from outrider.cli.opening import explanation_of, library_line, load_pair, measure_for_later, open_session
 from outrider.cli.output import INCOMPLETE, INTERRUPTED, write_json
@@ -23,10 +22,7 @@ from outrider.cli.settings import RunSettings
 from outrider.cli.stream import TokenPrinter, show
 from outrider.core.data import Completion, Request
 from outrider.core.errors import ConstraintError, PromptError
-from outrider.drafters.model import ModelDrafter
 from outrider.lab.comparison import Comparison, compare, is_deterministic
-from outrider.lab.recording import Recording, record_offers
-from outrider.lab.recording import as_json as recording_json
 from outrider.policy import AutoPolicy
 from outrider.session import Message, Pair, Session
 from outrider.session.generation import Generation
@@ -42,9 +38,8 @@ def run(settings: RunSettings) -> int:
     pair = load_pair(plan.pair, errors)
     tokens = pair.encode(_conversation(settings, pair, prompt, errors))
     pair = pair.for_prompt(len(tokens), plan.pair.opening)
-    request = plan.request(tokens, pair.target.vocabulary, pair.template)
     with open_session(plan.pair, pair, len(tokens) + plan.answer_tokens, errors) as session:
-        request = replace(request, prediction=session.read_prediction(prediction))
+        request = replace(plan.request(tokens, session), prediction=session.read_prediction(prediction))
         if plan.grammar is not None:
             session.compile(plan.grammar)
         errors.note(*session.notices)
@@ -97,21 +92,8 @@ class _Run:
                 write_json(failure_as_json(error))
             raise
         if settings.trace:
-            write_trace(settings.trace, generation.records, self._recordings(completion))
+            write_trace(settings.trace, generation.records)
         return completion
-
-    def _recordings(self, completion: Completion) -> list[dict[str, Any]]:
-        """The answer and each draft model's proposals along it, for a replay."""
-        if not completion.tokens:
-            return []
-        prompt, tokens = self.request.prompt, completion.tokens
-        models = [drafter for drafter in self.session.engine.drafters if isinstance(drafter, ModelDrafter)]
-        with self.errors.status("recording what the draft model offers"):
-            offers = {
-                drafter.name: record_offers(drafter.model, drafter.alignment, prompt, tokens)
-                for drafter in models
-            }
-        return [recording_json(Recording("0", "run", prompt, tokens, completion.finish_reason, offers))]
 
     def compare(self, completion: Completion) -> Comparison | None:
         """Measure against plain decoding; None after Ctrl-C."""

@@ -34,7 +34,7 @@ from outrider.server.settings import ServeSettings, is_loopback
 from outrider.server.worker import Turns, WorkerState
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
 from outrider.session.drafts import resolve_models
-from outrider.session.loading import memory_bytes as pair_bytes
+from outrider.session.loading import Room
 
 if TYPE_CHECKING:
     from outrider.fleet.ray.serving import Replicas
@@ -215,7 +215,7 @@ def _entry(
 
     def memory_bytes() -> int:
         named = resolve_models(plan.target, plan.draft, plan.hub)
-        return pair_bytes(named.target, named.draft, plan.options, plan.draft_options, plan.opening)
+        return Room(named.target, named.draft, plan.options, plan.draft_options, plan.opening).total_bytes
 
     return ModelEntry(names, load, memory_bytes)
 

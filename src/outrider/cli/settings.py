@@ -7,7 +7,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from outrider.core.loading_settings import Context, Loading, Threads
 from outrider.core.params import PolicyName
 from outrider.core.schema import (
     MACHINE,
@@ -23,16 +22,19 @@ from outrider.core.schema import (
     with_default,
 )
 from outrider.core.settings import (
+    Context,
     Drafting,
     DraftSources,
     Hub,
     JsonOutput,
     Lenience,
+    Loading,
     Models,
     PairSettings,
     Reasoning,
     Sampling,
     Structure,
+    Threads,
     Verbose,
 )
 
@@ -67,9 +69,16 @@ class Prompt(Group):
         return self.prompt_argument is None and self.prompt is None and from_file
 
 
-class Shown(Group):
-    """What is shown and written beside the text."""
+class RunSettings(
+    PairSettings, Prompt, Reasoning, Sampling, Structure, DraftSources, Lenience, JsonOutput
+):
+    """Those of `run` and `chat`."""
 
+    prediction: Path | None = setting(
+        None,
+        panel=SPECULATION,
+        help="Draft from this text, which the answer will resemble: a file to be edited.",
+    )
     show_source: bool = setting(False, help="Colour each token by who drafted it.")
     compare: bool = setting(
         False, help="Decode plainly too, and show the speed-up and whether the text is the same."
@@ -81,30 +90,6 @@ class Shown(Group):
     trace: Path | None = setting(None, help="Write a record of every step as JSON lines.")
     explain: bool = setting(False, help="Show what was chosen, why, and what would help.")
     quiet: bool = setting(False, "-q", help="Print the text alone, without the readout.")
-
-
-class Prediction(Group):
-    """A text that the answer will resemble."""
-
-    panel = SPECULATION
-    prediction: Path | None = setting(
-        None, help="Draft from this text, which the answer will resemble: a file to be edited."
-    )
-
-
-class RunSettings(
-    PairSettings,
-    Prompt,
-    Reasoning,
-    Sampling,
-    Structure,
-    DraftSources,
-    Lenience,
-    Prediction,
-    Shown,
-    JsonOutput,
-):
-    """Those of `run` and `chat`."""
 
 
 _FIRST_MESSAGE = "The first message."

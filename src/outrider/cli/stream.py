@@ -52,7 +52,6 @@ class Reading:
         self._num_read = 0
 
     def note(self, record: StepRecord) -> None:
-        """Count a step, before its text is shown."""
         if self._status is None:
             return
         if record.kind == "decode":
@@ -88,7 +87,6 @@ class TokenPrinter:
             print_legend(errors)
 
     def print(self, pieces: tuple[Piece, ...]) -> None:
-        """Show the pieces of one step."""
         self._show([(piece.text, SOURCE_STYLES.get(piece.source, "magenta")) for piece in pieces])
         self._printed += sum(len(piece.text) for piece in pieces)
 

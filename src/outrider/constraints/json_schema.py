@@ -481,3 +481,24 @@ def _as_definition(check: _SchemaCheck) -> Node:
             part["$ref"] = f"#/$defs/root{reference[1:]}"
     document: Node = {"$defs": {"root": root}}
     return document | ({"$schema": root.pop("$schema")} if "$schema" in root else {})
+
+
+_JOINING = frozenset(("anyOf", "oneOf", "$ref"))
+_CLOSED_PARTS = frozenset(("additionalProperties", "anyOf", "items", "oneOf", "prefixItems"))
+_CLOSED_MAPS = frozenset(("$defs", "definitions", "patternProperties", "properties"))
+
+
+def closed(schema: Any) -> Any:
+    """The schema with objects that allow no properties but their own, where it does not say otherwise: a
+    model that may write others does not stop. Objects that are combined with others stay as they are."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict) or ("properties" in schema and not _JOINING.isdisjoint(schema)):
+        return schema
+    found = schema | {keyword: closed(schema[keyword]) for keyword in _CLOSED_PARTS & schema.keys()}
+    for keyword in _CLOSED_MAPS & schema.keys():
+        if isinstance(schema[keyword], dict):
+            found[keyword] = {name: closed(part) for name, part in schema[keyword].items()}
+    if "properties" in schema:
+        found.setdefault("additionalProperties", False)
+    return found

@@ -54,7 +54,6 @@ class Rewinding:
 
     @property
     def recomputes(self) -> bool:
-        """Whether a rejection loses the accepted tokens of its call."""
         return self.max_recomputed is not None
 
     def max_draft(self, num_missing: int, *, in_prompt: bool = False) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from outrider.constraints.json_schema import prepare
+from outrider.constraints.json_schema import closed, prepare
 from outrider.core.errors import GrammarError
 from outrider.formats.conversation import ReasoningMarkers, ToolSpec
 
@@ -17,10 +17,6 @@ NUMBER = "{number}"
 """Where a call is numbered. It is short: a small model does not end a long one."""
 MAX_CALLS = 16
 """Of one constrained answer: a small model that may repeat itself does not stop."""
-
-_COMBINED = frozenset(("anyOf", "oneOf", "$ref"))
-_SCHEMAS = frozenset(("additionalProperties", "anyOf", "items", "oneOf", "prefixItems"))
-_SCHEMA_MAPS = frozenset(("$defs", "definitions", "patternProperties", "properties"))
 
 
 def _schema_of(tool: ToolSpec, schema: Any, place: str) -> tuple[str, tuple[str, ...]]:
@@ -60,22 +56,6 @@ def _object(schema: dict[str, Any]) -> Any:
         raise GrammarError("schema", f"#/type is {named!r}, and arguments are an object", "Correct it.")
     typed = {**schema, "type": "object"}
     return typed if '"allOf"' in json.dumps(typed) else closed(typed)
-
-
-def closed(schema: Any) -> Any:
-    """The schema with objects that allow no properties but their own, where it does not say otherwise: a
-    model that may write others does not stop. Objects that are combined with others stay as they are."""
-    if isinstance(schema, list):
-        return [closed(part) for part in schema]
-    if not isinstance(schema, dict) or ("properties" in schema and not _COMBINED.isdisjoint(schema)):
-        return schema
-    found = schema | {keyword: closed(schema[keyword]) for keyword in _SCHEMAS & schema.keys()}
-    for keyword in _SCHEMA_MAPS & schema.keys():
-        if isinstance(schema[keyword], dict):
-            found[keyword] = {name: closed(part) for name, part in schema[keyword].items()}
-    if "properties" in schema:
-        found.setdefault("additionalProperties", False)
-    return found
 
 
 @dataclass(slots=True)

@@ -15,11 +15,13 @@ from typing import Annotated
 from pydantic import Field, SecretStr
 
 from outrider.core.errors import SettingError
-from outrider.core.loading_settings import Context, DraftContext, Loading
 from outrider.core.schema import Count, Group, Natural, setting
 from outrider.core.settings import (
+    Context,
+    DraftContext,
     Drafting,
     DraftSources,
+    Loading,
     Models,
     PairSettings,
     Reasoning,

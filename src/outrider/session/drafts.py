@@ -22,7 +22,7 @@ from outrider.models.hub import HubOptions, cache_dir
 from outrider.models.reference import resolve, resolve_pair
 from outrider.models.tokenizers import check_tokenizers
 from outrider.models.vocab import Alignment, align
-from outrider.session.loading import check_fit, load_draft, why_no_draft
+from outrider.session.loading import Room, load_draft, why_no_draft
 from outrider.session.options import Progress, SessionOptions, no_progress
 
 _MAX_TRIED = 3
@@ -60,16 +60,16 @@ def resolve_models(model: str | None, draft: str | None, hub: HubOptions) -> Nam
     return Named(card, None, find_drafts(card, hub, model))
 
 
-def fitting(named: Named, options: LoadOptions, of_draft: LoadOptions, opening: SessionOptions) -> Named:
+def fitting(named: Named, room: Room) -> Named:
     """The same, without a file of heads for which there is no room, as a notice says. Raises OutOfMemory
     where there is none for the rest."""
     draft = named.draft
     try:
-        check_fit(named.target, draft, options, of_draft, opening)
+        room.check()
     except OutOfMemory as error:
         if draft is None or draft.kind == "model":
             raise
-        check_fit(named.target, None, options, of_draft, opening)
+        replace(room, draft=None).check()
         notify(f"{draft.path.name} is left out: {error.why}")
         return replace(named, draft=None)
     return named
@@ -165,7 +165,7 @@ def load_found(
         measure = opening is not None and opening.measure
         try:
             if opening is not None:
-                check_fit(named.target, draft.card, target.options, options, opening)
+                Room(named.target, draft.card, target.options, options, opening).check()
             taken = load_named(target, named.target, draft.card, options, progress, measure=measure)
         except (BackendCrash, ModelFileError, OutOfMemory, VocabularyMismatch) as error:
             notify(f"-md auto skips {draft.card.path.name}: {error.why}")

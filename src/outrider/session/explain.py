@@ -97,7 +97,6 @@ def _choices(decode: Sequence[StepRecord]) -> dict[str, Choices]:
 
 
 def _advice(calls_s: Sequence[float], draft_s: float | None, acceptance: dict[str, float]) -> tuple[str, ...]:
-    """What would make this pair faster here, by the costs."""
     found = []
     plain_s = calls_s[0]
     accepted = acceptance.get("draft", 0.8)

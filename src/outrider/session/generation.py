@@ -8,8 +8,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any, Protocol, Self, cast, runtime_checkable
 
-from outrider.backends.gguf import Weights
-from outrider.core.contracts import Model, Vocabulary
+from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Grammar, Request, StepRecord, Update
 from outrider.core.errors import GrammarError, PromptError, SettingError
 from outrider.engine import Engine
@@ -87,12 +86,13 @@ class Generation:
 
 
 def encode(
-    target: Model | Weights, template: ChatTemplate | None, prompt: str | Sequence[Message] | Sequence[int]
+    vocabulary: Vocabulary,
+    template: ChatTemplate | None,
+    prompt: str | Sequence[Message] | Sequence[int],
 ) -> tuple[int, ...]:
     """The tokens of a text, or of a conversation under `template`; tokens (integers of any kind) are returned
     as they are. Raises PromptError for anything else, an empty prompt, or a conversation without a
     template."""
-    vocabulary = target.vocabulary
     if not isinstance(prompt, str | Sequence) and not hasattr(prompt, "__array__"):
         why = f"it is a {type(prompt).__name__}"
         raise PromptError("prompt", why, "Give a text, a conversation, or tokens.")
@@ -101,8 +101,7 @@ def encode(
     elif all(isinstance(token, Integral) for token in prompt):
         tokens = [int(token) for token in cast("Sequence[int]", prompt)]
     elif template is None:
-        why = f"{target.name} has no chat template"
-        raise PromptError("conversation", why, "Give the prompt as one text.")
+        raise PromptError("conversation", "the model has no chat template", "Give the prompt as one text.")
     else:
         tokens = template.tokenize(template.render(cast("Sequence[Message]", prompt)), vocabulary)
     if not tokens:
@@ -130,7 +129,7 @@ def read_schema(schema: Schema) -> tuple[str, Callable[[str], Any]]:
     if isinstance(schema, str):
         return schema, json.loads
     if isinstance(schema, SchemaModel):
-        from outrider.formats.grammar import closed  # loads slowly, and few requests need it
+        from outrider.constraints.json_schema import closed  # loads slowly, and few requests need it
 
         model = cast(SchemaModel, schema)
         return json.dumps(closed(model.model_json_schema())), model.model_validate_json

@@ -24,16 +24,13 @@ from outrider.backends.tuning.scoring import (
     subject_of,
 )
 from outrider.core.contracts import Model, Policy
-from outrider.core.errors import SettingError
 from outrider.core.notices import collect_notices, notify
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import (
     BUSY,
     ESTIMATED,
     PairCosts,
-    export_costs,
     fingerprint,
-    import_costs,
     is_first_today,
     read_entry,
     store_refined,
@@ -74,14 +71,13 @@ class Learned:
         measure: bool = False,
     ) -> None:
         """Look the costs up; failing that, estimate them in a moment, or `measure` them in some seconds.
-        Raises SettingError for the costs file, BackendError if a call fails."""
+        Raises BackendError if a call fails."""
         self._models: dict[str, tuple[Loaded, Rows]] = {"target": (target, "all")}
         if draft is not None and settings.models:
             self._models["draft"] = (draft, "last")
-        self._exported = settings.costs_file is not None
         self.is_provisional = False
         """whether the costs were estimated, or measured while other programs were busy"""
-        costs = self._costs(settings.costs_file, progress, measure=measure)
+        costs = self._measured(progress) if measure else self._at_once()
         self.policy = AutoPolicy(
             costs.target,
             costs.draft,
@@ -91,21 +87,6 @@ class Learned:
             fixed=settings.fixed,
         )
         self._recall()
-
-    def _costs(self, path: Path | None, progress: Progress, *, measure: bool) -> PairCosts:
-        if path is None and not measure:
-            return self._at_once()
-        if path is None or not path.exists():
-            costs = self._measured(progress)
-            if path is not None:
-                export_costs(path, costs)
-            return costs
-        costs = import_costs(path)
-        if "draft" not in self._models:
-            return PairCosts(costs.target, None)
-        if costs.draft is None:
-            raise SettingError(str(path), "it has no costs of a draft model", "Write one with -md.")
-        return costs
 
     def _at_once(self) -> PairCosts:
         found = {}
@@ -128,7 +109,6 @@ class Learned:
         return PairCosts(found["target"], found.get("draft"))
 
     def is_disturbed(self, others: OtherPrograms) -> bool:
-        """Whether other programs were too busy lately for measuring."""
         return any(others.disturb(spare_cores(native_of(model))) for model, _ in self._models.values())
 
     def measure_again(self, progress: Progress) -> None:
@@ -162,12 +142,10 @@ class Learned:
         return cache_dir() / "acceptance" / f"{key}.json"
 
     def keep(self) -> None:
-        """Store what the session learned, if it learned enough."""
         state = self.policy.state
-        if not self._exported:  # else the costs in force may be another machine's
-            store_refined(subject_of(self._models["target"][0], "all"), state.costs)
-            if "draft" in self._models:
-                store_refined(subject_of(self._models["draft"][0], "last"), state.draft_costs)
+        store_refined(subject_of(self._models["target"][0], "all"), state.costs)
+        if "draft" in self._models:
+            store_refined(subject_of(self._models["draft"][0], "last"), state.draft_costs)
         if state.verified.total() >= _MIN_VERIFIED:
             write_entry(self._place(), state.as_json(), quiet=True)
 

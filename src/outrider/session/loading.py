@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from outrider.backends.gguf import LoadOptions, Weights, candidates, refusals
 from outrider.backends.gguf.heads import MAX_STATES_BYTES, why_no_heads
@@ -30,70 +30,53 @@ def why_no_draft(target: Weights, draft: Weights) -> str | None:
     return None
 
 
-def placed(
-    target: ModelCard,
-    draft: ModelCard | None,
-    loading: LoadOptions,
-    draft_loading: LoadOptions,
-    options: SessionOptions,
-) -> LoadOptions:
-    """The target's load options, with as many layers on GPUs as fit where that is left open."""
-    library = next(candidates(loading))
-    models = _contexts(target, draft, loading, draft_loading, options, library)
-    return place_layers(library, target.path, models)
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a target and perhaps a draft take, loaded with these options for a session to come."""
 
+    target: ModelCard
+    draft: ModelCard | None
+    loading: LoadOptions
+    draft_loading: LoadOptions
+    options: SessionOptions
 
-def check_fit(
-    target: ModelCard,
-    draft: ModelCard | None,
-    loading: LoadOptions,
-    draft_loading: LoadOptions,
-    options: SessionOptions,
-) -> None:
-    """Raise OutOfMemory where the weights of both models and their contexts cannot fit, before they are
-    loaded."""
-    library = next(candidates(loading))
-    models = _contexts(target, draft, loading, draft_loading, options, library)
-    check_memory(models, free_memory(library, [model.options for model in models]))
+    def placed(self) -> LoadOptions:
+        """The target's load options, with as many layers on GPUs as fit where that is left open."""
+        library = next(candidates(self.loading))
+        return place_layers(library, self.target.path, self._contexts(library))
 
+    def check(self) -> None:
+        """Raise OutOfMemory where weights and contexts cannot fit, before they are loaded."""
+        library = next(candidates(self.loading))
+        models = self._contexts(library)
+        check_memory(models, free_memory(library, [model.options for model in models]))
 
-def memory_bytes(
-    target: ModelCard,
-    draft: ModelCard | None,
-    loading: LoadOptions,
-    draft_loading: LoadOptions,
-    options: SessionOptions,
-) -> int:
-    """What the weights of both models and their KV take, wherever they are put. Mapped weights count as if
-    they were read."""
-    return total_bytes(_contexts(target, draft, loading, draft_loading, options, next(candidates(loading))))
+    @property
+    def total_bytes(self) -> int:
+        """All of it, wherever it is put. Mapped weights count as if they were read."""
+        return total_bytes(self._contexts(next(candidates(self.loading))))
 
-
-def _contexts(
-    target: ModelCard,
-    draft: ModelCard | None,
-    loading: LoadOptions,
-    draft_loading: LoadOptions,
-    options: SessionOptions,
-    library: Library,
-) -> list[Contexts]:
-    trained = target.context_length or 0
-    capacity = options.capacity(trained)
-    drafted = capacity + options.max_running * LONGEST_DRAFT
-    has_head = loading.heads and target.mtp_layers > 0 and not why_no_heads(library)
-    models = [Contexts(target.layout, loading, capacity, drafted if has_head else 0)]
-    if draft is not None:
-        of_draft = min(options.length(trained), draft.context_length or 0)
-        length = options.draft_context_length or of_draft
-        of_model = max(length, min(drafted, length * options.num_sequences)), 0
-        # Heads go along with the target, in whose KV an assistant reads.
-        along = {"mtp": (0, drafted), "eagle3": (drafted, 0), "dflash": (drafted, 0), "assistant": (0, 1)}
-        kept = 0
-        if draft.kind != "model":
-            values = (target.embedding_length or 0) * max(len(read_head(draft, target).target_layers), 1)
-            kept = min(4 * values * capacity, MAX_STATES_BYTES * options.num_sequences)
-        models.append(Contexts(draft.layout, draft_loading, *along.get(draft.kind, of_model), kept))
-    return models
+    def _contexts(self, library: Library) -> list[Contexts]:
+        target, draft, options = self.target, self.draft, self.options
+        trained = target.context_length or 0
+        capacity = options.capacity(trained)
+        drafted = capacity + options.max_running * LONGEST_DRAFT
+        has_head = self.loading.heads and target.mtp_layers > 0 and not why_no_heads(library)
+        models = [Contexts(target.layout, self.loading, capacity, drafted if has_head else 0)]
+        if draft is not None:
+            of_draft = min(options.length(trained), draft.context_length or 0)
+            length = options.draft_context_length or of_draft
+            of_model = max(length, min(drafted, length * options.num_sequences)), 0
+            # Heads go along with the target, in whose KV an assistant reads.
+            along = {"mtp": (0, drafted), "eagle3": (drafted, 0), "dflash": (drafted, 0), "assistant": (0, 1)}
+            kept = 0
+            if draft.kind != "model":
+                values = (target.embedding_length or 0) * max(len(read_head(draft, target).target_layers), 1)
+                kept = min(4 * values * capacity, MAX_STATES_BYTES * options.num_sequences)
+            models.append(
+                Contexts(draft.layout, self.draft_loading, *along.get(draft.kind, of_model), kept)
+            )
+        return models
 
 
 def load_weights(

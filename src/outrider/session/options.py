@@ -31,14 +31,12 @@ class AutoSettings:
         free: ask drafters that call no model.
         models: ask draft models.
         draft_max: tokens of the longest draft; 0 switches drafting off.
-        costs_file: read if it exists, otherwise written.
         fixed: draft these lengths in any case; costs and acceptance are still learned, to explain them.
     """
 
     free: bool = True
     models: bool = True
     draft_max: int = LONGEST_DRAFT
-    costs_file: Path | None = None
     fixed: FixedPolicy | None = None
 
     def __post_init__(self) -> None:
@@ -120,5 +118,4 @@ class SessionOptions:
         return self.context_length or trained_context
 
     def capacity(self, trained_context: int) -> int:
-        """Tokens of all sequences."""
         return self.capacity_tokens or self.length(trained_context) * self.max_running

@@ -20,7 +20,7 @@ from outrider.models.vocab import Alignment, align
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.session.drafts import LoadedDraft, fitting, for_heads, load_found, load_named, resolve_models
 from outrider.session.generation import Message, encode
-from outrider.session.loading import load_weights, placed, template_of
+from outrider.session.loading import Room, load_weights, template_of
 from outrider.session.options import Progress, SessionOptions, no_progress
 
 
@@ -74,8 +74,9 @@ class Pair:
                 options = for_heads(options, named.draft)
             of_draft = draft_options or options
             if opening is not None:
-                options = placed(named.target, named.draft, options, of_draft, opening)
-                named = fitting(named, options, of_draft, opening)
+                room = Room(named.target, named.draft, options, of_draft, opening)
+                options = room.placed()
+                named = fitting(named, replace(room, loading=options))
             measure = opening is not None and opening.measure
             target = load_weights(named.target, options, measure=measure, progress=progress)
             undo.callback(target.close)
@@ -119,7 +120,7 @@ class Pair:
 
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
         """The tokens of a text, or of a conversation under the chat template."""
-        return encode(self.target, self.template, prompt)
+        return encode(self.target.vocabulary, self.template, prompt)
 
     def open_target(self, options: SessionOptions, progress: Progress = no_progress) -> Loaded:
         """KV caches for the target. Raises OutOfMemory, or SettingError if the native library cannot give the

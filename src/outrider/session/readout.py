@@ -7,7 +7,7 @@ its step (`calls_saved`); the step's own call counts for that.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,6 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _count(records: Sequence[StepRecord], drafter: str | None) -> DrafterCounts:
-    """Counts of one drafter, or of all (None)."""
     drafted: list[int] = []
     accepted: list[int] = []
     saved = 0
@@ -182,11 +181,8 @@ def _traced(record: StepRecord) -> dict[str, Any]:
     return fields
 
 
-def write_trace(
-    path: Path, records: Iterable[StepRecord], recordings: Iterable[Mapping[str, Any]] = ()
-) -> None:
-    """Write step records as JSON lines with the keys of StepRecord, then what a replay needs besides
-    (`outrider.lab.recording`). Raises SettingError; then nothing is written."""
-    objects = [*map(_traced, records), *recordings]
-    lines = (json.dumps(data, separators=(",", ":")) + "\n" for data in objects)
+def write_trace(path: Path, records: Iterable[StepRecord]) -> None:
+    """Write step records as JSON lines with the keys of StepRecord. Raises SettingError; then nothing is
+    written."""
+    lines = (json.dumps(data, separators=(",", ":")) + "\n" for data in map(_traced, records))
     write_whole(path, "".join(lines), "trace")

@@ -14,7 +14,7 @@ from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.backends.gguf.head_model import HeadModel
 from outrider.backends.tuning.scoring import is_on_gpu
 from outrider.core.contracts import Drafter, Model, Policy
-from outrider.core.data import Completion, Grammar, Request
+from outrider.core.data import Completion, Grammar, Request, Thought
 from outrider.core.errors import SettingError
 from outrider.core.notices import collect_notices, notify
 from outrider.core.params import SamplingParams, Verification
@@ -37,6 +37,8 @@ from outrider.session.pair import Pair
 if TYPE_CHECKING:
     from outrider.constraints import Compiled, Compiler
 
+_TAIL_TOKENS = 32
+"""of a prompt, enough to see whether it ends by opening the reasoning"""
 _MAX_NOTICES = 200
 """A session may see any number of grammars, each with something to say."""
 
@@ -177,8 +179,7 @@ class Session:
         return session
 
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
-        """The tokens of a text, or of a conversation under the chat template."""
-        return encode(self.target, self.template, prompt)
+        return encode(self.target.vocabulary, self.template, prompt)
 
     def stream(
         self,
@@ -219,7 +220,7 @@ class Session:
             parse = parser_of(grammar, self.target.vocabulary, parse_text)
         sampling = sampling or SamplingParams()
         request = Request(
-            prompt=encode(self.target, self.template, prompt),
+            prompt=encode(self.target.vocabulary, self.template, prompt),
             sampling=sampling,
             max_tokens=max_tokens,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
@@ -245,6 +246,20 @@ class Session:
         self.notices += new[: max(_MAX_NOTICES - len(self.notices), 0)]
         return compiled
 
+    def thought(self, prompt: Sequence[int], budget: int, message: str) -> Thought | None:
+        """A limit of `budget` tokens on the reasoning after a prompt, with `message` before a forced end; None
+        if the model's template has no reasoning."""
+        from outrider.formats import format_of  # loads slowly, and few requests need it
+
+        vocabulary = self.target.vocabulary
+        spelled = (
+            vocabulary.spelling(token) if vocabulary.is_control(token) else vocabulary.piece(token)
+            for token in prompt[-_TAIL_TOKENS:]
+        )
+        end = b"".join(spelled).decode("utf-8", errors="replace")
+        thought = format_of(self.template, vocabulary).thought(end, message)
+        return None if thought is None else replace(thought, budget=budget)
+
     def read_prediction(self, prediction: str | None) -> tuple[int, ...]:
         """The tokens of an expected answer, read as plain text. A notice says so if no drafter uses them."""
         if prediction is None:
@@ -255,7 +270,6 @@ class Session:
         return tuple(self.target.vocabulary.tokenize(prediction, add_special=False))
 
     def generate(self, prompt: str | Sequence[Message] | Sequence[int], **settings: Any) -> Completion:
-        """Generate to the end, with the settings of `stream`."""
         return self.stream(prompt, **settings).completion
 
     @property
@@ -284,7 +298,6 @@ class Session:
 
     @property
     def writes_kv(self) -> bool:
-        """Whether there is a folder for KV."""
         return self.kv_tiers is not None and self.kv_tiers.disk is not None
 
     def close(self) -> None:

@@ -111,7 +111,6 @@ def estimate_speedup(records: Sequence[StepRecord], policy: AutoPolicy) -> tuple
 
 
 def _steps(decode: Sequence[StepRecord], costs: CallCosts) -> _Steps:
-    """What each step took, and plain decoding in its place."""
     drafted = [record.batch_drafted > 0 for record in decode]
     is_plain = [not (now or before) for now, before in zip(drafted, (False, *drafted), strict=False)]
     own = [r.sampling_s + r.other_s for r, has_drafts in zip(decode, drafted, strict=True) if not has_drafts]
@@ -141,7 +140,6 @@ def _slowness(decode: Sequence[StepRecord], costs: CallCosts) -> float:
 
 
 def _error(steps: _Steps, speedup: float) -> float:
-    """Twice the standard error of the estimate."""
     num_steps = len(steps.spent)
     error = _MIN_ERROR
     if steps.curve.any() and steps.is_yardstick.all():

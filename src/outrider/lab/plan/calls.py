@@ -24,13 +24,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from outrider.core.errors import SettingError
-from outrider.core.files import parse_json, read_text
-from outrider.core.notices import notify
-from outrider.costs import CallCosts
+from outrider.lab.plan.acceptance import Acceptance
 from outrider.lab.plan.catalogue import Catalogue, Device, bundled, token_ratios
 from outrider.lab.plan.shapes import ModelShape
 
@@ -40,7 +37,6 @@ _COUNTED = (
     re.compile(r"(?P<count>\d+) ?[x×] ?(?P<name>.+)"),
     re.compile(r"(?P<name>.+?) ?[x×] ?(?P<count>\d+)"),
 )
-_MEASURE = "Measure them: outrider costs --costs FILE."
 _RESERVED_RATIO = 0.1
 """of the memory, for what is computed in: as vLLM's --gpu-memory-utilization leaves it"""
 KERNEL_TOKENS = 8
@@ -80,7 +76,6 @@ class Machine:
         return self.device.memory_gb * 1e9 * self.count * (1 - _RESERVED_RATIO)
 
     def as_json(self) -> dict[str, Any]:
-        """What it is, as plain data."""
         known = {"name": self.name, "title": self.device.title, "count": self.count}
         return known | {"usable_bytes": self.usable_bytes, "source": self.device.source}
 
@@ -132,7 +127,6 @@ def call_time(
 
 
 def _link_s(shape: ModelShape, machine: Machine, num_tokens: int) -> float:
-    """Seconds between devices, equation (4)."""
     device, others = machine.device, machine.count - 1
     activation_s = num_tokens * shape.width * _ACTIVATION_BYTES / (device.link_gb_s * 1e9)
     if others and device.parallel == "tensor":
@@ -141,13 +135,11 @@ def _link_s(shape: ModelShape, machine: Machine, num_tokens: int) -> float:
 
 
 def _tiled(machine: Machine, num_tokens: int) -> int:
-    """For how many tokens a call over so many computes."""
     is_tiled = machine.engine == "llama.cpp" and machine.device.kind != "cpu" and num_tokens > KERNEL_TOKENS
     return math.ceil(num_tokens / TILE_TOKENS) * TILE_TOKENS if is_tiled else num_tokens
 
 
 def _kernels_s(shape: ModelShape, machine: Machine, num_tokens: int) -> float:
-    """Seconds of a call's further tokens, equation (6)."""
     if machine.engine != "llama.cpp" or num_tokens > KERNEL_TOKENS:
         return 0.0
     hybrid = token_ratios()["hybrid"] if shape.state_bytes else 1.0
@@ -156,13 +148,19 @@ def _kernels_s(shape: ModelShape, machine: Machine, num_tokens: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlannedCurve:
-    """What the cost model says, on the best of `machines` for each call: a small draft may be faster on one
-    device than on all. A target's calls also take what a step takes besides, once (`is_target`)."""
+class PlannedModel:
+    """A target or a draft on the best of `machines` for each call: a small draft may be faster on one device
+    than on all. A target's calls also take what a step takes besides, once (`is_target`). `acceptance`: what
+    a draft's tokens are expected to bring."""
 
     shape: ModelShape
     machines: tuple[Machine, ...]
     is_target: bool = False
+    acceptance: Acceptance | None = None
+
+    @property
+    def name(self) -> str:
+        return self.shape.name
 
     def call_s(self, num_tokens: int, *, batch: int = 1, context: int = 0) -> float:
         """Seconds of a call over `num_tokens` of each of `batch` sequences with `context` tokens each."""
@@ -171,40 +169,6 @@ class PlannedCurve:
             + self.is_target * machine.device.step_s
             for machine in self.machines
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MeasuredCurve:
-    """In its place the curve of one model, measured where it will run."""
-
-    costs: CallCosts
-
-    def call_s(self, num_tokens: int, *, batch: int = 1, context: int = 0) -> float:
-        """The same, of calls that were measured."""
-        return self.costs.call_s(num_tokens * batch, context=context * batch, num_sequences=batch)
-
-
-Curve = PlannedCurve | MeasuredCurve
-
-
-def read_curves(path: Path) -> tuple[MeasuredCurve, MeasuredCurve | None]:
-    """Those of target and draft, as `outrider costs` writes or prints them; a notice says what they lack.
-    Raises SettingError."""
-    try:
-        data: Any = parse_json(read_text(path, _MEASURE))
-    except ValueError:
-        data = None
-    if not isinstance(data, dict) or "target" not in data:
-        raise SettingError(str(path), "it holds no measured curves", _MEASURE)
-    target, draft = (
-        None if data.get(role) is None else MeasuredCurve(CallCosts.from_json(data[role], str(path)))
-        for role in ("target", "draft")
-    )
-    if target is None:
-        raise SettingError(str(path), "it holds no curve of a target", _MEASURE)
-    if not any(point.num_sequences > 1 for point in target.costs.points):
-        notify("calls over several sequences are estimated: outrider costs -np N measures them")
-    return target, draft
 
 
 def memory_bytes(shapes: Iterable[ModelShape], *, batch: int, context: int) -> tuple[float, float]:

@@ -163,7 +163,6 @@ class Catalogue:
         return device
 
     def model(self, name: str) -> ModelFields:
-        """The fields of the model of this name; raises as `device`."""
         name = self.spelled("models", name)
         return _read(ModelFields, f"model {name}", self._fields("models", name))
 
@@ -196,7 +195,6 @@ class Catalogue:
         return (["mtp"] if target.mtp else []) + (own or found)
 
     def weight_type(self, name: str) -> WeightType:
-        """The type of weights of this name; raises as `device`."""
         return _read(WeightType, f"type {name}", self._fields("types", name))
 
     def _fields(self, section: str, name: str) -> dict[str, Any]:

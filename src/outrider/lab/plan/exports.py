@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.core.numbers import counted
-from outrider.lab.plan.calls import PlannedCurve
-from outrider.lab.plan.plan import SIZES, Model, Plan, Way, plan_batch
+from outrider.lab.plan.calls import PlannedModel
+from outrider.lab.plan.plan import SIZES, Plan, Way, plan_batch
 from outrider.lab.plan.shapes import HEADS
 
 _HEAD_NAME = "NAME-OF-THE-HEAD"
@@ -38,30 +38,19 @@ class Export:
         """The command as a shell script, with the notes as its comments."""
         return "\n".join([*(f"# {note}" for note in self.notes), shlex.join(self.command)]) + "\n"
 
-    def as_json(self) -> dict[str, Any]:
-        """The same as plain data."""
-        return asdict(self)
-
 
 class _Pair:
     """What is exported of a plan: its models by the names that engines load, and the way that is chosen for
     the first batch size. `joins`: the engine lets lookup and a draft model draft together."""
 
     def __init__(self, plan: Plan, *, joins: bool = False) -> None:
-        self.plan = plan
-        self.way = plan.chosen(joins=joins)
-        self.devices = plan.asked.machine.count if plan.asked.machine else 1
-        self.most = max(plan.asked.batches)
-        self.context = plan.asked.context
-        self.draft = next((m for m in plan.asked.drafts if self.way and m.name == self.way.draft), None)
-        self.target_name = self.name_of(plan.asked.target)
+        asked, way = plan.asked, plan.chosen(joins=joins)
+        self.plan, self.way, self.context, self.most = plan, way, asked.context, max(asked.batches)
+        self.devices = asked.machine.count
+        self.draft = next((model for model in asked.drafts if way and model.name == way.draft), None)
+        self.target_name = _loaded_name(asked.target)
         self.is_head = self.draft is not None and self.draft.name in HEADS
-        self.draft_name = _HEAD_NAME if self.is_head else self.name_of(self.draft) if self.draft else ""
-
-    @staticmethod
-    def name_of(model: Model) -> str:
-        """What an engine loads."""
-        return (model.shape.hub if model.shape else "") or model.name
+        self.draft_name = _HEAD_NAME if self.is_head else _loaded_name(self.draft) if self.draft else ""
 
     def schedule(self, way: Way) -> list[list[int]]:
         """The best draft length of one drafter by batch size, in ranges that begin at 1: [from, to, length],
@@ -78,20 +67,16 @@ class _Pair:
         return found
 
     def notes(self, engine: str) -> list[str]:
-        """What is predicted, and why."""
+        """What is predicted, and what to know."""
         plan, way, batch = self.plan, self.way, self.plan.batches[0]
-        where = f" on {plan.asked.machine.name}" if plan.asked.machine else ""
-        start = f"Outrider's plan for {engine}: {plan.asked.target.name}{where}, "
+        start = f"Outrider's plan for {engine}: {plan.asked.target.name} on {plan.asked.machine.name}, "
         start += f"{batch.batch} x {self.context} tokens: {batch.plain_tokens_per_s:.0f} tokens/s plainly"
         if way is None:
             return [f"{start}; no draft is expected to pay."]
         found = [
             f"{start}, {way.tokens_per_s:.0f} with {way.name} drafting {way.length} "
-            f"({way.speedup.value:.2f}x): a prediction, not a measurement.",
-            f"{way.tokens_per_call:.2f} tokens are expected of each target call.",
+            f"({way.speedup.value:.2f}x): a prediction, not a measurement."
         ]
-        if needed := batch.break_even.get(way.draft):
-            found.append(f"{way.draft} pays from an acceptance of {needed[0]:.0%} of each token on.")
         if plan.pays_to is not None:
             most = counted(plan.pays_to, "sequence")
             found.append(f"Above {most} at once drafts are expected to cost more than they gain.")
@@ -99,24 +84,27 @@ class _Pair:
             found.append(
                 f"{', '.join(others)}: name a checkpoint of that type, the one below has other weights."
             )
-        if self.draft_name == _HEAD_NAME and way.draft != "mtp":
+        if self.is_head and way.draft != "mtp":
             found.append(f"Put the head's own name in the place of {_HEAD_NAME}.")
         return found
 
     @property
     def draft_devices(self) -> int:
         """1 or all, as vLLM has it: where the draft's steps are faster."""
-        machine, curve = self.plan.asked.machine, self.draft.curve if self.draft else None
-        if machine is None or not isinstance(curve, PlannedCurve):
-            return self.devices
+        assert self.draft is not None
+        machine = self.plan.asked.machine
         one, all_ = (
-            PlannedCurve(curve.shape, (places,)).call_s(1, context=self.context)
-            for places in (replace(machine, count=1), machine)
+            PlannedModel(self.draft.shape, (place,)).call_s(1, context=self.context)
+            for place in (replace(machine, count=1), machine)
         )
         return 1 if one <= all_ else self.devices
 
 
-def _quantized(model: Model | None) -> list[str]:
+def _loaded_name(model: PlannedModel) -> str:
+    return model.shape.hub or model.name
+
+
+def _quantized(model: PlannedModel | None) -> list[str]:
     """What has an engine make 8-bit weights of a checkpoint that comes in others."""
     return ["--quantization", "fp8"] if model is not None and model.name.endswith(":fp8") else []
 
@@ -188,19 +176,19 @@ def _llama_server(plan: Plan) -> Export:
     pair = _Pair(plan, joins=True)
     notes = pair.notes("llama-server")
 
-    def named(model: Model | None, name: str) -> str:
-        """A file: which repositories have one of it is not known here."""
-        is_file = name.endswith(".gguf") or model is None or model.shape is None
-        return name if is_file else f"{model.name.replace(':', '-')}.gguf"  # type: ignore[union-attr]
+    def file_of(model: PlannedModel) -> str:
+        """Which repositories have one of it is not known here."""
+        name = _loaded_name(model)
+        return name if name.endswith(".gguf") else f"{model.name.replace(':', '-')}.gguf"
 
-    command = ["llama-server", "-m", named(plan.asked.target, pair.target_name)]
+    command = ["llama-server", "-m", file_of(plan.asked.target)]
     command += ["-c", str(pair.context * pair.most), "-np", str(pair.most)]
     kinds, flags = list[str](), dict[str, Any]()
     if (way := pair.way) is not None and way.drafting != "lookup":
         kinds.append(_LLAMA_HEADS.get(way.draft, "draft-simple"))
         flags["--spec-draft-n-max"] = way.length
-        if way.draft != "mtp":
-            flags["-md"] = pair.draft_name if pair.is_head else named(pair.draft, pair.draft_name)
+        if way.draft != "mtp" and pair.draft is not None:
+            flags["-md"] = pair.draft_name if pair.is_head else file_of(pair.draft)
     if way is not None and way.drafting != "draft":
         kinds.append("ngram-simple")
         flags["--spec-ngram-simple-size-m"] = way.length

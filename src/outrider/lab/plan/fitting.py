@@ -31,7 +31,7 @@ class Wanted:
 
     target: str
     drafts: tuple[str, ...] | None
-    machine: Machine | None
+    machine: Machine
     batch: int
     context: int
     kv_type: str = "f16"
@@ -48,7 +48,6 @@ class Wanted:
         ]
 
     def names(self, known: Catalogue) -> Sequence[str]:
-        """The drafts' names."""
         if self.drafts is not None:
             return self.drafts
         name = known.spelled("models", self.target.rpartition(":")[0] or self.target)
@@ -61,8 +60,7 @@ class Wanted:
 
     def free_bytes(self, shapes: Sequence[ModelShape]) -> float:
         """What is left beside these; below 0 what is missing."""
-        usable = self.machine.usable_bytes if self.machine is not None else math.inf
-        return usable - sum(self.used_bytes(shapes))
+        return self.machine.usable_bytes - sum(self.used_bytes(shapes))
 
 
 def fitting(wanted: Wanted, known: Catalogue) -> list[ModelShape]:
@@ -71,7 +69,7 @@ def fitting(wanted: Wanted, known: Catalogue) -> list[ModelShape]:
 
     Raises SettingError where nothing fits, with what would.
     """
-    choices = _TYPES[wanted.machine.engine] if wanted.machine is not None else (("", ""),)
+    choices = _TYPES[wanted.machine.engine]
     for types in choices:
         found = wanted.shapes(known, types)
         if (free := wanted.free_bytes(found)) < 0:
@@ -86,7 +84,6 @@ def fitting(wanted: Wanted, known: Catalogue) -> list[ModelShape]:
 
 def _too_large(wanted: Wanted, known: Catalogue, shapes: Sequence[ModelShape]) -> SettingError:
     machine, missing = wanted.machine, -wanted.free_bytes(shapes)
-    assert machine is not None, "else all fits"
     sizes = (missing, *wanted.used_bytes(shapes), machine.usable_bytes)
     lacks, weights, kv, usable = (gigabytes(round(size)) for size in sizes)
     reason = (
@@ -101,7 +98,6 @@ def _too_large(wanted: Wanted, known: Catalogue, shapes: Sequence[ModelShape]) -
 
 def _changes_that_fit(wanted: Wanted, known: Catalogue) -> list[str]:
     """Changes that make it fit, each worked out: of one kind, or where none does of two or three together."""
-    assert wanted.machine is not None
     types = _TYPES[wanted.machine.engine][-1]
     kinds = [
         list(kind) for kind in (_fewer_bits(wanted, known), _smaller_drafts(wanted, known), _less_kv(wanted))

@@ -11,7 +11,7 @@ from outrider.core.errors import SettingError
 from outrider.core.numbers import Interval, short_count
 from outrider.costs.expected_speed import StepCosts
 from outrider.lab.plan.acceptance import LONGEST, PLAIN, Acceptance, Drafting, Steps, expected_steps
-from outrider.lab.plan.calls import Curve, Machine, largest_batch, memory_bytes
+from outrider.lab.plan.calls import Machine, PlannedModel, largest_batch, memory_bytes
 from outrider.lab.plan.shapes import ModelShape
 
 SCHEMA = "outrider.plan/1"
@@ -21,19 +21,6 @@ MAX_BATCH = 4096
 """Larger batches are not looked at."""
 SIZES: Sequence[int] = (*sorted({size for i in range(12) for size in (2**i, 3 * 2**i // 2)}), MAX_BATCH)
 """batch sizes that are tried where all are of interest"""
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A target or a draft: what its calls take, its sizes where they are known, and of a draft what its
-    tokens are expected to bring."""
-
-    name: str
-    curve: Curve
-    shape: ModelShape | None = None
-    acceptance: Acceptance | None = None
-
-
 ODDS = 2.0
 """between kinds of text, and between pairs of models: about what published acceptances differ by from the
 tables"""
@@ -46,29 +33,23 @@ class Asked:
     """What is planned. The odds of a token's acceptance and the costs of a step may be off by the factors
     `odds` and `costs`, up or down; a range is from the worst of both to the best."""
 
-    target: Model
-    drafts: Sequence[Model]
+    target: PlannedModel
+    drafts: Sequence[PlannedModel]
     batches: Sequence[int]
     context: int
-    machine: Machine | None = None
+    machine: Machine
     lookup: Acceptance | None = None
     odds: float = 1.0
     costs: float = 1.0
 
     @property
-    def models(self) -> tuple[Model, ...]:
-        """All of them, the target first."""
+    def models(self) -> tuple[PlannedModel, ...]:
         return (self.target, *self.drafts)
-
-    @property
-    def shapes(self) -> list[ModelShape]:
-        """Those that are known."""
-        return [model.shape for model in self.models if model.shape is not None]
 
     def loaded(self, way: Way | None) -> list[ModelShape]:
         """What a way of drafting has in memory: the target, and its draft where it has one."""
         names = (self.target.name, way.draft if way else "")
-        return [model.shape for model in self.models if model.shape is not None and model.name in names]
+        return [model.shape for model in self.models if model.name in names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +65,9 @@ class Way:
 
     @property
     def name(self) -> str:
-        """Who drafts, in words."""
         return {"lookup": "lookup", "draft": self.draft, "both": f"lookup and {self.draft}"}[self.drafting]
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain data."""
         return {
             "drafters": self.drafting,
             "draft": self.draft or None,
@@ -105,18 +84,17 @@ class Way:
 class BatchPlan:
     """One batch size: plain decoding in tokens per second of all sequences, and every way to draft.
 
-    `weights_bytes` and `kv_bytes` are of target and best draft (None: not known), `usable_bytes` of the
-    machine. `break_even` maps each draft model to the least acceptance at which its drafts pay, and their
-    length.
+    `weights_bytes` and `kv_bytes` are of target and best draft, `usable_bytes` of the machine. `break_even`
+    maps each draft model to the least acceptance at which its drafts pay, and their length.
     """
 
     batch: int
     plain_tokens_per_s: float
     ways: Sequence[Way]
     break_even: Mapping[str, tuple[float, int] | None]
-    weights_bytes: float | None = None
-    kv_bytes: float | None = None
-    usable_bytes: float | None = None
+    weights_bytes: float
+    kv_bytes: float
+    usable_bytes: float
 
     @property
     def best(self) -> Way | None:
@@ -134,36 +112,26 @@ class BatchPlan:
         that suit them, as an automatic choice finds them."""
         found = []
         for drafting, draft in dict.fromkeys((way.drafting, way.draft) for way in self.ways):
-            mine = [way.speedup for way in self.ways if (way.drafting, way.draft) == (drafting, draft)]
-            best = self.best_of(drafting, draft)
-            assert best is not None
-            low, high = max(each.low for each in mine), max(each.high for each in mine)
+            mine = [way for way in self.ways if (way.drafting, way.draft) == (drafting, draft)]
+            best = max(mine, key=lambda way: way.speedup.value)
+            low, high = max(way.speedup.low for way in mine), max(way.speedup.high for way in mine)
             found.append(replace(best, speedup=replace(best.speedup, low=low, high=high)))
         return sorted(found, key=lambda way: -way.speedup.value)
 
-    @property
-    def missing_bytes(self) -> float:
-        """How many are too few; 0 where that is not known."""
-        if self.weights_bytes is None or self.kv_bytes is None or self.usable_bytes is None:
-            return 0.0
-        return max(self.weights_bytes + self.kv_bytes - self.usable_bytes, 0.0)
-
     def as_json(self) -> dict[str, Any]:
-        """The same as plain data."""
-        sizes = ("weights_bytes", "kv_bytes", "usable_bytes", "missing_bytes")
-        memory = {name: getattr(self, name) for name in sizes} | {"fits": self.missing_bytes == 0}
-        least = {
-            name: found and {"acceptance": found[0], "draft_length": found[1]}
-            for name, found in self.break_even.items()
-        }
+        memory = {name: getattr(self, name) for name in ("weights_bytes", "kv_bytes", "usable_bytes")}
+        missing = max(self.weights_bytes + self.kv_bytes - self.usable_bytes, 0.0)
         return {
             "batch": self.batch,
             "plain_tokens_per_s": self.plain_tokens_per_s,
             "best": self.best and self.best.as_json(),
             "drafters": [way.as_json() for way in self.drafters],
             "ways": [way.as_json() for way in self.ways],
-            "break_even_acceptance": least,
-            "memory": None if self.weights_bytes is None else memory,
+            "break_even_acceptance": {
+                name: found and {"acceptance": found[0], "draft_length": found[1]}
+                for name, found in self.break_even.items()
+            },
+            "memory": memory | {"missing_bytes": missing, "fits": not missing},
         }
 
 
@@ -188,13 +156,11 @@ class Plan:
         return _paying([way for way in self.batches[0].ways if joins or way.drafting != "both"])
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain data."""
-        machine = self.asked.machine
         return {
             "schema": SCHEMA,
-            "target": _model_json(self.asked.target),
-            "drafts": [_model_json(draft) for draft in self.asked.drafts],
-            "hardware": machine and machine.as_json(),
+            "target": _model_json(self.asked.target.shape),
+            "drafts": [_model_json(draft.shape) for draft in self.asked.drafts],
+            "hardware": self.asked.machine.as_json(),
             "context_tokens": self.asked.context,
             "batches": [batch.as_json() for batch in self.batches],
             "pays_to_batch": self.pays_to,
@@ -202,11 +168,9 @@ class Plan:
         }
 
 
-def _model_json(model: Model) -> dict[str, Any]:
-    if (shape := model.shape) is None:
-        return {"name": model.name}
+def _model_json(shape: ModelShape) -> dict[str, Any]:
     return {
-        "name": model.name,
+        "name": shape.name,
         "parameters": shape.parameters,
         "active_parameters": shape.active_parameters,
         "weights_bytes": shape.memory_bytes,
@@ -217,23 +181,16 @@ def _model_json(model: Model) -> dict[str, Any]:
 
 def make_plan(asked: Asked) -> Plan:
     """Plan every batch size. Raises SettingError for a draft that is larger than the target."""
-    _check_sizes(asked)
+    for draft in asked.drafts:
+        sizes = [model.shape.active_parameters for model in (draft, asked.target)]
+        if sizes[0] > sizes[1]:
+            draft_size, target_size = map(short_count, sizes)
+            reason = f"it is larger than its target ({draft_size} active parameters against {target_size})"
+            raise SettingError(f"draft {draft.name}", reason, "Swap the two.")
     batches = [plan_batch(asked, batch) for batch in asked.batches]
-    limit = MAX_BATCH
-    if asked.machine is not None and asked.shapes:
-        limit = min(largest_batch(asked.loaded(batches[0].best), asked.machine, asked.context), MAX_BATCH)
+    limit = min(largest_batch(asked.loaded(batches[0].best), asked.machine, asked.context), MAX_BATCH)
     pays = _pays_to(asked, limit)
     return Plan(asked, batches, None if pays >= limit else pays, None if limit == MAX_BATCH else limit)
-
-
-def _check_sizes(asked: Asked) -> None:
-    if (target := asked.target.shape) is None:
-        return
-    for draft in asked.drafts:
-        if draft.shape is not None and draft.shape.active_parameters > target.active_parameters:
-            sizes = [short_count(shape.active_parameters) for shape in (draft.shape, target)]
-            reason = f"it is larger than its target ({sizes[0]} active parameters against {sizes[1]})"
-            raise SettingError(f"draft {draft.name}", reason, "Swap the two.")
 
 
 class _Batch:
@@ -245,22 +202,21 @@ class _Batch:
         self._known: dict[tuple[int, int], float] = {}
         self.plain_s = self.seconds(PLAIN, None)
 
-    def call_s(self, model: Model, num_tokens: int) -> float:
+    def call_s(self, model: PlannedModel, num_tokens: int) -> float:
         """A call over `num_tokens` of each sequence."""
         key = id(model), num_tokens
         if key not in self._known:
-            calls = model.curve.call_s(num_tokens, batch=self._batch, context=self._asked.context)
-            self._known[key] = calls
+            self._known[key] = model.call_s(num_tokens, batch=self._batch, context=self._asked.context)
         return self._known[key]
 
-    def seconds(self, step: Steps, draft: Model | None) -> float:
+    def seconds(self, step: Steps, draft: PlannedModel | None) -> float:
         """A step of every sequence."""
         total = sum(share * self.call_s(self._asked.target, n) for n, share in step.target_calls.items())
         if draft is not None:
             total += sum(number * self.call_s(draft, n) for n, number in step.draft_calls.items())
         return total
 
-    def ways(self, drafting: Drafting, draft: Model | None) -> Iterator[Way]:
+    def ways(self, drafting: Drafting, draft: PlannedModel | None) -> Iterator[Way]:
         """One drafter at every length; nothing where nothing is known of it."""
         asked, name = self._asked, draft.name if draft else ""
         tables = {"lookup": asked.lookup, "draft": draft.acceptance if draft else None}
@@ -277,7 +233,7 @@ class _Batch:
             rate = self._batch / self.plain_s * value
             yield Way(drafting, name, length, steps[1].tokens, rate, speedup)
 
-    def break_even(self, draft: Model) -> tuple[float, int] | None:
+    def break_even(self, draft: PlannedModel) -> tuple[float, int] | None:
         """The least acceptance of each token at which a draft pays, and its length."""
         calls_s = [self.call_s(self._asked.target, n) for n in range(1, LONGEST + 2)]
         return StepCosts(calls_s, self.call_s(draft, 1), self.call_s(draft, 2)).least_needed()
@@ -286,20 +242,14 @@ class _Batch:
 def plan_batch(asked: Asked, batch: int) -> BatchPlan:
     """One batch size."""
     costs = _Batch(asked, batch)
-    drafters: list[tuple[Drafting, Model | None]] = [("lookup", None)]
+    drafters: list[tuple[Drafting, PlannedModel | None]] = [("lookup", None)]
     for draft in asked.drafts:
         drafters += [("draft", draft), ("both", draft)]
     ways = [way for drafting, draft in drafters for way in costs.ways(drafting, draft)]
     weights, kv = memory_bytes(asked.loaded(_paying(ways)), batch=batch, context=asked.context)
-    return BatchPlan(
-        batch=batch,
-        plain_tokens_per_s=batch / costs.plain_s,
-        ways=ways,
-        break_even={draft.name: costs.break_even(draft) for draft in asked.drafts},
-        weights_bytes=weights if asked.target.shape else None,
-        kv_bytes=kv if asked.target.shape else None,
-        usable_bytes=asked.machine.usable_bytes if asked.machine else None,
-    )
+    break_even = {draft.name: costs.break_even(draft) for draft in asked.drafts}
+    usable = asked.machine.usable_bytes
+    return BatchPlan(batch, batch / costs.plain_s, ways, break_even, weights, kv, usable)
 
 
 def _pays_to(asked: Asked, limit: int) -> int:

@@ -62,7 +62,6 @@ class ModelShape:
 
     @property
     def parameters(self) -> float:
-        """All of them."""
         return self.dense_parameters + self.embedding_parameters + self.experts * self.expert_parameters
 
     @property
@@ -301,7 +300,6 @@ def _of_config(path: Path, known: Catalogue, weights: str) -> ModelShape:
 
 
 def _fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that a config says; what is null there is left out."""
     found = {
         name: config[key] for name, keys in _KEYS.items() for key in keys[::-1] if config.get(key) is not None
     }
