@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from outrider import __version__
-from outrider.backends.gguf import build_id
+from outrider.backends.gguf.libraries import build_id
 from outrider.backends.machine import physical_cores
 from outrider.core.errors import OutriderError
 from outrider.lab.certify.certificate import model_files

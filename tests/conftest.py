@@ -19,7 +19,7 @@ from outrider.backends import machine
 from outrider.backends.gguf import guard, libraries
 from outrider.backends.tuning import options
 from outrider.costs import other_programs
-from outrider.models import cache_dir
+from outrider.models.hub import cache_dir
 from outrider.session import learned
 
 if TYPE_CHECKING:

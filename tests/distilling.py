@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from llama_cpp_models import SMALL
-from outrider.backends.gguf import Weights
+from outrider.backends.gguf.model import Weights
 from outrider.core.data import Logits, Span
 from outrider.lab.distill.checkpoint import Array, Checkpoint, Shape, tensor_sizes
 from outrider.lab.distill.export import Provenance

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
 
-from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.errors import OutriderError
 from outrider.session.pair import Pair
 from tiny.sizes import Sizes

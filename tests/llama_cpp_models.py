@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from tiny_gguf import write_tiny
 
 TEXT = tuple(int(i) for i in np.random.default_rng(5).integers(0, 280, 480))

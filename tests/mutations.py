@@ -18,7 +18,7 @@ from typing import Any
 
 from gguf import GGUFReader, ReaderField
 
-from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.data import Span
 from outrider.core.errors import OutriderError
 from outrider.models.gguf import read_card

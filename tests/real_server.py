@@ -15,10 +15,10 @@ from urllib.request import Request, urlopen
 from prometheus_client.parser import text_string_to_metric_families
 
 from cli_helpers import COMMAND, PATIENCE_S, environment
-from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.params import SamplingParams
-from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
+from outrider.models.hub import cache_dir
 
 MODEL = cache_dir() / "models" / EMBEDDED_NAME
 REASON = "`outrider run` fetches the model; tests do not"

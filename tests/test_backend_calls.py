@@ -24,7 +24,7 @@ from backends import (
 from examples import examples
 from kinds import CHECKPOINTS, FREE, KINDS, SNAPSHOTS, UNFORGETTING
 from llama_cpp_models import TEXT
-from outrider.backends.gguf import Weights
+from outrider.backends.gguf.model import Weights
 from outrider.core.data import Span
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory
 

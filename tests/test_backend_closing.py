@@ -9,7 +9,7 @@ import pytest
 
 from backends import Backend, Native, backend, over_all, over_native, store
 from llama_cpp_models import TEXT, resident_bytes
-from outrider.backends.gguf import Weights
+from outrider.backends.gguf.model import Weights
 from outrider.core.data import Span
 from outrider.core.errors import BackendError
 from tiny_gguf import write_tiny

@@ -13,10 +13,12 @@ from backends import IK, MAINLINE, Native, backend, next_rows, over_native
 from kinds import KINDS
 from llama_cpp_models import TEXT
 from outrider.backends import machine
-from outrider.backends.gguf import CONTEXT_TYPES, LoadOptions, Weights, check_build, context, guard
+from outrider.backends.gguf import context, guard
+from outrider.backends.gguf.guard import check_build
 from outrider.backends.gguf.libraries import open_library
 from outrider.backends.gguf.log import LOG_CALLBACK
-from outrider.backends.gguf.options import UNQUANTIZED
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import CONTEXT_TYPES, UNQUANTIZED, LoadOptions
 from outrider.core.errors import (
     BackendCrash,
     BackendError,

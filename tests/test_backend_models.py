@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 from backends import FILES, IK, MAINLINE, REFUSED, Kept, Native, next_rows, store
-from outrider.backends.gguf import LoadOptions, Weights, check_build, guard
+from outrider.backends.gguf import guard
+from outrider.backends.gguf.guard import check_build
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import FREE, Model
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
-from outrider.models import cache_dir
 from outrider.models.gguf import read_card
+from outrider.models.hub import cache_dir
 
 FOLDER = cache_dir() / "models"
 MODELS = {

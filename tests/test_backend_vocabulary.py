@@ -115,7 +115,9 @@ def test_long_pieces_and_long_metadata_are_read_whole(backend: Native, tmp_path:
 LOADS_AND_FAILS = """
     import sys
     from pathlib import Path
-    from outrider.backends.gguf import LoadOptions, Weights, show_log
+    from outrider.backends.gguf.log import show_log
+    from outrider.backends.gguf.model import Weights
+    from outrider.backends.gguf.options import LoadOptions
     from outrider.core.data import Span
     _, path, library, log = sys.argv
     if log == "shown":

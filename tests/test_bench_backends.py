@@ -15,7 +15,8 @@ from rich.console import Console
 from bench_models import FakeLoader, plan
 from bench_rows import bench_rows
 from cli_helpers import call
-from outrider.backends.gguf import LoadOptions, candidates
+from outrider.backends.gguf.libraries import candidates
+from outrider.backends.gguf.options import LoadOptions
 from outrider.cli.bench_json import summary_json
 from outrider.core.errors import BackendError, SettingError
 from outrider.costs.store import PairCosts, export_costs
@@ -27,7 +28,7 @@ from outrider.lab.bench.sweep import run_sweep
 from outrider.lab.rows import ModelRow, Row, RunRow, SkippedRow
 from outrider.lab.settings import Setting
 from outrider.lab.workloads.reading import WorkloadSpec
-from outrider.models import HubOptions
+from outrider.models.hub import HubOptions
 from outrider.session import describe_policy
 from recordings import FLAT, SMALL, curve
 from tiny_gguf import write_tiny

@@ -12,7 +12,7 @@ from outrider.lab.bench.plan import SweepPlan, make_plan, parse_lengths, plan_te
 from outrider.lab.models import ModelFile, find_models
 from outrider.lab.workloads import BUILT_IN
 from outrider.lab.workloads.reading import WorkloadSpec
-from outrider.models import HubOptions
+from outrider.models.hub import HubOptions
 from tiny_gguf import write_tiny
 
 OFFLINE = HubOptions(offline=True)

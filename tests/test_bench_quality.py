@@ -21,7 +21,7 @@ from outrider.core.errors import BackendError, InputError
 from outrider.lab.bench.quality import Reference, families
 from outrider.lab.models import ModelFile
 from outrider.lab.rows import AnswerRow, QualityRow
-from outrider.models import ModelCard, read_card
+from outrider.models.gguf import ModelCard, read_card
 from tiny_gguf import write_tiny
 
 ROUNDING = 1e-4

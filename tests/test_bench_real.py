@@ -17,7 +17,7 @@ from outrider.lab.bench.results import Results
 from outrider.lab.bench.store import read_rows
 from outrider.lab.bench.sweep import run_sweep
 from outrider.lab.rows import PairRow, QualityRow, SkippedRow
-from outrider.models import HubOptions
+from outrider.models.hub import HubOptions
 from recordings import FLAT, SMALL, curve
 from tiny_gguf import MERGES, write_tiny
 

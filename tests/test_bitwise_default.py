@@ -11,7 +11,8 @@ import pytest
 
 from backends import FILES, NATIVE
 from outrider.backends.bitwise import BitwiseModel, Equality, EqualSizes, Price
-from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.tuning import equality
 from outrider.backends.tuning.equality import open_target
 from outrider.core.data import Span

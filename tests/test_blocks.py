@@ -19,10 +19,9 @@ from backends import FILES, MAINLINE, store
 from engines import GREEDY, asked, run
 from head_files import EVEN, OPTIONS, Files, write_files
 from llama_cpp_models import TEXT
-from outrider.backends.gguf import Weights
 from outrider.backends.gguf.head_model import BlockModel, HeadWeights, open_own
 from outrider.backends.gguf.memory import HOST
-from outrider.backends.gguf.model import GgufModel
+from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.core.data import Block, Request, Span
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams

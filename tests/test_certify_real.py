@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from outrider.backends.bitwise import BitwiseModel
-from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.errors import SettingError
 from outrider.lab.certify.certificate import reasons
 from outrider.lab.certify.checks import certify
 from outrider.lab.certify.faults import check_fault, unequal_sizes
 from outrider.lab.certify.plan import BESIDE, REPEATED, CertifyPlan, Subject
-from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
+from outrider.models.hub import cache_dir
 from outrider.policy import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions
 

@@ -21,7 +21,7 @@ from outrider.lab.bench.results import Results
 from outrider.lab.bench.store import ROWS
 from outrider.lab.progress import Progress
 from outrider.lab.workloads.reading import WorkloadSpec
-from outrider.models import HubOptions
+from outrider.models.hub import HubOptions
 from recordings import FLAT, SMALL, curve
 
 

@@ -15,7 +15,7 @@ from typing import cast
 import pytest
 
 from cli_helpers import TEMPLATE, Call, Outcome, Terminal, environment, refused
-from outrider.backends.gguf import installed
+from outrider.backends.gguf.libraries import installed
 from outrider.cli import stream
 from outrider.cli.screen import Screen
 from outrider.cli.settings import RunSettings

@@ -11,7 +11,10 @@ import pytest
 
 from cli_helpers import TEMPLATE, Call, Outcome, refused
 from head_files import write_heads
-from outrider.backends.gguf import LoadOptions, Weights, candidates, libraries, mainline
+from outrider.backends.gguf import libraries, mainline
+from outrider.backends.gguf.libraries import candidates
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.tuning import options as tuning
 from outrider.core.errors import OutOfMemory
 from outrider.lab import loaded, predict

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import TEMPLATE, Call, Outcome, refused, result
-from outrider.backends.gguf import LoadOptions, mainline
+from outrider.backends.gguf import mainline
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.params import SamplingParams
 from outrider.policy import FixedPolicy
 from outrider.session import Session

@@ -28,10 +28,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr("outrider.backends.native.MAINLINE", replace(source, target="outrider-cuda"))
     monkeypatch.setattr("outrider.backends.native.native_library", partial(native_library, source, recipe))
     # What is installed here is kept for the whole process: nothing of this machine may get into it.
-    monkeypatch.setattr("outrider.backends.gguf.installed", lambda: _files(native_library(source, recipe)))
-    monkeypatch.setattr("outrider.backends.gguf.why_not", lambda _file: None)
-    monkeypatch.setattr("outrider.backends.gguf.describe_gpus", lambda _file: [])
-    monkeypatch.setattr("outrider.models.embedded_default", lambda _progress: tmp_path / "model.gguf")
+    monkeypatch.setattr(
+        "outrider.backends.gguf.libraries.installed", lambda: _files(native_library(source, recipe))
+    )
+    monkeypatch.setattr("outrider.backends.gguf.libraries.why_not", lambda _file: None)
+    monkeypatch.setattr("outrider.backends.gguf.libraries.describe_gpus", lambda _file: [])
+    monkeypatch.setattr(
+        "outrider.models.embedded.embedded_default", lambda _progress: tmp_path / "model.gguf"
+    )
     return made
 
 

@@ -14,8 +14,8 @@ from outrider.cli import verify as command
 from outrider.cli.settings import VerifySettings
 from outrider.core.params import Verification
 from outrider.lab.certify.plan import CertifyPlan
-from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
+from outrider.models.hub import cache_dir
 from tiny_gguf import write_tiny
 
 EMBEDDED = cache_dir() / "models" / EMBEDDED_NAME

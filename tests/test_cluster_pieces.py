@@ -26,7 +26,7 @@ from outrider.lab.bench.sweep import Sweep, run_sweep
 from outrider.lab.models import ModelFile, find_models
 from outrider.lab.progress import Progress
 from outrider.lab.rows import CostsRow, DoneRow, MachineRow, PredictionRow, Row, RunRow
-from outrider.models import embedded_default
+from outrider.models.embedded import embedded_default
 from outrider.models.hub import HubOptions
 from test_bench_sweep import signature
 from tiny_gguf import write_tiny

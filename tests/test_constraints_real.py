@@ -9,13 +9,14 @@ import jsonschema
 import pytest
 
 from grammars import walk, written
-from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.constraints import Compiler, GrammarConstraint
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar
 from outrider.core.params import FastForward
-from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
+from outrider.models.hub import cache_dir
 
 MODEL = cache_dir() / "models" / EMBEDDED_NAME
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
 from outrider.costs import CallCosts

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.data import Request
 from outrider.core.notices import collect_notices
 from outrider.core.params import SamplingParams
@@ -15,9 +16,10 @@ from outrider.lab.certify.text_equality import compare_texts
 from outrider.lab.distill.export import read_provenance
 from outrider.lab.held_out import is_held_out
 from outrider.lab.written_prompts import written_prompts
-from outrider.models import cache_dir, embedded, embedded_draft
-from outrider.models.embedded import EMBEDDED_NAME, embedded_is_intact
+from outrider.models import embedded
+from outrider.models.embedded import EMBEDDED_NAME, embedded_draft, embedded_is_intact
 from outrider.models.header import read_header
+from outrider.models.hub import cache_dir
 from outrider.models.vocab import align
 from outrider.policy import FixedPolicy
 from outrider.policy.pretrained import CALIBRATION_KEY, read_calibration

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from engines import END, VOCABULARY, greedy_continuation
 from llama_cpp_models import SMALL
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.backends.gguf import GgufModel, Weights
+from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.core.data import Grammar
 from outrider.core.errors import BackendError, InputError, PromptError, SettingError
 from outrider.lab.distill.corpus import Text, batch_of, batches, text_of

@@ -16,7 +16,7 @@ from cli_helpers import ROOT
 from distilling import PROVENANCE, random_model, spoken
 from full_disk import file_size_limit
 from llama_cpp_models import SMALL
-from outrider.backends.gguf import Weights
+from outrider.backends.gguf.model import Weights
 from outrider.core.errors import ModelFileError, OutriderError, SettingError, VocabularyMismatch
 from outrider.core.notices import collect_notices
 from outrider.lab.distill.calibration import pretrained_calibration

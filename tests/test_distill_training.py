@@ -19,7 +19,7 @@ from distilling import PROVENANCE, random_weights
 from engines import END, VOCABULARY, asked
 from llama_cpp_models import SMALL
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.backends.gguf import GgufModel, Weights
+from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.core.errors import InputError
 from outrider.core.params import SamplingParams
 from outrider.costs.expected_speed import StepCosts

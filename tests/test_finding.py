@@ -14,7 +14,8 @@ import pytest
 from backends import FILES, MAINLINE, NATIVE
 from head_files import write_heads
 from hub_standin import Repository, serve
-from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.tuning.scoring import machine_id
 from outrider.core.contracts import UNABLE
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory

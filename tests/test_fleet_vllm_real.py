@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import ROOT
-from outrider.models import embedded_default
+from outrider.models.embedded import embedded_default
 
 PYTHON = os.environ.get("OUTRIDER_VLLM") or (sys.executable if find_spec("vllm") else None)
 

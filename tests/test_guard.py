@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 
 from first_calls import REAL
-from outrider.backends.gguf import LoadOptions, build_id, check_build, guard, installed, show_log
+from outrider.backends.gguf import guard
+from outrider.backends.gguf.guard import check_build
+from outrider.backends.gguf.libraries import build_id, installed
+from outrider.backends.gguf.log import show_log
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.errors import BackendCrash, OutOfMemory
 from outrider.core.notices import collect_notices
 from outrider.costs.other_programs import OtherPrograms

@@ -11,7 +11,7 @@ import pytest
 
 from backends import IK, MAINLINE
 from head_files import EVEN, OPTIONS, Files, write_eagle, write_files
-from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf.options import LoadOptions
 from outrider.drafters.model import ModelDrafter
 from outrider.models.hub import HubOptions
 from outrider.policy import FixedPolicy

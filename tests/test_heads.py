@@ -16,9 +16,8 @@ from backends import FILES, MAINLINE, assert_near, next_rows, store
 from engines import GREEDY, asked, run
 from head_files import OPTIONS, Files, write_files
 from llama_cpp_models import SMALL, TEXT
-from outrider.backends.gguf import Weights
 from outrider.backends.gguf.head_model import HeadModel, HeadWeights
-from outrider.backends.gguf.model import GgufModel
+from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.tuning.scoring import subject_of
 from outrider.core.data import Logits, Request, Span
 from outrider.core.errors import BackendError

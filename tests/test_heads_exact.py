@@ -17,7 +17,8 @@ import pytest
 from backends import MAINLINE
 from exactness import Enumerated, Rng, Text, explore, plain
 from head_files import write_assistant, write_block, write_eagle
-from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import Model
 from outrider.core.data import Distribution, Request, Row, Span
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification

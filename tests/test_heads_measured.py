@@ -16,7 +16,7 @@ from cli_helpers import TEMPLATE, Outcome, call
 from engines import GREEDY, asked
 from head_files import with_good_head, write_files
 from llama_cpp_models import TEXT
-from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.notices import collect_notices
 from outrider.costs.store import PairCosts, export_costs
 from outrider.drafters.model import ModelDrafter
@@ -35,7 +35,8 @@ from outrider.lab.recording import Offers, Recording
 from outrider.lab.replay import hindsight_bound, replay
 from outrider.lab.rows import ModelRow
 from outrider.lab.settings import Setting
-from outrider.models import HubOptions, read_card
+from outrider.models.gguf import read_card
+from outrider.models.hub import HubOptions
 from outrider.models.vocab import align
 from outrider.policy import FixedPolicy
 from recordings import FLAT, SMALL, curve

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import Call, refused
-from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf.options import LoadOptions
 from outrider.cli.llama_options import COMMANDS, table, translate
 from outrider.cli.load_options import load_options
 from outrider.cli.serve_settings import ServeOptions

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from backends import FILES, MAINLINE, NATIVE
 from cli_helpers import call
-from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.gguf.head_model import HeadModel
 from outrider.backends.gguf.log import show_log
 from outrider.backends.gguf.memory import GPUS, HOST, Contexts, check_memory, total_bytes
-from outrider.backends.gguf.model import GgufModel
+from outrider.backends.gguf.model import GgufModel, Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.rewinding import RewindSupport
 from outrider.core.errors import OutOfMemory
 from outrider.models.gguf import read_card

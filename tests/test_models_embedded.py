@@ -11,15 +11,11 @@ from pathlib import Path
 import pytest
 
 from outrider.core.errors import HubError, ModelFileError
-from outrider.models import (
-    HubOptions,
-    cache_dir,
-    embedded_default,
-    embedded_is_intact,
-    read_card,
-    resolve_pair,
-)
 from outrider.models import embedded as embedded_module
+from outrider.models.embedded import embedded_default, embedded_is_intact
+from outrider.models.gguf import read_card
+from outrider.models.hub import HubOptions, cache_dir
+from outrider.models.reference import resolve_pair
 from tiny_gguf import write_tiny
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from hub_standin import TOKEN, Hub, Repository, serve
 from outrider.core.errors import HubError
-from outrider.models import HubOptions, resolve
-from outrider.models.reference import choose_file
+from outrider.models.hub import HubOptions
+from outrider.models.reference import choose_file, resolve
 
 _NAMES = (
     "README.md", "m-BF16.gguf", "m-IQ4_NL.gguf", "m-Q4_K_S.gguf", "m-Q8_0.gguf", "m-UD-Q4_K_XL.gguf",

@@ -18,9 +18,9 @@ from backends import FILES, MAINLINE, NATIVE
 from mutations import MUTATIONS, layout_of, mutated
 from outrider.backends.gguf import guard
 from outrider.core.errors import ModelFileError
-from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
 from outrider.models.gguf import read_card
+from outrider.models.hub import cache_dir
 from tiny.architectures import ARCHITECTURES
 from tiny_gguf import write_tiny
 

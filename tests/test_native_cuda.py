@@ -173,10 +173,12 @@ def setup(
     monkeypatch.setattr("outrider.backends.native.MAINLINE", machine.source)
     patched = partial(build_native, recipe=machine.recipe)
     monkeypatch.setattr("outrider.backends.native.build.build_native", patched)
-    monkeypatch.setattr("outrider.backends.gguf.installed", lambda: ())
-    monkeypatch.setattr("outrider.backends.gguf.describe_gpus", lambda file: [f"no GPU of {file.source}"])
+    monkeypatch.setattr("outrider.backends.gguf.libraries.installed", lambda: ())
+    monkeypatch.setattr(
+        "outrider.backends.gguf.libraries.describe_gpus", lambda file: [f"no GPU of {file.source}"]
+    )
     model = machine.root / "model.gguf"
-    monkeypatch.setattr("outrider.models.embedded_default", lambda _progress: model)
+    monkeypatch.setattr("outrider.models.embedded.embedded_default", lambda _progress: model)
     return partial(call, monkeypatch, capfdbinary, "setup")
 
 

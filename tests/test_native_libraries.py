@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 
 from backends import FILES, MAINLINE
-from outrider.backends.gguf import LoadOptions, candidates, installed, libraries
+from outrider.backends.gguf import libraries
 from outrider.backends.gguf.c_types import LibraryRefused, Params
 from outrider.backends.gguf.ik import Dialect as Ik
+from outrider.backends.gguf.libraries import candidates, installed
 from outrider.backends.gguf.library import SHARED, Library, LibraryFile
 from outrider.backends.gguf.mainline import Dialect as Mainline
+from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.quantizer import quantize
 from outrider.backends.tuning.options import tune
 from outrider.core.errors import BackendError, SettingError
@@ -233,7 +235,8 @@ def test_a_second_build_that_would_run_on_the_kernels_of_the_first_is_refused(tm
     shutil.copytree(first, tmp_path / "lib")
     code = (
         "import sys\n"
-        "from outrider.backends.gguf import LoadOptions, candidates\n"
+        "from outrider.backends.gguf.libraries import candidates\n"
+        "from outrider.backends.gguf.options import LoadOptions\n"
         "from outrider.core.errors import SettingError\n"
         "next(candidates(LoadOptions(library=sys.argv[1])))\n"
         "try: next(candidates(LoadOptions(library=sys.argv[2])))\n"

@@ -17,7 +17,7 @@ from outrider.backends.native import MAINLINE, cuda
 from outrider.backends.native.build import build_native, fetched
 from outrider.backends.native.place import RECIPE
 from outrider.core.errors import BuildError
-from outrider.models import embedded_default
+from outrider.models.embedded import embedded_default
 
 REAL_PATH = os.environ.get("PATH", os.defpath)
 

@@ -15,7 +15,6 @@ import pytest
 from adapters import write_adapter
 from backends import FILES, IK, MAINLINE, NATIVE
 from cli_helpers import TEMPLATE, Outcome, call
-from outrider.backends.gguf import LibraryFile, LoadOptions, Weights
 from outrider.backends.gguf.devices import (
     check_overrides,
     device_array,
@@ -26,7 +25,10 @@ from outrider.backends.gguf.devices import (
     share_array,
 )
 from outrider.backends.gguf.libraries import describe_gpus, open_library
+from outrider.backends.gguf.library import LibraryFile
 from outrider.backends.gguf.memory import Contexts, place_layers, what_would_fit
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.tuning.scoring import subject_of
 from outrider.cli.llama_options import translate
 from outrider.cli.load_options import load_options

@@ -23,7 +23,7 @@ from outrider.lab.plan.calls import (
 )
 from outrider.lab.plan.catalogue import catalogue
 from outrider.lab.plan.shapes import ModelShape, find_shape, head_of
-from outrider.models import embedded_default
+from outrider.models.embedded import embedded_default
 
 KNOWN = catalogue()
 MODELS = st.sampled_from(sorted(KNOWN.tables["models"]))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from engines import PROMPT, language_model, plain
 from examples import examples
-from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion
 from outrider.core.params import SamplingParams

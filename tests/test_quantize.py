@@ -18,11 +18,11 @@ from gguf import LlamaFileType
 
 from cli_helpers import COMMAND, ROOT, call, environment
 from llama_cpp_models import SMALL, TEXT
-from outrider.backends.gguf import Weights
+from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.quantizer import TYPES, Launch, Quantized, quantize, read_type
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendCrash, BackendError, ModelFileError, OutOfMemory, SettingError
-from outrider.models import read_card
+from outrider.models.gguf import read_card
 from outrider.models.reference import requantized_name, without_quantization
 from tiny.architectures import ARCHITECTURES
 from tiny_gguf import write_tiny

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.gguf.c_types import BOOL, INT, POINTER, functions
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import Model
 from outrider.core.data import Completion, Request
 from outrider.core.params import SamplingParams
 from outrider.lab.comparison import find_divergence
-from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
+from outrider.models.hub import cache_dir
 from outrider.policy import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions
 from outrider.session.readout import read_out

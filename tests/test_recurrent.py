@@ -28,8 +28,8 @@ from engines import (
 )
 from kinds import CHECKPOINTS, SNAPSHOTS
 from llama_cpp_models import resident_bytes
-from outrider.backends.gguf import LoadOptions
 from outrider.backends.gguf.model import GgufModel, Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.rewinding import RewindSupport
 from outrider.backends.rewinding import Checkpoints
 from outrider.core.contracts import CHECKPOINTS as OF_CHECKPOINTS

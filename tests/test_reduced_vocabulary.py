@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from engines import GREEDY, VOCABULARY, Extending, asked, reduced_drafter, sampler
 from llama_cpp_models import TEXT
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
-from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import Constraint, DraftRequest, PartOf
 from outrider.core.data import Draft, Mask, Row
 from outrider.core.errors import VocabularyMismatch

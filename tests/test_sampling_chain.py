@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from llama_cpp_models import SMALL, Load, tiny
-from outrider.backends.gguf import candidates
 from outrider.backends.gguf.c_types import (
     BOOL,
     FLOAT,
@@ -24,6 +23,7 @@ from outrider.backends.gguf.c_types import (
     functions,
     structure,
 )
+from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.top_logits import ChainParams
 from outrider.core.data import Distribution, Row
 from outrider.core.params import SamplingParams

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from openai import OpenAI
 
-from outrider.models import cache_dir
+from outrider.models.hub import cache_dir
 from real_server import KEY, NAME, real_server
 from serving import user
 

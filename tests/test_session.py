@@ -14,7 +14,9 @@ from gguf import GGUFWriter
 from starlette.testclient import TestClient
 
 from llama_cpp_models import TEXT, resident_bytes
-from outrider.backends.gguf import LoadOptions, Weights, mainline
+from outrider.backends.gguf import mainline
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.data import Request
 from outrider.core.errors import (
     BackendError,

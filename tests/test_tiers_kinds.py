@@ -13,8 +13,8 @@ import pytest
 from backends import MAINLINE, Backend, Native, backend, over
 from kinds import KINDS
 from llama_cpp_models import TEXT
-from outrider.backends.gguf import GgufModel
 from outrider.backends.gguf.head_model import HeadModel
+from outrider.backends.gguf.model import GgufModel
 from outrider.core.contracts import Model
 from outrider.core.data import Request
 from outrider.core.params import SamplingParams

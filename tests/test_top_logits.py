@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_cpp_models import SMALL, TEXT, Load, tiny
-from outrider.backends.gguf import GgufModel, Weights, guard
+from outrider.backends.gguf import guard
 from outrider.backends.gguf.mainline import Dialect
+from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.top_logits import TopSampling
 from outrider.core.contracts import Model
 from outrider.core.data import Completion, Logits, Request, Span, TopLogits

@@ -15,7 +15,7 @@ from distilling import spoken
 from engines import VOCABULARY
 from llama_cpp_models import SMALL
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.backends.gguf import Weights
+from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.quantizer import quantize
 from outrider.core.contracts import PartOf
 from outrider.core.data import Span

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from outrider.backends.gguf import GgufModel, LoadOptions, Weights, candidates
+from outrider.backends.gguf.libraries import candidates
+from outrider.backends.gguf.model import GgufModel, Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.tuning import options, scoring
 from outrider.backends.tuning.options import choose_options, tune, tuned_options
 from outrider.backends.tuning.scoring import costs_of, subject_of

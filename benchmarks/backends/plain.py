@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import Row, Spread, append, argument_parser, describe, in_turn, run_program
 from outrider import LoadOptions, Request, SamplingParams, Session, Span, read_out
 from outrider.backends.bitwise import BitwiseModel
-from outrider.backends.gguf import GgufModel
+from outrider.backends.gguf.model import GgufModel
 
 PROMPT = (
     "Write a Python module that reads a CSV file of measurements, groups the rows by sensor, and prints "

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from engines import run
 from harness import append, argument_parser, describe, run_program
 from head_files import OPTIONS, Files, write_files
-from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.data import Request
 from outrider.core.params import SamplingParams
 from outrider.engine import Engine

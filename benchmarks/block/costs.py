@@ -23,8 +23,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from gguf import GGMLQuantizationType
 
 from harness import append, argument_parser, describe, run_program, table
-from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.gguf.head_model import HeadWeights
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import calibrate
 from outrider.models.gguf import read_card

@@ -29,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import argument_parser, describe, run_program
 from outrider import Engine, FixedPolicy, Request, SamplingParams, Span
-from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import FREE
 from outrider.core.data import Logits, TopLogits
 from outrider.drafters.model import ModelDrafter

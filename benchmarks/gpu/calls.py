@@ -24,8 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Row, Spread, append, argument_parser, describe, in_turn, resume, run_program
 from outrider import Engine, Request, SamplingParams
-from outrider.backends.gguf import GgufModel, LoadOptions, Weights, device_names
 from outrider.backends.gguf.context import LlamaBatch
+from outrider.backends.gguf.libraries import device_names
+from outrider.backends.gguf.model import GgufModel, Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.data import Span
 from outrider.costs.calibrate import calibrate
 from outrider.costs.timer import ordinary_tokens

@@ -19,7 +19,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter,
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import argument_parser, run_program
-from outrider.models import embedded_default
+from outrider.models.embedded import embedded_default
 
 T = GGMLQuantizationType
 POOL_BYTES = 32 * 2**20

@@ -16,7 +16,8 @@ from pathlib import Path
 from harness import Row, append, argument_parser, describe, resume, run_program
 from outrider.lab.plan.catalogue import catalogue
 from outrider.lab.plan.shapes import find_shape
-from outrider.models import embedded_default, read_card
+from outrider.models.embedded import embedded_default
+from outrider.models.gguf import read_card
 
 BACKENDS = ("llama.cpp", "ik")
 

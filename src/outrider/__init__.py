@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from outrider.backends.gguf import LoadOptions
+    from outrider.backends.gguf.options import LoadOptions
     from outrider.core.contracts import Constraint, Drafter, Model, Policy, Vocabulary
     from outrider.core.data import Completion, Draft, Grammar, Request, Span, StepRecord, Update
     from outrider.core.errors import BackendError, ConstraintError, GrammarError, InputError, OutriderError
@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "backends.gguf": ("LoadOptions",),
+    "backends.gguf.options": ("LoadOptions",),
     "lab.comparison": ("Comparison", "compare"),
     "core.contracts": ("Constraint", "Drafter", "Model", "Policy", "Vocabulary"),
     "core.data": ("Completion", "Draft", "Grammar", "Request", "Span", "StepRecord", "Update"),

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from outrider.backends.gguf import show_log
+from outrider.backends.gguf.log import show_log
 from outrider.cli.bench_settings import BenchSettings, ExportSettings, InitSettings, ReportSettings
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import INTERRUPTED, readable, write, write_json

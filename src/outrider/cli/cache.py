@@ -13,8 +13,7 @@ from outrider.cli.settings import CacheSettings
 from outrider.core.errors import SettingError
 from outrider.core.files import reason_of
 from outrider.core.numbers import counted, gigabytes
-from outrider.models import cache_dir
-from outrider.models.hub import HubOptions
+from outrider.models.hub import HubOptions, cache_dir
 
 _KINDS = {
     "models": "the embedded model",

@@ -22,7 +22,7 @@ from outrider.core.errors import ConstraintError, InputError, OutriderError, Pro
 from outrider.core.files import write_whole
 from outrider.core.numbers import counted
 from outrider.core.schema import settings_of
-from outrider.models import cache_dir
+from outrider.models.hub import cache_dir
 from outrider.session import Message, Pair, Session
 from outrider.session.generation import Generation
 from outrider.session.readout import Readout, read_out, write_trace

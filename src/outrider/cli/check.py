@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from pydantic import ValidationError
 from rich.text import Text
 
-from outrider.backends.gguf import LoadOptions, candidates, show_log
+from outrider.backends.gguf.libraries import candidates
+from outrider.backends.gguf.log import show_log
+from outrider.backends.gguf.options import LoadOptions
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.load_options import load_options
 from outrider.cli.output import readable, write_json
@@ -34,10 +36,11 @@ from outrider.lab.predict import Speedups
 from outrider.lab.prompts import Workload
 from outrider.lab.verdict import DraftVerdict, Outcome, as_text
 from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
-from outrider.models import DEFAULT, DEFAULT_DRAFT, embedded_draft
+from outrider.models.embedded import embedded_draft
 from outrider.models.finding import find_drafts
 from outrider.models.gguf import HEADS
 from outrider.models.hub import HubOptions
+from outrider.models.reference import DEFAULT, DEFAULT_DRAFT
 from outrider.session.drafts import FoundFile, listed, of_draft, why_no_head
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.text import Text
 
-from outrider.backends.gguf import LoadOptions, show_log
+from outrider.backends.gguf.log import show_log
+from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.tuning.options import Tuning, tune, tuned_options
 from outrider.backends.tuning.scoring import Loaded, costs_of, subject_of
 from outrider.cli.interrupt import LoadInterrupt

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from outrider.backends.gguf import show_log
+from outrider.backends.gguf.log import show_log
 from outrider.cli.check import print_judged
 from outrider.cli.distill_settings import DistillSettings
 from outrider.cli.interrupt import LoadInterrupt
@@ -24,7 +24,7 @@ from outrider.core.numbers import duration, gigabytes, short_count
 from outrider.core.schema import Group
 from outrider.lab.distill.plan import Data, DistillPlan, Draft, Training
 from outrider.lab.models import ModelFile, find_model
-from outrider.models import DEFAULT
+from outrider.models.reference import DEFAULT
 
 if TYPE_CHECKING:
     from outrider.lab.distill.report import Draft as MadeDraft

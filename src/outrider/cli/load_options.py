@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from outrider.backends.gguf import LoadOptions
 from outrider.backends.gguf.devices import on_processor
-from outrider.backends.gguf.options import ALL_LAYERS
+from outrider.backends.gguf.options import ALL_LAYERS, LoadOptions
 from outrider.core.errors import SettingError
 from outrider.core.schema import values_for
 from outrider.core.settings import Loading

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-from outrider.backends.gguf import show_log
+from outrider.backends.gguf.log import show_log
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.plans import PairPlan
 from outrider.cli.screen import Screen

@@ -79,9 +79,7 @@ def _asked(settings: PlanSettings, known: Catalogue) -> tuple[Asked, str]:
     asked = Asked(
         PlannedModel(target, (machine,), is_target=True),
         [
-            PlannedModel(
-                shape, (machine,) if shape.is_head else places, acceptance=tables.get(shape.name)
-            )
+            PlannedModel(shape, (machine,) if shape.is_head else places, acceptance=tables.get(shape.name))
             for shape in shapes
         ],
         batches,

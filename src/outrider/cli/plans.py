@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf.options import LoadOptions
 from outrider.cli.grammar import read_grammar
 from outrider.cli.load_options import load_options
 from outrider.cli.prompt import encodable
@@ -17,7 +17,7 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar, Request
 from outrider.core.errors import InputError, SettingError
 from outrider.core.files import check_writable, read_text
-from outrider.core.params import SamplingParams, Verification
+from outrider.core.params import NO_DRAFT, SamplingParams, Verification
 from outrider.core.settings import (
     Drafting,
     DraftModel,
@@ -30,7 +30,6 @@ from outrider.core.settings import (
     sampling_params,
 )
 from outrider.drafters.corpus_store import list_files
-from outrider.models import NO_DRAFT
 from outrider.models.chat import ChatTemplate
 from outrider.models.hub import HubOptions
 from outrider.policy import FixedPolicy

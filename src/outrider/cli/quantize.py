@@ -14,8 +14,8 @@ from outrider.cli.settings import QuantizeSettings
 from outrider.core.errors import SettingError
 from outrider.core.files import reason_of
 from outrider.core.numbers import gigabytes
-from outrider.models import embedded_default, resolve
-from outrider.models.reference import requantized_name
+from outrider.models.embedded import embedded_default
+from outrider.models.reference import requantized_name, resolve
 
 
 def quantize_model(settings: QuantizeSettings) -> int:

@@ -12,7 +12,7 @@ from socket import socket
 from ssl import SSLContext
 from typing import TYPE_CHECKING
 
-from outrider.backends.gguf import build_id
+from outrider.backends.gguf.libraries import build_id
 from outrider.backends.machine import available_bytes
 from outrider.cli.opening import load_pair, open_session
 from outrider.cli.plans import PairPlan, plan_pair

@@ -69,9 +69,7 @@ class Prompt(Group):
         return self.prompt_argument is None and self.prompt is None and from_file
 
 
-class RunSettings(
-    PairSettings, Prompt, Reasoning, Sampling, Structure, DraftSources, Lenience, JsonOutput
-):
+class RunSettings(PairSettings, Prompt, Reasoning, Sampling, Structure, DraftSources, Lenience, JsonOutput):
     """Those of `run` and `chat`."""
 
     prediction: Path | None = setting(

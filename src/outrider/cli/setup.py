@@ -46,7 +46,7 @@ def setup(settings: SetupSettings) -> int:
 
 
 def _libraries() -> list[str]:
-    from outrider.backends.gguf import describe_gpus, installed, why_not
+    from outrider.backends.gguf.libraries import describe_gpus, installed, why_not
     from outrider.backends.native import cuda_library, native_library
     from outrider.backends.native.cuda import cards
 
@@ -67,11 +67,12 @@ def _libraries() -> list[str]:
 
 def _build(force: bool, *, cuda: bool = False, kinds: str | None = None) -> None:
     """Build ik_llama.cpp for this CPU, or with `cuda` llama.cpp for the cards that are here or named."""
-    from outrider.backends.gguf import LibraryFile, describe_gpus
+    from outrider.backends.gguf.libraries import describe_gpus
+    from outrider.backends.gguf.library import LibraryFile
     from outrider.backends.native import IK, MAINLINE
     from outrider.backends.native.build import build_native
     from outrider.backends.native.cuda import plan_cuda
-    from outrider.models import embedded_default
+    from outrider.models.embedded import embedded_default
 
     plan = plan_cuda(kinds) if cuda else None
     title, source = ("ik_llama.cpp for this CPU", IK)

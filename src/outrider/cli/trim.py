@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from outrider.backends.gguf import show_log
+from outrider.backends.gguf.log import show_log
 from outrider.backends.gguf.quantizer import check_output
 from outrider.cli.check import model_of, workload_of
 from outrider.cli.interrupt import LoadInterrupt

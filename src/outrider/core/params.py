@@ -147,6 +147,9 @@ requests with a seed, otherwise block."""
 DraftSampling = Literal["auto", "greedy", "sampled"]
 """A draft model's tokens: its most likely ones, sampled ones, or whichever are accepted more."""
 
+NO_DRAFT = "none"
+"""As the draft's reference: no draft model, also not the one that comes with the default."""
+
 PolicyName = Literal["auto", "lookup", "model", "fixed", "plain"]
 """Who drafts, and how far: whatever pays; the same without the draft model, or without lookups; fixed
 lengths; nobody."""

@@ -12,7 +12,9 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from outrider.backends.gguf import LoadOptions, device_names, physical_cores
+from outrider.backends.gguf.libraries import device_names
+from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.machine import physical_cores
 from outrider.backends.tuning.options import tuned_options
 from outrider.core.contracts import RewindKind
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, SettingError

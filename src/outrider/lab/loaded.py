@@ -11,9 +11,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.backends.gguf.head_model import HeadWeights, open_own
 from outrider.backends.gguf.heads import HiddenStates, why_no_heads
+from outrider.backends.gguf.model import GgufModel
+from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.tuning.scoring import costs_of
 from outrider.core.contracts import FREE, Constraint, Model, Rewinding
 from outrider.core.data import Grammar
@@ -27,8 +28,8 @@ from outrider.lab.prompts import Prompt
 from outrider.lab.recording import Offers, Recording, record_offers
 from outrider.lab.rows import ModelRow, Role
 from outrider.lab.teacher_forced import teacher_forced
-from outrider.models import read_card
 from outrider.models.chat import ChatTemplate
+from outrider.models.gguf import read_card
 from outrider.models.vocab import Alignment
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.policy.pretrained import PretrainedCalibration

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.backends.gguf import build_id
+from outrider.backends.gguf.libraries import build_id
 from outrider.backends.machine import processor_name
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from outrider.core.errors import BackendError, ModelFileError
 from outrider.costs.store import fingerprint
-from outrider.models import HubOptions, ModelCard, read_card, resolve
-from outrider.models.gguf import check_whole
+from outrider.models.gguf import ModelCard, check_whole, read_card
+from outrider.models.hub import HubOptions
+from outrider.models.reference import resolve
 
 OWN_HEAD = "mtp"
 """The name of the head in a target's own file; as a reference, that of every target."""

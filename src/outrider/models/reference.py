@@ -17,14 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from outrider.core.errors import HubError, ModelFileError
+from outrider.core.params import NO_DRAFT
 from outrider.models.embedded import embedded_default, embedded_draft
 from outrider.models.hub import HubOptions, fetch, list_files
 
 DEFAULT = "default"
 """The reference that means the embedded default model."""
-
-NO_DRAFT = "none"
-"""As the draft's reference: no draft model, also not the one that comes with the default."""
 
 DEFAULT_DRAFT = "default-draft"
 """As the draft's reference: the one that comes with the default, for its other quantizations and its kin."""

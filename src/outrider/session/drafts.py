@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from outrider.backends.gguf import LoadOptions, Weights, check_head
+from outrider.backends.gguf.guard import check_head
 from outrider.backends.gguf.head_model import HeadWeights
 from outrider.backends.gguf.heads import why_no_heads
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.tuning.scoring import machine_id
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, VocabularyMismatch
 from outrider.core.notices import notify

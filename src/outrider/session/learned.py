@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from outrider.backends.gguf import GgufModel
+from outrider.backends.gguf.model import GgufModel
 from outrider.backends.tuning.scoring import (
     Loaded,
     costs_at_once,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from outrider.backends.gguf import LoadOptions, Weights, candidates, refusals
 from outrider.backends.gguf.heads import MAX_STATES_BYTES, why_no_heads
+from outrider.backends.gguf.libraries import candidates, refusals
 from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.memory import Contexts, check_memory, free_memory, place_layers, total_bytes
-from outrider.backends.gguf.options import ALL_LAYERS
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import ALL_LAYERS, LoadOptions
 from outrider.backends.tuning.options import checked_options, choose_options
 from outrider.core.errors import BackendCrash, ModelFileError, OutriderError
 from outrider.core.notices import notify
@@ -73,9 +74,7 @@ class Room:
             if draft.kind != "model":
                 values = (target.embedding_length or 0) * max(len(read_head(draft, target).target_layers), 1)
                 kept = min(4 * values * capacity, MAX_STATES_BYTES * options.num_sequences)
-            models.append(
-                Contexts(draft.layout, self.draft_loading, *along.get(draft.kind, of_model), kept)
-            )
+            models.append(Contexts(draft.layout, self.draft_loading, *along.get(draft.kind, of_model), kept))
         return models
 
 

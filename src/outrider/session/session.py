@@ -10,8 +10,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
 from outrider.backends.bitwise import BitwiseModel
-from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.backends.gguf.head_model import HeadModel
+from outrider.backends.gguf.model import GgufModel
+from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.tuning.scoring import is_on_gpu
 from outrider.core.contracts import Drafter, Model, Policy
 from outrider.core.data import Completion, Grammar, Request, Thought
@@ -247,8 +248,8 @@ class Session:
         return compiled
 
     def thought(self, prompt: Sequence[int], budget: int, message: str) -> Thought | None:
-        """A limit of `budget` tokens on the reasoning after a prompt, with `message` before a forced end; None
-        if the model's template has no reasoning."""
+        """A limit of `budget` tokens on the reasoning after a prompt, with `message` before a forced end;
+        None if the model's template has no reasoning."""
         from outrider.formats import format_of  # loads slowly, and few requests need it
 
         vocabulary = self.target.vocabulary

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from outrider.backends.bitwise import BitwiseModel, Equality, find_equality
 from outrider.backends.bitwise.probe import measure_price, needs_no_padding
-from outrider.backends.gguf import Weights
+from outrider.backends.gguf.model import Weights
 from outrider.backends.tuning.scoring import Loaded, spare_cores, subject_of
 from outrider.core.errors import OutOfMemory, SettingError
 from outrider.costs.calibrate import Progress

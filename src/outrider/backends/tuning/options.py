@@ -11,8 +11,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from outrider.backends.gguf import Library, LoadOptions, Weights, candidates, check_build, installed
-from outrider.backends.gguf.options import RARELY_SET
+from outrider.backends.gguf.guard import check_build
+from outrider.backends.gguf.libraries import candidates, installed
+from outrider.backends.gguf.library import Library
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import RARELY_SET, LoadOptions
 from outrider.backends.machine import available_bytes, logical_cores, physical_cores
 from outrider.backends.tuning.scoring import (
     COMPARED_TOKENS,

@@ -10,7 +10,8 @@ from itertools import product
 from pathlib import Path
 
 from outrider.backends.bitwise import BitwiseModel
-from outrider.backends.gguf import GgufModel, LoadOptions
+from outrider.backends.gguf.model import GgufModel
+from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.registry import TITLES
 from outrider.backends.machine import cpu_id, num_cores, physical_cores, processor_name
 from outrider.backends.native import cuda_library, native_library

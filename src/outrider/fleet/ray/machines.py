@@ -12,13 +12,15 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from outrider.backends.gguf import device_names, physical_cores
-from outrider.backends.machine import total_bytes
+from outrider.backends.gguf.libraries import device_names
+from outrider.backends.machine import physical_cores, total_bytes
 from outrider.core.errors import BackendError, ModelFileError, OutriderError
 from outrider.costs.store import fingerprint
 from outrider.lab.machine import machine, versions
 from outrider.lab.models import OWN_HEAD, ModelFile, find_models
-from outrider.models import DEFAULT, HubOptions, read_card
+from outrider.models.gguf import read_card
+from outrider.models.hub import HubOptions
+from outrider.models.reference import DEFAULT
 
 LABEL = "outrider-machine"
 """The label of a node that names its kind: `ray start --labels outrider-machine=NAME`."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from outrider.backends.gguf import GgufModel, LoadOptions, candidates
+from outrider.backends.gguf.libraries import candidates
+from outrider.backends.gguf.model import GgufModel
+from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.tuning.scoring import costs_of
 from outrider.core.errors import SettingError
 from outrider.core.notices import collect_notices

@@ -17,14 +17,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from outrider.backends.gguf import BACKENDS, LoadOptions
+from outrider.backends.gguf.options import BACKENDS, LoadOptions
 from outrider.core.errors import SettingError
 from outrider.core.files import read_toml
 from outrider.core.invalid import invalid
 from outrider.lab.models import OWN_HEAD
 from outrider.lab.settings import PLAIN, Setting
 from outrider.lab.workloads.reading import BUILT_IN, Names, Part, WorkloadSpec, several
-from outrider.models import DEFAULT
+from outrider.models.reference import DEFAULT
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from outrider.backends.gguf import device_names, physical_cores
-from outrider.backends.machine import total_bytes
+from outrider.backends.gguf.libraries import device_names
+from outrider.backends.machine import physical_cores, total_bytes
 from outrider.core.errors import BackendError, ModelFileError, OutriderError, SettingError
 from outrider.lab.bench.loader import Loader
 from outrider.lab.bench.plan import SweepPlan

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.tuning.scoring import costs_of
 from outrider.costs import CallCosts
 from outrider.costs.expected_speed import StepCosts
@@ -27,7 +27,7 @@ from outrider.lab.distill.corpus import Text, TrainingBatch, batch_of, packed
 from outrider.lab.distill.losses import Labels, acceptance, loss_of
 from outrider.lab.distill.plan import kept
 from outrider.lab.distill.report import Evaluation
-from outrider.models import read_card
+from outrider.models.gguf import read_card
 from outrider.session.loading import load_weights
 
 _CONTEXT_TOKENS = 256

@@ -14,7 +14,8 @@ from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType
 from gguf.constants import Keys
 from gguf.quants import quantize as encoded
 
-from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.quantizer import quantize, read_type
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Request
 from outrider.core.errors import OutriderError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.errors import PromptError
 from outrider.core.notices import notify
 from outrider.core.params import SamplingParams

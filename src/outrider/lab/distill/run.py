@@ -17,7 +17,8 @@ from typing import Protocol
 
 import torch
 
-from outrider.backends.gguf import LoadOptions, physical_cores
+from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.machine import physical_cores
 from outrider.core.notices import notify
 from outrider.core.schema import values_for
 from outrider.costs.expected_speed import StepCosts

@@ -11,7 +11,8 @@ import numpy as np
 from gguf import GGUFValueType, GGUFWriter
 from gguf.constants import Keys
 
-from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import SettingError, VocabularyMismatch
 from outrider.core.files import check_room, reason_of

@@ -13,7 +13,8 @@ from time import perf_counter
 
 import numpy as np
 
-from outrider.backends.gguf import GgufModel, LoadOptions
+from outrider.backends.gguf.model import GgufModel
+from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.quantizer import quantize
 from outrider.core.errors import BackendError, ModelFileError, PromptError, SettingError
 from outrider.core.notices import collect_notices, notify
