@@ -257,7 +257,8 @@ def test_forgotten_prefix_is_pointed_out() -> None:
 def test_path_does_not_import_the_hubs_client(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf")
     program = (
-        "import sys; from outrider.models.gguf import read_card; from outrider.models.reference import resolve; "
+        "import sys; from outrider.models.gguf import read_card; "
+        "from outrider.models.reference import resolve; "
         f"read_card(resolve({str(path)!r})); print('huggingface_hub' in sys.modules, 'httpx2' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
