@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from outrider.cli.commands import COMMANDS, _load
+from outrider.cli.help import COMMANDS, load
 from outrider.cli.llama_options import COMMANDS as TAKE_OPTIONS
 from outrider.cli.llama_options import DRAFTING, table
 from outrider.core.schema import settings_of
@@ -59,7 +59,7 @@ def main() -> None:
 
 def known() -> set[str]:
     """The names that are in the table, or flags of a command that takes llama.cpp's options."""
-    groups = [_load(COMMANDS[name].settings) for name in TAKE_OPTIONS]
+    groups = [load(COMMANDS[name].settings) for name in TAKE_OPTIONS]
     ours = {name for group in groups for setting in settings_of(group).values() for name in setting.names}
     return {*ours, *table(), *DRAFTING, "-h", "--help"}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import Call, refused
-from outrider.cli.commands import COMMANDS
+from outrider.cli.help import COMMANDS
 
 
 def test_every_help_names_its_command_and_fits_80_columns(outrider: Call) -> None:

@@ -199,6 +199,7 @@ def test_help_has_every_name_that_llama_cpp_has_and_fits_the_terminal() -> None:
 
 def test_help_loads_nothing_that_runs_models() -> None:
     heavy = {
+        "typer",
         "rich",
         "numpy",
         "gguf",

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import Call, refused
-from outrider.cli import commands
-from outrider.cli.commands import COMMANDS
+from outrider.cli.help import COMMANDS, load
 from outrider.cli.main import main
 from outrider.cli.output import PIPE_CLOSED, USAGE_ERROR
 from outrider.core.schema import settings_of
@@ -83,7 +82,7 @@ NEEDED = {
 
 def numbers() -> dict[str, list[str]]:
     """The flags of all settings that are numbers, each with the shortest command that has it."""
-    found = {name: settings_of(commands._load(spec.settings)).values() for name, spec in COMMANDS.items()}
+    found = {name: settings_of(load(spec.settings)).values() for name, spec in COMMANDS.items()}
     flags: dict[str, str] = {}
     for name, settings in sorted(found.items(), key=lambda entry: len(entry[1])):
         flags = {setting.flag: name for setting in settings if setting.kind in (int, float)} | flags

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from outrider.cli import commands
-from outrider.cli.main import app
+from outrider.cli.commands import app
+from outrider.cli.help import CommandSpec
 from outrider.core.schema import Group
 
 ROOT = Path(__file__).parents[1]
@@ -57,7 +58,7 @@ def test_an_example_that_generates_ends_and_gives_the_same_text_again() -> None:
 def test_the_program_takes_every_line(monkeypatch: pytest.MonkeyPatch) -> None:
     carried_out: list[Group] = []
 
-    def carry_out(_: commands.CommandSpec, settings: Group) -> int:
+    def carry_out(_: CommandSpec, settings: Group) -> int:
         carried_out.append(settings)
         return 0
 

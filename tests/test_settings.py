@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from cli_helpers import Call
-from outrider.cli.commands import COMMANDS
+from outrider.cli.help import COMMANDS
 from outrider.core.schema import Group, Setting, setting, setting_error, settings_of, with_default
 from outrider.core.settings import PairSettings
 

@@ -12,7 +12,7 @@ import typer
 
 import outrider
 from golden.api import serve
-from outrider.cli.main import app
+from outrider.cli.commands import app
 from outrider.lab.bench.plan import SweepPlan, plan_text
 from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.server.configuration import Configuration, as_toml

@@ -1,13 +1,12 @@
-"""The commands of the program. Their settings and functions are imported when they are called."""
+"""The program's command line. Settings and functions of a command are imported when it is called."""
 
 from __future__ import annotations
 
 import gc
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import cache
-from importlib import import_module
 from inspect import Parameter, Signature
 from typing import Annotated, Any
 
@@ -16,130 +15,16 @@ from pydantic import ValidationError
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from outrider import __version__
 from outrider.cli import llama_options
+from outrider.cli.help import COMMANDS, CommandSpec, help_of, load
 from outrider.cli.output import INTERRUPTED
 from outrider.core.errors import SettingError
 from outrider.core.schema import Group, Setting, setting_error, settings_of
 
-_RUN = """Generate text with a target model and its drafts, and show what it took.
-
-Exit status: 0; 2 for an error; 3 for an output cut off before its schema or grammar ends; 130 after Ctrl-C;
-141 when the reader of its output left (| head).
-"""
-_BENCH = """Find the pairing and the settings that win here: sweep targets, drafts, settings and workloads.
-
-outrider bench init writes a commented plan; bench report and export read runs (-h says more).
-A sweep that was interrupted continues when it is started again.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class CommandSpec:
-    """A command: its settings' class and its function, which returns the exit status, as MODULE:NAME in
-    `outrider.cli`; `hidden` are settings that the help omits."""
-
-    settings: str
-    function: str
-    help: str
-    hidden: str = ""
-
-
-COMMANDS = {
-    "run": CommandSpec("settings:RunSettings", "run:run", _RUN),
-    "chat": CommandSpec(
-        "settings:ChatSettings",
-        "chat:chat",
-        "Hold a conversation; its KV is kept between turns.",
-        hidden="settings:NOT_IN_CHAT",
-    ),
-    "verify": CommandSpec(
-        "settings:VerifySettings",
-        "verify:verify",
-        "Test that speculation does not change the output, and write a certificate.",
-    ),
-    "costs": CommandSpec(
-        "settings:CostsSettings",
-        "costs:costs",
-        "Measure what model calls cost here, and what acceptance drafts must reach.",
-    ),
-    "bench": CommandSpec("bench_settings:BenchSettings", "bench:bench", _BENCH),
-    "bench init": CommandSpec(
-        "bench_settings:InitSettings",
-        "bench:init",
-        "Write a plan, ready to run, that explains every setting.",
-    ),
-    "bench report": CommandSpec(
-        "bench_settings:ReportSettings", "bench:report", "Show the report of a run, finished or not."
-    ),
-    "bench export": CommandSpec(
-        "bench_settings:ExportSettings",
-        "bench:export",
-        "Write the rows of a run as a table: CSV or JSON lines.",
-    ),
-    "check": CommandSpec(
-        "settings:CheckSettings",
-        "check:check",
-        "Find out within a minute whether a draft model, or lookup alone, pays on this machine.",
-    ),
-    "plan": CommandSpec(
-        "plan_settings:PlanSettings",
-        "plan:plan",
-        "Predict what a pair would do on other hardware, and write the command for another engine.",
-    ),
-    "distill": CommandSpec(
-        "distill_settings:DistillSettings",
-        "distill:distill",
-        "Train a small draft on the target's own answers, and measure it on held-out prompts.",
-    ),
-    "trim": CommandSpec(
-        "settings:TrimSettings",
-        "trim:trim_draft",
-        "Make a draft cheaper without training: a smaller vocabulary, and weight types that are fast here.",
-    ),
-    "quantize": CommandSpec(
-        "settings:QuantizeSettings",
-        "quantize:quantize_model",
-        "Quantize a model with llama.cpp's own quantizer, from one download.",
-    ),
-    "serve": CommandSpec(
-        "serve_settings:ServeOptions",
-        "serve_settings:serve_or_print",
-        "Serve models: an OpenAI-compatible API, and a web page.",
-    ),
-    "cache": CommandSpec(
-        "settings:CacheSettings",
-        "cache:cache",
-        "Show what Outrider keeps on this machine, where, and remove it.",
-    ),
-    "setup": CommandSpec(
-        "settings:SetupSettings",
-        "setup:setup",
-        "Show which libraries and devices run GGUF files here; compile a library for this CPU.",
-    ),
-}
-
-
 _NOTICES = "outrider.notices"
 """in a context's `meta`: notes about the command line"""
 _ALL = "--help-all"
-_LONG = 40
-"""The help of a command with more settings shows only the usual ones."""
-_USUAL = frozenset(
-    """
-    prompt_argument prompt file system interactive predict stop model hf_repo model_draft hf_repo_draft
-    ctx_size threads gpu_layers backend temp top_p seed json_schema grammar policy draft_max corpus prediction
-    show_source compare explain quiet print_json trace offline verbose host port api_key alias models_dir
-    max_running config print_config log_prompts plan workload prompts minutes out quick tokens output base
-    """.split()  # noqa: SIM905 (names are read, not quotation marks)
-)
-"""Settings that most people need"""
-_COLUMN = 26
-"""where the explanations start in the help"""
-
-
-def _load(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(import_module(f"outrider.cli.{module}"), name)
 
 
 class Command(TyperCommand):
@@ -149,34 +34,8 @@ class Command(TyperCommand):
         ctx.meta[_ALL] = _ALL in args
         return super().parse_args(ctx, ["--help" if word == _ALL else word for word in args])
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        spec = COMMANDS[self.name or ""]
-        hidden = _load(spec.hidden) if spec.hidden else ()
-        settings = [s for s in settings_of(_load(spec.settings)).values() if s.name not in hidden]
-        is_short = len(settings) > _LONG and not ctx.meta.get(_ALL)
-        panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
-        for setting in settings:
-            if setting.name in _USUAL or not is_short:
-                panel = "Arguments" if setting.is_argument else setting.panel
-                panels.setdefault(panel, []).append(_help_record(setting))
-        if is_short:
-            more = f"Show all {len(settings)} options."
-            panels["More"] = [(_ALL.ljust(_COLUMN), more)]
-        for panel, records in panels.items():
-            if records:
-                with formatter.section(panel):
-                    formatter.write_dl(records, col_max=_COLUMN)
-
-
-def _help_record(setting: Setting) -> tuple[str, str]:
-    written = setting.metavar or ""
-    if not setting.is_argument:
-        short = [name for name in setting.names if not name.startswith("--")]
-        long = f"--[no-]{setting.flag.removeprefix('--')}" if "/" in "".join(setting.flags) else setting.flag
-        written = f"{', '.join([*short, long])} {written if setting.kind is not bool else ''}"
-    default = "on" if setting.default is True else setting.default
-    meaning = setting.help if default in (None, False, "") else f"{setting.help} [{default}]"
-    return written.rstrip().ljust(_COLUMN), meaning
+    def get_help(self, ctx: Any) -> str:
+        return help_of(self.name or "", everything=ctx.meta[_ALL])
 
 
 class Commands(TyperGroup):
@@ -200,7 +59,7 @@ class Commands(TyperGroup):
         rest = resolved[2]
         if args[0] in llama_options.COMMANDS:
             rest, notices = llama_options.translate(
-                args[0], rest, lambda name: settings_of(_load(COMMANDS[name].settings))
+                args[0], rest, lambda name: settings_of(load(COMMANDS[name].settings))
             )
             ctx.meta[_NOTICES] = notices
         return resolved[0], _made(args[0]), rest
@@ -213,7 +72,7 @@ class Commands(TyperGroup):
 @cache
 def _made(name: str) -> Any:
     spec = COMMANDS[name]
-    group: type[Group] = _load(spec.settings)
+    group: type[Group] = load(spec.settings)
     settings = settings_of(group)
 
     def command(ctx: typer.Context, **arguments: Any) -> None:
@@ -256,7 +115,7 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
 
 def _carry_out(spec: CommandSpec, settings: Group) -> int:
     try:
-        function: Callable[[Group], int] = _load(spec.function)
+        function: Callable[[Group], int] = load(spec.function)
         if not gc.isenabled():  # since the program's start: what was imported stays
             gc.freeze()
             gc.enable()
@@ -271,3 +130,38 @@ def _carry_out(spec: CommandSpec, settings: Group) -> int:
     except KeyboardInterrupt:  # typer would end without a word, in the middle of a line
         typer.echo("\ninterrupted", err=True)
         return INTERRUPTED
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Speculative decoding that measures, decides and proves: the same text in fewer target calls.",
+)
+
+
+def _libraries() -> list[str]:
+    from importlib.metadata import PackageNotFoundError, version  # loads slowly
+
+    found = []
+    for name in ("ik-llama-cpp-python", "xllamacpp", "llama-cpp-python"):
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return found
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"outrider {__version__} ({', '.join(_libraries()) or 'no library to run models'})")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """The options of the program itself."""

@@ -15,6 +15,7 @@ from functools import cache
 from importlib.resources import files
 from itertools import islice
 
+from outrider.cli.help import HELP
 from outrider.core.errors import SettingError
 from outrider.core.schema import Setting
 
@@ -29,7 +30,6 @@ PROGRAMS = {
 }
 """The commands that replace llama.cpp's programs"""
 
-_HELP = ("-h", "--help", "--help-all")
 _NUMBER = re.compile(r"-\d|-\.\d")
 _ATTACHED = re.compile(r"(-[A-Za-z])(-?\d.*)")
 """A value right after a short name: -n64"""
@@ -180,7 +180,7 @@ class _Line:
 
 
 def _flags(settings: Mapping[str, Setting]) -> dict[str, bool]:
-    takes_value = dict.fromkeys(_HELP, False)
+    takes_value = dict.fromkeys(HELP, False)
     for setting in settings.values():
         takes_value |= dict.fromkeys(setting.names, setting.kind is not bool)
     return takes_value

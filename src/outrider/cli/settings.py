@@ -1,6 +1,6 @@
 """The settings of commands: groups of `outrider.core.settings`, and their own."""
 
-from __future__ import annotations
+# Annotations are no strings here: pydantic would evaluate them, which takes most of the time of --help.
 
 from pathlib import Path
 from typing import Annotated

@@ -1,6 +1,6 @@
 """The settings that several commands have, in groups; `outrider.core.schema` says what a setting is."""
 
-from __future__ import annotations
+# Annotations are no strings here: pydantic would evaluate them, which takes most of the time of --help.
 
 from dataclasses import Field as DataclassField
 from dataclasses import fields

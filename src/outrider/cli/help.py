@@ -1,0 +1,191 @@
+"""The commands of the program, and the help of each. No parser is needed for it: they load slowly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from shutil import get_terminal_size
+from textwrap import fill, wrap
+from typing import Any
+
+from outrider.core.schema import Setting, settings_of
+
+HELP = ("-h", "--help", "--help-all")
+_LONG = 40
+"""The help of a command with more settings shows only the usual ones."""
+_USUAL = frozenset(
+    """
+    prompt_argument prompt file system interactive predict stop model hf_repo model_draft hf_repo_draft
+    ctx_size threads gpu_layers backend temp top_p seed json_schema grammar policy draft_max corpus prediction
+    show_source compare explain quiet print_json trace offline verbose host port api_key alias models_dir
+    max_running config print_config log_prompts plan workload prompts minutes out quick tokens output base
+    """.split()  # noqa: SIM905 (names are read, not quotation marks)
+)
+"""Settings that most people need"""
+_WIDTH = 78
+_NAMES = 26
+"""columns of the names, before the explanations"""
+
+_RUN = """Generate text with a target model and its drafts, and show what it took.
+
+Exit status: 0; 2 for an error; 3 for an output cut off before its schema or grammar ends; 130 after Ctrl-C;
+141 when the reader of its output left (| head).
+"""
+_BENCH = """Find the pairing and the settings that win here: sweep targets, drafts, settings and workloads.
+
+outrider bench init writes a commented plan; bench report and export read runs (-h says more).
+A sweep that was interrupted continues when it is started again.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSpec:
+    """A command: its settings' class and its function, which returns the exit status, as MODULE:NAME in
+    `outrider.cli`; `hidden` are settings that the help omits."""
+
+    settings: str
+    function: str
+    help: str
+    hidden: str = ""
+
+
+COMMANDS = {
+    "run": CommandSpec("settings:RunSettings", "run:run", _RUN),
+    "chat": CommandSpec(
+        "settings:ChatSettings",
+        "chat:chat",
+        "Hold a conversation; its KV is kept between turns.",
+        hidden="settings:NOT_IN_CHAT",
+    ),
+    "verify": CommandSpec(
+        "settings:VerifySettings",
+        "verify:verify",
+        "Test that speculation does not change the output, and write a certificate.",
+    ),
+    "costs": CommandSpec(
+        "settings:CostsSettings",
+        "costs:costs",
+        "Measure what model calls cost here, and what acceptance drafts must reach.",
+    ),
+    "bench": CommandSpec("bench_settings:BenchSettings", "bench:bench", _BENCH),
+    "bench init": CommandSpec(
+        "bench_settings:InitSettings",
+        "bench:init",
+        "Write a plan, ready to run, that explains every setting.",
+    ),
+    "bench report": CommandSpec(
+        "bench_settings:ReportSettings", "bench:report", "Show the report of a run, finished or not."
+    ),
+    "bench export": CommandSpec(
+        "bench_settings:ExportSettings",
+        "bench:export",
+        "Write the rows of a run as a table: CSV or JSON lines.",
+    ),
+    "check": CommandSpec(
+        "settings:CheckSettings",
+        "check:check",
+        "Find out within a minute whether a draft model, or lookup alone, pays on this machine.",
+    ),
+    "plan": CommandSpec(
+        "plan_settings:PlanSettings",
+        "plan:plan",
+        "Predict what a pair would do on other hardware, and write the command for another engine.",
+    ),
+    "distill": CommandSpec(
+        "distill_settings:DistillSettings",
+        "distill:distill",
+        "Train a small draft on the target's own answers, and measure it on held-out prompts.",
+    ),
+    "trim": CommandSpec(
+        "settings:TrimSettings",
+        "trim:trim_draft",
+        "Make a draft cheaper without training: a smaller vocabulary, and weight types that are fast here.",
+    ),
+    "quantize": CommandSpec(
+        "settings:QuantizeSettings",
+        "quantize:quantize_model",
+        "Quantize a model with llama.cpp's own quantizer, from one download.",
+    ),
+    "serve": CommandSpec(
+        "serve_settings:ServeOptions",
+        "serve_settings:serve_or_print",
+        "Serve models: an OpenAI-compatible API, and a web page.",
+    ),
+    "cache": CommandSpec(
+        "settings:CacheSettings",
+        "cache:cache",
+        "Show what Outrider keeps on this machine, where, and remove it.",
+    ),
+    "setup": CommandSpec(
+        "settings:SetupSettings",
+        "setup:setup",
+        "Show which libraries and devices run GGUF files here; compile a library for this CPU.",
+    ),
+}
+
+
+def load(place: str) -> Any:
+    """What MODULE:NAME means."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"outrider.cli.{module}"), name)
+
+
+def asked_for(arguments: Sequence[str]) -> str | None:
+    """The help that a command line plainly asks for; None if it may ask for something else."""
+    name = next((name for name in (" ".join(arguments[:2]), *arguments[:1]) if name in COMMANDS), "")
+    rest = arguments[len(name.split()) :]
+    if not name or not rest or rest[-1] not in HELP or (rest[:-1] and rest[-2].startswith("-")):
+        return None
+    return help_of(name, everything=rest[-1] == "--help-all")
+
+
+def help_of(name: str, *, everything: bool) -> str:
+    """The help of a command: the settings that most people need, or everything."""
+    spec = COMMANDS[name]
+    hidden = load(spec.hidden) if spec.hidden else ()
+    settings = [s for s in settings_of(load(spec.settings)).values() if s.name not in hidden]
+    is_short = len(settings) > _LONG and not everything
+    panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+    usage = [f"Usage: outrider {name} [OPTIONS]"]
+    for setting in settings:
+        if setting.is_argument:
+            shown_as = setting.metavar or ""
+            usage.append(shown_as if setting.is_required or shown_as.startswith("[") else f"[{shown_as}]")
+        if setting.name in _USUAL or not is_short:
+            panel = "Arguments" if setting.is_argument else setting.panel
+            panels.setdefault(panel, []).append((_written(setting), _meaning(setting)))
+    if is_short:
+        panels["More"] = [("--help-all", f"Show all {len(settings)} options.")]
+    width = max(min(get_terminal_size().columns - 2, _WIDTH), 50)
+    said = [
+        fill(paragraph, width, initial_indent="  ", subsequent_indent="  ")
+        for paragraph in spec.help.split("\n\n")
+    ]
+    shown = ["\n".join((f"{panel}:", *_rows(rows, width))) for panel, rows in panels.items() if rows]
+    return "\n\n".join([" ".join(usage), *said, *shown])
+
+
+def _rows(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
+    indent = " " * (_NAMES + 4)
+    for names, meaning in rows:
+        lines = wrap(meaning, width - len(indent))
+        if len(names) > _NAMES:
+            yield f"  {names}"
+        else:
+            yield f"  {names}".ljust(len(indent)) + lines.pop(0)
+        yield from (indent + line for line in lines)
+
+
+def _written(setting: Setting) -> str:
+    """A setting's short names and one long name."""
+    if setting.is_argument:
+        return setting.metavar or ""
+    short = [name for name in setting.names if not name.startswith("--")]
+    long = f"--[no-]{setting.flag.removeprefix('--')}" if "/" in "".join(setting.flags) else setting.flag
+    return f"{', '.join([*short, long])} {setting.metavar or ''}".rstrip()
+
+
+def _meaning(setting: Setting) -> str:
+    default = "on" if setting.default is True else setting.default
+    return setting.help if default in (None, False, "") else f"{setting.help} [{default}]"
