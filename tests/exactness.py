@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.contracts import Vocabulary
-from outrider.core.data import Distribution, Draft, Request, Row, Verdict
+from outrider.core.data import Distribution, Draft, DraftToken, Request, Row, Verdict
 from outrider.sampling import RequestSampler, draw
 from outrider.verify import Verifier
 
@@ -207,7 +207,8 @@ def continuations(p: Language, text: Text, length: int) -> Iterator[tuple[Text, 
 
 
 def offer(tokens: Sequence[int], probs: Sequence[Distribution] | None = None) -> Draft:
-    return Draft.of(tokens, "test", 0.5, probs)
+    drawn_from = probs or [None] * len(tokens)
+    return Draft(tuple(DraftToken(t, "test", 0.5, (), q) for t, q in zip(tokens, drawn_from, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from engines import PROMPT, VOCABULARY, same_vocabulary
+from exactness import offer
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.core.data import Distribution, Draft, Request
+from outrider.core.data import Distribution, Request
 from outrider.core.errors import SettingError
 from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
@@ -47,7 +48,7 @@ def decided(rule: Rule, fault: str | None, seed: int, *, contexts: int = 40, tim
         pick = verifier.drawing(0)
         assert pick is not None
         drafted = tuple(pick(q, i) for i, q in enumerate(offered))
-        draft = Draft.of(drafted, "model", 0.5, offered)
+        draft = offer(drafted, offered)
         verifier.verify(targets, draft, 0)  # type: ignore[arg-type]
         decisions.repeat(make, request, times, seed + number)
         decisions.add_to(tests)
@@ -60,7 +61,7 @@ def test_laws_are_what_the_rules_do(rule: Rule) -> None:
     rng = np.random.default_rng(3)
     offered = tuple(distribution(rng) for _ in range(LENGTH))
     targets = [distribution(rng) for _ in range(LENGTH + 1)]
-    draft = Draft.of((1, 4), "model", 0.5, offered)
+    draft = offer((1, 4), offered)
     verifier = Verifier(Verification(rule, "sampled"), 1, greedy=False)
     found: Counter[tuple[int, int]] = Counter()
     for _ in range(20_000):

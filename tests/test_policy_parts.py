@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from constrained import OneOf, Pieces
 from engines import sampler
 from outrider.core.contracts import Drafters, DraftProgress, DraftRequest
-from outrider.core.data import Draft, DraftWork, StepRecord
+from outrider.core.data import Draft, DraftToken, DraftWork, StepRecord
 from outrider.policy import AutoPolicy
 from outrider.policy.estimates import average_after
 from outrider.policy.objective import (
@@ -104,7 +104,7 @@ def test_offers_after_a_wrong_token_teach_nothing() -> None:
 def _accepted(tokens: tuple[int, ...]) -> StepRecord:
     """A step in which all these drafted tokens of a drafter that nobody knows were accepted."""
     size = len(tokens)
-    draft = Draft.of(tokens, "other", 0.9)
+    draft = Draft(tuple(DraftToken(token, "other", 0.9) for token in tokens))
     return StepRecord(
         request=0,
         step=0,

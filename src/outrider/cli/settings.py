@@ -1,6 +1,6 @@
 """The settings of commands: groups of `outrider.core.settings`, and their own."""
 
-# Annotations are no strings here: pydantic would evaluate them, which takes most of the time of --help.
+# Annotations are no strings here: pydantic would evaluate each of them at every start.
 
 from pathlib import Path
 from typing import Annotated

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Protocol
@@ -126,23 +126,6 @@ class Draft:
     """Tokens proposed to follow the committed text."""
 
     items: tuple[DraftToken, ...] = ()
-
-    @classmethod
-    def of(
-        cls,
-        tokens: Sequence[int],
-        source: str,
-        acceptance: float = 0.5,
-        probs: Sequence[Distribution] | None = None,
-    ) -> Draft:
-        """A draft from one source, with the same acceptance for every token."""
-        drawn_from = [None] * len(tokens) if probs is None else probs
-        return cls(
-            tuple(
-                DraftToken(token, source, acceptance, (), drawn)
-                for token, drawn in zip(tokens, drawn_from, strict=True)
-            )
-        )
 
     def __len__(self) -> int:
         return len(self.items)

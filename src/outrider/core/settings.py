@@ -1,6 +1,6 @@
 """The settings that several commands have, in groups; `outrider.core.schema` says what a setting is."""
 
-# Annotations are no strings here: pydantic would evaluate them, which takes most of the time of --help.
+# Annotations are no strings here: pydantic would evaluate each of them at every start.
 
 from dataclasses import Field as DataclassField
 from dataclasses import fields
