@@ -274,7 +274,6 @@ TOO_LARGE = ("--target", "llama-3.1-405b:bf16", "--draft", "none", "--on", "h100
         (("--target", "llama-3.1-8", "--on", "h100"), "Did you mean llama-3.1-8b"),
         (("--target", "llama-3.1-8b:q5", "--on", "h100"), "no such type of weights is known"),
         (("--target", "llama-3.1-8b", "--on", "h1"), "no such hardware is known. Did you mean h100"),
-        (("--target", "nowhere/config.json", "--on", "h100"), "no such file or directory"),
         (("--target", "nowhere.gguf", "--on", "h100"), "there is no such file"),
         (TOO_LARGE, "526 GB too little memory"),
         ((*PAIR, "--draft", "llama-3.1-405b:int4"), "it is larger than its target"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import combinations, product
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples import examples
-from outrider.core.errors import ModelFileError, SettingError
+from outrider.core.errors import SettingError
 from outrider.lab.plan.calls import (
     Machine,
     call_bytes,
@@ -150,89 +149,6 @@ def test_a_gguf_file_has_the_shape_that_its_name_has() -> None:
     assert found.memory_bytes == embedded_default().stat().st_size
 
 
-CONFIG = {
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "vocab_size": 151936,
-    "tie_word_embeddings": False,
-    "sliding_window": None,
-}
-DEEPSEEK = {
-    "hidden_size": 7168,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 3,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "vocab_size": 129280,
-    "quantization_config": {"quant_method": "fp8"},
-}
-OSS = {
-    "hidden_size": 2880,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "intermediate_size": 2880,
-    "num_local_experts": 32,
-    "num_experts_per_tok": 4,
-    "vocab_size": 201088,
-    "sliding_window": 128,
-    "layer_types": ["sliding_attention", "full_attention"] * 12,
-    "quantization_config": {"quant_method": "mxfp4"},
-}
-
-
-@pytest.mark.parametrize(
-    ("config", "name"), [(CONFIG, "qwen3-30b-a3b"), (DEEPSEEK, "deepseek-v3"), (OSS, "gpt-oss-20b")]
-)
-def test_a_config_has_the_shape_that_its_name_has(tmp_path: Path, config: object, name: str) -> None:
-    folder = tmp_path / name
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    known = find_shape(name, KNOWN)
-    for reference in (folder, folder / "config.json"):
-        found = find_shape(str(reference), KNOWN)
-        for field in ModelShape.__dataclass_fields__:
-            if field != "hub":
-                assert getattr(found, field) == getattr(known, field), field
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("{", "it is not JSON"),
-        ("[]", "it is not a model's config"),
-        (
-            '{"hidden_size": 8}',
-            "it lacks num_hidden_layers, num_attention_heads, intermediate_size, vocab_size",
-        ),
-        (json.dumps(CONFIG | {"num_hidden_layers": "many"}), "layers"),
-    ],
-)
-def test_a_config_without_what_is_needed_is_refused(tmp_path: Path, text: str, why: str) -> None:
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ModelFileError, match=r"config\.json") as error:
-        find_shape(str(tmp_path / "config.json"), KNOWN)
-    assert why in str(error.value)
-
-
 @pytest.mark.parametrize("kind", ["mtp", "eagle", "eagle3"])
 def test_a_head_is_about_a_layer_of_its_target(kind: str) -> None:
     target = find_shape("llama-3.1-8b", KNOWN)
@@ -309,10 +225,15 @@ def test_a_hybrid_keeps_a_state_and_kv_of_some_layers() -> None:
 
 def test_a_file_of_hardware_adds_to_what_is_known(tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
-    own.write_text('[hardware.mine]\nlike = "h100"\ntitle = "Mine"\nmemory_gb_s = 5000\n')
+    own.write_text(
+        '[hardware.mine]\nlike = "h100"\ntitle = "Mine"\nmemory_gb_s = 5000\n'
+        '[models.mine-8b]\nlike = "llama-3.1-8b"\nlayers = 16\n'
+    )
     known = catalogue(own)
     assert known.device("mine").memory_gb_s == 5000 and known.device("mine").memory_gb == 80
     assert known.device("h100") == KNOWN.device("h100")
+    mine, other = find_shape("mine-8b:q8_0", known), find_shape("llama-3.1-8b:q8_0", known)
+    assert mine.kv_values == other.kv_values / 2 and mine.parameters < other.parameters
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ class PlanSettings(JsonOutput):
         "--model",
         metavar="MODEL",
         panel=MODELS,
-        help="Target: a known name such as qwen2.5-coder-32b or qwen3-8b:q8_0; a GGUF file; a config.json.",
+        help="Target: a known name such as qwen2.5-coder-32b or qwen3-8b:q8_0; or a GGUF file.",
     )
     drafts: list[str] = setting(
         [],

@@ -1,17 +1,10 @@
-"""What a call has to read and to compute of a model: from a GGUF header, a config.json, or a known name."""
+"""What a call has to read and to compute of a model: from a GGUF header, or of a known name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from pydantic import ValidationError
-
-from outrider.core.errors import ModelFileError
-from outrider.core.files import parse_json, read_text
-from outrider.core.invalid import invalid
 from outrider.lab.plan.catalogue import Catalogue, ModelFields, unknown
 
 HEADS = ("mtp", "eagle", "eagle3")
@@ -185,8 +178,8 @@ def head_of(target: ModelShape, kind: str) -> ModelShape:
 
 
 def find_shape(reference: str, known: Catalogue, weights: str = "", kv_type: str = "f16") -> ModelShape:
-    """The shape that is meant: NAME[:TYPE], a GGUF file, or a config.json (or its folder), with :TYPE too.
-    `weights` is the type of a known model where none is named; `kv_type` that of K and V.
+    """The shape that is meant: NAME[:TYPE], or a GGUF file. `weights` is the type of a known model where none
+    is named; `kv_type` that of K and V.
 
     Raises SettingError, with the nearest names, and ModelFileError.
     """
@@ -202,8 +195,6 @@ def find_shape(reference: str, known: Catalogue, weights: str = "", kv_type: str
     elif (spelled := known.spelled("models", name.removesuffix(".gguf"))) in known.tables["models"]:
         named = f"{spelled}:{own.lower()}" if own else spelled
         found = shape_of(known.model(spelled), named, known, own.lower() or weights)
-    elif path.is_dir() or path.suffix == ".json":
-        found = _of_config(path / "config.json" if path.is_dir() else path, known, own.lower())
     elif path.suffix == ".gguf":
         found = _of_gguf(path)  # which says what is wrong with it
     else:
@@ -249,88 +240,3 @@ def _of_gguf(path: Path) -> ModelShape:
         hub=str(path),
         type=card.quantization.lower(),
     )
-
-
-# What config.json calls them; the first that is there is taken.
-_KEYS: Mapping[str, Sequence[str]] = {
-    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
-    "width": ("hidden_size", "n_embd", "d_model"),
-    "heads": ("num_attention_heads", "n_head", "num_heads"),
-    "kv_heads": ("num_key_value_heads", "num_kv_heads"),
-    "head_width": ("head_dim", "d_kv"),
-    "vocabulary": ("vocab_size",),
-    "tied": ("tie_word_embeddings",),
-    "experts": ("num_experts", "num_local_experts", "n_routed_experts"),
-    "experts_used": ("num_experts_per_tok", "num_experts_per_token", "moe_top_k"),
-    "dense_layers": ("first_k_dense_replace",),
-    "q_rank": ("q_lora_rank",),
-    "kv_rank": ("kv_lora_rank",),
-    "nope_width": ("qk_nope_head_dim",),
-    "rope_width": ("qk_rope_head_dim",),
-    "value_width": ("v_head_dim",),
-    "window_tokens": ("sliding_window",),
-    "gated_attention": ("attn_output_gate",),
-}
-_INNER = ("intermediate_size", "n_inner", "d_ff", "ffn_dim")
-_TYPES = {"fp8": "fp8", "mxfp4": "mxfp4", "awq": "awq", "gptq": "gptq", "nvfp4": "nvfp4"}
-
-
-def _of_config(path: Path, known: Catalogue, weights: str) -> ModelShape:
-    text = read_text(path, "Name a known model, a GGUF file, or a model's config.json.", ModelFileError)
-    try:
-        config = parse_json(text)
-    except ValueError as error:
-        raise ModelFileError(str(path), f"it is not JSON ({error})", "Download it again.") from None
-    if not isinstance(config, dict):
-        raise ModelFileError(str(path), "it is not a model's config", "Name a model's config.json.")
-    nested = config.get("text_config")
-    config = {**config, **nested} if isinstance(nested, dict) else config
-    fields = _fields_of(config)
-    if missing := [
-        name for name in ("layers", "width", "heads", "inner", "vocabulary") if name not in fields
-    ]:
-        keys = [(_KEYS.get(name) or _INNER)[0] for name in missing]
-        raise ModelFileError(str(path), f"it lacks {', '.join(keys)}", "Name the model's own config.json.")
-    try:
-        read = ModelFields.model_validate(fields)
-    except ValidationError as error:
-        raise ModelFileError(str(path), str(invalid(error)), "Name the model's own config.json.") from None
-    name = path.resolve().parent.name if path.name == "config.json" else path.stem
-    return replace(shape_of(read, name, known, weights), hub=str(config.get("_name_or_path") or name))
-
-
-def _fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    found = {
-        name: config[key] for name, keys in _KEYS.items() for key in keys[::-1] if config.get(key) is not None
-    }
-    inner = next((config[key] for key in _INNER if config.get(key) is not None), None)
-    if experts := found.get("experts"):
-        own = config.get("moe_intermediate_size")
-        found |= {"inner": own or inner, "dense_inner": inner if own else 0}
-        shared = config.get("n_shared_experts") or 0
-        found["shared_inner"] = config.get("shared_expert_intermediate_size") or shared * (own or inner or 0)
-        if not found.get("experts_used"):
-            found["experts_used"] = min(int(experts), 1)
-    elif inner is not None:
-        found["inner"] = inner
-    if "kv_rank" in found:
-        found.pop("head_width", None)
-    kinds = config.get("layer_types") or ()
-    if linear := sum(kind == "linear_attention" for kind in kinds):
-        sizes = [
-            config.get(f"linear_num_{what}_heads", 0) * config.get(f"linear_{what}_head_dim", 0)
-            for what in ("key", "value")
-        ]
-        found |= {"linear_layers": linear, "linear_key_width": sizes[0], "linear_value_width": sizes[1]}
-        found.setdefault("gated_attention", True)  # Qwen3-Next's is, and does not say so
-    windowed = sum(kind == "sliding_attention" for kind in kinds)
-    if config.get("use_sliding_window") is False or not found.get("window_tokens"):
-        found.pop("window_tokens", None)
-    else:
-        period = config.get("sliding_window_pattern") or 0
-        layers = found.get("layers", 0)
-        found["window_layers"] = windowed or (layers - layers // period if period else 0 if kinds else layers)
-    method = str((config.get("quantization_config") or {}).get("quant_method", ""))
-    if kind := _TYPES.get(method):
-        found |= {"expert_type": kind} if method == "mxfp4" and experts else {"type": kind}
-    return {name: value for name, value in found.items() if value is not None}
