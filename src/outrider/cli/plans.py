@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.backends.gguf.options import LoadOptions
 from outrider.cli.grammar import read_grammar
@@ -33,8 +33,10 @@ from outrider.drafters.corpus_store import list_files
 from outrider.models.chat import ChatTemplate
 from outrider.models.hub import HubOptions
 from outrider.policy import FixedPolicy
-from outrider.session import Session
 from outrider.session.options import AutoSettings, SessionOptions
+
+if TYPE_CHECKING:
+    from outrider.session import Session
 
 UNLIMITED_TOKENS = 2048
 """room for an answer of unknown length"""
