@@ -16,7 +16,8 @@ from itertools import islice, permutations, product
 from pathlib import Path
 from typing import Any, Literal
 
-from outrider.constraints import Compiler, GrammarConstraint
+from outrider.constraints.compiler import Compiler
+from outrider.constraints.walker import GrammarConstraint
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar
 from outrider.core.errors import ConstraintError, GrammarError

@@ -12,7 +12,7 @@ import pytest
 
 from cli_helpers import TEMPLATE, Call, refused, result
 from outrider.cli.grammar import MAX_BYTES
-from outrider.constraints import Compiled
+from outrider.constraints.compiler import Compiled
 from outrider.core.contracts import Constraint
 from outrider.core.errors import ConstraintError
 from tiny_gguf import write_tiny

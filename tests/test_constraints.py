@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from grammars import CONTROL_IDS, END_IDS, VOCABULARY, allowed, spell, start, takes, walk, word, written
 from outrider.backends.fake import FakeVocabulary
-from outrider.constraints import Compiler, GrammarConstraint
+from outrider.constraints.compiler import Compiler
+from outrider.constraints.walker import GrammarConstraint
 from outrider.core.data import Grammar
 from outrider.core.errors import ConstraintError, GrammarError, SettingError
 from outrider.core.params import FastForward

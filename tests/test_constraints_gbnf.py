@@ -11,7 +11,7 @@ from llguidance.gbnf_to_lark import AlternativeNode, ASTNode, RepetitionNode, Ru
 from examples import examples
 from grammars import COMPILER, CONTROL_IDS, allowed, spell, start, takes
 from outrider.backends.fake import FakeVocabulary
-from outrider.constraints import Compiler
+from outrider.constraints.compiler import Compiler
 from outrider.constraints.gbnf import Chars, Rules, gbnf_to_lark, parse
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError

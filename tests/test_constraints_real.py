@@ -11,7 +11,8 @@ import pytest
 from grammars import walk, written
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.constraints import Compiler, GrammarConstraint
+from outrider.constraints.compiler import Compiler
+from outrider.constraints.walker import GrammarConstraint
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar
 from outrider.core.params import FastForward

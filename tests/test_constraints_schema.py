@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grammars import COMPILER, start, takes, walk, written
-from outrider.constraints import Compiled
+from outrider.constraints.compiler import Compiled
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError
 from outrider.core.params import JsonStyle

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grammars import COMPILER, CONTROL_IDS, END_IDS, allowed, spell, start, takes, walk, word, written
-from outrider.constraints import GrammarConstraint
+from outrider.constraints.walker import GrammarConstraint
 from outrider.core.data import Grammar
 from outrider.core.errors import ConstraintError, GrammarError
 from outrider.core.params import FastForward

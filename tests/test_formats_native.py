@@ -12,7 +12,8 @@ import pytest
 from formats_samples import PLAIN, TOOLS, Read, template, vocabulary_with
 from formats_samples import TEMPLATES as KNOWN
 from grammars import walk
-from outrider.constraints import Compiler, GrammarConstraint
+from outrider.constraints.compiler import Compiler
+from outrider.constraints.walker import GrammarConstraint
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError
 from outrider.formats import ChatFormat, Named, ToolChoice, ToolSpec, format_of

@@ -18,7 +18,7 @@ from json_schema_suite import (
     judge,
     read_suite,
 )
-from outrider.constraints import Compiler
+from outrider.constraints.compiler import Compiler
 
 
 @dataclass(frozen=True, slots=True)

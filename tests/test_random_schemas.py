@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from examples import examples
 from json_schema_suite import byte_vocabulary
-from outrider.constraints import Compiled, Compiler
+from outrider.constraints.compiler import Compiled, Compiler
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError
 from outrider.core.params import JsonStyle

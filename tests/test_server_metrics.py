@@ -26,7 +26,7 @@ from outrider.core.contracts import Drafter
 from outrider.core.data import Completion, Draft, Grammar, Request, StepRecord, Update
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
-from outrider.engine.tiers import TierCounts
+from outrider.engine.tiers.store import TierCounts
 from outrider.policy import FixedPolicy
 from outrider.server.metrics import Metrics
 from outrider.server.worker import WorkerState

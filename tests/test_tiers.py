@@ -25,7 +25,9 @@ from outrider.core.notices import collect_notices
 from outrider.core.saved import SavedState
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
-from outrider.engine.tiers import Disk, Folder, KvTiers
+from outrider.engine.tiers.disk import Disk
+from outrider.engine.tiers.folder import Folder
+from outrider.engine.tiers.store import KvTiers
 from outrider.models.vocab import align
 from outrider.policy import FixedPolicy
 

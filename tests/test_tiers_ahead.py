@@ -16,7 +16,8 @@ from engines import language_model, plain
 from outrider.core.data import Completion, Request
 from outrider.core.errors import BackendError
 from outrider.core.saved import SavedState
-from outrider.engine.tiers import Disk, Folder, SavedText
+from outrider.engine.tiers.disk import Disk, SavedText
+from outrider.engine.tiers.folder import Folder
 from outrider.server.worker import Worker
 from outrider.session import Session
 from serving import Running

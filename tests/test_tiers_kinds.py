@@ -21,7 +21,9 @@ from outrider.core.params import SamplingParams
 from outrider.core.saved import SavingModel
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
-from outrider.engine.tiers import Disk, Folder, KvTiers
+from outrider.engine.tiers.disk import Disk
+from outrider.engine.tiers.folder import Folder
+from outrider.engine.tiers.store import KvTiers
 from outrider.models.vocab import align
 from outrider.policy import FixedPolicy
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from outrider.core.data import DraftWork, Request
-from outrider.engine.tiers import KvTiers, Reading
+from outrider.engine.tiers.store import KvTiers, Reading
 
 if TYPE_CHECKING:
     from outrider.drafters.model import ModelDrafter

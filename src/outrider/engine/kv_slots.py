@@ -13,7 +13,7 @@ from outrider.core.errors import BackendError, InputError, RewindUnsupported
 from outrider.core.saved import SavedState, SavingModel
 from outrider.core.sequences import common_prefix
 from outrider.engine.served import as_served
-from outrider.engine.tiers import KvTiers, Reading
+from outrider.engine.tiers.store import KvTiers, Reading
 
 _MIN_KEPT_TOKENS = 2048
 """kept even where nothing was reused lately: the last few short conversations"""

@@ -41,7 +41,7 @@ from outrider.engine.sequence import (
     with_draft,
 )
 from outrider.engine.text import TextStream
-from outrider.engine.tiers import KvTiers, Reading
+from outrider.engine.tiers.store import KvTiers, Reading
 from outrider.engine.tokenization import PreferredTokenization
 from outrider.engine.turns import turns_of, will_share
 from outrider.engine.verification import commit, fail, record_of, verify

@@ -19,7 +19,7 @@ from outrider.core.notices import collect_notices, notify
 from outrider.core.params import Verification
 from outrider.core.settings import sampling_params
 from outrider.drafters.model import ModelDrafter
-from outrider.engine.tiers import Folder
+from outrider.engine.tiers.folder import Folder
 from outrider.formats import format_of
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.infill import Infill, find_infill

@@ -29,7 +29,7 @@ from outrider.core.settings import (
     Template,
     Verbose,
 )
-from outrider.engine.tiers import Folder
+from outrider.engine.tiers.folder import Folder
 from outrider.session.options import Keeping
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False)]

@@ -37,7 +37,10 @@ from outrider.costs.store import (
     write_entry,
 )
 from outrider.costs.timer import Rows
-from outrider.engine.tiers import Disk, Folder, KvTiers, RememberedTexts
+from outrider.engine.tiers.disk import Disk
+from outrider.engine.tiers.folder import Folder
+from outrider.engine.tiers.store import KvTiers
+from outrider.engine.tiers.texts import RememberedTexts
 from outrider.models.hub import cache_dir
 from outrider.policy import AutoPolicy
 from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration, read_calibration

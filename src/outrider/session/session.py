@@ -27,7 +27,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.registry import DrafterSettings, build_drafters
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
-from outrider.engine.tiers import KvTiers
+from outrider.engine.tiers.store import KvTiers
 from outrider.models.chat import ChatTemplate
 from outrider.policy import AutoPolicy, FixedPolicy
 from outrider.session.generation import Generation, Message, Schema, encode, parser_of, read_schema
@@ -36,7 +36,7 @@ from outrider.session.options import Keeping, Progress, SessionOptions, no_progr
 from outrider.session.pair import Pair
 
 if TYPE_CHECKING:
-    from outrider.constraints import Compiled, Compiler
+    from outrider.constraints.compiler import Compiled, Compiler
 
 _TAIL_TOKENS = 32
 """of a prompt, enough to see whether it ends by opening the reasoning"""
@@ -238,7 +238,7 @@ class Session:
     def compile(self, grammar: Grammar) -> Compiled:
         """Compile a grammar for the target, or find it among the last ones. A notice says what of it is not
         enforced. Raises GrammarError."""
-        from outrider.constraints import Compiler  # loads slowly, and few requests need it
+        from outrider.constraints.compiler import Compiler  # loads slowly, and few requests need it
 
         if self._compiler is None:
             self._compiler = Compiler(self.target.vocabulary)

@@ -23,7 +23,8 @@ from outrider.core.errors import BackendError, InputError
 from outrider.core.files import reason_of
 from outrider.core.notices import notify
 from outrider.core.saved import SavedState
-from outrider.engine.tiers import Folder, SavedText, Unusable
+from outrider.engine.tiers.disk import SavedText
+from outrider.engine.tiers.folder import Folder, Unusable
 from outrider.server.apis import shapes
 from outrider.server.apis.answers import Answer, Choice, account_of, joined, logprobs_of
 from outrider.server.apis.chat import ChatRequest, rendered
