@@ -207,7 +207,7 @@ def continuations(p: Language, text: Text, length: int) -> Iterator[tuple[Text, 
 
 
 def offer(tokens: Sequence[int], probs: Sequence[Distribution] | None = None) -> Draft:
-    drawn_from = probs or [None] * len(tokens)
+    drawn_from: Sequence[Distribution | None] = probs or [None] * len(tokens)
     return Draft(tuple(DraftToken(t, "test", 0.5, (), q) for t, q in zip(tokens, drawn_from, strict=True)))
 
 
