@@ -16,7 +16,7 @@ from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.models.vocab import Alignment, align, compare
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import RequestSampler
 from vocabularies import ReducedVocabulary
 

@@ -7,7 +7,6 @@ from itertools import islice
 
 from outrider.core.contracts import Lookup
 from outrider.core.data import Draft
-from outrider.drafters.lookup import EVIDENCE
 
 
 def propose(drafter: Lookup, *, sequence: int = 0, max_tokens: int = 8, prefix: Sequence[int] = ()) -> Draft:
@@ -15,7 +14,7 @@ def propose(drafter: Lookup, *, sequence: int = 0, max_tokens: int = 8, prefix: 
     draft = Draft(tuple(islice(drafter.propose(sequence, prefix), max_tokens)))
     assert draft.probs is None
     assert all(0 < acceptance < 1 for acceptance in draft.acceptance)
-    assert all(len(token.evidence) == len(EVIDENCE) for token in draft.items)
+    assert all(len(token.evidence) == 3 for token in draft.items)
     assert draft.sources == (drafter.name,) * len(draft)
     return draft
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.core.data import DraftToken, Request, StepRecord
 from outrider.costs import CallCosts
-from outrider.policy import AutoPolicy
+from outrider.policy.auto import AutoPolicy
 from recordings import SMALL, curve
 
 SURE = (20.0, 30.0, 30.0)

@@ -32,7 +32,8 @@ from outrider.drafters.earlier import EarlierDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
-from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.policy.auto import AutoPolicy
+from outrider.policy.fixed import FixedPolicy
 
 STABLE = SamplingParams(temperature=1.0, seed=5)
 CONTEXT = 160

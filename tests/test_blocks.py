@@ -33,7 +33,8 @@ from outrider.lab.certify.faults import SHIFTED, STALE
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.heads import read_head
 from outrider.models.hub import HubOptions
-from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.policy.auto import AutoPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions
 from outrider.session.loading import Room
 from recordings import FLAT, SMALL, curve

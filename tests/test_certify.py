@@ -29,7 +29,7 @@ from outrider.lab.certify.exact_distribution import (
 from outrider.lab.certify.faults import RULE_FAULTS, break_calls, check_fault, check_shown, verifier_with
 from outrider.lab.certify.plan import GREEDY, REPEATED, STABLE, CertifyPlan, Findings, Subject
 from outrider.lab.certify.text_equality import Compared, compare_texts, repeat
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 
 LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3, scale=1.0)
 OTHER = random_logits(VOCABULARY.size, seed=3, order=2, scale=1.0)

@@ -20,7 +20,7 @@ from outrider.lab.certify.certificate import Certificate, as_json, reasons
 from outrider.lab.certify.checks import certify
 from outrider.lab.certify.faults import check_fault, unequal_sizes
 from outrider.lab.certify.plan import BESIDE, GREEDY, REPEATED, CertifyPlan, Findings, Subject
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 
 LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3, scale=1.0)
 QUICK = CertifyPlan(

@@ -27,7 +27,7 @@ from outrider.lab.certify.runs import generate
 from outrider.lab.certify.text_equality import compare_texts, repeat
 from outrider.lab.comparison import compare, find_divergence
 from outrider.models.vocab import compare as align
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 
 WORDS = Pieces("a", "b", "c", "ab", "bc", "cab")
 END = WORDS.size - 1

@@ -21,7 +21,7 @@ from outrider.lab.certify.decisions import KINDS, RULES, Decisions, ScoreTests, 
 from outrider.lab.certify.faults import check_fault, verifier_with
 from outrider.lab.certify.plan import CertifyPlan, Findings, Subject
 from outrider.lab.certify.statistics import ERRORS, ScoreTest
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.verify import Verifier
 from test_certify import certificate_of
 

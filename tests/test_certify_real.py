@@ -16,7 +16,7 @@ from outrider.lab.certify.faults import check_fault, unequal_sizes
 from outrider.lab.certify.plan import BESIDE, REPEATED, CertifyPlan, Subject
 from outrider.models.embedded import EMBEDDED_NAME
 from outrider.models.hub import cache_dir
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions
 
 MODEL = cache_dir() / "models" / EMBEDDED_NAME

@@ -22,7 +22,7 @@ from outrider.lab import check
 from outrider.lab.distill import evaluation, measure
 from outrider.lab.distill.export import read_provenance
 from outrider.models.header import read_header
-from outrider.policy.pretrained import CALIBRATION_KEY
+from outrider.policy.state import CALIBRATION_KEY
 
 WORDS = [
     "the",

@@ -10,7 +10,7 @@ from cli_helpers import TEMPLATE, Call, Outcome, refused, result
 from outrider.backends.gguf import mainline
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.params import SamplingParams
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session import Session
 from tiny_gguf import write_tiny
 

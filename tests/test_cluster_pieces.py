@@ -15,7 +15,6 @@ from rich.console import Console
 from bench_models import FakeLoader, plan
 from counted_time import counted_time
 from outrider.core.errors import BackendError
-from outrider.costs.store import fingerprint
 from outrider.fleet.ray.machines import MissingFile, at_hand, facts_here, host_id, kind_name, same_kind
 from outrider.fleet.ray.pieces import Kit, Piece, Where, work
 from outrider.lab.bench.report import print_report
@@ -26,6 +25,7 @@ from outrider.lab.bench.sweep import Sweep, run_sweep
 from outrider.lab.models import ModelFile, find_models
 from outrider.lab.progress import Progress
 from outrider.lab.rows import CostsRow, DoneRow, MachineRow, PredictionRow, Row, RunRow
+from outrider.models.cache import fingerprint
 from outrider.models.embedded import embedded_default
 from outrider.models.hub import HubOptions
 from test_bench_sweep import signature

@@ -15,7 +15,7 @@ from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams, Verification
 from outrider.engine import Engine
 from outrider.lab.comparison import compare, find_divergence, is_deterministic
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session.readout import read_out
 
 LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3)

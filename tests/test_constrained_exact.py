@@ -21,7 +21,7 @@ from outrider.core.params import DraftSampling, Rule, SamplingParams, Verificati
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.models.vocab import compare
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import RequestSampler
 from simulated import Simulated
 from test_engine_exact import AS_IT_IS, cached

@@ -9,10 +9,11 @@ import pytest
 
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.tuning.side_by_side import measure_side_by_side
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
 from outrider.costs import CallCosts
-from outrider.costs.calibrate import calibrate, measure_side_by_side
+from outrider.costs.calibrate import calibrate
 from outrider.models.embedded import embedded_default
 from timed_models import TimedModel, noise, stairs_s
 from tiny_gguf import write_tiny

@@ -19,13 +19,11 @@ from outrider.costs.store import (
     Subject,
     costs_at_once,
     export_costs,
-    fingerprint,
     import_costs,
     known_costs,
-    read_entry,
     store_refined,
-    write_entry,
 )
+from outrider.models.cache import fingerprint, read_entry, write_entry
 
 SUBJECT = Subject("m", "abc", "build 1", "cpu; 2 cores", {"threads": 2, "rows": "all"})
 _SECONDS = {1: 0.1, 2: 0.12, 3: 0.18, 4: 0.2, 5: 0.3, 6: 0.4, 7: 0.45, 8: 0.5}

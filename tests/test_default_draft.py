@@ -21,8 +21,8 @@ from outrider.models.embedded import EMBEDDED_NAME, embedded_draft, embedded_is_
 from outrider.models.header import read_header
 from outrider.models.hub import cache_dir
 from outrider.models.vocab import align
-from outrider.policy import FixedPolicy
-from outrider.policy.pretrained import CALIBRATION_KEY, read_calibration
+from outrider.policy.fixed import FixedPolicy
+from outrider.policy.state import CALIBRATION_KEY, read_calibration
 from outrider.session import Pair, Session, SessionOptions
 from outrider.session.learned import prior_in
 

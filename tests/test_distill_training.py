@@ -41,7 +41,7 @@ from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt
 from outrider.models.vocab import align
 from outrider.models.vocab.subset import Subset, choose_subset
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from tiny_gguf import write_tiny
 
 CPU = torch.device("cpu")

@@ -36,7 +36,7 @@ from outrider.core.data import Completion, Request, StepRecord
 from outrider.core.errors import InputError, PromptError
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 
 DRAFTERS: dict[str, Callable[[], list[Drafter]]] = {
     "itself": lambda: [model_drafter(LANGUAGE)],

@@ -16,7 +16,7 @@ from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.models.vocab import compare
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 
 WORDS = Pieces("a", "b", "c", "ab", "bc", "cab")
 END = WORDS.size - 1

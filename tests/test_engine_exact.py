@@ -21,7 +21,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.models.vocab import compare
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import LazyDistributions, RequestSampler
 from outrider.verify import Verifier
 from vocabularies import ReducedVocabulary

@@ -29,7 +29,7 @@ from outrider.core.notices import collect_notices
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 
 
 def recurrent_model() -> FakeModel:

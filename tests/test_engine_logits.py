@@ -28,7 +28,7 @@ from outrider.core.errors import BackendError
 from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 
 SAMPLED = SamplingParams()
 

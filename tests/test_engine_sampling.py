@@ -27,7 +27,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.models.vocab import compare as compare_vocabularies
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 
 AS_IT_IS = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
 KINDS: tuple[DraftSampling, ...] = ("greedy", "sampled", "auto")

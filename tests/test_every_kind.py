@@ -33,7 +33,7 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.lab.certify.plan import CertifyPlan
 from outrider.models.chat import ChatTemplate
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.server.assembly import create_app
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings

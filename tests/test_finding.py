@@ -20,14 +20,15 @@ from outrider.backends.tuning.scoring import machine_id
 from outrider.core.contracts import UNABLE
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory
 from outrider.costs import CallCosts
-from outrider.costs.store import Subject, costs_dir, fingerprint, known_costs
+from outrider.costs.store import Subject, costs_dir, known_costs
 from outrider.lab.models import find_model
+from outrider.models.cache import fingerprint
 from outrider.models.families import RELATIVES, relative_of
 from outrider.models.finding import AUTO_DRAFT, Found, find_drafts
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
 from outrider.models.reference import choose_file
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions, drafts
 from outrider.session.drafts import listed, of_draft, resolve_models
 from outrider.session.loading import load_draft

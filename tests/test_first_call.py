@@ -18,12 +18,13 @@ from outrider.core.data import Completion, Grammar, Logits, Request, Span
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
-from outrider.costs.points import CallPoint
+from outrider.costs.curve import CallPoint
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.models.vocab import compare
-from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.policy.auto import AutoPolicy
+from outrider.policy.fixed import FixedPolicy
 
 WORDS = Pieces("a", "b", "c", "ab", "bc", "cab")
 LOGITS = random_logits(WORDS.size, seed=4, order=3)

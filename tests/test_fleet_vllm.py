@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from outrider.core.errors import SettingError
 from outrider.fleet.speculation import Speculation
 from outrider.fleet.vllm import Proposer
-from outrider.policy import AutoPolicy
+from outrider.policy.auto import AutoPolicy
 from vllm_worker import MAX_LENGTH, Asked, SimulatedWorker, config
 
 MAX_ROWS = 4

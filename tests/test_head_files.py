@@ -14,7 +14,7 @@ from head_files import EVEN, OPTIONS, Files, write_eagle, write_files
 from outrider.backends.gguf.options import LoadOptions
 from outrider.drafters.model import ModelDrafter
 from outrider.models.hub import HubOptions
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions
 from tiny.sizes import Sizes
 from tiny_gguf import MERGES, write_tiny

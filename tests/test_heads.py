@@ -27,7 +27,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.models.gguf import read_card
 from outrider.models.heads import read_head
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions
 from tiny_gguf import write_tiny
 

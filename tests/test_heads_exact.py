@@ -24,7 +24,7 @@ from outrider.core.data import Distribution, Request, Row, Span
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
 from outrider.engine import Engine
 from outrider.lab.certify.faults import break_calls
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import draw
 from outrider.session import Pair, Session, SessionOptions
 from tiny_gguf import write_tiny

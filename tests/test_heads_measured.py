@@ -38,7 +38,7 @@ from outrider.lab.settings import Setting
 from outrider.models.gguf import read_card
 from outrider.models.hub import HubOptions
 from outrider.models.vocab import align
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from recordings import FLAT, SMALL, curve
 from tiny_gguf import write_tiny
 

@@ -30,8 +30,7 @@ from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.models.vocab import align
 from outrider.models.vocab import compare as compare_vocabularies
-from outrider.policy import FixedPolicy
-from outrider.policy.rounds import grow
+from outrider.policy.fixed import FixedPolicy, grow
 from outrider.sampling import draw, most_likely, probability
 
 

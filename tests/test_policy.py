@@ -16,7 +16,7 @@ from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.models.vocab import align
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import distribution, draw
 from outrider.verify import verify_block, verify_tokens
 

@@ -38,11 +38,10 @@ from outrider.engine import Engine
 from outrider.lab.distill.calibration import pretrained_calibration
 from outrider.lab.recording import Offers, Recording
 from outrider.lab.replay import Replayed, replay
-from outrider.policy import AutoPolicy
+from outrider.policy.auto import AutoPolicy
 from outrider.policy.estimates import Estimator, RequestBias
 from outrider.policy.objective import StepCosts, best_length
-from outrider.policy.pretrained import read_calibration
-from outrider.policy.state import PolicyState
+from outrider.policy.state import PolicyState, read_calibration
 from recordings import FLAT, SMALL, STAIRS, STEEP, DraftKind, TextKind, curve, recording
 from simulated import SURE, Offering, Simulated
 

@@ -15,7 +15,8 @@ from outrider.core.data import Draft, DraftWork, Grammar, Request, StepRecord
 from outrider.core.params import Rule
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
-from outrider.policy import AutoPolicy, auto
+from outrider.policy import auto
+from outrider.policy.auto import AutoPolicy
 from outrider.policy.objective import StepCosts, allocate
 from simulated import Offering, Simulated
 from test_engine_exact import TARGET, TINY, model_drafter, plain, request

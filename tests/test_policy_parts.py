@@ -11,7 +11,7 @@ from constrained import OneOf, Pieces
 from engines import sampler
 from outrider.core.contracts import Drafters, DraftProgress, DraftRequest
 from outrider.core.data import Draft, DraftToken, DraftWork, StepRecord
-from outrider.policy import AutoPolicy
+from outrider.policy.auto import AutoPolicy
 from outrider.policy.estimates import average_after
 from outrider.policy.objective import (
     StepCosts,
@@ -97,7 +97,7 @@ def test_offers_after_a_wrong_token_teach_nothing() -> None:
         policy.begin(0, 5, None)
         policy.propose(Drafters.of([Offering(length)]), [DraftRequest(0, 20, sampler())])
         policy.observe({0: _accepted((2, 1, 1))})
-        learned.append(policy.state.estimator("lookup").as_json())
+        learned.append(policy.state.estimator("lookup").weights)
     assert learned[0] == learned[1]
 
 

@@ -15,7 +15,7 @@ from outrider.core.data import Grammar, Request, Row
 from outrider.core.params import SamplingParams
 from outrider.engine import Engine
 from outrider.engine.tokenization import PreferredConstraint, PreferredTokenization
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 
 WORDS = Pieces("a", "b", "c", "ab", "bc", "cab")
 A, B, C, AB, BC, CAB = range(6)

@@ -26,11 +26,12 @@ from outrider.core.contracts import RewindKind
 from outrider.core.data import Completion, Logits, Request, Span
 from outrider.core.params import Drafting, SamplingParams
 from outrider.costs import CallCosts
-from outrider.costs.points import CallPoint
+from outrider.costs.curve import CallPoint
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.engine.prefill import GAP_STEPS, MAX_TOKENS, Pace, chunks
-from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.policy.auto import AutoPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session.readout import read_out
 
 UNREAD = st.dictionaries(st.integers(0, 9), st.integers(1, 500), max_size=6)

@@ -23,7 +23,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.sequences import common_prefix
 from outrider.engine import Engine
 from outrider.engine.served import respelled
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.server.settings import ServeSettings
 from outrider.session import Session
 from outrider.session.options import Keeping

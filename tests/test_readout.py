@@ -16,7 +16,7 @@ from outrider.cli.report import print_readout
 from outrider.cli.screen import Screen
 from outrider.core.data import Completion, Draft, DraftToken, DraftWork, FinishReason, Request, StepRecord
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session.readout import read_out
 
 

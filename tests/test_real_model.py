@@ -17,7 +17,7 @@ from outrider.core.params import SamplingParams
 from outrider.lab.comparison import find_divergence
 from outrider.models.embedded import EMBEDDED_NAME
 from outrider.models.hub import cache_dir
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions
 from outrider.session.readout import read_out
 

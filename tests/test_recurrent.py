@@ -39,7 +39,7 @@ from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions
 from tiny_gguf import write_tiny
 

@@ -26,8 +26,7 @@ from outrider.lab.judged import tokenizers_of
 from outrider.lab.recording import record_offers
 from outrider.lab.subject import pair_row
 from outrider.models.vocab import Alignment, align, compare, tokenizer_id
-from outrider.policy import FixedPolicy
-from outrider.policy.rounds import grow
+from outrider.policy.fixed import FixedPolicy, grow
 from outrider.sampling import RequestSampler, distribution, draw
 from outrider.session import Pair, Session
 from outrider.session import loading as loading_module

@@ -42,7 +42,8 @@ from outrider.engine.tokenization import PreferredConstraint, PreferredTokenizat
 from outrider.lab.recording import Offers, Recording, as_json, read_recordings, record_offers
 from outrider.lab.replay import hindsight_bound, replay
 from outrider.models.vocab import align
-from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.policy.auto import AutoPolicy
+from outrider.policy.fixed import FixedPolicy
 from recordings import FLAT, SMALL, STAIRS, TEXT_KINDS, DraftKind, TextKind, curve, recording
 
 GREEDY = SamplingParams(temperature=0)

@@ -11,7 +11,7 @@ import pytest
 from outrider.core.contracts import CHECKPOINTS, FREE, Rewinding
 from outrider.lab.recording import Recording
 from outrider.lab.replay import Replayed, replay
-from outrider.policy import AutoPolicy
+from outrider.policy.auto import AutoPolicy
 from recordings import FLAT, SMALL, STAIRS, STEEP, DraftKind, TextKind, curve, recording
 
 MACHINES = {"stairs": (STAIRS, 0.01), "steep": (STEEP, 0.05), "flat": (FLAT, 0.02)}

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from outrider.core.data import Completion, Grammar
 from outrider.core.errors import GrammarError
 from outrider.core.params import SamplingParams
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session import Session
 from outrider.session.generation import parser_of, read_schema
 from real_server import OPTIONS

@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.core.data import Completion, Update
 from outrider.costs import CallCosts
-from outrider.costs.points import CallPoint
-from outrider.policy import AutoPolicy
+from outrider.costs.curve import CallPoint
+from outrider.policy.auto import AutoPolicy
 from outrider.server.assembly import create_app
 from outrider.server.keys import ApiKey, Caller, RateLimiter, digest_of
 from outrider.server.page import Page

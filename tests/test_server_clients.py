@@ -19,7 +19,7 @@ from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, Field
 
 from outrider.core.data import Completion
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session import Session
 from real_server import CONTEXT, GREEDY, KEY, MODEL, NAME, ONE_AT_ONCE, OPTIONS, REASON, RealServer
 from serving import user

@@ -27,7 +27,7 @@ from outrider.core.data import Completion, Draft, Grammar, Request, StepRecord, 
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.engine.tiers.store import TierCounts
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.server.metrics import Metrics
 from outrider.server.worker import WorkerState
 

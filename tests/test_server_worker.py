@@ -19,7 +19,7 @@ from outrider.core.errors import BackendError
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.server.errors import Problem
 from outrider.server.worker import Worker
 from outrider.session import Session

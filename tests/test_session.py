@@ -30,8 +30,10 @@ from outrider.core.errors import (
 )
 from outrider.core.params import SamplingParams
 from outrider.costs.other_programs import OtherPrograms
-from outrider.costs.store import BUSY, ESTIMATED, is_first_today
-from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.costs.store import BUSY, ESTIMATED
+from outrider.models.cache import is_first_today
+from outrider.policy.auto import AutoPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.server.assembly import create_app
 from outrider.server.service import Service
 from outrider.session import Pair, Session, SessionOptions, drafts, learned, settings_of

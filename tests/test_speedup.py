@@ -10,7 +10,7 @@ import pytest
 from outrider.cli.report import estimate_line
 from outrider.core.data import Draft, DraftToken, DraftWork, StepRecord
 from outrider.costs import CallCosts, CallPoint
-from outrider.policy import AutoPolicy
+from outrider.policy.auto import AutoPolicy
 from outrider.session.explain import explain
 from outrider.session.speedup import Estimate, estimate_speedup
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from engines import asked
 from lookups import ends_of, longest_match, propose
 from outrider.core.data import Draft
-from outrider.core.errors import SettingError
 from outrider.drafters.lookup import ALONG, Match
 from outrider.drafters.suffix import SuffixDrafter, TextIndex
 
@@ -188,9 +187,3 @@ def test_estimate_rises_with_match_length_and_share(match_length: int, count: in
     assert found < chance(match_length + 1, count, total)
     assert found < chance(match_length, count + 1, total + 1)
     assert found > chance(match_length, count, total + 1)
-
-
-@pytest.mark.parametrize("min_match", [0, -3])
-def test_minimum_below_one_is_refused(min_match: int) -> None:
-    with pytest.raises(SettingError, match="lookup min match"):
-        SuffixDrafter(min_match)

@@ -29,7 +29,7 @@ from outrider.engine.tiers.disk import Disk
 from outrider.engine.tiers.folder import Folder
 from outrider.engine.tiers.store import KvTiers
 from outrider.models.vocab import align
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 
 LARGE = 2**30
 TEXTS = [tuple((i + j * (i + 2)) % 5 for j in range(90)) for i in range(4)]

@@ -25,7 +25,7 @@ from outrider.engine.tiers.disk import Disk
 from outrider.engine.tiers.folder import Folder
 from outrider.engine.tiers.store import KvTiers
 from outrider.models.vocab import align
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 
 __all__ = ["backend"]  # pytest finds the fixture by its name
 

@@ -24,7 +24,7 @@ from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.models.vocab import align
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import argmax, distribution, most_likely
 from outrider.sampling.selection import largest
 

@@ -25,7 +25,7 @@ from outrider.engine import Engine
 from outrider.formats import format_of, syntaxes
 from outrider.lab.bench.report.view import View
 from outrider.lab.bench.results import Results
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session import Session
 
 ROOT = Path(__file__).parents[1]

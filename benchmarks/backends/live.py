@@ -33,7 +33,7 @@ from harness import (
     turn,
 )
 from outrider import LoadOptions
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions
 from policy.bench import Bench, Plan, Run, middle
 from policy.choices import AUTO, PLAIN, Choice

@@ -35,7 +35,7 @@ from outrider.core.data import Request
 from outrider.core.params import SamplingParams
 from outrider.engine import Engine
 from outrider.models.gguf import read_card
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions
 
 KINDS = {

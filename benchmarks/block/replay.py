@@ -28,10 +28,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import append, argument_parser, describe, read_rows, run_program, table
 from outrider.core.contracts import Policy
 from outrider.costs import CallCosts
-from outrider.costs.points import CallPoint
+from outrider.costs.curve import CallPoint
 from outrider.lab.recording import Offers, Recording
 from outrider.lab.replay import replay
-from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.policy.auto import AutoPolicy
+from outrider.policy.fixed import FixedPolicy
 
 PROFILES: dict[str, tuple[float, ...]] = {
     "code": (0.69, 0.60, 0.53, 0.48, 0.44, 0.40, 0.36),

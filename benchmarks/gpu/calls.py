@@ -29,8 +29,7 @@ from outrider.backends.gguf.libraries import device_names
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.data import Span
-from outrider.costs.calibrate import calibrate
-from outrider.costs.timer import ordinary_tokens
+from outrider.costs.calibrate import calibrate, ordinary_tokens
 from outrider.lab.plan.catalogue import catalogue
 from outrider.lab.plan.shapes import find_shape
 

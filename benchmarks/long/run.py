@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Row, Spread, append, argument_parser, describe, resume, run_program, table
 from llama_server import Server
-from outrider.costs.timer import CallTimer
+from outrider.costs.calibrate import CallTimer
 from outrider.session import Pair
 from serve.contestants import server_words
 

@@ -38,7 +38,8 @@ from harness import (
 )
 from outrider.lab.recording import read_recordings
 from outrider.lab.replay import Replayed
-from outrider.policy import AutoPolicy, auto, choice, estimates, objective, state
+from outrider.policy import auto, choice, estimates, objective, state
+from outrider.policy.auto import AutoPolicy
 from outrider.policy.objective import StepCosts
 from policy.choices import AUTO, settings
 from policy.curves import read_costs

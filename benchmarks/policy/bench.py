@@ -18,7 +18,7 @@ from outrider.lab.comparison import find_divergence
 from outrider.lab.recording import Offers, Recording, record_offers
 from outrider.lab.replay import hindsight_bound
 from outrider.models.vocab import Alignment
-from outrider.policy import AutoPolicy
+from outrider.policy.auto import AutoPolicy
 from outrider.session import Session
 from outrider.session.readout import read_out
 from outrider.session.speedup import Estimate, estimate_speedup

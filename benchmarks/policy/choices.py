@@ -9,7 +9,8 @@ from outrider.core.contracts import Policy
 from outrider.costs import CallCosts
 from outrider.lab.recording import Recording
 from outrider.lab.replay import Replayed, replay
-from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.policy.auto import AutoPolicy
+from outrider.policy.fixed import FixedPolicy
 
 LENGTHS = (2, 4, 8, 16)
 P_MINS = (0.0, 0.5, 0.75)

@@ -28,7 +28,7 @@ from outrider.drafters.earlier import EarlierDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.lab.recording import Recording, read_recordings
 from outrider.lab.replay import replay
-from outrider.policy import AutoPolicy
+from outrider.policy.auto import AutoPolicy
 from outrider.policy.estimates import INITIAL_WEIGHTS, RequestBias, features, initial_weights
 from policy.curves import read_costs
 

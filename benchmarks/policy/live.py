@@ -33,7 +33,7 @@ from outrider.core.errors import SettingError
 from outrider.costs.calibrate import calibrate
 from outrider.costs.store import PairCosts
 from outrider.lab.recording import as_json
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions, settings_of
 from policy.bench import Bench, Plan, draft_of
 from policy.choices import Choice, fixed

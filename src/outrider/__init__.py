@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from outrider.core.params import SamplingParams, Verification
     from outrider.engine import Engine
     from outrider.lab.comparison import Comparison, compare
-    from outrider.policy import AutoPolicy, FixedPolicy
+    from outrider.policy.auto import AutoPolicy
+    from outrider.policy.fixed import FixedPolicy
     from outrider.session import Pair, Session, SessionOptions
     from outrider.session.generation import Generation
     from outrider.session.options import AutoSettings
@@ -74,7 +75,8 @@ _MODULES = {
     "engine": ("Engine",),
     "session.generation": ("Generation",),
     "session.options": ("AutoSettings",),
-    "policy": ("AutoPolicy", "FixedPolicy"),
+    "policy.auto": ("AutoPolicy",),
+    "policy.fixed": ("FixedPolicy",),
     "session.readout": ("Readout", "read_out"),
     "session": ("Pair", "Session", "SessionOptions"),
 }

@@ -14,7 +14,8 @@ from outrider.costs import CallCosts
 from outrider.costs.store import PairCosts, import_costs
 from outrider.lab.recording import Recording, read_recordings
 from outrider.lab.replay import hindsight_bound, replay
-from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.policy.auto import AutoPolicy
+from outrider.policy.fixed import FixedPolicy
 
 __all__ = ["few_replays", "replays"]
 

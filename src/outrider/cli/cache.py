@@ -20,7 +20,7 @@ _KINDS = {
     "native": "ik_llama.cpp compiled for this CPU (`outrider setup --native` makes it again)",
     "costs": "what calls cost, and which library is the faster one; measured again",
     "acceptance": "how often drafts were accepted; learned again",
-    "corpora": "indexes of --corpus; made again",
+    "corpus": "indexes of --corpus; made again",
     "builds.json": "which libraries run which models; tried again",
     "said.json": "what was said today",
     "chat_history": "what you typed in `outrider chat`",

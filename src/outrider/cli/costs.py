@@ -25,9 +25,9 @@ from outrider.core.files import check_writable
 from outrider.core.notices import collect_notices, notify
 from outrider.core.numbers import digits
 from outrider.costs import MAX_TOKENS, CallCosts
+from outrider.costs.calibrate import Rows
 from outrider.costs.expected_speed import StepCosts, best_call, good_sizes
 from outrider.costs.store import PairCosts, export_costs, import_costs
-from outrider.costs.timer import Rows
 from outrider.models.finding import AUTO_DRAFT
 from outrider.models.hub import HubOptions
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, SessionOptions

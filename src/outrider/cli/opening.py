@@ -11,7 +11,7 @@ from outrider.cli.plans import PairPlan
 from outrider.cli.screen import Screen
 from outrider.core.data import Completion
 from outrider.costs.other_programs import is_quiet
-from outrider.policy import AutoPolicy
+from outrider.policy.auto import AutoPolicy
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
 from outrider.session.explain import Explanation, explain
 

@@ -16,7 +16,7 @@ from outrider.cli.settings import RunSettings
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar, Request
 from outrider.core.errors import InputError, SettingError
-from outrider.core.files import check_writable, read_text
+from outrider.core.files import check_writable, list_files, read_text
 from outrider.core.params import NO_DRAFT, SamplingParams, Verification
 from outrider.core.settings import (
     Drafting,
@@ -29,10 +29,9 @@ from outrider.core.settings import (
     Target,
     sampling_params,
 )
-from outrider.drafters.corpus_store import list_files
 from outrider.models.chat import ChatTemplate
 from outrider.models.hub import HubOptions
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session.options import AutoSettings, SessionOptions
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from outrider.cli.stream import TokenPrinter, show
 from outrider.core.data import Completion, Request
 from outrider.core.errors import ConstraintError, PromptError
 from outrider.lab.comparison import Comparison, compare, is_deterministic
-from outrider.policy import AutoPolicy
+from outrider.policy.auto import AutoPolicy
 from outrider.session import Message, Pair, Session
 from outrider.session.generation import Generation
 from outrider.session.readout import read_out, write_trace

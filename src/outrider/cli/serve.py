@@ -20,7 +20,7 @@ from outrider.cli.screen import Screen
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.core.notices import collect_notices
 from outrider.core.settings import sampling_params
-from outrider.policy import AutoPolicy
+from outrider.policy.auto import AutoPolicy
 from outrider.server.assembly import assemble, metrics_of, service_of
 from outrider.server.configuration import Configuration
 from outrider.server.guard import protect

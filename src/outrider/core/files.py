@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import shutil
+import stat
 import tomllib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from outrider.core.errors import InputError, OutriderError, SettingError
-from outrider.core.numbers import gigabytes
+from outrider.core.numbers import counted, gigabytes
 
 
 def reason_of(error: BaseException) -> str:
@@ -108,3 +113,97 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+# The files of a folder, and their text.
+
+MAX_FILE_BYTES = 200_000_000
+"""a larger file is skipped: it is data, not text"""
+MAX_FOLDER_BYTES = 300_000_000
+"""more is refused: sorting it would take more than 4 GB of memory"""
+_VERSION_CONTROL = frozenset({".git", ".hg", ".svn"})
+_CHUNK_BYTES = 1 << 18
+
+
+@dataclass(slots=True)
+class FileList:
+    """Files in the order of their names, and how many were left out and why."""
+
+    sizes: dict[Path, int] = field(default_factory=dict)
+    """in bytes"""
+    skipped: Counter[str] = field(default_factory=Counter)
+    identity: str = ""
+    """a hash that changes when a file comes, goes or changes"""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.sizes.values())
+
+    @property
+    def said(self) -> str:
+        """What was skipped, in words; empty where nothing was."""
+        return ", ".join(f"{count} {why}" for why, count in sorted((+self.skipped).items()))
+
+
+def list_files(paths: Sequence[Path]) -> FileList:
+    """The files at and below these paths.
+
+    Links to folders are not followed and version control's own folders are left out; a file that is reached
+    twice counts once. Raises SettingError for a path that does not exist, and for more than
+    `MAX_FOLDER_BYTES` in all.
+    """
+    files, seen, digest = FileList(), set[tuple[int, int]](), sha256()
+    for path in _walk(paths, files.skipped):
+        try:
+            found = path.stat()
+        except OSError:
+            files.skipped["unreadable"] += 1
+            continue
+        if (found.st_dev, found.st_ino) in seen:
+            continue
+        seen.add((found.st_dev, found.st_ino))
+        if not stat.S_ISREG(found.st_mode):
+            files.skipped["special"] += 1
+        elif found.st_size > MAX_FILE_BYTES:
+            files.skipped[f"over {MAX_FILE_BYTES // 1_000_000} MB"] += 1
+        elif not os.access(path, os.R_OK):
+            files.skipped["unreadable"] += 1
+        else:
+            files.sizes[path] = found.st_size
+            digest.update(f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0".encode(errors="replace"))
+    files.identity = digest.hexdigest()
+    if files.size_bytes > MAX_FOLDER_BYTES:
+        reason = f"{gigabytes(files.size_bytes)} of text in {counted(len(files.sizes), 'file')} is too much"
+        way_out = f"Name the folders that matter; {gigabytes(MAX_FOLDER_BYTES)} is the most."
+        raise SettingError(", ".join(map(str, paths)), reason, way_out)
+    return files
+
+
+def _walk(paths: Sequence[Path], skipped: Counter[str]) -> Iterator[Path]:
+    for path in paths:
+        if not path.exists():
+            why = "there is no such file or folder"
+            raise SettingError(str(path), why, "Name what is to be looked up in.")
+        if not path.is_dir():
+            yield path
+            continue
+        for place, folders, names in os.walk(path, onerror=lambda _: skipped.update(["unreadable"])):
+            folders[:] = sorted(set(folders) - _VERSION_CONTROL)
+            skipped["linked"] += sum((Path(place) / name).is_symlink() for name in folders)
+            yield from (Path(place) / name for name in sorted(names))
+
+
+def chunks(path: Path) -> Iterator[str]:
+    """A file's text in parts that end with a line, where lines are not too long; line ends are those
+    of Unix.
+
+    Raises OSError where it cannot be read, and UnicodeDecodeError where it is no UTF-8 text.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    with path.open("rb") as file:
+        while data := file.read(_CHUNK_BYTES):
+            data += file.readline(_CHUNK_BYTES)
+            if b"\0" in data:
+                raise UnicodeDecodeError("utf-8", data[:0], 0, 0, "it holds zero bytes")
+            yield decoder.decode(data).replace("\r\n", "\n")
+        yield decoder.decode(b"", final=True)

@@ -1,6 +1,5 @@
 """What calls of a model cost on this machine: measured, kept, and refined by every real call."""
 
-from outrider.costs.curve import SCHEMA, CallCosts
-from outrider.costs.points import MAX_TOKENS, CallPoint
+from outrider.costs.curve import MAX_TOKENS, CallCosts, CallPoint
 
-__all__ = ["MAX_TOKENS", "SCHEMA", "CallCosts", "CallPoint"]
+__all__ = ["MAX_TOKENS", "CallCosts", "CallPoint"]

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from statistics import fmean
-from time import perf_counter, sleep
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from statistics import fmean, median, median_low
+from time import perf_counter
+from typing import Literal, Self
 
-from outrider.core.contracts import Model
-from outrider.costs.curve import CallCosts
-from outrider.costs.timer import FIRM_ROUNDS, CallTimer, Clock, Rows, Samples
+from outrider.core.contracts import Model, Vocabulary
+from outrider.core.data import Span
+from outrider.core.errors import BackendError
+from outrider.costs.curve import MAX_TOKENS, CallCosts, CallPoint
 
+Rows = Literal["all", "last"]
+"""The rows of logits that a call gives: all for a target, the last for a draft model."""
+
+Clock = Callable[[], float]
+"""Seconds from any start, never going back."""
+
+_WARM_UP = (1, 4, 1)
+_CHUNK_TOKENS = 128
+"""Tokens of a prompt read at once: few, so that Ctrl-C and the budget are heeded in between."""
+FIRM_ROUNDS = 5
+_MAX_ROUNDS = 15
+_FIRM_RATIO = 0.015
+"""Standard error of a median below which it needs no further samples."""
+_DEVIATIONS_PER_MAD = 1.4826
+_MIN_SWITCH_RATIO = 0.03
+_FEW_RATIO = 0.3
+"""What a single sample may be off by"""
+_MEDIAN_ERROR = 1.2533
+"""Standard error of a median over that of a mean, for normal noise"""
 DEFAULT_SECONDS = 6.0
 GPU_SECONDS = 4.5
 """there calls are short"""
@@ -20,7 +41,6 @@ GLANCE_SECONDS = 0.5
 
 Progress = Callable[[float], None]
 """Called with the part that is done, or of the time that is spent, from 0 to 1."""
-
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 16, 7, 12, 32, 9, 24, 10, 20, 13, 14, 11, 15, 17, 64, 48, 28, 40, 33, 25, 56)
 """Numbers of tokens in the order of their use. Drafts are mostly short; kernels step at multiples of 4
 and 8 and one beside them."""
@@ -33,12 +53,130 @@ _FIRST_SIZES = 8
 _CONTEXT_SIZES = (1, 2, 4, 8, 16, 32)
 """measured at longer contexts too: attention grows with both, without stairs of its own"""
 _CONTEXTS = (512, 2048, 8192, 32768)
-
 _MIN_ROUNDS = 3
+_BASE_SHARE, _CONTEXT_SHARE = 0.6, 0.3
+"""of the time: single calls first, then contexts, then several sequences"""
 
-# Parts of the time: single calls first, then contexts, then several sequences.
-_BASE_SHARE = 0.6
-_CONTEXT_SHARE = 0.3
+
+class CallTimer:
+    """Times calls of random ordinary tokens. As a context manager it leaves every sequence of the model
+    empty, and makes some calls first that are not timed: they read the weights and start the threads. `top`:
+    rows are asked for as `Span.top` says."""
+
+    def __init__(self, model: Model, rows: Rows, clock: Clock, rng: random.Random, *, top: int = 0) -> None:
+        self._top = top
+        self._model = model
+        self._rows = rows
+        self._clock = clock
+        self._tokens = ordinary_tokens(model.vocabulary, rng)
+        self.largest = min(MAX_TOKENS, model.max_batch_tokens, model.context_length)
+        if rows == "all":
+            self.largest = min(self.largest, model.max_rows)
+
+    def clear(self) -> None:
+        """Leave every sequence of the model empty."""
+        for sequence in range(self._model.max_sequences):
+            self._model.truncate(sequence, 0)
+
+    def stored(self) -> int:
+        """Tokens in the first sequence."""
+        return self._model.length(0)
+
+    def __enter__(self) -> Self:
+        try:
+            self.clear()
+            for size in _WARM_UP:
+                if size <= self.largest:
+                    self.call_s(size)
+        except BaseException:
+            self.clear()
+            raise
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.clear()
+
+    def call_s(self, num_tokens: int, num_sequences: int = 1) -> float:
+        """Seconds of one call over so many tokens, shared out evenly; what it stored is forgotten."""
+        spans, given = [], 0
+        for sequence in range(num_sequences):
+            upto = num_tokens * (sequence + 1) // num_sequences
+            length = self._model.length(sequence)
+            tokens = self._take(length, upto - given)
+            rows = len(tokens) if self._rows == "all" else 1
+            spans.append(Span(sequence, tokens, length, rows, checkpoint=rows > 1, top=self._top))
+            given = upto
+        before = self._clock()
+        self._model.decode(spans)
+        seconds = self._clock() - before
+        for span in spans:
+            self._model.truncate(span.sequence, self._model.reach(span.sequence, span.start))
+        return seconds
+
+    def fill(self, num_tokens: int) -> float:
+        """Store up to so many further tokens in the first sequence, in one call; its seconds per token."""
+        length = self._model.length(0)
+        tokens = self._take(length, min(num_tokens, _CHUNK_TOKENS, self._model.max_batch_tokens))
+        before = self._clock()
+        self._model.decode([Span(0, tokens, length, 0)])
+        return (self._clock() - before) / len(tokens)
+
+    def _take(self, start: int, num_tokens: int) -> tuple[int, ...]:
+        return tuple(self._tokens[i % len(self._tokens)] for i in range(start, start + num_tokens))
+
+
+def ordinary_tokens(vocabulary: Vocabulary, rng: random.Random) -> list[int]:
+    """Tokens of ordinary text: what a call costs may depend on them where a model sends them to different
+    experts."""
+    drawn = [rng.randrange(vocabulary.size) for _ in range(8 * MAX_TOKENS)]
+    ordinary = [t for t in drawn if not vocabulary.is_control(t) and not vocabulary.ends_generation(t)]
+    if not ordinary:
+        raise BackendError("vocabulary", "it has no ordinary tokens to measure with", "Choose another model.")
+    return ordinary
+
+
+@dataclass(slots=True)
+class Samples:
+    """The times of one kind of call."""
+
+    num_tokens: int
+    context_tokens: int = 0
+    num_sequences: int = 1
+    seconds: list[float] = field(default_factory=list)
+    switched_s: list[float] = field(default_factory=list)
+    """right after calls of another kind, where `seconds` are of later ones"""
+
+    @property
+    def switch_ratio(self) -> float:
+        """How much longer those take, as a part of the median; 0 where it may be noise."""
+        ratio = median(self.switched_s) / self.median_s - 1 if self.switched_s else 0.0
+        return ratio if ratio > max(_MIN_SWITCH_RATIO, 2 * self.spread_ratio) else 0.0
+
+    @property
+    def median_s(self) -> float:
+        """The middle time; of two the shorter, since what disturbs a call only prolongs it."""
+        return median(self.seconds) if len(self.seconds) > 2 else median_low(self.seconds)
+
+    @property
+    def spread_ratio(self) -> float:
+        """Standard error of the median, as a part of it; a guess while there are too few samples to tell."""
+        if len(self.seconds) < 3:
+            return _FEW_RATIO / len(self.seconds)
+        middle = median(self.seconds)
+        deviation = median(abs(seconds - middle) for seconds in self.seconds)
+        error: float = _MEDIAN_ERROR * _DEVIATIONS_PER_MAD * deviation / len(self.seconds) ** 0.5
+        return error / middle if middle > 0 else 0.0
+
+    @property
+    def is_firm(self) -> bool:
+        """Whether further samples would hardly change the median."""
+        number = len(self.seconds)
+        return number >= _MAX_ROUNDS or (number >= FIRM_ROUNDS and self.spread_ratio < _FIRM_RATIO)
+
+    def point(self) -> CallPoint:
+        """What goes into the curve."""
+        call = self.num_tokens, self.median_s, self.context_tokens, self.num_sequences
+        return CallPoint(*call, self.spread_ratio, self.switch_ratio)
 
 
 def calibrate(
@@ -52,14 +190,11 @@ def calibrate(
 ) -> CallCosts:
     """Measure calls of `model` for about `seconds`, or less where every median is firm before.
 
-    Calls of all sizes are interleaved in shuffled rounds, so that a busy moment of the machine spoils
-    no single size; a point is the median of its samples. At an empty context first, then at
-    longer ones and for several sequences at once where model and time allow. `rows` are the logits
-    that the engine will ask this model for. `on_gpu`: each call is made several times in a row, and what the
-    first takes longer is kept apart; of rows the most likely tokens are enough, as in greedy decoding. The
-    model's sequences are empty before and after.
-
-    Raises BackendError when a call fails.
+    Calls of all sizes are interleaved in shuffled rounds, so that a busy moment of the machine spoils no
+    single size. At an empty context first, then at longer ones and for several sequences at once where model
+    and time allow. `rows` are the logits that the engine will ask this model for. `on_gpu`: each call is made
+    several times in a row, and what the first takes longer is kept apart; of rows the most likely tokens are
+    enough. The model's sequences are empty before and after. Raises BackendError when a call fails.
     """
     plan = _Plan(model, rows, clock, seconds, progress, on_gpu=on_gpu)
     longest = model.context_length if model.rewinding.is_free else 0
@@ -182,69 +317,3 @@ class _Plan(CallTimer):
         sampled = [s for s in self._single if s.seconds]
         near = min(sampled, key=lambda s: abs(s.num_tokens - num_tokens))
         return self._run * near.median_s * max(1.0, num_tokens / near.num_tokens)
-
-
-# The same calls on several models in turn: which way of loading one is the faster.
-
-SIDE_SIZES = (1, 1, 1, 2, 3, 4, 6, 8, 12, 16, 32)
-"""Single tokens three times as often: a difference of 2 % must show."""
-FEW_SIDE_SIZES = (1, 1, 2, 4, 8, 16)
-"""For a choice between libraries, whose calls differ by more."""
-READ_TOKENS = 32
-"""of a prompt, read once by each model: as many at once take no longer a token"""
-_FILL_SHARE = 0.3
-_MAX_SIDE_ROUNDS = 30
-"""of which each has three single tokens: enough for any difference that matters"""
-
-
-def measure_side_by_side(
-    models: Sequence[Model],
-    *,
-    seconds: float,
-    rows: Rows = "all",
-    context: int = 0,
-    sizes: Sequence[int] = SIDE_SIZES,
-    pause_s: float = 0.0,
-    clock: Clock = perf_counter,
-    progress: Progress = lambda _part: None,
-) -> list[CallCosts]:
-    """The curve of each model, from rounds in which each makes the same calls, in shuffled order.
-
-    First each reads a piece of a prompt.
-    `sizes` are the tokens of each call of a round; one that comes twice is measured twice as often.
-    `pause_s` lies before every call: threads of another library than the one that is called next spin on
-    for a moment. It takes about `seconds` in all, at least a round and at most as many as are of use. The
-    calls are made at a context of `context` tokens, or what three tenths of the time can fill. The models'
-    sequences are empty before and after.
-
-    Raises BackendError when a call fails.
-    """
-    rng = random.Random(0)
-    timers = [CallTimer(model, rows, clock, random.Random(0)) for model in models]
-    sizes = [size for size in sizes if all(size <= timer.largest for timer in timers)]
-    context = min(context, *(model.context_length - max(sizes) for model in models))
-    taken = [{size: Samples(size) for size in sizes} for _ in models]
-    started = clock()
-    with ExitStack() as stack:
-        for timer in timers:
-            stack.enter_context(timer)
-        read_s = [timer.fill(READ_TOKENS) for timer in timers]
-        for timer in timers:
-            timer.clear()
-        while timers[0].stored() < context and clock() - started < _FILL_SHARE * seconds:
-            for timer in timers:
-                timer.fill(context - timer.stored())
-        num_rounds, first_s = 0, clock()
-        while num_rounds == 0 or (
-            num_rounds < _MAX_SIDE_ROUNDS and clock() - started + (clock() - first_s) / num_rounds <= seconds
-        ):
-            for size in rng.sample(sizes, len(sizes)):
-                for i in rng.sample(range(len(models)), len(models)):
-                    sleep(pause_s)
-                    taken[i][size].seconds.append(timers[i].call_s(size))
-                progress(min((clock() - started) / max(seconds, 1e-9), 1.0))
-            num_rounds += 1
-    return [
-        CallCosts([samples.point() for samples in kinds.values()], prefill_token_s=seconds or None)
-        for kinds, seconds in zip(taken, read_s, strict=True)
-    ]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.costs.curve import CallCosts
-from outrider.costs.points import MAX_TOKENS, Curve
+from outrider.costs.curve import MAX_TOKENS, CallCosts, Curve
 
 LONGEST_DRAFT = 16
 """tokens of the longest draft that is looked at"""
@@ -19,8 +18,8 @@ _STAIR_RATIO = 1.03
 
 def expected_tokens(num_drafted: int, acceptance: float) -> float:
     """Tokens that a target call is expected to give with a draft of so many tokens, each of which is
-    accepted with probability `acceptance` once those before it are: 1 + a + a² + … (Leviathan et al.,
-    "Fast Inference from Transformers via Speculative Decoding", 2023, equation 1).
+    accepted with probability `acceptance` once those before it are: 1 + a + a² + … (Leviathan et al. 2023,
+    equation 1).
 
     >>> expected_tokens(2, 0.5)
     1.75
@@ -41,17 +40,14 @@ def acceptance_for(num_drafted: int, tokens: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """What the calls of a step cost, in any unit of time.
-
-    Args:
-        target_s: target calls over 1, 2, … tokens.
-        draft_s: a draft model's call; 0 for drafts that are looked up.
-        first_draft_s: its first call in a draft, which reads the target's own token along; None: as any.
-    """
+    """What the calls of a step cost, in any unit of time."""
 
     target_s: Sequence[float] | Curve
+    """target calls over 1, 2, … tokens"""
     draft_s: float = 0.0
+    """a draft model's call; 0 for drafts that are looked up"""
     first_draft_s: float | None = None
+    """its first call in a draft, which reads the target's own token along; None: as any"""
 
     @classmethod
     def of(cls, target: CallCosts, draft: CallCosts | None = None) -> StepCosts:

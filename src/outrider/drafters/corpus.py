@@ -1,114 +1,130 @@
-"""Looking up in files of the user's: a code base, a document."""
+"""Looking up in files of the user's: a code base, a document. They are tokenized and sorted once, and the
+index is kept in the user's own cache."""
 
 from __future__ import annotations
 
-from collections import deque
+import json
+import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
 from outrider.core.contracts import Vocabulary
-from outrider.core.data import Request
 from outrider.core.errors import SettingError
+from outrider.core.files import FileList, chunks, list_files, parse_json, reason_of, write_private
+from outrider.core.notices import notify
 from outrider.core.numbers import counted
-from outrider.drafters import corpus_store
-from outrider.drafters.corpus_store import About, DamagedIndex, FileList, chunks, list_files
 from outrider.drafters.lookup import IndexReader, LookupDrafter
-from outrider.drafters.suffix_array import DEPTH, ContextIndex, lay_out, sort_contexts
+from outrider.drafters.suffix_array import ContextIndex, Laid, Places, lay_out, sort_contexts
+from outrider.models.hub import cache_dir
 from outrider.models.vocab import tokenizer_id
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done ("reading" bytes, "sorting" in rounds), how much of it, and of how much."""
+_UNUSED_S = 30 * 24 * 3600.0
+
+Progress = Callable[[str], None]
+"""Called with what is being done and how much of it is, in words."""
 
 
-def indexing(stage: str, done: int, total: int) -> str:
-    """What `Progress` was called with, for people."""
-    if stage == "reading":
-        return f"{done / 1e6:.1f} of {total / 1e6:.1f} MB read"
-    return f"sorting, round {done + 1} of {total}"
+@dataclass(slots=True)
+class _Stored:
+    """An index as it is kept: `identity` must be that of the files for it to be used."""
 
-
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """Files to look up in. `notices` are lines that the user should see."""
-
-    index: ContextIndex
+    laid: Laid
+    places: Places
+    identity: str
     num_files: int
     num_tokens: int
-    notices: tuple[str, ...] = ()
+    skipped: str
+
+    def save(self, path: Path) -> None:
+        """Raises OSError."""
+        about = [self.identity, self.num_files, self.num_tokens, self.skipped]
+        stored = BytesIO()
+        np.savez(stored, laid=self.laid, places=self.places, about=np.array(json.dumps(about)))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.chmod(0o700)
+        for other in path.parent.iterdir():
+            if time.time() - other.stat().st_mtime > _UNUSED_S:
+                other.unlink()
+        write_private(path, [stored.getbuffer()])
+
+    @classmethod
+    def load(cls, path: Path) -> _Stored:
+        """Raises FileNotFoundError, or ValueError for anything that `save` did not write."""
+        try:
+            with path.open("rb") as file, np.load(file) as stored:  # checks that it is whole
+                found = cls(stored["laid"], stored["places"], *parse_json(str(stored["about"])))
+            os.utime(path)
+        except (BadZipFile, EOFError, KeyError, RuntimeError, TypeError) as error:
+            raise ValueError(str(path)) from error
+        return found
 
 
-def open_corpus(paths: Sequence[Path], vocabulary: Vocabulary, progress: Progress | None = None) -> Corpus:
-    """The files at and below `paths`, as this tokenizer cuts them.
+def open_corpus(
+    paths: Sequence[Path], vocabulary: Vocabulary, progress: Progress = lambda _what: None
+) -> ContextIndex:
+    """The files at and below `paths`, as this tokenizer cuts them; a notice says what they are.
 
-    They are indexed once, in the user's own cache, and again when a file comes, goes or changes.
-    Interrupted, that leaves nothing behind. Raises SettingError for a path that does not exist,
-    for files without any text or with too much of it, and where the index cannot be written.
+    They are indexed once, and again when a file comes, goes or changes. Raises SettingError for a path that
+    does not exist, and for files without any text or with too much of it.
     """
-    files, tokenizer = list_files(paths), tokenizer_id(vocabulary)
-    names = "\0".join([tokenizer, *(str(path.resolve()) for path in paths)])
-    place = corpus_store.folder()
-    path = place / f"{sha256(names.encode(errors='replace')).hexdigest()[:32]}.index"
-    notices: list[str] = []
+    files = list_files(paths)
+    names = "\0".join([tokenizer_id(vocabulary), *(str(path.resolve()) for path in paths)])
+    path = cache_dir() / "corpus" / f"{sha256(names.encode(errors='replace')).hexdigest()[:32]}.npz"
     found = None
     try:
-        found = corpus_store.load(path)
-    except FileNotFoundError:
+        found = _Stored.load(path)
+    except ValueError:
+        notify("the index of the corpus was damaged and is made again")
+    except OSError:  # there is none; where it cannot be read, saving says why
         pass
-    except DamagedIndex as error:
-        notices.append(f"the index of the corpus was damaged ({error.why}) and is made again")
-    if found is None or (found[1].sources, found[1].tokenizer) != (files.identity, tokenizer):
-        corpus_store.sweep(place)
-        _build(paths, files, vocabulary, path, progress or (lambda *_: None))
-        found = corpus_store.load(path)
-    index, about = found
-    tokens = str(about.num_tokens) if about.num_tokens < 1e5 else f"{about.num_tokens / 1e6:.1f} M"
-    line = f"corpus: indexed {counted(about.num_files, 'file')}, {tokens} tokens"
-    if about.skipped:
-        line += f"; skipped {_counts(about.skipped)}"
-    return Corpus(index, about.num_files, about.num_tokens, (*notices, line))
+    if found is None or found.identity != files.identity:
+        found = _built(paths, files, vocabulary, progress)
+        try:
+            found.save(path)
+        except OSError as error:
+            notify(f"the index of the corpus cannot be kept in {path.parent} ({reason_of(error)})")
+    tokens = str(found.num_tokens) if found.num_tokens < 1e5 else f"{found.num_tokens / 1e6:.1f} M"
+    skipped = f"; skipped {found.skipped}" if found.skipped else ""
+    notify(f"corpus: indexed {counted(found.num_files, 'file')}, {tokens} tokens{skipped}")
+    return ContextIndex(found.laid.tobytes(), found.places)
 
 
-def _counts(skipped: dict[str, int]) -> str:
-    return ", ".join(f"{count} {why}" for why, count in sorted(skipped.items()))
-
-
-def _build(
-    paths: Sequence[Path], files: FileList, vocabulary: Vocabulary, path: Path, progress: Progress
-) -> None:
-    """Read, sort and save."""
+def _built(paths: Sequence[Path], files: FileList, vocabulary: Vocabulary, progress: Progress) -> _Stored:
     texts = list(_read(files, vocabulary, progress))
     num_tokens = sum(map(len, texts))
     if not num_tokens:
-        why = "there is no text in it" + (f" (skipped {_counts(files.skipped)})" if files.skipped else "")
+        why = "there is no text in it" + (f" (skipped {files.said})" if files.said else "")
         raise SettingError(", ".join(map(str, paths)), why, "Name files or folders with text in UTF-8.")
-    laid = lay_out(texts)
-    about = About(files.identity, tokenizer_id(vocabulary), len(texts), num_tokens, dict(files.skipped))
+    num_files, laid = len(texts), lay_out(texts)
     del texts
-    places = sort_contexts(laid, lambda done, total: progress("sorting", done, total))
-    corpus_store.save(path, laid, places, about)
+    places = sort_contexts(laid, lambda n, total: progress(f"sorting, round {n + 1} of {total}"))
+    return _Stored(laid, places, files.identity, num_files, num_tokens, files.said)
 
 
 def _read(files: FileList, vocabulary: Vocabulary, progress: Progress) -> Iterator[npt.NDArray[np.int32]]:
     """The tokens of each file that is text; the others are counted in `files.skipped`."""
-    total, before = files.size_bytes, 0
-    for source in files.sources:
+    before = 0
+    for path, size in files.sizes.items():
         parts, read = [np.empty(0, np.int32)], 0
         try:
-            for text in chunks(source):
+            for text in chunks(path):
                 parts.append(np.asarray(vocabulary.tokenize(text, add_special=False), np.int32))
-                read = min(read + len(text), source.size_bytes)
-                progress("reading", before + read, total)
+                read = min(read + len(text), size)
+                progress(f"{(before + read) / 1e6:.1f} of {files.size_bytes / 1e6:.1f} MB read")
             yield np.concatenate(parts)
         except OSError:
             files.skipped["unreadable"] += 1
         except UnicodeDecodeError:
             files.skipped["binary"] += 1
-        before += source.size_bytes
+        before += size
 
 
 class CorpusDrafter(LookupDrafter):
@@ -116,23 +132,9 @@ class CorpusDrafter(LookupDrafter):
 
     name = "corpus"
 
-    def __init__(self, corpus: Corpus, min_match: int = 2) -> None:
-        self._index = corpus.index
-        self._min_match = min_match
-        self._recent: dict[int, deque[int]] = {}
-
-    def begin(self, sequence: int, request: Request) -> None:
-        self._recent[sequence] = deque(request.prompt, DEPTH)
-
-    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        self._recent[sequence].extend(tokens)
+    def __init__(self, index: ContextIndex) -> None:
+        super().__init__()
+        self._index = index
 
     def _reader(self, sequence: int) -> IndexReader:
-        return self._index.reader(list(self._recent[sequence]), self._min_match)
-
-    def end(self, sequence: int) -> None:
-        del self._recent[sequence]
-
-    def reset(self) -> None:
-        """Forget every sequence; the corpus stays."""
-        self._recent.clear()
+        return self._index.reader(self._texts[sequence])

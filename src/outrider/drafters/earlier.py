@@ -13,15 +13,11 @@ from outrider.drafters.suffix_array import DEPTH, ContextIndex
 
 MAX_TOKENS = 200_000
 """what a memory holds"""
-
 RECENT_RATIO = 1 / 8
 """of a memory, what is indexed again with every text that is added"""
-
 MAX_SCOPES = 64
-
 BLOCK_TOKENS = 64
 """in steps of which a text is compared with the beginnings of those that are remembered"""
-
 
 Part = tuple[Sequence[int], Sequence[int]]
 """A text, or what of it was not known before, and the keys of its blocks."""
@@ -41,13 +37,11 @@ class KeptTexts(Protocol):
 
 
 class Memory:
-    """The latest texts of one scope.
+    """The latest texts of one scope, `max_tokens` at most. A beginning that a text shares with one that is
+    remembered, such as the turns so far or a system prompt, is not stored twice.
 
-    It holds `max_tokens` at most, the oldest are dropped. A beginning that a text shares with one
-    that is remembered, such as the turns so far or a system prompt, is not stored twice.
-
-    Sorting costs O(n log n), so the newest texts have a small index of their own, which is merged
-    into the large one when it has grown to `RECENT_RATIO` of it.
+    Sorting takes long, so the newest texts have a small index of their own, which is merged into the large
+    one when it has grown to `RECENT_RATIO` of it.
     """
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
@@ -57,7 +51,6 @@ class Memory:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are remembered."""
         return self._old.num_tokens + self._recent.num_tokens
 
     def add(self, text: Sequence[int]) -> None:
@@ -137,11 +130,10 @@ def _block_keys(text: Sequence[int]) -> list[int]:
 
 
 class EarlierDrafter(LookupDrafter):
-    """Drafts from the texts of earlier requests of the same scope: each scope has a `Memory`, to which
-    every request that ends adds its own text. Texts that are still being generated are not looked up in
-    by others. Of more than `max_scopes` the one that was used longest ago is forgotten. `memory` is that
-    of requests without a scope. `kept`, if any, has the memories of earlier drafters, and gets these when
-    they are forgotten and at the end (`keep`).
+    """Drafts from the texts of earlier requests of the same scope: each scope has a `Memory`, to which every
+    request that ends adds its text. Of more than `max_scopes` the one used longest ago is forgotten. `memory`
+    is that of requests without a scope. `kept` has the memories of earlier drafters, and gets these when they
+    are forgotten and at the end (`keep`).
     """
 
     name = "earlier"
@@ -154,13 +146,16 @@ class EarlierDrafter(LookupDrafter):
         max_scopes: int = MAX_SCOPES,
         kept: KeptTexts | None = None,
     ) -> None:
+        super().__init__()
         self._memories = OrderedDict({} if memory is None else {"": memory})
         self._kept = kept
         self._max_scopes = max_scopes
         self._min_match = min_match
-        self._running: dict[int, tuple[list[int], Memory]] = {}
+        self._running: dict[int, Memory] = {}
+        """the memory of each sequence's scope"""
 
     def begin(self, sequence: int, request: Request) -> None:
+        super().begin(sequence, request)
         if request.scope not in self._memories:
             self._memories[request.scope] = Memory()
             if self._kept is not None:
@@ -170,19 +165,15 @@ class EarlierDrafter(LookupDrafter):
         if len(self._memories) > self._max_scopes:
             self._keep(*self._memories.popitem(last=False))
         memory.indexes()  # now rather than in a step
-        self._running[sequence] = list(request.prompt), memory
-
-    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        self._running[sequence][0].extend(tokens)
+        self._running[sequence] = memory
 
     def _reader(self, sequence: int) -> _Longest:
-        text, memory = self._running[sequence]
-        return _Longest([index.reader(text, self._min_match) for index in memory.indexes()])
+        text, indexes = self._texts[sequence], self._running[sequence].indexes()
+        return _Longest([index.reader(text, self._min_match) for index in indexes])
 
     def end(self, sequence: int) -> None:
         """Its text is remembered."""
-        text, memory = self._running.pop(sequence)
-        memory.add(text)
+        self._running.pop(sequence).add(self._texts.pop(sequence))
 
     def keep(self) -> None:
         """Let the texts outlive this drafter, where it was made so."""
@@ -195,6 +186,7 @@ class EarlierDrafter(LookupDrafter):
 
     def reset(self) -> None:
         """Forget every sequence, and every text for good."""
+        super().reset()
         self._running.clear()
         self._memories.clear()
         if self._kept is not None:

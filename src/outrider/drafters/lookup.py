@@ -8,17 +8,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
-from outrider.core.data import DraftToken
-
-EVIDENCE = ("match_length", "count", "total")
-"""What the numbers of a lookup's `DraftToken.evidence` are, in order; those of `Match`."""
+from outrider.core.data import DraftToken, Request
 
 ALONG = 8
 """Of the places that go on as a draft does, the latest so many are looked at for its next token."""
-
 _DOUBT = 5.0
 """phantom misses against a match of one token"""
-
 _DOUBT_DECAY = 1.5
 """power of the match length by which they fade"""
 
@@ -49,18 +44,33 @@ class Reader(Protocol):
 
     def read(self, token: int) -> None:
         """Go on by one token, whether or not it is the one that was found."""
-        ...
 
     def find(self) -> Match | None:
         """What is most likely to come next; None where nothing matches."""
-        ...
 
 
 class LookupDrafter(ABC):
-    """A drafter that looks up what may come next."""
+    """A drafter that looks up what may come next. Unless told otherwise it keeps the text of each running
+    sequence."""
 
     name: ClassVar[str]
     is_free = True
+
+    def __init__(self) -> None:
+        self._texts: dict[int, list[int]] = {}
+
+    def begin(self, sequence: int, request: Request) -> None:
+        self._texts[sequence] = list(request.prompt)
+
+    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+        self._texts[sequence].extend(tokens)
+
+    def end(self, sequence: int) -> None:
+        del self._texts[sequence]
+
+    def reset(self) -> None:
+        """Forget every sequence."""
+        self._texts.clear()
 
     @abstractmethod
     def _reader(self, sequence: int) -> Reader | None:
@@ -85,15 +95,12 @@ class Index(Protocol):
     def search(self, text: Sequence[int], min_length: int) -> tuple[list[int], int]:
         """Places after the longest suffix of `text` that something followed, the latest first, and its length
         in tokens; no places where it is shorter than `min_length`."""
-        ...
 
     def follower(self, place: int) -> int:
         """The token at a place; negative where a text ends."""
-        ...
 
     def next(self, place: int) -> int:
         """The place after the token at a place."""
-        ...
 
 
 class IndexReader:

@@ -1,7 +1,6 @@
-"""Drafting from an answer that is known beforehand, nearly: an edited file, a corrected text.
+"""Drafting from an answer that is nearly known: an edited file, a corrected text.
 
-It is what OpenAI's API calls predicted outputs. The draft follows the prediction from its start on
-without looking anything up, and finds its way back where the answer departs from it.
+The draft follows the prediction from its start on, and finds its way back where the answer departs from it.
 """
 
 from __future__ import annotations
@@ -18,11 +17,8 @@ from outrider.drafters.lookup import LookupDrafter, Match
 
 SURE_TOKENS = 8
 """tokens that agree before a place is taken for the right one; as many count for the start"""
-
 TOKEN_BITS = 4.0
-"""weight of a token that agrees with a place; each doubling of the distance takes 1 away.
-From 2 to 8 it makes little difference on files of source code and their next revisions."""
-
+"""weight of a token that agrees with a place; each doubling of the distance takes 1 away"""
 MAX_PLACES = 32
 """places that are compared, on either side of where the answer departed"""
 
@@ -60,9 +56,8 @@ class PredictionDrafter(LookupDrafter):
 class _Place:
     """How far an answer has come in its prediction.
 
-    While the answer agrees, the place moves on with it. After a departure every place where the
-    answer's last tokens occur is weighed: longer agreement against the distance from where it
-    departed. One that agrees for `SURE_TOKENS` is followed without weighing others.
+    After a departure every place where the answer's last tokens occur is weighed: longer agreement against
+    the distance from where it departed. One that agrees for `SURE_TOKENS` is followed without weighing.
     """
 
     def __init__(self, prediction: Sequence[int]) -> None:

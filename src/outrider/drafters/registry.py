@@ -28,7 +28,7 @@ class DrafterSettings:
     can_rewind: bool = True
     lookup: bool = True
     corpus: Sequence[Path] = ()
-    progress: Progress | None = None
+    progress: Progress = lambda _what: None
     draft: tuple[Model, Alignment] | None = None
     kept_texts: KeptTexts | None = None
 
@@ -51,9 +51,7 @@ def _corpus(settings: DrafterSettings) -> Drafter | None:
     if not settings.can_rewind:
         notify(f"the corpus is not used: {settings.target_name} cannot take rejected drafts back")
         return None
-    indexed = open_corpus(settings.corpus, settings.vocabulary, settings.progress)
-    notify(*indexed.notices)
-    return CorpusDrafter(indexed)
+    return CorpusDrafter(open_corpus(settings.corpus, settings.vocabulary, settings.progress))
 
 
 DRAFTERS = (

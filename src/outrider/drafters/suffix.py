@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.core.data import Request
-from outrider.core.errors import SettingError
 from outrider.drafters.lookup import IndexReader, LookupDrafter
 
 _RUNS = (16, 6, 3, 2, 1)
@@ -27,32 +26,28 @@ class SuffixDrafter(LookupDrafter):
     the text, by the token that followed it most often, and goes on from there. Matches of fewer than
     `min_match` tokens are not used: after a single token the guess is right about one time in five, after two
     one in three.
-
-    Raises SettingError for a `min_match` below 1.
     """
 
     name = "lookup"
 
     def __init__(self, min_match: int = 2) -> None:
-        if min_match < 1:
-            raise SettingError("lookup min match", f"{min_match} matches anything", "Give 1 or more.")
         self._min_match = min_match
-        self._texts: dict[int, TextIndex] = {}
+        self._indexes: dict[int, TextIndex] = {}
 
     def begin(self, sequence: int, request: Request) -> None:
         """Read a prompt. If it goes on from the sequence's earlier text, as the next turn of a conversation
         does, only what is new is read; any other prompt starts afresh."""
-        text = self._texts.get(sequence)
+        text = self._indexes.get(sequence)
         if text is None or text.tokens != list(request.prompt[: len(text.tokens)]):
-            text = self._texts[sequence] = TextIndex(self._min_match)
+            text = self._indexes[sequence] = TextIndex(self._min_match)
         text.extend(request.prompt[len(text.tokens) :])
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         """These tokens were committed."""
-        self._texts.setdefault(sequence, TextIndex(self._min_match)).extend(tokens)
+        self._indexes.setdefault(sequence, TextIndex(self._min_match)).extend(tokens)
 
     def _reader(self, sequence: int) -> IndexReader | None:
-        text = self._texts.get(sequence)
+        text = self._indexes.get(sequence)
         if text is None:
             return None
         return IndexReader(text, text.tokens[-_DEPTH:], self._min_match, _DEPTH)
@@ -62,7 +57,7 @@ class SuffixDrafter(LookupDrafter):
 
     def reset(self) -> None:
         """Forget every sequence."""
-        self._texts.clear()
+        self._indexes.clear()
 
 
 class TextIndex:

@@ -1,16 +1,13 @@
 """Texts sorted by what precedes each token: the longest match is one binary search.
 
-It is a suffix array (Manber and Myers, "Suffix arrays: a new method for on-line string searches",
-1993) of the reversed texts. What precedes a place is then what the place is sorted by, so the
-longest suffix of another text that occurs anywhere is found from scratch in O(log n), with no state
-to carry along. Places are sorted by so many tokens as a match is looked for, not by all.
+It is a suffix array of the reversed texts (Manber and Myers 1993), sorted by as many tokens as a match is
+looked for. The longest suffix of another text that occurs anywhere is found in O(log n), without any state.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from mmap import mmap
 from struct import Struct
 
 import numpy as np
@@ -20,18 +17,13 @@ from outrider.drafters.lookup import IndexReader
 
 DEPTH = 32
 """tokens of context that places are sorted by: the longest match that is distinguished from longer ones"""
-
 SAMPLE = 32
 """places that are looked at of those that match, evenly spread over them"""
-
 BORDER = 0
 """separates texts and surrounds them all; tokens are stored plus one"""
-
 BYTES = 4
 """of a stored token, the most significant first: stored contexts compare as their bytes do"""
-
 _CONTEXT = Struct(f">{DEPTH}I")
-
 _AFTER_ALL = b"\xff"
 """comes after all tokens"""
 
@@ -50,11 +42,9 @@ def lay_out(texts: Sequence[npt.ArrayLike]) -> Laid:
 
 
 def sort_contexts(laid: Laid, on_round: Callable[[int, int], None] | None = None) -> Places:
-    """The places that something follows, sorted by the `DEPTH` tokens from each on (backwards).
-
-    Sorted by two tokens first, then by twice as many in each round, where ranks of the last round
-    are those of half of them (Manber and Myers); only those that are still tied are sorted again.
-    Memory: about 40 bytes a token, for at most 2^31 of them. `on_round` is called with (done, total).
+    """The places that something follows, sorted by the `DEPTH` tokens from each on (backwards): by two first,
+    then by twice as many in each round, of which the ranks of the last round are halves; only those that are
+    still tied are sorted again. About 40 bytes a token. `on_round` is called with (done, total).
     """
     n, rounds = len(laid), DEPTH.bit_length() - 1
     keys = laid.astype(np.int64)
@@ -86,12 +76,9 @@ def _rank(ranks: Places, order: Places, slots: Places, keys: Keys) -> tuple[Plac
 
 
 class ContextIndex:
-    """Texts and their sorted places, in memory or mapped from a file.
+    """Texts, laid out, and the sorted places in them."""
 
-    `stored` begins with the laid out texts, and `places` are the sorted ones in it.
-    """
-
-    def __init__(self, stored: bytes | mmap, places: Places) -> None:
+    def __init__(self, stored: bytes, places: Places) -> None:
         self._stored = stored
         self._places = places.data  # single items of a memoryview cost less than those of an array
 
@@ -130,7 +117,7 @@ class ContextIndex:
         """See `lookup.Index`. Texts are stored from their ends."""
         return place - 1
 
-    def reader(self, text: Sequence[int], min_match: int) -> IndexReader:
+    def reader(self, text: Sequence[int], min_match: int = 2) -> IndexReader:
         """A reader at the end of a text."""
         return IndexReader(self, text[-DEPTH:], min_match, DEPTH)
 

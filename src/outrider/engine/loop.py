@@ -45,7 +45,7 @@ from outrider.engine.tiers.store import KvTiers, Reading
 from outrider.engine.tokenization import PreferredTokenization
 from outrider.engine.turns import turns_of, will_share
 from outrider.engine.verification import commit, fail, record_of, verify
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import RequestSampler
 from outrider.verify import VerificationRule, Verifier
 

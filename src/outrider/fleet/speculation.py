@@ -19,7 +19,7 @@ from outrider.drafters.earlier import EarlierDrafter, Memory
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.fleet.counts import Counts
 from outrider.fleet.rows import Row, Rows, Running, Tokens
-from outrider.policy import AutoPolicy
+from outrider.policy.auto import AutoPolicy
 
 _READ_TOKENS = 1024
 """Prompt tokens that drafters read in a step, over all requests: the whole batch waits while they do."""

@@ -25,8 +25,7 @@ from outrider.core.invalid import invalid
 from outrider.costs import CallCosts
 from outrider.fleet.rows import Tokens
 from outrider.fleet.speculation import Speculation
-from outrider.policy import AutoPolicy
-from outrider.policy.auto import LONGEST_DRAFT
+from outrider.policy.auto import LONGEST_DRAFT, AutoPolicy
 
 TRIED_VERSIONS = ("0.32.0",)
 """of vLLM; its interface for proposers is experimental"""

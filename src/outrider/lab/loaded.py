@@ -20,7 +20,7 @@ from outrider.core.contracts import FREE, Constraint, Model, Rewinding
 from outrider.core.data import Grammar
 from outrider.core.errors import PromptError
 from outrider.costs import CallCosts
-from outrider.costs.timer import Rows
+from outrider.costs.calibrate import Rows
 from outrider.engine import Engine
 from outrider.formats import ToolSpec, format_of
 from outrider.lab.models import ModelFacts, ModelFile, card_fields
@@ -32,7 +32,7 @@ from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import read_card
 from outrider.models.vocab import Alignment
 from outrider.policy.auto import LONGEST_DRAFT
-from outrider.policy.pretrained import PretrainedCalibration
+from outrider.policy.state import PretrainedCalibration
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Session
 from outrider.session.drafts import load_head
 from outrider.session.learned import prior_in

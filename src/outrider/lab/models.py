@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.core.errors import BackendError, ModelFileError
-from outrider.costs.store import fingerprint
+from outrider.models.cache import fingerprint
 from outrider.models.gguf import ModelCard, check_whole, read_card
 from outrider.models.hub import HubOptions
 from outrider.models.reference import resolve

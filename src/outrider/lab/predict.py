@@ -23,7 +23,7 @@ from outrider.lab.replay import ForcedDrafter, hindsight_bound, replay
 from outrider.lab.rows import AnswerRow, CaseOutcome
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, LLAMA_CPP_DEFAULT, PLAIN, Setting, grid
 from outrider.lab.statistics import speedup_of
-from outrider.policy.pretrained import PretrainedCalibration
+from outrider.policy.state import PretrainedCalibration
 
 DRAFT = ModelDrafter.name
 

@@ -23,7 +23,7 @@ from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.recording import Offers, Recording
 from outrider.lab.rows import AnswerRow
 from outrider.lab.workloads.lines import text_of
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 
 PROBED_LENGTHS = (3, 1, 7, 2, 5, 15, 4, 11, 6, 8, 0, 12, 10, 16, 9, 13, 14)
 """Drafted tokens of successive probing calls; lengths that are often drafted come first."""

@@ -10,8 +10,9 @@ from typing import Literal, cast
 from outrider.core.contracts import Policy
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts
-from outrider.policy import AutoPolicy, FixedPolicy
-from outrider.policy.pretrained import PretrainedCalibration
+from outrider.policy.auto import AutoPolicy
+from outrider.policy.fixed import FixedPolicy
+from outrider.policy.state import PretrainedCalibration
 
 Drafters = Literal["none", "lookup", "model", "both"]
 

@@ -23,8 +23,8 @@ from outrider.lab.record import MAX_ANSWERS, Answer, Case, Question, record_answ
 from outrider.lab.rows import AnswerRow, OffersRow, PairRow
 from outrider.models.gguf import ModelKind
 from outrider.models.vocab import Alignment, AlignmentReport, compare
-from outrider.policy import FixedPolicy
-from outrider.policy.pretrained import PretrainedCalibration
+from outrider.policy.fixed import FixedPolicy
+from outrider.policy.state import PretrainedCalibration
 
 _MIN_ANSWERS = 4
 _PROBED_ANSWERS = 2

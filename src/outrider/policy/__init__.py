@@ -4,8 +4,3 @@ A sampled token is never removed from a draft: the tokens that remain would no l
 distributions that the draft claims, and the output would be biased. Whether another token is sampled may
 depend on those before it, never on what it is itself. Point-mass tokens can be cut and dropped freely.
 """
-
-from outrider.policy.auto import AutoPolicy
-from outrider.policy.fixed import FixedPolicy
-
-__all__ = ["AutoPolicy", "FixedPolicy"]

@@ -11,7 +11,7 @@ from itertools import islice, takewhile
 from outrider.core.contracts import DraftInput, DraftRequest, Lookup
 from outrider.core.data import DraftToken
 from outrider.policy.estimates import average_after, confirmed, refused
-from outrider.policy.forced import FORCED, forced, permitted
+from outrider.policy.forced import FORCED, forced, ids, permitted
 from outrider.policy.objective import (
     MAX_MODEL_DRAFT,
     StepCosts,
@@ -40,12 +40,8 @@ EXPLORATION_SHARE = 0.02
 
 @dataclass(slots=True)
 class SequenceDraft:
-    """A draft under construction (`rounds.Growing`). A call of the draft model reads ahead what lookups
-    offer: where both say the same the token is confirmed, and where they differ the likelier is taken.
-
-    A sampled token is never removed. Whether another is sampled may depend on those before it, never on what
-    it is itself.
-    """
+    """A draft under construction (`fixed.Growing`). A call of the draft model reads ahead what lookups offer:
+    where both say the same the token is confirmed, and where they differ the likelier is taken."""
 
     state: PolicyState
     text: RequestState
@@ -79,11 +75,6 @@ class SequenceDraft:
         """Whether the output is limited: estimates differ then."""
         return self.request.constraint is not None
 
-    @property
-    def is_block(self) -> bool:
-        """Whether the draft model drafts a block at once."""
-        return self.state.block > 1
-
     def _calibrated(self, token: DraftToken) -> DraftToken:
         estimator = self.state.estimator(token.source, constrained=self.is_constrained)
         return token._replace(acceptance=estimator.probability(token.evidence, self.text.bias(token.source)))
@@ -94,14 +85,14 @@ class SequenceDraft:
         return [self._calibrated(token) for token in forced(self.request, drafted)]
 
     def _look_up(self, drafted: Sequence[int] = ()) -> list[DraftToken]:
-        """What the lookups together say follows `drafted`: the offer with the most expected tokens, and what
-        another goes on with after it. What a constraint forces comes before every offer and after it."""
+        """What follows `drafted`: of the lookups the offer with the most expected tokens, then what another
+        goes on with after it, and what a constraint forces before each and after it."""
         limit = self.max_length - len(drafted)
         if limit <= 0:
             return []
         found, left = self._forced(drafted)[:limit], list(self.lookups)
         while left and len(found) < limit:
-            so_far = (*drafted, *_ids(found))
+            so_far = (*drafted, *ids(found))
             prefix_prob = math.prod(_acceptance(found))
             offers = [self._offer(lookup, so_far, limit - len(found), prefix_prob) for lookup in left]
             expected, best = max((expected, -i) for i, (expected, _) in enumerate(offers))
@@ -109,7 +100,7 @@ class SequenceDraft:
                 break
             del left[-best]
             found += offers[-best][1]
-            found += self._forced((*drafted, *_ids(found)))[: limit - len(found)]
+            found += self._forced((*drafted, *ids(found)))[: limit - len(found)]
         return found
 
     def _offer(
@@ -131,9 +122,8 @@ class SequenceDraft:
     # Whether to ask the draft model
 
     def plan(self, costs: StepCosts, plain_s: float, num_sequences: int) -> bool:
-        """Decide whether the draft model is asked in this step, which takes `plain_s` plainly: where it is
-        expected to gain and its reading of the prompt is repaid; else to learn how good it is, for a small
-        loss."""
+        """Whether the draft model is asked in this step, which takes `plain_s` plainly: where it is expected
+        to gain and its reading of the prompt is repaid; else to learn how good it is, for a small loss."""
         if self.request.max_step_s is not None:
             costs = costs.limited(self.request.max_step_s, num_sequences=num_sequences)
         self._costs, text = costs, self.text
@@ -162,10 +152,9 @@ class SequenceDraft:
         stop_s = stopping_value([*drafted, *_acceptance(self.suffix)], costs, min_length)
         stop_s -= expected_rewards(drafted, costs)[-1]
         guess = _acceptance(self._guess(costs))
-        return (
-            asking_value(length, self._average, math.prod(drafted), costs, self._longest, guess, stop_s)
-            - stop_s
-        )
+        reached = math.prod(drafted)
+        asked_s = asking_value(length, self._average, reached, costs, self._longest, guess, stop_s)
+        return asked_s - stop_s
 
     @property
     def _longest(self) -> int:
@@ -175,19 +164,21 @@ class SequenceDraft:
     def _guess(self, costs: StepCosts) -> list[DraftToken]:
         """What of the lookups' offer the next call reads."""
         most = min(self.max_guess, self._longest - len(self.tokens) - 1)
+        if not self.suffix or not most:
+            return []
         return self.suffix[: best_guess(_acceptance(self.suffix), costs, most)]
 
     # What the draft model says
 
     def next_input(self) -> DraftInput:
-        self._input = DraftInput(_ids(self.tokens), _ids(self._guess(self._costs)))
+        self._input = DraftInput(ids(self.tokens), ids(self._guess(self._costs)))
         return self._input
 
     def take(self, offers: Iterable[DraftToken]) -> bool:
         drafted, guess = self._input
         num_offered = len(self.offers)
         for place, offer in enumerate(offers):
-            if _ids(self.tokens) != (*drafted, *guess[:place]):
+            if ids(self.tokens) != (*drafted, *guess[:place]):
                 break  # the draft has left the guess
             if not self._add(offer):
                 return False
@@ -195,14 +186,14 @@ class SequenceDraft:
 
     def _goes_on(self) -> bool:
         """Whether another step of the model pays; of a block it costs nothing to look at what can be cut."""
-        if self.is_block and self.request.draw is None:
+        if self.state.block > 1 and self.request.draw is None:
             return math.prod(_acceptance(self.tokens)) >= MIN_USEFUL_PROB
         return self._gain_s(self._later_costs) > 0
 
     @property
     def _later_costs(self) -> StepCosts:
         """Those after the model's first step: what a block drafted has been paid for."""
-        return replace(self._costs, draft_step_s=0.0) if self.is_block else self._costs
+        return replace(self._costs, draft_step_s=0.0) if self.state.block > 1 else self._costs
 
     def _add(self, offer: DraftToken) -> bool:
         """Add a token of the model's, and what is forced after it; whether more may follow."""
@@ -213,13 +204,13 @@ class SequenceDraft:
             return False
         self._average = average
         self.tokens.append(self._chosen(offer))
-        self.tokens += self._forced(_ids(self.tokens))[: max(self._costs.max_length - len(self.tokens), 0)]
-        self.suffix = self._look_up(_ids(self.tokens))
+        self.tokens += self._forced(ids(self.tokens))[: max(self._costs.max_length - len(self.tokens), 0)]
+        self.suffix = self._look_up(ids(self.tokens))
         return len(self.tokens) < self._longest
 
     def _chosen(self, offer: DraftToken) -> DraftToken:
-        """The model's token or the lookup's at this place, with what both together say of it. A sampled one
-        stays: what it is must not matter."""
+        """The model's token or the lookup's, with what both say of it. A sampled one stays, whatever it
+        is."""
         if not self.suffix or offer.drawn_from is not None:
             return offer
         said = self.suffix[0]
@@ -240,17 +231,12 @@ class SequenceDraft:
         return value_s >= -float(costs.calls_s[length])
 
     def finish(self) -> tuple[list[DraftToken], int]:
-        """All that was found, no longer than the step may become, and how many tokens of it must be
-        drafted."""
+        """All that was found, and how many tokens of it must be drafted."""
         if not self.offers:
             return self.candidate, 0
         is_sampled = any(token.drawn_from is not None for token in self.tokens)
         num_fixed = len(self.tokens) if is_sampled else 0
         return [*self.tokens, *self.suffix][: max(self._costs.max_length, num_fixed)], num_fixed
-
-
-def _ids(tokens: Iterable[DraftToken]) -> tuple[int, ...]:
-    return tuple([token.token for token in tokens])
 
 
 def _acceptance(tokens: Iterable[DraftToken]) -> list[float]:

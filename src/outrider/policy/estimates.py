@@ -8,10 +8,9 @@ begins at 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
-from typing import Any, Self
 
 _LOOKUP_FEATURES = ("bias", "log match length", "log odds of the share", "recently right")
 
@@ -59,8 +58,8 @@ class RequestBias:
 
 
 def features(evidence: Sequence[float], recently_right: float) -> tuple[float, ...]:
-    """The regression's features: of a lookup how long its match was and how often it went on so, of a draft
-    model its confidence, and the token's place in a block."""
+    """Of a lookup how long its match was and how often it went on so, of a draft model its confidence, and
+    the token's place in a block."""
     if len(evidence) == 3:
         length, count, total = evidence
         share = math.log((count + 0.5) / (total - count + 0.5))
@@ -72,9 +71,12 @@ class Estimator:
     """The acceptance of one drafter's tokens, over all texts."""
 
     def __init__(self, name: str, weights: Sequence[float] = ()) -> None:
+        """`weights` are those of the features; none before any was seen. Raises ValueError where they are no
+        numbers."""
         self.name = name
         self.weights = list(weights)
-        """those of the features; empty before any was seen"""
+        if not all(map(math.isfinite, self.weights)):
+            raise ValueError("its coefficients are damaged")
 
     def probability(self, evidence: Sequence[float], bias: RequestBias) -> float:
         """The probability that a token of this evidence is accepted, given that all before it were."""
@@ -86,18 +88,6 @@ class Estimator:
         error = correct - self._probability(x, bias)
         bias.value += _BIAS_RATE * error
         self.weights = [weight + _RATE * error * value for weight, value in zip(self.weights, x, strict=True)]
-
-    def as_json(self) -> dict[str, Any]:
-        """What was learned, as plain data."""
-        return {"weights": self.weights}
-
-    @classmethod
-    def from_json(cls, name: str, data: Mapping[str, Any]) -> Self:
-        """The estimator that `as_json` made plain data of. Raises KeyError, TypeError or ValueError."""
-        weights = [float(weight) for weight in data["weights"] or ()]
-        if not all(map(math.isfinite, weights)):
-            raise ValueError("its coefficients are damaged")
-        return cls(name, weights)
 
     def _probability(self, x: Sequence[float], bias: RequestBias) -> float:
         if len(self.weights) != len(x):

@@ -1,16 +1,45 @@
-"""Draft lengths that the user sets."""
+"""Draft lengths that the user sets, and how a draft model's drafts grow under any policy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
+from typing import Protocol
 
-from outrider.core.contracts import Drafters, DraftInput, DraftRequest
+from outrider.core.contracts import Drafters, DraftInput, DraftModel, DraftRequest
 from outrider.core.data import Draft, DraftToken, DraftWork, StepRecord
 from outrider.core.errors import SettingError
-from outrider.policy.forced import forced, permitted
-from outrider.policy.rounds import grow
+from outrider.policy.forced import forced, ids, permitted
+
+
+class Growing(Protocol):
+    """A draft under construction."""
+
+    @property
+    def request(self) -> DraftRequest: ...
+
+    def next_input(self) -> DraftInput:
+        """What the model reads next."""
+
+    def take(self, offers: Iterable[DraftToken]) -> bool:
+        """Decide on what the model offers after `next_input`; whether it is asked again.
+
+        A sampled token may be left out for the distribution that it was sampled from and for the tokens
+        before it, never for what it is.
+        """
+
+
+def grow(model: DraftModel, drafts: Sequence[Growing]) -> DraftWork:
+    """Let a draft model offer tokens until every draft has ended; returns what that cost."""
+    model_round = model.start([draft.request for draft in drafts])
+    growing = {draft.request.sequence: draft for draft in drafts}
+    while growing:
+        offers = model_round.step({sequence: draft.next_input() for sequence, draft in growing.items()})
+        growing = {
+            sequence: draft for sequence, draft in growing.items() if draft.take(offers.get(sequence, ()))
+        }
+    return model_round.work
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,53 +101,50 @@ class _FixedDraft:
 
     request: DraftRequest
     policy: FixedPolicy
-    forced: list[DraftToken] = field(init=False)
-    """before the drafters' own tokens"""
-    own: list[DraftToken] = field(default_factory=list)
-    """a drafter's, and what is forced between them"""
+    tokens: list[DraftToken] = field(init=False)
+    """what a constraint forces; then a drafter's own, and what is forced between them"""
+    num_forced: int = field(init=False)
     asks_model: bool = False
 
     def __post_init__(self) -> None:
-        self.forced = forced(self.request)
-
-    @property
-    def prefix(self) -> list[int]:
-        return [token.token for token in self.forced]
+        self.tokens = forced(self.request)
+        self.num_forced = len(self.tokens)
 
     @property
     def _room(self) -> int:
-        return min(self.request.max_tokens - len(self.forced), self.policy.draft_max)
+        return min(self.request.max_tokens - self.num_forced, self.policy.draft_max)
 
     def look_up(self, drafters: Drafters) -> None:
         """Take the first offer of a lookup; a doubtful one makes way for a draft model."""
-        has_model = drafters.model is not None
+        has_model, prefix = drafters.model is not None, ids(self.tokens)
         p_min = max(self.policy.p_min, self.policy.hand_over) if has_model else self.policy.p_min
         for lookup in drafters.lookups:
             likely = takewhile(
-                lambda token: token.acceptance >= p_min, lookup.propose(self.request.sequence, self.prefix)
+                lambda token: token.acceptance >= p_min, lookup.propose(self.request.sequence, prefix)
             )
-            offer = permitted(self.request, self.prefix, list(islice(likely, max(self._room, 0))))
+            offer = permitted(self.request, prefix, list(islice(likely, max(self._room, 0))))
             if offer and len(offer) >= self.policy.draft_min:
-                self.own = list(offer)
+                self.tokens += offer
                 return
         self.asks_model = has_model and self._room > 0
 
     def next_input(self) -> DraftInput:
-        return DraftInput((*self.prefix, *(token.token for token in self.own)))
+        return DraftInput(ids(self.tokens))
 
     def take(self, offers: Iterable[DraftToken]) -> bool:
         offer = next(iter(offers), None)
         if offer is None or offer.acceptance < self.policy.p_min:
             return False
-        self.own.append(offer)
+        self.tokens.append(offer)
         if self.request.constraint is not None:
-            self.own += forced(self.request, [*self.prefix, *(token.token for token in self.own)])
-        return len(self.own) < self._room
+            self.tokens += forced(self.request, ids(self.tokens))
+        return len(self.tokens) - self.num_forced < self._room
 
     def finish(self) -> Draft:
-        if self.asks_model and len(self.own) < self.policy.draft_min:
-            self.own = self.own if any(token.drawn_from for token in self.own) else []
-        found = [*self.forced, *self.own]
-        if self.asks_model or not self.own:
-            return Draft(tuple(found))
-        return Draft((*found, *forced(self.request, [token.token for token in found])))
+        own = self.tokens[self.num_forced :]
+        is_short = self.asks_model and len(own) < self.policy.draft_min
+        if is_short and not any(token.drawn_from for token in own):
+            return Draft(tuple(self.tokens[: self.num_forced]))
+        if self.asks_model or not own:
+            return Draft(tuple(self.tokens))
+        return Draft((*self.tokens, *forced(self.request, ids(self.tokens))))

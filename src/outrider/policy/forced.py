@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from outrider.core.contracts import DraftRequest
 from outrider.core.data import DraftToken
@@ -12,6 +12,11 @@ FORCED = "grammar"
 
 _ACCEPTANCE = 0.995
 """The text is certain, but the model may prefer another tokenization of it."""
+
+
+def ids(tokens: Iterable[DraftToken]) -> tuple[int, ...]:
+    """The tokens alone."""
+    return tuple([token.token for token in tokens])
 
 
 def forced(request: DraftRequest, drafted: Sequence[int] = ()) -> list[DraftToken]:

@@ -156,9 +156,8 @@ def asking_value(
     stop_s: float = 0.0,
 ) -> float:
     """What the next call of the draft model earns less what it costs. Parameters as in `continuation_values`;
-    `guess` is the acceptance of lookup tokens that the call checks: where the model would have said the same,
-    it goes on after them for the price of one step. A model that is wrong learns nothing of them, and what
-    stopping earns (`stop_s`) is left."""
+    `guess` is the acceptance of lookup tokens that the call checks: after those that the model confirms it
+    goes on for the price of one step. Where it is wrong, what stopping earns (`stop_s`) is left."""
     values_s = continuation_values(length, average, prefix_prob, costs, max_length, len(guess))
     if not guess:
         return values_s[0]
@@ -205,10 +204,9 @@ def best_length(acceptance: Sequence[float], costs: StepCosts, min_length: int =
 def allocate(candidates: Sequence[tuple[Sequence[float], int]], costs: StepCosts) -> list[int]:
     """How many tokens of each candidate to draft in one call, whose drafted tokens `costs` counts together.
 
-    A candidate is the acceptance of its tokens, and how many of them are drafted in any case. A token's
-    marginal reward, λ times its prefix acceptance probability, falls along a candidate: the best call with n
-    tokens takes the n most likely of all candidates, and the best n is tried out. A candidate that has the
-    call to itself is also weighed against the steps to come (`best_length`).
+    A candidate is the acceptance of its tokens, and how many of them are drafted in any case. The marginal
+    reward λ p_i falls along a candidate: the best call with n tokens takes the n most likely of all
+    candidates. One that has the call to itself is weighed against the steps to come (`best_length`).
     """
     if len(candidates) == 1:
         [(acceptance, num_fixed)] = candidates

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,11 +11,18 @@ import numpy as np
 
 from outrider.core.contracts import DraftProgress, DraftRequest
 from outrider.core.data import StepRecord
+from outrider.core.files import parse_json
 from outrider.costs import CallCosts
 from outrider.policy.estimates import MEAN_CONFIDENCE, Estimator, RequestBias
 from outrider.policy.objective import MAX_MODEL_DRAFT, Array, StepCosts, reward_per_token, token_ratio
 
 SCHEMA = "outrider.acceptance/2"
+CALIBRATION_KEY = "outrider.draft.acceptance"
+"""In the metadata of a draft model's file, a string: what is known of its acceptance, in JSON. Confidence is
+calibrated differently in every model."""
+
+PretrainedCalibration = Mapping[str, Any]
+"""What that says (`PolicyState.as_json`)."""
 
 _OWN_RATE = 0.1
 """weight of a step in the mean of the engine's own times"""
@@ -50,8 +57,7 @@ class RequestState:
 
 
 class PolicyState:
-    """What is known across requests: costs, estimates and the engine's own time; learned from step
-    records. `draft_costs` are those of the draft model's calls, if there is one."""
+    """What is known across requests; `draft_costs` are those of the draft model's calls, if there is one."""
 
     def __init__(self, costs: CallCosts, draft_costs: CallCosts | None = None) -> None:
         self.costs = costs
@@ -89,7 +95,7 @@ class PolicyState:
         )
 
     def token_ratio(self, context: int, held: int, acceptance: float) -> float:
-        """See `objective.token_ratio`, after so many tokens, of which the draft model holds `held`; 1 without
+        """See `objective.token_ratio`: after so many tokens, of which the draft model holds `held`; 1 without
         one."""
         if not self.draft_costs.is_known:
             return 1.0
@@ -156,7 +162,7 @@ class PolicyState:
         """What was learned about acceptance, for the next session."""
         return {
             "schema": SCHEMA,
-            "estimators": {name: known.as_json() for name, known in self._estimators.items()},
+            "estimators": {name: {"weights": known.weights} for name, known in self._estimators.items()},
             "mean_confidence": self.mean_confidence,
         }
 
@@ -166,10 +172,20 @@ class PolicyState:
         try:
             if data["schema"] != SCHEMA:
                 raise ValueError(f"its schema is not {SCHEMA}")
-            known = {name: Estimator.from_json(name, entry) for name, entry in data["estimators"].items()}
+            known = {
+                name: Estimator(name, list(map(float, entry["weights"])))
+                for name, entry in data["estimators"].items()
+            }
             mean_confidence = float(data["mean_confidence"])
             if not 0 <= mean_confidence <= 1:
                 raise ValueError("its mean confidence is damaged")
         except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"it is damaged ({type(error).__name__}: {error})") from error
         self._estimators, self.mean_confidence = known, mean_confidence
+
+
+def read_calibration(text: str) -> PretrainedCalibration:
+    """What a draft model's file says. Raises ValueError where it is damaged."""
+    data: PretrainedCalibration = parse_json(text)
+    PolicyState(CallCosts()).recall(data)
+    return data

@@ -23,7 +23,7 @@ from outrider.engine.tiers.folder import Folder
 from outrider.formats import format_of
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.infill import Infill, find_infill
-from outrider.policy import AutoPolicy
+from outrider.policy.auto import AutoPolicy
 from outrider.server.control_tokens import ControlTokens
 from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.keys import Caller

@@ -16,7 +16,8 @@ from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, Voca
 from outrider.core.notices import notify
 from outrider.core.numbers import gigabytes
 from outrider.costs.expected_speed import StepCosts
-from outrider.costs.store import fingerprint, stored_curves
+from outrider.costs.store import stored_curves
+from outrider.models.cache import fingerprint
 from outrider.models.finding import AUTO_DRAFT, MAX_SHARE, Found, FoundDraft, find_drafts
 from outrider.models.gguf import HEADS, ModelCard, ModelKind, check_whole, read_card
 from outrider.models.heads import read_head

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from outrider.core.data import StepRecord
 from outrider.costs.expected_speed import StepCosts
-from outrider.policy import AutoPolicy
+from outrider.policy.auto import AutoPolicy
 from outrider.session.speedup import Estimate, estimate_speedup
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)

@@ -25,25 +25,17 @@ from outrider.backends.tuning.scoring import (
 )
 from outrider.core.contracts import Model, Policy
 from outrider.core.notices import collect_notices, notify
+from outrider.costs.calibrate import Rows
 from outrider.costs.other_programs import OtherPrograms
-from outrider.costs.store import (
-    BUSY,
-    ESTIMATED,
-    PairCosts,
-    fingerprint,
-    is_first_today,
-    read_entry,
-    store_refined,
-    write_entry,
-)
-from outrider.costs.timer import Rows
+from outrider.costs.store import BUSY, ESTIMATED, PairCosts, store_refined
 from outrider.engine.tiers.disk import Disk
 from outrider.engine.tiers.folder import Folder
 from outrider.engine.tiers.store import KvTiers
 from outrider.engine.tiers.texts import RememberedTexts
+from outrider.models.cache import fingerprint, is_first_today, read_entry, write_entry
 from outrider.models.hub import cache_dir
-from outrider.policy import AutoPolicy
-from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration, read_calibration
+from outrider.policy.auto import AutoPolicy
+from outrider.policy.state import CALIBRATION_KEY, PretrainedCalibration, read_calibration
 from outrider.session.options import AutoSettings, Keeping, Progress, no_progress
 
 _MIN_VERIFIED = 64

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from outrider.core.contracts import Policy
 from outrider.core.errors import SettingError
-from outrider.policy import FixedPolicy
 from outrider.policy.auto import LONGEST_DRAFT
+from outrider.policy.fixed import FixedPolicy
 
 DEFAULT_CONTEXT_TOKENS = 4096
 _DRAFT_SHARE = 4

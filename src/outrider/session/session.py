@@ -21,7 +21,6 @@ from outrider.core.notices import collect_notices, notify
 from outrider.core.params import SamplingParams, Verification
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY, ESTIMATED
-from outrider.drafters.corpus import indexing
 from outrider.drafters.earlier import EarlierDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
@@ -29,7 +28,8 @@ from outrider.drafters.registry import DrafterSettings, build_drafters
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
 from outrider.engine.tiers.store import KvTiers
 from outrider.models.chat import ChatTemplate
-from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.policy.auto import AutoPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session.generation import Generation, Message, Schema, encode, parser_of, read_schema
 from outrider.session.learned import SAVE_S, Learned, identity_of, open_texts, open_tiers, policy_for
 from outrider.session.options import Keeping, Progress, SessionOptions, no_progress
@@ -149,7 +149,7 @@ class Session:
                 can_rewind=pair.target.rewinding.is_possible,
                 lookup=options.lookup,
                 corpus=[Path(path) for path in options.corpus],
-                progress=lambda *done: progress(f"indexing the corpus: {indexing(*done)}", None),
+                progress=lambda what: progress(f"indexing the corpus: {what}", None),
                 draft=draft,
                 kept_texts=open_texts(pair.target.path, options.keeping),
             )

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
-from outrider.policy import AutoPolicy
+from outrider.policy.auto import AutoPolicy
 
 _MIN_TOKENS = 8
 """of an answer whose speed-up is estimated"""

@@ -21,8 +21,7 @@ from typing import Any
 
 from outrider.core.contracts import Model
 from outrider.core.data import Span
-from outrider.costs.calibrate import Progress
-from outrider.costs.timer import CallTimer, Clock, ordinary_tokens
+from outrider.costs.calibrate import CallTimer, Clock, Progress, ordinary_tokens
 
 TRIED = (*range(1, 10), 12, 16, 20, 24, 28, 31, 32, 48, 64)
 """Drafts are mostly short; kernels step at multiples of 4, 8 and 16, at 32 and at 64."""

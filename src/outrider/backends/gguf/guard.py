@@ -28,7 +28,7 @@ from outrider.backends.machine import cpu_id, physical_cores
 from outrider.core.data import Block, Logits, Row, Span
 from outrider.core.errors import BackendCrash, OutOfMemory, OutriderError
 from outrider.costs.other_programs import look
-from outrider.costs.store import read_entry, write_entry
+from outrider.models.cache import read_entry, write_entry
 from outrider.models.heads import HeadFile
 
 _TRIAL = "trial 3"

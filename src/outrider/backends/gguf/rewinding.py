@@ -23,7 +23,7 @@ from outrider.backends.rewinding import Attention, Checkpoints, Rewinder, Snapsh
 from outrider.core.contracts import CHECKPOINTS, FREE, UNABLE, WINDOW, Model, Rewinding, RewindKind, snapshots
 from outrider.core.data import Logits, Span
 from outrider.core.errors import OutriderError
-from outrider.costs.timer import ordinary_tokens
+from outrider.costs.calibrate import ordinary_tokens
 
 MAX_SEQUENCES = 2
 """of a context with snapshots. Where three sequences and more have parts of different length in a call,

@@ -13,7 +13,8 @@ from outrider.backends.gguf.model import Weights
 from outrider.backends.tuning.scoring import Loaded, spare_cores, subject_of
 from outrider.core.errors import OutOfMemory, SettingError
 from outrider.costs.calibrate import Progress
-from outrider.costs.store import costs_dir, read_entry, remembered
+from outrider.costs.store import costs_dir, remembered
+from outrider.models.cache import read_entry
 
 MAX_DEFAULT_PRICE = 0.02
 """Where neither plain steps nor prompts take this much longer, equal bits are the default."""

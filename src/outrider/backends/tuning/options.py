@@ -24,11 +24,12 @@ from outrider.backends.tuning.scoring import (
     compare_libraries,
     machine_id,
 )
+from outrider.backends.tuning.side_by_side import FEW_SIDE_SIZES, SIDE_SIZES, measure_side_by_side
 from outrider.core.contracts import Model
 from outrider.core.errors import BackendCrash, ModelFileError, SettingError
-from outrider.costs.calibrate import FEW_SIDE_SIZES, SIDE_SIZES, measure_side_by_side
 from outrider.costs.curve import CallCosts
-from outrider.costs.store import costs_dir, fingerprint, read_entry, write_entry
+from outrider.costs.store import costs_dir
+from outrider.models.cache import fingerprint, read_entry, write_entry
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import cache_dir
 

@@ -16,12 +16,12 @@ from outrider.backends.gguf.registry import TITLES
 from outrider.backends.machine import cpu_id, num_cores, physical_cores, processor_name
 from outrider.backends.native import cuda_library, native_library
 from outrider.costs import CallCosts
-from outrider.costs.calibrate import DEFAULT_SECONDS, GLANCE_SECONDS, GPU_SECONDS, Progress, calibrate
+from outrider.costs.calibrate import DEFAULT_SECONDS, GLANCE_SECONDS, GPU_SECONDS, Progress, Rows, calibrate
+from outrider.costs.curve import Curve
 from outrider.costs.expected_speed import StepCosts, best_call
-from outrider.costs.points import Curve
-from outrider.costs.store import Subject, fingerprint, known_costs
+from outrider.costs.store import Subject, known_costs
 from outrider.costs.store import costs_at_once as known_at_once
-from outrider.costs.timer import Rows
+from outrider.models.cache import fingerprint
 
 COMPARED_TOKENS = 32
 """The largest call that is compared."""

@@ -15,9 +15,9 @@ from typing import Any
 from outrider.backends.gguf.libraries import device_names
 from outrider.backends.machine import physical_cores, total_bytes
 from outrider.core.errors import BackendError, ModelFileError, OutriderError
-from outrider.costs.store import fingerprint
 from outrider.lab.machine import machine, versions
 from outrider.lab.models import OWN_HEAD, ModelFile, find_models
+from outrider.models.cache import fingerprint
 from outrider.models.gguf import read_card
 from outrider.models.hub import HubOptions
 from outrider.models.reference import DEFAULT

@@ -12,8 +12,8 @@ from outrider.backends.tuning.scoring import costs_of
 from outrider.core.errors import SettingError
 from outrider.core.notices import collect_notices
 from outrider.costs import CallCosts
+from outrider.costs.calibrate import Rows
 from outrider.costs.store import import_costs
-from outrider.costs.timer import Rows
 from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFile, find_models

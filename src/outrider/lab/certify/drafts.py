@@ -26,7 +26,7 @@ from outrider.lab.certify.faults import SHIFTED, STALE
 from outrider.lab.certify.plan import DraftsTest
 from outrider.lab.certify.runs import Wrapped
 from outrider.models.vocab import Alignment, align
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 
 _LENGTH = 4
 _EVERY = 3

@@ -15,7 +15,7 @@ from outrider.core.params import Rule, Verification
 from outrider.lab.certify.faults import MASK_FAULT, Constrain, check_fault
 from outrider.lab.certify.text_equality import Compared
 from outrider.models.vocab import Alignment
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 
 
 @dataclass(frozen=True, slots=True)

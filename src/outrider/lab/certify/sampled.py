@@ -43,7 +43,7 @@ from outrider.lab.certify.text_equality import after
 from outrider.lab.loaded import Progress
 from outrider.lab.statistics import holm
 from outrider.models.vocab import compare
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 
 _CANDIDATES = 24
 """Prompts among which those of the highest entropy are chosen."""

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from outrider.costs import CallCosts
-from outrider.policy.pretrained import PretrainedCalibration
-from outrider.policy.state import PolicyState
+from outrider.policy.state import PolicyState, PretrainedCalibration
 
 
 def pretrained_calibration(
@@ -28,5 +27,5 @@ def pretrained_calibration(
         state.mean_confidence = fmean(seen)
     data = state.as_json()
     # In constrained text, which held-out answers seldom are, its confidence means the same.
-    data["estimators"][f"{name} (constrained)"] = estimator.as_json()
+    data["estimators"][f"{name} (constrained)"] = {"weights": estimator.weights}
     return data

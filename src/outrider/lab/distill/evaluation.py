@@ -21,8 +21,8 @@ from torch import Tensor
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.tuning.scoring import costs_of
 from outrider.costs import CallCosts
+from outrider.costs.calibrate import Rows
 from outrider.costs.expected_speed import StepCosts
-from outrider.costs.timer import Rows
 from outrider.lab.distill.corpus import Text, TrainingBatch, batch_of, packed
 from outrider.lab.distill.losses import Labels, acceptance, loss_of
 from outrider.lab.distill.plan import kept

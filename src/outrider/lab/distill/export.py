@@ -26,7 +26,7 @@ from outrider.models.header import read_header
 from outrider.models.reduced import part_fields
 from outrider.models.vocab import align
 from outrider.models.vocab.subset import Subset, tokenizer_fields
-from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration
+from outrider.policy.state import CALIBRATION_KEY, PretrainedCalibration
 
 _PREFIX = "outrider.distill."
 _TEXTS = ("teacher", "teacher_sha256", "data", "version")

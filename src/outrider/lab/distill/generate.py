@@ -22,7 +22,7 @@ from outrider.lab.distill.plan import DistillPlan
 from outrider.lab.distill.questions import Question
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile
-from outrider.policy import FixedPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.session.loading import load_weights, template_of
 
 TOP = 64

@@ -39,7 +39,7 @@ from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.models.hub import file_sha256
 from outrider.models.vocab.subset import coverage
-from outrider.policy.pretrained import PretrainedCalibration
+from outrider.policy.state import PretrainedCalibration
 
 _OWN_TEXTS = 32
 """of the draft in a step on its own text"""

@@ -21,7 +21,7 @@ from outrider.models.fields import Field
 from outrider.models.reduced import part_fields
 from outrider.models.vocab import align
 from outrider.models.vocab.subset import Ids, Subset, tokenizer_fields
-from outrider.policy.pretrained import CALIBRATION_KEY
+from outrider.policy.state import CALIBRATION_KEY
 
 _PREFIX = "outrider.trim."
 _OF_THE_FILE = (Keys.General.ARCHITECTURE, Keys.General.ALIGNMENT, CALIBRATION_KEY)

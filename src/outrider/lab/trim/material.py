@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.contracts import Vocabulary
+from outrider.core.files import chunks, list_files
 from outrider.core.notices import notify
-from outrider.drafters.corpus_store import chunks, list_files
 from outrider.lab.held_out import conversation_hash, is_held_out
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.workloads.lines import text_of
@@ -84,11 +84,10 @@ def texts_of(prompts: Iterable[Prompt]) -> Iterable[str]:
 def texts_in(paths: Sequence[Path]) -> Iterable[str]:
     """The text of files, and of those in folders, a piece at a time; a notice names what is passed over.
     Raises SettingError for a path that does not exist."""
-    files = list_files(paths)
-    for source in files.sources:
+    for path in list_files(paths).sizes:
         try:
-            yield from chunks(source)
+            yield from chunks(path)
         except OSError:
-            notify(f"{source.path} is not counted: it cannot be read")
+            notify(f"{path} is not counted: it cannot be read")
         except UnicodeDecodeError:
-            notify(f"{source.path} is not counted: it is not UTF-8 text")
+            notify(f"{path} is not counted: it is not UTF-8 text")

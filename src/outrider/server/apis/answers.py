@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from uuid import uuid4
 
 from outrider.core.data import Completion, Kind, Piece, Request, Update
-from outrider.policy import AutoPolicy
+from outrider.policy.auto import AutoPolicy
 from outrider.server.apis.plan import GenerationPlan
 from outrider.server.apis.shapes import Json, TextRequest
 from outrider.server.errors import Problem
