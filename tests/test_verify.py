@@ -15,11 +15,12 @@ from exactness import Drawn, Rng, dense, expected_accepted, explore, language, o
 from outrider.core.data import Distribution, Draft, DraftToken, Request, Verdict
 from outrider.core.errors import BackendError, SettingError
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
-from outrider.sampling import LazyDistributions, probability
+from outrider.sampling import LazyDistributions, point_mass, probability
 from outrider.verify import (
     Verifier,
     accept_probability,
-    block_weights,
+    block_accept,
+    block_ratios,
     excess,
     residual,
     verify_block,
@@ -112,8 +113,10 @@ def test_verdicts_are_well_formed(
             if certain and n < len(draft):
                 assert verdict.token != draft.tokens[n]
         assert total == pytest.approx(1, abs=1e-12)
-    ratios, chances = block_weights(target, draft)
-    assert all(0 <= x <= 1 for x in (*ratios, *chances)) and len(chances) == len(ratios) - 1
+    known = [point_mass(token) for token in draft.tokens] if certain else [q for _, q in offered]
+    ratios = block_ratios(target, draft.tokens, known)
+    chances = [block_accept(target, known, ratios, i) for i in range(1, len(ratios))]
+    assert all(0 <= x <= 1 for x in (*ratios, *chances))
     assert all(chance <= 1e-12 for ratio, chance in zip(ratios[1:], chances, strict=True) if ratio == 0)
 
 
@@ -121,8 +124,8 @@ def test_a_block_whose_distributions_differ_by_rounding_alone_is_judged() -> Non
     """The excess is then so small that adding 1 to it would lose it."""
     p, q = dense([1.0, 0.3, 2e-17]), dense([1.0, 0.3, 1e-17])
     draft = offer((0, 0), (p, q))
-    _, chances = block_weights([p, p, p], draft)
-    assert chances == [1.0, 1.0]
+    ratios = block_ratios([p, p, p], draft.tokens, (p, q))
+    assert [block_accept([p, p, p], (p, q), ratios, i) for i in (1, 2)] == [1.0, 1.0]
     assert {v.num_accepted for v, _ in verdicts(verify_block, [p, p, p], draft)} == {2}
 
 

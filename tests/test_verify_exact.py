@@ -28,7 +28,14 @@ from exactness import (
 )
 from outrider.core.data import Distribution, Draft, Verdict
 from outrider.sampling import draw, point_mass, probability
-from outrider.verify import accept_probability, block_weights, residual, verify_block, verify_tokens
+from outrider.verify import (
+    accept_probability,
+    block_accept,
+    block_ratios,
+    residual,
+    verify_block,
+    verify_tokens,
+)
 
 RULES = [pytest.param(verify_tokens, id="token"), pytest.param(verify_block, id="block")]
 CASES = [(2, 3), (3, 1), (3, 2), (4, 2), (3, 3)]
@@ -180,7 +187,8 @@ def block_rule(
 
     def rule(target: Sequence[Distribution], draft: Draft, rng: Rng) -> Verdict:
         assert draft.probs is not None
-        ratios, chances = block_weights(target, draft)
+        ratios = block_ratios(target, draft.tokens, draft.probs)
+        chances = [block_accept(target, draft.probs, ratios, i) for i in range(1, len(ratios))]
         own = [probability(target[i], x) / probability(draft.probs[i], x) for i, x in enumerate(draft.tokens)]
         if not capped:
             ratios = [1.0, *np.cumprod(own).tolist()]

@@ -118,6 +118,7 @@ class ModelDrafter:
         self._chunk_tokens = max(1, min(_PREFILL_CHUNK_TOKENS, model.max_batch_tokens // model.max_sequences))
         self.longest_text = longest_text(alignment, model.context_length)
         self._window = alignment.window if self.longest_text > model.context_length else 0
+        self._ends = model.vocabulary.ends_generation
         self._contexts: dict[int, _Context] = {}
         self._num_begun = 0
         self.on_evict: Callable[[int], object] = lambda _sequence: None
@@ -233,7 +234,8 @@ class ModelDrafter:
             work += cost
             if has_read:
                 ready[request.sequence] = request
-        return ModelRound(self, ready, work)
+        tops = {sequence: self._rows.top(request) for sequence, request in ready.items()}
+        return ModelRound(self, ready, tops, work)
 
     def _has_room(self, request: DraftRequest) -> bool:
         """Whether a token can be drafted before the draft model's own context is full; by a head not before
@@ -296,40 +298,38 @@ class ModelDrafter:
         context.agree += len(tokens)
         return len(tokens), perf_counter() - before
 
-    def next_span(self, request: DraftRequest, inputs: DraftInput) -> Span | None:
+    def next_span(self, sequence: int, inputs: DraftInput, top: int) -> Span | None:
         """What a call evaluates of a sequence: committed and drafted tokens that the model has not read, and
         as much of the guess as there is room for. None where the former do not fit call or context, or where
-        the text ends."""
-        sequence = request.sequence
-        context = self._contexts[sequence]
-        drafted, ends = self.alignment.read(inputs.drafted), self.model.vocabulary.ends_generation
-        if inputs.drafted and (not drafted or ends(drafted[-1])):
+        the text ends. `top`: as in `Span`."""
+        context, drafted = self._contexts[sequence], self.alignment.read(inputs.drafted)
+        if inputs.drafted and (not drafted or self._ends(drafted[-1])):
             return None
-        ahead = context.evaluated[context.held :]
+        held, evaluated = context.held, context.evaluated
+        ahead = evaluated[held:]
         # The last token is read again where its row is gone.
         num_known = min(common_prefix(ahead, drafted), max(len(drafted) - 1, 0))
         if ahead[num_known:]:  # refused guesses
-            self.model.truncate(sequence, context.held + num_known)
-            del context.evaluated[context.held + num_known :]
-        stored = len(context.evaluated)
+            self.model.truncate(sequence, held + num_known)
+            del evaluated[held + num_known :]
+        stored = len(evaluated)
         tokens = (*context.final[context.start + stored :], *drafted[num_known:])
         room = min(self._chunk_tokens, self.model.context_length - stored) - len(tokens)
         if room < 0:
             return None
-        guess = self._guess(inputs.guess[:room])
+        guess = self._guess(inputs.guess[:room]) if inputs.guess else []
         # The first drafted tokens follow what is committed, and may be rejected.
-        is_first = bool(drafted) and stored <= context.held
-        top = self._rows.top(request)
+        is_first = bool(drafted) and stored <= held
         return Span(sequence, (*tokens, *guess), stored, 1 + len(guess), is_first, top)
 
     def _guess(self, guess: Sequence[int]) -> list[int]:
         """As much of a guess as the model can read, in its ids, one for each token."""
-        if not guess or not self.reads_ahead:
+        if not self.reads_ahead:
             return []
         tokens = self.alignment.read(guess)
         if len(tokens) != len(guess):
             return []
-        is_inside = takewhile(lambda token: not self.model.vocabulary.ends_generation(token), tokens)
+        is_inside = takewhile(lambda token: not self._ends(token), tokens)
         return list(islice(is_inside, self._chunk_rows - 1))
 
     def decode(self, spans: Sequence[Span], num_tokens: int) -> list[Logits]:
@@ -355,7 +355,7 @@ class ModelDrafter:
         """What a block says comes after the drafted tokens, whatever they are: each of its places is good for
         any tokens before it."""
         place, read = len(drafted), self.alignment.read(drafted)
-        if place >= len(block) or (drafted and (not read or self.model.vocabulary.ends_generation(read[-1]))):
+        if place >= len(block) or (drafted and (not read or self._ends(read[-1]))):
             return
         before = read[-1] if read else self._contexts[request.sequence].final[-1]
         offer = self._offer(block.row(place, before, self.model.vocabulary.size), request, drafted)
@@ -383,11 +383,15 @@ class ModelDrafter:
 
 
 class ModelRound:
-    """The DraftRound of a ModelDrafter; `ready` are the requests whose text it has read."""
+    """The DraftRound of a ModelDrafter; `ready` are the requests whose text it has read, `tops` their
+    `Span.top`."""
 
-    def __init__(self, drafter: ModelDrafter, ready: dict[int, DraftRequest], work: DraftWork) -> None:
+    def __init__(
+        self, drafter: ModelDrafter, ready: dict[int, DraftRequest], tops: dict[int, int], work: DraftWork
+    ) -> None:
         self._drafter = drafter
         self._ready = ready
+        self._tops = tops
         self._read = work
         self._model_s = 0.0
         self._call_tokens: list[int] = []
@@ -400,23 +404,20 @@ class ModelRound:
         return self._read + DraftWork(len(calls), self._model_s, call_tokens=calls)
 
     def step(self, inputs: Mapping[int, DraftInput]) -> dict[int, Iterator[DraftToken]]:
-        asking = {sequence: self._ready[sequence] for sequence in inputs if sequence in self._ready}
-        if self._drafter.block == 1:
-            rows = self._call({sequence: inputs[sequence] for sequence in asking})
-            return {s: self._drafter.offers(found, asking[s], inputs[s]) for s, found in rows.items()}
+        drafter, ready = self._drafter, self._ready
+        if drafter.block == 1:
+            return {s: drafter.offers(rows, ready[s], inputs[s]) for s, rows in self._call(inputs).items()}
         if not self._call_tokens:
-            found = self._call(dict.fromkeys(asking, DraftInput(())))
+            found = self._call(dict.fromkeys(inputs, DraftInput(())))
             self._blocks = {sequence: cast(Block, block) for sequence, block in found.items()}
-        drafter, blocks = self._drafter, self._blocks
-        return {s: drafter.place(blocks[s], asking[s], inputs[s].drafted) for s in asking if s in blocks}
+        blocks = self._blocks
+        return {s: drafter.place(blocks[s], ready[s], inputs[s].drafted) for s in inputs if s in blocks}
 
     def _call(self, inputs: Mapping[int, DraftInput]) -> dict[int, Logits]:
-        """One call over these; what the model gives for each that it has room for."""
-        spans = list[Span]()
-        for sequence, read in inputs.items():
-            span = self._drafter.next_span(self._ready[sequence], read)
-            if span is not None:
-                spans.append(span)
+        """One call over those whose text was read; what the model gives for each that it has room for."""
+        next_span, tops = self._drafter.next_span, self._tops
+        found = [next_span(s, read, tops[s]) for s, read in inputs.items() if s in tops]
+        spans = [span for span in found if span is not None]
         if not spans:
             return {}
         num_tokens = sum([len(span.tokens) for span in spans])

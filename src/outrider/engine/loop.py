@@ -305,7 +305,7 @@ class Engine:
             return []
         shared = Shared(perf_counter() - self._learning_s)
         try:
-            plans = shared.plans = self._plan(running, shared)
+            plans = self._plan(running, shared)
             self.slots.make_room(shared.batch_tokens)
             before = perf_counter()
             rows = self.target.decode([plan.span for plan in plans])
@@ -344,16 +344,22 @@ class Engine:
         reading = self._read([s for s in running if s not in decoding], num_decoding)
         plans = [*(verification(self.target, s) for s in decoding), *reading]
         drafts = self._propose([plan for plan in plans if plan.draft is not None], plans, shared)
-        return [with_draft(plan, drafts.get(plan.sequence.slot)) for plan in plans]
+        plans = [with_draft(plan, drafts.get(plan.sequence.slot)) for plan in plans]
+        shared.num_sequences = len(plans)
+        shared.batch_tokens = sum([len(plan.span.tokens) for plan in plans])
+        shared.num_drafted = sum([len(plan.draft.items) for plan in plans if plan.draft is not None])
+        return plans
 
     def _read(self, sequences: Sequence[RunningRequest], num_decoding: int) -> list[StepPlan]:
         """The next chunks of prompts. Where others decode so many tokens, half of the batch is left for their
         drafts."""
+        if not sequences:
+            return []
         room = self.target.max_batch_tokens - num_decoding
         if num_decoding:
             room -= room // 2
         missing = {i: unread(self.target, s) for i, s in enumerate(sequences)}
-        is_late = bool(sequences) and len(sequences[0].updates) >= PATIENT_STEPS
+        is_late = len(sequences[0].updates) >= PATIENT_STEPS
         sizes = chunks(missing, min(room, self._pace.tokens(num_decoding)), is_late=is_late)
         spare = min(self.target.max_batch_tokens - sum(sizes.values()), self.target.max_rows) - num_decoding
         return [

@@ -102,25 +102,19 @@ class Verified:
 
 @dataclass(slots=True)
 class Shared:
-    """What all sequences of a step share: wall times in seconds, the drafters' work, the plans."""
+    """What all sequences of a step share: wall times in seconds, the drafters' work, the call's size."""
 
     start_s: float
     propose_s: float = 0.0
     verify_s: float = 0.0
     work: DraftWork = field(default_factory=DraftWork)
-    plans: list[StepPlan] = field(default_factory=list)
+    num_sequences: int = 0
     num_decoding: int = 0
     """tokens of the call that are neither drafts nor of prompts"""
-
-    @property
-    def batch_tokens(self) -> int:
-        """Tokens of all sequences in the target call."""
-        return sum(len(plan.span.tokens) for plan in self.plans)
-
-    @property
-    def num_drafted(self) -> int:
-        """Drafted ones among them."""
-        return sum(len(plan.draft or ()) for plan in self.plans)
+    batch_tokens: int = 0
+    """tokens of all sequences in the target call"""
+    num_drafted: int = 0
+    """drafted ones among them"""
 
 
 def complete(sequence: RunningRequest) -> Completion:

@@ -47,6 +47,7 @@ class TextStream:
         self._unfinished: tuple[int, ...] = ()
         """places of the tokens of a character whose last byte has not come"""
         self._reader = reader and reader()
+        self._shows_at_once = not stops and reader is None
         self._held: list[Part] = []
         """content that may begin a stop string"""
         self._stopped: str | None = None
@@ -70,8 +71,14 @@ class TextStream:
         """What may be shown now that `token` has come. End tokens add nothing, nor do control tokens that
         are not to be visible."""
         self._tokens.append((token, source, logprob))
+        spelled = self._spelled(token)
+        if spelled and self._shows_at_once and not self._unfinished and spelled.isascii():
+            self._shown.add(len(self._kinds))
+            self._kinds.append("content")
+            scored = () if logprob is None else (logprob,)
+            return [Piece(spelled.decode(), source, tokens=(token,), logprobs=scored)]
         self._kinds.append(None)
-        return self._pieces(self._parts(self._characters(self._spelled(token))))
+        return self._pieces(self._parts(self._characters(spelled)))
 
     def flush(self) -> list[Piece]:
         """What was held back, when no token will follow. It may still complete a stop string."""

@@ -108,7 +108,7 @@ def record_of(plan: StepPlan, step: int, position: int, verified: Verified, shar
         sampling_s=verified.sampling_s,
         other_s=now - shared.start_s - known_s,
         end_s=now - sequence.started_s,
-        num_sequences=len(shared.plans),
+        num_sequences=shared.num_sequences,
         batch_tokens=shared.batch_tokens,
         batch_drafted=shared.num_drafted,
         read_tokens=plan.read_tokens,

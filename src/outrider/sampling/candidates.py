@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.data import Row, TopLogits
-from outrider.sampling.selection import Floats, Indices, Tokens, all_tokens, argmax, top_k
+from outrider.sampling.selection import Floats, Indices, Tokens, all_tokens, argmax, largest
 
 _SMALL = 4096
 """Up to so many candidates double precision costs nothing that matters."""
@@ -20,9 +20,7 @@ _NEGLIGIBLE = -1000.0
 
 @dataclass(slots=True)
 class Candidates:
-    """Tokens and their logits, of which `best` is the largest: in the order of their ids, or `is_ranked`, the
-    most likely first and ties by the lower id. Of a few ranked candidates a filter keeps a beginning, for
-    next to nothing.
+    """Tokens in the order of their ids, and their logits, of which `best` is the largest.
 
     `num_impossible` tokens without any probability are not listed but are part of llama.cpp's list:
     dynamic temperature measures the entropy against the number of both.
@@ -32,7 +30,6 @@ class Candidates:
     logits: Row
     best: float
     num_impossible: int = 0
-    is_ranked: bool = False
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -46,20 +43,12 @@ class Candidates:
         """Those at the ascending indices `kept`."""
         logits = self.logits[kept]
         # In a whole vocabulary every token is its own index.
-        is_whole = not self.is_ranked and len(self) == self.tokens[-1] + 1
-        tokens = kept if is_whole else self.tokens[kept]
-        return Candidates(tokens, logits, float(logits.max()), num_impossible, self.is_ranked)
-
-    def first(self, count: int) -> Candidates:
-        """The `count` most likely of ranked ones (at least one)."""
-        if count >= len(self) and not self.num_impossible:
-            return self
-        return Candidates(self.tokens[:count], self.logits[:count], self.best, is_ranked=True)
+        tokens = kept if len(self) == self.tokens[-1] + 1 else self.tokens[kept]
+        return Candidates(tokens, logits, float(logits.max()), num_impossible)
 
     def possible(self) -> Candidates:
         """Without those whose logit is -inf."""
-        least = self.logits[-1] if self.is_ranked else self.logits.min()
-        if least > -math.inf:
+        if self.logits.min() > -math.inf:
             return self
         kept = (self.logits > -math.inf).nonzero()[0]
         return self.only(kept, self.num_listed - len(kept))
@@ -73,10 +62,10 @@ def whole(row: Row) -> Candidates:
 def top(row: Row | TopLogits, k: int) -> Candidates:
     """The k most likely tokens, ties by the lower id."""
     values = row.logits if isinstance(row, TopLogits) else row
-    kept = top_k(values, k)
+    kept = largest(values, k)
     logits = values[kept]
     tokens = row.tokens[kept] if isinstance(row, TopLogits) else kept
-    return Candidates(tokens, logits, float(logits[0]), is_ranked=True)
+    return Candidates(tokens, logits, float(logits.max()))
 
 
 def softmax(candidates: Candidates, temperature: float) -> npt.NDArray[np.float64]:

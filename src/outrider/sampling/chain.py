@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
+from itertools import accumulate
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,7 +13,11 @@ from outrider.core.data import Distribution, Row, TopLogits, point_mass
 from outrider.core.params import SamplingParams
 from outrider.sampling import filters
 from outrider.sampling.candidates import Candidates, softmax, top, whole
-from outrider.sampling.selection import argmax
+from outrider.sampling.selection import argmax, top_k
+
+_FEW = 64
+"""Of so many tokens a distribution is made in plain numbers: an array operation takes as long as twenty of
+them."""
 
 
 def num_needed(params: SamplingParams) -> int:
@@ -28,6 +36,8 @@ def distribution(row: Row | TopLogits, params: SamplingParams) -> Distribution:
     needed = num_needed(params)
     if needed == 1:
         return point_mass(argmax(row))
+    if 0 < needed <= _FEW and _keeps_beginnings(params):
+        return _of_few(row, needed, params)
     candidates = _survivors(row, needed, params)
     probs = _tempered(candidates, params)
     if _excludes_top_choices(params):
@@ -38,13 +48,43 @@ def distribution(row: Row | TopLogits, params: SamplingParams) -> Distribution:
             probs *= 1 - params.xtc_probability
             probs[rest] += params.xtc_probability * _tempered(candidates.only(rest, num_impossible), params)
     tokens = candidates.tokens
-    if candidates.is_ranked:
-        in_order = tokens.argsort()
-        tokens, probs = tokens[in_order], probs[in_order]
     if probs.min() > 0:
         return Distribution(tokens, probs)
     kept = np.flatnonzero(probs)
     return Distribution(tokens[kept], probs[kept])
+
+
+def _keeps_beginnings(params: SamplingParams) -> bool:
+    """Whether each filter after top-k keeps the most likely tokens that it was given."""
+    return params.typical_p >= 1 and not params.dynatemp_range and not _excludes_top_choices(params)
+
+
+def _of_few(row: Row | TopLogits, k: int, params: SamplingParams) -> Distribution:
+    """The distribution of the k most likely tokens after top-p, min-p and temperature (above 0)."""
+    values = row.logits if isinstance(row, TopLogits) else row
+    ranked = top_k(values, k)
+    logits: list[float] = values[ranked].tolist()
+    best, size = logits[0], len(logits)
+    if logits[-1] == -math.inf:
+        size = logits.index(-math.inf)
+    if params.top_p < 1:
+        reached = list(accumulate([math.exp(logit - best) for logit in logits[:size]]))
+        size = bisect_left(reached, params.top_p * reached[-1]) + 1
+    if params.min_p:
+        least = float(np.float32(best + math.log(params.min_p)))
+        while logits[size - 1] < least:
+            size -= 1
+    weights = [math.exp((logit - best) / params.temperature) for logit in logits[:size]]
+    total = sum(weights)
+    probs = [weight / total for weight in weights]
+    while not probs[-1]:
+        probs.pop()
+    kept = ranked[: len(probs)]
+    tokens = row.tokens[kept] if isinstance(row, TopLogits) else kept
+    if len(probs) == 1:
+        return point_mass(int(tokens[0]))
+    in_order = tokens.argsort()
+    return Distribution(tokens[in_order], np.array(probs)[in_order])
 
 
 def _excludes_top_choices(params: SamplingParams) -> bool:

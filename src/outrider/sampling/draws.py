@@ -20,6 +20,6 @@ def draw(distribution: Distribution, rng: np.random.Generator) -> int:
     """Draw a token by inverting the cumulative distribution: one uniform, none for a point mass."""
     if len(distribution.probs) == 1:
         return int(distribution.tokens[0])
-    cumulative = np.cumsum(distribution.probs)
+    cumulative = distribution.probs.cumsum()
     i = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
     return int(distribution.tokens[min(i, len(cumulative) - 1)])

@@ -46,9 +46,6 @@ def top_p(candidates: Candidates, mass: float) -> Candidates:
     """Keep the fewest most likely tokens that reach `mass` of the probability (Holtzman et al. 2020,
     arXiv:1904.09751)."""
     relative = weights(candidates)
-    if candidates.is_ranked:
-        reached = relative.cumsum(dtype=np.float64)
-        return candidates.first(int(reached.searchsorted(mass * reached[-1])) + 1)
     needed = mass * float(relative.sum(dtype=np.float64))
     return candidates.only(fewest_reaching(candidates.logits, relative, needed))
 
@@ -57,8 +54,6 @@ def min_p(candidates: Candidates, share: float) -> Candidates:
     """Keep tokens at least `share` (above 0) times as likely as the best (Nguyen et al. 2024,
     arXiv:2407.01082)."""
     is_kept = candidates.logits >= np.float32(candidates.best + math.log(share))
-    if candidates.is_ranked:
-        return candidates.first(int(np.count_nonzero(is_kept)))
     if is_kept.all() and not candidates.num_impossible:
         return candidates
     return candidates.only(is_kept.nonzero()[0])

@@ -60,19 +60,21 @@ def most_likely(row: Row | TopLogits) -> tuple[int, float]:
 
     Raises BackendError when the logits are not numbers (NaN, or no finite maximum).
     """
-    if isinstance(row, TopLogits):
-        index, sure = most_likely(row.logits)
-        return int(row.tokens[index]), sure
-    maxima = row if len(row) <= _SUMMED_SIZE else _group_maxima(row)
+    logits = row.logits if isinstance(row, TopLogits) else row
+    maxima = logits if len(logits) <= _SUMMED_SIZE else _group_maxima(logits)
     token = int(maxima.argmax())
     best = _finite(maxima[token])
-    if maxima is not row:
+    if maxima is not logits:
         tied = np.flatnonzero(maxima == best).tolist()
-        token = min(_first_member(row, group) for group in tied)
-    weights = maxima[maxima >= best - _FARTHEST]
-    weights -= best
-    np.exp(weights, out=weights)
-    return token, min(1.0, 1.0 / float(weights.sum()))
+        token = min(_first_member(logits, group) for group in tied)
+    if isinstance(row, TopLogits):
+        token = int(row.tokens[token])
+    if len(maxima) > _GROUP_SIZE:
+        maxima = maxima[maxima >= best - _FARTHEST]
+        weights = np.exp(maxima - np.float32(best))
+    else:
+        weights = np.exp(maxima - np.float64(best))
+    return token, min(1.0, 1.0 / float(np.add.reduce(weights)))
 
 
 def _first_member(row: Row, group: int) -> int:
@@ -123,8 +125,10 @@ def top_k(row: Row, k: int) -> Tokens:
     Raises BackendError where the best is no number.
     """
     pool = _pool(row, k)
+    if pool is None and len(row) > _FIRST_GUESS:
+        pool = largest(row, k)
     if pool is None:
-        pool = largest(row, k) if len(row) > _FIRST_GUESS else all_tokens(len(row))
+        return (-row).argsort(kind="stable")[:k]
     return pool[(-row[pool]).argsort(kind="stable")[:k]]
 
 

@@ -2,7 +2,8 @@
 
 from outrider.verify.rules import (
     accept_probability,
-    block_weights,
+    block_accept,
+    block_ratios,
     excess,
     pick,
     residual,
@@ -18,7 +19,8 @@ __all__ = [
     "VerificationRule",
     "Verifier",
     "accept_probability",
-    "block_weights",
+    "block_accept",
+    "block_ratios",
     "excess",
     "pick",
     "residual",

@@ -52,8 +52,7 @@ def excess(
         q = draft.probs
     else:
         at = draft.tokens.searchsorted(target.tokens)
-        at[at == len(draft.tokens)] = 0
-        q = draft.probs[at] * (draft.tokens[at] == target.tokens)
+        q = draft.probs.take(at, mode="clip") * (draft.tokens.take(at, mode="clip") == target.tokens)
     left: npt.NDArray[np.float64] = np.maximum(scale * target.probs - lenience * q, 0.0)
     return left
 
@@ -92,27 +91,31 @@ def verify_tokens(
     return Verdict(len(draft), draw(target[len(draft)], rng), "bonus")
 
 
-def block_weights(target: Sequence[Distribution], draft: Draft) -> tuple[list[float], list[float]]:
-    """The ratios p_0 … p_n and the probabilities h_1 … h_n of block verification.
-
-    p_i = min(1, p_{i-1} p(x_i) / q(x_i)) is the probability that at least i tokens are accepted, given
-    the draft's first i; h_i is the probability that exactly i are, given that no more are. A draft's
-    length may depend on its first tokens: the last position, whatever it is, has h_n = p_n.
-    """
-    ratios, probs, offered = [1.0], [], _offered(draft)
-    for i, token in enumerate(draft.tokens):
+def block_ratios(
+    target: Sequence[Distribution], tokens: Sequence[int], offered: Sequence[Distribution]
+) -> list[float]:
+    """The ratios p_0 … p_n of block verification: p_i = min(1, p_{i-1} p(x_i) / q(x_i)) is the probability
+    that at least i tokens are accepted, given the draft's first i. The first that is 0 ends them: no later
+    token can be accepted."""
+    ratios = [1.0]
+    for i, token in enumerate(tokens):
         p, q = probability(target[i], token), probability(offered[i], token)
         ratios.append(min(1.0, ratios[-1] * p / q) if q > 0 else (1.0 if p > 0 else 0.0))
         if ratios[-1] == 0:
-            break  # no later token can be accepted
-    for i in range(1, len(ratios)):
-        ratio = ratios[i]
-        if i == len(draft) or ratio == 0:
-            probs.append(ratio)
-            continue
-        left = float(excess(target[i], offered[i], scale=ratio).sum())
-        probs.append(left / (left + (1.0 - ratio)) if left > 0 else 0.0)
-    return ratios, probs
+            break
+    return ratios
+
+
+def block_accept(
+    target: Sequence[Distribution], offered: Sequence[Distribution], ratios: Sequence[float], i: int
+) -> float:
+    """The probability h_i that exactly i tokens are accepted, given that no more are. A draft's length may
+    depend on its first tokens: the last position, whatever it is, has h_n = p_n."""
+    ratio = ratios[i]
+    if i == len(offered) or ratio == 0:
+        return ratio
+    left = float(excess(target[i], offered[i], scale=ratio).sum())
+    return left / (left + (1.0 - ratio)) if left > 0 else 0.0
 
 
 def verify_block(target: Sequence[Distribution], draft: Draft, rng: np.random.Generator) -> Verdict:
@@ -120,10 +123,10 @@ def verify_block(target: Sequence[Distribution], draft: Draft, rng: np.random.Ge
 
     Each uniform is used once, as in `verify_tokens`.
     """
-    ratios, probs = block_weights(target, draft)
     offered = _offered(draft)
-    for i in range(len(probs), 0, -1):
-        accept = probs[i - 1]
+    ratios = block_ratios(target, draft.tokens, offered)
+    for i in range(len(ratios) - 1, 0, -1):
+        accept = block_accept(target, offered, ratios, i)
         if accept >= 1 or (accept > 0 and rng.random() < accept):
             if i == len(draft):
                 return Verdict(i, draw(target[i], rng), "bonus")
@@ -193,4 +196,4 @@ def pick(distribution: Distribution, seed: int, position: int) -> int:
     """The token of the distribution that the noise of this position picks."""
     if len(distribution.tokens) == 1:
         return int(distribution.tokens[0])
-    return int(distribution.tokens[np.argmax(scores(distribution, seed, position))])
+    return int(distribution.tokens[scores(distribution, seed, position).argmax()])

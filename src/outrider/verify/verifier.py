@@ -63,7 +63,7 @@ class Overlap:
 
     def observe(self, target: Distribution, draft: Distribution) -> None:
         """One position at which both were computed."""
-        best = int(draft.tokens[np.argmax(draft.probs)])
+        best = int(draft.tokens[draft.probs.argmax()])
         self._sampled = self.FADE * self._sampled + 1.0 - float(excess(target, draft).sum())
         self._greedy = self.FADE * self._greedy + probability(target, best)
 
