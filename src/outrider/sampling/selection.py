@@ -124,11 +124,12 @@ def top_k(row: Row, k: int) -> Tokens:
 
     Raises BackendError where the best is no number.
     """
-    pool = _pool(row, k)
-    if pool is None and len(row) > _FIRST_GUESS:
-        pool = largest(row, k)
-    if pool is None:
+    if len(row) <= _FIRST_GUESS:
+        _finite(row.max())
         return (-row).argsort(kind="stable")[:k]
+    pool = _pool(row, k)
+    if pool is None:
+        pool = largest(row, k)
     return pool[(-row[pool]).argsort(kind="stable")[:k]]
 
 
