@@ -218,15 +218,6 @@ async def torn(_: str) -> AsyncIterator[Chunk | str]:
     yield chunk({}, finish="stop")
 
 
-async def wide(_: str) -> AsyncIterator[Chunk | str]:
-    """JSON with a long line, in a fence."""
-    text = '{"text": "' + "word " * 200 + '"}'
-    for one in of_pieces([("```json\n", "target"), (text, "draft"), ("\n```", "target")]):
-        yield one
-    yield chunk({}, finish="stop")
-    yield report()
-
-
 SCRIPTS: dict[str, Callable[[str], AsyncIterator[Chunk | str]]] = {
     "rich": rich,
     "slow": slow,
@@ -234,7 +225,6 @@ SCRIPTS: dict[str, Callable[[str], AsyncIterator[Chunk | str]]] = {
     "long": lasting,
     "think": thinking,
     "json": structured,
-    "wide": wide,
     "untold": untold,
     "fail": failing,
     "end": ending,

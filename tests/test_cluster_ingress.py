@@ -7,7 +7,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -69,7 +69,7 @@ def through(*scripts: list[Any], path: str = "/v1/chat/completions") -> tuple[li
     from outrider.fleet.ray.serving import Replicas
 
     replicas = Replicas.__new__(Replicas)
-    vars(replicas).update(_settings=ServeSettings(), _draining=False, _handle=(handle := Scripted(*scripts)))
+    vars(replicas).update(_draining=False, _handle=(handle := Scripted(*scripts)))
     got: list[Message] = []
     unread = [{"type": "http.request", "body": b"{}"}]
     scope: Any = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
@@ -157,15 +157,15 @@ def test_a_replica_holds_what_comes_before_the_first_token() -> None:
 SETTINGS = ServeSettings(max_running=1, max_waiting=1, drain_timeout=30)
 
 
-def open_tiny() -> tuple[Models, Callable[[], None]]:
+def open_tiny() -> Models:
     """A model that says the number of its process, and then much more, slowly."""
     tiny.DEFAULT_ANSWER = f"{os.getpid()} " + "and so on " * 10
     stack = ExitStack()
     session, model = stack.enter_context(tiny.tiny_session(max_running=1, drafters=()))
     model.call_s = 0.05
-    service = Service(session, SETTINGS)
+    service = Service(session, SETTINGS, release=stack.close)
     service.start()
-    return Models.of(service), stack.close
+    return Models.of(service)
 
 
 @pytest.fixture(scope="module")

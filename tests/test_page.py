@@ -122,23 +122,6 @@ def test_no_script_turns_text_into_markup_or_code(sink: str) -> None:
     assert [file.name for file in SOURCES.glob("*.js") if sink in file.read_text("utf-8")] == []
 
 
-@pytest.mark.parametrize(
-    ("sent", "is_current"),
-    [
-        (None, False),
-        ("", False),
-        ('"other"', False),
-        ("{}", True),
-        ("W/{}", True),
-        ('"other", {}', True),
-        ("*", True),
-    ],
-)
-def test_a_page_that_a_browser_has_is_not_sent_again(sent: str | None, is_current: bool) -> None:
-    assert page().headers["ETag"] == page().etag
-    assert page().is_current(sent and sent.format(page().etag)) is is_current
-
-
 def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
     from outrider.server.page import assemble
 

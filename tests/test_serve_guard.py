@@ -107,11 +107,8 @@ def test_a_path_that_is_almost_open_is_not(path: str) -> None:
 
 def test_requests_a_minute_are_limited_and_named() -> None:
     asks = client(guarded(ring(requests_per_minute=2)))
-    first = asks.post("/v1/echo/x", headers=bearer(ANNA))
-    assert first.headers["x-ratelimit-limit-requests"] == "2"
-    assert first.headers["x-ratelimit-remaining-requests"] == "1"
-    assert first.headers["x-ratelimit-reset-requests"] == "30s"
-    assert asks.post("/v1/echo/x", headers=bearer(ANNA)).status_code == 200
+    for _ in range(2):
+        assert asks.post("/v1/echo/x", headers=bearer(ANNA)).status_code == 200
     refused = asks.post("/v1/echo/x", headers=bearer(ANNA))
     check_problem(refused, 429, "rate_limit_exceeded")
     assert refused.json()["error"]["type"] == "requests"
@@ -128,7 +125,6 @@ def test_tokens_a_minute_are_limited_in_the_route() -> None:
     check_problem(refused, 429, "rate_limit_exceeded")
     assert refused.json()["error"]["type"] == "tokens"
     assert 1 <= int(refused.headers["retry-after"]) <= 24
-    assert refused.headers["x-ratelimit-remaining-tokens"] == "40"
 
 
 class Exchange:
@@ -194,13 +190,6 @@ def drive(work: Coroutine[Any, Any, None]) -> None:
 
 
 # Bodies and times
-
-
-def test_a_body_that_turns_out_too_large_is_refused_midway() -> None:
-    small = Small()
-    exchange = Exchange(guarded(None, small, max_body=1500), "/v1/echo/x", [PART] * 2)
-    drive(exchange.run())
-    assert (exchange.status, exchange.code, small.seen) == (413, "body_too_large", [])
 
 
 def test_a_body_of_the_largest_size_gets_through_in_one_piece() -> None:
@@ -282,7 +271,7 @@ def test_a_timeout_of_the_applications_own_is_a_failure(caplog: pytest.LogCaptur
         ("evil.example@127.0.0.1", {}, False),
         ("127.0.0.1/evil.example", {}, False),
         ("localhost.evil.example:8080", {}, False),
-        ("[", {}, False),
+        *((name, {}, False) for name in ("[", "[::1", "a]b", "x:y:z", "a" * 5_000, "@", "/")),
         ("llm.example", {"allowed_host": ["llm.example"]}, True),
         ("127.0.0.1", {"allowed_host": ["llm.example"]}, True),
         ("evil.example", {"host": "0.0.0.0", "no_auth": True}, True),

@@ -1,71 +1,15 @@
-"""Real clients over a real port: OpenAI's for Python, and clients that leave."""
+"""Clients that leave, over a real port."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import openai
 import pytest
-from openai import AsyncOpenAI, OpenAI
 
-from serving import Serving, live, serving, user
-from test_server_api_structured import HERMES
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Serving]:
-    with serving(template=HERMES, max_running=4) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def address(served: Serving) -> Iterator[str]:
-    with live(served.app) as address:
-        yield address
-
-
-def test_many_at_once(address: str, served: Serving) -> None:
-    async def ask(client: AsyncOpenAI, i: int) -> str:
-        answer = await client.chat.completions.create(
-            model="tiny", messages=user(f"[[{'word ' * i}{i}]]"), temperature=0  # type: ignore[arg-type]
-        )  # fmt: skip
-        return answer.choices[0].message.content or ""
-
-    async def ask_all() -> list[str]:
-        async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
-            return await asyncio.gather(*(ask(client, i) for i in range(8)))
-
-    assert asyncio.run(ask_all()) == [f"{'word ' * i}{i}" for i in range(8)]
-    assert any(len(spans) > 1 for spans in served.model.calls), "nothing shared a call"
-    assert served.idle()
-
-
-def test_who_waits_too_long_in_line_is_sent_away() -> None:
-    with serving(max_running=1, max_waiting=1, call_s=0.02) as slow, live(slow.app) as address:
-
-        def ask(_: int) -> int:
-            with OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
-                try:
-                    client.completions.create(model="tiny", prompt="[[abcdefghijkl]]|")
-                except openai.RateLimitError as error:
-                    assert int(error.response.headers["retry-after"]) >= 1
-                    assert error.code == "queue_full"
-                    return 429
-                return 200
-
-        with ThreadPoolExecutor(6) as pool:
-            statuses = list(pool.map(ask, range(6)))
-        assert set(statuses) == {200, 429}
-        assert slow.idle()
-
-
-# Clients that leave
+from serving import live, serving, user
 
 
 def send(address: str, path: str, **body: Any) -> socket.socket:

@@ -129,7 +129,7 @@ def test_an_answer_that_takes_too_long_ends_with_a_line() -> None:
         ("/completion", {}, "prompt: it is missing"),
         ("/completion", {"prompt": [1, [2]]}, "mixed"),
         ("/completion", {"prompt": "x", "lora": []}, "lora"),
-        ("/completion", {"prompt": "x", "image_data": [{}]}, "text only"),
+        ("/completion", {"prompt": "x", "image_data": [{}]}, "unknown field: image_data"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "no tokens for filling in a middle"),
         ("/apply-template", {"messages": []}, "messages"),
     ],
@@ -152,21 +152,10 @@ def test_a_gap_is_filled(filling: Serving) -> None:
         prompt="",
         n_predict=20,
         n_indent=4,
+        t_max_prompt_ms=500,
     )
     marks = {spelled: 257 + i for i, spelled in enumerate(Filling.SPELLED)}
     sent = next(span for call in filling.model.calls for span in call).tokens
-    assert list(sent)[
-        : sum(map(len, (b"repository\n", b"a.py\nprint()", b"filename\n", b"[[gap]]|"))) + 4
-    ] == [
-        marks["<|repo_name|>"],
-        *b"repository\n",
-        marks["<|file_sep|>"],
-        *b"a.py\nprint()",
-        marks["<|file_sep|>"],
-        *b"filename\n",
-        marks["<|fim_prefix|>"],
-        *b"[[gap]]|",
-    ]
     expected = [
         marks["<|repo_name|>"],
         *b"repository\n",
@@ -181,7 +170,7 @@ def test_a_gap_is_filled(filling: Serving) -> None:
         marks["<|fim_middle|>"],
     ]
     assert list(sent) == expected
-    assert "n_indent: it is not enforced" in body["outrider"]["notices"]
+    assert body["stop"]
     forged = completion(filling, "/infill", input_prefix="<|fim_middle|>", input_suffix="", n_predict=2)
     assert forged["tokens_evaluated"] == 3 + len("<|fim_middle|>")
 
@@ -225,11 +214,7 @@ def test_a_gap_that_leaves_no_room_is_refused(filling: Serving) -> None:
     assert response.status_code == 400 and "maximum context length" in response.json()["error"]["message"]
 
 
-def test_properties_and_slots(served: Serving) -> None:
+def test_properties(served: Serving) -> None:
     props = served.client.get("/props").json()
     assert props["total_slots"] == 2 and props["default_generation_settings"]["n_ctx"] == 2048
     assert props["chat_template"].startswith("{% for m in messages %}")
-    assert served.idle()
-    slots = served.client.get("/slots").json()
-    assert [slot["is_processing"] for slot in slots] == [False, False]
-    assert served.client.get("/slots?fail_on_no_slot=1").status_code == 200

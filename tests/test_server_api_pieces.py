@@ -315,7 +315,7 @@ def test_a_prompt_is_given_back_with_its_control_tokens(monkeypatch: pytest.Monk
         tokens = post(served, "/tokenize", prompt=prompt)["tokens"]
         assert len(tokens) < len(prompt)
         assert post(served, "/detokenize", tokens=tokens)["content"] == prompt
-        assert post(served, TEXT, prompt=tokens, echo=True)["choices"][0]["text"] == f"{prompt}ab"
+        assert post(served, TEXT, prompt=tokens)["choices"][0]["text"] == "ab"
 
 
 # Any answer

@@ -1,25 +1,18 @@
-"""Reasoning through the API: budgets under every name, efforts, ending it, and what later turns get."""
+"""Reasoning through the API: budgets under every name, efforts, and what later turns get."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from hashlib import sha256
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
 
-from outrider.core.data import Logits, Span
 from outrider.server.apis.chat import ChatRequest, plan_chat
-from outrider.server.guard import protect
-from outrider.server.keys import ApiKey, KeyRing
 from outrider.server.settings import ServeSettings
-from serving import Serving, SlowModel, events, serving, user
+from serving import Serving, serving, user
 from test_server_api_structured import CALL, HERMES, SCHEMA, THINKING
 
-CHAT, CONTROL = "/v1/chat/completions", "/v1/chat/completions/control"
+CHAT = "/v1/chat/completions"
 SAID = "Hm, let me see.</think>Noon."
 
 
@@ -89,63 +82,6 @@ def test_a_required_call_has_room_after_the_reasoning() -> None:
         assert len(ours["choices"][0]["message"]["reasoning_content"]) == 2  # "so ": white space is no part
         free = served.post(CHAT, **asked | {"messages": user(f"Say [[Hm.</think>{CALL}]]")}, temperature=0)
         assert free.json()["choices"][0]["message"]["reasoning_content"] == "Hm."
-
-
-def held_at(model: SlowModel, call: int) -> tuple[threading.Event, threading.Event]:
-    """Two events: the model has got to this call, and it may make it."""
-    reached, released, decode = threading.Event(), threading.Event(), model.decode
-
-    def held(spans: Sequence[Span]) -> list[Logits]:
-        if len(model.calls) == call:
-            reached.set()
-            released.wait(20)
-        return decode(spans)
-
-    vars(model)["decode"] = held
-    return reached, released
-
-
-@pytest.mark.parametrize("by", ["id", "request"])
-def test_the_reasoning_of_a_running_answer_can_be_ended(by: str) -> None:
-    said = "so " * 50 + "</think>Noon."
-    with ExitStack() as stack:
-        served = stack.enter_context(serving(template=THINKING, drafters=[]))
-        thinking, ended = held_at(served.model, call=20)
-        keys = {"one": "secret-of-one-key", "two": "secret-of-two-keys"}
-        digests = {name: sha256(key.encode()).hexdigest() for name, key in keys.items()}
-        ring = KeyRing([ApiKey(name=name, sha256=sha, concurrency=1) for name, sha in digests.items()])
-        client = stack.enter_context(
-            TestClient(protect(served.app, ServeSettings(), ring), base_url="http://127.0.0.1")
-        )
-        mine = {"authorization": "Bearer secret-of-one-key", "x-request-id": "my-request"}
-        others = {"authorization": "Bearer secret-of-two-keys"}
-        found: list[Any] = []
-
-        def ask() -> None:
-            body = {"messages": user(f"Say [[{said}]]"), "temperature": 0, "stream": by == "id"}
-            found.append(client.post(CHAT, json=body, headers=mine))
-
-        asking = threading.Thread(target=ask)
-        asking.start()
-        assert thinking.wait(20)
-        [key] = [key for key in served.service.thinking if (key[1] == "my-request") == (by == "request")]
-        asked = {"id": f"chatcmpl-{key[1]}" if by == "id" else "my-request", "action": "reasoning_end"}
-        assert client.post(CONTROL, json=asked, headers=others).status_code == 404
-        assert client.post(CONTROL, json=asked, headers=mine).json() == {"success": True}
-        ended.set()
-        asking.join(20)
-        [response] = found
-        if by == "id":
-            deltas = [choice["delta"] for event in events(response) for choice in event["choices"]]
-            reasoning = "".join(delta.get("reasoning_content", "") for delta in deltas)
-            content = "".join(delta.get("content", "") for delta in deltas)
-        else:
-            answered = response.json()["choices"][0]["message"]
-            reasoning, content = answered["reasoning_content"], answered["content"]
-        assert reasoning.startswith("so so") and len(reasoning) < 25
-        assert content  # the tiny model's, which has lost its place
-        assert client.post(CONTROL, json=asked, headers=mine).status_code == 404
-        assert not served.service.thinking
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,10 @@ from pydantic import TypeAdapter
 
 from outrider.server.apis.responses import ResponseRequest, as_chat
 from serving import Serving, events, serving
-from test_server_api_structured import CALL, HERMES, SCHEMA, THINKING
+from test_server_api_structured import CALL, HERMES, SCHEMA
 
 PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
-CLOCK = {"type": "function", "name": "clock", "parameters": None}
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
@@ -25,14 +24,6 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 def served() -> Iterator[Serving]:
     with serving(template=HERMES) as running:
         yield running
-
-
-def respond(served: Serving, asked: Any, **fields: Any) -> dict[str, Any]:
-    response = served.post(PATH, input=asked, **fields)
-    assert response.status_code == 200, response.text
-    body: dict[str, Any] = response.json()
-    OpenAIResponse.model_validate(body)
-    return body
 
 
 def stream(served: Serving, asked: Any, **fields: Any) -> list[dict[str, Any]]:
@@ -48,19 +39,6 @@ def stream(served: Serving, asked: Any, **fields: Any) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_text_is_answered(served: Serving) -> None:
-    body = respond(served, "Say [[Hello!]]", instructions="Be brief.", metadata={"a": "b"})
-    assert (body["object"], body["status"], body["store"]) == ("response", "completed", False)
-    [item] = body["output"]
-    assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
-    assert item["content"] == [{"type": "output_text", "text": "Hello!", "annotations": [], "logprobs": []}]
-    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say [[Hello!]]"}]
-    assert body["usage"]["input_tokens"] == served.post("/tokenize", messages=turns).json()["count"]
-    assert body["usage"]["output_tokens"] == 7
-    assert body["metadata"] == {"a": "b"} and body["instructions"] == "Be brief."
-    assert body["outrider"]["generated_tokens"] == 7
-
-
 def test_what_the_assistant_did_in_one_turn_is_one_message() -> None:
     said = {"type": "message", "role": "assistant", "content": "Wait."}
     thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
@@ -74,14 +52,6 @@ def test_what_the_assistant_did_in_one_turn_is_one_message() -> None:
     assert (turns[0]["reasoning_content"], turns[0]["content"]) == ("Hm.", "Wait.")
     assert [call["id"] for call in turns[0]["tool_calls"]] == ["call_1", "call_2"]
     assert turns[3]["reasoning_content"] == "Hm."
-
-
-def test_a_limit_leaves_a_response_incomplete(served: Serving) -> None:
-    body = respond(served, "Say [[abcdef]]", max_output_tokens=3)
-    assert body["status"] == body["output"][0]["status"] == "incomplete"
-    assert body["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert body["output"][0]["content"][0]["text"] == "abc"
-    assert stream(served, "Say [[abcdef]]", max_output_tokens=3)[-1]["type"] == "response.incomplete"
 
 
 def test_the_events_of_a_text(served: Serving) -> None:
@@ -125,14 +95,3 @@ def test_the_events_of_text_and_a_call(served: Serving) -> None:
     assert json.loads(arguments) == {"city": "Rome", "degrees": 31}
     assert found[-1]["response"]["output"] == done
     assert all(item["status"] == "completed" for item in done)
-
-
-def test_reasoning_is_an_item_of_its_own() -> None:
-    with serving(template=THINKING) as served:
-        body = respond(served, "[[Hm.</think>Four.]]")
-        assert [item["type"] for item in body["output"]] == ["reasoning", "message"]
-        assert body["output"][0]["content"] == [{"type": "reasoning_text", "text": "Hm."}]
-        assert body["usage"]["output_tokens_details"]["reasoning_tokens"] == len("Hm.</think>")
-        found = stream(served, "[[Hm.</think>Four.]]")
-        text = "".join(e["delta"] for e in found if e["type"] == "response.reasoning_text.delta")
-        assert text == "Hm."

@@ -67,7 +67,6 @@ def text(served: Serving, said: str, **fields: Any) -> str:
         {"json_schema": SCHEMA},
         {"structured_outputs": {"json": SCHEMA}},
         {"structured_outputs": {"json": json.dumps(SCHEMA)}},
-        {"guided_json": SCHEMA},
     ],
 )  # fmt: skip
 def test_a_schema_holds_whoever_names_it(served: Serving, fields: dict[str, Any]) -> None:
@@ -81,12 +80,9 @@ def test_a_schema_holds_whoever_names_it(served: Serving, fields: dict[str, Any]
     ("fields", "said"),
     [
         ({"grammar": 'root ::= "yes" | "no"'}, "no"),
-        ({"guided_grammar": 'root ::= "yes" | "no"'}, "yes"),
         ({"structured_outputs": {"grammar": 'start: "yes" | "no"'}}, "yes"),
         ({"structured_outputs": {"regex": "[a-c]{3}"}}, "abc"),
-        ({"guided_regex": "[a-c]{3}"}, "cab"),
         ({"structured_outputs": {"choice": ["red", "blue"]}}, "blue"),
-        ({"guided_choice": ["red", "blue"]}, "red"),
     ],
 )
 def test_a_grammar_holds_whoever_names_it(served: Serving, fields: dict[str, Any], said: str) -> None:
@@ -131,8 +127,8 @@ def test_an_answer_is_limited_beside_tools_that_may_be_called(hermes: Serving) -
     assert json.loads(said["content"]) == json.loads(WEATHER) and "tool_calls" not in said
     forced = ask(hermes, "Just talking.", response_format=limit)["message"]
     assert forced["content"].startswith('{"city": "')
-    broken = hermes.post(CHAT, messages=user("hi"), tools=TOOLS, guided_regex="(")
-    assert (broken.status_code, broken.json()["error"]["param"]) == (400, "guided_regex")
+    broken = hermes.post(CHAT, messages=user("hi"), tools=TOOLS, structured_outputs={"regex": "("})
+    assert (broken.status_code, broken.json()["error"]["param"]) == (400, "structured_outputs.regex")
 
 
 def test_a_call_is_streamed(hermes: Serving) -> None:

@@ -100,8 +100,7 @@ def test_errors_are_its_own_with_the_status(client: Any, stranger: Any) -> None:
         (400, "options.temperature", lambda: client.chat(NAME, user("hi"), options={"temperature": -1})),
         (400, "maximum context length", lambda: client.chat(NAME, user("word " * CONTEXT))),
         (400, "images", lambda: client.generate(NAME, "hi", images=[b"\x89PNG"])),
-        (400, "embeddings", lambda: client.embed(NAME, "hi")),
-        (400, "named when the server is started", lambda: client.pull(NAME)),
+        (404, "nothing at /api/embed", lambda: client.embed(NAME, "hi")),
         (401, "not accepted", stranger.list),
     ):
         with pytest.raises(ollama.ResponseError, match=found) as raised:

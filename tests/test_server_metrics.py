@@ -41,7 +41,9 @@ IDLE = WorkerState(
 
 
 def new_metrics(state: WorkerState = IDLE) -> Metrics:
-    return Metrics(lambda: state, model={"name": "tiny"}, build={"version": "1.2.3"})
+    metrics = Metrics("tiny")
+    metrics.state = lambda: state
+    return metrics
 
 
 def value(metrics: Metrics, name: str, /, **labels: str) -> float:
@@ -194,7 +196,8 @@ def test_a_generation_without_tokens_has_no_latencies() -> None:
 
 def test_gauges_are_read_when_somebody_asks() -> None:
     states: list[WorkerState] = []
-    metrics = Metrics(lambda: states[-1], model={}, build={})
+    metrics = Metrics()
+    metrics.state = lambda: states[-1]
     states.append(replace(IDLE, running=3, waiting=7, kv_tokens_used=512, draining=True))
     text = metrics.render()[0].decode()
     read = {sample.name: sample.value for family in read_text(text) for sample in family.samples}

@@ -19,14 +19,13 @@ from starlette.testclient import TestClient
 
 from outrider.core.errors import ModelFileError, OutOfMemory, SettingError
 from outrider.core.settings import sampling_params
-from outrider.server.assembly import assemble, create_app, metrics_of
+from outrider.server.assembly import create_app
 from outrider.server.configuration import as_toml, read_configuration
-from outrider.server.keys import ApiKey, KeyRing, digest_of
-from outrider.server.metrics import AllMetrics
-from outrider.server.models import LoadedModel, ModelEntry, Models
+from outrider.server.metrics import AllMetrics, Metrics
+from outrider.server.models import Model, Models
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings
-from outrider.server.worker import Turns, WorkerState
+from outrider.server.worker import Turns
 from serving import SlowModel, events, tiny_session, user
 
 CHAT = "/v1/chat/completions"
@@ -46,32 +45,35 @@ class Shelf:
     turns: Turns = field(default_factory=Turns)
     max_loaded: int = 0
 
-    def entry(self, name: str, memory_bytes: int = 1) -> ModelEntry:
-        return ModelEntry((name,), lambda: self._load(name), lambda: memory_bytes)
+    def model(self, name: str, needed_bytes: int = 1, metrics: Metrics | None = None) -> Model:
+        return Model((name,), lambda: self._load(name, metrics), lambda: needed_bytes)
 
-    def _load(self, name: str) -> LoadedModel:
+    def _load(self, name: str, metrics: Metrics | None) -> Service:
         if self.failures.get(name):
             raise self.failures[name].pop(0)
         stack = ExitStack()
         session, model = stack.enter_context(tiny_session())
         model.call_s = self.call_s
-        service = Service(session, ServeSettings(alias=name), turns=self.turns)
-        self.happened.append(f"+{name}")
-        self.models[name], self.services[name] = model, service
-        self.max_loaded = max(self.max_loaded, len(self.models))
 
-        def close() -> None:
+        def release() -> None:
             assert not service.worker.state().running, "a model with a request was unloaded"
             self.happened.append(f"-{name}")
             del self.models[name], self.services[name]
             stack.close()
 
-        return LoadedModel(service, close)
+        service = Service(
+            session, ServeSettings(alias=name), turns=self.turns, metrics=metrics, release=release
+        )
+        self.happened.append(f"+{name}")
+        self.models[name], self.services[name] = model, service
+        self.max_loaded = max(self.max_loaded, len(self.models))
+
+        return service
 
 
 @contextmanager
-def serving(entries: Sequence[ModelEntry], **options: Any) -> Iterator[TestClient]:
-    models = Models(entries, **options)
+def serving(served: Sequence[Model], **options: Any) -> Iterator[TestClient]:
+    models = Models(served, **options)
     try:
         with TestClient(create_app(models), raise_server_exceptions=False) as client:
             yield client
@@ -106,7 +108,7 @@ def eventually(true: Any) -> bool:
 
 def test_a_model_is_loaded_by_the_first_request_for_it() -> None:
     shelf = Shelf()
-    with serving([shelf.entry(A), shelf.entry(B)], max_loaded=2) as client:
+    with serving([shelf.model(A), shelf.model(B)], max_loaded=2) as client:
         assert states(client) == {A: "unloaded", B: "unloaded"}
         response = ask(client, B)
         assert (answer_of(response), response.json()["model"]) == ("yes", B)
@@ -120,7 +122,7 @@ def test_a_model_is_loaded_by_the_first_request_for_it() -> None:
 
 def test_the_model_whose_last_request_is_longest_ago_makes_room() -> None:
     shelf = Shelf()
-    with serving([shelf.entry(name) for name in (A, B, C)], max_loaded=2) as client:
+    with serving([shelf.model(name) for name in (A, B, C)], max_loaded=2) as client:
         for name in (A, B, A, C):
             assert answer_of(ask(client, name)) == "yes"
         assert shelf.happened == ["+a", "+b", "-b", "+c"]
@@ -130,7 +132,7 @@ def test_the_model_whose_last_request_is_longest_ago_makes_room() -> None:
 
 def test_memory_makes_room_too() -> None:
     shelf = Shelf()
-    entries = [shelf.entry(A, 60), shelf.entry(B, 30), shelf.entry(C, 50), shelf.entry("big", 101)]
+    entries = [shelf.model(A, 60), shelf.model(B, 30), shelf.model(C, 50), shelf.model("big", 101)]
     with serving(entries, max_loaded=9, memory_bytes=100) as client:
         for name in (A, B, C):
             ask(client, name)
@@ -145,7 +147,7 @@ def test_a_model_is_not_unloaded_under_a_running_answer() -> None:
     shelf = Shelf(call_s=0.01)
     long = "a" * 60
     with (
-        serving([shelf.entry(A), shelf.entry(B)], max_loaded=1) as client,
+        serving([shelf.model(A), shelf.model(B)], max_loaded=1) as client,
         ThreadPoolExecutor(2) as threads,
     ):
         ask(client, A)
@@ -169,7 +171,7 @@ def test_steady_requests_for_one_model_do_not_keep_another_one_out() -> None:
     shelf = Shelf(call_s=0.002)
     stopped = threading.Event()
     with (
-        serving([shelf.entry(A), shelf.entry(B)], max_loaded=1) as client,
+        serving([shelf.model(A), shelf.model(B)], max_loaded=1) as client,
         ThreadPoolExecutor(4) as threads,
     ):
         ask(client, A)
@@ -192,7 +194,7 @@ def test_a_model_that_makes_room_takes_no_new_requests() -> None:
     shelf = Shelf(call_s=0.01)
     long = "[[" + "a" * 60 + "]]"
     with (
-        serving([shelf.entry(A), shelf.entry(B)], max_loaded=1) as client,
+        serving([shelf.model(A), shelf.model(B)], max_loaded=1) as client,
         ThreadPoolExecutor(3) as threads,
     ):
         ask(client, A)
@@ -208,7 +210,7 @@ def test_a_model_that_makes_room_takes_no_new_requests() -> None:
 
 def test_nothing_of_an_unloaded_model_stays() -> None:
     shelf = Shelf()
-    with serving([shelf.entry(A), shelf.entry(B)], max_loaded=1) as client:
+    with serving([shelf.model(A), shelf.model(B)], max_loaded=1) as client:
         ask(client, A)
         engine = weakref.ref(shelf.services[A].session.engine)
         ask(client, B)
@@ -217,7 +219,7 @@ def test_nothing_of_an_unloaded_model_stays() -> None:
 
 def test_what_nobody_asks_for_is_unloaded() -> None:
     shelf = Shelf()
-    with serving([shelf.entry(A), shelf.entry(B)], max_loaded=2, idle_s=0.05) as client:
+    with serving([shelf.model(A), shelf.model(B)], max_loaded=2, idle_s=0.05) as client:
         ask(client, A)
         assert eventually(lambda: states(client) == {A: "unloaded", B: "unloaded"})
         assert answer_of(ask(client, A)) == "yes"
@@ -226,7 +228,7 @@ def test_what_nobody_asks_for_is_unloaded() -> None:
 
 def test_a_model_that_cannot_be_loaded_is_an_error_of_its_requests_alone() -> None:
     shelf = Shelf(failures={B: [ModelFileError("/secret/b.gguf", "it is cut off", "Fetch it again.")]})
-    with serving([shelf.entry(A), shelf.entry(B)], max_loaded=2) as client:
+    with serving([shelf.model(A), shelf.model(B)], max_loaded=2) as client:
         ask(client, A)
         refused = ask(client, B)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_not_loaded")
@@ -244,7 +246,7 @@ def broken(*_: Any) -> bool:
 
 def test_a_model_whose_engine_failed_is_loaded_anew() -> None:
     shelf = Shelf()
-    with serving([shelf.entry(A), shelf.entry(B)], max_loaded=2) as client:
+    with serving([shelf.model(A), shelf.model(B)], max_loaded=2) as client:
         ask(client, A)
         shelf.services[A].session.engine.has_room = broken  # type: ignore[method-assign]
         assert ask(client, A).status_code >= 500
@@ -252,48 +254,15 @@ def test_a_model_whose_engine_failed_is_loaded_anew() -> None:
         assert shelf.happened == ["+a", "-a", "+a"]
 
 
-def test_models_are_loaded_and_unloaded_on_demand() -> None:
-    shelf = Shelf(call_s=0.01)
-    with (
-        serving([shelf.entry(A), shelf.entry(B)], max_loaded=2) as client,
-        ThreadPoolExecutor(1) as threads,
-    ):
-        assert client.post("/models/load", json={"model": B}).json() == {"success": True}
-        assert states(client) == {A: "unloaded", B: "loaded"}
-        running = threads.submit(ask, client, B, "[[bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb]]")
-        assert eventually(lambda: shelf.services[B].worker.state().running)
-        assert client.post("/models/unload", json={"model": B}).status_code == 409
-        assert running.result(30).status_code == 200
-        assert client.post("/models/unload", json={"model": B}).json() == {"success": True}
-        assert client.post("/models/unload", json={"model": B}).json() == {"success": True}  # as it is
-        assert shelf.happened == ["+b", "-b"]
-        assert client.post("/models/load", json={"model": "x"}).status_code == 404
-
-
 def test_one_model_alone_is_not_managed() -> None:
     with tiny_session() as (session, _):
-        client = TestClient(create_app(Service(session)))
-        assert client.post("/models/load", json={"model": "tiny"}).status_code == 404
-        assert states(client) == {"tiny": "loaded"}
-
-
-def test_only_admins_load_and_unload() -> None:
-    keys = [ApiKey(name=name, sha256=digest_of(name * 20), admin=name == "a") for name in ("a", "b")]
-    shelf = Shelf()
-    models = Models([shelf.entry(A), shelf.entry(B)], max_loaded=2)
-    app = assemble(models, ServeSettings(metrics=False), KeyRing(keys))
-    with TestClient(app, base_url="http://127.0.0.1") as client:
-        for name, status in (("b", 403), ("a", 200)):
-            headers = {"Authorization": f"Bearer {name * 20}"}
-            for path in ("/models/load", "/models/unload"):
-                assert client.post(path, json={"model": A}, headers=headers).status_code == status
-    models.close()
+        assert states(TestClient(create_app(Service(session)))) == {"tiny": "loaded"}
 
 
 def test_random_requests_of_many_clients_are_all_answered() -> None:
     shelf = Shelf(call_s=0.0005)
     names = ["m0", "m1", "m2", "m3"]
-    entries = [shelf.entry(name, 40) for name in names]
+    entries = [shelf.model(name, 40) for name in names]
     with (
         serving(entries, max_loaded=3, memory_bytes=100, idle_s=0.02) as client,
         ThreadPoolExecutor(6) as threads,
@@ -318,20 +287,9 @@ def test_random_requests_of_many_clients_are_all_answered() -> None:
 
 def test_metrics_say_whose_they_are() -> None:
     shelf = Shelf()
-    counted = {name: metrics_of(name, WorkerState) for name in (A, B)}
-    entries = []
-    for name in (A, B):
-        entry = shelf.entry(name)
-
-        def load(entry: ModelEntry = entry, name: str = name) -> LoadedModel:
-            loaded = entry.load()
-            service = loaded.service
-            service.metrics = counted[name]
-            service.worker._observe = counted[name].observe_steps
-            return loaded
-
-        entries.append(ModelEntry((name,), load))
-    with serving(entries, max_loaded=2, metrics=AllMetrics(counted)) as client:
+    counted = {name: Metrics(name) for name in (A, B)}
+    found = [shelf.model(name, metrics=metrics) for name, metrics in counted.items()]
+    with serving(found, max_loaded=2, metrics=AllMetrics(counted)) as client:
         ask(client, B)
         ask(client, "unknown")
         lines = client.get("/metrics").text.splitlines()
@@ -456,7 +414,7 @@ def test_what_is_wrong_with_a_model_is_named(tmp_path: Path, text: str, complain
 
 def test_where_the_system_has_no_memory_idle_models_are_unloaded_until_it_has() -> None:
     shelf = Shelf(failures={C: [OutOfMemory(C, "too large"), OutOfMemory(C, "too large")]})
-    with serving([shelf.entry(name) for name in (A, B, C)], max_loaded=3) as client:
+    with serving([shelf.model(name) for name in (A, B, C)], max_loaded=3) as client:
         ask(client, A)
         ask(client, B)
         assert answer_of(ask(client, C)) == "yes"

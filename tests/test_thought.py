@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from examples import examples
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
-from outrider.core.data import Grammar, Request, Thought, Update
+from outrider.core.data import Grammar, Request, Thought
 from outrider.core.params import SamplingParams
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.thought import ThoughtLimit
@@ -222,22 +222,3 @@ def test_the_closing_is_drafted() -> None:
     closing = next(record for record in steps if "grammar" in record.draft.sources)
     assert closing.num_accepted == len("</think>") == len(closing.draft)
     assert all(record.constraint_s == 0 for record in steps[-3:]), "what is over costs nothing"
-
-
-@pytest.mark.parametrize("budget", [None, 50])
-def test_the_thought_of_a_running_answer_can_be_ended(budget: int | None) -> None:
-    vocabulary = Marked()
-    with session_of(vocabulary, saying(vocabulary, "<think>one two three</think>four")) as session:
-        engine = session.engine
-        request = Request((1,), GREEDY, max_tokens=200, thought=with_budget(THINK, budget))
-        number, updates = engine.submit(request), list[Update]()
-        while len(updates) < 6:
-            updates += engine.step()
-        engine.end_thought(number)
-        while engine.num_running:
-            updates += engine.step()
-        completion = updates[-1].completion
-        assert completion is not None
-        text = vocabulary.text(completion.tokens)
-        assert text.endswith("</think>four<eos>") and len(text) < len("<think>one two three</think>four<eos>")
-        engine.end_thought(number)  # it has ended: nothing happens

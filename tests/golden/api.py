@@ -14,9 +14,10 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from golden.normal import normal
-from outrider.server.assembly import assemble, service_of
+from outrider.server.assembly import assemble
 from outrider.server.keys import ApiKey, KeyRing, digest_of
 from outrider.server.models import Models
+from outrider.server.service import Service
 from outrider.server.settings import ServeSettings
 from serving import TEMPLATE, tiny_session, user
 
@@ -52,15 +53,7 @@ SERVERS: dict[str, dict[str, Any]] = {
     "tools": {"template": HERMES},
     "thinking": {"template": THINKING},
     "no template": {"template": None},
-    "limited": {
-        "max_prompt_tokens": 40,
-        "max_tokens": 4,
-        "default_max_tokens": 2,
-        "max_choices": 2,
-        "max_schema": 1024,
-        "metrics": False,
-        "page": False,
-    },
+    "limited": {"max_tokens": 4, "default_max_tokens": 2, "page": False},
     "keys": {"keys": True},
 }
 
@@ -81,7 +74,7 @@ def serve(*, template: str | None = TEMPLATE, keys: bool = False, **settings: An
     """A client of the whole server, as `outrider serve` puts it together; `settings` are the server's."""
     ring = KeyRing([ApiKey(name="anna", sha256=digest_of(KEY))] if keys else [])
     with tiny_session(template=template) as (session, _model):
-        service = service_of(session, ServeSettings(**settings))
+        service = Service(session, ServeSettings(**settings))
         app = assemble(Models.of(service), service.settings, ring)
         service.start()
         try:
@@ -241,7 +234,7 @@ ORDINARY: dict[str, Ask] = {
     "chat, any object": _chat('{"a": [1]}', response_format={"type": "json_object"}, temperature=0),
     "chat, a grammar": _chat("no", grammar='root ::= "yes" | "no"'),
     "chat, an expression": _chat("cab", structured_outputs={"regex": "[a-c]{3}"}),
-    "chat, a choice": _chat("red", guided_choice=["red", "blue"]),
+    "chat, a choice": _chat("red", structured_outputs={"choice": ["red", "blue"]}),
     "chat, forced text off": _chat(
         WEATHER, json_schema=SCHEMA, temperature=0, speculation={"fast_forward": "off", "policy": "plain"}
     ),
@@ -289,10 +282,9 @@ ORDINARY: dict[str, Ask] = {
     "completion, two prompts and two choices": Ask(
         TEXT, {"prompt": ["[[ab]]|", "[[cd]]|"], "n": 2}, "several"
     ),
-    "completion, echo": _text("ab", echo=True),
     "completion, log probabilities": _text("ab", logprobs=2, temperature=0),
     "completion, stream": _text(REPEATING, max_tokens=100, logprobs=1, temperature=0, **_SEEN),
-    "completion, a choice": _text("zzz", guided_choice=["red"]),
+    "completion, a choice": _text("zzz", structured_outputs={"choice": ["red"]}),
     "completion, no template": Ask(TEXT, {"prompt": "[[ab]]|"}, "no template"),
     "response": _response("Say [[Hello!]]", instructions="Be brief.", metadata={"a": "b"}),
     "response, stream": _response(
@@ -326,7 +318,7 @@ ORDINARY: dict[str, Ask] = {
     "response, reasoning": _response("[[Hm.</think>Four.]]", "thinking", stream=True),
     "tokenize": Ask("/tokenize", {"content": "aé", "with_pieces": True}),
     "tokenize, messages": Ask("/tokenize", {"messages": user("hi"), "with_pieces": True}),
-    "tokenize, as vLLM has it": Ask("/tokenize", {"prompt": "ab", "return_token_strs": True}),
+    "tokenize, as vLLM has it": Ask("/tokenize", {"prompt": "ab"}),
     "detokenize": Ask("/detokenize", {"tokens": [97, 256, 98]}),
     "models": _get("/v1/models"),
     "model": _get("/v1/models/tiny-model"),

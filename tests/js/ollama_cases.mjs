@@ -68,7 +68,7 @@ export async function errors_have_the_status() {
   await assert.rejects(client.chat({ ...chat, model: "gpt-9" }), is(404, /gpt-9/));
   await assert.rejects(client.chat({ ...chat, model: "gpt-9", stream: true }), is(404, /gpt-9/));
   await assert.rejects(client.chat({ ...chat, options: { temperature: -1 } }), is(400, /options.temperature/));
-  await assert.rejects(client.embed({ model, input: "hi" }), is(400, /embeddings/));
+  await assert.rejects(client.embed({ model, input: "hi" }), is(404, /api\/embed/));
   const stranger = new Ollama({ host: address, headers: { Authorization: "Bearer wrong" } });
   await assert.rejects(stranger.list(), is(401, /not accepted/));
 }

@@ -108,22 +108,6 @@ export async function a_server_that_tells_nothing_is_shown_as_such({ open }) {
   assert.match(await text(page, "#account"), /no account/);
 }
 
-export async function figures_beside_each_other_follow_from_each_other({ open }) {
-  const page = await open();
-  await ask(page, "Hello");
-  await until(() => page.evaluate(() => gauge.plain_s === 0.04), "the costs of now");
-  assert.deepEqual(await texts(page, "#rate, #plain, #speedup"), ["50.0", "20.0", "2.50×"]);
-  await say(page, "slow");
-  await page.waitForFunction(() => document.querySelector("#speedup").textContent.endsWith("×"));
-  const [rate, plain, speedup] = (await texts(page, "#rate, #plain, #speedup")).map(parseFloat);
-  assert.equal(plain, 25);
-  assert.ok(Math.abs(rate / plain - speedup) < 0.06, `${rate} ${plain} ${speedup}`);
-  await page.click("#stop");
-  await idle(page);
-  await ask(page, "json"); // its speed-up is not known: then no plain speed that one would divide by
-  assert.deepEqual(await texts(page, "#rate, #plain, #speedup"), ["50.0", "–", "–"]);
-}
-
 export async function reasoning_and_tool_calls_fold({ open }) {
   const page = await open();
   await ask(page, "think");
@@ -502,13 +486,6 @@ export async function json_is_laid_out_as_it_comes({ open }) {
   assert.equal(wrong, null);
 }
 
-export async function json_wraps({ open }) {
-  const page = await open("/", { width: 400, height: 800 });
-  await ask(page, "wide");
-  const [needed, given] = await page.$eval(".content pre", (node) => [node.scrollWidth, node.clientWidth]);
-  assert.ok(needed <= given, `${needed} of ${given} pixels`);
-}
-
 // Refusals
 
 export async function refusals_and_breaks_are_sentences({ open, url }) {
@@ -724,24 +701,6 @@ export async function it_fits_a_phone({ open }) {
   assert.equal(await focused(page), "panel-button");
 }
 
-export async function the_footer_leaves_a_phone_its_room({ open }) {
-  const page = await open("/", { width: 375, height: 667 });
-  const share = () => page.$eval(".dock", (node) => node.getBoundingClientRect().height / innerHeight);
-  assert.ok((await share()) <= 1 / 6, `${await share()} at first`);
-  await ask(page, "rich");
-  assert.ok((await share()) <= 1 / 6, `${await share()} after an answer of all sources`);
-  await say(page, "slow");
-  await page.waitForFunction(() => document.querySelector("#speedup").textContent.endsWith("×"));
-  assert.ok((await share()) <= 1 / 6, `${await share()} during an answer`);
-  for (const selector of ["#rate", "#plain", "#speedup", "#per-call", "#legend", "#colours", "#prompt", "#stop"]) {
-    assert.equal(await isSeen(page, selector), true, selector);
-  }
-  const names = await page.$$eval("#legend-name, .gauge dt span", (nodes) =>
-    nodes.filter((node) => node.getBoundingClientRect().width > 1).map((node) => node.textContent),
-  );
-  assert.deepEqual(names, ["Written by", "tok/s", "plain", "speed-up", "per call"]);
-}
-
 export async function the_keyboard_is_enough({ open }) {
   const page = await open();
   assert.equal(await focused(page), "prompt");
@@ -798,40 +757,4 @@ export async function answers_are_spoken_in_sentences({ open }) {
   assert.equal(begun, "Answering.");
   assert.match(during, /^More .*\.$/s);
   assert.ok((await page.evaluate(() => window.spokenAt)) - begunAt > 1000);
-}
-
-export async function one_click_goes_to_dark_and_back({ open }) {
-  for (const scheme of ["light", "dark"]) {
-    const other = scheme === "light" ? "dark" : "light";
-    const page = await open("/", { scheme });
-    const paper = () => page.evaluate(() => getComputedStyle(document.documentElement).backgroundColor);
-    const name = () => text(page, "#theme-name").then((name) => name.toLowerCase());
-    const first = await paper();
-    assert.equal(await name(), `${other} theme`);
-    await page.click("#theme");
-    const second = await paper();
-    assert.notEqual(second, first);
-    assert.equal(await name(), `${scheme} theme`);
-    await page.reload();
-    await settled(page);
-    assert.equal(await paper(), second);
-    await page.click("#theme");
-    assert.equal(await paper(), first);
-    await page.reload();
-    await settled(page);
-    assert.equal(await paper(), first);
-    await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: other }]);
-    await until(async () => (await paper()) === second, "it follows the system again");
-    assert.equal(await name(), `${scheme} theme`);
-  }
-}
-
-export async function motion_is_left_out_where_it_is_not_wanted({ open }) {
-  for (const [motion, isMoving] of [["reduce", false], ["no-preference", true]]) {
-    const page = await open("/", { motion });
-    await say(page, "slow");
-    await page.waitForFunction(() => document.querySelector(".content p"));
-    const animation = await page.$eval(".content p", (node) => getComputedStyle(node, "::after").animationName);
-    assert.equal(animation !== "none", isMoving);
-  }
 }

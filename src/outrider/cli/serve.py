@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from socket import socket
-from ssl import SSLContext
 from typing import TYPE_CHECKING
 
 from outrider.backends.gguf.libraries import build_id
@@ -21,17 +19,17 @@ from outrider.core.errors import ModelFileError, SettingError
 from outrider.core.notices import collect_notices
 from outrider.core.settings import sampling_params
 from outrider.policy.auto import AutoPolicy
-from outrider.server.assembly import assemble, metrics_of, service_of
+from outrider.server.assembly import assemble
 from outrider.server.configuration import Configuration
 from outrider.server.guard import protect
 from outrider.server.keys import KeyRing, key_ring
 from outrider.server.logs import log_to_stderr
 from outrider.server.metrics import AllMetrics, Metrics
-from outrider.server.models import LoadedModel, ModelEntry, Models, keep_few_heaps
-from outrider.server.running import Loading, Server, address_of, bind, close, tls_context
+from outrider.server.models import Model, Models, keep_few_heaps
+from outrider.server.running import Server, address_of, bind, close, tls_context
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings, is_loopback
-from outrider.server.worker import Turns, WorkerState
+from outrider.server.worker import Turns
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
 from outrider.session.drafts import resolve_models
 from outrider.session.loading import Room
@@ -44,7 +42,7 @@ LOG = logging.getLogger("outrider.server")
 
 def serve(configuration: Configuration) -> int:
     """Serve until a signal comes; returns the exit status. Wrong settings, files and addresses are found
-    before a model is loaded."""
+    before a model is loaded; who connects meanwhile waits."""
     settings = configuration.settings
     settings.check()
     is_one = not configuration.models
@@ -63,12 +61,11 @@ def serve(configuration: Configuration) -> int:
     try:
         with ExitStack() as stack:
             if settings.ray is not None:
-                served, overview = _replicas(settings, settings.ray, sockets, tls, stack)
+                served, overview = _replicas(settings, settings.ray, stack)
                 app = protect(served, settings, ring)
             else:
                 if several is None:
-                    with Loading(sockets, settings, tls) as loading:
-                        served, overview = _one(settings, plans[""][1], loading, stack, errors)
+                    served, overview = _one(settings, plans[""][1], errors)
                     said += served.services()[0].notices
                 else:
                     served, overview, notes = several
@@ -84,27 +81,22 @@ def serve(configuration: Configuration) -> int:
         close(sockets)
 
 
-def _replicas(
-    settings: ServeSettings, address: str, sockets: Sequence[socket], tls: SSLContext | None, stack: ExitStack
-) -> tuple[Replicas, dict[str, str]]:
+def _replicas(settings: ServeSettings, address: str, stack: ExitStack) -> tuple[Replicas, dict[str, str]]:
     """Replicas on a cluster, to which this process forwards requests, and their overview."""
     from outrider.fleet.ray.joining import LOCAL, joined
     from outrider.fleet.ray.serving import Replicas
 
     least, most = settings.replica_range
     stack.enter_context(joined(address))
-    with Loading(sockets, settings, tls):
-        replicas = Replicas(partial(open_models, settings), settings, least, most)
+    replicas = Replicas(partial(open_models, settings), settings, least, most)
     number = f"{least} to {most}" if most > least else f"{least}"
     place = "this machine" if address == LOCAL else f"the cluster at {address}"
     return replicas, {"replicas": f"{number}, on {place}"}
 
 
-def open_models(settings: ServeSettings) -> tuple[Models, Callable[[], None]]:
-    """A replica's models, and a function that frees them."""
-    stack = ExitStack()
-    models, _ = _one(settings, _plan(settings), None, stack, Screen(stderr=True, quiet=True))
-    return models, stack.close
+def open_models(settings: ServeSettings) -> Models:
+    """A replica's models."""
+    return _one(settings, _plan(settings), Screen(stderr=True, quiet=True))[0]
 
 
 def _plan(settings: ServeSettings) -> PairPlan:
@@ -120,17 +112,34 @@ def _plan(settings: ServeSettings) -> PairPlan:
     return replace(plan, opening=opening)
 
 
-def _one(
-    settings: ServeSettings, plan: PairPlan, loading: Loading | None, stack: ExitStack, errors: Screen
-) -> tuple[Models, dict[str, str]]:
-    """The only model, open until the stack is closed, and its overview."""
-    pair = load_pair(plan, errors)
-    if loading is not None:
-        loading.doing = "opening contexts and measuring what calls cost here"
-    session = stack.enter_context(open_session(plan, pair, DEFAULT_CONTEXT_TOKENS, errors))
-    service = service_of(session, settings, plan.verification, build_id())
+def _one(settings: ServeSettings, plan: PairPlan, errors: Screen) -> tuple[Models, dict[str, str]]:
+    service, pair = _opened(settings, plan, errors)
     service.start()
-    return Models.of(service), _overview_of_model(settings, session, pair)
+    return Models.of(service), _overview_of_model(settings, service.session, pair)
+
+
+def _opened(
+    settings: ServeSettings,
+    plan: PairPlan,
+    errors: Screen,
+    metrics: Metrics | None = None,
+    turns: Turns | None = None,
+) -> tuple[Service, Pair]:
+    pair = load_pair(plan, errors)
+    try:
+        session = open_session(plan, pair, DEFAULT_CONTEXT_TOKENS, errors)
+    except BaseException:
+        pair.close()
+        raise
+    target = session.target
+    return Service(
+        session,
+        settings,
+        verification=plan.verification,
+        metrics=metrics or Metrics(target.name, build_id(), context_tokens=str(target.context_length)),
+        turns=turns,
+        release=session.close,
+    ), pair
 
 
 _MEMORY_SHARE = 0.9
@@ -147,28 +156,29 @@ def _several(
     limit = settings.models_memory
     memory = int(_MEMORY_SHARE * available_bytes() if limit is None else limit * 2**30)
     counted: dict[str, Metrics] = {}
-    entries, notices = [], []
+    found, notices = [], []
     for name, (own, plan) in plans.items():
-        entry = _entry(name, own, plan, turns, counted)
+        metrics = Metrics(name, build_id())
+        model = _model(name, own, plan, turns, metrics)
         try:
             if plan.target is None or not plan.target.startswith("hf:"):
-                entry.memory_bytes()
+                model.needed_bytes()
         except ModelFileError as error:
             if settings.models_dir is None or Path(error.what).parent != settings.models_dir:
                 raise  # the user named it
             notices.append(f"{error.what} is not served: {error.why}")
-            counted.pop(name, None)
             continue
-        entries.append(entry)
-    if not entries:
+        counted[name] = metrics
+        found.append(model)
+    if not found:
         raise SettingError(f"--models-dir {settings.models_dir}", notices[0], "Name another folder.")
     models = Models(
-        entries,
+        found,
         max_loaded=settings.models_max,
         memory_bytes=memory,
         idle_s=settings.idle,
         any_model=settings.any_model,
-        metrics=AllMetrics(counted) if settings.metrics else None,
+        metrics=AllMetrics(counted),
     )
     idle = "" if settings.idle is None else f"after {settings.idle:g} s without a request, and "
     overview = {
@@ -179,45 +189,20 @@ def _several(
     return models, overview, notices
 
 
-def _entry(
-    name: str, settings: ServeSettings, plan: PairPlan, turns: Turns, counted: dict[str, Metrics]
-) -> ModelEntry:
-    names = tuple(dict.fromkeys(filter(None, (name, settings.alias))))
+def _model(name: str, settings: ServeSettings, plan: PairPlan, turns: Turns, metrics: Metrics) -> Model:
     own = settings.model_copy(update={"alias": name})
-    running: list[Service] = []
-    if settings.metrics:
 
-        def state() -> WorkerState:
-            return running[-1].worker.state() if running else WorkerState()
-
-        counted[name] = metrics_of(name, state, build_id())
-
-    def load() -> LoadedModel:
-        silent = Screen(stderr=True, quiet=True)
-        pair = load_pair(plan, silent)
-        try:
-            session = open_session(plan, pair, DEFAULT_CONTEXT_TOKENS, silent)
-        except BaseException:
-            pair.close()
-            raise
-        for notice in session.notices:
+    def load() -> Service:
+        service, _ = _opened(own, plan, Screen(stderr=True, quiet=True), metrics, turns)
+        for notice in service.session.notices:
             LOG.info("note", extra={"fields": {"model": name, "note": notice}})
-        service = Service(
-            session, own, verification=plan.verification, metrics=counted.get(name), turns=turns
-        )
-        running[:] = [service]
+        return service
 
-        def close() -> None:
-            running.clear()
-            session.close()
-
-        return LoadedModel(service, close)
-
-    def memory_bytes() -> int:
+    def needed_bytes() -> int:
         named = resolve_models(plan.target, plan.draft, plan.hub)
         return Room(named.target, named.draft, plan.options, plan.draft_options, plan.opening).total_bytes
 
-    return ModelEntry(names, load, memory_bytes)
+    return Model(tuple(dict.fromkeys(filter(None, (name, settings.alias)))), load, needed_bytes)
 
 
 def _overview_of_model(settings: ServeSettings, session: Session, pair: Pair) -> dict[str, str]:
@@ -240,10 +225,8 @@ def _overview(settings: ServeSettings, ring: KeyRing, address: str) -> dict[str,
     return {
         "address": f"{address}/v1" + (f", page at {address}/" if settings.page else ", no page"),
         "access": _access(settings, ring),
-        "metrics": _metrics(settings, ring),
         **_cache(settings),
-        "limits": f"{settings.timeout:g} s, {settings.max_body} bytes a request; {settings.max_waiting} wait",
-        "log": "requests, with their bodies" if settings.log_prompts else "requests, without their text",
+        **({"log": "requests, with their bodies"} if settings.log_prompts else {}),
     }
 
 
@@ -265,12 +248,6 @@ def _access(settings: ServeSettings, ring: KeyRing) -> str:
     if is_loopback(settings.host):
         return "no API key: whoever is on this machine"
     return "NO API key (--no-auth): whoever reaches this address"
-
-
-def _metrics(settings: ServeSettings, ring: KeyRing) -> str:
-    if not settings.metrics:
-        return "off"
-    return "/metrics" + (", for keys with admin = true" if ring and not settings.metrics_open else "")
 
 
 def _announce(

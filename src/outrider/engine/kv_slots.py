@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from outrider.core.contracts import Model
 from outrider.core.data import Request
-from outrider.core.errors import BackendError, InputError, RewindUnsupported
-from outrider.core.saved import SavedState, SavingModel
+from outrider.core.errors import RewindUnsupported
+from outrider.core.saved import SavingModel
 from outrider.core.sequences import common_prefix
 from outrider.engine.served import as_served
 from outrider.engine.tiers.store import KvTiers, Reading
@@ -201,45 +201,6 @@ class Slots:
         """Evict what ended requests left, the oldest first, until so many more tokens can be stored."""
         while self._kept and self.used_tokens + num_tokens > self._target.capacity_tokens:
             self._evict(next(iter(self._kept)))
-
-    # What a caller asks for
-
-    def texts(self, scope: str) -> list[int]:
-        """The sequences that store texts of a scope, the last used first."""
-        stored = [slot for slot, _ in self._of(scope) if self._target.length(slot)]
-        return sorted(stored, key=lambda slot: slot not in self._running)
-
-    def saved(self, slot: int) -> tuple[list[int], SavedState]:
-        """The tokens of a text that is stored, and a copy of what is. Raises BackendError."""
-        held = self._running.get(slot) or self._kept[slot]
-        return list(held.tokens[: self._target.length(slot)]), self._saving().save(slot)
-
-    def put(self, scope: str, tokens: Sequence[int], state: SavedState) -> None:
-        """Store a text that was saved, for requests of a scope. Raises InputError where there is no room now,
-        BackendError where the copy is of no use."""
-        running = sum(map(self._target.length, self._running))
-        is_full = len(self._running) == self._target.max_sequences
-        if is_full or running + state.extent.length > self._target.capacity_tokens:
-            raise InputError(
-                "slot", "running requests leave no room for it", "Ask again when they have ended."
-            )
-        saving, slot = self._saving(), self._allocate()
-        self.make_room(state.extent.length)
-        saving.restore(slot, state)
-        self._kept[slot] = _Held(tokens, scope)
-
-    def erase(self, slot: int) -> int:
-        """Drop a text for good, unless a request runs on it; returns how many tokens were stored."""
-        if slot in self._running:
-            raise InputError("slot", "a request runs on it", "Ask again when it has ended.")
-        length = self._target.length(slot)
-        self._evict(slot, put_away=False)
-        return length
-
-    def _saving(self) -> SavingModel:
-        if self.saving is None:
-            raise BackendError("slot", f"what {self._target.name} stores cannot be copied out of it")
-        return self.saving
 
     def clear(self, *, put_away: bool = False) -> None:
         """Evict what ended requests left, what was used last first; `put_away`: the store gets it, else it

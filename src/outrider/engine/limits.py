@@ -7,7 +7,6 @@ from collections.abc import Callable
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Grammar, Request
 from outrider.core.errors import SettingError
-from outrider.engine.sequence import RunningRequest
 from outrider.engine.thought import ThoughtLimit
 from outrider.engine.tokenization import PreferredConstraint, PreferredTokenization
 
@@ -28,21 +27,6 @@ def limits_of(
     thought = None
     if request.thought is not None and (inner is not None or request.thought.budget is not None):
         inner = thought = ThoughtLimit(request.thought, target.vocabulary, inner)
-    return None if inner is None else _preferring(inner, target, preferred), thought
-
-
-def end_thought(sequence: RunningRequest, target: Model, preferred: PreferredTokenization) -> None:
-    """Let the reasoning of a running request end at its next token."""
-    request = sequence.request
-    if sequence.thought is None and request.thought is not None and sequence.constraint is None:
-        limit = ThoughtLimit(request.thought, target.vocabulary)
-        limit.accept(sequence.tokens[len(request.prompt) :])
-        sequence.limit(_preferring(limit, target, preferred), limit)
-    if sequence.thought is not None:
-        sequence.thought.end()
-
-
-def _preferring(
-    constraint: Constraint, target: Model, preferred: PreferredTokenization
-) -> PreferredConstraint:
-    return PreferredConstraint(constraint, preferred, min(target.max_batch_tokens, target.max_rows))
+    if inner is None:
+        return None, None
+    return PreferredConstraint(inner, preferred, min(target.max_batch_tokens, target.max_rows)), thought

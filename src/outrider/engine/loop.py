@@ -25,7 +25,7 @@ from outrider.core.notices import notify
 from outrider.engine.draft_kv import DraftKv
 from outrider.engine.interrupts import deferred
 from outrider.engine.kv_slots import Slots, rewind
-from outrider.engine.limits import end_thought, limits_of
+from outrider.engine.limits import limits_of
 from outrider.engine.prefill import MAX_TOKENS, PATIENT_STEPS, Pace, chunks
 from outrider.engine.sequence import (
     RunningRequest,
@@ -208,12 +208,6 @@ class Engine:
     def used_tokens(self) -> int:
         """Tokens whose KV is stored, for running requests and for reuse."""
         return self.slots.used_tokens
-
-    def end_thought(self, request_id: int) -> None:
-        """Let the reasoning of a running request end at its next token; nothing where it has ended."""
-        for sequence in self._running:
-            if sequence.id == request_id:
-                end_thought(sequence, self.target, self.preferred)
 
     def cancel(self, request_id: int) -> Completion | None:
         """Stop a running request after its last step; its KV stays for reuse as far as there is room to keep
@@ -433,7 +427,7 @@ class Engine:
             rewind(self.target, sequence.slot, len(sequence.tokens) - 1)
             sequence.sampler.accept(sequence.tokens[position:])
             if sequence.thought is not None and sequence.thought.is_over:
-                sequence.limit(None, None)
+                sequence.lift_limit()
             for drafter in self._drafters_of(sequence):
                 drafter.observe(sequence.slot, sequence.tokens[position:])
             if sequence.finish_reason is not None:

@@ -57,10 +57,10 @@ class RunningRequest:
     error: OutriderError | None = None
     """why it could not go on"""
 
-    def limit(self, constraint: PreferredConstraint | None, thought: ThoughtLimit | None) -> None:
-        """From the next token on this is what the output may be."""
-        self.constraint, self.thought = constraint, thought
-        self.sampler.constrain(constraint)
+    def lift_limit(self) -> None:
+        """From the next token on the output may be anything."""
+        self.constraint = self.thought = None
+        self.sampler.constrain(None)
 
     @property
     def num_generated(self) -> int:

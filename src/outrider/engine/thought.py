@@ -38,10 +38,6 @@ class ThoughtLimit:
         self._closing = vocabulary.tokenize(thought.closing, add_special=False, parse_special=True)
         self._path = DraftPath(_State("inside" if thought.opened else "before"))
 
-    def end(self) -> None:
-        """Let the reasoning end here."""
-        self._budget = 0
-
     @property
     def is_over(self) -> bool:
         """Whether no more reasoning may come and nothing else is limited."""

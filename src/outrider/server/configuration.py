@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -139,7 +138,6 @@ _NAMING = {*Models.model_fields, "alias", "chat_template_file", "costs"} - {"hf_
 
 
 def _model_tables(path: Path | None, content: Mapping[str, Any]) -> dict[str, dict[str, _Given]]:
-    """The tables [models.NAME] of a file."""
     found: dict[str, dict[str, _Given]] = {}
     for model, values in content.get("models", {}).items():
         if isinstance(values, dict):
@@ -196,24 +194,12 @@ def _environment_values(environment: Mapping[str, str]) -> Iterator[tuple[str, A
         name = variable.removeprefix(PREFIX).lower()
         if name in _FIELDS and variable == PREFIX + name.upper():
             is_list = get_origin(_FIELDS[name].annotation) is list
-            yield name, _items(text, variable) if is_list else text, variable
+            items = [item.strip() for item in text.split(",") if item.strip()]
+            yield name, items if is_list else text, variable
         elif close := get_close_matches(name, _FIELDS, 1, _ALIKE):
             raise SettingError(variable, "no such setting", f"Did you mean {PREFIX}{close[0].upper()}?")
         else:
             notify(f"{variable} is not a setting of the server and has no effect")
-
-
-def _items(text: str, variable: str) -> list[Any]:
-    """Several values of one variable: separated by commas, or a TOML array."""
-    if not text.lstrip().startswith("["):
-        return [item.strip() for item in text.split(",") if item.strip()]
-    try:
-        items = tomllib.loads(f"items = {text}")["items"]
-    except tomllib.TOMLDecodeError:
-        items = None
-    if not isinstance(items, list):
-        raise SettingError(variable, "not an array", 'Write ["a", "b"], or a,b.')
-    return items
 
 
 def _suggestion(name: str) -> str:
@@ -230,7 +216,6 @@ def _one_line(text: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML writes it."""
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str | Path):

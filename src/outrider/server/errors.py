@@ -106,8 +106,8 @@ class Problem(Exception):
 
     def body_at(self, path: str) -> dict[str, Any]:
         """The error object in the shape of the API at this path."""
-        shapes = (shape(self.status, self.body) for start, shape in _SHAPES if path.startswith(start))
-        return next(shapes, self.body)
+        shape = next((shape for start, shape in _SHAPES if path.startswith(start)), None)
+        return shape(self.status, self.body["error"]) if shape else self.body
 
     def in_stream(self, media_type: str, path: str) -> Message | None:
         """The last part of a stream that has begun; None for a response without a place for errors, which
@@ -131,23 +131,18 @@ def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-def _anthropic(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
+def _anthropic(status: int, error: Mapping[str, Any]) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}}
+    return {"type": "error", "error": {"type": kind, "message": error["message"]}}
 
 
-def _llama(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
-    return {"error": {**body["error"], "code": status}}
-
-
-def _ollama(_status: int, body: Mapping[str, Any]) -> dict[str, Any]:
-    return {"error": body["error"]["message"]}
-
-
-_SHAPES = (
+_SHAPES: tuple[tuple[str, Callable[[int, Mapping[str, Any]], dict[str, Any]]], ...] = (
     ("/v1/messages", _anthropic),
-    ("/api/", _ollama),
-    *((path, _llama) for path in ("/completion", "/infill", "/props", "/slots", "/apply-template")),
+    ("/api/", lambda _, error: {"error": error["message"]}),
+    *(
+        (path, lambda status, error: {"error": {**error, "code": status}})
+        for path in ("/completion", "/infill", "/props", "/apply-template")
+    ),
 )
 """Where errors have another shape than OpenAI's, by the beginnings of paths."""
 

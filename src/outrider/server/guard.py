@@ -7,7 +7,7 @@ import math
 from contextlib import nullcontext
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -19,9 +19,6 @@ from outrider.server.settings import ServeSettings, is_loopback
 _NOT_IN_HOST = frozenset("@/\\?#")
 """Characters that no Host header has and that would change its meaning in a URL."""
 _HEALTH, _PAGE, _METRICS = "/health", "/", "/metrics"
-_FOR_ADMINS = {_METRICS: ", or --metrics-open", "/models/load": "", "/models/unload": ""}
-"""what only keys with admin = true may use, and the other way to it"""
-_CONTROL = "/v1/chat/completions/control"
 _OF_BROWSERS = ("origin", "sec-fetch-site")
 """what browsers send with every POST"""
 _EXPOSED = ("x-request-id", "retry-after", "x-should-retry")
@@ -67,7 +64,6 @@ class Guard:
         self._origins = {origin.lower() for origin in settings.cors_origin}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer why not."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -78,17 +74,16 @@ class Guard:
             key = None if is_open else _identify(self._ring, headers)
             limiter = self._limiters[key.name] if key else None
             scope.setdefault("state", {})["caller"] = Caller(limiter)
-            if key and scope["path"] in _FOR_ADMINS and not key.admin:
-                message = f"this key may not do this. Use one with admin = true{_FOR_ADMINS[scope['path']]}."
+            if key and scope["path"] == _METRICS and not key.admin:
+                message = "this key may not do this. Use one with admin = true, or --metrics-open."
                 raise Problem(403, message, code="not_admin")
             # Only what may make the models work counts as a request.
-            counts = scope["method"] == "POST" and scope["path"] != _CONTROL
-            with limiter.request() if limiter and counts else nullcontext():
+            with limiter.request() if limiter and scope["method"] == "POST" else nullcontext():
                 body = await self._read(headers, receive)
                 if body is not None:
                     if _is_json_of_curl(headers, body):
                         scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
-                    await self._run(scope, _replayed(body, receive), _with_limits(limiter, send))
+                    await self._run(scope, _replayed(body, receive), send)
         except Problem as error:
             if self._observe_error is not None:
                 self._observe_error(error.status, error.code)
@@ -205,24 +200,6 @@ def _identify(ring: KeyRing, headers: Headers) -> ApiKey:
         message = "this API key is not accepted. Ask whoever runs the server for one."
         raise Problem(401, message, code="invalid_api_key", headers=challenge)
     return key
-
-
-def _with_limits(limiter: RateLimiter | None, send: Send) -> Send:
-    """Adds what is left of a key's limits to the response's headers."""
-    if limiter is None:
-        return send
-
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for kind, bucket in (("requests", limiter.requests), ("tokens", limiter.tokens)):
-                if bucket is not None:
-                    headers[f"x-ratelimit-limit-{kind}"] = str(bucket.per_minute)
-                    headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, int(bucket.level)))
-                    headers[f"x-ratelimit-reset-{kind}"] = f"{math.ceil(bucket.wait_s(bucket.per_minute))}s"
-        await send(message)
-
-    return sending
 
 
 def _hostname(host: str) -> str | None:

@@ -52,7 +52,6 @@ class RequestLog:
         self._quiet = frozenset(quiet)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; no exception comes back."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -72,8 +71,6 @@ class RequestLog:
 
 
 class _Entry:
-    """What is logged of one request."""
-
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, keeps_body: bool) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
         self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid4().hex
@@ -141,8 +138,6 @@ def log_to_stderr(*, as_json: bool) -> None:
 
 
 class _JsonLines(logging.Formatter):
-    """A JSON object for each event."""
-
     def format(self, record: logging.LogRecord) -> str:
         event: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
@@ -108,29 +109,6 @@ _TIERS: dict[str, tuple[str, str, type[CounterMetricFamily | GaugeMetricFamily]]
 """Help of each metric of the tiers, `outrider_NAME`, the field of `TierCounts`, and its type."""
 
 
-class _Tiers:
-    """A collector for KV that left the cache; empty where there are no tiers."""
-
-    def __init__(self, state: Callable[[], WorkerState]) -> None:
-        self._state = state
-
-    def describe(self) -> list[Metric]:
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        counts = self._state().tiers
-        for name, (help_, field, kind) in _TIERS.items() if counts is not None else ():
-            value = getattr(counts, field)
-            family = kind(f"outrider_{name}", help_, labels=["tier"] if isinstance(value, dict) else [])
-            for labels, number in value.items() if isinstance(value, dict) else [((), value)]:
-                family.add_metric([labels] if labels else [], number)
-            yield family
-
-
-def _shown(state: Callable[[], WorkerState], name: str) -> float:
-    return float(getattr(state(), name))
-
-
 class Bounded:
     """Label values: the first `limit` of them as they are, all others as one."""
 
@@ -150,42 +128,56 @@ def _render(collected: Any, accept: str) -> tuple[bytes, str]:
 
 
 class Metrics:
-    """All collectors of one model, in a registry of their own.
+    """All collectors of one model, in a registry of their own. `observe_…` may be called from any thread.
+    `build` is the library's; `facts` about the model become labels."""
 
-    `state` is called at each scrape. `model` and `build` become labels of two metrics that are always 1.
-    `observe_…` may be called from any thread.
-    """
-
-    def __init__(
-        self, state: Callable[[], WorkerState], *, model: Mapping[str, str], build: Mapping[str, str]
-    ) -> None:
+    def __init__(self, name: str = "", build: str = "", **facts: str) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
+        self.state: Callable[[], WorkerState] = WorkerState
+        """called at each scrape"""
         self._counters: dict[str, Counter] = {}
-        for name, (help_, labels) in _COUNTERS.items():
-            counter = Counter(f"outrider_{name}", help_, tuple(labels), registry=self.registry)
-            self._counters[name] = counter
+        for counted, (help_, labels) in _COUNTERS.items():
+            counter = Counter(f"outrider_{counted}", help_, tuple(labels), registry=self.registry)
+            self._counters[counted] = counter
             for known in labels.values():
                 for value in known:
                     counter.labels(value)
         self._histograms = {
-            name: Histogram(f"outrider_{name}", help_, registry=self.registry, buckets=buckets)
-            for name, (help_, buckets) in _HISTOGRAMS.items()
+            observed: Histogram(f"outrider_{observed}", help_, registry=self.registry, buckets=buckets)
+            for observed, (help_, buckets) in _HISTOGRAMS.items()
         }
-        for name, (help_, shown) in _GAUGES.items():
-            gauge = Gauge(f"outrider_{name}", help_, registry=self.registry)
-            gauge.set_function(partial(_shown, state, shown))
+        for gauge_name, (help_, shown) in _GAUGES.items():
+            gauge = Gauge(f"outrider_{gauge_name}", help_, registry=self.registry)
+            gauge.set_function(partial(self._gauge, shown))
         self._drafters = Bounded(MAX_DRAFTERS)
         self._keys = Bounded(MAX_KEYS)
         self._codes = Bounded(MAX_CODES)
-        for name, found in (("model", model), ("build", build)):
-            info = Info(f"outrider_{name}", f"The {name} that is served", registry=self.registry)
-            info.info(dict(found))
-        self.registry.register(_Tiers(state))
+        builds = {"version": version("outrider"), "llama_cpp": build}
+        for what, found in (("model", {"name": name} | facts), ("build", builds)):
+            Info(f"outrider_{what}", f"The {what} that is served", registry=self.registry).info(found)
+        self.registry.register(self)
         ProcessCollector(registry=self.registry)
+
+    def describe(self) -> list[Metric]:
+        """What is collected here depends on the state."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """What became of KV that left the cache; nothing where there are no tiers."""
+        counts = self.state().tiers
+        for name, (help_, field, kind) in _TIERS.items() if counts is not None else ():
+            value = getattr(counts, field)
+            family = kind(f"outrider_{name}", help_, labels=["tier"] if isinstance(value, dict) else [])
+            for labels, number in value.items() if isinstance(value, dict) else [((), value)]:
+                family.add_metric([labels] if labels else [], number)
+            yield family
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The metrics as text, and its content type: OpenMetrics where the `Accept` header names it."""
         return _render(self.registry, accept)
+
+    def _gauge(self, name: str) -> float:
+        return float(getattr(self.state(), name))
 
     def _count(self, name: str, amount: float, *labels: str) -> None:
         counter = self._counters[name]
@@ -253,11 +245,8 @@ class Metrics:
     def observe_request(
         self, completion: Completion, *, queued_s: float = 0.0, key: str = "", speedup: float | None = None
     ) -> None:
-        """Count one generation that has ended, of whatever finish reason.
-
-        `queued_s` is how long it waited before the engine took it, `key` the name of the API key that
-        it came with (empty: none), `speedup` its estimated speed-up over plain decoding.
-        """
+        """Count one generation that has ended. `queued_s` is how long it waited before the engine took it,
+        `key` the name of its API key (empty: none), `speedup` the estimate over plain decoding."""
         readout = read_out(completion)
         key = self._keys(key) if key else ""
         self._count("requests_finished", 1, completion.finish_reason, key)
@@ -276,7 +265,6 @@ class Metrics:
             self._observe_bursts(bursts, queued_s, len(completion.tokens))
 
     def _observe_bursts(self, bursts: Sequence[StepRecord], queued_s: float, num_tokens: int) -> None:
-        """Latencies, from the steps that emitted tokens."""
         first_s, last_s = bursts[0].end_s, bursts[-1].end_s
         self._observe("time_to_first_token_seconds", queued_s + first_s)
         self._observe("e2e_request_latency_seconds", queued_s + last_s)

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from starlette.requests import HTTPConnection
 
@@ -31,34 +31,20 @@ _RETRY_S = 2.0
 _ARENA_MAX, _MAX_HEAPS = -8, 2
 """a setting of glibc's `mallopt`, and its value"""
 
-State = Literal["unloaded", "loading", "loaded", "failed"]
 
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A loaded model; `close` frees it after its service was closed."""
-
-    service: Service
-    close: Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelEntry:
-    """A model that a server can load. `load` and `memory_bytes` (what it takes at most) are called in other
+@dataclass(eq=False, slots=True)
+class Model:
+    """A model that a server can load. `load` and `needed_bytes` (what it takes at most) are called in other
     threads and raise OutriderError."""
 
     names: tuple[str, ...]
     """what clients call it; the first is its own name"""
-    load: Callable[[], LoadedModel]
-    memory_bytes: Callable[[], int] = lambda: 0
-
-
-@dataclass(eq=False, slots=True)
-class _Model:
-    entry: ModelEntry
+    load: Callable[[], Service]
+    needed_bytes: Callable[[], int] = lambda: 0
     is_fixed: bool = False
     """whether it is loaded as long as the server runs"""
-    loaded: LoadedModel | None = None
+    service: Service | None = None
+    """of one that is loaded"""
     loading: asyncio.Task[None] | None = None
     is_leaving: bool = False
     """whether it takes no more requests, so that it can be unloaded for another one"""
@@ -74,29 +60,21 @@ class _Model:
 
     @property
     def name(self) -> str:
-        return self.entry.names[0]
-
-    @property
-    def state(self) -> State:
-        if self.loaded is not None:
-            return "loaded"
-        if self.loading is not None:
-            return "loading"
-        return "failed" if self.error else "unloaded"
+        return self.names[0]
 
     @property
     def serves(self) -> bool:
         """Whether it takes requests. One whose engine has failed is loaded anew."""
-        if self.loaded is None or self.is_fixed:
+        if self.service is None or self.is_fixed:
             return self.is_fixed
-        return not self.is_leaving and not self.loaded.service.worker.state().failed
+        return not self.is_leaving and not self.service.worker.state().failed
 
     @property
     def is_busy(self) -> bool:
         """Whether it must stay loaded."""
-        if self.loaded is None:
+        if self.service is None:
             return False
-        state = self.loaded.service.worker.state()
+        state = self.service.worker.state()
         return (
             self.is_fixed
             or self.num_preparing > 0
@@ -105,21 +83,14 @@ class _Model:
 
 
 class Models:
-    """The models that are served. A request that names none means the first. The least recently used model
-    makes room for another one, never one with a request.
-
-    Args:
-        entries: The models.
-        max_loaded: How many are loaded at once.
-        memory_bytes: What they may take together; None: no limit.
-        idle_s: Unload what nobody has asked for in so many seconds; None: never.
-        any_model: An unknown name means the first model.
-        metrics: What is counted; None: nothing.
-    """
+    """The models that are served. A request that names none means the first, with `any_model` one of an
+    unknown name too. At most `max_loaded` are loaded at once, in `memory_bytes` (None: no limit). The least
+    recently used model makes room for another one, never one with a request. Those that nobody has asked for
+    in `idle_s` are unloaded."""
 
     def __init__(
         self,
-        entries: Sequence[ModelEntry],
+        models: Sequence[Model],
         *,
         max_loaded: int = 1,
         memory_bytes: int | None = None,
@@ -127,14 +98,13 @@ class Models:
         any_model: bool = False,
         metrics: Metrics | AllMetrics | None = None,
     ) -> None:
-        self._models = [_Model(entry) for entry in entries]
-        self._by_name = {name: model for model in reversed(self._models) for name in model.entry.names}
+        self._models = models
+        self._by_name = {name: model for model in reversed(models) for name in model.names}
         self._max_loaded = max_loaded
         self._memory_bytes = memory_bytes
         self._idle_s = idle_s
         self._any_model = any_model
-        self.metrics = metrics
-        """what is counted; None: nothing"""
+        self.metrics = metrics or Metrics()
         self.started_unix_s = int(time.time())
         self.is_draining = False
         self._changing: asyncio.Lock | None = None
@@ -144,23 +114,20 @@ class Models:
     @classmethod
     def of(cls, service: Service) -> Models:
         """One model, which is loaded as long as the server runs."""
-        loaded = LoadedModel(service, lambda: None)
-        entry = ModelEntry(service.names, lambda: loaded)
-        models = cls([entry], any_model=service.settings.any_model, metrics=service.metrics)
-        models._models[0].loaded, models._models[0].is_fixed = loaded, True
-        return models
+        model = Model(service.names, lambda: service, is_fixed=True, service=service)
+        return cls([model], any_model=service.settings.any_model, metrics=service.metrics)
 
     @property
     def names(self) -> tuple[str, ...]:
         """What clients may call the models."""
-        return tuple(name for model in self._models for name in model.entry.names)
+        return tuple(name for model in self._models for name in model.names)
 
     @property
     def first_names(self) -> tuple[str, ...]:
         """The models, each by its own name."""
         return tuple(model.name for model in self._models)
 
-    def _find(self, name: str | None) -> _Model:
+    def _find(self, name: str | None) -> Model:
         if name is None:
             return self._models[0]
         model = self._by_name.get(name) or self._by_name.get(name.removesuffix(":latest"))  # Ollama's tag
@@ -172,8 +139,7 @@ class Models:
     def loaded(self, name: str | None = None) -> Service | None:
         """The service of a model (None: of the first); None where it is not loaded. Raises Problem (404) for
         a model that is not served here."""
-        loaded = self._find(name).loaded
-        return loaded.service if loaded else None
+        return self._find(name).service
 
     def name_of(self, name: str | None) -> str:
         """A model's own name. Raises Problem (404)."""
@@ -181,19 +147,19 @@ class Models:
 
     def services(self) -> tuple[Service, ...]:
         """Of the models that are loaded."""
-        return tuple(model.loaded.service for model in self._models if model.loaded)
+        return tuple(model.service for model in self._models if model.service)
 
     def card(self, name: str) -> dict[str, Any]:
         """The model card of a name. Raises Problem (404)."""
         model = self._find(name)
-        service = model.loaded.service if model.loaded else None
+        service = model.service
         card: dict[str, Any] = {
             "id": name,
             "object": "model",
             "created": service.started_unix_s if service else self.started_unix_s,
             "owned_by": "outrider",
             "root": model.name,
-            "status": {"value": "unloaded" if model.state == "failed" else model.state},
+            "status": {"value": "loaded" if service else "loading" if model.loading else "unloaded"},
         }
         if service is not None:
             card["max_model_len"] = service.context_tokens
@@ -219,42 +185,34 @@ class Models:
             model.num_waiting -= 1
         model.num_preparing += 1
         try:
-            assert model.loaded is not None, "what serves is loaded"
-            yield model.loaded.service
+            assert model.service is not None, "what serves is loaded"
+            yield model.service
         finally:
             model.num_preparing -= 1
             model.used_s = time.monotonic()
-
-    async def unload(self, name: str) -> None:
-        """Unload a model. Raises Problem: 404 for one that is not served here, 409 for one with requests."""
-        model = self._find(name)
-        async with self._lock():
-            if model.is_busy:
-                raise Problem(409, f"{name[:200]} has requests. Ask again when they have ended.", code="busy")
-            await self._unload(model)
 
     def _lock(self) -> asyncio.Lock:
         self._changing = self._changing or asyncio.Lock()
         return self._changing
 
-    async def _load(self, model: _Model) -> None:
+    async def _load(self, model: Model) -> None:
         try:
             async with self._lock():
                 if model.serves:
                     return
                 await self._unload(model)  # one that has failed
-                model.memory_bytes = await asyncio.to_thread(model.entry.memory_bytes)
+                model.memory_bytes = await asyncio.to_thread(model.needed_bytes)
                 await self._make_room(model)
                 _log.info("loading", extra={"fields": {"model": model.name}})
-                while model.loaded is None:
+                while model.service is None:
                     try:
-                        model.loaded = await asyncio.to_thread(model.entry.load)
+                        model.service = await asyncio.to_thread(model.load)
                     except OutOfMemory:  # of the system: idle models make room as long as there are any
                         idle = self._idle_models()
                         if not idle:
                             raise
                         await self._unload(idle[0])
-                model.loaded.service.start()
+                model.service.start()
                 model.error, model.loaded_s = None, time.monotonic()
                 model.used_s = model.loaded_s
                 _log.info("loaded", extra={"fields": {"model": model.name}})
@@ -269,7 +227,7 @@ class Models:
         finally:
             model.loading = None
 
-    async def _make_room(self, model: _Model) -> None:
+    async def _make_room(self, model: Model) -> None:
         """Unload others until there is room for a model. Where all have requests, the one that was loaded
         first takes no more and is unloaded when its requests have ended. Raises OutOfMemory for a model that
         never fits, and Problem when nobody waits for it any more."""
@@ -278,7 +236,7 @@ class Models:
             needed, given = model.memory_bytes / 1e9, limit / 1e9
             why = f"it takes {needed:.1f} GB, and all models together may take {given:.1f} GB"
             raise OutOfMemory(model.name, why, "Raise --models-memory.")
-        while others := [other for other in self._models if other.loaded and other is not model]:
+        while others := [other for other in self._models if other.service and other is not model]:
             total = model.memory_bytes + sum(other.memory_bytes for other in others)
             if len(others) < self._max_loaded and (limit is None or total <= limit):
                 return
@@ -293,15 +251,15 @@ class Models:
             finally:
                 leaving.is_leaving = False
 
-    def _idle_models(self) -> list[_Model]:
+    def _idle_models(self) -> list[Model]:
         """Models that may be unloaded, the least recently used first."""
-        idle = [model for model in self._models if model.loaded and not model.is_busy]
+        idle = [model for model in self._models if model.service and not model.is_busy]
         return sorted(idle, key=lambda model: model.used_s)
 
-    async def _unload(self, model: _Model) -> None:
-        if model.loaded is None:
+    async def _unload(self, model: Model) -> None:
+        if model.service is None:
             return
-        held, model.loaded = [model.loaded], None
+        held, model.service = [model.service], None
         _log.info("unloading", extra={"fields": {"model": model.name}})
         await asyncio.to_thread(_free, held)
 
@@ -312,7 +270,7 @@ class Models:
             for model in self._models:
                 if model.is_busy:
                     model.used_s = time.monotonic()
-                elif model.loaded and time.monotonic() - model.used_s >= idle_s:
+                elif model.service and time.monotonic() - model.used_s >= idle_s:
                     async with self._lock():
                         if not model.is_busy:
                             await self._unload(model)
@@ -325,9 +283,8 @@ class Models:
     def close(self) -> None:
         """End the services and free their models. Closing twice is harmless."""
         for model in self._models:
-            if model.loaded is not None:
-                model.loaded.service.close()
-                model.loaded.close()
+            if model.service is not None:
+                model.service.close()
 
 
 def models_of(request: HTTPConnection) -> Models:
@@ -343,13 +300,10 @@ def keep_few_heaps() -> None:
         ctypes.CDLL(None).mallopt(_ARENA_MAX, _MAX_HEAPS)
 
 
-def _free(held: list[LoadedModel]) -> None:
+def _free(held: list[Service]) -> None:
     """Close a model that nothing else holds, and return its memory to the system: grammars and tokenizers are
     in reference cycles, and the allocator keeps freed memory."""
-    loaded = held.pop()
-    loaded.service.close()
-    loaded.close()
-    del loaded
+    held.pop().close()
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import logging
 import os
 import signal
@@ -14,22 +13,17 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from threading import Thread, Timer, current_thread, main_thread
-from time import sleep
+from threading import Timer, current_thread, main_thread
 from types import FrameType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import h11
 import uvicorn
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.config import Config
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
 
 from outrider.core.errors import SettingError
 from outrider.core.files import reason_of
-from outrider.server.errors import Problem
 from outrider.server.settings import ServeSettings
 
 LOG = logging.getLogger("outrider.server")
@@ -129,6 +123,7 @@ def http_config(app: ASGIApp, settings: ServeSettings, tls: ssl.SSLContext | Non
         proxy_headers=False,
         server_header=False,
         backlog=_BACKLOG,
+        limit_concurrency=settings.max_connections + 1,
         timeout_keep_alive=_IDLE_S,
         timeout_graceful_shutdown=int(settings.drain_timeout) + _GRACE_S,
         h11_max_incomplete_event_size=_LARGEST_HEAD_BYTES,
@@ -232,28 +227,16 @@ _LINGER_S = 5.0
 
 
 class GuardedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 with a time limit wherever it waits for the client, and with its own errors in
-    OpenAI's shape."""
+    """uvicorn's HTTP/1.1 with a time limit wherever it waits for the client."""
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-        *,
-        settings: ServeSettings,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+    def __init__(self, *arguments: Any, settings: ServeSettings, **others: Any) -> None:
+        super().__init__(*arguments, **others)
         self._settings = settings
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._settings.max_connections:
-            self._refuse(503, "too many connections are open. Try again later.", "too_many_connections")
-        else:
-            self._start_timer("head", self._settings.body_timeout, transport.abort)
+        self._start_timer("head", self._settings.body_timeout, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer("head")
@@ -281,23 +264,11 @@ class GuardedProtocol(H11Protocol):
             self.loop.call_later(_LINGER_S, self._end_lingering)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, msg, "invalid_http")
-
-    def _refuse(self, status: int, message: str, code: str) -> None:
-        """Answer, where that is still possible, and close."""
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+            self._watch_writing()
+        else:  # of an answer that has begun only its end can be cut off
             self.transport.abort()
-            return
-        body = json.dumps(Problem(status, message, code=code).body).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        for event in (h11.Response(status_code=status, headers=headers), h11.Data(body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
-        self._watch_writing()
 
     def _watch_head(self) -> None:
         """Limit the time of headers that have begun and are not complete."""
@@ -326,39 +297,3 @@ class GuardedProtocol(H11Protocol):
     def _stop_timer(self, name: str) -> None:
         if (timer := self._timers.pop(name, None)) is not None:
             timer.cancel()
-
-
-# What the port answers until the models are loaded: 503, in llama-server's form.
-
-_RETRY_S = 2
-_END_S = 0.5
-"""for answers under way; a client that holds its connection longer is left to the thread"""
-
-
-class Loading:
-    """Answers every request on bound sockets with 503 and what the server is `doing`, in a thread of its own,
-    as a context manager. The sockets stay open."""
-
-    def __init__(
-        self, sockets: Sequence[socket.socket], settings: ServeSettings, tls: ssl.SSLContext | None = None
-    ) -> None:
-        self.doing = "loading the models"
-        self._server = uvicorn.Server(http_config(self._answer, settings, tls))
-        own = [bound.dup() for bound in sockets]  # the server closes those that it listens to
-        self._thread = Thread(target=self._server.run, args=(own,), daemon=True)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        message = f"Loading model: the server is {self.doing}"
-        error = {"code": 503, "message": message, "type": "unavailable_error"}
-        headers = {"Retry-After": str(_RETRY_S), "Connection": "close"}
-        await JSONResponse({"error": error}, 503, headers)(scope, receive, send)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        while not self._server.started and self._thread.is_alive():
-            sleep(0.001)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._server.should_exit = True
-        self._thread.join(_END_S)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from hashlib import sha256
 from importlib.metadata import version
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import HTTPConnection
 
@@ -19,7 +19,6 @@ from outrider.core.notices import collect_notices, notify
 from outrider.core.params import Verification
 from outrider.core.settings import sampling_params
 from outrider.drafters.model import ModelDrafter
-from outrider.engine.tiers.folder import Folder
 from outrider.formats import format_of
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.infill import Infill, find_infill
@@ -29,7 +28,7 @@ from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.keys import Caller
 from outrider.server.metrics import Metrics
 from outrider.server.settings import ServeSettings
-from outrider.server.worker import Turns, Worker
+from outrider.server.worker import Turns, Worker, WorkerState
 
 if TYPE_CHECKING:
     from outrider.session import Session
@@ -45,11 +44,12 @@ class Service:
     `start` and `close` begin and end its threads.
 
     Args:
-        session: The model; it stays its owner's.
+        session: The model.
         settings: Names, default sampling, and limits of a request.
         verification: How drafts are verified where a request does not say.
-        metrics: What counts; None: nothing.
+        metrics: What counts; None: metrics of its own.
         turns: Whose turn it is to compute, among several services.
+        release: Frees the model when the service is closed; by default it stays its owner's.
     """
 
     def __init__(
@@ -60,12 +60,15 @@ class Service:
         verification: Verification | None = None,
         metrics: Metrics | None = None,
         turns: Turns | None = None,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
         self.session = session
         self.settings = settings = settings or ServeSettings()
-        self.metrics = metrics
-        observe = metrics.observe_steps if metrics else None
+        self.metrics = metrics or Metrics(session.target.name)
+        observe = self.metrics.observe_steps
         self.worker = Worker(session, max_waiting=settings.max_waiting, observe=observe, turns=turns)
+        self.metrics.state = self.worker.state
+        self._release = release
         self.names = tuple(name for name in (settings.alias, session.target.name) if name)
         """what clients may call the model"""
         self.name = self.names[0]
@@ -82,21 +85,17 @@ class Service:
         """OpenAI's `system_fingerprint`: what, beside the request, an answer with a seed depends on"""
         self._notices = tuple(session.notices)
         self.started_unix_s = int(time.time())
-        self.slot_folder: Folder | None = None
-        """where clients save slots"""
-        if settings.slot_save_path is not None:
-            self.slot_folder = Folder(settings.slot_save_path, session.identity, "--slot-save-path")
-        self.thinking: dict[tuple[str, str], Callable[[], None]] = {}
-        """functions that end the reasoning of running answers, by the caller's name and an id"""
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
 
     def start(self) -> None:
         self.worker.start()
 
     def close(self) -> None:
-        """End the threads. Closing twice is harmless."""
+        """End the threads. Closing twice is harmless where the model stays its owner's."""
         self.worker.stop()
+        self.metrics.state = WorkerState
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._release()
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -127,13 +126,15 @@ class Service:
     @cached_property
     def card(self) -> ModelCard | None:
         """What the target's file says of it; None for a model that is not from a file."""
-        weights = getattr(getattr(self.session.target, "inner", self.session.target), "weights", None)
-        return None if weights is None else read_card(weights.path)
+        return None if self._weights is None else read_card(self._weights.path)
 
     def metadata(self, key: str) -> str:
         """A value of the target's GGUF file as text; empty where it is absent."""
-        weights = getattr(getattr(self.session.target, "inner", self.session.target), "weights", None)
-        return "" if weights is None else str(weights.metadata(key))
+        return "" if self._weights is None else str(self._weights.metadata(key))
+
+    @property
+    def _weights(self) -> Any:
+        return getattr(getattr(self.session.target, "inner", self.session.target), "weights", None)
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """The text of tokens, control tokens as they are spelled."""
@@ -154,8 +155,8 @@ class Service:
         if not tokens:
             raise invalid_field(param, "it has no tokens. Give some text.", code="invalid_prompt")
         self.check_tokens(tokens, param)
-        most = min(self.context_tokens - 1, self.settings.max_prompt_tokens or self.context_tokens)
-        if len(tokens) > most:
+        if len(tokens) >= self.context_tokens:
+            most = self.context_tokens - 1
             raise self._too_long(param, f"A prompt may have {most}, and this one has {len(tokens)}")
         return tuple(tokens)
 

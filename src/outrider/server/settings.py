@@ -83,15 +83,12 @@ class Server(Group):
     )
     idle: Annotated[float, Field(gt=0)] | None = setting(
         None,
-        "--idle",
-        "--sleep-idle-seconds",
         metavar="SECONDS",
         help="Of several models, unload those without a request for this long. Default: never.",
     )
     tls_cert: Path | None = setting(None, help="Certificate chain (PEM): serve HTTPS.")
     tls_key: Path | None = setting(None, help="Its private key (PEM), without a passphrase.")
     page: bool = setting(True, help="The web page at /.")
-    metrics: bool = setting(True, help="Metrics for Prometheus at /metrics.")
 
 
 class Access(Group):
@@ -138,17 +135,12 @@ class Limits(Group):
     )
     max_connections: Count = setting(512, help="Connections open at once.")
     max_body: Bytes = setting(4 * 2**20, metavar="BYTES", help="Bytes of a request's body.")
-    max_schema: Bytes = setting(256 * 2**10, metavar="BYTES", help="Bytes of a JSON schema or grammar.")
-    max_prompt_tokens: Count | None = setting(
-        None, help="Tokens of a prompt. Default: what the context holds."
-    )
     max_tokens: Count | None = setting(
         None, help="Tokens of an answer, whatever it asks for. Default: what the context holds."
     )
     default_max_tokens: Count | None = setting(
         None, help="Tokens of an answer that asks for no number. Default: until it ends."
     )
-    max_choices: Count = setting(8, help="Choices (n) of a request.")
     timeout: Seconds = setting(600.0, help="Seconds that a request may take in all.")
     body_timeout: Seconds = setting(
         30.0, help="Seconds that a client may take to send its headers, and again its body."
@@ -183,17 +175,6 @@ class Cache(Group):
     )
     cache_disk: Gibibytes = setting(8.0, metavar="GIB", help="What the folder may take, in GiB.")
     remember: bool = setting(False, help="Keep earlier texts there, too, which drafts are looked up in.")
-    slot_save_path: Path | None = setting(
-        None, metavar="DIR", help="A folder for the files of /slots/0?action=save."
-    )
-
-    def check_folders(self) -> None:
-        """Raise SettingError for a folder that cannot be used, or is missing."""
-        if self.remember and self.cache_dir is None:
-            raise SettingError("--remember", "there is no folder for the texts", "Give --cache-dir.")
-        for name, folder in (("cache_dir", self.cache_dir), ("slot_save_path", self.slot_save_path)):
-            if folder is not None:
-                Folder(folder, "", f"--{name.replace('_', '-')}")
 
     @property
     def keeping(self) -> Keeping:
@@ -265,7 +246,7 @@ class ServeSettings(
     """All settings in force. `check` finds those that exclude each other."""
 
     def check(self) -> None:
-        """Raise SettingError for settings that cannot go together."""
+        """Raise SettingError for settings that cannot go together, and for a folder that cannot be used."""
         if (self.tls_cert is None) != (self.tls_key is None):
             given, missing = ("--tls-cert", "--tls-key") if self.tls_cert else ("--tls-key", "--tls-cert")
             raise SettingError(given, f"HTTPS needs {missing} too", "Give both files.")
@@ -285,15 +266,13 @@ class ServeSettings(
                 raise SettingError(
                     f"--cors-origin {origin}", "not an origin", "Write https://HOST[:PORT], without a path."
                 )
-        self.check_folders()
+        if self.cache_dir is not None:
+            Folder(self.cache_dir, "", "--cache-dir")
+        elif self.remember:
+            raise SettingError("--remember", "there is no folder for the texts", "Give --cache-dir.")
         if self.kv_tokens and self.ctx_size and self.kv_tokens < self.ctx_size:
             why = f"one request may need {self.ctx_size} (--ctx-size)"
             raise SettingError(f"--kv-tokens {self.kv_tokens}", why, "Give at least as many.")
-        if self.max_tokens and self.default_max_tokens and self.default_max_tokens > self.max_tokens:
-            why = f"--max-tokens allows {self.max_tokens}"
-            raise SettingError(
-                f"--default-max-tokens {self.default_max_tokens}", why, "Give no more than that."
-            )
 
     @property
     def num_kept(self) -> int:

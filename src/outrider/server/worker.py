@@ -11,10 +11,9 @@ import queue
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from threading import Condition, Thread
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from outrider.core.data import Completion, Request, Update
 from outrider.core.errors import BackendError, OutriderError
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from outrider.session import Session
 
 _log = logging.getLogger(__name__)
-
-_Result = TypeVar("_Result")
 
 _MIN_RETRY_S = 1.0
 _FIRST_REQUEST_S = 10.0
@@ -179,33 +176,6 @@ class Worker:
         if not job.is_over:
             self._commands.put(lambda: self._cancel(job))
 
-    async def call(self, function: Callable[[], _Result]) -> _Result:
-        """Call a function in the worker's thread, between two steps. Raises what it raises, and Problem when
-        the server ends."""
-        if self._is_draining or self._is_stopped or self._has_failed:
-            raise Problem(503, "the server is shutting down.", code="draining", retry_after_s=5)
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[_Result] = loop.create_future()
-
-        def give(settle: Callable[[], None]) -> None:
-            if not result.done():  # its client has left
-                settle()
-
-        def run() -> None:
-            try:
-                settle = partial(result.set_result, function())
-            except Exception as error:
-                settle = partial(result.set_exception, error)
-            loop.call_soon_threadsafe(give, settle)
-
-        self._commands.put(run)
-        return await result
-
-    def end_thought(self, job: Job) -> None:
-        """End the reasoning of a job's request, if it is running."""
-        if not job.is_over:
-            self._commands.put(lambda: self._engine.end_thought(job.request_id))
-
     def state(self) -> WorkerState:
         """How busy it is: a snapshot."""
         running = len(self._running)
@@ -333,7 +303,6 @@ class Worker:
             self._waiting.remove(job)
 
     def _is_reading(self, job: Job) -> bool:
-        """Whether KV for a job is on its way from the disk."""
         if not job.readings:
             job.readings = self._engine.read_ahead(job.request, lambda: self._commands.put(lambda: None))
         return not all(reading.done() for reading in job.readings)
@@ -394,7 +363,6 @@ class Worker:
         self._cancel_all()
 
     def _post(self, job: Job, *outcomes: Outcome) -> None:
-        """Tell the event loop that a job was accepted, and its outcomes."""
         ends = [outcome for outcome in outcomes if not isinstance(outcome, Update)]
 
         def take() -> None:

@@ -31,7 +31,6 @@ from outrider.server.assembly import create_app
 from outrider.server.errors import Problem
 from outrider.server.keys import ApiKey, Caller, RateLimiter
 from outrider.server.models import Models
-from outrider.server.page import page
 from outrider.server.settings import ServeSettings
 
 LOG = logging.getLogger("outrider.server")
@@ -43,8 +42,8 @@ _STALE_S = 30.0
 _MAX_TRIES = 3
 _NO_DIGEST = "0" * 64
 
-Open = Callable[[], tuple[Models, Callable[[], None]]]
-"""Loads what a replica serves, and gives it back with what closes it."""
+Open = Callable[[], Models]
+"""Loads what a replica serves."""
 
 
 class Asked(NamedTuple):
@@ -81,8 +80,8 @@ class Replica:
     def __init__(self, open_models: Open, settings: ServeSettings, board: Any) -> None:
         self._board = board
         self._name = serve.get_replica_context().replica_id.unique_id
-        self._models, self._close = open_models()
-        self._app = create_app(self._models, page=page() if settings.page else None)
+        self._models = open_models()
+        self._app = create_app(self._models, page=settings.page)
         self._telling: asyncio.Task[None] | None = None
 
     async def answer(self, asked: Asked) -> AsyncIterator[list[Message]]:
@@ -130,8 +129,7 @@ class Replica:
 
     async def _tell_often(self) -> None:
         while True:
-            if (metrics := self._models.metrics) is not None:
-                self._board.tell.remote(self._name, metrics.render("")[0].decode())
+            self._board.tell.remote(self._name, self._models.metrics.render("")[0].decode())
             await asyncio.sleep(_TELL_S)
 
     async def check_health(self) -> None:
@@ -140,9 +138,8 @@ class Replica:
             raise RuntimeError("the engine has failed")
 
     def __del__(self) -> None:
-        if hasattr(self, "_close"):
+        if hasattr(self, "_models"):
             self._models.close()
-            self._close()
             with contextlib.suppress(Exception):  # the cluster may be ending
                 ray.get(self._board.leave.remote(self._name), timeout=2)
 
@@ -155,7 +152,6 @@ class Replicas:
         if (cpus := int(ray.cluster_resources().get("CPU", 0))) < least:
             why = f"each takes a CPU of the cluster, and it has {cpus}"
             raise SettingError(f"replicas {least}", why, "Ask for fewer, or add machines.")
-        self._settings = settings
         self._draining = False
         self._board = ray.remote(num_cpus=0)(Board).remote()
         quiet = settings.model_copy(update={"api_key": [], "api_keys": None})
@@ -203,7 +199,7 @@ class Replicas:
         if self._draining:
             why = "the server is shutting down. Try another one."
             raise Problem(503, why, code="draining", retry_after_s=5)
-        if scope["path"] == "/metrics" and self._settings.metrics:
+        if scope["path"] == "/metrics":
             text = merged(await self._board.metrics.remote())
             kind = "text/plain; version=0.0.4; charset=utf-8"
             await Response(text, headers={"content-type": kind})(scope, receive, send)

@@ -1,35 +1,46 @@
-"""Answers and their choices as they grow, the log probabilities of their tokens, and what they took.
-
-An answer is given whole or as a stream. OpenAI's come in chunks, those of typed events in parts.
-"""
+"""From a plan to a response: generations that run together give one answer, whole or as a stream. OpenAI's
+come in chunks, those of typed events in parts."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import groupby
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 from uuid import uuid4
 
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
 from outrider.core.data import Completion, Kind, Piece, Request, Update
+from outrider.core.errors import OutriderError
 from outrider.policy.auto import AutoPolicy
 from outrider.server.apis.plan import GenerationPlan
-from outrider.server.apis.shapes import Json, TextRequest
-from outrider.server.errors import Problem
-from outrider.server.service import Service
+from outrider.server.apis.shapes import GenerationRequest, Json, TextRequest
+from outrider.server.errors import Problem, internal_error, problem_of
+from outrider.server.keys import Caller, TokenUsage
+from outrider.server.models import models_of
+from outrider.server.service import Service, caller_of
+from outrider.server.worker import Job, Outcome
 from outrider.session.readout import read_out
 from outrider.session.speedup import Estimate, estimate_speedup
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
-_MIN_LOGPROB = -9_999.0
+MIN_LOGPROB = -9_999.0
 """OpenAI's value for a token that is next to impossible; JSON has no infinity."""
 _KINDS: tuple[Kind, ...] = ("reasoning", "content", "call")
 _OF_DRAFTERS = ("drafted_tokens", "accepted_tokens", "calls_saved")
+_QUIET_S = 15.0
+"""After this silence a comment is sent, so that no proxy closes the connection."""
 _COUNTS = ("target_calls", "draft_calls", "generated_tokens", "drafted_tokens", "accepted_tokens")
 
 
@@ -51,7 +62,10 @@ class Choice:
     pieces: list[Piece] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_COUNTS, 0)))
+    job: Job = field(init=False)
     queued_s: float = 0.0
+    began_s: float = 0.0
+    """loop time of the first tokens"""
     is_cut: bool = False
     """whether the server ended it because of the request's time limit"""
     is_over: bool = False
@@ -129,8 +143,8 @@ class Answer(ABC):
         return problem.body_at(path)
 
     def sums(self) -> Json:
-        """`usage` in OpenAI's terms, `metrics` in vLLM's, and the `outrider` object (docs/api.md): what
-        speculation did. For several choices its counts are sums, and `choices` has those of each."""
+        """`usage` in OpenAI's terms, and the `outrider` object (docs/api.md): what speculation did. Of
+        several choices its counts are sums, and `choices` has those of each."""
         each = [account_of(choice, self.service.policy) for choice in self.choices]
         completion = self.choices[0].completion
         account = {
@@ -159,8 +173,7 @@ class Answer(ABC):
                 "rejected_prediction_tokens": account["drafted_tokens"] - account["accepted_tokens"],
             },
         }
-        counts = _counts_of_drafts(completion) if len(each) == 1 else None
-        return {"usage": usage, "metrics": {"speculative_decoding": counts}, "outrider": account}
+        return {"usage": usage, "outrider": account}
 
 
 class PartedAnswer(Answer):
@@ -193,8 +206,8 @@ class PartedAnswer(Answer):
         if choice.is_over:
             yield from self._end()
 
-    # What an API's answer is made of: the whole one, when its parts are complete, and the events that begin a
-    # part with its first piece, add to the last part, end it if it is open, and end the answer.
+    # The whole answer, when its parts are complete, and the events that begin a part with its first piece,
+    # add to the last part, end it if it is open, and end the answer.
 
     @abstractmethod
     def _whole(self) -> Json: ...
@@ -220,9 +233,7 @@ class ChunkedAnswer(Answer):
 
     def __init__(self, service: Service, body: TextRequest, plan: GenerationPlan) -> None:
         super().__init__(service, plan)
-        options = body.stream_options
-        self._with_usage = bool(options and options.include_usage)
-        self._with_usage_so_far = bool(self._with_usage and options and options.continuous_usage_stats)
+        self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._num_open = len(self.choices)
         self._head = {
             "id": f"{self.id_prefix}{self.id}",
@@ -245,39 +256,31 @@ class ChunkedAnswer(Answer):
         if choice.is_over:
             self._num_open -= 1
             chunk = self._chunk(choice, self.nothing, finish_reason=choice.finish_reason)
-            if self._num_open:
+            sums: Json = {} if self._num_open else self.sums()
+            if self._with_usage:
                 yield chunk
-            elif self._with_usage:
-                yield chunk
-                yield {**self._head, "choices": [], **self.sums()}
+                if sums:
+                    yield {**self._head, "choices": [], **sums}
             else:
-                sums = self.sums()
-                yield chunk | {"metrics": sums["metrics"], "outrider": sums["outrider"]}
+                yield chunk | {name: sums[name] for name in sums if name != "usage"}
 
     def _chunk(
         self, choice: Choice, delta: Any, pieces: Sequence[Piece] = (), finish_reason: str | None = None
     ) -> Json:
         chunk = {**self._head, "choices": [self._entry(choice, delta, pieces, finish_reason)]}
-        if not self._with_usage:
-            return chunk
-        return chunk | {"usage": self._usage_so_far() if self._with_usage_so_far else None}
+        return chunk | {"usage": None} if self._with_usage else chunk
 
-    def _usage_so_far(self) -> dict[str, int]:
-        prompt = sum(len(one.request.prompt) for one in self.choices[:: self.plan.choices_per_prompt])
-        answer = sum(one.counts["generated_tokens"] for one in self.choices)
-        return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+    # The entries of `choices` in the whole answer and in a chunk that has these pieces; and the deltas for
+    # pieces, as few as possible, with the pieces of each.
 
     @abstractmethod
-    def _whole(self, choice: Choice) -> Json:
-        """The entry of `choices` in the whole answer."""
-
+    def _whole(self, choice: Choice) -> Json: ...
     @abstractmethod
-    def _deltas(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[tuple[Any, Sequence[Piece]]]:
-        """The deltas for these pieces, as few as possible, and the pieces of each."""
-
+    def _entry(
+        self, choice: Choice, delta: Any, pieces: Sequence[Piece], finish_reason: str | None
+    ) -> Json: ...
     @abstractmethod
-    def _entry(self, choice: Choice, delta: Any, pieces: Sequence[Piece], finish_reason: str | None) -> Json:
-        """The entry of `choices` in a chunk that has these pieces."""
+    def _deltas(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[tuple[Any, Sequence[Piece]]]: ...
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:
@@ -306,7 +309,7 @@ def logprobs_of(
     def entry(token: int, logprob: float) -> Json:
         spelled = service.spelled(token)
         text = spelled.decode("utf-8", errors="replace")
-        found = {"token": text, "logprob": finite(logprob), "bytes": list(spelled)}
+        found = {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": list(spelled)}
         return {"id": token, **found} if with_ids else found
 
     return [
@@ -324,11 +327,6 @@ def parsed_arguments(text: str) -> Json | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
-
-
-def finite(logprob: float) -> float:
-    """A log probability as JSON has it."""
-    return max(logprob, _MIN_LOGPROB)
 
 
 def account_of(choice: Choice, policy: AutoPolicy | None) -> Json:
@@ -363,24 +361,6 @@ def account_of(choice: Choice, policy: AutoPolicy | None) -> Json:
     }
 
 
-def _counts_of_drafts(completion: Completion) -> Json | None:
-    """What became of drafts, as vLLM says it: of the steps that had one. None where none had."""
-    steps = [record for record in completion.records if record.kind == "decode" and len(record.draft)]
-    if not steps:
-        return None
-    drafted = [len(record.draft) for record in steps]
-    accepted = [record.num_accepted for record in steps]
-    return {
-        "mean_acceptance_length": 1 + sum(accepted) / len(steps),
-        "draft_acceptance_rate": sum(accepted) / sum(drafted),
-        "acceptance_histogram": [accepted.count(number) for number in range(max(drafted) + 1)],
-        "num_spec_steps": len(steps),
-        "num_accepted_draft_tokens": sum(accepted),
-        "num_draft_tokens": sum(drafted),
-        "num_spec_tokens": max(drafted),
-    }
-
-
 def _together(each: Sequence[Json]) -> Json:
     """Several choices as one: counts are sums, times the longest, for the choices ran side by side."""
     first, drafters = each[0], dict[str, Counter[str]]()
@@ -404,3 +384,168 @@ def estimate_of(completion: Completion, policy: AutoPolicy | None) -> tuple[Esti
     if policy is None:
         return None, "what calls cost is not measured under this policy"
     return estimate_speedup(completion.records, policy)
+
+
+# Generations and responses
+
+_Body = TypeVar("_Body", bound=GenerationRequest)
+
+
+@dataclass(slots=True)
+class Generations:
+    """The running generations of one answer. Closing `stack` cancels them; what they generated counts against
+    the caller's limits. After `max_decode_s` a choice ends once it has begun a new line."""
+
+    service: Service
+    caller: Caller
+    stack: ExitStack
+    max_decode_s: float | None
+    outcomes: asyncio.Queue[tuple[Choice, Outcome]] = field(default_factory=asyncio.Queue)
+    num_open: int = 0
+
+    async def start(self, choice: Choice) -> None:
+        """Submit a choice's request. Raises Problem, and the engine's errors."""
+        request = choice.request
+        room = self.service.context_tokens - len(request.prompt)
+        longest = room if request.max_tokens is None else min(request.max_tokens, room)
+        used = self.stack.enter_context(self.caller.reserved(len(request.prompt), longest))
+        job = await self.service.worker.submit(request, partial(self._take, choice, used))
+        self.stack.callback(self.service.worker.cancel, job)
+        choice.job, choice.request = job, job.request
+        used.prompt_tokens = len(job.request.prompt)
+        self.num_open += 1
+
+    def _take(self, choice: Choice, used: TokenUsage, job: Job, outcome: Outcome) -> None:
+        """Count the tokens of a generation, also after its client has left."""
+        if isinstance(outcome, Update):
+            used.completion_tokens += len(outcome.record.tokens)
+        elif isinstance(outcome, Completion):
+            choice.queued_s = job.queued_s
+            estimate, _ = estimate_of(outcome, self.service.policy)
+            speedup, key = estimate.speedup if estimate else None, self.caller.name
+            self.service.metrics.observe_request(outcome, queued_s=job.queued_s, key=key, speedup=speedup)
+        self.outcomes.put_nowait((choice, outcome))
+
+    async def next(self) -> tuple[Choice, Update | Completion]:
+        """The next update or completion of a choice. Raises Problem for a generation that failed or was
+        broken off."""
+        choice, outcome = await self.outcomes.get()
+        if isinstance(outcome, Update):
+            if outcome.error is not None:
+                raise problem_of(outcome.error)
+            now_s = asyncio.get_running_loop().time()
+            choice.began_s = choice.began_s or now_s
+            is_late = self.max_decode_s is not None and now_s - choice.began_s > self.max_decode_s
+            if is_late and "\n" in choice.content and not choice.is_cut:
+                choice.is_cut = True
+                self.service.worker.cancel(choice.job)
+            return choice, outcome
+        broken_off = self.service.worker.state().draining
+        if isinstance(outcome, Completion):
+            broken_off = outcome.finish_reason == "cancelled" and not choice.is_cut
+        if broken_off:
+            message = "the server is shutting down and stopped this answer. Try again later."
+            raise Problem(503, message, code="cancelled", retry_after_s=5)
+        if isinstance(outcome, OutriderError):
+            raise problem_of(outcome)
+        self.num_open -= 1
+        return choice, outcome
+
+
+async def answer(
+    request: HttpRequest,
+    body: _Body,
+    plan: Callable[[Service, _Body, str], GenerationPlan],
+    make: Callable[[Service, _Body, GenerationPlan], Answer],
+) -> Response:
+    """The response to a request: a JSON object, or a stream. `plan` gets the caller's cache namespace, `make`
+    makes the answer. Raises Problem and OutriderError."""
+    caller = caller_of(request)
+    async with models_of(request).serving(body.model) as service:
+        planned, notices = await service.noticed(partial(plan, service, body, caller.namespace))
+        result = make(service, body, planned)
+        result.notices = notices
+        with ExitStack() as stack:
+            running = Generations(service, caller, stack, planned.max_decode_s)
+            for choice in result.choices:
+                await running.start(choice)
+            if body.stream:
+                return EventStream(
+                    _events(service, running, result, request.url.path),
+                    result.media_type,
+                    stack.pop_all().close,
+                )
+            leaving = asyncio.create_task(_end_when_left(request, stack))
+            try:
+                while running.num_open:
+                    choice, outcome = await running.next()
+                    choice.take(outcome)
+                return JSONResponse(result.whole())
+            except Problem:
+                if not leaving.done():
+                    raise
+                return Response(status_code=499)
+            finally:
+                leaving.cancel()
+
+
+async def _end_when_left(request: HttpRequest, stack: ExitStack) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    stack.close()
+
+
+async def _events(service: Service, running: Generations, result: Answer, path: str) -> AsyncIterator[bytes]:
+    frame = _event if result.media_type == EVENTS else _line
+    for data in result.first():
+        yield frame(data)
+    clock = asyncio.get_running_loop().time
+    sent_s = clock()
+    try:
+        while running.num_open:
+            try:
+                async with asyncio.timeout_at(sent_s + _QUIET_S):
+                    choice, outcome = await running.next()
+            except TimeoutError:
+                if frame is _event:
+                    yield b": waiting\n\n"
+                sent_s = clock()
+                continue
+            for data in result.next(choice, choice.take(outcome)):
+                yield frame(data)
+                sent_s = clock()
+    except Exception as error:
+        problem = error if isinstance(error, Problem) else internal_error("the server failed.")
+        service.metrics.observe_error(problem.status, problem.code)
+        yield frame(result.failed(problem, path))
+        if problem is not error:
+            raise
+        return
+    if result.done:
+        yield f"data: {result.done}\n\n".encode()
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    """One server-sent event; a typed one has its type as its name."""
+    name = f"event: {data['type']}\n" if "type" in data else ""
+    return name.encode() + b"data: " + _line(data) + b"\n"
+
+
+def _line(data: dict[str, Any]) -> bytes:
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return f"{text}\n".encode(errors="replace")
+
+
+class EventStream(StreamingResponse):
+    """A stream; `close` is called when it has ended, for whatever reason."""
+
+    def __init__(self, events: AsyncIterator[bytes], media_type: str, close: Callable[[], None]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type=media_type, headers=headers)
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._close()

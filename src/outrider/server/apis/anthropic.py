@@ -10,31 +10,16 @@ from pydantic import Field, Tag, model_validator
 from starlette.responses import Response
 
 from outrider.core.data import Piece
-from outrider.core.notices import notify
 from outrider.server.apis import shapes
-from outrider.server.apis.answers import PartedAnswer, parsed_arguments
+from outrider.server.apis.answers import PartedAnswer, answer, parsed_arguments
 from outrider.server.apis.chat import ChatRequest, fitting_effort, plan_chat
-from outrider.server.apis.generation import EVENTS_TOO, answer
 from outrider.server.apis.plan import GenerationPlan
-from outrider.server.apis.shapes import OF_CHAT, Json, Many, Shape, text_of, unsupported
+from outrider.server.apis.shapes import Json, Many, Shape, TextPart, text_of, unsupported
 from outrider.server.errors import renamed_fields
 from outrider.server.models import models_of
 from outrider.server.service import Service
 
 router = APIRouter(tags=["text"])
-
-
-class TextBlock(Shape):
-    """Text."""
-
-    ignored: ClassVar = frozenset({"citations"})
-
-    type: Literal["text"]
-    text: str
-
-
-class _Block(Shape):
-    ignored: ClassVar = frozenset({"citations", "caller"})
 
 
 if TYPE_CHECKING:
@@ -43,15 +28,15 @@ else:
     # A signature is not checked; redacted thoughts, which only another server can read, are left out. What an
     # error returned is given to the model as an error's text.
     Block = shapes.variants(
-        _Block,
+        Shape,
         "text, thinking, tool_use and tool_result",
         text={"text": str},
-        thinking={"thinking": str, "signature": str | None},
+        thinking={"thinking": str},
         redacted_thinking={"data": str},
         tool_use={"id": str, "name": shapes.Text, "input": Json},
         tool_result={
             "tool_use_id": str,
-            "content": str | Many[TextBlock] | None,
+            "content": str | Many[TextPart] | None,
             "is_error": bool | None,
         },
     )
@@ -73,8 +58,6 @@ class TurnOutput(Shape):
 class Turn(Shape):
     """One turn of the conversation. A system turn may end with the next user's (`clear_at`); its
     `output_config` is for the answers after it."""
-
-    ignored: ClassVar = frozenset({"id"})
 
     role: Literal["user", "assistant", "system"]
     content: str | Many[Block] | None = None
@@ -102,8 +85,6 @@ class Turn(Shape):
 class CustomTool(Shape):
     """A tool that the model may call; `input_schema` is a JSON schema of its arguments."""
 
-    ignored: ClassVar = frozenset({"eager_input_streaming", "input_examples", "defer_loading"})
-
     type: Literal["custom"] | None = None
     name: shapes.ToolName
     description: str | None = None
@@ -129,8 +110,6 @@ class Thinking(Shape):
     """Whether the model thinks before it answers, where its template knows that. Thoughts are given as they
     are; after `budget_tokens` their end is forced."""
 
-    ignored: ClassVar = frozenset({"display"})
-
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
 
@@ -148,29 +127,11 @@ class OutputConfig(TurnOutput):
     format: OutputSchema | None = None
 
 
-class ContextManagement(Shape):
-    """What to leave out of a long conversation. Nothing is left out, and notices say so."""
-
-    edits: Many[Json] | None = None
-
-
 class CountTokensRequest(shapes.GenerationRequest):
     """A conversation whose tokens are to be counted: a request for a message without `max_tokens`."""
 
-    refused: ClassVar = shapes.REFUSED | {
-        "container": "this server runs no code. Leave it out",
-        "mcp_servers": "this server calls no others. Leave it out",
-        "output_format": "it is called output_config.format now. Use that",
-        "stop": f"{OF_CHAT}stop_sequences",
-        "response_format": f"{OF_CHAT}output_config.format",
-        "max_completion_tokens": f"{OF_CHAT}max_tokens",
-        "reasoning_effort": f"{OF_CHAT}output_config.effort",
-        "stream_options": "a stream always ends with its usage. Leave it out",
-    }
-    ignored: ClassVar = shapes.GenerationRequest.ignored | {"inference_geo", "metadata", "service_tier"}
-
     messages: Annotated[Many[Turn], Field(min_length=1)]
-    system: str | Many[TextBlock] | None = None
+    system: str | Many[TextPart] | None = None
     tools: (
         shapes.ToolsOf[
             Annotated[Annotated[CustomTool, Tag("own")] | shapes.Other, shapes.own_or_other("custom")]
@@ -181,8 +142,6 @@ class CountTokensRequest(shapes.GenerationRequest):
     stop_sequences: shapes.StopTexts | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    context_management: ContextManagement | None = None
-    metadata: Any = None
 
 
 class MessagesRequest(CountTokensRequest):
@@ -191,7 +150,7 @@ class MessagesRequest(CountTokensRequest):
     max_tokens: shapes.MaxTokens
 
 
-@router.post("/v1/messages", responses=EVENTS_TOO)
+@router.post("/v1/messages")
 async def messages(body: MessagesRequest, request: Request) -> Response:
     """Continue a conversation, as Anthropic's API; with `stream`, as typed events."""
     return await answer(request, body, plan_message, MessageAnswer)
@@ -209,7 +168,6 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> Any:
 
 _NAMES = {
     "response_format": "output_config.format",
-    "max_completion_tokens": "max_tokens",
     "reasoning_effort": "output_config.effort",
     "reasoning_budget": "thinking.budget_tokens",
     "stop": "stop_sequences",
@@ -224,15 +182,11 @@ _MODES = {"auto": "auto", "any": "required", "none": "none"}
 
 def plan_message(service: Service, body: CountTokensRequest, namespace: str) -> GenerationPlan:
     """The engine request. Raises Problem, in terms of this API's fields."""
-    edits = body.context_management.edits if body.context_management else None
-    if any(edit.get("keep") not in ("all", {"type": "all"}) for edit in edits or ()):
-        notify("context_management: the conversation is not shortened here, all of it is read")
     with renamed_fields(_NAMES):
         return plan_chat(service, _as_chat(service, body), namespace)
 
 
 def _as_chat(service: Service, body: CountTokensRequest) -> ChatRequest:
-    """The same request as one for a chat completion."""
     choice, form = body.tool_choice, body.output_config.format if body.output_config else None
     tools = [
         shapes.function_tool(
@@ -244,13 +198,13 @@ def _as_chat(service: Service, body: CountTokensRequest) -> ChatRequest:
     if choice is not None:
         mode = shapes.function_tool(name=choice.name) if choice.name else _MODES[choice.type]
     return ChatRequest.of(
-        **body.sampling() | {"stop": body.stop_sequences or None},
+        **body.sampling() | ({"stop": body.stop_sequences} if body.stop_sequences else {}),
         model=body.model,
         messages=[
             *_system(body),
             *(message for turn in _shown(body.messages) for message in _messages(turn)),
         ],
-        max_completion_tokens=getattr(body, "max_tokens", None),
+        max_tokens=getattr(body, "max_tokens", None),
         tools=tools,
         tool_choice=mode,
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
@@ -262,7 +216,6 @@ def _as_chat(service: Service, body: CountTokensRequest) -> ChatRequest:
 
 
 def _effort(service: Service, body: CountTokensRequest) -> shapes.Effort | None:
-    """How much the model is to think, where its template knows that."""
     outputs: list[TurnOutput | None] = [body.output_config, *(turn.output_config for turn in body.messages)]
     efforts = [output.effort for output in outputs if output and output.effort]
     thinking, wanted = body.thinking, efforts[-1] if efforts else None
@@ -362,7 +315,6 @@ class MessageAnswer(PartedAnswer):
 
     @property
     def _stop(self) -> Json:
-        """Why the answer ended."""
         reason, stop = _STOP_REASONS[self._choice.finish_reason], self._choice.completion.stop
         if reason == "end_turn" and stop is not None:
             reason = "stop_sequence"

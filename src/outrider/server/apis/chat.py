@@ -20,12 +20,10 @@ from outrider.core.errors import InputError
 from outrider.core.notices import notify
 from outrider.formats import Named, ToolChoice, ToolSpec
 from outrider.server.apis import plan, shapes
-from outrider.server.apis.answers import Choice, ChunkedAnswer, joined, logprobs_of
-from outrider.server.apis.generation import EVENTS_TOO, answer
+from outrider.server.apis.answers import Choice, ChunkedAnswer, answer, joined, logprobs_of
 from outrider.server.apis.shapes import Json, Many, Message, Tool, tool_call
-from outrider.server.errors import Problem, invalid_field, problem_of
-from outrider.server.models import models_of
-from outrider.server.service import Service, caller_of
+from outrider.server.errors import invalid_field, problem_of
+from outrider.server.service import Service
 
 router = APIRouter(tags=["text"])
 
@@ -33,57 +31,27 @@ router = APIRouter(tags=["text"])
 class ChatRequest(shapes.TextRequest, shapes.ReasoningFields):
     """A conversation to be continued."""
 
-    refused: ClassVar = shapes.REFUSED
-    # continue_final_message says whether a turn begins.
-    ignored: ClassVar = shapes.TextRequest.ignored | {"add_generation_prompt"}
-    renamed: ClassVar = dict.fromkeys(("n_predict", "num_predict"), "max_tokens") | shapes.BUDGET_NAMES
+    renamed: ClassVar = dict.fromkeys(("max_completion_tokens", "n_predict", "num_predict"), "max_tokens")
 
     messages: Annotated[Many[Message], Field(min_length=1)]
     max_tokens: shapes.MaxTokens | None = None
-    max_completion_tokens: shapes.MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: shapes.NumLogprobs | None = None
     tools: shapes.Tools | None = None
     tool_choice: shapes.ToolMode | Tool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: shapes.Effort | None = None
-    chat_template_kwargs: Annotated[Json | None, shapes.few(64)] = None
+    chat_template_kwargs: Annotated[Json, Field(max_length=64)] | None = None
     """variables for the model's chat template"""
     continue_final_message: bool | None = None
     """The last message is the assistant's, and the answer goes on where it ends."""
-    modalities: Annotated[
-        Many[Literal["text"]] | None,
-        shapes.only((["text"], []), 'this server writes text only. Use ["text"], or leave it out'),
-    ] = None
-    verbosity: shapes.Verbosity | None = None
+    modalities: Many[Literal["text"]] | None = None
 
 
-@router.post("/v1/chat/completions", responses=EVENTS_TOO)
+@router.post("/v1/chat/completions")
 async def chat(body: ChatRequest, request: Request) -> Response:
     """Continue a conversation; with `stream`, as server-sent events."""
     return await answer(request, body, plan_chat, ChatAnswer)
-
-
-class ControlRequest(shapes.Body):
-    """An action on a running answer; `id` is its own, or the X-Request-Id of its request."""
-
-    id: Annotated[str, Field(min_length=1, max_length=128)]
-    action: Literal["reasoning_end"]
-    model: str | None = None
-
-
-@router.post("/v1/chat/completions/control")
-async def control(body: ControlRequest, request: Request) -> Any:
-    """End the reasoning of a running answer: a chat, a response or a message."""
-    caller, names = caller_of(request).name, {body.id, body.id.rpartition("-")[2].rpartition("_")[2]}
-    services = models_of(request).services()
-    running = [service.thinking.get((caller, name)) for service in services for name in names]
-    if not any(running):
-        why = "no running answer that reasons has it. Give its id, or the X-Request-Id of its request."
-        raise Problem(404, f"id: {why}", code="not_found", param="id")
-    for end in filter(None, running):
-        end()
-    return {"success": True}
 
 
 # The plan
@@ -95,21 +63,18 @@ _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token"
 
 def plan_chat(service: Service, body: ChatRequest, namespace: str) -> plan.GenerationPlan:
     """The engine requests for a chat request. Raises Problem."""
-    plan.check_choices(service.settings, body.n or 1, "n")
     tools, choice = _tools(body)
-    if body.verbosity not in (None, "medium"):
-        notify("verbosity: it is not enforced")
     text = rendered(service, body)
     prompt = "".join(service.controls.split(text))
     grammar = _grammar(service, body, tools, choice, prompt)
     tokens = service.check_prompt(tokens_of(service, text), "messages")
-    max_tokens = _max_tokens(service, body)
+    max_tokens = plan.answer_tokens(service.settings, body.max_tokens, None, "max_tokens")
     room = min(max_tokens or service.context_tokens, service.context_tokens - len(tokens))
     must_call = choice not in ("none", "auto")
     asked = EngineRequest(
         tokens,
         max_tokens=max_tokens,
-        logprobs=_logprobs(body),
+        logprobs=(body.top_logprobs or 0) if body.logprobs or body.top_logprobs else None,
         grammar=grammar,
         scope=namespace,
         visible=service.format.visible,
@@ -152,7 +117,6 @@ def rendered(service: Service, body: ChatRequest) -> str:
 
 
 def _tools(body: ChatRequest) -> tuple[list[ToolSpec], ToolChoice]:
-    """The tools of a request, and whether they may or must be called."""
     functions = [tool.function for tool in shapes.served_tools(body.tools)]
     tools = [ToolSpec(f.name, f.description or "", f.parameters or {}, bool(f.strict)) for f in functions]
     names, asked = [tool.name for tool in tools], body.tool_choice
@@ -208,12 +172,10 @@ def tokens_of(service: Service, text: str) -> list[int]:
 
 
 def _knows(service: Service, name: str) -> bool:
-    """Whether the template reads a variable."""
     return service.template is not None and name in service.template.source
 
 
 def _variables(service: Service, body: ChatRequest) -> Json:
-    """Further variables of the template."""
     variables = dict(body.chat_template_kwargs or {})
     if taken := sorted(_RESERVED & variables.keys()):
         raise invalid_field(f"chat_template_kwargs.{taken[0]}", "the server sets it. Leave it out.")
@@ -265,8 +227,7 @@ def _thought(
 def _grammar(
     service: Service, body: ChatRequest, tools: Sequence[ToolSpec], choice: ToolChoice, prompt: str
 ) -> Grammar | None:
-    """The compiled grammar of the answer."""
-    content, field = plan.grammar_of(body, service.settings)
+    content, field = plan.grammar_of(body)
     if choice == "none":
         limit = service.format.grammar((), choice, parallel=True, prompt=prompt, content=content)
         if limit is not None:
@@ -278,7 +239,7 @@ def _grammar(
     if content is not None:
         plan.compile_grammar(service, body, content, field)  # what is wrong with it is said of its own field
     size = sum(len(json.dumps(tool.parameters)) for tool in tools)
-    plan.check_schema(service.settings, size, "tools")
+    plan.check_schema(size, "tools")
     try:
         grammar = service.format.grammar(
             tools,
@@ -294,23 +255,6 @@ def _grammar(
     if grammar is not None:
         service.compile(grammar, "tools")
     return grammar
-
-
-def _max_tokens(service: Service, body: ChatRequest) -> int | None:
-    newer, older = body.max_completion_tokens, body.max_tokens
-    if newer is not None and older is not None and newer != older:
-        why = f"{older} is not max_completion_tokens, {newer}. Leave one of them out."
-        raise invalid_field("max_tokens", why)
-    field = "max_tokens" if newer is None else "max_completion_tokens"
-    return plan.answer_tokens(service.settings, older if newer is None else newer, None, field)
-
-
-def _logprobs(body: ChatRequest) -> int | None:
-    if body.logprobs:
-        return body.top_logprobs or 0
-    if body.top_logprobs:
-        raise invalid_field("top_logprobs", "logprobs is not true. Set it, or leave top_logprobs out.")
-    return None
 
 
 # The answer
@@ -342,7 +286,7 @@ class ChatAnswer(ChunkedAnswer):
             "index": choice.index,
             "message": message,
             "finish_reason": choice.finish_reason,
-            "logprobs": self._logprobs(choice.pieces) if self.plan.has_logprobs else None,
+            "logprobs": None if choice.request.logprobs is None else self._logprobs(choice.pieces),
         }
 
     def _deltas(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[tuple[Any, Sequence[Piece]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -16,8 +16,7 @@ from outrider.core.data import Request as EngineRequest
 from outrider.core.errors import InputError
 from outrider.models.infill import Infill
 from outrider.server.apis import plan, shapes
-from outrider.server.apis.answers import Choice, ChunkedAnswer, finite, joined
-from outrider.server.apis.generation import EVENTS_TOO, answer
+from outrider.server.apis.answers import MIN_LOGPROB, Choice, ChunkedAnswer, answer, joined
 from outrider.server.apis.shapes import Json, Many, Text, Tokens
 from outrider.server.errors import invalid_field, problem_of
 from outrider.server.service import Service
@@ -25,6 +24,7 @@ from outrider.server.service import Service
 router = APIRouter(tags=["text"])
 
 _OPENAI_MAX_TOKENS = 16
+_MAX_PROMPTS = 128
 
 Prompt = str | list[int | str]
 """text, or tokens; llama-server's prompts may mix both"""
@@ -34,10 +34,6 @@ class CompletionRequest(shapes.TextRequest):
     """Texts to be continued as they stand, without a chat template."""
 
     renamed: ClassVar = dict.fromkeys(("max_completion_tokens", "n_predict", "num_predict"), "max_tokens")
-    refused: ClassVar = shapes.REFUSED | {
-        "prompt_embeds": "prompts are text or tokens. Leave it out",
-        "use_beam_search": "beam search is not supported. Leave it out",
-    }
 
     prompt: (
         Text
@@ -47,15 +43,14 @@ class CompletionRequest(shapes.TextRequest):
     )
     suffix: str | None = None
     """what follows the text that is asked for, with a model that can fill in a middle"""
-    best_of: shapes.NumChoices | None = None
-    """only as many as `n`: all that are generated are returned"""
-    echo: bool | None = None
+    best_of: Literal[1] | None = None
+    echo: Literal[False] | None = None
     max_tokens: shapes.MaxTokens | None = None
     """16 unless the server is set otherwise, as OpenAI's; -1: no limit"""
     logprobs: shapes.NumLogprobs | None = None
 
 
-@router.post("/v1/completions", responses=EVENTS_TOO)
+@router.post("/v1/completions")
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue texts as they stand; with `stream`, as server-sent events."""
     return await answer(request, body, plan_completions, CompletionAnswer)
@@ -66,13 +61,6 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 def plan_completions(service: Service, body: CompletionRequest, namespace: str) -> plan.GenerationPlan:
     """The engine requests: the choices of the first prompt, then those of the second. Raises Problem."""
-    if body.echo and body.logprobs is not None:
-        why = "the prompt has no log probabilities here. Leave echo or logprobs out."
-        raise invalid_field("echo", why, code="unsupported")
-    number = body.n or 1
-    if body.best_of is not None and body.best_of != number:
-        why = f"all answers are returned, so it can only be n, which is {number}. Leave it out."
-        raise invalid_field("best_of", why, code="unsupported")
     given = prompts_of(body.prompt)
     max_tokens = plan.answer_tokens(service.settings, body.max_tokens, _OPENAI_MAX_TOKENS, "max_tokens")
     prompts = [_with_suffix(service, prompt, body.suffix, max_tokens) for prompt in given]
@@ -83,8 +71,7 @@ def plan_completions(service: Service, body: CompletionRequest, namespace: str) 
         scope=namespace,
         from_text=all(isinstance(prompt, str) for prompt in given),
     )
-    echoed = [_echo(service, prompt) if body.echo else "" for prompt in given for _ in range(number)]
-    return plan_texts(service, body, asked, prompts, tuple(echoed))
+    return plan_texts(service, body, asked, prompts)
 
 
 def plan_texts(
@@ -92,15 +79,12 @@ def plan_texts(
     body: shapes.TextRequest,
     asked: EngineRequest,
     prompts: Sequence[tuple[int, ...]],
-    echoes: tuple[str, ...] = (),
 ) -> plan.GenerationPlan:
     """The engine requests for texts after these prompts, in order. Raises Problem."""
-    number = body.n or 1
-    plan.check_choices(service.settings, number * len(prompts), "n" if number > 1 else "prompt")
-    grammar, field = plan.grammar_of(body, service.settings)
+    grammar, field = plan.grammar_of(body)
     if grammar is not None:
         plan.compile_grammar(service, body, grammar, field)
-    return plan.plan_of(service, body, replace(asked, grammar=grammar), prompts, echoes)
+    return plan.plan_of(service, body, replace(asked, grammar=grammar), prompts)
 
 
 def prompts_of(given: str | Sequence[int | str | list[int] | list[int | str]]) -> list[Prompt]:
@@ -108,6 +92,8 @@ def prompts_of(given: str | Sequence[int | str | list[int] | list[int | str]]) -
     Problem."""
     if isinstance(given, str):
         return [given]
+    if len(given) > _MAX_PROMPTS and not isinstance(given[0], int):
+        raise invalid_field("prompt", f"it has more than {_MAX_PROMPTS} prompts. Send them in parts.")
     if any(isinstance(part, int) for part in given):
         if any(isinstance(part, list) for part in given):
             raise invalid_field("prompt", "tokens and lists are mixed in it. Give a list of lists, or one.")
@@ -145,12 +131,6 @@ def _with_suffix(
     return infill_prompt(service, prompt, suffix, field="suffix", max_tokens=max_tokens)
 
 
-def _echo(service: Service, prompt: Prompt) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return "".join(part if isinstance(part, str) else service.text_of([part]) for part in prompt)
-
-
 # Prompts of a model that fills in the middle, as long as the context has room for
 
 _REPOSITORY = "repository\n"
@@ -172,16 +152,9 @@ def infill_prompt(
 ) -> tuple[int, ...]:
     """The tokens of a prompt for the text between two others. What does not fit is cut far from the gap.
 
-    Args:
-        service: Whose model fills the gap.
-        before: The text before the gap.
-        after: The text after the gap.
-        field: The request's field that a Problem names.
-        begun: How the text of the gap begins.
-        files: Names and texts of other files; the last ones that fit are taken whole.
-        max_tokens: How long the answer may get.
-
-    Raises Problem where the model cannot do it, or nothing has room.
+    `field` is the request's field that a Problem names, `begun` how the text of the gap begins. Of `files`
+    (names and texts) the last ones that fit are taken whole. Raises Problem where the model cannot do it, or
+    nothing has room.
     """
     tokens = service.infill
     if tokens is None:
@@ -189,9 +162,8 @@ def infill_prompt(
         raise invalid_field(field, why, code="unsupported")
     start = service.vocabulary.tokenize("", add_special=True)[:1]
     middle = _tokens(service, begun)
-    most = min(service.context_tokens - 1, service.settings.max_prompt_tokens or service.context_tokens)
     answer = max_tokens or max(service.context_tokens // 8, _MIN_ANSWER)
-    room = min(most, service.context_tokens - answer) - len(start) - len(middle) - 3
+    room = service.context_tokens - answer - len(start) - len(middle) - 3
     if room < 1:
         return service.check_prompt([0] * (service.context_tokens + max(1 - room, 0)), field)
     suffix = _tokens(service, after[: service.max_characters])
@@ -238,16 +210,10 @@ class CompletionAnswer(ChunkedAnswer):
 
     def __init__(self, service: Service, body: CompletionRequest, planned: plan.GenerationPlan) -> None:
         super().__init__(service, body, planned)
-        self._logprobs = [_Logprobs(service, len(echo)) for echo in planned.echoes]
-
-    def first(self) -> Iterator[Json]:
-        for choice, echo in zip(self.choices, self.plan.echoes, strict=True):
-            if echo:
-                yield self._chunk(choice, echo)
+        self._logprobs = [_Logprobs(service) for _ in self.choices]
 
     def _whole(self, choice: Choice) -> Json:
-        text = self.plan.echoes[choice.index] + choice.content
-        return self._entry(choice, text, choice.pieces, choice.finish_reason)
+        return self._entry(choice, choice.content, choice.pieces, choice.finish_reason)
 
     def _deltas(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[tuple[Any, Sequence[Piece]]]:
         del choice
@@ -261,12 +227,12 @@ class CompletionAnswer(ChunkedAnswer):
 
 
 class _Logprobs:
-    """The `logprobs` of a completion whose text has `position` characters so far."""
+    """The `logprobs` of a completion, whose offsets go on from those before."""
 
-    def __init__(self, service: Service, position: int) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._position = position
+        self._position = 0
 
     def of(self, scored: Sequence[TokenLogprob]) -> Json:
         """The log probabilities of the next tokens."""
@@ -276,13 +242,13 @@ class _Logprobs:
             self._position += len(self._decoder.decode(self._service.vocabulary.piece(one.token)))
         return {
             "tokens": [self._name(one.token) for one in scored],
-            "token_logprobs": [finite(one.logprob) for one in scored],
+            "token_logprobs": [max(one.logprob, MIN_LOGPROB) for one in scored],
             "top_logprobs": [self._top(one) for one in scored],
             "text_offset": offsets,
         }
 
     def _top(self, one: TokenLogprob) -> dict[str, float]:
-        names = {self._name(token): finite(logprob) for token, logprob in reversed(one.top)}
+        names = {self._name(token): max(logprob, MIN_LOGPROB) for token, logprob in reversed(one.top)}
         return dict(reversed(names.items()))
 
     def _name(self, token: int) -> str:

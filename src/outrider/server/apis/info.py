@@ -13,15 +13,11 @@ from outrider.server.apis.chat import render, tokens_of
 from outrider.server.apis.shapes import Body, Json, Many, Message, Token
 from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.models import models_of
-from outrider.server.page import Page
+from outrider.server.page import page
 from outrider.server.service import Service
 
 router = APIRouter()
-several_router = APIRouter(tags=["models"])
-"""for servers with several models"""
-open_router = APIRouter()
-"""needs no key"""
-metrics_router = APIRouter(tags=["state"])
+page_router = APIRouter()
 
 _MAX_CHARACTERS = 1_000_000
 """of a text for /tokenize, which take seconds"""
@@ -46,7 +42,6 @@ class TokenizeRequest(Body):
     add_special: bool | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
-    return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(Body):
@@ -90,8 +85,6 @@ def _tokenize(service: Service, body: TokenizeRequest) -> Json:
     found: Json = {"tokens": tokens, "count": len(tokens), "max_model_len": service.context_tokens}
     if body.with_pieces:
         found["tokens"] = [{"id": token, "piece": _piece(service.spelled(token))} for token in tokens]
-    if body.return_token_strs:
-        found["token_strs"] = [service.spelled(token).decode("utf-8", errors="replace") for token in tokens]
     return found
 
 
@@ -132,26 +125,6 @@ async def show_model(model: str, request: Request) -> Any:
     return models_of(request).card(model)
 
 
-class ModelRequest(Body):
-    """A model, by its name."""
-
-    model: str
-
-
-@several_router.post("/models/load")
-async def load(body: ModelRequest, request: Request) -> Any:
-    """Load a model before the first request for it; for keys with admin = true."""
-    async with models_of(request).serving(body.model):
-        return {"success": True}
-
-
-@several_router.post("/models/unload")
-async def unload(body: ModelRequest, request: Request) -> Any:
-    """Unload a model that has no requests; for keys with admin = true."""
-    await models_of(request).unload(body.model)
-    return {"success": True}
-
-
 @router.get("/outrider/status", tags=["state"])
 async def status(request: Request, model: str | None = None) -> Any:
     """A model, its drafters, and the seconds of a call over 1 to 32 tokens, where they are known."""
@@ -182,8 +155,8 @@ async def status(request: Request, model: str | None = None) -> Any:
 # Health, metrics, the page
 
 
-@open_router.head("/health", include_in_schema=False)
-@open_router.get("/health", tags=["state"])
+@router.head("/health", include_in_schema=False)
+@router.get("/health", tags=["state"])
 async def health(request: Request) -> Any:
     """`ok`, or an error (503) when the server is ending, or its engine has failed."""
     states = [service.worker.state() for service in models_of(request).services()]
@@ -194,25 +167,15 @@ async def health(request: Request) -> Any:
     return {"status": "ok"}
 
 
-@metrics_router.head("/metrics", include_in_schema=False)
-@metrics_router.get("/metrics", response_class=PlainTextResponse)
+@router.head("/metrics", include_in_schema=False)
+@router.get("/metrics", response_class=PlainTextResponse, tags=["state"])
 async def metrics(request: Request) -> Response:
     """Metrics in the format that the Accept header prefers."""
-    collected = models_of(request).metrics
-    assert collected is not None, "the endpoint is there where something is counted"
-    content, content_type = collected.render(request.headers.get("accept", ""))
+    content, content_type = models_of(request).metrics.render(request.headers.get("accept", ""))
     return Response(content, headers={"content-type": content_type})
 
 
-def page_router(page: Page) -> APIRouter:
+@page_router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+async def show_page() -> Response:
     """The page."""
-    router = APIRouter()
-
-    @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-    async def show(request: Request) -> Response:
-        """The page, or 304 where the browser has it."""
-        if page.is_current(request.headers.get("if-none-match")):
-            return Response(status_code=304, headers=dict(page.headers))
-        return Response(page.body, headers=dict(page.headers))
-
-    return router
+    return Response(page().body, headers=dict(page().headers))

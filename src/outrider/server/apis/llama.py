@@ -1,54 +1,28 @@
-"""llama-server's own API.
-
-GET /slots shows one slot for each request that may run, without its text or settings. To save, restore and
-erase, slots are the caller's own texts whose KV is stored, the last used first.
-"""
+"""llama-server's own API, as far as its clients need it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
-from time import perf_counter
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar
 
-import numpy as np
-from fastapi import APIRouter, Body, Request
+from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
 from outrider.core.data import Completion, Piece
 from outrider.core.data import Request as EngineRequest
-from outrider.core.errors import BackendError, InputError
-from outrider.core.files import reason_of
-from outrider.core.notices import notify
-from outrider.core.saved import SavedState
-from outrider.engine.tiers.disk import SavedText
-from outrider.engine.tiers.folder import Folder, Unusable
 from outrider.server.apis import shapes
-from outrider.server.apis.answers import Answer, Choice, account_of, joined, logprobs_of
+from outrider.server.apis.answers import Answer, Choice, account_of, answer, joined, logprobs_of
 from outrider.server.apis.chat import ChatRequest, rendered
 from outrider.server.apis.completions import infill_prompt, plan_texts, prompt_tokens, prompts_of
-from outrider.server.apis.generation import EVENTS_TOO, answer
 from outrider.server.apis.plan import GenerationPlan, answer_tokens
-from outrider.server.apis.shapes import (
-    MAX_INT,
-    WHOLE,
-    Json,
-    Many,
-    NumTokensOrOff,
-    Shape,
-    Text,
-    TextRequest,
-    Token,
-)
-from outrider.server.errors import Problem, invalid_field
+from outrider.server.apis.shapes import Json, Many, NumTokensOrOff, Shape, Text, TextRequest, Token
 from outrider.server.models import models_of
-from outrider.server.service import Service, caller_of
+from outrider.server.service import Service
 
 router = APIRouter(tags=["llama-server"])
 
-_TEXT_ALONE = "this server reads text only. Leave it out"
 _Mixed = Annotated[Many[Token | Text], Field(min_length=1)]
 
 
@@ -58,22 +32,12 @@ class LlamaFields(TextRequest):
     answer is to have, those of objects as object/field."""
 
     renamed: ClassVar = {"max_tokens": "n_predict", "max_completion_tokens": "n_predict", "n_cmpl": "n"}
-    refused: ClassVar = {name: why for name, why in shapes.REFUSED.items() if name != "n_probs"} | {
-        "post_sampling_probs": "probabilities are the model's, before any sampler. Leave it out",
-        "lora": "adapters are chosen when the server is started (--lora). Leave it out",
-        "multimodal_data": _TEXT_ALONE,
-        "image_data": _TEXT_ALONE,
-    }
-
-    # A prompt is read whole, filters keep a token at least, and a silent stream has a comment every 15 s.
-    ignored: ClassVar = TextRequest.ignored | {"t_max_prompt_ms", "min_keep", "sse_ping_interval"}
 
     n_predict: NumTokensOrOff | None = None
     n_probs: shapes.NumLogprobs | None = None
     return_tokens: bool | None = None
     response_fields: Annotated[Many[str], Field(max_length=64)] | None = None
     t_max_predict_ms: NumTokensOrOff | None = None
-    n_indent: Annotated[int, Field(ge=0, le=MAX_INT), WHOLE] | None = None
 
 
 class LlamaRequest(LlamaFields):
@@ -84,8 +48,6 @@ class LlamaRequest(LlamaFields):
 
 class ExtraFile(Shape):
     """Text of another file."""
-
-    ignored: ClassVar = frozenset({"time"})
 
     text: str
     filename: str | None = None
@@ -100,14 +62,14 @@ class InfillRequest(LlamaFields):
     prompt: str | None = None
 
 
-@router.post("/completion", responses=EVENTS_TOO)
-@router.post("/completions", responses=EVENTS_TOO)
+@router.post("/completion")
+@router.post("/completions")
 async def completion(body: LlamaRequest, request: Request) -> Response:
     """Continue texts as they stand, as llama-server; several prompts or choices give a list."""
     return await answer(request, body, plan_llama, LlamaAnswer)
 
 
-@router.post("/infill", responses=EVENTS_TOO)
+@router.post("/infill")
 async def infill(body: InfillRequest, request: Request) -> Response:
     """Fill a gap between two texts, with a model that can."""
     return await answer(request, body, plan_infill, LlamaAnswer)
@@ -172,7 +134,6 @@ def plan_infill(service: Service, body: InfillRequest, namespace: str) -> Genera
 def _plan(
     service: Service, body: LlamaFields, prompts: list[tuple[int, ...]], namespace: str, from_text: bool
 ) -> GenerationPlan:
-    notify("n_indent: it is not enforced" if body.n_indent else None)
     asked = EngineRequest(
         prompts[0],
         max_tokens=_max_tokens(service, body),
@@ -221,7 +182,6 @@ class LlamaAnswer(Answer):
             }
 
     def _shown(self, pieces: Sequence[Piece]) -> Json:
-        """The text of pieces, their tokens, and the probabilities of these, if any were asked for."""
         scored = logprobs_of(pieces, self.service, with_ids=True)
         return {
             "content": joined(pieces, "content"),
@@ -258,7 +218,6 @@ class LlamaAnswer(Answer):
 
 
 def _timings(completion: Completion, account: Json) -> Json:
-    """llama-server's timings of prompt and answer, and its counts of drafted and accepted tokens."""
     times, found = account["times"], Json()
     for name, number, seconds in (
         ("prompt", completion.prompt_tokens - completion.reused_tokens, times["prefill_s"]),
@@ -287,105 +246,3 @@ def _picked(found: Json, wanted: Sequence[str]) -> Json:
 
 
 _MISSING = object()
-
-
-# Slots
-
-_Result = TypeVar("_Result")
-
-
-class SlotRequest(Shape):
-    """Which file of the server's folder a slot is saved to, or restored from."""
-
-    filename: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")] | None = None
-    model: str | None = None
-
-
-@router.get("/slots")
-async def slots(request: Request, model: str | None = None, fail_on_no_slot: str | None = None) -> Any:
-    """The slots of a loaded model; with `fail_on_no_slot` an error (503) where none is free."""
-    service = models_of(request).loaded(model)
-    if service is None:
-        return []
-    state = service.worker.state()
-    if fail_on_no_slot and state.running >= state.max_running:
-        raise Problem(503, "no slot is free. Ask again a little later.", code="no_slot", retry_after_s=1)
-    return [
-        {
-            "id": i,
-            "id_task": -1,
-            "n_ctx": service.context_tokens,
-            "speculative": bool(service.session.engine.drafters),
-            "is_processing": i < state.running,
-        }
-        for i in range(state.max_running)
-    ]
-
-
-@router.post("/slots/{slot}")
-async def act(
-    request: Request,
-    slot: int,
-    action: Literal["save", "restore", "erase"],
-    body: Annotated[SlotRequest, Body(default_factory=SlotRequest)],
-) -> Any:
-    """Save a text's KV to a file, restore it, or forget it. Slot 0 is the caller's last text."""
-    async with models_of(request).serving(body.model) as service:
-        scope, slots = caller_of(request).namespace, service.session.engine.slots
-        if action == "erase":
-            return {"id_slot": slot, "n_erased": await _on_slot(service, slot, scope, slots.erase)}
-        if service.slot_folder is None:
-            message = "slots are not saved here. Start the server with --slot-save-path."
-            raise Problem(501, message, code="not_supported", type="not_supported_error")
-        if body.filename is None:
-            raise invalid_field("filename", "it is missing. Name a file.")
-        own = f".{service.slot_folder.digest(scope)[:16]}" if scope else ""  # callers have their own files
-        path = service.slot_folder.path / f"{body.filename}{own}.slot"
-        before, done = perf_counter(), _save if action == "save" else _restore
-        counts = await done(service, service.slot_folder, path, slot, scope)
-        timings = {f"{action}_ms": 1000 * (perf_counter() - before)}
-        return {"id_slot": slot, "filename": body.filename, **counts, "timings": timings}
-
-
-async def _save(service: Service, folder: Folder, path: Path, slot: int, scope: str) -> dict[str, int]:
-    tokens, state = await _on_slot(service, slot, scope, service.session.engine.slots.saved)
-    text = SavedText(folder.digest(scope), np.array(tokens, np.int32), state.extent)
-    try:
-        size = await service.prepared(lambda: folder.write(path, text.head(), state.parts))
-    except OSError as error:
-        message = f"slot: it could not be written ({reason_of(error)}). The server needs more room."
-        raise Problem(507, message, code="not_written") from None
-    return {"n_saved": len(tokens), "n_written": size}
-
-
-async def _restore(service: Service, folder: Folder, path: Path, _slot: int, scope: str) -> dict[str, int]:
-    try:
-        head, parts = await service.prepared(lambda: folder.read(path))
-        text = SavedText.of(head)
-        if text.scope != folder.digest(scope):
-            raise Unusable("it is another key's")
-        state, tokens = SavedState(text.extent, tuple(parts)), text.tokens.tolist()
-        await service.worker.call(lambda: service.session.engine.slots.put(scope, tokens, state))
-    except FileNotFoundError:
-        raise invalid_field("filename", "there is no such file. Save one first.") from None
-    except (OSError, Unusable) as error:
-        why = str(error) if isinstance(error, Unusable) else reason_of(error)
-        raise invalid_field("filename", f"the file is not used: {why}. Save it again.") from None
-    except (InputError, BackendError) as error:
-        raise Problem(503, str(error), code="slot_busy", retry_after_s=1) from None
-    return {"n_restored": len(tokens), "n_read": sum(part.nbytes for part in parts)}
-
-
-async def _on_slot(service: Service, slot: int, scope: str, function: Callable[[int], _Result]) -> _Result:
-    """Call a function with the sequence of a caller's text, in the engine's thread."""
-
-    def called() -> _Result:
-        texts = service.session.engine.slots.texts(scope)
-        if not 0 <= slot < len(texts):
-            raise invalid_field("slot", f"{len(texts)} of your texts are stored. Slot 0 is the last of them.")
-        return function(texts[slot])
-
-    try:
-        return await service.worker.call(called)
-    except (InputError, BackendError) as error:
-        raise Problem(503, str(error), code="slot_busy", retry_after_s=1) from None

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from outrider.core.data import Piece
@@ -20,83 +20,33 @@ from outrider.server.apis.answers import (
     Answer,
     Choice,
     ToolCall,
+    answer,
     joined,
     logprobs_of,
     parsed_arguments,
 )
 from outrider.server.apis.chat import ChatRequest, fitting_effort, plan_chat
 from outrider.server.apis.completions import CompletionRequest, plan_completions
-from outrider.server.apis.generation import LINES_TOO, answer
 from outrider.server.apis.plan import GenerationPlan
-from outrider.server.apis.shapes import MAX_INT, WHOLE, Json, Many, SamplingFields, Shape, only
-from outrider.server.errors import Problem, invalid_field, renamed_fields
+from outrider.server.apis.shapes import MAX_INT, WHOLE, Json, Many, Message, SamplingFields, Shape
+from outrider.server.errors import invalid_field, renamed_fields
 from outrider.server.models import Models, models_of
 from outrider.server.service import Service
 
 router = APIRouter(tags=["Ollama"])
 
-_NoImages = Annotated[Many[Any] | None, only(([],), "this server reads text only. Leave images out")]
-
-
-class CalledFunction(Shape):
-    """The function of an earlier call."""
-
-    name: shapes.Text
-    arguments: Json = Field(default_factory=dict)
-    index: int | None = None
-    description: str | None = None
-
-
-class OllamaCall(Shape):
-    """A call that the assistant made in an earlier turn."""
-
-    id: str | None = None
-    type: str | None = None
-    function: CalledFunction
-
-
-class OllamaMessage(Shape):
-    """One turn."""
-
-    ignored: ClassVar = frozenset({"id"})
-
-    role: Annotated[
-        Literal["system", "user", "assistant", "tool"],
-        BeforeValidator(lambda role: role.lower() if isinstance(role, str) else role),
-    ]
-    content: str | None = None
-    thinking: str | None = None
-    images: _NoImages = None
-    tool_calls: Many[OllamaCall] | None = None
-    tool_name: str | None = None
-    tool_call_id: str | None = None
-
 
 class Options(SamplingFields):
     """How the model is run and the next token chosen."""
-
-    ignored: ClassVar = SamplingFields.ignored | {
-        *("num_keep", "penalize_newline", "draft_num_predict"),
-        # chosen when the server is started
-        *("num_batch", "num_gpu", "main_gpu", "num_thread", "low_vram", "f16_kv", "numa", "use_mmap"),
-        *("use_mlock", "vocab_only", "logits_all", "embedding_only"),
-    }
 
     num_predict: Annotated[int, Field(ge=-2, le=MAX_INT), WHOLE] | None = None
     """below 0: no limit but the server's"""
     num_ctx: Annotated[int, Field(ge=0), WHOLE] | None = None
     """The context is the server's; the answer's notices say where it is smaller."""
-    tfs_z: Annotated[float | None, only((1, 1.0), "it is not supported. Say 1, or leave it out")] = None
 
 
 class OllamaFields(shapes.GenerationRequest):
     """What both endpoints for text have in common. Without `stream` the answer is a stream."""
-
-    ignored: ClassVar = shapes.GenerationRequest.ignored | {"truncate", "shift"}
-    refused: ClassVar = shapes.REFUSED | {
-        "template": "the model's own chat template is in force. Use raw, or leave it out",
-        "_debug_render_only": "it is not supported. Use /apply-template",
-    }
 
     stream: bool | None = True
     format: Literal["json", ""] | Json | None = None
@@ -110,31 +60,26 @@ class OllamaFields(shapes.GenerationRequest):
 class OllamaChatRequest(OllamaFields):
     """A conversation to be continued; without messages the model is loaded."""
 
-    messages: Many[OllamaMessage] | None = None
+    messages: Many[Message] | None = None
     tools: shapes.Tools | None = None
 
 
 class GenerateRequest(OllamaFields):
     """A text to be answered, under the chat template unless it is `raw`; without one the model is loaded."""
 
-    refused: ClassVar = OllamaFields.refused | {
-        "context": "tokens of earlier answers are not continued. Send the conversation to /api/chat"
-    }
-
     prompt: str | None = None
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
-    images: _NoImages = None
+    images: shapes.NoImages = None
 
 
 class ShowRequest(Shape):
     """A model to be described; `name` is the older name of `model`."""
 
-    ignored: ClassVar = frozenset({"verbose", "system", "template", "options"})
+    renamed: ClassVar = {"name": "model"}
 
     model: str | None = None
-    name: str | None = None
 
 
 # The endpoints
@@ -142,20 +87,8 @@ class ShowRequest(Shape):
 VERSION = "0.12.6"
 """the version of Ollama's API that is followed; clients check whether it has tools and thinking"""
 
-_REFUSED = dict.fromkeys(
-    (
-        *("/api/embed", "/api/embeddings", "/v1/embeddings", "/embedding", "/embeddings"),
-        *("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"),
-    ),
-    "embeddings and ranking are not served. Use another server for them.",
-) | dict.fromkeys(
-    ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"),
-    "models are named when the server is started. /api/tags lists them.",
-)
-"""Endpoints of other servers, and why they are not served."""
 
-
-@router.post("/api/chat", responses=LINES_TOO)
+@router.post("/api/chat")
 async def ollama_chat(body: OllamaChatRequest, request: Request) -> Response:
     """Continue a conversation, as Ollama; unless `stream` is false, as lines of JSON."""
     if not body.messages:
@@ -163,7 +96,7 @@ async def ollama_chat(body: OllamaChatRequest, request: Request) -> Response:
     return await answer(request, body, plan_ollama_chat, OllamaAnswer)
 
 
-@router.post("/api/generate", responses=LINES_TOO)
+@router.post("/api/generate")
 async def generate(body: GenerateRequest, request: Request) -> Response:
     """Answer a text, or fill a gap, as Ollama; unless `stream` is false, as lines of JSON."""
     if not body.prompt and not body.suffix:
@@ -197,16 +130,8 @@ async def ps(request: Request) -> Any:
 @router.post("/api/show")
 async def show(body: ShowRequest, request: Request) -> Any:
     """Describe a model."""
-    async with models_of(request).serving(body.model or body.name) as service:
+    async with models_of(request).serving(body.model) as service:
         return _shown(service)
-
-
-async def _refuse(request: Request) -> Response:
-    raise Problem(400, f"{request.url.path}: {_REFUSED[request.url.path]}", code="unsupported")
-
-
-for _path in _REFUSED:
-    router.add_api_route(_path, _refuse, methods=["POST", "DELETE"], include_in_schema=False)
 
 
 async def _load(request: Request, body: OllamaFields, nothing: Json) -> Response:
@@ -288,7 +213,7 @@ _NAMES = {
 
 def plan_ollama_chat(service: Service, body: OllamaChatRequest, namespace: str) -> GenerationPlan:
     """The engine request. Raises Problem, in terms of this API's fields."""
-    return _plan(service, body, [_message(message) for message in body.messages or ()], namespace)
+    return _plan(service, body, body.messages or (), namespace)
 
 
 def plan_generate(service: Service, body: GenerateRequest, namespace: str) -> GenerationPlan:
@@ -302,16 +227,18 @@ def plan_generate(service: Service, body: GenerateRequest, namespace: str) -> Ge
         fields["max_tokens"] = fields["max_tokens"] or service.settings.default_max_tokens or -1
         with renamed_fields(_NAMES):
             return plan_completions(service, CompletionRequest.of(**fields), namespace)
-    turns = [{"role": "system", "content": body.system}] if body.system else []
-    return _plan(service, body, [*turns, {"role": "user", "content": prompt}], namespace)
+    turns = [Message(role="system", content=body.system)] if body.system else []
+    return _plan(service, body, [*turns, Message(role="user", content=prompt)], namespace)
 
 
-def _plan(service: Service, body: OllamaFields, messages: list[Json], namespace: str) -> GenerationPlan:
+def _plan(
+    service: Service, body: OllamaFields, messages: Sequence[Message], namespace: str
+) -> GenerationPlan:
     wanted = ("medium" if body.think else "none") if isinstance(body.think, bool) else body.think
     request = ChatRequest.of(
         **_shared(service, body),
         messages=messages,
-        continue_final_message=messages[-1]["role"] == "assistant",
+        continue_final_message=messages[-1].role == "assistant",
         tools=getattr(body, "tools", None) or None,
         logprobs=body.logprobs,
         top_logprobs=body.top_logprobs if body.logprobs else None,
@@ -338,20 +265,6 @@ def _shared(service: Service, body: OllamaFields) -> Json:
     elif form:
         found["response_format"] = shapes.json_schema_format(form, strict=False)
     return found
-
-
-def _message(message: OllamaMessage) -> Json:
-    return {
-        "role": message.role,
-        "content": message.content or "",
-        "name": message.tool_name,
-        "reasoning_content": message.thinking or None,
-        "tool_calls": [
-            shapes.tool_call(call.id or f"call_{i}", call.function.name, call.function.arguments)
-            for i, call in enumerate(message.tool_calls or ())
-        ],
-        "tool_call_id": message.tool_call_id,
-    }
 
 
 # The answer
@@ -409,7 +322,6 @@ class OllamaAnswer(Answer):
         return ({"message": said} if self._is_chat else said) | more
 
     def _end(self) -> Json:
-        """Why the answer ended, and what it took, in nanoseconds."""
         choice, sums = self._choice, self.sums()
         times = sums["outrider"]["times"]
         return {

@@ -37,7 +37,6 @@ class GenerationPlan:
         bitwise: Whether the texts are those of plain decoding, bit for bit.
         choices_per_prompt: How many requests share a prompt.
         show_sources: Whether a stream says who drafted its text.
-        echoes: What the choices' texts begin with (an echoed prompt).
         repeats: Whether the same request gets the same answer, if it has a seed.
         max_decode_s: After so many seconds an answer ends once it has begun a new line.
     """
@@ -47,21 +46,12 @@ class GenerationPlan:
     bitwise: bool
     choices_per_prompt: int
     show_sources: bool
-    echoes: tuple[str, ...] = ()
     repeats: bool = True
     max_decode_s: float | None = None
 
-    @property
-    def has_logprobs(self) -> bool:
-        return self.requests[0].logprobs is not None
-
 
 def plan_of(
-    service: Service,
-    body: TextRequest,
-    asked: Request,
-    prompts: Sequence[tuple[int, ...]],
-    echoes: tuple[str, ...] = (),
+    service: Service, body: TextRequest, asked: Request, prompts: Sequence[tuple[int, ...]]
 ) -> GenerationPlan:
     """`body.n` choices for each prompt. `asked` has what the body does not say by itself; its grammar is
     compiled already. Raises Problem."""
@@ -104,7 +94,6 @@ def plan_of(
         repeats=unrepeatable is None,
         choices_per_prompt=len(seeds),
         show_sources=bool(speculation and speculation.show_sources),
-        echoes=echoes,
     )
 
 
@@ -147,18 +136,14 @@ def answer_tokens(settings: ServeSettings, asked: int | None, default: int | Non
     return min(known, default=None)
 
 
-def check_schema(settings: ServeSettings, size: int, field: str) -> None:
+_MAX_SCHEMA_BYTES = 256 * 2**10
+
+
+def check_schema(size: int, field: str) -> None:
     """Raises Problem for a schema or grammar of too many bytes."""
-    if size > settings.max_schema:
-        why = f"it has {size:,} bytes, and {settings.max_schema:,} are the most. Shorten it."
+    if size > _MAX_SCHEMA_BYTES:
+        why = f"it has {size:,} bytes, and {_MAX_SCHEMA_BYTES:,} are the most. Shorten it."
         raise invalid_field(field, why, code="grammar_too_large")
-
-
-def check_choices(settings: ServeSettings, number: int, field: str) -> None:
-    """Raises Problem for too many choices."""
-    if number > settings.max_choices:
-        why = f"{number} choices are more than the {settings.max_choices} of this server. Ask for fewer."
-        raise invalid_field(field, why)
 
 
 # Sampling and verification
@@ -196,16 +181,9 @@ _OTHER_NAMES = {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperature"}
 
 
 def _sampling(body: SamplingFields, defaults: SamplingParams) -> SamplingParams:
-    """How the next token is chosen. Raises Problem."""
-    asked = body.sampling()
-    if (penalty := asked.pop("repetition_penalty", None)) is not None:
-        if "repeat_penalty" in asked:
-            why = "it is another name of repeat_penalty. Leave one of them out."
-            raise invalid_field("repetition_penalty", why)
-        asked["repeat_penalty"] = penalty
     given = {
         name: _CONVERSIONS[name](value) if name in _CONVERSIONS else value
-        for name, value in asked.items()
+        for name, value in body.sampling().items()
         if name in _PARAMETERS
     }
     if body.samplers is not None:
@@ -243,14 +221,10 @@ def _verification(
 _OBJECT = {"type": "object"}
 
 
-def grammar_of(body: TextRequest, settings: ServeSettings) -> tuple[Grammar | None, str]:
+def grammar_of(body: TextRequest) -> tuple[Grammar | None, str]:
     """The grammar of the answer and its field; None and "" where nothing limits it. Raises Problem for two of
     them, and for one that is too long."""
     found = [row for row in limits_of(body) if row[2] is not None]
-    structured, formatted = body.structured_outputs, body.response_format
-    if structured is not None and not any(name.startswith("structured_outputs") for name, *_ in found):
-        why = "it asks for nothing. Give json, regex, choice, grammar or json_object."
-        raise invalid_field("structured_outputs", why)
     if not found:
         return None, ""
     name, kind, value = found[0]
@@ -258,7 +232,8 @@ def grammar_of(body: TextRequest, settings: ServeSettings) -> tuple[Grammar | No
         why = f"the answer is limited by {name} already. Leave one of them out."
         raise invalid_field(found[1][0], why)
     text = value if isinstance(value, str) else json.dumps(value)
-    check_schema(settings, len(text.encode("utf-8", errors="surrogatepass")), name)
+    check_schema(len(text.encode("utf-8", errors="surrogatepass")), name)
+    structured, formatted = body.structured_outputs, body.response_format
     is_compact = structured is not None and structured.disable_any_whitespace and kind == "json_schema"
     grammar = Grammar(
         kind or grammar_kind(text),
@@ -270,10 +245,6 @@ def grammar_of(body: TextRequest, settings: ServeSettings) -> tuple[Grammar | No
     return grammar, name
 
 
-_KINDS: dict[str, GrammarKind] = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": ""}
-"""The kinds of vLLM's fields."""
-
-
 def limits_of(body: TextRequest) -> Iterator[tuple[str, GrammarKind, Any]]:
     """Each field that may limit the answer, the kind of its grammar ("": its text tells), and its value."""
     asked, structured = body.response_format, body.structured_outputs
@@ -283,9 +254,9 @@ def limits_of(body: TextRequest) -> Iterator[tuple[str, GrammarKind, Any]]:
         yield "response_format", "json_schema", asked.json_schema.json_schema
     yield "json_schema", "json_schema", body.json_schema
     yield "grammar", "", body.grammar
-    if structured is not None and structured.json_object:
-        yield "structured_outputs.json_object", "json_schema", _OBJECT
-    for name, kind in _KINDS.items():
-        attribute = "json_schema" if name == "json" else name
-        yield f"structured_outputs.{name}", kind, getattr(structured, attribute, None)
-        yield f"guided_{name}", kind, getattr(body, f"guided_{name}")
+    if structured is not None:
+        yield "structured_outputs.json_object", "json_schema", _OBJECT if structured.json_object else None
+        yield "structured_outputs.json", "json_schema", structured.json_schema
+        yield "structured_outputs.regex", "regex", structured.regex
+        yield "structured_outputs.choice", "choice", structured.choice
+        yield "structured_outputs.grammar", "", structured.grammar

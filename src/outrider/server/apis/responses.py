@@ -12,31 +12,28 @@ from pydantic import Field, Tag, model_validator
 from starlette.responses import Response
 
 from outrider.core.data import Piece
-from outrider.core.notices import notify
 from outrider.server.apis import shapes
-from outrider.server.apis.answers import PartedAnswer, logprobs_of
+from outrider.server.apis.answers import PartedAnswer, answer, logprobs_of
 from outrider.server.apis.chat import ChatRequest, plan_chat
-from outrider.server.apis.generation import EVENTS_TOO, answer
 from outrider.server.apis.plan import GenerationPlan
-from outrider.server.apis.shapes import OF_CHAT, Json, Many, Shape, only, text_of
+from outrider.server.apis.shapes import Json, Many, Shape, text_of
 from outrider.server.errors import Problem, renamed_fields
 from outrider.server.service import Service
 
 router = APIRouter(tags=["text"])
 
 
-class FunctionTool(shapes.Function, shapes.OfFunction):
+class FunctionTool(shapes.Function):
     """A function that the model may call; `parameters` is a JSON schema of its arguments."""
+
+    type: Literal["function"]
 
 
 class Part(Shape):
     """A part of a message: text. Images, audio and files are not supported."""
 
-    type: Annotated[
-        Literal["input_text", "output_text"], only(("input_text", "output_text"), shapes.TEXT_ALONE)
-    ]
+    type: Literal["input_text", "output_text"]
     text: str
-    annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 
 
@@ -48,13 +45,6 @@ class ReasoningText(Shape):
 
 
 class _Item(Shape):
-    """What earlier answers add to an item has no effect."""
-
-    refused: ClassVar = {"namespace": "tools have no namespaces here. Leave it out"}
-
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-
     @model_validator(mode="after")
     def _is_whole(self) -> _Item:
         item: Any = self
@@ -66,8 +56,7 @@ class _Item(Shape):
 if TYPE_CHECKING:
     Item = Any
 else:
-    # Of reasoning, a summary alone is not read, and neither is what only another server can decrypt: notices
-    # say so.
+    # Of reasoning, neither a summary is read nor what only another server can decrypt.
     Item = shapes.variants(
         _Item,
         "messages, function calls, their outputs and reasoning",
@@ -78,15 +67,8 @@ else:
         },
         function_call={"call_id": str, "name": shapes.Text, "arguments": str},
         function_call_output={"call_id": str, "output": str | Many[Part]},
-        reasoning={
-            "summary": list[Any] | None,
-            "content": Many[ReasoningText] | None,
-            "encrypted_content": str | None,
-        },
+        reasoning={"content": Many[ReasoningText] | None, "encrypted_content": str | None},
     )
-
-
-_STATELESS = "nothing is stored here. Give the whole conversation as `input`"
 
 
 class SchemaFormat(shapes.NamedSchema):
@@ -102,40 +84,21 @@ class TextConfig(Shape):
         Annotated[shapes.TextFormat | shapes.JsonObjectFormat | SchemaFormat, Field(discriminator="type")]
         | None
     ) = None
-    verbosity: shapes.Verbosity | None = None
 
 
 class Reasoning(Shape):
-    """How much the model is to think, where its template knows that. Reasoning is given as it is, without a
-    summary, and the answer's notices say so."""
-
-    renamed: ClassVar = {"generate_summary": "summary"}
+    """How much the model is to think, where its template knows that."""
 
     effort: shapes.Effort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class ResponseRequest(shapes.GenerationRequest, shapes.ReasoningFields):
     """A conversation to be continued, as items."""
 
-    renamed: ClassVar = shapes.BUDGET_NAMES
-    refused: ClassVar = shapes.REFUSED | {
-        "previous_response_id": _STATELESS,
-        "conversation": _STATELESS,
-        "prompt": "prompts are not kept here. Give `instructions` and `input`",
-        "context_management": "the conversation is not shortened here. Leave it out",
-        "logprobs": f'{OF_CHAT}"include": ["message.output_text.logprobs"]',
-        "max_tokens": f"{OF_CHAT}max_output_tokens",
-        "n_predict": "it is llama.cpp's name. Use max_output_tokens",
-        "messages": f"{OF_CHAT}input",
-        "response_format": f"{OF_CHAT}text.format",
-    }
-
     input: str | Annotated[Many[Item], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: shapes.MaxTokens | None = None
-    max_tool_calls: Annotated[int, Field(ge=1), shapes.WHOLE] | None = None
-    """no effect: it is about tools that the server itself runs"""
+    metadata: Json | None = None
     tools: (
         shapes.ToolsOf[
             Annotated[Annotated[FunctionTool, Tag("own")] | shapes.Other, shapes.own_or_other("function")]
@@ -149,15 +112,10 @@ class ResponseRequest(shapes.GenerationRequest, shapes.ReasoningFields):
     include: Many[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     """reasoning is never encrypted: it is given as it is"""
     top_logprobs: shapes.NumLogprobs | None = None
-    truncation: Literal["auto", "disabled"] | None = None
-    """nothing is cut out of a conversation; the answer's notices say so"""
-    store: Annotated[Literal[False] | None, only((False,), _STATELESS)] = None
-    background: Annotated[
-        Literal[False] | None, only((False,), "nothing runs in the background here. Use false, or stream")
-    ] = None
+    background: Literal[False] | None = None
 
 
-@router.post("/v1/responses", responses=EVENTS_TOO)
+@router.post("/v1/responses")
 async def responses(body: ResponseRequest, request: Request) -> Response:
     """Continue a conversation; with `stream`, as typed events. Nothing is stored."""
     return await answer(request, body, plan_response, ResponseAnswer)
@@ -168,7 +126,6 @@ async def responses(body: ResponseRequest, request: Request) -> Response:
 _NAMES = {
     "messages": "input",
     "response_format": "text.format",
-    "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
 }
@@ -177,12 +134,6 @@ _NAMES = {
 
 def plan_response(service: Service, body: ResponseRequest, namespace: str) -> GenerationPlan:
     """The engine request. Raises Problem, in terms of this API's fields."""
-    if body.reasoning and body.reasoning.summary:
-        notify("reasoning.summary: reasoning is given as it is, without a summary")
-    if body.text and body.text.verbosity not in (None, "medium"):
-        notify("text.verbosity: it is not enforced")
-    if body.truncation == "auto":
-        notify("truncation: the conversation is not shortened here, all of it is read")
     with renamed_fields(_NAMES):
         return plan_chat(service, as_chat(body), namespace)
 
@@ -200,7 +151,7 @@ def as_chat(body: ResponseRequest) -> ChatRequest:
         **body.sampling(),
         model=body.model,
         messages=_messages(body),
-        max_completion_tokens=body.max_output_tokens,
+        max_tokens=body.max_output_tokens,
         logprobs=wants_logprobs,
         top_logprobs=body.top_logprobs if wants_logprobs else None,
         tools=[
@@ -225,9 +176,7 @@ def _messages(body: ResponseRequest) -> list[Json]:
             turns.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
         elif item.type == "message" and item.role != "assistant":
             turns.append({"role": item.role, "content": text_of(item.content)})
-        elif item.type == "reasoning" and not item.content:
-            notify("input: encrypted reasoning is not read" if item.encrypted_content else None)
-        else:
+        elif item.type != "reasoning" or item.content:
             _add_to_assistant(turns, item)
     return turns
 
@@ -254,8 +203,6 @@ _TEXT_EVENTS = {
     "function_call": "response.function_call_arguments",
 }
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
-_GIVEN = ("instructions", "max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
-"""Fields of the request that the answer repeats."""
 
 
 class ResponseAnswer(PartedAnswer):
@@ -289,7 +236,6 @@ class ResponseAnswer(PartedAnswer):
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": self._parts,
             "usage": _usage(sums["usage"]),
-            "metrics": sums["metrics"],
             "outrider": sums["outrider"],
         }
 
@@ -304,7 +250,6 @@ class ResponseAnswer(PartedAnswer):
     # The last item
 
     def _item_event(self, kind: str, **fields: Any) -> Json:
-        """An event about a part of the last item."""
         item = self._parts[-1]
         place = {"item_id": item["id"], "output_index": len(self._parts) - 1}
         return self._event(kind, **place, **({"content_index": 0} if "content" in item else {}), **fields)
@@ -377,28 +322,23 @@ def _head(id: str, service: Service, body: ResponseRequest, plan: GenerationPlan
     """What is known before the first token: the request's settings, as they are in force."""
     given = body.model_dump(mode="json", by_alias=True)
     request, choice = plan.requests[0], body.tool_choice or ("auto" if body.tools else "none")
-    nothing = ("completed_at", "error", "incomplete_details", "previous_response_id", "usage")
     return {
         "id": id,
         "object": "response",
         "created_at": int(time.time()),
         "status": "in_progress",
-        "background": False,
-        **dict.fromkeys(nothing),
-        **{name: given[name] for name in _GIVEN},
+        **dict.fromkeys(("completed_at", "error", "incomplete_details", "previous_response_id", "usage")),
+        "instructions": body.instructions,
         "max_output_tokens": request.max_tokens,
         "metadata": body.metadata or {},
         "model": service.name,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
-        "service_tier": "default",
         "store": False,
         "temperature": request.sampling.temperature,
-        "text": {"format": (given["text"] or {}).get("format") or {"type": "text"}, "verbosity": "medium"},
+        "text": {"format": (given["text"] or {}).get("format") or {"type": "text"}},
         "tool_choice": choice if isinstance(choice, str) else {"type": "function", "name": choice.name},
         "tools": [tool for tool in given["tools"] or () if tool["type"] == "function"],
-        "top_logprobs": body.top_logprobs or 0,
         "top_p": request.sampling.top_p,
-        "truncation": "disabled",
     }

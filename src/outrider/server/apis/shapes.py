@@ -1,16 +1,13 @@
-"""What the requests of all APIs have in common: fields, conversations, tools. Unknown fields are named, and
-so are known ones that are not supported."""
+"""What the requests of all APIs have in common: fields, conversations, tools. Unknown fields are errors."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, Union
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -29,8 +26,36 @@ from outrider.server.errors import invalid_body
 
 _MAX_LEVELS = 250
 _MAX_UNKNOWN = 16
-_NO_EFFECT = frozenset({"cache_control"})
-"""accepted in every object: beginnings of prompts are kept by themselves"""
+_NO_EFFECT = frozenset(
+    {
+        # Beginnings of prompts are kept by themselves, models stay loaded, no answer is stored, nothing is
+        # cut out of a conversation, and a prompt is read whole.
+        *("cache_control", "n_cache_reuse", "prompt_cache_key", "prompt_cache_options"),
+        *("prompt_cache_retention", "keep_alive", "store", "context_management", "truncation", "truncate"),
+        *("shift", "n_keep", "num_keep", "n_discard", "t_max_prompt_ms"),
+        # There is one tier, X-Request-Id names a request, keys take turns, and the server chooses a slot.
+        *("service_tier", "request_id", "priority", "id_slot", "slot_id", "inference_geo", "user"),
+        *("metadata", "safety_identifier"),
+        # `outrider` has the timings, and the last chunk the usage.
+        *("timings_per_token", "return_progress", "include_obfuscation", "continuous_usage_stats"),
+        "sse_ping_interval",
+        # Reasoning is given as it is, and how much is said is not enforced.
+        *("summary", "generate_summary", "display", "signature", "verbosity", "n_indent", "max_tool_calls"),
+        # Filters keep a token at least, and these samplers are off.
+        *("min_keep", "mirostat_tau", "mirostat_eta", "tfs_z", "penalize_newline"),
+        # How a model is run is said when the server is started.
+        *("num_batch", "num_gpu", "main_gpu", "num_thread", "low_vram", "f16_kv", "numa", "use_mmap"),
+        *("use_mlock", "vocab_only", "logits_all", "embedding_only", "draft_num_predict", "verbose"),
+        # vllm-router writes these into every body, with what holds here anyway.
+        *("no_stop_trim", "skip_special_tokens", "return_hidden_states", "separate_reasoning"),
+        *("stream_reasoning", "include_reasoning", "add_generation_prompt", "disable_fallback"),
+        # What clients add to messages and tools, and send back.
+        *("id", "index", "status", "annotations", "citations", "caller", "parsed", "parsed_arguments"),
+        *("provider_specific_fields", "eager_input_streaming", "input_examples", "defer_loading"),
+        *("description", "time"),
+    }
+)
+"""Fields that any object may have, unless it has them itself."""
 
 _Part = TypeVar("_Part")
 
@@ -45,45 +70,27 @@ def unsupported(why: str, field: str | None = None) -> PydanticCustomError:
 
 
 class Shape(BaseModel):
-    """A JSON object of a request.
-
-    `refused` are fields that other servers know and this one does not support, with the reason and the way
-    out; null is as if they were not there. `ignored` are fields that are accepted and have no effect.
-    `renamed` are other servers' names of fields.
-    """
+    """A JSON object of a request. Null is as if a field were not there. `renamed` are other servers' names of
+    fields; those of all its bases count."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    refused: ClassVar[Mapping[str, str]] = {}
-    ignored: ClassVar[frozenset[str]] = frozenset()
     renamed: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse(cls, data: Any) -> Any:
+    def _without_effectless(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        for field, why in cls.refused.items():
-            if data.get(field) is not None:
-                raise unsupported(why, field)
-        data = _with_own_names(data, cls.renamed)
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        dropped = (cls.refused.keys() | cls.ignored | _NO_EFFECT) - known
-        unknown = [key for key in data if key not in known and key not in dropped]
-        dropped |= set(unknown[_MAX_UNKNOWN:])  # to name a few of a million is enough
-        return {key: value for key, value in data.items() if key not in dropped}
-
-
-def _with_own_names(data: dict[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
-    named = {key: value for key, value in data.items() if key not in renamed}
-    for other, own in renamed.items():
-        if (value := data.get(other)) is None:
-            continue
-        if named.get(own) is None:
-            named[own] = value
-        elif named[own] != value:
-            raise unsupported(f"it is not the same as {own}. Leave one of them out", other)
-    return named
+        named = {key: value for key, value in data.items() if value is not None}
+        for base in cls.__mro__:
+            for other, own in vars(base).get("renamed", {}).items():
+                if (value := named.pop(other, None)) is not None and named.setdefault(own, value) != value:
+                    raise unsupported(f"it is not the same as {own}. Leave one of them out", other)
+        unknown = [key for key in named if key not in known]
+        dropped = _NO_EFFECT - known | set(unknown[_MAX_UNKNOWN:])  # to name a few of a million is enough
+        return {key: value for key, value in named.items() if key not in dropped}
 
 
 def variants(base: type[Shape], read: str, **kinds: Mapping[str, Any]) -> Any:
@@ -104,9 +111,9 @@ def variants(base: type[Shape], read: str, **kinds: Mapping[str, Any]) -> Any:
     return Annotated[Union[tuple(found)], chooses]  # noqa: UP007
 
 
-def _type_of(data: Any) -> str | None:
-    """The type of an item or a block; an item without one is a message."""
-    kind = data.get("type", "message") if isinstance(data, dict) else getattr(data, "type", None)
+def _type_of(data: Any, default: str | None = "message") -> str | None:
+    """The type of an item, a block or a tool; an item without one is a message."""
+    kind = data.get("type", default) if isinstance(data, dict) else getattr(data, "type", None)
     return kind if isinstance(kind, str) else None
 
 
@@ -117,60 +124,16 @@ class Body(Shape):
     @classmethod
     def _is_readable(cls, data: Any) -> Any:
         level = [data]
-        for _ in range(_MAX_LEVELS):
-            level = [value for value in level if isinstance(value, dict | list | str)]
-            if not all(_is_unicode(value) for value in level if isinstance(value, str)):
-                raise unsupported("half of a surrogate pair is in it. Give valid Unicode")
-            parts = [[*value, *value.values()] if isinstance(value, dict) else value for value in level]
-            level = [part for values in parts if isinstance(values, list) for part in values]
+        for _ in range(_MAX_LEVELS + 1):
             if not level:
                 return data
+            try:
+                "".join(value for value in level if isinstance(value, str)).encode()
+            except UnicodeEncodeError:
+                raise unsupported("half of a surrogate pair is in it. Give valid Unicode") from None
+            parts = [[*value, *value.values()] if isinstance(value, dict) else value for value in level]
+            level = [part for values in parts if isinstance(values, list) for part in values]
         raise unsupported(f"it is nested deeper than {_MAX_LEVELS} levels. Simplify it")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        return text.isascii() or bool(text.encode())
-    except UnicodeEncodeError:
-        return False
-
-
-# How a field is checked, where its type does not say enough
-
-
-def only(values: Sequence[Any], why: str) -> BeforeValidator:
-    """Says `why` no other values are supported; {} in it stands for the value."""
-
-    def check(value: Any) -> Any:
-        if value is None or any(value == one and type(value) is type(one) for one in values):
-            return value
-        raise unsupported(why.format(str(value)[:40]))
-
-    return BeforeValidator(check)
-
-
-def spelled(pattern: str, words: str) -> AfterValidator:
-    """Texts that match a pattern, and what it takes in words."""
-    compiled = re.compile(pattern)
-
-    def check(value: str) -> str:
-        if compiled.fullmatch(value):
-            return value
-        raise PydanticCustomError("spelling", "Input should be {words}", {"words": words})
-
-    return AfterValidator(check)
-
-
-def few(most: int) -> BeforeValidator:
-    """Refuses an object with too many fields before any of them is read."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > most:
-            why = f"Dictionary should have at most {most} items"
-            raise PydanticCustomError("too_long", "{why}", {"why": why})
-        return value
-
-    return BeforeValidator(check)
 
 
 WHOLE = BeforeValidator(
@@ -190,9 +153,6 @@ NumChoices = Annotated[int, Field(ge=1, le=128), WHOLE]
 NumLogprobs = Annotated[int, Field(ge=0, le=20), WHOLE]
 StopText = Annotated[str, Field(min_length=1, max_length=1_000)]
 StopTexts = Annotated[Many[StopText], Field(max_length=32)]
-AllowedTexts = Annotated[Many[str], Field(min_length=1, max_length=10_000)]
-Verbosity = Literal["low", "medium", "high"]
-"""the answer's notices say that it is not enforced"""
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -205,7 +165,6 @@ _LARGEST = 100.0
 
 
 def _sampled() -> dict[str, Any]:
-    """A field for each number of SamplingParams."""
     found: dict[str, Any] = {}
     for parameter in fields(SamplingParams):
         if not parameter.metadata:
@@ -231,7 +190,9 @@ _MAX_BIASES = 4_096
 
 def _biases(value: Any) -> Any:
     """llama.cpp's pairs of a token and its bias as an object; false bars a token."""
-    if not isinstance(value, list) or len(value) > _MAX_BIASES or not all(map(_is_pair, value)):
+    if isinstance(value, dict | list) and len(value) > _MAX_BIASES:
+        raise unsupported(f"it has more than {_MAX_BIASES} tokens. Leave some out")
+    if not isinstance(value, list) or not all(map(_is_pair, value)):
         return value
     return {str(token): -100 if bias is False else bias for token, bias in value}
 
@@ -257,26 +218,20 @@ class Speculation(Shape):
 class SamplingFields(_Sampled):
     """How an answer is generated: OpenAI's fields, and llama.cpp's samplers under its names."""
 
-    ignored: ClassVar = frozenset({"mirostat_tau", "mirostat_eta"})
+    renamed: ClassVar = {"repetition_penalty": "repeat_penalty"}
 
-    mirostat: Annotated[float | None, only((0, 0.0), "mirostat is not supported. Say 0, or leave it out")] = (
-        None
-    )
+    mirostat: Annotated[Literal[0], WHOLE] | None = None
     seed: Annotated[int, Field(ge=-1, le=2**63 - 1), WHOLE] | None = None
     """-1 draws a fresh one; the n-th of several answers has seed + n"""
     stop: StopText | StopTexts | None = None
-    repetition_penalty: Annotated[float, Field(ge=_LEAST["repeat_penalty"], le=_LARGEST)] | None = None
-    """vLLM's name of repeat_penalty"""
     dry_sequence_breakers: Annotated[Many[StopText], Field(max_length=64)] | None = None
     samplers: Annotated[Many[Annotated[str, Field(max_length=64)]], Field(max_length=32)] | None = None
     """those that are not named are off; notices name another order, and what is not known here"""
     logit_bias: Annotated[
         dict[
-            Annotated[str, spelled("[0-9]{1,9}", "the number of a token, in digits")],
-            Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)],
+            Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
         ]
         | None,
-        few(_MAX_BIASES),
         BeforeValidator(_biases),
     ] = None
     """by token id; -100 bars a token"""
@@ -298,7 +253,7 @@ class SamplingFields(_Sampled):
 
 
 # What an answer may be limited to: OpenAI's response_format, llama.cpp's json_schema and grammar, vLLM's
-# structured_outputs and its older guided_ fields. A grammar is GBNF where it holds `::=`, else Lark.
+# structured_outputs. A grammar is GBNF where it holds `::=`, else Lark.
 
 
 class TextFormat(Shape):
@@ -332,91 +287,37 @@ class JsonSchemaFormat(Shape):
 
 
 class StructuredOutputs(Shape):
-    """vLLM's way to limit an answer; exactly one of them."""
-
-    refused: ClassVar = {
-        "structural_tag": "structural tags are not supported. Use tools, or a grammar",
-        "whitespace_pattern": "White space by a pattern is not supported. Use disable_any_whitespace, "
-        "or leave it out",
-    }
-    ignored: ClassVar = frozenset({"disable_fallback"})
+    """vLLM's way to limit an answer; at most one of them."""
 
     json_schema: Json | Text | None = Field(None, alias="json")
     regex: str | None = None
-    choice: AllowedTexts | None = None
+    choice: Annotated[Many[str], Field(min_length=1, max_length=10_000)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None
-    disable_additional_properties: Annotated[
-        bool | None, only((False,), "a schema is taken as it is. Put additionalProperties into it")
-    ] = None
 
 
 # What all requests for text share
-
-REFUSED = {
-    "audio": "this server writes text only. Leave audio out",
-    "functions": "functions are no longer in use. Use tools",
-    "function_call": "function_call is no longer in use. Use tool_choice",
-    "web_search_options": "this server does not search the web. Leave it out",
-    "moderation": "nothing is moderated here. Leave it out",
-    "n_probs": "it is llama.cpp's name. Use logprobs and top_logprobs",
-    "guided_whitespace_pattern": "white space by a pattern is not supported. Leave it out",
-    "structural_tag": "structural tags are not supported. Use tools, or a grammar",
-}
-"""Fields that other servers know, why they are not supported, and the way out."""
-OF_CHAT = "it is a field of chat completions. Use "
 
 
 class StreamOptions(Shape):
     """What a stream tells besides the text."""
 
-    ignored: ClassVar = frozenset({"include_obfuscation"})
-
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    """vLLM's: with `include_usage` every chunk has the usage so far"""
 
 
 class GenerationRequest(SamplingFields, Body):
     """What the endpoints for text share."""
 
-    refused: ClassVar = REFUSED
-    ignored: ClassVar = SamplingFields.ignored | {
-        # Beginnings of prompts are kept by themselves, the model stays loaded, no answer is stored.
-        *("n_cache_reuse", "prompt_cache_options", "keep_alive", "store"),
-        # There is one tier, X-Request-Id names a request, and API keys take turns.
-        *("service_tier", "request_id", "priority"),
-        # The server chooses where an answer is generated, and cuts nothing out of a conversation.
-        *("id_slot", "slot_id", "n_keep", "n_discard"),
-        # `outrider` has the timings, with the end of the answer.
-        *("timings_per_token", "return_progress"),
-    }
-
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
-    metadata: Annotated[dict[str, str] | None, few(64)] = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    # vllm-router writes these into every body, with what holds here anyway.
-    no_stop_trim: Literal[False] | None = None
-    skip_special_tokens: Literal[True] | None = None
-    return_hidden_states: Literal[False] | None = None
-    separate_reasoning: Literal[True] | None = None
-    stream_reasoning: Literal[True] | None = None
-    include_reasoning: Literal[True] | None = None
-
-
-TEXT_ALONE = "this server reads text only. Leave parts of type {} out"
 
 
 class TextPart(Shape):
     """A part of a message's content. Images, audio and files are not supported."""
 
-    type: Annotated[Literal["text"], only(("text",), TEXT_ALONE)]
+    type: Literal["text"]
     text: str
 
 
@@ -443,10 +344,6 @@ class TextRequest(GenerationRequest):
     json_schema: Json | None = None
     grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Json | Text | None = None
-    guided_regex: str | None = None
-    guided_choice: AllowedTexts | None = None
-    guided_grammar: str | None = None
 
     @classmethod
     def of(cls, **fields: Any) -> Self:
@@ -461,32 +358,20 @@ class TextRequest(GenerationRequest):
 class ReasoningFields(Shape):
     """How much the model is to think: tokens of reasoning, after which its end is forced. -1: no limit."""
 
+    renamed: ClassVar = dict.fromkeys(
+        ("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget", "thinking_budget"),
+        "reasoning_budget",
+    )
+
     reasoning_budget: NumTokensOrOff | None = None
-
-
-BUDGET_NAMES = dict.fromkeys(
-    ("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget", "thinking_budget"),
-    "reasoning_budget",
-)
-"""llama-server's names of it, vLLM's and others'."""
 
 
 # Tools
 
-ToolName = Annotated[
-    str, spelled("[a-zA-Z0-9_.:/-]{1,128}", "1 to 128 characters of A-Z, a-z, 0-9 and _ . : / -")
-]
+ToolName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.:/-]{1,128}$")]
 ToolMode = Literal["none", "auto", "required"]
 
 _Tool = TypeVar("_Tool", bound=Shape)
-
-
-class OfFunction(Shape):
-    """An object whose type is a function's."""
-
-    type: Annotated[
-        Literal["function"], only(("function",), "tools of type {} are not supported. Give functions")
-    ]
 
 
 class Function(Shape):
@@ -500,9 +385,10 @@ class Function(Shape):
     strict: bool | None = None
 
 
-class Tool(OfFunction):
+class Tool(Shape):
     """A tool: a function."""
 
+    type: Literal["function"]
     function: Function
 
 
@@ -518,12 +404,7 @@ ToolsOf = Annotated[Many[_Part], Field(max_length=512)]
 
 def own_or_other(own: str) -> Discriminator:
     """Tells tools of an API's `own` type, or of none (the tag "own"), from others ("other")."""
-
-    def kind_of(data: Any) -> str:
-        kind = data.get("type") if isinstance(data, dict) else getattr(data, "type", None)
-        return "other" if isinstance(kind, str) and kind != own else "own"
-
-    return Discriminator(kind_of)
+    return Discriminator(lambda data: "own" if _type_of(data, own) in (own, None) else "other")
 
 
 Tools = ToolsOf[Annotated[Annotated[Tool, Tag("own")] | Other, own_or_other("function")]]
@@ -553,25 +434,22 @@ def json_schema_format(schema: Json, **fields: Any) -> Json:
 # Conversations
 
 
-class CalledFunction(Shape):
-    """The function of an earlier call; `arguments` is JSON text, as the model wrote it."""
+NoImages = Annotated[list[Any], Field(max_length=0)] | None
 
-    # What OpenAI's client for Python adds to an answer that it parsed, and what litellm adds.
-    ignored: ClassVar = frozenset({"parsed_arguments", "provider_specific_fields"})
+
+class CalledFunction(Shape):
+    """The function of an earlier call; `arguments` is JSON text, as the model wrote it, or an object."""
 
     name: Text
-    arguments: str
+    arguments: str | Json = "{}"
 
 
 class ToolCall(Shape):
     """A call that the assistant made in an earlier turn."""
 
-    ignored: ClassVar = frozenset({"provider_specific_fields"})
-
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: CalledFunction
-    index: int | None = None
 
 
 def tool_call(id: str, name: str, arguments: str | Mapping[str, Any]) -> Json:
@@ -581,31 +459,26 @@ def tool_call(id: str, name: str, arguments: str | Mapping[str, Any]) -> Json:
 
 
 class Message(Shape):
-    """One turn. `content` in parts is joined; a `developer` message counts as a system message."""
+    """One turn, as OpenAI and Ollama have it. `content` in parts is joined; a `developer` message counts as a
+    system message."""
 
-    refused: ClassVar = {
-        "audio": "this server reads text only. Leave audio out",
-        "function_call": "function_call is no longer in use. Use tool_calls",
-        "annotations": "annotations of earlier answers are not read. Leave them out",
+    renamed: ClassVar = {
+        "reasoning": "reasoning_content",
+        "thinking": "reasoning_content",
+        "tool_name": "name",
     }
-    ignored: ClassVar = frozenset({"id", "parsed", "provider_specific_fields"})
-    renamed: ClassVar = {"reasoning": "reasoning_content"}
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant", "tool"],
+        BeforeValidator(lambda role: role.lower() if isinstance(role, str) else role),
+    ]
     content: str | Many[TextPart] | None = None
+    images: NoImages = None
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     tool_calls: Many[ToolCall] | None = None
     tool_call_id: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_empty(cls, data: Any) -> Any:
-        """Clients send an assistant's message back as they got it, empty lists included."""
-        if isinstance(data, dict):
-            return {k: v for k, v in data.items() if not (k in ("annotations", "tool_calls") and v == [])}
-        return data
 
     @model_validator(mode="after")
     def _is_whole(self) -> Message:

@@ -22,19 +22,13 @@ _SCRIPT = re.compile(r'<script src="([a-z]+\.js)"></script>')
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`body` is HTML in UTF-8; `headers` belong to every answer that carries it, `etag` is one of them.
+    """`body` is HTML in UTF-8; `headers` belong to every answer that carries it.
 
     Holds nothing secret: it is served without an API key, and asks for one when the API does.
     """
 
     body: bytes
-    etag: str
     headers: Mapping[str, str]
-
-    def is_current(self, if_none_match: str | None) -> bool:
-        """Whether a browser that sent this If-None-Match has the page already (answer 304, no body)."""
-        tags = (tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(","))
-        return any(tag in (self.etag, "*") for tag in tags)
 
 
 @functools.cache
@@ -56,12 +50,10 @@ def assemble(folder: Traversable) -> Page:
     html = (folder / "index.html").read_text(encoding="utf-8")
     html = _STYLE.sub(lambda match: inlined(match, "style", styles), html)
     html = _SCRIPT.sub(lambda match: inlined(match, "script", scripts), html)
-    body = html.encode()
-    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    return Page(body, etag, _headers(etag, styles, scripts))
+    return Page(html.encode(), _headers(styles, scripts))
 
 
-def _headers(etag: str, styles: list[str], scripts: list[str]) -> Mapping[str, str]:
+def _headers(styles: list[str], scripts: list[str]) -> Mapping[str, str]:
     policy = {
         "default-src": "'none'",
         "script-src": " ".join(scripts),
@@ -78,7 +70,6 @@ def _headers(etag: str, styles: list[str], scripts: list[str]) -> Mapping[str, s
         "Content-Type": "text/html; charset=utf-8",
         "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
         "Cache-Control": "no-cache",
-        "ETag": etag,
         "Referrer-Policy": "no-referrer",
         "X-Content-Type-Options": "nosniff",
         "Cross-Origin-Opener-Policy": "same-origin",
