@@ -10,8 +10,8 @@ from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random
 from outrider.core.data import Row
 from outrider.core.errors import BackendError
 from outrider.costs import CallCosts
-from outrider.lab.bench.loader import Loader
 from outrider.lab.bench.plan import SweepPlan
+from outrider.lab.bench.target import Loader
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.lab.rows import ModelRow, PairRow, Role
@@ -107,6 +107,5 @@ def plan(folder: Path, **changes: Any) -> SweepPlan:
         "p_mins": (0.0, 0.5),
         "repetitions": 2,
         "costs": str(folder / "given.json"),
-        "quality": False,
     }
     return SweepPlan(**(values | changes))

@@ -1,4 +1,4 @@
-"""A sweep over real files through llama.cpp: tiny models, another tokenizer, a quantization, a chat."""
+"""A sweep over real files through llama.cpp: tiny models, another tokenizer, a chat."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 from cli_helpers import COMMAND, TEMPLATE
-from outrider.backends.gguf.quantizer import quantize
 from outrider.costs.store import PairCosts, export_costs
 from outrider.lab.bench.plan import SweepPlan
-from outrider.lab.bench.results import Results
-from outrider.lab.bench.store import read_rows
+from outrider.lab.bench.results import Results, read_rows
 from outrider.lab.bench.sweep import run_sweep
-from outrider.lab.rows import PairRow, QualityRow, SkippedRow
+from outrider.lab.rows import PairRow, SkippedRow
 from outrider.models.hub import HubOptions
 from recordings import FLAT, SMALL, curve
 from tiny_gguf import MERGES, write_tiny
@@ -26,7 +24,6 @@ from tiny_gguf import MERGES, write_tiny
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("real")
     write_tiny(folder / "big.F32.gguf", chat_template=TEMPLATE, name="big")
-    quantize(folder / "big.F32.gguf", "F16", folder / "big.F16.gguf", threads=1)
     write_tiny(folder / "draft.gguf", noise=0.3, name="draft")
     write_tiny(folder / "foreign.gguf", merges=[merge[::-1] for merge in MERGES], name="foreign")
     schema = {"type": "object", "properties": {"a": {"enum": ["the", "and"]}}, "required": ["a"]}
@@ -43,7 +40,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Results:
     (folder / "mine.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     export_costs(folder / "costs.json", PairCosts(curve(FLAT, 0.01), curve(SMALL, 0.002)))
     values: dict[str, Any] = {
-        "targets": tuple(str(folder / f"big.{kind}.gguf") for kind in ("F16", "F32")),
+        "targets": (str(folder / "big.F32.gguf"),),
         "drafts": (str(folder / "draft.gguf"), str(folder / "foreign.gguf")),
         "workloads": (
             {"file": str(folder / "mine.jsonl"), "max_tokens": 16},
@@ -74,7 +71,7 @@ def test_pairs_that_do_not_line_up_are_left_out_and_said(swept: Results) -> None
 
 
 def test_a_conversation_goes_on_behind_the_targets_own_answer(swept: Results) -> None:
-    mine = [a for a in swept.answers if a.target == "big.F32" and a.workload == "mine"]
+    mine = [a for a in swept.answers if a.workload == "mine"]
     first, second = ({a.case: a for a in mine}[case] for case in ("1", "1/2"))
     assert second.prompt[: len(first.prompt) - 1] == first.prompt[:-1]
     assert len(second.prompt) > len(first.prompt) + len(first.tokens) / 2
@@ -82,7 +79,7 @@ def test_a_conversation_goes_on_behind_the_targets_own_answer(swept: Results) ->
 
 def test_greedy_runs_give_the_recorded_answer(swept: Results) -> None:
     greedy = [run for run in swept.runs if run.workload == "mine"]
-    assert len(greedy) > 30
+    assert len(greedy) > 15
     assert sum(bool(run.equal) for run in greedy) / len(greedy) > 0.9  # near-ties may part
     assert all(run.divergence is not None for run in greedy if not run.equal)
     assert {run.equal for run in swept.runs if run.workload == "hot"} == {None}
@@ -95,12 +92,6 @@ def test_forced_text_is_drafted_and_predicted(swept: Results) -> None:
     assert json.loads(text)["a"] in ("the", "and")
 
 
-def test_a_quantization_is_scored_against_the_best(swept: Results) -> None:
-    scored = {(row.target, row.reference) for row in swept.quality}
-    assert scored == {("big.F16", "big.F32")}
-    assert all(0 <= row.mean_kl < 0.01 and row.top1_agreement > 0.9 for row in swept.quality)
-
-
 @pytest.mark.slow
 def test_the_embedded_default_from_the_command_line(tmp_path: Path) -> None:
     command = [*COMMAND, "bench", "--workload", "edits", "--prompts", "2", "--max-tokens", "24"]
@@ -108,7 +99,7 @@ def test_the_embedded_default_from_the_command_line(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     assert json.loads(ended.stdout)
     rows = read_rows(tmp_path / "run")
-    assert not any(isinstance(row, PairRow | QualityRow) for row in rows)
+    assert not any(isinstance(row, PairRow) for row in rows)
     assert not [row for row in rows if isinstance(row, SkippedRow)]
     page = (tmp_path / "run" / "report.html").read_text()
     assert "<svg" in page and "SmolLM2" in page

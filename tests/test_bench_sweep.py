@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,12 @@ from counted_time import counted_time
 from outrider.backends.fake import FakeModel
 from outrider.core.data import Completion
 from outrider.core.errors import ConstraintError, InputError, ModelFileError, SettingError
-from outrider.lab.bench.results import Results
+from outrider.lab.bench.results import ROWS, Results, Store, read_rows
 from outrider.lab.bench.runs import _Runner
-from outrider.lab.bench.store import ROWS, Store, read_rows
 from outrider.lab.bench.sweep import run_sweep
+from outrider.lab.bench.target import Progress
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFile
-from outrider.lab.progress import Progress
 from outrider.lab.record import Case
 from outrider.lab.rows import (
     AnswerRow,
@@ -157,7 +157,7 @@ def signature(rows: list[Row]) -> Counter[str]:
 def _timeless(row: Row) -> dict[str, Any]:
     data = row.model_dump()
     auto = "setting" in data and Setting.of(data["setting"]).is_auto
-    drop = {"calls", "own_s", "own_token_s", "curve", "hiccups"}
+    drop = {"calls", "own_s", "own_token_s", "curve"}
     if auto:
         drop |= {"target_calls", "draft_calls", "drafted", "accepted", "forced"}
     data = {k: v for k, v in data.items() if not k.endswith("_s") and k not in drop and k != "seconds"}
@@ -278,6 +278,18 @@ def test_minutes_that_are_too_few_are_refused_after_one_answer(tmp_path: Path) -
     assert len(of(read_rows(tmp_path / "run"), AnswerRow)) == 1
     results = run_sweep(plan(tmp_path, minutes=60), tmp_path / "run", loader=FakeLoader())
     assert results.done and len(results.answers) == 4
+
+
+def test_minutes_that_no_machine_could_keep_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    class Huge(FakeLoader):
+        def find(self, references: Sequence[str], taken: Sequence[ModelFile] = ()) -> list[ModelFile]:
+            found = super().find(references, taken)
+            return [replace(file, card=replace(file.card, bytes_per_token=10**16)) for file in found]
+
+    loader = Huge()
+    with pytest.raises(SettingError, match=r"--minutes 60: reading the weights .* alone takes at least \d+"):
+        run_sweep(plan(tmp_path, minutes=60), tmp_path / "run", loader=loader)
+    assert loader.loaded == []
 
 
 def test_with_little_time_the_automatic_choice_runs_and_later_the_rest(

@@ -17,8 +17,19 @@ from outrider.core.numbers import Interval
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.lab import predict
-from outrider.lab.check import judge_lookup_alone
-from outrider.lab.judged import DraftReport, acceptance_of, judge, tokenizers_of
+from outrider.lab.check import (
+    DraftNumbers,
+    DraftReport,
+    DraftVerdict,
+    acceptance_of,
+    cannot_work,
+    judge,
+    judge_draft,
+    judge_lookup,
+    judge_lookup_alone,
+    overall,
+    tokenizers_of,
+)
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFacts
 from outrider.lab.predict import expect
@@ -28,7 +39,6 @@ from outrider.lab.rows import AnswerRow
 from outrider.lab.settings import PLAIN
 from outrider.lab.statistics import share_of, speedup_of
 from outrider.lab.subject import TOO_LONG, DraftOffers, Subject, offered, why_unusable
-from outrider.lab.verdict import DraftNumbers, DraftVerdict, cannot_work, judge_draft, judge_lookup, overall
 from outrider.models.gguf import read_card
 from outrider.models.vocab import compare
 from recordings import FLAT, SMALL, STEEP, DraftKind, TextKind, curve, recording
@@ -83,7 +93,7 @@ def test_a_cheap_draft_that_is_right_pays() -> None:
     assert report.step_ratio == pytest.approx(0.05) and report.bytes_ratio == 1.0
     assert report.speedups is not None and report.speedups.llama_cpp_default is not None
     assert report.speedups.auto.value > 1.5
-    assert report.speedups.bound.value >= report.speedups.best.value >= report.speedups.auto.value - 1e-9
+    assert report.speedups.best.value >= report.speedups.auto.value - 1e-9
 
 
 def test_a_draft_that_is_never_right_does_not_pay() -> None:
@@ -336,7 +346,7 @@ def test_answers_end_with_the_time_and_come_from_all_workloads() -> None:
     model = TimedModel(constant(0.1))
     target = LoadedTarget("timed", model)
     questions = questions_of([workload("one", 9), workload("two", 9)], target)
-    assert [question.case.workload.name for question in questions[:4]] == ["one", "two"] * 2
+    assert [case.workload.name for case in questions[:4]] == ["one", "two"] * 2
     answers = record_answers(target, questions, curve({1: 1.0}), seconds=30, clock=model.clock)
     assert 4 <= len(answers) < 18 and model.now < 45
     assert {a.row.workload for a in answers} == {"one", "two"}

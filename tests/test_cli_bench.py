@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 
 from bench_rows import bench_rows
-from cli_helpers import Call, refused
+from cli_helpers import Call, call, refused
 from outrider.costs.store import PairCosts, export_costs
+from outrider.lab.bench.figures import bests
 from outrider.lab.bench.plan import SweepPlan, plan_text
-from outrider.lab.bench.report.view import View
-from outrider.lab.bench.results import Results
-from outrider.lab.bench.store import ROWS
-from outrider.lab.progress import Progress
+from outrider.lab.bench.results import ROWS, Results
+from outrider.lab.bench.target import Progress
+from outrider.lab.settings import Setting
 from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.models.hub import HubOptions
+from outrider.session import describe_policy
 from recordings import FLAT, SMALL, curve
+from tiny_gguf import write_tiny
 
 
 class Sweep:
@@ -95,12 +97,12 @@ def test_without_anything_the_defaults_are_swept(run: Call, sweep: Sweep, tmp_pa
 def test_flags_override_the_file(run: Call, sweep: Sweep, tmp_path: Path) -> None:
     plan = tmp_path / "mine.toml"
     plan.write_text(
-        'targets = ["a.gguf"]\nbackends = "ik"\nfinalists = 5\n'
+        'targets = ["a.gguf"]\nbackend = "ik"\nfinalists = 5\n'
         'workloads = ["chat", {name = "code", max_tokens = 9}]'
     )
     assert run(plan, "-md", "d.gguf", "-md", "e*.gguf", "--finalists", 1, "--temp", "0.5").status == 0
     found = sweep.plans[0]
-    assert found.backends == ("ik",)
+    assert found.backend == "ik"
     assert found.targets == (str(tmp_path / "a.gguf"),) and found.drafts == ("d.gguf", "e*.gguf")
     assert found.finalists == 1 and found.name == "mine" and sweep.folders == [Path("mine")]
     assert found.workloads == (
@@ -116,7 +118,7 @@ def test_every_flag_arrives(run: Call, sweep: Sweep, tmp_path: Path) -> None:
         -m t.gguf --draft d.gguf --no-lookup-only --workload edits --workload q.jsonl#math --prompts 3
         --max-tokens 40 --temp 0.2 --seed 7 --drafters lookup,model --draft-lengths 2,4-6 --p-mins 0,0.9
         --finalists 4 --control auto --repetitions 5 --minutes 1.5 --costs costs.json
-        -c 512 -t 2 -tb 3 -ngl 12 -fa on --backend llama.cpp,ik --no-quality --offline -hft secret -o out
+        -c 512 -t 2 -tb 3 -ngl 12 -fa on --backend ik --offline -hft secret -o out
     """)
     outcome = run(*flags)
     assert outcome.status == 0, outcome.err
@@ -130,11 +132,9 @@ def test_every_flag_arrives(run: Call, sweep: Sweep, tmp_path: Path) -> None:
     assert (plan.drafters, plan.draft_lengths, plan.p_mins) == (("lookup", "model"), (2, 4, 5, 6), (0.0, 0.9))
     assert (plan.finalists, plan.controls, plan.seed) == (4, ("auto",), 7)
     assert (plan.repetitions, plan.minutes, plan.costs) == (5, 1.5, Path("costs.json"))
-    assert (plan.context, plan.quality) == (512, False)
-    assert plan.backends == ("llama.cpp", "ik")
-    options = plan.load_options("ik")
-    loading = options.threads, options.threads_batch, options.gpu_layers, options.flash_attention
-    assert loading == (2, 3, 12, "on")
+    options = plan.load_options()
+    loading = options.backend, options.threads, options.threads_batch, options.gpu_layers
+    assert (plan.context, *loading, options.flash_attention) == (512, "ik", 2, 3, 12, "on")
     assert sweep.hubs == [HubOptions(token="secret", offline=True)] and sweep.folders == [Path("out")]
 
 
@@ -151,8 +151,7 @@ def test_every_flag_arrives(run: Call, sweep: Sweep, tmp_path: Path) -> None:
         ("--workload chats --prompts 0", "--workload: 0: it has to be 1 or more"),
         ("--workload none.jsonl", "none.jsonl: no such file"),
         ("--workload other/file", "other/file: it holds no prompts"),
-        ("--backend cuda", "--backend: 'cuda' is not known; choose one of auto, ik, llama.cpp"),
-        ("--backend auto,ik", "several backends: auto takes one of them by itself"),
+        ("--backend cuda", "backend: 'cuda' is not known; choose one of auto, ik, llama.cpp"),
         ("-ngl some", "-ngl some: not a number of layers"),
         ("--costs none.json", "none.json: there is no such file"),
         ("-o other", "other: the folder holds other files, and no run to continue"),
@@ -196,10 +195,10 @@ def test_the_summary_as_json(run: Call, finished: Path, tmp_path: Path) -> None:
             bounds = cell["measured_speedup"]
             assert bounds["low"] <= bounds["value"] <= bounds["high"]
             assert cell["outcome"] in ("faster", "slower", "tie") and cell["plain_tokens_per_s"]["value"] > 0
-        shown = View(results).bests
+        shown = bests(results)
         for cell in measured:
             there = shown[cell["target"], cell["draft"], cell["workload"]]
-            assert (cell["best_setting"], cell["outcome"]) == (there.setting, there.outcome)
+            assert (cell["best_setting"], cell["outcome"]) == (there.cell.setting, there.outcome)
         assert len(measured) == sum(there.is_measured for there in shown.values())
     assert not list(tmp_path.glob("finished/*.html")), "a report is written where it is asked for"
 
@@ -240,3 +239,29 @@ def test_exporting_a_run(run: Call, finished: Path, tmp_path: Path) -> None:
         rows += len(table.read_text().splitlines())
         assert rows == len(results.runs) + sum(len(row.cases) for row in results.predictions)
     assert "End it in .csv or .jsonl" in refused(run("export", finished, "--to", tmp_path / "rows.xls"))
+
+
+# The command that a report recommends
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model, in a cache of its own: what its calls cost is measured once."""
+    folder = tmp_path_factory.mktemp("measured")
+    write_tiny(folder / "tiny.gguf")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["plain", "auto", "auto lookup", "auto model", "model 3", "both 2/0.75"])
+def test_the_commands_flags_ask_for_the_setting(
+    name: str, measured: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(measured))
+    file = str(measured / "tiny.gguf")
+    usual = ("run", "-m", file, "-md", file, "-t", "1", "-n", "1", "-p", "the", "--raw", "--json")
+    outcome = call(monkeypatch, capfdbinary, *usual, *Setting.of(name).flags)
+    wanted = Setting.of(name).policy(curve(FLAT), {"draft": curve(FLAT)})
+    settings = json.loads(outcome.out)["settings"]
+    assert settings["policy"] == describe_policy(wanted)
+    if name in ("model 3", "both 2/0.75"):
+        assert ("lookup" in settings["drafters"]) == Setting.of(name).uses_lookup, settings["drafters"]

@@ -19,11 +19,10 @@ from outrider.fleet.ray.machines import MissingFile, at_hand, facts_here, host_i
 from outrider.fleet.ray.pieces import Kit, Piece, Where, work
 from outrider.lab.bench.report import print_report
 from outrider.lab.bench.report.words import winners
-from outrider.lab.bench.results import Results
-from outrider.lab.bench.store import read_rows
+from outrider.lab.bench.results import Results, read_rows
 from outrider.lab.bench.sweep import Sweep, run_sweep
+from outrider.lab.bench.target import Progress
 from outrider.lab.models import ModelFile, find_models
-from outrider.lab.progress import Progress
 from outrider.lab.rows import CostsRow, DoneRow, MachineRow, PredictionRow, Row, RunRow
 from outrider.models.cache import fingerprint
 from outrider.models.embedded import embedded_default
@@ -45,7 +44,7 @@ class InPieces:
         for kind in self.kinds:
             sweep.store.append(MachineRow(machine=kind, facts={"cpu": kind}, hosts=(kind,)))
         for kind in self.kinds:
-            piece = Piece("measure", (targets[0],), tuple(drafts), kind)
+            piece = Piece(targets[0], tuple(drafts), kind)
             for cut in (*self.cuts, None):
                 for number, item in enumerate(work(piece, kit, sweep.store.rows, Where(kind, kind, "node"))):
                     if not isinstance(item, Progress):
@@ -145,10 +144,10 @@ def test_what_goes_wrong_in_a_piece_is_raised_where_its_rows_are_taken(tmp_path:
             raise BackendError(file.name, "it does not fit")
 
     sweep = plan(tmp_path)
-    target = FakeLoader().find(["target"])
+    [target] = FakeLoader().find(["target"])
     kit = Kit(sweep, (), Broken(), HubOptions(), has_files=False)
     with pytest.raises(BackendError, match="does not fit"):
-        list(work(Piece("measure", tuple(target)), kit, [], Where("a", "b", "c")))
+        list(work(Piece(target, (), "a"), kit, [], Where("a", "b", "c")))
 
 
 # Machines

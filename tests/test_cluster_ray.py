@@ -23,11 +23,11 @@ import pytest
 from bench_models import FakeLoader, plan
 from clusters import TESTS, cluster, kill_node
 from outrider.core.errors import BackendError, SettingError
-from outrider.lab.bench.store import read_rows
+from outrider.lab.bench.results import read_rows
 from outrider.lab.bench.sweep import run_sweep
+from outrider.lab.bench.target import Progress
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile, find_models
-from outrider.lab.progress import Progress
 from outrider.lab.rows import BlockRow, CostsRow, ModelRow, PredictionRow, Row, RunRow
 from outrider.models.hub import HubOptions
 from test_bench_sweep import signature
@@ -70,7 +70,7 @@ def sweep(folder: Path, address: str, **given: Any) -> list[Row]:
     loader, made = given.pop("loader", SlowLoader()), plan(folder, **CONTROLS)
     machines = given.pop("machines", ())
     with joined(address):
-        elsewhere = RaySweep(made.backends, loader.check_backend, HubOptions(), machines, has_files=False)
+        elsewhere = RaySweep(made.backend, loader.check_backend, HubOptions(), machines, has_files=False)
         run_sweep(made, folder / "run", loader=loader, elsewhere=elsewhere, **given)
     return read_rows(folder / "run")
 
@@ -129,7 +129,7 @@ def test_a_kind_that_no_node_has_is_refused(three: Any, tmp_path: Path) -> None:
 
 def test_nodes_without_the_backend_are_refused(three: Any, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"none of its nodes can work .*: backend .* not installed"):
-        sweep(tmp_path, three.address, loader=FakeLoader(missing=plan(tmp_path).backends))
+        sweep(tmp_path, three.address, loader=FakeLoader(missing=["auto"]))
     assert not (tmp_path / "run").exists()
 
 

@@ -14,7 +14,7 @@ from outrider.core.notices import collect_notices
 from outrider.core.params import SamplingParams
 from outrider.lab.certify.text_equality import compare_texts
 from outrider.lab.distill.export import read_provenance
-from outrider.lab.held_out import is_held_out
+from outrider.lab.prompts import is_held_out
 from outrider.lab.written_prompts import written_prompts
 from outrider.models import embedded
 from outrider.models.embedded import EMBEDDED_NAME, embedded_draft, embedded_is_intact

@@ -25,9 +25,8 @@ from outrider.lab.distill.generate import generate
 from outrider.lab.distill.material import Material
 from outrider.lab.distill.plan import Data, DistillPlan, Training, claim
 from outrider.lab.distill.questions import Question, asked
-from outrider.lab.held_out import conversation_hash, is_held_out
 from outrider.lab.loaded import LoadedTarget
-from outrider.lab.prompts import Prompt
+from outrider.lab.prompts import Prompt, conversation_hash, is_held_out
 from outrider.lab.workloads import BUILT_IN, load_workload
 from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.lab.written_prompts import written_prompts

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.errors import SettingError
-from outrider.lab.held_out import HELD_OUT_SHARE, conversation_hash, is_held_out
-from outrider.lab.prompts import Prompt
+from outrider.lab.prompts import HELD_OUT_SHARE, Prompt, conversation_hash, is_held_out
 from outrider.models.vocab.subset import Subset, choose_subset, coverage
 from vocabularies import TableVocabulary, Token
 

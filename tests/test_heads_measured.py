@@ -23,16 +23,15 @@ from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab import predict
 from outrider.lab.bench.plan import SweepPlan
-from outrider.lab.bench.report.choice import choices
-from outrider.lab.bench.report.view import View
+from outrider.lab.bench.report.words import choices
 from outrider.lab.bench.results import Results
 from outrider.lab.bench.sweep import run_sweep
-from outrider.lab.judged import acceptance_of
+from outrider.lab.check import acceptance_of
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget
 from outrider.lab.models import OWN_HEAD, find_model, find_models, own_head
 from outrider.lab.predict import DRAFT
 from outrider.lab.recording import Offers, Recording
-from outrider.lab.replay import hindsight_bound, replay
+from outrider.lab.replay import replay
 from outrider.lab.rows import ModelRow
 from outrider.lab.settings import Setting
 from outrider.models.gguf import read_card
@@ -132,8 +131,6 @@ def test_a_replay_makes_the_calls_of_the_real_run(pair: tuple[LoadedTarget, Load
             ]
             accepted += sum(record.num_accepted for record in steps)
             rejected += sum(len(record.draft) - record.num_accepted for record in steps)
-            bound_s = hindsight_bound(made, curve(FLAT), {DRAFT: curve(SMALL)}, free=[])
-            assert bound_s <= played.seconds + 1e-9
     assert accepted > 20 and rejected > 20
 
 
@@ -199,16 +196,9 @@ def test_check_measures_the_targets_own_head(program: Call) -> None:
     assert head["verdict"]["outcome"] in ("pays", "undecided", "does not pay")
     assert 0 < head["acceptance"]["rate"]["value"] < 1 and 0 < head["answers"] <= shown["sample"]["answers"]
     assert head["step_ratio"] > 0 and head["break_even"] and 0 < head["bytes_ratio"] < 1
-    assert head["speedups"]["bound"]["value"] >= head["speedups"]["auto"]["value"] > 0
+    assert head["speedups"]["best"]["value"] >= head["speedups"]["auto"]["value"] > 0
     assert head["model"]["path"] == shown["target"]["path"] and head["rewind"] == "free"
     assert shown["pays"] == any(found["verdict"]["pays"] for found in (*shown["drafts"], shown["lookup"]))
-
-
-@pytest.mark.slow
-def test_a_head_is_measured_beside_drafts(program: Call) -> None:
-    shown = json.loads(program(*CHECK, *MAINLINE, "drafts/draft.gguf", "--json").out)
-    assert [(d["model"]["name"], d["kind"]) for d in shown["drafts"]] == [("draft", "model"), ("mtp", "mtp")]
-    assert all(draft["acceptance"] for draft in shown["drafts"])
 
 
 @pytest.mark.parametrize("kind", ["eagle3 llama", pytest.param("mtp glm4moe", marks=pytest.mark.slow)])
@@ -227,15 +217,6 @@ def test_a_file_of_heads_is_measured_as_a_draft(kind: str, program: Call, tmp_pa
     )
     assert refused.status == 2 and str(files.head) in refused.said and refused.out == ""
     assert program("check", str(files.head), *usual).status == 2, "it is no target"
-
-
-@pytest.mark.slow
-def test_what_people_read_of_a_head(program: Call) -> None:
-    outcome = program(*CHECK, *MAINLINE)
-    lines, text = outcome.out.splitlines(), " ".join(outcome.out.split())
-    assert "draft mtp" in lines and max(map(len, lines)) <= 80
-    assert "MTP layers that draft from the target's hidden states" in text
-    assert "outrider trim" not in text
 
 
 def test_a_head_that_is_not_wanted_or_cannot_run(program: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,9 +299,8 @@ def test_a_sweep_runs_a_head_as_a_draft(swept: Results) -> None:
 
 
 def test_the_report_of_a_sweep_with_a_head(swept: Results) -> None:
-    view = View(swept)
-    assert view.columns_of("target") == [None, OWN_HEAD] and view.columns_of("headless") == [None]
-    for choice in choices(view):
+    assert swept.columns_of("target") == [None, OWN_HEAD] and swept.columns_of("headless") == [None]
+    for choice in choices(swept):
         assert "-md" not in choice.command
         with_head = choice.ran.target == "target" and choice.ran.draft is None
         assert ("--no-mtp" in choice.command) == with_head

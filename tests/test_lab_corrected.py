@@ -8,7 +8,7 @@ import pytest
 
 from outrider.core.data import Draft, DraftWork, StepRecord
 from outrider.costs import CallCosts, CallPoint
-from outrider.lab.corrected import corrected, corrected_by_drafts
+from outrider.lab.subject import corrected, corrected_by_drafts
 
 
 def test_recorded_calls_correct_a_curve() -> None:

@@ -22,7 +22,7 @@ from outrider.core.data import Draft, Mask, Row
 from outrider.core.errors import VocabularyMismatch
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter, Rows
-from outrider.lab.judged import tokenizers_of
+from outrider.lab.check import tokenizers_of
 from outrider.lab.recording import record_offers
 from outrider.lab.subject import pair_row
 from outrider.models.vocab import Alignment, align, compare, tokenizer_id

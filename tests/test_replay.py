@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from constrained import OneOf, Pieces
 from engines import (
@@ -40,10 +43,11 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.engine.tokenization import PreferredConstraint, PreferredTokenization
 from outrider.lab.recording import Offers, Recording, as_json, read_recordings, record_offers
-from outrider.lab.replay import hindsight_bound, replay
+from outrider.lab.replay import replay
 from outrider.models.vocab import align
 from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FixedPolicy
+from policy.bound import hindsight_bound
 from recordings import FLAT, SMALL, STAIRS, TEXT_KINDS, DraftKind, TextKind, curve, recording
 
 GREEDY = SamplingParams(temperature=0)

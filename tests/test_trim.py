@@ -22,9 +22,8 @@ from outrider.core.data import Span
 from outrider.core.errors import ModelFileError, VocabularyMismatch
 from outrider.core.params import SamplingParams
 from outrider.engine import Engine
-from outrider.lab.held_out import conversation_hash
 from outrider.lab.models import find_models
-from outrider.lab.prompts import Prompt, Workload
+from outrider.lab.prompts import Prompt, Workload, conversation_hash
 from outrider.lab.trim.counting import answer_prompts
 from outrider.lab.trim.cut import Cut, write_trimmed
 from outrider.lab.trim.material import prompts_of, texts_of

@@ -23,7 +23,6 @@ from outrider.core.settings import Structure
 from outrider.drafters import registry as drafters
 from outrider.engine import Engine
 from outrider.formats import format_of, syntaxes
-from outrider.lab.bench.report.view import View
 from outrider.lab.bench.results import Results
 from outrider.policy.fixed import FixedPolicy
 from outrider.session import Session
@@ -92,11 +91,11 @@ def test_a_chat_format(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_picture() -> None:
-    prompts: Callable[[View], Any] = example(
-        "Example: a picture", import_module("outrider.lab.bench.report.pictures.costs")
+    prompts: Callable[[Results], Any] = example(
+        "Example: a picture", import_module("outrider.lab.bench.report.pictures")
     )["prompts"]
-    made = prompts(View(Results.read(SWEEP)))
-    assert made.panels[0].svg.startswith("<svg") and made.table.rows
+    made = prompts(Results.read(SWEEP))
+    assert made.panels["Prompts"].startswith("<svg") and made.table.rows
 
 
 def test_a_native_library() -> None:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import Row, argument_parser, geometric_mean, read_rows, run_program, table
 from outrider.costs import CallCosts
 from outrider.costs.store import PairCosts
-from outrider.lab.drawing import draw
+from outrider.lab.bench.report.pictures import draw
 from outrider.lab.plan.calls import PlannedModel, machine_of
 from outrider.lab.plan.catalogue import catalogue
 from outrider.lab.plan.shapes import ModelShape

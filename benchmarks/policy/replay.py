@@ -29,8 +29,9 @@ from outrider.core.contracts import Policy
 from outrider.costs import CallCosts
 from outrider.costs.store import PairCosts
 from outrider.lab.recording import Offers, Recording, read_recordings
-from outrider.lab.replay import Replayed, hindsight_bound
+from outrider.lab.replay import Replayed
 from outrider.policy.auto import AutoPolicy
+from policy.bound import hindsight_bound
 from policy.choices import AUTO, Choice, autos, settings
 from policy.curves import WRONG, read_costs
 from policy.limit import informed_limit

@@ -187,7 +187,7 @@ def bench() -> Any:
         copy(CURVE, "curve.json")
         swept = program(
             "bench", *_TARGET, *_PAIR, *_MACHINE, "--workload", _prompts(folder), "--costs", "curve.json",
-            "--repetitions", "1", "--finalists", "1", "--no-quality", "-n", "16", "--draft-lengths", "0-4",
+            "--repetitions", "1", "--finalists", "1", "-n", "16", "--draft-lengths", "0-4",
             "--json", "-o", "run",
         )  # fmt: skip
         exported = program("bench", "export", "run", "--to", "rows.csv")

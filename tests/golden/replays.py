@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
 from golden.normal import rounded
 from outrider.core.contracts import Policy
 from outrider.costs import CallCosts
 from outrider.costs.store import PairCosts, import_costs
 from outrider.lab.recording import Recording, read_recordings
-from outrider.lab.replay import hindsight_bound, replay
+from outrider.lab.replay import replay
 from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FixedPolicy
+from policy.bound import hindsight_bound
 
 __all__ = ["few_replays", "replays"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.backends.gguf.log import show_log
 from outrider.cli.bench_settings import BenchSettings, ExportSettings, InitSettings, ReportSettings
@@ -19,10 +19,11 @@ from outrider.core.files import check_writable, write_whole
 from outrider.core.schema import settings_of
 from outrider.costs.store import import_costs
 from outrider.lab.bench.plan import SweepPlan, make_plan, plan_text, plan_values
-from outrider.lab.bench.results import Results
-from outrider.lab.bench.store import ROWS
-from outrider.lab.progress import Progress
+from outrider.lab.bench.results import ROWS, Results
 from outrider.lab.workloads.reading import load_workload, workload_values
+
+if TYPE_CHECKING:  # it takes a second to import
+    from outrider.lab.bench.target import Progress
 
 _FLAGS = {
     name: setting.flag
@@ -80,11 +81,11 @@ def _on_cluster(settings: BenchSettings, plan: SweepPlan, stack: ExitStack) -> C
         return None
     from outrider.fleet.ray.joining import joined
     from outrider.fleet.ray.sweeping import RaySweep
-    from outrider.lab.bench.loader import Loader
+    from outrider.lab.bench.target import Loader
 
     stack.enter_context(joined(settings.ray))
     hub = hub_options(settings)
-    return RaySweep(plan.backends, Loader(plan, (), hub).check_backend, hub, settings.machines)
+    return RaySweep(plan.backend, Loader(plan, (), hub).check_backend, hub, settings.machines)
 
 
 def _note_unfinished(results: Results, repetitions: int, errors: Screen) -> None:
@@ -110,9 +111,8 @@ def plan_of(settings: BenchSettings) -> SweepPlan:
 
 
 def _plain_flags(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The plan's settings that flags give, without the workloads."""
     flags = {name: given[name] for name in _FLAGS if name in given}
-    for name in ("p_mins", "drafters", "backends"):
+    for name in ("p_mins", "drafters"):
         if name in flags:
             flags[name] = [part.strip() for part in flags[name].split(",") if part.strip()]
     if "gpu_layers" in flags and flags["gpu_layers"] != "all" and not flags["gpu_layers"].isdecimal():

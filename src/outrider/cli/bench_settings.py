@@ -63,7 +63,6 @@ class Swept(Group):
     p_mins: str | None = setting(
         None, metavar="P", help="Ends of drafts: below these probabilities. Default: 0,0.5,0.75."
     )
-    quality: bool = setting(True, help="Score quantizations of a model against the best (default).")
 
 
 class Precision(Group):
@@ -109,13 +108,8 @@ class SweepLoading(Group):
     flash_attention: str | None = setting(
         None, "-fa", "--flash-attn", metavar="WHEN", help="Flash attention: on, off or auto."
     )
-    backends: str | None = setting(
-        None,
-        "--backend",
-        "--backends",
-        metavar="NAMES",
-        help="Native library: llama.cpp, ik, both (llama.cpp,ik: each target under each, and which to take), "
-        "or auto (the default): the faster one for each target.",
+    backend: str | None = setting(
+        None, metavar="NAME", help="Native library: llama.cpp, ik, or auto (the default): the faster one."
     )
     library: Path | None = setting(None, "--llama-library", help="A build of your own: libllama of either.")
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from pydantic import ValidationError
 from rich.text import Text
 
-from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.log import show_log
-from outrider.backends.gguf.options import LoadOptions
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.load_options import load_options
 from outrider.cli.output import readable, write_json
@@ -21,20 +19,23 @@ from outrider.core.contracts import RewindKind
 from outrider.core.errors import SettingError
 from outrider.core.invalid import invalid
 from outrider.core.numbers import gigabytes, milliseconds, short_count
-from outrider.lab.check import CheckRequest, LookupReport, Report, Sample
-from outrider.lab.check import check as check_pair
-from outrider.lab.judged import Acceptance, BreakEven, Calls, DraftReport, Tokenizers
-from outrider.lab.models import (
-    ModelFacts,
-    ModelFile,
-    find_model,
-    find_models,
-    own_head,
-    usable_backends,
+from outrider.lab.check import (
+    Acceptance,
+    Calls,
+    CheckRequest,
+    DraftReport,
+    DraftVerdict,
+    LookupReport,
+    Outcome,
+    Report,
+    Sample,
+    Tokenizers,
+    as_text,
 )
+from outrider.lab.check import check as check_pair
+from outrider.lab.models import ModelFacts, ModelFile, find_model, find_models, own_head
 from outrider.lab.predict import Speedups
 from outrider.lab.prompts import Workload
-from outrider.lab.verdict import DraftVerdict, Outcome, as_text
 from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
 from outrider.models.embedded import embedded_draft
 from outrider.models.finding import find_drafts
@@ -47,8 +48,7 @@ from outrider.session.drafts import FoundFile, listed, of_draft, why_no_head
 def check(settings: CheckSettings) -> int:
     """Check, and show; returns the exit status: 0 if something pays, else 1."""
     errors = Screen(stderr=True)
-    backend = _backend(settings.backend, errors)
-    asking = _asking(settings.model_copy(update={"backend": backend}))
+    asking = _asking(settings)
     show_log(settings.verbose)
     with LoadInterrupt(), errors.progress() as progress:
         report = check_pair(asking, progress)
@@ -83,24 +83,6 @@ def _asking(settings: CheckSettings) -> CheckRequest:
         options=options,
         draft_options=load_options(settings, draft=True),
     )
-
-
-def _backend(asked: str, errors: Screen) -> str:
-    """The backend to load with: of several the faster one. A note names any that is not installed. Raises
-    SettingError, or BackendError if none is."""
-    names = list(dict.fromkeys(name.strip() for name in asked.split(",")))
-    if len(names) == 1:
-        return names[0]
-    if "auto" in names:
-        raise SettingError(f"--backend {asked}", "auto takes one of them by itself", "Leave it out.")
-    usable, refused = usable_backends(names, lambda name: _open(LoadOptions(backend=name)))
-    for error in refused.values():
-        errors.note(f"{error.what}: {error.why}")
-    return "auto" if len(usable) > 1 else usable[0]
-
-
-def _open(options: LoadOptions) -> None:
-    next(candidates(options))
 
 
 def _drafts_here(
@@ -163,9 +145,6 @@ def print_check(console: Screen, report: Report) -> None:
         rows = [("measured" if file.reference in checked else "-", str(file)) for file in report.found]
         _block(console, "drafts found", rows)
     print_judged(console, report)
-    if report.backend:
-        lines = [f"measured with --backend {report.backend}", report.library_to_take]
-        _block(console, "library", [("verdict", lines)])
     if len(report.drafts) != 1 and (report.drafts or report.lookup is None):
         _block(console, "verdict", [("", report.verdict)])
     console.say(f"took {report.seconds:.0f} s on {report.machine}", "dim")
@@ -207,7 +186,7 @@ def _lookup_rows(lookup: LookupReport) -> Rows:
         found = f"{lookup.accepted / lookup.drafted:.0%} of {lookup.drafted} tokens right"
     return [
         ("looked up", found),
-        ("pays from", _break_even(lookup.break_even)),
+        ("pays from", break_even_line(lookup.break_even)),
         ("expected", _speedups(lookup.speedups)),
     ]
 
@@ -239,7 +218,7 @@ def _draft_rows(draft: DraftReport, report: Report) -> Rows:
     return [
         *rows,
         ("right", [_acceptance(draft.acceptance), _positions(draft.acceptance)]),
-        ("pays from", _break_even(draft.break_even)),
+        ("pays from", break_even_line(draft.break_even)),
         ("expected", expected),
     ]
 
@@ -250,7 +229,6 @@ def _speedups(speedups: Speedups) -> list[str]:
         f"{as_text(speedups.auto)} automatic, over plain decoding",
         f"{as_text(speedups.best)} best setting on these prompts: {speedups.best_setting}",
         f"{as_text(default)} llama.cpp's default, 3 tokens" if default else "",
-        f"{as_text(speedups.bound)} in hindsight, with every choice right",
     ]
 
 
@@ -303,7 +281,3 @@ def _acceptance(acceptance: Acceptance) -> str:
 def _positions(acceptance: Acceptance) -> str:
     shares = " ".join("-" if share is None else f"{share:.0%}" for share in acceptance.by_position)
     return f"by place in the draft: {shares}"
-
-
-def _break_even(found: Sequence[BreakEven]) -> str:
-    return break_even_line({even.drafted_tokens: even.acceptance for even in found})

@@ -69,7 +69,6 @@ def costs(settings: CostsSettings) -> int:
 
 
 def _check(settings: CostsSettings) -> None:
-    """Raise SettingError for what cannot work, before anything is loaded."""
     check_context("-c", settings.ctx_size)
     if settings.costs is None:
         return
@@ -85,17 +84,16 @@ def _check(settings: CostsSettings) -> None:
 def _tune(
     settings: CostsSettings, paths: dict[str, Path], options: dict[str, LoadOptions], report: Report
 ) -> dict[str, Tuning]:
+    def progress(role: str, what: str, part: float) -> None:
+        report(f"{role}: {what}", part)
+
     seconds = settings.seconds or _TUNE_SECONDS
     found: dict[str, Tuning] = {}
     for role, path in paths.items():
-
-        def report_role(what: str, part: float, role: str = role) -> None:
-            report(f"{role}: {what}", part)
-
-        given = options[role]
-        if role == "draft":
+        is_draft, given, told = role == "draft", options[role], partial(progress, role)
+        if is_draft:
             given = in_same_library(found["target"].options, given)
-        found[role] = tune(path, given, draft=role == "draft", seconds=seconds, progress=report_role)
+        found[role] = tune(path, given, draft=is_draft, seconds=seconds, progress=told)
     return found
 
 
@@ -155,6 +153,8 @@ def _show(settings: CostsSettings, pair: PairCosts, notices: list[str], tunings:
     for role, tuning in tunings.items():
         if tuning.trials:
             print_trials(console, role, tuning)
+        elif tuning.compared:
+            console.say(f"{role}: {tuning.compared}")
     print_costs(console, pair)
 
 
@@ -168,14 +168,11 @@ _ACCEPTANCES = (0.5, 0.7, 0.9)
 
 def print_costs(console: Screen, pair: PairCosts) -> None:
     """The curves, and what they mean for drafts."""
-    names = {
-        role: readable(str(about.get("model", "")))
-        for role, about in (pair.about or {}).items()
-        if isinstance(about, dict)
-    }
-    _print_curve(console, "target", names.get("target", ""), pair.target)
-    if pair.draft is not None:
-        _print_curve(console, "draft", names.get("draft", ""), pair.draft)
+    for role, curve in (("target", pair.target), ("draft", pair.draft)):
+        if curve is not None:
+            about: Any = (pair.about or {}).get(role)
+            name = about.get("model", "") if isinstance(about, dict) else ""
+            _print_curve(console, role, readable(str(name)), curve)
     _print_meaning(console, pair)
 
 
@@ -217,7 +214,6 @@ def _print_meaning(console: Screen, pair: PairCosts) -> None:
 
 
 def _break_evens(pair: PairCosts) -> list[tuple[int, float | None, float | None]]:
-    """Drafted tokens, and the break-even acceptance of lookup and of the draft model."""
     lookup = StepCosts.of(pair.target)
     draft = None if pair.draft is None else StepCosts.of(pair.target, pair.draft)
     return [(n, lookup.break_even(n), None if draft is None else draft.break_even(n)) for n in _DRAFTED]

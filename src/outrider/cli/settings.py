@@ -186,13 +186,6 @@ class CheckSettings(Hub, JsonOutput, Verbose, Context, Loading):
     seconds: float = setting(
         45.0, panel="Checking", help="Time for the target's answers, and again for each draft."
     )
-    backend: str = setting(
-        "auto",
-        "--backend",
-        "--backends",
-        metavar="NAMES",
-        help="Native library: llama.cpp, ik, or auto and llama.cpp,ik: the faster one here, and by how much.",
-    )
 
 
 class QuantizeSettings(Hub, JsonOutput, Threads):

@@ -18,10 +18,10 @@ from outrider.cli.screen import Rows, Screen
 from outrider.cli.settings import TrimSettings
 from outrider.core.errors import SettingError
 from outrider.core.numbers import gigabytes, milliseconds, percent
+from outrider.lab.check import as_text
 from outrider.lab.models import ModelFile
 from outrider.lab.trim.report import Report, agreement_of, step_s_of
 from outrider.lab.trim.trim import TrimRequest, trim
-from outrider.lab.verdict import as_text
 from outrider.models.reference import local_shards
 
 _SHOWN_SIZES = 7

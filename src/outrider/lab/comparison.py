@@ -20,7 +20,7 @@ from outrider.core.data import Completion, Grammar, Request, Row
 from outrider.core.errors import SettingError
 from outrider.core.sequences import common_prefix
 from outrider.engine import Engine
-from outrider.lab.teacher_forced import teacher_forced
+from outrider.lab.recording import teacher_forced
 from outrider.sampling import RequestSampler
 from outrider.session.readout import Readout, read_out
 from outrider.verify import scores

@@ -25,9 +25,8 @@ from outrider.engine import Engine
 from outrider.formats import ToolSpec, format_of
 from outrider.lab.models import ModelFacts, ModelFile, card_fields
 from outrider.lab.prompts import Prompt
-from outrider.lab.recording import Offers, Recording, record_offers
+from outrider.lab.recording import Offers, Recording, record_offers, teacher_forced
 from outrider.lab.rows import ModelRow, Role
-from outrider.lab.teacher_forced import teacher_forced
 from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import read_card
 from outrider.models.vocab import Alignment
@@ -127,7 +126,6 @@ class Loaded(ExitStack):
         return LoadedDraft(self._file.name, self._model, alignment, prior, self._feeder, self.close)
 
     def _grown(self) -> int | None:
-        """The bytes that the process has grown by so far."""
         now = resident_bytes()
         return None if now is None or self._before is None else max(now - self._before, 0)
 

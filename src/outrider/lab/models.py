@@ -6,13 +6,13 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from outrider.core.errors import BackendError, ModelFileError
+from outrider.core.errors import ModelFileError
 from outrider.models.cache import fingerprint
 from outrider.models.gguf import ModelCard, check_whole, read_card
 from outrider.models.hub import HubOptions
@@ -34,7 +34,6 @@ class ModelFile:
     path: Path
     card: ModelCard
     fingerprint: str
-    """of the file's content"""
     backend: str = "auto"
     """what loads it, where it is a target: one of `LoadOptions`' backends"""
 
@@ -90,35 +89,6 @@ def find_model(reference: str, *, hub: HubOptions, purpose: str = "", way_out: s
     return found[0]
 
 
-def under_backends(models: Sequence[ModelFile], backends: Sequence[str], *, several: bool) -> list[ModelFile]:
-    """Every model under each backend; where there are `several`, its name says which: "model (ik)"."""
-    return [
-        replace(model, name=f"{model.name} ({backend})" if several else model.name, backend=backend)
-        for model in models
-        for backend in backends
-    ]
-
-
-def usable_backends(
-    names: Iterable[str], check: Callable[[str], None]
-) -> tuple[list[str], Mapping[str, BackendError]]:
-    """Those that are here, and what is wrong with each other one: `check` raises it.
-
-    Raises BackendError where none is here.
-    """
-    usable, refused = list[str](), dict[str, BackendError]()
-    for name in names:
-        try:
-            check(name)
-        except BackendError as error:
-            refused[name] = error
-        else:
-            usable.append(name)
-    if not usable:
-        raise next(iter(refused.values()))
-    return usable, refused
-
-
 def _paths(reference: str, hub: HubOptions) -> list[Path]:
     expanded = os.path.expanduser(reference)
     if reference.startswith("hf:") or not glob.has_magic(expanded) or os.path.exists(expanded):
@@ -132,7 +102,6 @@ def _paths(reference: str, hub: HubOptions) -> list[Path]:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Of the file itself, whatever link leads to it."""
     status = path.stat()
     return status.st_dev, status.st_ino
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
 
-from outrider.core.contracts import FREE, Lookup, Rewinding
+from outrider.core.contracts import FREE, Rewinding
 from outrider.core.data import StepRecord
 from outrider.core.numbers import Interval
 from outrider.costs import CallCosts
@@ -19,7 +19,7 @@ from outrider.engine import PreferredTokenization
 from outrider.engine.tokenization import PreferredConstraint
 from outrider.lab.record import Answer
 from outrider.lab.recording import Recording
-from outrider.lab.replay import ForcedDrafter, hindsight_bound, replay
+from outrider.lab.replay import replay
 from outrider.lab.rows import AnswerRow, CaseOutcome
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, LLAMA_CPP_DEFAULT, PLAIN, Setting, grid
 from outrider.lab.statistics import speedup_of
@@ -33,7 +33,6 @@ _TIMED_CASES = 3
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 _P_MINS = (0.0, 0.5, 0.75)
 _DRAFTERS = ("lookup", "model", "both")
-BOUND = "bound"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +150,6 @@ def outcome_of(case: str, records: Sequence[StepRecord], plain_s: float) -> Case
     )
 
 
-def bound_s(case: Recording, prices: Prices) -> float:
-    """The least seconds that these drafters allowed, known afterwards."""
-    free: list[Lookup] = [SuffixDrafter()]
-    if case.constrain is not None:
-        free.append(ForcedDrafter(case.constrain()))
-    drafts = {} if prices.draft is None else {DRAFT: prices.draft}
-    return hindsight_bound(case, prices.target, drafts, free=free, own_s=prices.plain_own_s)
-
-
 @dataclass(frozen=True, slots=True)
 class Speedups:
     """Expected speed-ups over plain decoding. `best` is the fastest of all settings, chosen on these
@@ -169,44 +159,44 @@ class Speedups:
     best_setting: str
     best: Interval
     llama_cpp_default: Interval | None
-    bound: Interval
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """Decoding seconds of each answer by setting, and by "bound", the hindsight bound. `drafting` is the
-    share of a setting's steps that have a draft; `error` how uncertain the costs of these are against those
-    of plain ones, as a relative standard error. `counts` are the tokens that a setting drafted in each
-    answer, and those of them that were right."""
+    """What each answer came to under each setting, and its decoding seconds. `error` is how uncertain the
+    costs of steps with a draft are against those of plain ones, as a relative standard error."""
 
+    outcomes: Mapping[str, Sequence[CaseOutcome]]
     seconds: Mapping[str, tuple[float, ...]]
-    drafting: Mapping[str, float]
     error: float
-    counts: Mapping[str, tuple[tuple[int, int], ...]]
 
     @property
     def looked_up(self) -> tuple[int, int]:
         """The tokens that lookup alone drafted, and those of them that were right."""
-        counts = self.counts[AUTO_LOOKUP.name]
-        return sum(drafted for drafted, _ in counts), sum(right for _, right in counts)
+        found = self.outcomes[AUTO_LOOKUP.name]
+        return sum(sum(one.drafted) for one in found), sum(sum(one.accepted) for one in found)
+
+    def _drafting(self, setting: str) -> float:
+        """The share of a setting's steps that have a draft."""
+        found = self.outcomes[setting]
+        drafts = sum(outcome.drafted[0] for outcome in found if outcome.drafted)
+        return drafts / max(sum(outcome.target_calls for outcome in found), 1)
 
     def over(self, setting: str, other: str) -> Interval:
         """How much faster one setting is than another."""
         slow_s, fast_s = self.seconds[other], self.seconds[setting]
-        drafting = max(self.drafting.get(setting, 1.0), self.drafting.get(other, 1.0))
+        drafting = max(self._drafting(setting), self._drafting(other))
         return speedup_of(slow_s, fast_s, error=0.0 if slow_s == fast_s else self.error * drafting)
 
     def speedups(self, auto: Setting) -> Speedups:
         """Over plain decoding; `auto` is the automatic choice in question."""
-        names = [name for name in self.seconds if name != BOUND]
-        best = min(names, key=lambda name: sum(map(math.log, self.seconds[name])))
+        best = min(self.seconds, key=lambda name: sum(map(math.log, self.seconds[name])))
         default = LLAMA_CPP_DEFAULT.name
         return Speedups(
             auto=self.over(auto.name, PLAIN.name),
             best_setting=best,
             best=self.over(best, PLAIN.name),
             llama_cpp_default=self.over(default, PLAIN.name) if default in self.seconds else None,
-            bound=self.over(BOUND, PLAIN.name),
         )
 
 
@@ -223,25 +213,16 @@ def expect(
     if settings is None:
         settings = grid(_LENGTHS, _P_MINS, _DRAFTERS, has_model=draft is not None)
     read_s = [0.0 if draft is None else draft.prefill_s(len(answer.recording.prompt)) for answer in answers]
-    seconds: dict[str, tuple[float, ...]] = {}
-    drafting: dict[str, float] = {}
-    counts: dict[str, tuple[tuple[int, int], ...]] = {}
-    for setting in settings:
-        found = predict([answer.recording for answer in answers], setting, prices)
-        seconds[setting.name] = tuple(
+    recordings = [answer.recording for answer in answers]
+    outcomes = {setting.name: predict(recordings, setting, prices) for setting in settings}
+    seconds = {
+        name: tuple(
             outcome.seconds - (reading_s * (1 - answer.whole_ratio) if outcome.draft_calls else 0.0)
             for answer, outcome, reading_s in zip(answers, found, read_s, strict=True)
         )
-        drafts = sum(outcome.drafted[0] for outcome in found if outcome.drafted)
-        drafting[setting.name] = drafts / max(sum(outcome.target_calls for outcome in found), 1)
-        counts[setting.name] = tuple((sum(outcome.drafted), sum(outcome.accepted)) for outcome in found)
-    bounds_s = []
-    for answer, reading_s in zip(answers, read_s, strict=True):
-        token_s = reading_s / len(answer.recording.prompt) * answer.whole_ratio
-        read_in_part = draft and CallCosts(draft.points, prefill_token_s=token_s)
-        bounds_s.append(bound_s(answer.recording, replace(prices, draft=read_in_part)))
-    seconds[BOUND] = tuple(bounds_s)
+        for name, found in outcomes.items()
+    }
     # A call over a single token, which all ratios are to, is as uncertain as its measured spread.
     curves = [target] if draft is None else [target, draft]
     single = [[p.spread_ratio for p in c.points if p.num_tokens == p.num_sequences == 1] for c in curves]
-    return Expectation(seconds, drafting, max(min(found, default=0.05) for found in single), counts)
+    return Expectation(outcomes, seconds, max(min(found, default=0.05) for found in single))

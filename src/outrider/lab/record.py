@@ -7,10 +7,11 @@ turn: these calls show what it really costs to check so many tokens within the e
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from time import perf_counter
+from typing import TypeVar
 
 from outrider.core.data import Completion, DraftToken, Request, StepRecord
 from outrider.core.errors import ConstraintError, GrammarError, OutriderError, PromptError
@@ -24,6 +25,8 @@ from outrider.lab.recording import Offers, Recording
 from outrider.lab.rows import AnswerRow
 from outrider.lab.workloads.lines import text_of
 from outrider.policy.fixed import FixedPolicy
+
+_Key = TypeVar("_Key")
 
 PROBED_LENGTHS = (3, 1, 7, 2, 5, 15, 4, 11, 6, 8, 0, 12, 10, 16, 9, 13, 14)
 """Drafted tokens of successive probing calls; lengths that are often drafted come first."""
@@ -150,21 +153,13 @@ def recording_of(
 ANSWER_TOKENS = 64
 """The most of an answer: many short answers tell more about other prompts than few long ones."""
 _MIN_TOKENS = 16
-_SHORT_TOKENS = 8
+SHORT_TOKENS = 8
 """Nothing can be saved on shorter answers, so they say nothing about drafts."""
 _MIN_ANSWERS = 4
 """Made even if the time is up: fewer tell too little about others."""
 MAX_ANSWERS = 24
 _WANTED_ANSWERS = 8
 """An answer may take such a part of the time: a slow target makes shorter ones, not fewer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A prompt of a workload, in tokens too."""
-
-    case: Case
-    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +174,7 @@ class Answer:
     whole_ratio: float
 
 
-def questions_of(workloads: Sequence[Workload], target: LoadedTarget) -> list[Question]:
+def questions_of(workloads: Sequence[Workload], target: LoadedTarget) -> list[Case]:
     """The prompts of all workloads in turn, those of each in a shuffled order. Of conversations with
     follow-ups the first turn is asked.
 
@@ -189,12 +184,12 @@ def questions_of(workloads: Sequence[Workload], target: LoadedTarget) -> list[Qu
     with collect_notices() as notices:
         columns = [_column(workload, target) for workload in workloads]
     notify(*notices)
-    found = [question for row in zip_longest(*columns) for question in row if question is not None]
+    found = [asked for row in zip_longest(*columns) for asked in row if asked is not None]
     if not found:
         why = notices[-1] if notices else "there are none"
         raise PromptError("prompts", why, "Name a workload or a file (--prompts).")
     context = target.model.context_length
-    fitting = [question for question in found if len(question.tokens) + 2 * ANSWER_TOKENS <= context]
+    fitting = [case for case, tokens in found if len(tokens) + 2 * ANSWER_TOKENS <= context]
     if not fitting:
         why = f"each of them needs more than the target's context of {context} tokens"
         raise PromptError("prompts", why, "Give shorter ones (--prompts), or a larger context (-c).")
@@ -203,7 +198,7 @@ def questions_of(workloads: Sequence[Workload], target: LoadedTarget) -> list[Qu
     return fitting
 
 
-def _column(workload: Workload, target: LoadedTarget) -> list[Question]:
+def _column(workload: Workload, target: LoadedTarget) -> list[tuple[Case, tuple[int, ...]]]:
     prompts = list(workload.prompts)
     random.Random(0).shuffle(prompts)
     if target.template is None and any(not isinstance(prompt.messages, str) for prompt in prompts):
@@ -213,7 +208,7 @@ def _column(workload: Workload, target: LoadedTarget) -> list[Question]:
     for prompt in prompts:
         case = Case(workload, prompt, 0)
         try:
-            found.append(Question(case, target.encode(prompt)))
+            found.append((case, target.encode(prompt)))
         except PromptError as error:
             notify(f"{workload.name}, {prompt.id} is left out: {error.why}")
     return found
@@ -229,7 +224,7 @@ def as_text(prompt: Prompt) -> Prompt:
 
 def record_answers(
     target: LoadedTarget,
-    questions: Sequence[Question],
+    questions: Sequence[Case],
     costs: CallCosts,
     *,
     seconds: float,
@@ -246,12 +241,12 @@ def record_answers(
     started = clock()
     found: list[Answer] = []
     short = 0
-    for number, question in enumerate(questions[:most]):
+    for number, case in enumerate(questions[:most]):
         spent = clock() - started
         progress(min(spent / seconds, 1.0))
         if spent > seconds and len(found) >= _MIN_ANSWERS:
             break
-        case, prompt_tokens = question.case, len(question.tokens)
+        prompt_tokens = len(target.encode(case.prompt))
         token_s = costs.call_s(1, context=prompt_tokens)
         affordable = int((seconds / _WANTED_ANSWERS - costs.prefill_s(prompt_tokens)) / token_s)
         limit = min(max(affordable, _MIN_TOKENS), ANSWER_TOKENS, case.max_tokens)
@@ -262,7 +257,7 @@ def record_answers(
         except (GrammarError, ConstraintError) as error:
             notify(f"{case.workload.name}, {case.prompt.id} is left out: {error.why}")
             continue
-        if len(row.tokens) < _SHORT_TOKENS:
+        if len(row.tokens) < SHORT_TOKENS:
             short += 1
             continue
         is_cut = row.finish_reason == "length" and limit < case.max_tokens
@@ -273,3 +268,38 @@ def record_answers(
     if short:
         notify(f"left out for ending within a few tokens, where drafts save nothing: {short} of the answers")
     return found
+
+
+def answered(
+    engine: Engine,
+    following: Callable[[], tuple[_Key, Request] | None],
+    is_over: Callable[[], bool] = lambda: False,
+) -> Generator[tuple[_Key, Completion | OutriderError]]:
+    """The requests' completions as they end, or why a request cannot be answered.
+
+    `following` gives the next request under a name of the caller's, None where there is none at the moment.
+    Once `is_over`, which is asked before each call, all ends as far as it has come. The engine has no other
+    requests, and stores nothing once this is closed. Raises BackendError when a call fails.
+    """
+    running: dict[int, _Key] = {}
+    held: tuple[_Key, Request] | None = None
+    try:
+        while not is_over():
+            while (held := held or following()) is not None and engine.has_room(held[1]):
+                (key, request), held = held, None
+                try:
+                    running[engine.submit(request)] = key
+                except OutriderError as error:
+                    yield key, error
+            if not running:
+                return
+            for update in engine.step():
+                if (ended := update.error or update.completion) is not None:
+                    yield running.pop(update.record.request), ended
+        for request_id, key in running.items():
+            if (completion := engine.cancel(request_id)) is not None:
+                yield key, completion
+    finally:
+        for request_id in running:
+            engine.cancel(request_id)
+        engine.reset()

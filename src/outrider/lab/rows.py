@@ -24,7 +24,6 @@ class Ran(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     machine: str
-    """the kind of machine, as in `MachineRow`"""
     host: str
     """names the physical host: nodes and containers on it have the same"""
     node: str
@@ -55,13 +54,10 @@ class HeadRow(_Row):
     kind: Literal["head"] = "head"
     schema_version: str = SCHEMA
     started: str
-    """ISO 8601, UTC"""
     machine: dict[str, Any]
     """`cpu`, `physical_cores`, `devices`, `memory_bytes`, `python`, `outrider`, `commit`, `llama_cpp`"""
     plan: dict[str, Any]
-    """the plan as plain data"""
     prompts: dict[str, str] = {}
-    """by workload a digest of its prompts"""
 
 
 class ModelRow(_MachineRow):
@@ -73,7 +69,6 @@ class ModelRow(_MachineRow):
     role: Role
     path: str
     fingerprint: str
-    """of the file's content"""
     architecture: str
     quantization: str
     parameters: int
@@ -87,7 +82,6 @@ class ModelRow(_MachineRow):
     memory_bytes: int | None = None
     """what loading weights and contexts added to the process; None where it was not measured"""
     beside: str | None = None
-    """of a head: its target"""
 
 
 class PairRow(_Row):
@@ -137,7 +131,6 @@ class CostsRow(_MachineRow):
     model: str
     role: Role
     curve: dict[str, Any]
-    """`CallCosts.as_json`"""
     own_s: dict[str, float] = {}
     """the engine's own seconds in a step, by who drafted: "plain", "lookup", "auto", "draft" """
     own_token_s: float = 0.0
@@ -162,22 +155,6 @@ class OffersRow(_Row):
     departures: dict[int, tuple[tuple[int, float], ...]]
     block: int = 1
     seconds: float
-    """what scoring took"""
-
-
-class QualityRow(_Row):
-    """How a quantization of a target scores the reference's texts, over one case."""
-
-    kind: Literal["quality"] = "quality"
-    target: str
-    reference: str
-    workload: str
-    case: str
-    num_tokens: int
-    mean_kl: float
-    """mean over the positions of KL(reference || target), in nats"""
-    top1_agreement: float
-    """share of positions where both have the same most likely token"""
 
 
 class CaseOutcome(BaseModel):
@@ -195,7 +172,6 @@ class CaseOutcome(BaseModel):
     drafted: tuple[int, ...]
     """tokens drafted at the first, second, … place of a draft"""
     accepted: tuple[int, ...]
-    """those of them that were accepted"""
     draft_s: float
     """of `seconds`, the draft model's calls (its reading of the prompt included)"""
     verify_s: float
@@ -244,11 +220,9 @@ class RunRow(_MachineRow):
     equal: bool | None = None
     """whether the tokens are those of the recorded answer; None when sampled"""
     divergence: int | None = None
-    """the first token that is another"""
     finish_reason: str = ""
     seed: int | None = None
     started_s: float = 0.0
-    """since the block began"""
 
 
 class BlockRow(_MachineRow):
@@ -259,10 +233,6 @@ class BlockRow(_MachineRow):
     target: str
     workload: str
     repetition: int
-    hiccups: int
-    """target calls of a single token that took more than twice the block's median"""
-    calls: int
-    """target calls of a single token"""
 
 
 class SkippedRow(_Row):
@@ -286,7 +256,6 @@ class MachineRow(_MachineRow):
 
     kind: Literal["machine"] = "machine"
     facts: dict[str, Any]
-    """as in the head"""
     hosts: tuple[str, ...]
     """the physical hosts of this kind, as in `Ran`"""
 
@@ -298,7 +267,6 @@ Row = Annotated[
     | AnswerRow
     | CostsRow
     | OffersRow
-    | QualityRow
     | PredictionRow
     | RunRow
     | BlockRow

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 from statistics import NormalDist
@@ -27,33 +26,23 @@ _REPETITION_DRAWS = 400
 _MAX_SPLITS = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A geometric mean over cases with its interval, and the chance that a true value of 1 looks as far off
-    (two-sided; 1 where nothing was drawn)."""
-
-    interval: Interval
-    p_value: float
-
-
 Strata = Sequence[Sequence[tuple[Floats, Floats]]]
 """Groups of cases that count the same, workloads; of each case the seconds per token of two settings, shape
 (repetitions,) each, in the same blocks. The figure is first over second."""
 
 
-def estimate(strata: Strata, *, paired: bool = True) -> Estimate:
+def estimate(strata: Strata) -> Interval:
     """Of each case the ratio of medians; over the cases of a group, then over groups, the geometric mean.
 
     Each draw resamples cases within their group, and within each case its repetitions, the same for both
-    settings. Not `paired`: the two were not measured in the same blocks, and are drawn apart; they may differ
-    in number.
+    settings.
     """
     rng = np.random.default_rng(_SEED)
     logs = [np.log([np.median(first) / np.median(second) for first, second in group]) for group in strata]
     value = float(np.mean([group.mean() for group in logs]))
-    drawn = np.mean([_draws(group, rng, paired) for group in strata], axis=0)
+    drawn = np.mean([_draws(group, rng) for group in strata], axis=0)
     num_cases = sum(map(len, strata))
-    repetitions = min(min(len(first), len(second)) for group in strata for first, second in group)
+    repetitions = min(len(first) for group in strata for first, _ in group)
     # What is drawn are cases, or repetitions where the cases are single. Drawing again and again
     # understates their spread.
     by_cases = num_cases > len(strata)
@@ -67,21 +56,16 @@ def estimate(strata: Strata, *, paired: bool = True) -> Estimate:
         low, high = np.quantile(drawn, [tail, 1 - tail])
     # An interval always holds its figure: medians of few repetitions can be lopsided.
     ends = math.exp(min(float(low), value)), math.exp(max(float(high), value))
-    several = num_cases if num_cases > len(strata) else 1
-    interval = Interval(math.exp(value), *ends, several, repetitions)
-    spread = float(drawn.std()) * stretch
-    known = degrees > 0 and spread > 1e-12
-    return Estimate(interval, t_tail(abs(value) / spread, degrees) if known else 1.0)
+    return Interval(math.exp(value), *ends, num_cases if by_cases else 1, repetitions)
 
 
-def _draws(cases: Sequence[tuple[Floats, Floats]], rng: np.random.Generator, paired: bool) -> Floats:
+def _draws(cases: Sequence[tuple[Floats, Floats]], rng: np.random.Generator) -> Floats:
     """Means over one group's cases of log ratios, each of medians over repetitions drawn again; shape
     (draws,)."""
     resampled = np.empty((len(cases), _REPETITION_DRAWS))
     for ratios, (first, second) in zip(resampled, cases, strict=True):
         chosen = rng.integers(len(first), size=(_REPETITION_DRAWS, len(first)))
-        theirs = chosen if paired else rng.integers(len(second), size=(_REPETITION_DRAWS, len(second)))
-        ratios[:] = np.log(np.median(first[chosen], axis=1) / np.median(second[theirs], axis=1))
+        ratios[:] = np.log(np.median(first[chosen], axis=1) / np.median(second[chosen], axis=1))
     shape = (DRAWS, len(cases))
     drawn = rng.integers(len(cases), size=shape)
     means: Floats = resampled[drawn, rng.integers(_REPETITION_DRAWS, size=shape)].mean(axis=1)
@@ -158,7 +142,7 @@ def speedup_of(slow_s: Sequence[float], fast_s: Sequence[float], *, error: float
     """The geometric mean of the answers' ratios, first over second. `error` is a relative standard error that
     all answers share, that of measured costs. A single answer has an interval without ends: 0 to infinity."""
     cases = [(np.array([slow]), np.array([fast])) for slow, fast in zip(slow_s, fast_s, strict=True)]
-    found = estimate([cases]).interval
+    found = estimate([cases])
     if len(cases) < 2:
         return Interval(found.value, 0.0, math.inf, 1)
     below, above = math.log(found.value / found.low), math.log(found.high / found.value)

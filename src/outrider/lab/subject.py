@@ -3,23 +3,25 @@ up, what they would have offered all along the answers, and what their calls cos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 from time import perf_counter
+
+import numpy as np
 
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import Rewinding, RewindKind
 from outrider.core.data import StepRecord
 from outrider.core.errors import PromptError
 from outrider.core.notices import collect_notices, notify
-from outrider.costs import CallCosts
+from outrider.costs import CallCosts, CallPoint
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.drafters.model import ModelDrafter
-from outrider.lab.corrected import corrected, corrected_by_drafts
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget, Progress
 from outrider.lab.models import ModelFacts, ModelFile
 from outrider.lab.predict import DRAFT, Prices, prices_of
-from outrider.lab.record import MAX_ANSWERS, Answer, Case, Question, record_answers, recording_of, request_of
+from outrider.lab.record import MAX_ANSWERS, Answer, Case, record_answers, recording_of, request_of
 from outrider.lab.rows import AnswerRow, OffersRow, PairRow
 from outrider.models.gguf import ModelKind
 from outrider.models.vocab import Alignment, AlignmentReport, compare
@@ -27,6 +29,10 @@ from outrider.policy.fixed import FixedPolicy
 from outrider.policy.state import PretrainedCalibration
 
 _MIN_ANSWERS = 4
+_MIN_CALLS = 3
+"""of a size that make its ratio known"""
+_MAX_RATIO = 4.0
+"""A larger ratio is a disturbance of the machine."""
 _PROBED_ANSWERS = 2
 _PROBED_LENGTH = 4
 _PROBED_TOKENS = 24
@@ -107,6 +113,61 @@ def probe_draft(
     return found
 
 
+# Measured curves corrected by real answers: calls of a generation are not quite those of a measurement.
+
+
+def corrected(measured: CallCosts, calls: Iterable[tuple[int, int, float]]) -> CallCosts:
+    """The curve as real calls show it, each given by its tokens, its context and its seconds.
+
+    Every size takes the median ratio of its real calls to the curve, other sizes their neighbours'.
+    """
+    ratios: dict[int, list[float]] = {}
+    for num_tokens, context, seconds in calls:
+        ratio = seconds / measured.call_s(num_tokens, context=context)
+        ratios.setdefault(num_tokens, []).append(ratio)
+    known = {n: _bounded(median(found)) for n, found in sorted(ratios.items()) if len(found) >= _MIN_CALLS}
+    if not known:
+        return measured
+    sizes, values = np.log(list(known)), list(known.values())
+    spread = next((point.spread_ratio for point in measured.points), 0.05)
+    there = {point.num_tokens for point in measured.points if point.num_sequences == 1}
+    added = [
+        CallPoint(n, measured.call_s(n, context=0), spread_ratio=spread) for n in known if n not in there
+    ]
+    points = [
+        replace(p, seconds=p.seconds * float(np.interp(np.log(p.num_tokens), sizes, values)))
+        for p in (*measured.points, *added)
+    ]
+    return CallCosts(points, prefill_token_s=measured.prefill_token_s, window=measured.window)
+
+
+def corrected_by_drafts(measured: CallCosts, records: Sequence[StepRecord], target: CallCosts) -> CallCosts:
+    """A draft model's curve as the steps show it in which it drafted, with the engine's own time for each of
+    its tokens made part of its calls.
+
+    All times are those of a machine on which the `target`'s calls take what its curve says: a slow moment
+    shows in the target's calls of the same steps, and is taken out. Steps that read a prompt do not count.
+    """
+    steps = [record for record in records if record.work.calls and not record.read_tokens]
+    if not steps:
+        return measured
+    slowness = median(r.verify_s / target.call_s(r.num_evaluated, context=r.position) for r in steps)
+    expected_s = [sum(measured.call_s(n, context=r.position) for n in r.work.call_tokens) for r in steps]
+    ratio = _bounded(median(r.work.model_s / s for r, s in zip(steps, expected_s, strict=True)) / slowness)
+    own_s = median(max(r.draft_s - r.work.model_s, 0.0) / r.work.calls for r in steps) / slowness
+    read_s = sum(record.work.prefill_s for record in records) / slowness
+    read_tokens = sum(record.work.prefill_tokens for record in records)
+    return CallCosts(
+        [replace(point, seconds=point.seconds * ratio + own_s) for point in measured.points],
+        prefill_token_s=read_s / read_tokens if read_s and read_tokens else measured.prefill_token_s,
+        window=measured.window,
+    )
+
+
+def _bounded(ratio: float) -> float:
+    return min(max(ratio, 1 / _MAX_RATIO), _MAX_RATIO)
+
+
 def target_costs(measured: CallCosts, answers: Sequence[AnswerRow]) -> CallCosts:
     """The target's curve, corrected by all calls of its answers: one that is measured by itself is not quite
     the one in a generation, where other memory was used in between and all rows of logits are read."""
@@ -124,7 +185,7 @@ class Subject:
 
     def answering(
         self,
-        questions: Sequence[Question],
+        questions: Sequence[Case],
         *,
         seconds: float,
         most: int = MAX_ANSWERS,

@@ -91,7 +91,6 @@ def _fill(text: str, values: Mapping[Draw, Any]) -> str:
 
 @cache
 def _collection() -> tuple[Mapping[str, Sequence[Template]], Slots]:
-    """The templates by category, in alphabetical order, and all slots."""
     categories: dict[str, list[Template]] = {}
     slots: dict[str, Sequence[Any]] = {}
     folder = resources.files("outrider.lab.written")

@@ -123,7 +123,6 @@ def _find(weights: Weights, progress: Progress, *, hasty: bool) -> Equality:
 
 
 def _why_not(weights: Weights) -> str:
-    """What rules equal bits out from the start."""
     if not weights.rewinding.is_free:
         return "it cannot forget tokens freely"
     if weights.window_tokens and weights.library.reuses_window_cells:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from outrider.backends.gguf.guard import check_build
 from outrider.backends.gguf.libraries import candidates, installed
@@ -64,8 +63,8 @@ Stage = Callable[[LoadOptions], list[LoadOptions]]
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The options to use, and every set that was tried, in order. `compared` is the chosen library against
-    the other in a line, where there were two."""
+    """The options to use, and every set that was tried just now, in order. `compared` is the chosen library
+    against the other in a line, where there were two."""
 
     options: LoadOptions
     trials: tuple[Trial, ...]
@@ -78,21 +77,12 @@ def tuned_options(path: Path, options: LoadOptions, *, draft: bool = False) -> T
     data = read_entry(_place(path, options, draft))
     if data is None:
         return None
-
-    def chosen(tuned: dict[str, Any]) -> LoadOptions:
-        return replace(options, **{name: tuned[name] for name in _TUNED})
-
-    def trial(found: dict[str, Any]) -> Trial:
-        costs = CallCosts.from_json(found["costs"], "trial")
-        return Trial(str(found["changed"]), chosen(found["options"]), costs, float(found["score"]))
-
     try:
-        trials = tuple(map(trial, data.get("trials", ())))
-        found = Tuning(chosen(data["tuned"]), trials, str(data.get("compared", "")))
+        chosen = replace(options, **{name: data["tuned"][name] for name in _TUNED})
     except (SettingError, TypeError, KeyError, ValueError):
         return None
     here = {str(library.file.path) for library in candidates(options)}
-    return found if found.options.library in here else None
+    return Tuning(chosen, (), str(data.get("compared", ""))) if chosen.library in here else None
 
 
 def choose_options(
@@ -114,13 +104,10 @@ def choose_options(
         found = tuned_options(path, replace(options, backend="auto"), draft=draft)
         if found and found.options.backend == options.backend:
             return found
-        trials = [t for t in found.trials if t.options.backend == options.backend] if found else []
-        if trials:
-            return Tuning(min(trials, key=lambda trial: trial.score).options, tuple(trials))
     if not measure or read_card(path).file_bytes < _MIN_FILE_BYTES:
         return Tuning(options, ())
     libraries = _libraries(path, options)
-    if len(libraries) == 1 and (_is_on_gpu(libraries[0]) or not _without(libraries[0], _KERNELS)):
+    if len(libraries) == 1 and (_is_on_gpu(libraries[0]) or not _without(libraries[0])):
         return Tuning(options, ())
     seconds = _QUICK_SECONDS * (_DRAFT_SHARE if draft else 1.0)
     return tune(path, options, draft=draft, seconds=seconds, progress=progress, quick=True)
@@ -144,23 +131,18 @@ def tune(
     Raises ModelFileError, OutOfMemory or BackendError.
     """
     libraries = _libraries(path, options)
-    kernels = [("kernels", tuple(_KERNELS))]
-    if not quick:  # time for each by itself
-        kernels = [("kernels", ("extra_buffer_types",)), ("attention", ("flash_attention",))]
-    stages: dict[str, Stage] = {"libraries": lambda _best: libraries}
-    stages |= {what: partial(_without, kernels=names) for what, names in kernels}
+    stages: dict[str, Stage] = {"libraries": lambda _best: libraries, "kernels": _without}
     stages |= {} if quick else {"threads": _threads}
     survived = best = libraries[0]
     stages = {what: stage for what, stage in stages.items() if any(tried != best for tried in stage(best))}
     trials, gained, compared = list[Trial](), 1.0, ""
     for i, (what, stage) in enumerate(stages.items()):
-        needs_context = what == "attention" or (quick and what == "kernels")
         costs = _measure(
             path,
             [best, *(tried for tried in stage(best) if tried != best)],
             seconds=seconds / len(stages),
             draft=draft,
-            context=_CONTEXT_TOKENS if needs_context else 0,
+            context=_CONTEXT_TOKENS if what == "kernels" else 0,
             sizes=FEW_SIDE_SIZES if quick else SIDE_SIZES,
             report=_part(i, len(stages), partial(progress or _silent, what)),
         )
@@ -169,19 +151,9 @@ def tune(
         trials += [replace(trial, score=trial.score * gained) for trial in new[1 if trials else 0 :]]
         gained *= reached
         compared = compared or compare_libraries(best, new)
-    record = {"model": path.name, "tuned": _tuned(best), "compared": compared}
-    kept = [_trial_as_json(trial) for trial in trials]
-    write_entry(_place(path, options, draft), {**record, "trials": kept})
+    tuned = {name: getattr(best, name) for name in _TUNED}
+    write_entry(_place(path, options, draft), {"model": path.name, "tuned": tuned, "compared": compared})
     return Tuning(best, tuple(trials), compared)
-
-
-def _tuned(options: LoadOptions) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in _TUNED}
-
-
-def _trial_as_json(trial: Trial) -> dict[str, Any]:
-    own = {"options": _tuned(trial.options), "costs": trial.costs.as_json()}
-    return {"changed": trial.changed, **own, "score": trial.score}
 
 
 def _silent(_what: str, _part: float) -> None: ...
@@ -193,7 +165,6 @@ def _part(index: int, count: int, report: Callable[[float], None]) -> Callable[[
 
 
 def _place(path: Path, options: LoadOptions, draft: bool) -> Path:
-    """Where the choice for this model under these options is kept."""
     left_out = (*_WITHOUT_EFFECT, *RARELY_SET)
     kept = {name: value for name, value in asdict(options).items() if name not in left_out}
     kept |= options.rarely_set()
@@ -243,10 +214,10 @@ def _is_on_gpu(options: LoadOptions) -> bool:
     return next(iter(candidates(options))).uses_gpu(options)
 
 
-def _without(options: LoadOptions, kernels: Iterable[str]) -> list[LoadOptions]:
-    """Sets that lack one of these kernels each, as far as the user left the choice open."""
+def _without(options: LoadOptions) -> list[LoadOptions]:
+    """Sets that lack one of the kernels each, as far as the user left the choice open."""
     found = []
-    for name in kernels:
+    for name in _KERNELS:
         if getattr(options, name) == getattr(LoadOptions(), name):
             with suppress(SettingError):  # a quantized cache needs flash attention
                 found.append(replace(options, **{name: _KERNELS[name]}))  # type: ignore[arg-type]

@@ -140,7 +140,6 @@ def compare_libraries(best: LoadOptions, trials: Sequence[Trial]) -> str:
 
 
 def _title(options: LoadOptions) -> str:
-    """The library that is named, in words."""
     title = TITLES.get(options.backend, options.backend)
     built = {str(native_library()): "this CPU", str(cuda_library()): "NVIDIA cards"}
     return f"{title} built for {built[options.library]}" if options.library in built else title

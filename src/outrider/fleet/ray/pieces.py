@@ -6,27 +6,19 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from queue import Queue
-from tempfile import TemporaryDirectory
 from threading import Thread
 from time import monotonic, time
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from outrider.fleet.ray.machines import at_hand
-from outrider.lab.bench.loader import Loader
 from outrider.lab.bench.plan import SweepPlan
-from outrider.lab.bench.runs import RealRuns
-from outrider.lab.bench.target import TargetWork
-from outrider.lab.loaded import LoadedTarget
+from outrider.lab.bench.runs import find_out
+from outrider.lab.bench.target import Loader, Meter, Progress, TargetWork
 from outrider.lab.models import ModelFile
-from outrider.lab.progress import Meter, Progress
 from outrider.lab.prompts import Workload
-from outrider.lab.rows import DoneRow, Ran, Row
+from outrider.lab.rows import Ran, Row
 from outrider.models.hub import HubOptions
-
-Stage = Literal["measure", "quality"]
-"""everything about a target on one kind of machine, alone on its host; or how quantizations score"""
 
 Item = Row | Progress
 """What a piece gives: rows, and how far it is in between."""
@@ -42,30 +34,21 @@ class Where(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Work on a target, or on the quantizations of one model. `machine` is the kind that is measured,
-    `reference` the target whose texts quality is scored on."""
+    """Everything about a target on one kind of machine, alone on its host."""
 
-    stage: Stage
-    targets: tuple[ModelFile, ...]
-    drafts: tuple[ModelFile, ...] = ()
-    machine: str = ""
-    reference: str = ""
-
-    @property
-    def target(self) -> ModelFile:
-        """The target, or the first of several."""
-        return self.targets[0]
+    target: ModelFile
+    drafts: tuple[ModelFile, ...]
+    machine: str
 
     @property
     def name(self) -> str:
         """No other's in a sweep."""
-        return " | ".join([self.stage, self.target.name, *filter(None, [self.machine])])
+        return f"{self.target.name} on {self.machine}"
 
     @property
     def file_bytes(self) -> int:
         """Of what has to be in memory at once, at least."""
-        drafts = sum(file.card.file_bytes for file in self.drafts)
-        return max(file.card.file_bytes for file in self.targets) + drafts
+        return sum(file.card.file_bytes for file in (self.target, *self.drafts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,35 +125,11 @@ class _Found:
 
 
 def _do(piece: Piece, kit: Kit, found: _Found, left_s: float) -> None:
-    meter, end_s = Meter(found.put), monotonic() + left_s
-    with TemporaryDirectory(prefix="outrider-") as folder:
-        for file in map(kit.find, piece.targets):
-            meter.say("loading", file.name)
-            target, row = kit.loader.target(file)
-
-            def work(machine: str, file: ModelFile = file, target: LoadedTarget = target) -> TargetWork:
-                given = kit.plan, kit.workloads, kit.loader, file, target, found.rows, found.append, meter
-                return TargetWork(*given, machine, is_timed=bool(machine))
-
-            with closing(target):
-                mine = work(piece.machine)
-                mine.note_model(row)
-                if piece.stage == "quality":
-                    mine.quality(Path(folder), piece.reference, is_compared=len(piece.targets) > 1)
-                else:
-                    drafts = [kit.find(draft) for draft in piece.drafts]
-                    _measure(work(""), mine, drafts, lambda: end_s - monotonic())
-
-
-def _measure(
-    shared: TargetWork, mine: TargetWork, drafts: Sequence[ModelFile], left_s: Callable[[], float]
-) -> None:
-    """What holds on every machine, where another has not found it out; then what holds on this kind."""
-    if not shared.record():
-        mine.append(DoneRow(target=mine.name, repetitions=mine.plan.repetitions))
-        return
-    shared.score(drafts)
-    mine.measure_target()
-    mine.score(drafts)
-    mine.replay()
-    RealRuns(mine, left_s).run()
+    meter, end_s, file = Meter(found.put), monotonic() + left_s, kit.find(piece.target)
+    meter.say("loading", file.name)
+    target, row = kit.loader.target(file)
+    with closing(target):
+        given = kit.plan, kit.workloads, kit.loader, file, target, found.rows, found.append, meter
+        work = TargetWork(*given, piece.machine)
+        work.note_model(row)
+        find_out(work, [kit.find(draft) for draft in piece.drafts], lambda: end_s - monotonic())

@@ -17,8 +17,8 @@ from outrider.fleet.ray.joining import ENVIRONMENT, find_nodes, nodes_alive
 from outrider.fleet.ray.machines import MissingFile, Node, same_kind
 from outrider.fleet.ray.pieces import Item, Kit, Piece, Where, work
 from outrider.lab.bench.sweep import Sweep
+from outrider.lab.bench.target import Progress
 from outrider.lab.models import ModelFile
-from outrider.lab.progress import Progress
 from outrider.lab.rows import AnswerRow, MachineRow, Row
 from outrider.models.hub import HubOptions
 
@@ -46,14 +46,14 @@ class RaySweep:
     Raises SettingError where no node can work, before anything is written.
 
     Args:
-        backends: The native libraries that the plan names; `check` raises BackendError where one is missing.
+        backend: The native library that the plan names; `check` raises BackendError where it is missing.
         machines: The kinds of machines that are measured, where not all are.
         has_files: False in tests, whose models are no files.
     """
 
     def __init__(
         self,
-        backends: Sequence[str],
+        backend: str,
         check: Callable[[str], None],
         hub: HubOptions,
         machines: Sequence[str] = (),
@@ -61,7 +61,7 @@ class RaySweep:
         has_files: bool = True,
     ) -> None:
         self._hub, self._has_files = hub, has_files
-        self._nodes, self._left_out = find_nodes(backends, check, machines)
+        self._nodes, self._left_out = find_nodes([backend], check, machines)
 
     def __call__(self, sweep: Sweep, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
         """All that has no row yet; rows are added to the sweep's store in the calling thread alone. Raises
@@ -141,52 +141,24 @@ class _Driver:
         """Every piece that can begin. Of a target one kind of machine comes after the other: the first makes
         its answers, on which the others measure."""
         for file in self.targets:
-            pieces = (Piece("measure", (file,), self.drafts[file.name], kind) for kind in self.kinds)
+            pieces = (Piece(file, self.drafts[file.name], kind) for kind in self.kinds)
             left = (p for p in pieces if p.name not in self.done and not self.sweep.is_done(file, p.machine))
             if (piece := next(left, None)) is not None:
-                yield piece
-        if self.sweep.plan.quality:
-            yield from self._quality()
-
-    def _quality(self) -> Iterator[Piece]:
-        """The quantizations of one model, once all have answered: one after the other on one machine."""
-        for reference in dict.fromkeys(self.sweep.relatives.values()):
-            family = [f for f in self.targets if self.sweep.relatives.get(f.name) == reference]
-            family.sort(key=lambda file: file.name != reference)
-            waiting = {piece.target.name for piece in self._measuring()}
-            answered = [file for file in family if _has_answers(self.sweep.store.rows, file.name)]
-            is_answered = waiting.isdisjoint(file.name for file in family)
-            if is_answered and len(answered) > 1 and answered[0].name == reference:
-                yield Piece("quality", tuple(answered), reference=reference)
-
-    def _measuring(self) -> Iterator[Piece]:
-        """What is not yet measured on the first kind of machine."""
-        for file in self.targets:
-            piece = Piece("measure", (file,), self.drafts[file.name], self.kinds[0])
-            if piece.name not in self.done and not self.sweep.is_done(file, piece.machine):
                 yield piece
 
     # Handing out
 
     def _start(self, piece: Piece) -> None:
         fitting = [node for node in self.nodes if self._fits(piece, node)]
-        if not fitting:
-            gigabytes = piece.file_bytes / 1e9
-            where = f"no node of the kind {piece.machine}" if piece.machine else "no node"
-            self._give_up(piece, f"{where} is left that can do it (it needs {gigabytes:.1f} GB at least)")
-        elif piece.stage == "measure":
+        if fitting:
             self._reserve(piece, fitting)
-        elif sum(not other.hosts for other in self.running.values()) < len(self.nodes):
-            ids = ",".join(node.id for node in fitting)
-            cpus = min(node.cpus for node in fitting)
-            options = {"num_cpus": cpus, "label_selector": {"ray.io/node-id": f"in({ids})"}}
-            self.running[piece.name] = running = _Running(piece)
-            self._submit(running, options)
+        else:
+            why = f"no node of the kind {piece.machine} is left that can do it"
+            self._give_up(piece, f"{why} (it needs {piece.file_bytes / 1e9:.1f} GB at least)")
 
     def _fits(self, piece: Piece, node: Node) -> bool:
-        if piece.machine not in ("", node.kind) or (piece.name, node.host) in self.unfit:
-            return False
-        return node.memory_bytes >= piece.file_bytes
+        is_kind = piece.machine == node.kind and (piece.name, node.host) not in self.unfit
+        return is_kind and node.memory_bytes >= piece.file_bytes
 
     def _reserve(self, piece: Piece, fitting: Sequence[Node]) -> None:
         """Ask for all CPUs of all nodes on a host: then nothing that Ray runs shares it, whoever's it is. One
@@ -212,7 +184,7 @@ class _Driver:
 
     def _waiting(self, piece: Piece) -> int:
         """How many targets have real runs one after the other on a host of this kind, this one among them."""
-        hosts = {node.host for node in self.nodes if piece.machine in ("", node.kind)}
+        hosts = {node.host for node in self.nodes if piece.machine == node.kind}
         waiting = [file for file in self.targets if not self.sweep.is_done(file, piece.machine)]
         return max(-(-len(waiting) // max(len(hosts), 1)), 1)
 
@@ -295,8 +267,7 @@ class _Driver:
     def _give_up(self, piece: Piece, why: str, error: OutriderError | None = None) -> None:
         self.sweep.skip(piece.name, why)
         self.done.add(piece.name)
-        if piece.stage == "measure":
-            self.errors[piece.target.name] = error or BackendError(piece.target.name, why)
+        self.errors[piece.target.name] = error or BackendError(piece.target.name, why)
 
     def _say(self, piece: Piece, now: Progress) -> None:
         """How far all is: a piece counts as much as another."""
@@ -305,7 +276,7 @@ class _Driver:
         ended = len(self.done)
         left_s = spent_s * max(total - ended, 1) / (ended + 1)
         self.sweep.meter.expect("cluster", left_s)
-        on = f"{piece.machine}: " if piece.machine and len(self.kinds) > 1 else ""
+        on = f"{piece.machine}: " if len(self.kinds) > 1 else ""
         self.sweep.meter.say(now.stage, f"{on}{now.detail}")
 
 

@@ -17,10 +17,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from outrider.backends.gguf.options import BACKENDS, LoadOptions
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.errors import SettingError
 from outrider.core.files import read_toml
 from outrider.core.invalid import invalid
+from outrider.core.schema import values_for
 from outrider.lab.models import OWN_HEAD
 from outrider.lab.settings import PLAIN, Setting
 from outrider.lab.workloads.reading import BUILT_IN, Names, Part, WorkloadSpec, several
@@ -88,8 +89,6 @@ class SweepPlan(Part):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     context: Annotated[int, Field(ge=0)] = 0
     """0: as much as the prompts and answers need"""
-    quality: bool = True
-    """score quantizations of one model against the best of them"""
     costs: Path | None = None
     """cost curves to take instead of measuring them"""
 
@@ -107,8 +106,8 @@ class SweepPlan(Part):
     mlock: bool = False
     full_window: bool = True
     extra_buffer_types: bool = True
-    backends: Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)] = ("auto",)
-    """native libraries, each target under each; "auto": the one that is faster for it"""
+    backend: str = "auto"
+    """native library; "auto": of each target the one that is faster for it"""
     library: str = ""
 
     @field_validator("gpu_layers", mode="before")
@@ -123,14 +122,7 @@ class SweepPlan(Part):
             found = [Setting.of(name) for name in names]
         return tuple(dict.fromkeys(setting.name for setting in found if setting != PLAIN))
 
-    @field_validator("backends")
-    @classmethod
-    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        if unknown := [name for name in names if name not in BACKENDS]:
-            raise ValueError(f"{unknown[0]!r} is not known; choose one of {', '.join(BACKENDS)}")
-        return names
-
-    @field_validator("p_mins", "drafters", "backends")
+    @field_validator("p_mins", "drafters")
     @classmethod
     def _once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(dict.fromkeys(values))
@@ -144,18 +136,13 @@ class SweepPlan(Part):
             raise ValueError(
                 f'two of the workloads are called {twice!r}; give one another name: name = "…" beside it'
             )
-        if len(self.backends) > 1 and ("auto" in self.backends or self.library):
-            what = "auto takes one of them by itself" if "auto" in self.backends else "library is one of them"
-            raise ValueError(f"several backends: {what}; leave it out, or name one backend")
         with _as_values():
-            for backend in self.backends:
-                self.load_options(backend)
+            self.load_options()
         return self
 
-    def load_options(self, backend: str) -> LoadOptions:
-        """How the weights of every model are loaded under this backend."""
-        names = LoadOptions.__dataclass_fields__.keys() & SweepPlan.model_fields.keys()
-        return LoadOptions(backend=backend, **{name: getattr(self, name) for name in names})
+    def load_options(self, backend: str = "") -> LoadOptions:
+        """How the weights of every model are loaded, under the plan's backend or another."""
+        return LoadOptions(**values_for(LoadOptions, self) | ({"backend": backend} if backend else {}))
 
 
 @contextmanager

@@ -1,17 +1,32 @@
-"""The rows of a run, read back: by kind, without what does not count, and by cell."""
+"""The rows of a run: in its folder as JSON lines, appended one by one, and read back by kind and by cell.
+
+A row is written whole or not at all, as far as that is in the program's hands; a line that a kill or a full
+disk cut off is taken away when the run goes on, and passed over by readers.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import gzip
+import json
+import os
+import zlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, wraps
+from functools import cached_property
+from io import FileIO
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
-from outrider.core.errors import InputError
-from outrider.lab.bench.store import read_rows
+from pydantic import TypeAdapter, ValidationError
+
+from outrider.core.errors import InputError, SettingError
+from outrider.core.files import reason_of
+from outrider.core.invalid import invalid
 from outrider.lab.rows import (
+    SCHEMA,
     AnswerRow,
     BlockRow,
     CostsRow,
@@ -22,7 +37,6 @@ from outrider.lab.rows import (
     OffersRow,
     PairRow,
     PredictionRow,
-    QualityRow,
     Row,
     RunRow,
     SkippedRow,
@@ -30,7 +44,156 @@ from outrider.lab.rows import (
 from outrider.lab.settings import PLAIN
 
 _R = TypeVar("_R")
-_P = ParamSpec("_P")
+
+ROWS = "rows.jsonl"
+
+_ADAPTER: TypeAdapter[Row] = TypeAdapter(Row)
+_DIGITS = 9
+"""of every float: nanoseconds, and probabilities finer than they are known"""
+_MAY_CHANGE = ("plan: minutes", "plan: repetitions")
+"""when a run goes on"""
+_BEGINNING = b'{"kind":"head"'
+"""A file without a whole row is cut off only where it is a head's beginning: else it is somebody's."""
+_NOT_OURS = "Name the folder of a run of `outrider bench`."
+
+
+class Store(AbstractContextManager["Store"]):
+    """The rows of one run, on disk and in `rows`. Close it, or use it as a context manager."""
+
+    def __init__(self, folder: Path, file: FileIO, rows: list[Row]) -> None:
+        self.folder = folder
+        self.rows = rows
+        self._file = file
+
+    @classmethod
+    def open(cls, folder: Path, head: HeadRow) -> Self:
+        """Begin a run in `folder`, or go on with the one that is there.
+
+        Raises SettingError where that has another plan, where another process is at work on it, or where
+        nothing can be written; InputError where its rows cannot be read.
+        """
+        path = folder / ROWS
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
+        except OSError as error:
+            why = reason_of(error)
+            raise SettingError(str(path), why, "Name a folder that can be written (-o).") from error
+        try:
+            _lock(file, folder)
+            rows, size = _parse(file.readall(), path)
+            file.truncate(size)
+            file.seek(size)
+            store = cls(folder, file, rows)
+            if not rows:
+                store.append(head)
+            _check_same(rows[0], head, folder)
+        except BaseException:
+            file.close()
+            raise
+        return store
+
+    def append(self, row: Row) -> None:
+        """Add a row. Raises SettingError, and leaves the file as it was, where it cannot be written."""
+        plain = row.model_dump(mode="json", exclude_defaults=not isinstance(row, HeadRow))
+        data = (json.dumps(_rounded({"kind": row.kind, **plain}), separators=(",", ":")) + "\n").encode()
+        start = self._file.tell()
+        try:
+            written = 0
+            while written < len(data):
+                written += self._file.write(data[written:]) or 0
+        except OSError as error:
+            self._file.truncate(start)
+            self._file.seek(start)
+            why = f"a row could not be written ({reason_of(error)})"
+            way_out = "Free some space and run it again: it goes on where it was."
+            raise SettingError(str(self.folder / ROWS), why, way_out) from error
+        self.rows.append(row)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """The rows of a run, its head first; a last line that was cut off is passed over. Those of a run that is
+    kept may be packed (rows.jsonl.gz).
+
+    Raises InputError where there is no run, or where a row cannot be read.
+    """
+    path = folder / ROWS if folder.is_dir() else folder
+    packed = path.with_name(f"{path.name}.gz")
+    if not path.exists() and packed.exists():
+        path = packed
+    try:
+        data = path.read_bytes()
+        rows, _ = _parse(gzip.decompress(data) if path.suffix == ".gz" else data, path)
+    except (OSError, EOFError, zlib.error) as error:
+        why = reason_of(error)
+        raise InputError(str(path), why.lower(), _NOT_OURS) from error
+    if not rows:
+        raise InputError(str(path), "it holds no rows", _NOT_OURS)
+    return rows
+
+
+def _lock(file: FileIO, folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        why = "another process is at work on this run"
+        raise SettingError(str(folder), why, "Wait for it, or name another folder (-o).") from error
+
+
+def _parse(data: bytes, path: Path) -> tuple[list[Row], int]:
+    whole = data[: data.rfind(b"\n") + 1]
+    rows = [_row(line, f"{path}, line {number}") for number, line in enumerate(whole.split(b"\n")[:-1], 1)]
+    head = rows[0] if rows else None
+    is_begun = not whole and (data.startswith(_BEGINNING) or _BEGINNING.startswith(data))
+    if not isinstance(head, HeadRow) and not is_begun:
+        raise InputError(str(path), "it does not begin with the head of a run", _NOT_OURS)
+    if isinstance(head, HeadRow) and head.schema_version != SCHEMA:
+        why = f"its schema is {head.schema_version!r}, not {SCHEMA!r}"
+        raise InputError(str(path), why, "Read it with the version of Outrider that wrote it.")
+    return rows, len(whole)
+
+
+def _row(line: bytes, where: str) -> Row:
+    try:
+        return _ADAPTER.validate_json(line)
+    except ValidationError as error:
+        raise InputError(where, f"it is not a row: {invalid(error)}", _NOT_OURS) from None
+
+
+def _check_same(first: Row, head: HeadRow, folder: Path) -> None:
+    """Rows of different plans, machines or builds do not belong together."""
+    assert isinstance(first, HeadRow)
+    now, then = (json.loads(row.model_dump_json()) for row in (head, first))
+    different = [
+        f"{part}: {name}"
+        for part in ("plan", "prompts")  # of workloads too: a file may have been edited since
+        for name, value in now[part].items()
+        if f"{part}: {name}" not in _MAY_CHANGE and then[part].get(name) != value
+    ]
+    same = ("cpu", "physical_cores", "devices", "llama_cpp", "outrider")
+    different += [key for key in same if then["machine"].get(key) != now["machine"].get(key)]
+    if different:
+        why = f"it holds a run with another {', '.join(different)}"
+        raise SettingError(str(folder), why, "Name another folder (-o), or run it as it was.")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, _DIGITS)
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return value
+
+
+# Read back
 
 
 class Cell(NamedTuple):
@@ -51,10 +214,10 @@ class Cell(NamedTuple):
         return self.setting == PLAIN.name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Results:
     """A run's rows. Of two rows about the same thing the later one counts; `runs` are those of complete
-    blocks, every request of a block once."""
+    blocks, every request of a block once. Figures are kept for each object: its rows do not change."""
 
     head: HeadRow
     models: tuple[ModelRow, ...]
@@ -62,7 +225,6 @@ class Results:
     answers: tuple[AnswerRow, ...]
     costs: tuple[CostsRow, ...]
     offers: tuple[OffersRow, ...]
-    quality: tuple[QualityRow, ...]
     predictions: tuple[PredictionRow, ...]
     runs: tuple[RunRow, ...]
     blocks: tuple[BlockRow, ...]
@@ -75,16 +237,16 @@ class Results:
     @classmethod
     def read(cls, folder: Path) -> Results:
         """The run in this folder. Raises InputError where there is none, or where it has no head."""
-        return cls.of(read_rows(folder), str(folder))
+        return cls.of(read_rows(folder))
 
     @classmethod
-    def of(cls, rows: Sequence[Row], source: str = "the rows") -> Results:
+    def of(cls, rows: Sequence[Row]) -> Results:
         """These rows, in the order in which they were written. Raises InputError without a head."""
         head = next((row for row in rows if isinstance(row, HeadRow)), None)
         if head is None:
-            raise InputError(source, "they do not say what was measured", "Name the folder of a sweep.")
+            raise InputError("the rows", "they do not say what was measured", "Name the folder of a sweep.")
         if kinds := [row for row in rows if isinstance(row, MachineRow)]:
-            sheets = {kind.machine: cls.of(_on(rows, kind, head), source) for kind in kinds}
+            sheets = {kind.machine: cls.of(_on(rows, kind, head)) for kind in kinds}
             return replace(next(iter(sheets.values())), head=head, sheets=sheets)
         case = ("target", "workload", "case")
         return cls(
@@ -94,18 +256,12 @@ class Results:
             answers=_last(rows, AnswerRow, *case),
             costs=_last(rows, CostsRow, "model", "role", "beside"),
             offers=_last(rows, OffersRow, "draft", *case),
-            quality=_last(rows, QualityRow, "reference", *case),
             predictions=_last(rows, PredictionRow, "target", "draft", "workload", "setting"),
             runs=_counted(rows),
             blocks=_last(rows, BlockRow, "block"),
             skipped=_last(rows, SkippedRow, "what", "why"),
             done=_last(rows, DoneRow, "target"),
         )
-
-    @cached_property
-    def known(self) -> dict[Any, Any]:
-        """What `once` keeps."""
-        return {}
 
     @cached_property
     def targets(self) -> tuple[str, ...]:
@@ -125,6 +281,29 @@ class Results:
         return tuple(dict.fromkeys(row.workload for row in used))
 
     @cached_property
+    def pooled_first(self) -> list[str | None]:
+        """All workloads pooled (None) and then each; just the one where there are no others."""
+        return [*self.workloads] if len(self.workloads) == 1 else [None, *self.workloads]
+
+    @property
+    def pooled(self) -> str | None:
+        """What figures over everything are over: the first of `pooled_first`."""
+        return self.pooled_first[0]
+
+    @cached_property
+    def columns(self) -> list[str | None]:
+        """None for targets without a draft model, unless the plan left that out; then the drafts."""
+        alone = self.head.plan.get("lookup_only", True) or not self.drafts
+        return [None, *self.drafts] if alone else [*self.drafts]
+
+    def columns_of(self, target: str) -> list[str | None]:
+        """The columns of one target, without drafts that do not line up with it and others' own heads."""
+        unusable = {pair.draft for pair in self.pairs if pair.target == target and not pair.usable}
+        heads = [row for row in self.models if row.beside is not None]
+        unusable |= {row.model for row in heads} - {row.model for row in heads if row.beside == target}
+        return [draft for draft in self.columns if draft not in unusable]
+
+    @cached_property
     def runs_by_cell(self) -> Mapping[Cell, Sequence[RunRow]]:
         """Real requests, by what ran; always of a single workload."""
         found: dict[Cell, list[RunRow]] = defaultdict(list)
@@ -137,56 +316,23 @@ class Results:
         """Predictions, by what was replayed; always of a single workload."""
         return {Cell(row.target, row.draft, row.setting, row.workload): row for row in self.predictions}
 
-    def model(self, name: str, role: str, backend: str | None = None) -> ModelRow | None:
-        """The row of a model in this role, under this backend if there is one; in the other role, where only
-        that is there."""
-        found = [row for row in self.models if row.model == name]
-        found.sort(key=lambda row: (row.role != role, backend is not None and row.backend != backend))
-        return found[0] if found else None
+    def settings(self, target: str, draft: str | None) -> list[str]:
+        """What was replayed or ran for a pair, plain decoding apart, and what needs no draft model."""
+        cells = [*self.prediction_by_cell, *self.runs_by_cell]
+        mine = [cell for cell in cells if cell.target == target and not cell.is_plain]
+        names = [cell.setting for wanted in (draft, None) for cell in mine if cell.draft == wanted]
+        return list(dict.fromkeys(names))
 
-    def draft(self, name: str, target: str) -> ModelRow | None:
-        """The row of a draft for this target, in the same library if there is one; of a head beside it."""
-        heads = (row for row in self.models if (row.model, row.beside) == (name, target))
-        return next(heads, None) or self.model(name, "draft", self.backend(target))
+    def model(self, name: str, target: str) -> ModelRow | None:
+        """The row of a target or of its draft; of a head that beside this target."""
+        return next((row for row in self.models if row.model == name and row.beside in (None, target)), None)
 
     def backend(self, target: str) -> str:
         """The native library that ran a target; empty where that is not known."""
-        row = self.model(target, "target")
-        return "" if row is None else row.backend
-
-    def same_file(self, target: str) -> tuple[str, ...]:
-        """The targets that are the same file, itself included: under other backends."""
-        prints = {row.model: row.fingerprint for row in self.models if row.role == "target"}
-        known = prints.get(target)
-        return tuple(name for name in self.targets if known and prints.get(name) == known) or (target,)
-
-
-def once(ask: Callable[Concatenate[Results, _P], _R]) -> Callable[Concatenate[Results, _P], _R]:
-    """Works a figure out once for each run and arguments: a run's rows do not change."""
-
-    @wraps(ask)
-    def known(results: Results, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        key = (ask, args, *kwargs.items())
-        if key not in results.known:
-            results.known[key] = ask(results, *args, **kwargs)
-        found: _R = results.known[key]
-        return found
-
-    return known
-
-
-@once
-def rates(results: Results, cell: Cell) -> Mapping[str, Mapping[str, float]]:
-    """Seconds per token by case and block, of a cell with one workload."""
-    found: dict[str, dict[str, float]] = defaultdict(dict)
-    for row in results.runs_by_cell.get(cell, ()):
-        if row.tokens > 0 and row.decode_s > 0:
-            found[row.case][row.block] = row.decode_s / row.tokens
-    return found
+        return next((row.backend for row in self.models if (row.model, row.role) == (target, "target")), "")
 
 
 def _on(rows: Sequence[Row], kind: MachineRow, head: HeadRow) -> list[Row]:
-    """What holds on one kind of machine, as a run of its own."""
     facts = {**kind.facts, "kind": kind.machine}
     others = [row for row in rows if not isinstance(row, HeadRow | MachineRow)]
     mine = [row for row in others if getattr(row, "machine", "") in ("", kind.machine)]

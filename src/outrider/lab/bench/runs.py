@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from statistics import geometric_mean, median
+from statistics import geometric_mean
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -20,13 +19,13 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import PreferredTokenization
 from outrider.lab.bench.target import TargetWork, choose, predicted_ratio
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
+from outrider.lab.models import ModelFile
 from outrider.lab.predict import Prices, outcome_of
 from outrider.lab.record import Case, request_of
 from outrider.lab.rows import AnswerRow, BlockRow, DoneRow, PairRow, PredictionRow, RunRow
 from outrider.lab.settings import PLAIN, Setting
 from outrider.policy.forced import FORCED
 
-_HICCUP_RATIO = 2.0
 _SLOWNESS = 1.25
 """what runs take beside what was predicted of them, as long as none has run"""
 _LEAST_REPETITIONS = 2
@@ -43,17 +42,38 @@ class Entry(NamedTuple):
 _PLAIN = Entry(None, PLAIN.name)
 
 
+def find_out(
+    work: TargetWork,
+    drafts: Sequence[ModelFile],
+    left_s: Callable[[], float],
+    on_first: Callable[[AnswerRow], None] = lambda _answer: None,
+) -> None:
+    """Everything about a target that has no row yet: answers, costs, offers, predictions, then real runs for
+    the seconds that are left once they begin. `on_first` is called with the first answer."""
+    if not work.record(on_first):
+        work.append(DoneRow(target=work.name, repetitions=work.plan.repetitions))
+        return
+    work.measure_target()
+    work.score(drafts)
+    work.replay()
+    _RealRuns(work, perf_counter() + left_s()).run()
+
+
 @dataclass
-class RealRuns:
-    """The real runs of what was chosen for a target, within the seconds that are left."""
+class _RealRuns:
+    """The real runs of what was chosen for a target, up to a time of `perf_counter`."""
 
     work: TargetWork
-    left_s: Callable[[], float] = lambda: math.inf
+    end_s: float
     _drafts: dict[str, LoadedDraft] = field(default_factory=dict)
     _slowness: float = _SLOWNESS
 
-    def run(self) -> bool:
-        """Every block of every repetition; a row says when all is done. False when the time was too short."""
+    @property
+    def _left_s(self) -> float:
+        return self.end_s - perf_counter()
+
+    def run(self) -> None:
+        """Every block of every repetition that there is time for; a row says when all is done."""
         chosen = self._chosen()
         with ExitStack() as stack:
             self._load(stack, {entry.draft for entries in chosen.values() for entry in entries})
@@ -69,7 +89,7 @@ class RealRuns:
                 later = [self._takes_s(w, fitting[w]) for _, w in todo[place:]]
                 self.work.meter.expect("measure", sum(later))
                 # The first repetition runs as long as there is any time: without it nothing is measured.
-                if later[0] > self.left_s() and (number > 0 or self.left_s() <= 0):
+                if later[0] > self._left_s and (number > 0 or self._left_s <= 0):
                     is_whole = False
                     break
                 requests = [len(self._cases(w)) * len(fitting[w]) for _, w in todo[place:]]
@@ -77,7 +97,6 @@ class RealRuns:
         self.work.meter.expect("measure", 0)
         if is_whole:
             self.work.append(DoneRow(target=self.work.name, repetitions=self.work.plan.repetitions))
-        return is_whole
 
     # What runs
 
@@ -109,7 +128,7 @@ class RealRuns:
         for size in range(max(map(len, chosen.values()), default=0), 1, -1):
             cut = {workload: entries[:size] for workload, entries in chosen.items()}
             takes_s = repetitions * sum(self._takes_s(w, entries) for w, entries in cut.items())
-            if takes_s <= self.left_s() or size == 2:
+            if takes_s <= self._left_s or size == 2:
                 return cut
         return chosen
 
@@ -139,7 +158,7 @@ class RealRuns:
             if name not in wanted:
                 continue
             self.work.meter.say("loading", name)
-            what = f"real runs of {name} for {self.work.name}"
+            what = f"real runs of {name} for {self.work.name}{self.work.here}"
             try:
                 loaded = self.work.loader.draft(file, self.work.target)
             except (ModelFileError, BackendError) as error:  # all of them at once take more memory
@@ -179,18 +198,7 @@ class RealRuns:
                     made |= {"repetition": number, "order": order, "started_s": at_s}
                     work.append(RunRow(**made))
                 work.meter.did("measure", 1 / (left - done + 1))
-        calls_s = [seconds for runner in runners for seconds in runner.calls_s]
-        usual_s = median(calls_s) if calls_s else 0.0
-        work.append(
-            BlockRow(
-                block=block,
-                target=work.name,
-                workload=workload,
-                repetition=number,
-                hiccups=sum(seconds > _HICCUP_RATIO * usual_s for seconds in calls_s),
-                calls=len(calls_s),
-            )
-        )
+        work.append(BlockRow(block=block, target=work.name, workload=workload, repetition=number))
         if expected_s > 0:
             self._slowness *= min(max((perf_counter() - started_s) / expected_s, 0.5), 2.0)
 
@@ -230,8 +238,6 @@ class _Runner:
     ) -> None:
         self.setting = setting
         self.draft = draft
-        self.calls_s: list[float] = []
-        """the target's calls over a single token"""
         self.engine = ((draft and draft.feeder) or target).engine
         """a head's is that of the target that feeds it"""
         self._policy = setting.policy(prices.target, prices.drafts(setting), prices.prior)
@@ -244,14 +250,10 @@ class _Runner:
         self.engine.equip(self._drafters, self._policy, self._spelling)
         request = request_of(case, answer.prompt, seed, speculate=self.setting != PLAIN)
         try:
-            completion = self.engine.generate(request)
+            return self.engine.generate(request)
         finally:
             for drafter in self._drafters:
                 drafter.reset()
-        decoded = [record for record in completion.records if record.kind == "decode"]
-        singles = (record for record in decoded if record.num_evaluated == 1 and not record.read_tokens)
-        self.calls_s += [record.verify_s for record in singles]
-        return completion
 
 
 def _difference(tokens: Sequence[int], recorded: Sequence[int]) -> dict[str, Any]:

@@ -7,30 +7,32 @@ runs that follow are in `runs`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import geometric_mean
+from time import perf_counter
 from typing import Any, TypeVar
 
+from outrider.backends.gguf.libraries import candidates
+from outrider.backends.gguf.model import GgufModel
+from outrider.backends.tuning.scoring import costs_of
 from outrider.core.errors import (
     BackendError,
     ConstraintError,
     GrammarError,
-    InputError,
     ModelFileError,
     PromptError,
+    SettingError,
 )
-from outrider.lab.bench.loader import Loader
+from outrider.core.notices import collect_notices
+from outrider.costs import CallCosts
+from outrider.costs.store import import_costs
 from outrider.lab.bench.plan import SweepPlan
-from outrider.lab.bench.quality import Reference
-from outrider.lab.corrected import corrected_by_drafts
-from outrider.lab.loaded import LoadedDraft, LoadedTarget
-from outrider.lab.models import OWN_HEAD, ModelFile
+from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget
+from outrider.lab.models import OWN_HEAD, ModelFile, find_models
 from outrider.lab.predict import Prices, predict, prices_of, with_policy_times
-from outrider.lab.progress import Meter
 from outrider.lab.prompts import Workload
-from outrider.lab.record import Case, cases_of, record_case, recording_of
+from outrider.lab.record import SHORT_TOKENS, Case, cases_of, record_case, recording_of
 from outrider.lab.recording import Offers, Recording
 from outrider.lab.rows import (
     AnswerRow,
@@ -39,22 +41,139 @@ from outrider.lab.rows import (
     OffersRow,
     PairRow,
     PredictionRow,
-    QualityRow,
     Role,
     Row,
     SkippedRow,
 )
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting, grid
-from outrider.lab.subject import pair_row, probe_draft, score_case, target_costs
+from outrider.lab.subject import corrected_by_drafts, pair_row, probe_draft, score_case, target_costs
+from outrider.models.hub import HubOptions
+from outrider.models.vocab import compare
+from outrider.session.loading import why_no_draft
 
 _R = TypeVar("_R")
 
-MIN_TOKENS = 8
-"""Shorter answers are left out: nothing can be saved on them, and a mean over cases would be theirs."""
 PROBED_ANSWERS = 2
 """of each workload, after which calls of every size are timed"""
 _PROBED_PLACES = (0.25, 0.5, 1.0)
 """of the cases by length of their prompts, on which the draft model is timed"""
+_DEFAULT_CONTEXT_TOKENS = 4096
+_ROOM_TOKENS = 8
+"""of a context beyond the longest text: a call's draft is cut to what is left of it"""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`stage` is what is being done, `detail` on what; `done` is the part of everything, 0 to 1, `left_s` the
+    seconds that the rest may take, None while nothing is known."""
+
+    stage: str
+    done: float
+    left_s: float | None
+    detail: str
+
+
+class Meter:
+    """Adds up what each part of the work is expected to take, and tells of it.
+
+    Parts have any names; what is expected of one is replaced when more is known, and is 0 when it is over.
+    """
+
+    def __init__(self, tell: Callable[[Progress], None]) -> None:
+        self._tell = tell
+        self._started_s = perf_counter()
+        self._expected_s: dict[str, float] = {}
+        self.is_known = False
+        """whether the expectations rest on measured times"""
+
+    def expect(self, part: str, seconds: float) -> None:
+        """So much is left of this part."""
+        self._expected_s[part] = max(seconds, 0.0)
+
+    def did(self, part: str, share: float) -> None:
+        """This share of what was left of the part is done."""
+        self._expected_s[part] = self._expected_s.get(part, 0.0) * (1 - share)
+
+    def say(self, stage: str, detail: str = "") -> None:
+        left_s, spent_s = sum(self._expected_s.values()), perf_counter() - self._started_s
+        done = spent_s / (spent_s + left_s) if spent_s + left_s > 0 else 0.0
+        self._tell(Progress(stage, done, left_s if self.is_known else None, detail))
+
+
+class Loader:
+    """Finds and loads the models of a sweep through their native library, and measures what calls cost."""
+
+    def __init__(self, plan: SweepPlan, workloads: Sequence[Workload], hub: HubOptions) -> None:
+        self._plan = plan
+        self._hub = hub
+        self._context = plan.context or _context(workloads)
+
+    def find(self, references: Sequence[str], taken: Sequence[ModelFile] = ()) -> list[ModelFile]:
+        """Raises ModelFileError and HubError, which name the reference that leads nowhere."""
+        return find_models(references, hub=self._hub, taken=taken)
+
+    def check_backend(self, backend: str) -> None:
+        """Raises BackendError where no library here is of this backend."""
+        next(candidates(self._plan.load_options(backend)))
+
+    def target(self, file: ModelFile) -> tuple[LoadedTarget, ModelRow]:
+        """Raises ModelFileError or OutOfMemory."""
+        with collect_notices() as notices:
+            loaded = Loaded(file, self._plan.load_options(file.backend))
+            model = self._open(loaded)
+        return LoadedTarget(file.name, model, loaded.template), loaded.row("target", notices)
+
+    def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:
+        """Raises ModelFileError or OutOfMemory."""
+        with collect_notices() as notices, ExitStack() as stack:
+            options = self._plan.load_options()
+            loaded = stack.enter_context(Loaded(file, options, beside=target.model))
+            alignment = compare(target.model.vocabulary, loaded.weights.vocabulary)
+            useless = loaded.why_not or None
+            if isinstance(target.model, GgufModel) and not file.is_head:
+                useless = why_no_draft(target.model.weights, loaded.weights)
+            row = pair_row(target.name, file.name, alignment.report, why_not=useless)
+            if not row.usable:
+                return row
+            if file.is_head:  # in a context of the target's own size
+                loaded.open(target.model.context_length)
+            else:
+                self._open(loaded)
+            draft = loaded.draft(alignment)
+            stack.pop_all()  # it is the caller's now
+        return draft, loaded.row("draft", notices, target.name)
+
+    def _open(self, loaded: Loaded) -> GgufModel:
+        """A context for the longest text and the draft after it; 0: as trained."""
+        try:
+            longest = self._context and min(self._context + _ROOM_TOKENS, loaded.weights.trained_context)
+            return loaded.open(longest)
+        except BaseException:
+            loaded.close()
+            raise
+
+    def costs(self, model: LoadedTarget | LoadedDraft, role: Role) -> CallCosts:
+        """Measured now, or those of the plan's file. Raises SettingError, or BackendError when a call
+        fails."""
+        if self._plan.costs is not None:
+            pair = import_costs(self._plan.costs)
+            curve = pair.target if role == "target" else pair.draft
+            if curve is None:
+                why = "it has no costs of a draft model"
+                raise SettingError(str(self._plan.costs), why, "Write one with -md.")
+            return curve
+        assert isinstance(model.model, GgufModel), "it was loaded from a file"
+        return costs_of(model.model, rows="all" if role == "target" else "last", fresh=True)
+
+
+def _context(workloads: Sequence[Workload]) -> int:
+    needed = [_DEFAULT_CONTEXT_TOKENS]
+    for workload in workloads:
+        for prompt in workload.prompts:
+            asked = [repr(prompt.messages), repr(prompt.tools), *prompt.follow_ups]
+            answers = (1 + len(prompt.follow_ups)) * (prompt.max_tokens or workload.max_tokens)
+            needed.append(sum(map(len, asked)) // 2 + answers)
+    return max(needed)
 
 
 @dataclass
@@ -65,7 +184,6 @@ class TargetWork:
         file: Its file, and `target` what was loaded of it.
         rows: All rows of the sweep so far; `add` appends one.
         machine: The kind of machine that timings hold for, of several; empty: the one of the head.
-        is_timed: Whether calls are timed here. Otherwise only what drafts offer is found out.
     """
 
     plan: SweepPlan
@@ -77,7 +195,6 @@ class TargetWork:
     add: Callable[[Row], None]
     meter: Meter
     machine: str = ""
-    is_timed: bool = True
     drafts: dict[str, ModelFile] = field(default_factory=dict)
     """those that line up with the target"""
 
@@ -108,8 +225,12 @@ class TargetWork:
         is_local = self.machine and hasattr(row, "machine")
         self.add(row.model_copy(update={"machine": self.machine}) if is_local else row)
 
+    @property
+    def here(self) -> str:
+        """Names the machine after what took no part on it, where there are several."""
+        return f" on {self.machine}" if self.machine else ""
+
     def skip(self, what: str, why: str) -> None:
-        what += f" on {self.machine}" if self.machine else ""
         if not self.of(SkippedRow, what=what):
             self.append(SkippedRow(what=what, why=why))
 
@@ -119,7 +240,6 @@ class TargetWork:
             self.append(row)
 
     def answered(self, workload: str) -> dict[str, AnswerRow]:
-        """The answers of a workload by their cases, empty ones too."""
         return {row.case: row for row in self.of(AnswerRow, workload=workload)}
 
     def cases(self, *workloads: Workload) -> list[tuple[Case, AnswerRow]]:
@@ -128,7 +248,7 @@ class TargetWork:
         for workload in workloads or self.workloads:
             rows = self.answered(workload.name)
             known = [(case, rows[case.id]) for case in cases_of(workload) if case.id in rows]
-            found += [(case, row) for case, row in known if len(row.tokens) >= MIN_TOKENS]
+            found += [(case, row) for case, row in known if len(row.tokens) >= SHORT_TOKENS]
         return found
 
     def prices(self, draft: str | None) -> Prices:
@@ -177,7 +297,7 @@ class TargetWork:
                 on_first(found[0][1])
                 is_told = True
         if not is_told:
-            self.skip(self.name, f"it answered none of the prompts with {MIN_TOKENS} tokens or more")
+            self.skip(self.name, f"it answered none of the prompts with {SHORT_TOKENS} tokens or more")
         return is_told
 
     def _record(self, case: Case, what: str) -> None:
@@ -196,7 +316,7 @@ class TargetWork:
                 self.skip(what, f"{error.what}: {error.why}")
                 return
             self.append(row)
-        if len(row.tokens) < MIN_TOKENS:  # also after a run that was killed before it said so
+        if len(row.tokens) < SHORT_TOKENS:  # also after a run that was killed before it said so
             self.skip(what, f"its answer ends after {len(row.tokens)} tokens")
 
     def measure_target(self) -> None:
@@ -221,30 +341,12 @@ class TargetWork:
         )
 
     def _timed_again(self) -> list[AnswerRow]:
-        """The first answers of each workload with the calls that they take here."""
         found: list[AnswerRow] = []
         for workload in self.workloads:
             answered = self.answered(workload.name)
             for case, row in self.cases(workload)[:PROBED_ANSWERS]:
                 found.append(record_case(self.target, case, answered, seed=row.seed, probe=len(found)))
         return found
-
-    def quality(self, folder: Path, reference: str, *, is_compared: bool) -> None:
-        """Keep the distributions of the target `reference` in `folder`, or compare with them: one pass over
-        its texts. They are kept where something `is_compared` with them."""
-        kept, model = Reference(folder, reference), self.target.model
-        answers = [row for row in self.rows if isinstance(row, AnswerRow) and row.target == reference]
-        known = {(row.workload, row.case) for row in self.of(QualityRow)}
-        missing = [row for row in answers if (row.workload, row.case) not in known]
-        try:
-            if self.name != reference:
-                self.meter.say("scoring", f"{self.name} as a quantization of {reference}")
-                for found in kept.compared(model, self.name, missing):
-                    self.append(found)
-            elif is_compared:
-                kept.save(model, answers)
-        except (InputError, BackendError) as error:
-            self.skip(f"quality of {self.name}", f"{error.what}: {error.why}")
 
     def score(self, drafts: Sequence[ModelFile]) -> None:
         """What those drafts offer that the target can have, and what they cost."""
@@ -266,13 +368,14 @@ class TargetWork:
         if pair is not None and not pair.usable:
             return
         missing = self._offered(file.name, known=False)
-        is_timed = not self.is_timed or self._costs(file.name, "draft") is not None
+        is_timed = self._costs(file.name, "draft") is not None
         if pair is None or missing or not is_timed:
             self.meter.say("scoring", f"{file.name} for {self.name}")
             try:
                 loaded = self.loader.draft(file, self.target)
             except (ModelFileError, BackendError) as error:
-                self.skip(f"{file.name} for {self.name}", f"it could not be loaded: {error.why}")
+                what = f"{file.name} for {self.name}{self.here}"
+                self.skip(what, f"it could not be loaded: {error.why}")
                 return
             if isinstance(loaded, PairRow):
                 self.append(loaded)
@@ -289,7 +392,6 @@ class TargetWork:
         self.drafts[file.name] = file
 
     def _offered(self, draft: str, *, known: bool) -> list[tuple[Case, AnswerRow]]:
-        """The cases for which it is known what a draft offers, or those for which it is not."""
         offered = {(row.workload, row.case) for row in self.of(OffersRow, draft=draft)}
         return [(c, a) for c, a in self.cases() if ((a.workload, a.case) in offered) == known]
 
@@ -326,7 +428,6 @@ class TargetWork:
             prices = self.prices(draft)
             for workload in self.workloads:
                 self._predict(draft, workload, prices)
-            self.meter.expect(f"replay {draft}", 0)
 
     def _predict(self, draft: str | None, workload: Workload, prices: Prices) -> None:
         cases = self._recordings(workload, draft)

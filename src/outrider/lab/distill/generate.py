@@ -16,12 +16,12 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Request
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
-from outrider.lab.answering import answered
 from outrider.lab.distill.examples import Example, example_path, read_example, write_example
 from outrider.lab.distill.plan import DistillPlan
 from outrider.lab.distill.questions import Question
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile
+from outrider.lab.record import answered
 from outrider.policy.fixed import FixedPolicy
 from outrider.session.loading import load_weights, template_of
 

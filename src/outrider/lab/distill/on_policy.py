@@ -22,7 +22,7 @@ from outrider.lab.distill.corpus import Text, text_of
 from outrider.lab.distill.examples import Example, Tokens
 from outrider.lab.distill.generate import MIN_LOG
 from outrider.lab.distill.network import Network
-from outrider.lab.teacher_forced import teacher_forced
+from outrider.lab.recording import teacher_forced
 from outrider.models.vocab.subset import Subset
 
 _CONTINUED_TOKENS = 24

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from outrider.core.errors import SettingError
 from outrider.core.invalid import invalid
 from outrider.lab.distill.plan import Data
-from outrider.lab.held_out import conversation_hash, is_held_out
-from outrider.lab.prompts import Prompt
+from outrider.lab.prompts import Prompt, conversation_hash, is_held_out
 from outrider.lab.workloads import BUILT_IN, load_workload
 from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.lab.written_prompts import written_prompts

@@ -11,7 +11,7 @@ import numpy as np
 from outrider.core.data import Completion, Request
 from outrider.core.params import SamplingParams
 from outrider.engine import Engine
-from outrider.lab.answering import answered
+from outrider.lab.record import answered
 from outrider.lab.trim.tokens import Answer
 
 _MAX_TOKENS = 96

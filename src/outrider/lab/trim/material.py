@@ -12,8 +12,7 @@ import numpy.typing as npt
 from outrider.core.contracts import Vocabulary
 from outrider.core.files import chunks, list_files
 from outrider.core.notices import notify
-from outrider.lab.held_out import conversation_hash, is_held_out
-from outrider.lab.prompts import Prompt, Workload
+from outrider.lab.prompts import Prompt, Workload, conversation_hash, is_held_out
 from outrider.lab.workloads.lines import text_of
 from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
 from outrider.lab.written_prompts import written_prompts

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from outrider.core.numbers import Interval
-from outrider.lab.judged import DraftReport
+from outrider.lab.check import DraftReport
 from outrider.lab.models import ModelFacts
 
 SCHEMA = "outrider.trim/1"

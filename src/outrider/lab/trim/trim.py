@@ -21,7 +21,7 @@ from outrider.core.notices import collect_notices, notify
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.costs.expected_speed import StepCosts
 from outrider.engine import Engine
-from outrider.lab.judged import SHOWN_CALLS, DraftReport, judge
+from outrider.lab.check import SHOWN_CALLS, DraftReport, judge
 from outrider.lab.loaded import Loaded, LoadedTarget, Progress
 from outrider.lab.models import ModelFile, find_models
 from outrider.lab.prompts import Prompt, Workload

@@ -16,8 +16,7 @@ from outrider.core.errors import PromptError
 from outrider.core.files import parse_json, read_text
 from outrider.core.params import SamplingParams
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.workloads.lines import Unreadable, prompt_of
-from outrider.lab.workloads.traffic import is_event, prompts_of_event
+from outrider.lab.workloads.lines import Unreadable, is_event, prompt_of, prompts_of_event
 
 _FORMS = 'Each line is {"turns": […]}, {"messages": […]}, {"prompt": "…"} or an event of a server\'s log.'
 
@@ -90,7 +89,6 @@ def _read(text: str, what: str, max_tokens: int) -> tuple[list[tuple[Prompt, str
 
 
 def _json(line: str) -> Any:
-    """What a line says; the line itself where it is no JSON."""
     try:
         return parse_json(line)
     except (ValueError, RecursionError):

@@ -9,15 +9,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from outrider.core import numbers
-from outrider.lab.bench.report import lists, words
-from outrider.lab.bench.report.bars import bars
-from outrider.lab.bench.report.choice import choices
-from outrider.lab.bench.report.pictures import PICTURES
-from outrider.lab.bench.report.pictures.picture import Missing, Picture
-from outrider.lab.bench.report.view import View
+from outrider.lab.bench.figures import Best, best
+from outrider.lab.bench.report import tables, words
+from outrider.lab.bench.report.pictures import PICTURES, Picture
 from outrider.lab.bench.results import Results
 
-_SETUP = (lists.quality, lists.skipped, lists.machine, lists.models, lists.plan)
+_LONGEST_BOUND = 2.0
+"""times its value: an interval that reaches farther is cut off, or it would make all bars short"""
 
 
 def page(results: Results) -> str:
@@ -43,38 +41,80 @@ def _rendered(template: str, results: Results, **values: Any) -> str:
 
 
 def _sheet(results: Results) -> str:
-    view = View(results)
-    drawn = [make(view) for make in PICTURES]
+    drawn = [make(results) for make in PICTURES]
     return _rendered(
         "page.html",
         results,
         where=f"{results.head.machine.get('cpu', 'unknown processor')}, started {results.head.started}",
-        targets=_targets(view),
-        notes=words.notes(view),
+        targets=_targets(results),
+        notes=[*words.notes(results), *(made for made in drawn if isinstance(made, str))],
         pictures=[made for made in drawn if isinstance(made, Picture)],
-        missing=[made for made in drawn if isinstance(made, Missing)],
-        measured=lists.measured(view),
+        measured=tables.measured(results),
         method=words.METHOD,
-        setup=[make(view) for make in _SETUP],
+        setup=[
+            tables.skipped(results),
+            tables.facts("Machine and builds", results.head.machine),
+            tables.models(results),
+            tables.facts("Plan", results.head.plan),
+        ],
     )
 
 
-def _targets(view: View) -> list[dict[str, Any]]:
-    """Of each target what to do, the command, and the chart; a file under several libraries has one
-    command."""
-    commands = {choice.ran.target: choice for choice in choices(view)}
-    found: list[dict[str, Any]] = []
-    for target in view.results.targets:
-        said, choice = words.verdict(view, target), commands.get(target)
-        if choice is not None and choice.rival is not None:
-            said = [words.taken(choice), *said]
-        rows = bars(view, target)
-        pooled = [row for row in rows if row.best.workload == view.pooled and row.best.speedup]
-        others = [row for row in rows if row.best.workload != view.pooled and pooled]
-        command = shlex.join(choice.command) if choice else ""
-        parts = {"target": target, "said": said, "command": command, "bars": pooled, "by_workload": others}
+def _targets(results: Results) -> list[dict[str, Any]]:
+    commands = {choice.ran.target: shlex.join(choice.command) for choice in words.choices(results)}
+    found = []
+    for target in results.targets:
+        rows = _bars(results, target)
+        pooled = [row for row in rows if row["workload"] == results.pooled and row["value"]]
+        parts = {
+            "target": target,
+            "said": words.verdict(results, target),
+            "command": commands.get(target, ""),
+            "bars": pooled,
+            "by_workload": [row for row in rows if row["workload"] != results.pooled and pooled],
+        }
         found.append(parts)
     return found
+
+
+def _bars(results: Results, target: str) -> list[dict[str, Any]]:
+    """The chart that a report begins with: a bar for every pairing at its best setting, of all workloads
+    together first, then of each. Its rows are those of a table, so that it is read, and heard, without the
+    bars. Places on the axis are parts of its length, in percent; `one` is plain decoding's."""
+    columns = results.columns_of(target)
+    found = [best(results, target, draft, w) for w in results.pooled_first for draft in columns]
+    speedups = [one.speedup for one in found if one.speedup]
+    ends = [s.high if s.high < _LONGEST_BOUND * s.value else s.value for s in speedups]
+    longest = max([1.25, *ends])
+
+    def place(value: float) -> float:
+        return round(100 * min(value / longest, 1.0), 1)
+
+    return [
+        {
+            "workload": one.cell.workload,
+            "cells": _cells(one),
+            "kind": (one.outcome or "unknown") if one.is_measured else "predicted",
+            "value": place(one.speedup.value) if one.speedup else 0.0,
+            "low": place(one.speedup.low) if one.speedup else 0.0,
+            "high": place(one.speedup.high) if one.speedup else 0.0,
+            "one": place(1.0),
+        }
+        for one in found
+    ]
+
+
+def _cells(one: Best) -> dict[str, str]:
+    said = one.outcome or "not known"
+    return {
+        "draft": words.draft_name(one.cell.draft),
+        "workload": words.workload_name(one.cell.workload),
+        "speed-up": numbers.speedup(one.speedup),
+        "95 % interval": numbers.bounds(one.speedup),
+        "verdict": said if one.is_measured or not one.speedup else f"≈ predicted: {said}",
+        "setting": one.cell.setting or numbers.NOTHING,
+        "plain tokens/s": numbers.rate(one.plain),
+    }
 
 
 def _words(text: str) -> Markup:

@@ -1,16 +1,18 @@
-"""What a run says, in sentences: for the terminal and for the page."""
+"""What a run says, in sentences and as a command: for the terminal, for the page and for programs."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from outrider.core import numbers
-from outrider.lab.bench.report.choice import Choice, best_cell
-from outrider.lab.bench.report.view import Best, View, draft_name, workload_name
+from outrider.core.numbers import Interval
+from outrider.lab.bench import figures
+from outrider.lab.bench.figures import Best, best
 from outrider.lab.bench.results import Cell, Results
-from outrider.lab.bench.summary import counts, speeds
-from outrider.lab.settings import PLAIN
+from outrider.lab.settings import PLAIN, Setting
+from outrider.lab.statistics import estimate
 
 METHOD = (
     "“Predicted” is replayed from recorded answers at measured call times, “measured” ran for real, in turn "
@@ -22,46 +24,118 @@ METHOD = (
 _WORDS = {"faster": "wins on", "unsettled": "is unsettled on", "slower": "loses on", "tie": "ties on"}
 
 
-def verdict(view: View, target: str) -> list[str]:
+def draft_name(draft: str | None) -> str:
+    """A draft as a column's head."""
+    return "no draft model" if draft is None else draft
+
+
+def workload_name(workload: str | None) -> str:
+    """A workload as people read it."""
+    return "all workloads" if workload is None else workload
+
+
+# What to run
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to run a target with: the cell that was measured, its tokens per second, and `outrider run` as it
+    was measured, in words."""
+
+    ran: Cell
+    speed: Interval
+    command: tuple[str, ...]
+
+
+def best_cell(results: Results, target: str, *, measured: bool = False) -> Best | None:
+    """The best way to speculate with a target over all workloads, of those that are `measured` or of all.
+
+    None where nothing is known. What is faster for certain comes before what only looks faster, and no draft
+    model before one that adds nothing.
+    """
+    cells = [best(results, target, draft, results.pooled) for draft in results.columns]
+    cells = [cell for cell in cells if cell.is_measured or not measured]
+    ranked = [((cell.outcome == "faster", cell.speedup.value), cell) for cell in cells if cell.speedup]
+    if not ranked:
+        return None
+    found = max(ranked, key=lambda pair: pair[0])[1]
+    alone = next((cell for cell in cells if cell.cell.draft is None), found)
+    if found.cell.draft is None or alone.outcome != found.outcome or not alone.is_measured:
+        return found
+    strata = figures.paired(results, found.cell, alone.cell)
+    return alone if strata and estimate(strata).low <= 1 else found
+
+
+def choices(results: Results) -> list[Choice]:
+    """Of every target that ran what was measured fastest: plain decoding where nothing is faster or may well
+    be."""
+    found = []
+    for target in results.targets:
+        most = best_cell(results, target, measured=True)
+        ran = most.cell if most is not None and most.is_faster else None
+        ran = ran or Cell(target, None, PLAIN.name, results.pooled)
+        if speed := figures.measured_speed(results, ran):
+            found.append(Choice(ran, speed, _command(results, ran)))
+    return found
+
+
+def _command(results: Results, ran: Cell) -> tuple[str, ...]:
+    words = ["outrider", "run"]
+    target = results.model(ran.target, ran.target)
+    draft = None if ran.draft is None else results.model(ran.draft, ran.target)
+    words += [] if target is None else ["-m", target.path]
+    if draft is None:  # a head drafts unless it is switched off
+        words += ["--no-mtp"] if any(row.beside == ran.target for row in results.models) else []
+    elif target is None or draft.path != target.path:
+        words += ["-md", draft.path]
+    backend = results.backend(ran.target)
+    words += ["--backend", backend] if backend else []
+    return (*words, *Setting.of(ran.setting).flags)
+
+
+# The verdict
+
+
+def verdict(results: Results, target: str) -> list[str]:
     """What to do with a target on this machine, in a sentence, and those that say more of it."""
-    best = best_cell(view, target)
-    if best is None or best.speedup is None:
+    found = best_cell(results, target)
+    if found is None or found.speedup is None:
         return [f"{target}: nothing was measured or predicted yet."]
-    start = "On this machine" if best.is_measured else "By prediction, not yet measured"
-    ran, speedup = _setting(best.cell), numbers.speedup(best.speedup)
-    if best.is_faster:
-        mine = _by_workload(view, best)
-        is_settled = best.outcome == "faster" and best.is_measured
-        likely = "fastest" if best.outcome == "faster" else "most likely fastest"
-        bounds = f" ({numbers.bounds(best.speedup)})" if best.is_measured else ""
-        gain = f"{speedup}{bounds} plain decoding over {workload_name(best.workload)}"
+    start = "On this machine" if found.is_measured else "By prediction, not yet measured"
+    ran, speedup, workload = _setting(found.cell), numbers.speedup(found.speedup), found.cell.workload
+    if found.is_faster:
+        mine = _by_workload(results, found)
+        is_settled = found.outcome == "faster" and found.is_measured
+        likely = "fastest" if found.outcome == "faster" else "most likely fastest"
+        bounds = f" ({numbers.bounds(found.speedup)})" if found.is_measured else ""
+        gain = f"{speedup}{bounds} plain decoding over {workload_name(workload)}"
         more = [f"Each workload at its best setting, it {_details(mine)}."] if len(mine) > 1 else []
-        more += _of_drafts(view, best) if is_settled else [unsettled(best)]
-        return [f"{start}, {target} is {likely} with {ran}, {gain}{_rates(best)}.", *more]
-    verb = {"tie": "ties", "unsettled": "is most likely slower"}.get(best.outcome or "", "is slower")
-    cells = [view.best(target, draft, best.workload) for draft in view.columns]
-    for cell in sorted(cells, key=lambda cell: cell is not best):
-        mine = _by_workload(view, cell)
+        more += _of_drafts(results, found) if is_settled else [unsettled(found)]
+        return [f"{start}, {target} is {likely} with {ran}, {gain}{_rates(found)}.", *more]
+    verb = {"tie": "ties", "unsettled": "is most likely slower"}.get(found.outcome or "", "is slower")
+    cells = [best(results, target, draft, workload) for draft in results.columns]
+    for cell in sorted(cells, key=lambda cell: cell is not found):
+        mine = _by_workload(results, cell)
         if winners := [single for single in mine if single.is_faster]:
-            other = "" if cell is best else f" with {draft_name(cell.draft)}"
+            other = "" if cell is found else f" with {draft_name(cell.cell.draft)}"
             settling = [] if any(w.outcome == "faster" for w in winners) else [unsettled(winners[0])]
             said = f"{target} gains nothing over all workloads ({ran} {verb} at {speedup}), but by workload"
             return [f"{start}, {said}{other} it {_details(mine)}.", *settling]
     return [f"{start}, decode {target} plainly: the best that was tried, {ran}, {verb} ({speedup})."]
 
 
-def _rates(best: Best) -> str:
-    if best.plain is None or best.speedup is None:
+def _rates(found: Best) -> str:
+    if found.plain is None or found.speedup is None:
         return ""
-    after = numbers.digits(best.plain.value * best.speedup.value)
-    return f" (from {numbers.rate(best.plain)} to about {after} tokens/s)"
+    after = numbers.digits(found.plain.value * found.speedup.value)
+    return f" (from {numbers.rate(found.plain)} to about {after} tokens/s)"
 
 
-def unsettled(best: Best) -> str:
+def unsettled(found: Best) -> str:
     """Why a result is not settled, and what settles it."""
-    speedup = best.speedup
+    speedup = found.speedup
     assert speedup is not None
-    if not best.is_measured:
+    if not found.is_measured:
         return "It has not run for real: run the same command again, with more --minutes if it has a limit."
     if speedup.low <= 1:
         return (
@@ -76,69 +150,50 @@ def unsettled(best: Best) -> str:
     )
 
 
-def winner(view: View, target: str) -> str:
-    """What is fastest with a target, in a few words."""
-    if (best := best_cell(view, target)) is None:
-        return f"{target}: nothing was measured or predicted yet."
-    if not best.is_faster:
-        return f"{target}: plain decoding."
-    how = ", by prediction" if not best.is_measured else "" if best.outcome == "faster" else ", not settled"
-    return f"{target}: {_setting(best.cell)}, {numbers.speedup(best.speedup)} plain decoding{how}."
-
-
 def winners(results: Results) -> list[tuple[str, str]]:
     """Of a sweep over several kinds of machines, by their names, what wins on each with each target."""
-    views = ((name, View(sheet)) for name, sheet in results.sheets.items())
-    return [(name, winner(view, target)) for name, view in views for target in view.results.targets]
+    sheets = results.sheets.items()
+    return [(name, _winner(sheet, target)) for name, sheet in sheets for target in sheet.targets]
 
 
-def taken(choice: Choice) -> str:
-    """Which library to take for a file, and with what, in a sentence that ends before the command."""
-    name, rival = choice.ran.target.removesuffix(f" ({choice.backend})"), choice.rival
-    if rival is None or choice.gain is None:
-        return f"To run {name}:"
-    gain = f"{numbers.speedup(choice.gain)} ({numbers.bounds(choice.gain)}) the best under"
-    if choice.outcome == "faster":
-        said = f"Take {choice.backend} for {name}, with {_setting(choice.ran)}: {gain}"
-    elif choice.outcome == "unsettled":
-        said = f"Most likely {choice.backend} is faster for {name}, with {_setting(choice.ran)}: {gain}"
-    else:
-        said = f"For {name} either library will do: {choice.backend} with {_setting(choice.ran)} is {gain}"
-    return (
-        f"{said} {rival.backend} ({_setting(rival.ran)}); {numbers.rate(choice.speed)} tokens/s against "
-        f"{numbers.rate(rival.speed)}. To run it:"
-    )
+def _winner(results: Results, target: str) -> str:
+    if (found := best_cell(results, target)) is None:
+        return f"{target}: nothing was measured or predicted yet."
+    if not found.is_faster:
+        return f"{target}: plain decoding."
+    how = ", by prediction" if not found.is_measured else "" if found.outcome == "faster" else ", not settled"
+    return f"{target}: {_setting(found.cell)}, {numbers.speedup(found.speedup)} plain decoding{how}."
 
 
 def _setting(ran: Cell) -> str:
-    """What a file was run with."""
     if ran.setting == PLAIN.name:
         return "plain decoding"
     draft = "no draft model" if ran.draft is None else f"the draft {ran.draft}"
     return f"{draft} and the setting “{ran.setting}”"
 
 
-def _of_drafts(view: View, best: Best) -> list[str]:
+def _of_drafts(results: Results, found: Best) -> list[str]:
     """What draft models add to lookup alone, where that is nothing."""
-    drafts = [draft for draft in view.columns_of(best.target) if draft is not None]
-    has_ran = any(view.best(best.target, draft, best.workload).is_measured for draft in drafts)
-    if best.draft is not None or not best.is_measured or not has_ran:
+    target, workload = found.cell.target, found.cell.workload
+    drafts = [draft for draft in results.columns_of(target) if draft is not None]
+    has_ran = any(best(results, target, draft, workload).is_measured for draft in drafts)
+    if found.cell.draft is not None or not found.is_measured or not has_ran:
         return []
     return ["No draft model adds anything to that beyond the noise."]
 
 
-def _by_workload(view: View, cell: Best) -> list[Best]:
-    return [view.best(cell.target, cell.draft, workload) for workload in view.results.workloads]
+def _by_workload(results: Results, found: Best) -> list[Best]:
+    return [best(results, found.cell.target, found.cell.draft, workload) for workload in results.workloads]
 
 
-def _details(cells: Sequence[Best]) -> str:
+def _details(found: Sequence[Best]) -> str:
     """On which workloads it wins, ties, loses: each at the setting that is best there."""
     parts = []
     for outcome, word in _WORDS.items():
-        found = [cell for cell in cells if cell.speedup and cell.outcome == outcome]
         named = [
-            f"{cell.workload} ({'' if cell.is_measured else '≈ '}{numbers.speedup(cell.speedup)})"
-            for cell in found
+            f"{one.cell.workload} ({'' if one.is_measured else '≈ '}{numbers.speedup(one.speedup)})"
+            for one in found
+            if one.speedup and one.outcome == outcome
         ]
         parts += [f"{word} {joined(named)}"] if named else []
     return joined(parts, ", ")
@@ -154,45 +209,40 @@ def joined(names: Iterable[str], last: str = " and ") -> str:
     return f"{', '.join(others)}{last}{end}" if others else end
 
 
-def prediction_line(view: View) -> str:
-    """How far predictions were off."""
-    figures = speeds.prediction_error(view.results)
-    if figures is None:
-        return "No setting was both predicted and run: nothing is known about the error of predictions."
-    return (
-        f"Over {figures.settings} result{'s' * (figures.settings != 1)} the predicted speed-ups were off by "
-        f"{numbers.percent(figures.median_error, 1)} in the median; "
-        f"{numbers.percent(figures.within_5_ratio)} were within 5 %, "
-        f"{numbers.percent(figures.within_10_ratio)} within 10 %."
-    )
+# What to keep in mind
 
 
-def notes(view: View) -> list[str]:
-    """What to keep in mind: noise, hiccups, texts that differed, how far predictions were off."""
+def notes(results: Results) -> list[str]:
+    """Noise, texts that differed, how far predictions were off."""
     said = []
-    found = [(target, speeds.noise(view.results, target, view.pooled)) for target in view.results.targets]
+    found = [(target, figures.noise(results, target, results.pooled)) for target in results.targets]
     if noises := [f"{target} ±{numbers.percent(n.high - 1, 1)}" for target, n in found if n]:
         said.append(f"Noise of plain decoding against itself: {joined(noises)}.")
-    hiccups = counts.hiccups(view.results)
-    if hiccups.calls:
-        said.append(
-            f"Hiccups of the machine: {hiccups.hiccups} of {hiccups.calls} single-token calls took more than "
-            f"twice the median ({numbers.percent(hiccups.ratio, 2)})."
-        )
-    measured = [best.speedup for best in view.bests.values() if best.is_measured and best.speedup]
+    measured = [one.speedup for one in figures.bests(results).values() if one.is_measured and one.speedup]
     caveats = Counter(speedup.caveat for speedup in measured if speedup.caveat)
     said += [
         f"{count} of {len(measured)} measured best settings have too few repetitions or prompts ({caveat})."
         for caveat, count in caveats.items()
     ]
-    took_s = counts.model_seconds(view.results)
+    took_s = figures.model_seconds(results)
     spent = [f"Model calls took {numbers.duration(took_s)}."] if took_s else []
-    return [*said, *_equality(view), prediction_line(view), *spent]
+    return [*said, *_equality(results), _prediction_line(results), *spent]
 
 
-def _equality(view: View) -> list[str]:
-    """How many answers equal the recorded ones, as far as that can be said."""
-    checked = [row for row in view.results.runs if row.equal is not None]
+def _prediction_line(results: Results) -> str:
+    error = figures.prediction_error(results)
+    if error is None:
+        return "No setting was both predicted and run: nothing is known about the error of predictions."
+    return (
+        f"Over {numbers.counted(error.settings, 'result')} the predicted speed-ups were off by "
+        f"{numbers.percent(error.median_error, 1)} in the median; "
+        f"{numbers.percent(error.within_5_ratio)} were within 5 %, "
+        f"{numbers.percent(error.within_10_ratio)} within 10 %."
+    )
+
+
+def _equality(results: Results) -> list[str]:
+    checked = [row for row in results.runs if row.equal is not None]
     others = [row for row in checked if row.equal is False]
     if not others:
         equal = f"All {len(checked)} answers that can be compared equal the recorded ones."

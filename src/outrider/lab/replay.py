@@ -1,12 +1,12 @@
-"""A policy decodes a recorded answer, in simulated time."""
+"""One recorded answer predicts every setting: a policy decodes it in simulated time, at any costs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 from outrider.core.contracts import (
     FREE,
@@ -27,7 +27,6 @@ from outrider.core.sequences import common_prefix
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.lab.recording import LONGEST_DEPARTURE, MIN_PREFIX_PROB, Offers, Recording
-from outrider.policy.forced import FORCED, forced
 from outrider.sampling import RequestSampler
 
 _ROOM = 1024
@@ -96,10 +95,11 @@ def replay(
         record = _record(
             draft,
             work,
-            answer[done : done + accepted + 1],
-            position=position,
+            num_evaluated,
             step=len(records),
-            num_evaluated=num_evaluated,
+            position=position,
+            num_accepted=accepted,
+            tokens=answer[done : done + accepted + 1],
             verify_s=costs.call_s(num_evaluated, context=position - reread),
             other_s=own_s + own_token_s * len(draft),
         )
@@ -115,6 +115,22 @@ def replay(
     return Replayed(tuple(records), sum(record.total_s for record in records), plain_s)
 
 
+def _record(draft: Draft, work: DraftWork, num_evaluated: int, **found: Any) -> StepRecord:
+    return StepRecord(
+        request=0,
+        kind="decode",
+        num_evaluated=num_evaluated,
+        draft=draft,
+        work=work,
+        draft_s=work.model_s,
+        sampling_s=0.0,
+        end_s=0.0,
+        batch_tokens=num_evaluated,
+        batch_drafted=len(draft),
+        **found,
+    )
+
+
 def _begun(
     recording: Recording, draft_costs: Mapping[str, CallCosts], free: Sequence[Lookup] | None
 ) -> list[Drafter]:
@@ -123,37 +139,6 @@ def _begun(
     for drafter in drafters:
         drafter.begin(0, Request(recording.prompt))
     return drafters
-
-
-def _record(
-    draft: Draft,
-    work: DraftWork,
-    tokens: tuple[int, ...],
-    *,
-    position: int,
-    step: int,
-    num_evaluated: int,
-    verify_s: float,
-    other_s: float,
-) -> StepRecord:
-    return StepRecord(
-        request=0,
-        step=step,
-        kind="decode",
-        position=position,
-        num_evaluated=num_evaluated,
-        draft=draft,
-        num_accepted=common_prefix(draft.tokens, tokens),
-        tokens=tokens,
-        work=work,
-        draft_s=work.model_s,
-        verify_s=verify_s,
-        sampling_s=0.0,
-        other_s=other_s,
-        end_s=0.0,
-        batch_tokens=num_evaluated,
-        batch_drafted=len(draft),
-    )
 
 
 def is_limited(recording: Recording) -> bool:
@@ -205,8 +190,7 @@ class RecordedDrafter:
         self._path = ()
         self._committed += len(tokens)
 
-    def end(self, sequence: int) -> None:
-        """Nothing is left to do."""
+    def end(self, sequence: int) -> None: ...
 
     def progress(self, sequence: int) -> DraftProgress:
         del sequence
@@ -318,31 +302,3 @@ def _permits(request: DraftRequest, drafted: tuple[int, ...], token: int) -> boo
     if request.constraint is None:
         return True
     return token != _UNKNOWN and request.constraint.permits(drafted, (token,)) == 1
-
-
-class ForcedDrafter:
-    """The Drafter of what a request's own fresh constraint forces, for bounds: policies ask for it by
-    themselves."""
-
-    name = FORCED
-    is_free = True
-
-    def __init__(self, constraint: Constraint) -> None:
-        self._constraint = constraint
-
-    def begin(self, sequence: int, request: Request) -> None:
-        """The constraint is fresh."""
-
-    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        del sequence
-        self._constraint.accept(tokens)
-
-    def propose(self, sequence: int, prefix: Sequence[int]) -> Iterator[DraftToken]:
-        request = DraftRequest(sequence, len(prefix) + _ROOM, SAMPLER, constraint=self._constraint)
-        return iter(forced(request, prefix))
-
-    def end(self, sequence: int) -> None:
-        """Nothing is left to do."""
-
-    def reset(self) -> None:
-        """Only for one request."""

@@ -17,7 +17,7 @@ from outrider.core.data import DraftToken, Request
 from outrider.costs import MAX_TOKENS, CallCosts
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.lab.recording import Recording
-from outrider.lab.replay.run import is_limited
+from outrider.lab.replay import is_limited
 
 _Seconds = npt.NDArray[np.float64]
 _Counts = npt.NDArray[np.int64]
@@ -86,7 +86,6 @@ def _chain(free: Sequence[Lookup], remaining: Sequence[int], start: int) -> int:
 
 
 def _num_correct(offer: Iterable[DraftToken], answer: Sequence[int]) -> int:
-    """How many tokens of an offer are right before the first wrong one."""
     pairs = zip(answer, offer, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token, pairs))
 
