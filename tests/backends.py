@@ -98,7 +98,7 @@ class Fake(Backend):
     """The model that tests of the engine run on."""
 
     name = "fake"
-    kinds = ("dense", "recurrent", "delta net snapshots", "unforgetting")
+    kinds = ("dense", "recurrent", "unforgetting")
 
     def __init__(self) -> None:
         self._vocabulary = FakeVocabulary("".join(chr(0x4E00 + i) for i in range(_SIZE - 1)))
@@ -123,7 +123,6 @@ class Fake(Backend):
             max_rows=max_rows,
             max_batch_tokens=batch_tokens,
             rewind=KINDS[kind].rewind,
-            num_snapshots=6,
         )
 
     @contextmanager
@@ -174,7 +173,7 @@ class Native(Backend):
 
     def weights(self, kind: str = "dense", options: LoadOptions = SMALL) -> Weights:
         """Weights that are shared: not the caller's to close."""
-        asked = replace(options, full_window=KINDS[kind].full_window, snapshots=KINDS[kind].snapshots)
+        asked = replace(options, full_window=KINDS[kind].full_window)
         asked = self.options(asked)
         if (kind, asked) not in self._loaded:
             self._loaded[kind, asked] = Weights(self.path(kind), asked)

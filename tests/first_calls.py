@@ -3,7 +3,7 @@ of file, library and options, whatever the weights and whatever cache a test has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,11 +17,11 @@ REAL = guard._run_child
 _TINY_BYTES = 1 << 22
 
 
-def remembering(folder: Path) -> guard.RunChild:
+def remembering(folder: Path) -> Callable[[Sequence[str], float], int]:
     """Runs a child, or remembers in `folder` that another for such a file ended well. A failure is not
     remembered."""
 
-    def run(command: Sequence[str], limit_s: float = 600.0) -> int:
+    def run(command: Sequence[str], limit_s: float) -> int:
         path, options = Path(command[-2]), command[-1]
         try:
             header = read_header(path)

@@ -16,7 +16,6 @@ class Kind:
     arch: str
     rewind: RewindKind
     full_window: bool = True
-    snapshots: int = 0
     mtp_layers: int = 0
     on_ik: bool = False
     slow: bool = False
@@ -41,10 +40,6 @@ KINDS = {
     "delta net": Kind("qwen35", "checkpoints"),
     "delta net of experts and a head": Kind("qwen3next", "checkpoints", mtp_layers=1, slow=True),
     "convolution": Kind("lfm2", "checkpoints"),
-    "delta net snapshots": Kind("qwen35", "snapshots", snapshots=16),
-    "snapshots and a head": Kind("qwen35", "snapshots", snapshots=16, mtp_layers=1, slow=True),
-    "three kinds snapshots": Kind("nemotron_h", "snapshots", snapshots=16, slow=True),
-    "convolution snapshots": Kind("lfm2", "snapshots", snapshots=16),
     "unforgetting": Kind("", "none"),
 }
 
@@ -54,6 +49,4 @@ def kinds_with(*rewinds: RewindKind) -> Sequence[str]:
     return [name for name, kind in KINDS.items() if kind.rewind in rewinds]
 
 
-FREE, CHECKPOINTS, SNAPSHOTS, UNFORGETTING = (
-    kinds_with("free"), kinds_with("checkpoints"), kinds_with("snapshots"), kinds_with("none")
-)  # fmt: skip
+FREE, CHECKPOINTS, UNFORGETTING = kinds_with("free"), kinds_with("checkpoints"), kinds_with("none")

@@ -22,7 +22,7 @@ from backends import (
     store,
 )
 from examples import examples
-from kinds import CHECKPOINTS, FREE, KINDS, SNAPSHOTS, UNFORGETTING
+from kinds import CHECKPOINTS, FREE, KINDS, UNFORGETTING
 from llama_cpp_models import TEXT
 from outrider.backends.gguf.model import Weights
 from outrider.core.data import Span
@@ -256,7 +256,7 @@ def test_a_failed_call_stores_nothing(backend: Backend, kind: str, status: int) 
     model.close()
 
 
-@over(*FREE, *CHECKPOINTS, *SNAPSHOTS, *UNFORGETTING)
+@over(*FREE, *CHECKPOINTS, *UNFORGETTING)
 def test_a_call_that_is_interrupted_when_it_returns_stores_nothing_wrong(backend: Backend, kind: str) -> None:
     model = backend.open(kind)
     store(model, TEXT[:4])

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from backends import FILES, IK, MAINLINE, REFUSED, Kept, Native, next_rows, store
+from backends import FILES, IK, MAINLINE, Kept, Native, next_rows
 from outrider.backends.gguf import guard
 from outrider.backends.gguf.guard import check_build
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.core.contracts import FREE, Model
-from outrider.core.data import Logits, Span
-from outrider.core.errors import BackendError
+from outrider.core.contracts import FREE
+from outrider.core.data import Logits
 from outrider.models.gguf import read_card
 from outrider.models.hub import cache_dir
 
@@ -93,12 +92,6 @@ def assert_alike(rows: Logits, expected: Logits) -> None:
     assert min(correlations(rows, expected)) > MIN_CORRELATION
 
 
-def grow(model: Model, parts: Sequence[tuple[int, Sequence[int], int]]) -> list[Logits]:
-    """One call: sequences, tokens to append to them, rows that are wanted."""
-    spans = [Span(sequence, tuple(tokens), model.length(sequence), rows) for sequence, tokens, rows in parts]
-    return [rows.copy() for rows in model.decode(spans)]
-
-
 def test_what_the_library_computes_was_checked_and_is_remembered(real: Real) -> None:
     """Calls over many tokens agree with calls over few, at the options that the check has chosen."""
     assert "works" in real.memory.read_text()
@@ -108,44 +101,6 @@ def test_what_the_library_computes_was_checked_and_is_remembered(real: Real) -> 
         assert_alike(next_rows(model, real.text[:40]), expected)
     shifted = correlations(expected[1:], expected[:-1])
     assert max(shifted) < MIN_CORRELATION, "rows differ by more than rounding does"
-
-
-def test_rows_are_those_asked_for_in_the_order_of_the_spans(real: Real) -> None:
-    texts = [real.text[25 * s : 25 * s + 14] for s in range(3)]
-    expected = [real.expected(text) for text in texts]
-    with closing(real.open(context_length=64, max_sequences=3)) as model:
-        first = grow(model, [(2, texts[2][:5], 1), (0, texts[0][:9], 9)])
-        assert_alike(first[0], expected[2][4:5])
-        assert_alike(first[1], expected[0][:9])
-        second = grow(model, [(1, texts[1], 3), (0, texts[0][9:], 2), (2, texts[2][5:], 4)])
-        for rows, sequence in zip(second, (1, 0, 2), strict=True):
-            assert_alike(rows, expected[sequence][-len(rows) :])
-        assert [model.length(s) for s in range(3)] == [14] * 3
-
-
-def test_rewinding_is_like_never_having_been_there(real: Real) -> None:
-    expected = real.expected((*real.text[:12], *real.text[60:68]))
-    neighbour = real.expected(real.text[30:36])
-    with closing(real.open(context_length=64, max_sequences=2)) as model:
-        assert model.rewinding == FREE
-        store(model, real.text[:24])
-        store(model, real.text[30:35], sequence=1)
-        model.truncate(0, 12)
-        assert (model.length(0), model.length(1)) == (12, 5)
-        assert_alike(next_rows(model, real.text[60:68]), expected[12:])
-        assert_alike(next_rows(model, real.text[35:36], 1), neighbour[5:])
-
-
-def test_a_copy_goes_its_own_way(real: Real) -> None:
-    left, right = (*real.text[:16], *real.text[40:44]), (*real.text[:10], *real.text[70:74])
-    expected = [real.expected(text) for text in (left, right)]
-    with closing(real.open(context_length=64, max_sequences=3)) as model:
-        store(model, real.text[:16])
-        model.copy(0, 2, 10)
-        assert [model.length(s) for s in range(3)] == [16, 0, 10]
-        rows = grow(model, [(0, left[16:], 4), (2, right[10:], 4)])
-        assert_alike(rows[0], expected[0][16:])
-        assert_alike(rows[1], expected[1][10:])
 
 
 def test_calls_rewinding_and_copying_among_many_sequences(real: Real) -> None:
@@ -158,21 +113,8 @@ def test_calls_rewinding_and_copying_among_many_sequences(real: Real) -> None:
         for operation in operations:
             kept.do(*operation)
             assert [model.length(s) for s in range(3)] == [len(text) for text in kept.texts]
-        assert sum(map(len, kept.texts)) > 20
+        assert model.rewinding == FREE and sum(map(len, kept.texts)) > 20
         for sequence, text in enumerate(kept.texts):
             assert_alike(
                 next_rows(model, real.text[-2:], sequence), real.expected((*text, *real.text[-2:]))[-2:]
             )
-
-
-def test_a_call_that_is_refused_or_fails_changes_nothing(real: Real) -> None:
-    expected = real.expected(real.text[:8])
-    with closing(real.open(context_length=64, max_sequences=2)) as model:
-        store(model, real.text[:6])
-        for bad in (Span(0, (model.vocabulary.size,), 6, 1), Span(0, (1,), 7, 1), Span(2, (1,), 0, 1)):
-            with pytest.raises(REFUSED):
-                model.decode([bad])
-        with real.failing(model), pytest.raises(BackendError):
-            model.decode([Span(0, real.text[20:30], 6, 1), Span(1, real.text[:4], 0, 1)])
-        assert (model.length(0), model.length(1)) == (6, 0)
-        assert_alike(next_rows(model, real.text[6:8]), expected[6:])

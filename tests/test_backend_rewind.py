@@ -9,21 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends import (
-    MAINLINE,
-    REFUSED,
-    Backend,
-    Kept,
-    Native,
-    assert_near,
-    backend,
-    next_rows,
-    over,
-    over_all,
-    store,
-)
+from backends import REFUSED, Backend, Kept, Native, assert_near, backend, next_rows, over, over_all, store
 from examples import examples
-from kinds import CHECKPOINTS, FREE, KINDS, SNAPSHOTS, UNFORGETTING
+from kinds import CHECKPOINTS, FREE, KINDS, UNFORGETTING
 from llama_cpp_models import TEXT
 from outrider.core.data import Span
 from outrider.core.errors import RewindUnsupported
@@ -114,85 +102,6 @@ def test_a_state_goes_back_to_its_checkpoints(backend: Backend, kind: str) -> No
     model.truncate(0, 0)
     store(model, TEXT[:20])
     assert model.reach(0, 15) == 0
-    model.close()
-
-
-@over(*SNAPSHOTS)
-@pytest.mark.parametrize("num_tokens", [2, 5, 7, 30])
-def test_snapshots_take_back_all_but_the_first_token_of_a_call_once(
-    backend: Backend, kind: str, num_tokens: int
-) -> None:
-    model = backend.open(kind, 256, max_sequences=2)
-    first, kept = num_tokens - min(model.rewinding.max_rejected, num_tokens - 1), 40
-    for back in (1, num_tokens - first):
-        model.truncate(0, 0)
-        store(model, TEXT[:40])
-        store(model, TEXT[50:60], sequence=1)
-        model.decode([Span(0, TEXT[40 : 40 + num_tokens], 40, 0)])
-        with pytest.raises(RewindUnsupported):
-            model.truncate(0, 40 + first - 1)
-        kept = 40 + num_tokens - back
-        model.truncate(0, kept)
-        with pytest.raises(RewindUnsupported):  # it stands at a snapshot, which has none of its own
-            model.truncate(0, kept - 1)
-        assert_near(next_rows(model, (7, 8)), backend.expected((*TEXT[:kept], 7, 8), kind)[-2:])
-        model.truncate(0, kept + 1)
-        assert_near(next_rows(model, (9,)), backend.expected((*TEXT[:kept], 7, 9), kind)[-1:])
-    assert_near(next_rows(model, (5,), 1), backend.expected((*TEXT[50:60], *TEXT[50:60], 5), kind)[-1:])
-    model.close()
-
-
-@over("delta net snapshots", names=MAINLINE)
-@pytest.mark.parametrize(("num_tokens", "back"), [(1, 1), (2, 2), (3, 5)])
-def test_the_library_goes_back_further_than_it_has_snapshots(
-    backend: Native, kind: str, num_tokens: int, back: int
-) -> None:
-    """Why it is not believed: it says that it did, and the logits are others."""
-    model = backend.open(kind, 256)
-    store(model, TEXT[:40])
-    model.decode([Span(0, TEXT[40 : 40 + num_tokens], 40, 0)])
-    with pytest.raises(RewindUnsupported):
-        model.truncate(0, 40 + num_tokens - back)
-    assert model.length(0) == 40 + num_tokens
-    kept = 40 + num_tokens - back
-    assert model._forget(0, kept)
-    model._lengths[0] = kept
-    assert np.abs(next_rows(model, (7,)) - backend.expected((*TEXT[:kept], 7), kind)[-1:]).max() > 0.1
-    model.close()
-
-
-@over(*SNAPSHOTS, names=MAINLINE)
-def test_snapshots_hold_until_the_next_call_and_are_not_shared(backend: Backend, kind: str) -> None:
-    model = backend.open(kind, 64, max_sequences=3)
-    model.decode([Span(0, TEXT[:8], 0, 0), Span(1, TEXT[10:18], 0, 0)])
-    model.decode([Span(0, TEXT[8:12], 8, 0)])
-    with pytest.raises(RewindUnsupported):  # the call without it moved its snapshots
-        model.truncate(1, 6)
-    model.truncate(0, 10)
-    with pytest.raises(RewindUnsupported):  # it goes back with its next call alone
-        model.copy(0, 2, 10)
-    model.decode([Span(0, TEXT[10:14], 10, 0)])
-    model.copy(0, 2, 14)
-    with pytest.raises(RewindUnsupported):  # the copy would go back, too
-        model.truncate(0, 13)
-    for sequence, text in enumerate((TEXT[:14], TEXT[10:18], TEXT[:14])):
-        assert_near(next_rows(model, (7,), sequence), backend.expected((*text, 7), kind)[-1:])
-    model.close()
-
-
-@over(*SNAPSHOTS)
-def test_the_whole_of_a_state_is_copied(backend: Backend, kind: str) -> None:
-    model = backend.open(kind, 128, max_sequences=3)
-    store(model, TEXT[:20])
-    for length in (1, 19):
-        with pytest.raises(RewindUnsupported):
-            model.copy(0, 1, length)
-    model.copy(0, 1, 20)
-    model.decode([Span(0, TEXT[30:36], 20, 0), Span(1, TEXT[20:24], 20, 0)])
-    model.truncate(0, 22)
-    model.truncate(1, 23)
-    for sequence, text in enumerate(((*TEXT[:20], *TEXT[30:32]), TEXT[:23])):
-        assert_near(next_rows(model, (7,), sequence), backend.expected((*text, 7), kind)[-1:])
     model.close()
 
 

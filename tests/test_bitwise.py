@@ -11,8 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import LANGUAGE, VOCABULARY
-from outrider.backends.bitwise import BitwiseModel, Equality, EqualSizes, find_equality
-from outrider.backends.bitwise.probe import TRIED, measure_price, needs_no_padding
+from outrider.backends.bitwise import (
+    TRIED,
+    BitwiseModel,
+    Equality,
+    EqualSizes,
+    find_equality,
+    measure_price,
+    needs_no_padding,
+)
 from outrider.backends.fake import FakeModel, Rounding, random_logits
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError

@@ -22,6 +22,7 @@ from llama_cpp_models import TEXT
 from outrider.backends.gguf.head_model import BlockModel, HeadWeights, open_own
 from outrider.backends.gguf.memory import HOST
 from outrider.backends.gguf.model import GgufModel, Weights
+from outrider.backends.tuning.scoring import subject_of
 from outrider.core.data import Block, Request, Span
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
@@ -195,6 +196,15 @@ KINDS = (
 )
 
 
+HEADS = ("own qwen35", "own glm4moe", "eagle3 llama", "mtp qwen35")
+
+
+@pytest.fixture(scope="module", params=(*KINDS, *HEADS))
+def heads(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """The same, and those of heads that draft token by token."""
+    return write_files(tmp_path_factory.mktemp("heads"), request.param)
+
+
 @pytest.fixture(scope="module", params=KINDS)
 def good(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
     """Files whose drafts are right now and then."""
@@ -208,13 +218,16 @@ def plain_text(files: Files, request: Request) -> tuple[int, ...]:
     return found.tokens
 
 
-def test_greedy_texts_equal_plain_ones(good: Files) -> None:
+def test_greedy_texts_equal_plain_ones(heads: Files) -> None:
     """Of several sequences in a batch, of one on KV that is there, after one that was cancelled, and where
     the context ends."""
     with (
-        closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair,
+        closing(Pair.load(heads.target, heads.head, options=OPTIONS)) as pair,
         Session.open(pair, SessionOptions(128, policy=SEVEN, lookup=False, max_running=4)) as session,
     ):
+        name = "its own MTP head" if heads.head is None else "head"
+        assert pair.draft_name == name
+        assert any(f"target drafts with {name}" in notice for notice in session.notices)
         requests = [
             asked(TEXT[7 * i : 7 * i + 20], max_tokens=50, sampling=GREEDY, ignore_end=True) for i in range(4)
         ]
@@ -226,13 +239,13 @@ def test_greedy_texts_equal_plain_ones(good: Files) -> None:
         again = session.engine.generate(requests[0])
         longest = session.engine.generate(replace(requests[0], max_tokens=500))
     for request, completion in zip(requests, found, strict=True):
-        assert completion.tokens == plain_text(good, request)
+        assert completion.tokens == plain_text(heads, request)
     assert again.tokens == found[0].tokens and longest.tokens[:50] == again.tokens
     assert longest.finish_reason == "context" and len(longest.tokens) > 100
     records = [record for completion in found for record in completion.records if record.draft]
     assert sum(record.num_accepted > 0 for record in records) > 2
     assert sum(record.num_accepted < len(record.draft) for record in records) > 2
-    is_block = good.head is not None and read_card(good.head).kind == "dflash"
+    is_block = heads.head is not None and read_card(heads.head).kind == "dflash"
     assert {record.work.calls for record in records if len(record.draft) == 7} <= ({1} if is_block else {7})
 
 
@@ -253,10 +266,10 @@ def test_the_automatic_choice_asks_for_a_block_once_a_step(good: Files, temperat
     assert calls and (not is_block or (calls == {1} and policy.state.block in (7, 8)))
 
 
-def test_a_schema_masks_each_place_and_forced_text_joins(good: Files) -> None:
+def test_a_schema_masks_each_place_and_forced_text_joins(heads: Files) -> None:
     schema = {"enum": ["the river and the road", "the river and the sea"]}
     with (
-        closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair,
+        closing(Pair.load(heads.target, heads.head, options=OPTIONS)) as pair,
         Session.open(pair, SessionOptions(128, policy=SEVEN)) as session,
     ):
         answer = session.generate("the river", max_tokens=60, sampling=GREEDY, schema=schema)
@@ -279,12 +292,14 @@ def test_a_failed_call_costs_nothing_but_itself(good: Files) -> None:
     assert completion.tokens == plain_text(good, request)
 
 
-def test_what_a_block_costs_is_measured(good: Files) -> None:
+def test_what_a_block_costs_is_measured(heads: Files) -> None:
     with (
-        closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair,
+        closing(Pair.load(heads.target, heads.head, options=OPTIONS)) as pair,
         Session.open(pair, SessionOptions(128, policy=SEVEN)) as session,
     ):
         [drafter] = [drafter for drafter in session.engine.drafters if isinstance(drafter, ModelDrafter)]
+        both = [cast(GgufModel, model) for model in (session.target, drafter.model)]
+        assert len({subject_of(model, "last").key() for model in both}) == 2
         curve = calibrate(drafter.model, seconds=0.1, rows="last")
         assert curve.is_measured and curve.call_s(1, context=0) > 0
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from engines import PROMPT, VOCABULARY, ScriptedDrafter, oracle
-from outrider.backends.bitwise import BitwiseModel, EqualSizes
-from outrider.backends.bitwise.probe import TRIED
+from outrider.backends.bitwise import TRIED, BitwiseModel, EqualSizes
 from outrider.backends.fake import FakeModel, Rounding, random_logits
 from outrider.cli.verify import print_verdict
 from outrider.core.data import Logits, Span

@@ -18,7 +18,8 @@ from cli_helpers import result as as_json
 from engines import PROMPT, VOCABULARY, language_model, model_drafter
 from outrider import __version__ as outrider_version
 from outrider.backends.fake import random_logits
-from outrider.backends.gguf import mainline
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.rewinding import RewindSupport
 from outrider.cli.report import print_readout
 from outrider.cli.screen import Screen
 from outrider.core.data import Request
@@ -259,7 +260,7 @@ def test_a_seed_repeats_with_drafts(run: Call) -> None:
 
 
 def test_notices_do_not_reach_json(outrider: Call, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mainline.Dialect, "keeps_states", False)
+    monkeypatch.setattr(Weights, "_try_checkpoints", lambda _self: RewindSupport("none"))
     mamba = str(models / "mamba.gguf")
     outcome = outrider("run", "-m", mamba, *PLAIN, "--json", "hello")
     notices = as_json(outcome)["notices"]

@@ -11,10 +11,11 @@ import pytest
 
 from cli_helpers import TEMPLATE, Call, Outcome, refused
 from head_files import write_heads
-from outrider.backends.gguf import libraries, mainline
+from outrider.backends.gguf import libraries
 from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.gguf.rewinding import RewindSupport
 from outrider.core.errors import OutOfMemory
 from outrider.lab import loaded, predict
 from outrider.models.gguf import ModelCard
@@ -130,7 +131,7 @@ def test_a_reduced_vocabulary_is_said_to_be_one(check: Call, models: Path, tmp_p
 
 
 def test_a_target_that_cannot_rewind_is_a_verdict(check: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mainline.Dialect, "keeps_states", False)
+    monkeypatch.setattr(Weights, "_try_checkpoints", lambda _self: RewindSupport("none"))
     outcome = check("recurrent.gguf", "draft.gguf")
     text = " ".join(outcome.out.split())
     assert outcome.status == 1 and "rejected tokens cannot be taken back" in text
@@ -141,7 +142,7 @@ def test_a_target_that_cannot_rewind_is_a_verdict(check: Call, monkeypatch: pyte
 
 
 def test_a_draft_that_cannot_rewind_is_a_verdict(check: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mainline.Dialect, "keeps_states", False)
+    monkeypatch.setattr(Weights, "_try_checkpoints", lambda _self: RewindSupport("none"))
     outcome = check("target.gguf", "recurrent.gguf", "--json")
     [draft] = as_json(outcome)["drafts"]
     assert outcome.status == 1 and draft["verdict"]["outcome"] == "cannot work"

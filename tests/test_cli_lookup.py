@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import TEMPLATE, Call, Outcome, refused, result
-from outrider.backends.gguf import mainline
+from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.gguf.rewinding import RewindSupport
 from outrider.core.params import SamplingParams
 from outrider.policy.fixed import FixedPolicy
 from outrider.session import Session
@@ -101,7 +102,7 @@ def test_a_corpus_that_cannot_be_used_is_refused(run: Call, tmp_path: Path) -> N
 def test_a_model_that_cannot_rewind_says_what_is_not_used(
     run: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mainline.Dialect, "keeps_states", False)
+    monkeypatch.setattr(Weights, "_try_checkpoints", lambda _self: RewindSupport("none"))
     (tmp_path / "text").write_text("some text")
     outcome = run("--corpus", tmp_path / "text", "--prediction", tmp_path / "text", model="mamba.gguf")
     assert outcome.status == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -27,12 +26,11 @@ from outrider.lab.bench.results import read_rows
 from outrider.lab.bench.sweep import run_sweep
 from outrider.lab.bench.target import Progress
 from outrider.lab.loaded import LoadedTarget
-from outrider.lab.models import ModelFile, find_models
+from outrider.lab.models import ModelFile
 from outrider.lab.rows import BlockRow, CostsRow, ModelRow, PredictionRow, Row, RunRow
 from outrider.models.hub import HubOptions
 from test_bench_sweep import signature
 from test_cluster_pieces import of_kind
-from tiny_gguf import write_tiny
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 pytestmark = [
@@ -175,29 +173,6 @@ def test_nodes_without_the_memory_are_refused(tmp_path: Path) -> None:
         sweep(tmp_path, made.address)
 
 
-def test_answers_made_on_nodes_are_those_of_this_process(three: Any, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    from outrider.fleet.ray.answering import answer
-    from outrider.lab.distill.plan import Data, DistillPlan
-    from outrider.lab.distill.run import record
-
-    prompts = [{"id": str(i), "prompt": f"the rain in the street {i}"} for i in range(40)]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
-    path = write_tiny(tmp_path / "target.gguf")
-    [file] = find_models([str(path)], hub=HubOptions())
-    made = []
-    for name in ("here", "there"):
-        data = Data(prompts=[str(tmp_path / "p.jsonl")], max_tokens=8, temps="0,0.7", answers=tmp_path / name)
-        given = DistillPlan(path, tmp_path / "run", data=data, threads=1, context=64)
-        if name == "here":
-            record(file, given, lambda *_: None)
-        else:
-            with joined(three.address):
-                answer(file, given, str(path), HubOptions(), lambda *_: None)
-        made.append({p.name: p.read_bytes() for p in (tmp_path / name).glob("*.npz")})
-    assert len(made[0]) == 40 and made[0] == made[1]
-
-
 def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(address: str) -> str:
         with pytest.raises(SettingError) as error, joined(address):
@@ -235,15 +210,3 @@ def test_a_cluster_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch
         pass
     assert "The cluster was started with: Ray: 2.55.0 Python: 3.12.1" in str(error.value)
     assert str(error.value).endswith(f"Use Ray {ray.__version__} and the same Python on every machine.")
-
-
-def test_more_replicas_than_the_cluster_has_room_for_are_refused() -> None:
-    from outrider.fleet.ray.serving import Replicas
-    from outrider.server.settings import ServeSettings
-
-    with (
-        cluster(("one",)) as made,
-        joined(made.address),
-        pytest.raises(SettingError, match="replicas 2: each takes a CPU of the cluster, and it has 1"),
-    ):
-        Replicas(lambda: None, ServeSettings(), 2, 2)  # type: ignore[arg-type,return-value]

@@ -22,11 +22,9 @@ from outrider.core.notices import collect_notices
 from outrider.lab.distill.calibration import pretrained_calibration
 from outrider.lab.distill.checkpoint import ARCHITECTURES, Checkpoint, read_gguf, restrict
 from outrider.lab.distill.export import Written, read_provenance, read_subset, write_gguf
-from outrider.models.fields import fields_of
-from outrider.models.header import read_header
-from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS
+from outrider.models.header import fields_of, read_header
 from outrider.models.vocab import align, tokenizer_id
-from outrider.models.vocab.subset import OTHER, Subset
+from outrider.models.vocab.subset import OTHER, OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS, Subset
 from outrider.session.learned import prior_in
 from tiny_gguf import MERGES, write_tiny
 

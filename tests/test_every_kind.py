@@ -64,9 +64,7 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     native.close()
 
 
-QUICK = [
-    (name, kind) for name in MAINLINE[:1] for kind in ("dense", "window", "hybrid", "delta net snapshots")
-]
+QUICK = [(name, kind) for name in MAINLINE[:1] for kind in ("dense", "window", "hybrid")]
 """One for each way in which a model is taken back."""
 every_kind = over(*KINDS, names=NATIVE, quick=QUICK)
 
@@ -246,7 +244,6 @@ def test_the_certificate_of_a_command_holds(
     arguments = ["verify", "-m", backend.path(kind), "--llama-library", backend.file.path, "-t", 1, "-c", 256]
     arguments += ["--quick", "-n", 40, "--no-bitwise", "--policy", "fixed", "--draft-max", 8, "--json"]
     arguments += ["--no-swa-full"] if not made.full_window else []
-    arguments += ["--snapshots", made.snapshots] if made.snapshots else []
     arguments += ["-p", "the river and the road " * 3, "-p", "a b c d a b c d"]
     monkeypatch.chdir(tmp_path)
     outcome = call(monkeypatch, capfdbinary, *map(str, arguments))

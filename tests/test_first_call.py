@@ -33,7 +33,6 @@ MAX_SEQUENCES = 4
 KINDS: list[dict[str, Any]] = [
     {"rewind": "free"},
     {"rewind": "window"},
-    {"rewind": "snapshots", "num_snapshots": 3},
     {"rewind": "checkpoints"},
     {"rewind": "none"},
 ]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -173,12 +171,8 @@ def test_a_failure_is_said_once_and_ends_no_engine(
     assert line == "outrider: nothing is drafted any more: of a bug (ZeroDivisionError)"
 
 
-def test_what_was_learned_is_kept_and_taken_up_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "learned.json"
-    options = {"learned": str(path), "log_s": 1e-9}
-    proposer = Proposer(config(outrider=options))
+def test_what_it_does_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    proposer = Proposer(config(outrider={"log_s": 1e-9}))
     rng = random.Random(7)
     worker = SimulatedWorker(MAX_ROWS)
     prompt = copying(rng, 0, 60)
@@ -187,25 +181,15 @@ def test_what_was_learned_is_kept_and_taken_up_again(
         while not worker.finished():
             worker.step(proposer.propose)
     assert "drafted tokens accepted" in caplog.text
-    assert json.loads(path.read_text())["schema"] == "outrider.fleet/1"
-    again = Proposer(config(outrider=options)).speculation.policy.state
-    assert again.costs.is_measured
-    assert again.as_json()["estimators"]
-    path.write_text('{"schema": "outrider.fleet/1", "costs": 3}')
-    caplog.clear()
-    Proposer(config(outrider=options))
-    assert "is not used, and will be replaced" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
         (3, "--additional-config's outrider: "),
-        ({"erlier": True}, "outrider: erlier: it is not known. Known: earlier, learned, log_s."),
+        ({"erlier": True}, "outrider: erlier: it is not known. Known: earlier, log_s."),
         ({"earlier": "no"}, "outrider: earlier: "),
         ({"log_s": 0}, "outrider: log_s: "),
-        ({"learned": 3}, "outrider: learned: "),
-        ({"learned": "/no/such/folder/file"}, "/no/such/folder/file: its folder does not exist."),
     ],
 )
 def test_settings_that_cannot_be_used_are_named(options: Any, complaint: str) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -65,7 +66,8 @@ def check(
     kind: str = "llama Q4_1",
     file: str = "content",
 ) -> tuple[LoadOptions, str | None]:
-    return check_build(MODEL, options, build=build, model_kind=kind, file=file, memory=memory, run=run)
+    with patch.object(guard, "_run_child", lambda command, _limit_s: run(command)):
+        return check_build(MODEL, options, build=build, model_kind=kind, file=file, memory=memory)
 
 
 def test_a_build_that_works_is_left_alone_and_remembered(tmp_path: Path) -> None:

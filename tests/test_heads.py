@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -18,12 +17,8 @@ from head_files import OPTIONS, Files, write_files
 from llama_cpp_models import SMALL, TEXT
 from outrider.backends.gguf.head_model import HeadModel, HeadWeights
 from outrider.backends.gguf.model import GgufModel, Weights
-from outrider.backends.tuning.scoring import subject_of
 from outrider.core.data import Logits, Request, Span
 from outrider.core.errors import BackendError
-from outrider.core.params import DraftSampling, SamplingParams, Verification
-from outrider.costs.calibrate import calibrate
-from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.models.gguf import read_card
 from outrider.models.heads import read_head
@@ -181,73 +176,6 @@ def plain_text(files: Files, request: Request) -> tuple[int, ...]:
     return found.tokens
 
 
-def test_greedy_texts_with_heads_equal_plain_ones(good: Files) -> None:
-    outcomes: Counter[str] = Counter()
-    with closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair:
-        name = "its own MTP head" if good.head is None else "head"
-        assert pair.draft_name == name
-        with Session.open(pair, SessionOptions(256, policy=THREE, lookup=False, max_running=4)) as session:
-            assert any(f"target drafts with {name}" in notice for notice in session.notices)
-            requests = [
-                asked(TEXT[7 * i : 7 * i + 20], max_tokens=60, sampling=GREEDY, ignore_end=True)
-                for i in range(4)
-            ]
-            found = run(session.engine, *requests)
-            again = session.engine.generate(requests[0])  # on the KV that is there
-    for request, completion in zip(requests, found, strict=True):
-        assert completion.tokens == plain_text(good, request)
-        drafted = [record for record in completion.records if record.draft]
-        outcomes["accepted"] += sum(record.num_accepted > 0 for record in drafted)
-        outcomes["rejected"] += sum(record.num_accepted < len(record.draft) for record in drafted)
-        assert sum(record.work.calls for record in completion.records) > 20
-    assert again.tokens == found[0].tokens
-    assert outcomes["accepted"] > 5 and outcomes["rejected"] > 5
-
-
-@pytest.mark.slow  # test_heads_exact enumerates them
-def test_sampled_texts_with_heads_have_the_distribution_of_plain_ones(good: Files) -> None:
-    def texts(engine: Engine, count: int, draft_sampling: DraftSampling) -> Counter[tuple[int, ...]]:
-        found: Counter[tuple[int, ...]] = Counter()
-        for seed in range(count):
-            params = SamplingParams(temperature=1.0, top_k=3, seed=seed)
-            verification = Verification(draft_sampling=draft_sampling)
-            request = asked(TEXT[:20], max_tokens=3, sampling=params, verification=verification)
-            found[engine.generate(request).tokens] += 1
-        return found
-
-    weights = Weights(good.target, replace(OPTIONS, heads=False))
-    plain = texts(Engine(weights.open(64)), 300, "greedy")
-    halves = texts(Engine(weights.open(64)), 600, "greedy") - plain
-    weights.close()
-    with (
-        closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair,
-        Session.open(pair, SessionOptions(64, policy=THREE, lookup=False)) as session,
-    ):
-        for kind in ("greedy", "sampled"):
-            found = texts(session.engine, 300, kind)
-            assert _distance(found, plain) < 1.5 * _distance(halves, plain) + 0.1
-
-
-def _distance(one: Counter[tuple[int, ...]], other: Counter[tuple[int, ...]]) -> float:
-    return sum(abs(one[text] / one.total() - other[text] / other.total()) for text in one | other) / 2
-
-
-def test_a_schema_and_a_cancelled_request(good: Files) -> None:
-    schema = {"enum": ["the river and the road", "the river and the sea"]}
-    with (
-        closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair,
-        Session.open(pair, SessionOptions(256, policy=THREE)) as session,
-    ):
-        answer = session.generate("the river", max_tokens=60, sampling=GREEDY, schema=schema)
-        assert answer.text in ('"the river and the road"', '"the river and the sea"')
-        request = asked(TEXT[:30], max_tokens=30, sampling=GREEDY, ignore_end=True)
-        number = session.engine.submit(request)
-        for _ in range(4):
-            session.engine.step()
-        session.engine.cancel(number)
-        assert session.engine.generate(request).tokens == plain_text(good, request)
-
-
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_failed_call_of_the_head_costs_nothing_but_itself(good: Files, failing: int) -> None:
     """Of those that read the target's states, and of those that read tokens."""
@@ -270,19 +198,6 @@ def test_a_failed_call_of_the_head_costs_nothing_but_itself(good: Files, failing
             session.engine.step()
         [completion] = run(session.engine)
     assert completion.tokens == plain_text(good, request)
-
-
-def test_what_a_head_costs_is_measured(good: Files) -> None:
-    with (
-        closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair,
-        Session.open(pair, SessionOptions(256, policy=THREE)) as session,
-    ):
-        [drafter] = [drafter for drafter in session.engine.drafters if isinstance(drafter, ModelDrafter)]
-        target, head = session.target, drafter.model
-        assert isinstance(target, GgufModel) and isinstance(head, HeadModel)
-        assert len({subject_of(model, "last").key() for model in (target, head)}) == 2
-        curve = calibrate(head, seconds=0.2, rows="last")
-        assert curve.is_measured and curve.call_s(1, context=0) > 0
 
 
 # A model's own head

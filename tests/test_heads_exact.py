@@ -1,4 +1,4 @@
-"""Sampling at temperature 1 with heads and with targets that are taken back by checkpoints and snapshots, on
+"""Sampling at temperature 1 with heads and with targets that are taken back by checkpoints, on
 real models of a dozen tokens: the most likely ways that the engine's random numbers can fall, each followed
 to the end, against the chain rule over plain decoding's logits."""
 
@@ -68,20 +68,15 @@ class Kind:
 
     @property
     def options(self) -> LoadOptions:
-        snapshots = 4 if self.rewind == "snapshots" else 0
-        return LoadOptions(
-            backend="llama.cpp", threads=1, snapshots=snapshots, cache_type_k="f32", cache_type_v="f32"
-        )
+        return LoadOptions(backend="llama.cpp", threads=1, cache_type_k="f32", cache_type_v="f32")
 
 
 KINDS = {
     "EAGLE-3 in a file": Kind("llama", "free", "eagle3"),
     "EAGLE-3 in a file, checkpoints": Kind("qwen35", "checkpoints", "eagle3"),
     "MTP in a file": Kind("glm4moe", "free", "mtp"),
-    "MTP in a file, snapshots": Kind("qwen35", "snapshots", "mtp"),
     "own MTP": Kind("glm4moe", "free", "own"),
     "own MTP, checkpoints": Kind("qwen35", "checkpoints", "own"),
-    "own MTP, snapshots": Kind("qwen35", "snapshots", "own"),
     "DFlash": Kind("llama", "free", "dflash"),
     "DFlash2": Kind("llama", "free", "dflash2"),
     "DSpark": Kind("llama", "free", "dspark"),
@@ -125,7 +120,7 @@ class Drafting:
 def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drafting]:
     kind = KINDS[request.param]
     target, head = kind.write(tmp_path_factory.mktemp("dozen"))
-    weights = Weights(target, replace(kind.options, heads=False, snapshots=0))
+    weights = Weights(target, replace(kind.options, heads=False))
     model = weights.open(64)
 
     @cache
@@ -151,7 +146,7 @@ SETTINGS = [
     ("block", "greedy"),
     *(pytest.param(rule, "sampled", marks=pytest.mark.slow) for rule in ("token", "block")),
 ]
-QUICK = ("EAGLE-3 in a file, checkpoints", "MTP in a file", "own MTP, snapshots", "DFlash2", "assistant")
+QUICK = ("EAGLE-3 in a file, checkpoints", "MTP in a file", "own MTP, checkpoints", "DFlash2", "assistant")
 """Each way to take back and each head once."""
 NOTICED = [kind for kind in KINDS if kind not in ("DFlash", "DFlash2")]
 """Those whose drafts are rejected in many ways."""

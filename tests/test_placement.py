@@ -37,7 +37,7 @@ from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, ModelFileError, OutriderError, SettingError
 from outrider.core.notices import collect_notices
 from outrider.core.schema import settings_of
-from outrider.models.layout import Layer, Layout
+from outrider.models.gguf import Layer, Layout
 from tiny_gguf import write_tiny
 
 TEXT = (5, 6, 7, 8, 9)
@@ -139,9 +139,6 @@ class TwoGpus:
     def uses_gpu(self, options: LoadOptions) -> bool:
         return options.gpu_layers != 0
 
-    def fit(self, *_asked: object) -> LoadOptions | None:
-        return None
-
     def llama_max_devices(self) -> int:
         return 4
 
@@ -180,11 +177,8 @@ def test_devices_shares_and_tensors_become_the_librarys_arrays() -> None:
     assert list(device_array(library, ("none",))) == [None]
     assert list(share_array(library, (3.0, 1.0))) == [3.0, 1.0, 0.0, 0.0]
     entries = override_array(library, ("exps=CPU", "blk.1=CUDA1"))
-    assert [(entry.pattern, entry.buft) for entry in entries] == [
-        (b"exps", 110),
-        (b"blk.1", 112),
-        (None, None),
-    ]
+    found = [(entry.pattern, entry.buft) for entry in entries]
+    assert found == [(b"exps", 110), (b"blk.1", 112), (None, None)]
     refused: list[tuple[Callable[[], Any], str]] = [
         (lambda: device_array(library, ("CUDA7",)), "device CUDA7: .* its devices are CUDA0, CUDA1"),
         (lambda: device_array(library, ("CPU",)), "device CPU"),
@@ -217,20 +211,15 @@ def test_as_many_layers_as_fit_go_to_the_gpus(given: dict[str, Any], beside: int
     draft = replace(LARGE, tensors={"output.weight": beside * GB}, layers=[])
     models = [Contexts(LARGE, LoadOptions(**given), 1000), Contexts(draft, LoadOptions(), 1000)]
     with collect_notices() as notices:
-        assert place_layers(library, Path("x"), models).gpu_layers == count
+        assert place_layers(library, models).gpu_layers == count
     said = f"{count} of 5 layers of large fit on the GPUs, of which 23.0 GB are free"
     assert [note.partition(";")[0] for note in notices] == ([] if given else [said])
 
 
-def test_a_model_that_fits_is_left_to_the_library_and_one_that_does_not_to_its_own_reckoning() -> None:
+def test_a_model_that_fits_is_left_to_the_library() -> None:
     library: Any = TwoGpus()
     small = Contexts(replace(LARGE, tensors={"output.weight": 3 * GB}), LoadOptions(), 1000)
-    assert place_layers(library, Path("x"), [small]) == LoadOptions()
-    library.fit = lambda _path, options, *_rest: replace(options, tensor_overrides=("exps=CPU",))
-    with collect_notices() as notices:
-        found = place_layers(library, Path("x"), [Contexts(LARGE, LoadOptions(), 1000)])
-    assert found.tensor_overrides == ("exps=CPU",)
-    assert notices[0].startswith("5 of 5 layers of large fit on the GPUs, but for some experts")
+    assert place_layers(library, [small]) == LoadOptions()
 
 
 def test_memory_that_runs_out_ends_in_a_line_that_says_what_would_fit() -> None:
@@ -239,17 +228,6 @@ def test_memory_that_runs_out_ends_in_a_line_that_says_what_would_fit() -> None:
         "What would fit: 2 layers on the GPU (-ngl)."
     )
     assert not what_would_fit(library, Contexts(LARGE, LoadOptions(gpu_layers=0)))
-
-
-def test_a_librarys_own_reckoning_is_asked_by_its_cpp_name(model: Path) -> None:
-    builds = {name: FILES[name] for name in MAINLINE}
-    answers = {name: open_library(file).fit(model, native(name), 64, 2**20) for name, file in builds.items()}
-    exporting = {
-        name for name in builds if hasattr(open_library(builds[name]).functions, "common_fit_params")
-    }
-    assert {name for name, answer in answers.items() if answer is not None} == exporting
-    for name in exporting:  # there is no GPU, or it all fits
-        assert answers[name] == native(name)
 
 
 class InParts(TwoGpus):
@@ -341,14 +319,14 @@ def test_a_gpu_that_is_not_there_is_named(name: str, given: Any, model: Path) ->
         Weights(model, native(name, **given))
 
 
-def options_of(*line: str) -> LoadOptions:
+def options_of(line: str) -> LoadOptions:
     """The target's load options of a command line."""
-    return _both(*line)[0]
+    return _both(line)[0]
 
 
-def _both(*line: str) -> tuple[LoadOptions, LoadOptions]:
+def _both(line: str) -> tuple[LoadOptions, LoadOptions]:
     settings = settings_of(RunSettings)
-    words, notices = translate("run", line, lambda _: settings)
+    words, notices = translate("run", line.split(), lambda _: settings)
     assert not notices
     by_flag = {flag: made for made in settings.values() for f in made.flags for flag in f.split("/")}
     given: dict[str, Any] = {}
@@ -362,63 +340,26 @@ def _both(*line: str) -> tuple[LoadOptions, LoadOptions]:
 
 
 def test_llama_cpps_names_for_placement_are_taken() -> None:
-    found = options_of(
-        *[
-            "-dev",
-            "CUDA1,CUDA0",
-            "-ts",
-            "3,1",
-            "-sm",
-            "row",
-            "-mg",
-            "1",
-            "-ngl",
-            "20",
-            "-nkvo",
-            "--no-op-offload",
-        ]
-    )
+    found = options_of("-dev CUDA1,CUDA0 -ts 3,1 -sm row -mg 1 -ngl 20 -nkvo --no-op-offload")
     assert (found.devices, found.tensor_split, found.split_mode) == (("CUDA1", "CUDA0"), (3.0, 1.0), "row")
     assert (found.main_gpu, found.gpu_layers, found.kv_offload, found.op_offload) == (1, 20, False, False)
-    found = options_of("-ot", r"blk\.1{1,2}\.=CPU,exps=CUDA0", "-ot", "up=CPU", "-ncmoe", "2", "-ncffn", "1")
-    assert found.tensor_overrides == (
-        r"blk\.1{1,2}\.=CPU",
-        "exps=CUDA0",
-        "up=CPU",
-        r"blk\.0\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU",
-        r"blk\.1\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU",
-        r"blk\.0\.ffn_(up|down|gate)\.=CPU",
-    )
+    found = options_of(r"-ot blk\.1{1,2}\.=CPU,exps=CUDA0 -ot up=CPU -ncmoe 2 -ncffn 1")
+    experts, dense = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU", r"\.ffn_(up|down|gate)\.=CPU"
+    layers = (rf"blk\.0{experts}", rf"blk\.1{experts}", rf"blk\.0{dense}")
+    assert found.tensor_overrides == (r"blk\.1{1,2}\.=CPU", "exps=CUDA0", "up=CPU", *layers)
     assert options_of("--cpu-moe").tensor_overrides == on_processor(experts=None)
-    found = options_of("--lora", "a.gguf", "--lora-scaled", "b.gguf:0.5,c.gguf:-1")
+    found = options_of("--lora a.gguf --lora-scaled b.gguf:0.5,c.gguf:-1")
     assert found.adapters == (("a.gguf", 1.0), ("b.gguf", 0.5), ("c.gguf", -1.0))
-    found = options_of(
-        *["--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "8192", "--yarn-beta-fast", "16"]
-    )
+    found = options_of("--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 8192 --yarn-beta-fast 16")
     assert (found.rope_scaling, found.rope_freq_scale) == ("yarn", 0.25)
     assert (found.yarn_orig_ctx, found.yarn_beta_fast, found.yarn_ext_factor) == (8192, 16.0, -1.0)
 
 
 def test_the_draft_is_placed_by_itself() -> None:
-    target, draft = _both(
-        *[
-            "-dev",
-            "CUDA0",
-            "-devd",
-            "CUDA1",
-            "-ngld",
-            "3",
-            "-ot",
-            "a=CPU",
-            "-otd",
-            "b=CPU",
-            "--lora",
-            "a.gguf",
-        ]
-    )
+    target, draft = _both("-dev CUDA0 -devd CUDA1 -ngld 3 -ot a=CPU -otd b=CPU --lora a.gguf")
     assert (draft.devices, draft.gpu_layers, draft.tensor_overrides) == (("CUDA1",), 3, ("b=CPU",))
     assert target.adapters and not draft.adapters
-    _, draft = _both(*["-dev", "CUDA0", "-ts", "1,2", "--rope-scale", "2", "-cmoed"])
+    _, draft = _both("-dev CUDA0 -ts 1,2 --rope-scale 2 -cmoed")
     assert (draft.devices, draft.tensor_split, draft.rope_freq_scale) == (("CUDA0",), (1.0, 2.0), 0.5)
     assert draft.tensor_overrides == on_processor(experts=None)
 
@@ -439,7 +380,7 @@ def test_the_draft_is_placed_by_itself() -> None:
 )
 def test_what_makes_no_sense_is_said_before_anything_is_loaded(line: str, message: str) -> None:
     with pytest.raises(SettingError) as caught:
-        options_of(*line.split())
+        options_of(line)
     assert str(caught.value).startswith(message)
 
 

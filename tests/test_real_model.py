@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.backends.gguf.c_types import BOOL, INT, POINTER, functions
+from outrider.backends.gguf.c_types import functions
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import Model
@@ -123,7 +123,7 @@ def test_no_half_characters_are_shown(pair: Pair, text: str) -> None:
 
 def test_the_vocabulary_agrees_with_the_c_api(pair: Pair) -> None:
     weights = Weights(MODEL, LoadOptions(backend="llama.cpp"))
-    weights.library.declare(functions("llama_vocab_is_control", BOOL, POINTER, INT))
+    weights.library.declare(functions("bool llama_vocab_is_control (ptr i32)"))
     lib = weights.library.functions
     theirs = lib.llama_model_get_vocab(weights.handle)
     vocabulary = pair.target.vocabulary
@@ -142,20 +142,8 @@ def test_the_vocabulary_agrees_with_the_c_api(pair: Pair) -> None:
 
 
 def test_the_program_prints_the_text_and_nothing_of_the_library(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-c",
-        "from outrider.cli.main import main; main()",
-        "run",
-        "--json",
-        "-t",
-        "1",
-        "-n",
-        "12",
-        "--temp",
-        "0",
-        PROMPTS[0],
-    ]
+    command = [sys.executable, "-c", "from outrider.cli.main import main; main()"]
+    command += ["run", "--json", "-t", "1", "-n", "12", "--temp", "0", PROMPTS[0]]
     child = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert child.returncode == 0, child.stderr
     result = json.loads(child.stdout)

@@ -1,5 +1,5 @@
-"""Targets with a recurrent state, whose rejected drafts are taken back by snapshots or by checkpoints: texts
-are plain ones."""
+"""Targets with a recurrent state, whose rejected drafts are taken back by checkpoints: texts are plain
+ones."""
 
 from __future__ import annotations
 
@@ -26,17 +26,15 @@ from engines import (
     random_guess,
     run,
 )
-from kinds import CHECKPOINTS, SNAPSHOTS
+from kinds import CHECKPOINTS
 from llama_cpp_models import resident_bytes
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.gguf.rewinding import RewindSupport
 from outrider.backends.rewinding import Checkpoints
 from outrider.core.contracts import CHECKPOINTS as OF_CHECKPOINTS
-from outrider.core.contracts import UNABLE, RewindKind
-from outrider.core.data import Completion, Logits, Span
+from outrider.core.contracts import UNABLE
+from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
-from outrider.core.params import SamplingParams
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.policy.fixed import FixedPolicy
@@ -45,28 +43,11 @@ from tiny_gguf import write_tiny
 
 __all__ = ["backend"]  # pytest finds the fixture by its name
 
-TAKEN_BACK = (*CHECKPOINTS, *SNAPSHOTS)
 ALONG = FixedPolicy(draft_max=16, p_min=0.0)
 MAX_RECOMPUTED = OF_CHECKPOINTS.max_recomputed or 0
 
 
 # The engine, on a model that is exact
-
-
-@pytest.mark.parametrize("most", [1, 3, 8])
-@pytest.mark.parametrize("num_right", [0, 1, 2, 1000])
-def test_drafts_are_no_longer_than_there_are_snapshots(most: int, num_right: int) -> None:
-    target = language_model(rewind="snapshots", num_snapshots=most)
-    drafter = ScriptedDrafter(oracle(LANGUAGE, num_right))
-    completion = Engine(target, [drafter], ALONG).generate(asked(PROMPT, max_tokens=60, sampling=GREEDY))
-    plain = Engine(language_model()).generate(asked(PROMPT, max_tokens=60, sampling=GREEDY))
-    assert completion.tokens == plain.tokens
-    lengths = [len(record.draft) for record in completion.records if record.kind == "decode"]
-    assert max(lengths) == most
-    # Nothing was read twice: what was rejected was gone back from, not read again.
-    assert sum(len(span.tokens) for call in target.calls for span in call) == (
-        len(PROMPT) - 1 + sum(length + 1 for length in lengths)
-    )
 
 
 @pytest.mark.parametrize("num_right", [0, 1, 2, 1000])
@@ -89,21 +70,19 @@ def test_what_a_rejected_draft_left_is_read_with_the_next_call(num_right: int) -
         assert any(not record.draft and record.num_evaluated > MAX_RECOMPUTED for record in decoded)
 
 
-@pytest.mark.parametrize("rewind", ["snapshots", "checkpoints"])
 @pytest.mark.parametrize("seed", range(8))
-def test_sequences_with_any_drafts_say_what_they_say_plainly(seed: int, rewind: RewindKind) -> None:
+def test_sequences_with_any_drafts_say_what_they_say_plainly(seed: int) -> None:
     rng = np.random.default_rng(seed)
     prompts = [tuple(rng.integers(0, END, rng.integers(2, 9)).tolist()) for _ in range(4)]
     requests = [asked(prompt, max_tokens=30, sampling=GREEDY) for prompt in prompts]
-    target = language_model(rewind=rewind, num_snapshots=4, max_sequences=4, max_batch_tokens=40)
+    target = language_model(rewind="checkpoints", max_sequences=4, max_batch_tokens=40)
     found = run(Engine(target, [ScriptedDrafter(random_guess(seed))], ALONG), *requests)
     assert [c.tokens for c in found] == [Engine(language_model()).generate(r).tokens for r in requests]
 
 
-@pytest.mark.parametrize("rewind", ["snapshots", "checkpoints"])
-def test_a_failed_call_is_made_good_by_reading_again(rewind: RewindKind) -> None:
+def test_a_failed_call_is_made_good_by_reading_again() -> None:
     request = asked(PROMPT, max_tokens=40, sampling=GREEDY, ignore_end=True)
-    target = language_model(rewind=rewind, num_snapshots=4)
+    target = language_model(rewind="checkpoints")
     engine = Engine(target, [ScriptedDrafter(oracle(LANGUAGE, 2))], ALONG)
     engine.submit(request)
     for _ in range(3):
@@ -118,7 +97,7 @@ def test_a_failed_call_is_made_good_by_reading_again(rewind: RewindKind) -> None
 # Real libraries, tiny models
 
 
-@over(*TAKEN_BACK, names=MAINLINE)
+@over(*CHECKPOINTS, names=MAINLINE)
 @pytest.mark.parametrize("num_sequences", [1, 4])
 def test_greedy_texts_equal_plain_ones(backend: Native, kind: str, num_sequences: int) -> None:
     target = backend.open(kind, 256, max_sequences=num_sequences)
@@ -148,41 +127,6 @@ def _mistaken(texts: Sequence[tuple[int, ...]], rng: np.random.Generator) -> Gue
     return guess
 
 
-# What is drawn is enumerated in test_heads_exact; here one kind of each way to take back is drawn from.
-@over(
-    *TAKEN_BACK,
-    names=MAINLINE,
-    quick=[(name, kind) for name in MAINLINE for kind in ("hybrid", "delta net snapshots")],
-)
-def test_sampled_texts_have_the_distribution_of_plain_ones(backend: Native, kind: str) -> None:
-    def texts(engine: Engine, count: int) -> Counter[tuple[int, ...]]:
-        found: Counter[tuple[int, ...]] = Counter()
-        for seed in range(count):
-            params = SamplingParams(temperature=0.7, top_k=3, seed=seed)
-            found[engine.generate(asked(range(97, 121), max_tokens=3, sampling=params)).tokens] += 1
-        return found
-
-    def guess(tokens: object, length: int) -> list[int]:
-        del tokens
-        return [int(rng.choice(likely)) for _ in range(min(length, 2))]
-
-    rng = np.random.default_rng(1)
-    target = backend.open(kind, 64)
-    plain = texts(Engine(target), 100)
-    likely = [token for text in plain for token in text]
-    found = texts(Engine(target, [ScriptedDrafter(guess)], ALONG), 100)
-    distance = sum(abs(plain[text] - found[text]) for text in plain | found) / 200
-    same = sum(abs(a - b) for a, b in zip(*_halves(plain), strict=True)) / 100
-    assert distance < 2 * same + 0.1
-    target.close()
-
-
-def _halves(counts: Counter[tuple[int, ...]]) -> tuple[list[int], list[int]]:
-    rng = np.random.default_rng(2)
-    first = [int(rng.binomial(count, 0.5)) for count in counts.values()]
-    return first, [count - half for count, half in zip(counts.values(), first, strict=True)]
-
-
 def test_the_prompt_of_a_turn_whose_answer_is_changed_is_read_from_near_its_end() -> None:
     """A template may leave out what a model thought: then the next prompt departs from what is stored."""
     target = language_model(rewind="checkpoints")
@@ -197,7 +141,7 @@ def test_the_prompt_of_a_turn_whose_answer_is_changed_is_read_from_near_its_end(
     assert engine.generate(departing).reused_tokens == 0
 
 
-@over(*TAKEN_BACK, names=MAINLINE)
+@over(*CHECKPOINTS, names=MAINLINE)
 def test_the_next_turn_reads_only_what_is_new(backend: Native, kind: str) -> None:
     target = backend.open(kind, 256)
     engine = Engine(target, [SuffixDrafter()], ALONG)
@@ -207,7 +151,7 @@ def test_the_next_turn_reads_only_what_is_new(backend: Native, kind: str) -> Non
     second = engine.generate(asked(longer, max_tokens=10, sampling=GREEDY, ignore_end=True))
     stored = len(prompt) + len(first.tokens) - 1
     last = first.records[-1]
-    if kind in CHECKPOINTS and last.num_accepted < len(last.draft):
+    if last.num_accepted < len(last.draft):
         stored -= len(last.tokens)
     assert second.reused_tokens == stored
     plain = Engine(backend.open(kind, 256)).generate(
@@ -219,7 +163,7 @@ def test_the_next_turn_reads_only_what_is_new(backend: Native, kind: str) -> Non
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
-@over("delta net", "delta net snapshots", "recurrent", names=MAINLINE)
+@over("delta net", "recurrent", names=MAINLINE)
 def test_a_long_answer_takes_no_more_memory(backend: Native, kind: str) -> None:
     """2,000 tokens with drafts that are accepted and rejected: a copy of the state that was left at each step
     would be a hundred megabytes."""
@@ -234,15 +178,9 @@ def test_a_long_answer_takes_no_more_memory(backend: Native, kind: str) -> None:
     assert max(sizes.values()) - began < 8e6  # records of the steps
 
 
-@pytest.fixture(scope="module")
-def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A hybrid's file."""
-    return write_tiny(tmp_path_factory.mktemp("hybrid") / "hybrid.gguf", arch="qwen35", context_length=1024)
-
-
-@pytest.mark.parametrize("num_snapshots", [0, 4])
-def test_a_session_speculates_and_says_what_that_takes(hybrid: Path, num_snapshots: int) -> None:
-    options = LoadOptions(backend="llama.cpp", threads=1, snapshots=num_snapshots)
+def test_a_session_speculates_and_says_what_that_takes(tmp_path: Path) -> None:
+    hybrid = write_tiny(tmp_path / "hybrid.gguf", arch="qwen35", context_length=1024)
+    options = LoadOptions(backend="llama.cpp", threads=1)
     with (
         closing(Pair.load(hybrid, options=options)) as pair,
         Session.open(pair, SessionOptions(512, policy=ALONG)) as session,
@@ -250,10 +188,7 @@ def test_a_session_speculates_and_says_what_that_takes(hybrid: Path, num_snapsho
         [notice] = [line for line in session.notices if "recurrent state" in line]
         size = pair.target.rewind_support.state_bytes / 1e6
         assert size > 0
-        if num_snapshots:
-            assert f"snapshots of its recurrent state (4 for each sequence, {4 * size:.1f} MB)" in notice
-        else:
-            assert f"checkpoints of its recurrent state ({2 * size:.1f} MB)" in notice
+        assert f"checkpoints of its recurrent state ({2 * size:.1f} MB)" in notice
         prompt = "the river and the road and " * 8
         schema = {"enum": ["the river and the road"]}
         answer = session.generate(prompt, max_tokens=60, sampling=GREEDY, schema=schema)
@@ -264,12 +199,7 @@ def test_a_session_speculates_and_says_what_that_takes(hybrid: Path, num_snapsho
 def test_a_library_that_does_not_restore_the_state_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fault: of what was rejected one token stays in the state of snapshots, and a checkpoint is of the
-    token before."""
-    forget = GgufModel._forget
-
-    def one_too_few(self: GgufModel, sequence: int, start: int) -> bool:
-        return forget(self, sequence, start + 1 if start > 0 else start)
+    """The fault: a checkpoint is of the token before."""
 
     def one_too_early(self: Checkpoints, sequence: int, stored: int, length: int) -> int:
         return reach(self, sequence, stored, length) and length
@@ -278,11 +208,9 @@ def test_a_library_that_does_not_restore_the_state_is_found_out(
         return put_back(self, source, reach(self, source, length, length), sequence)
 
     reach, put_back = Checkpoints.reach, Checkpoints.put_back
-    monkeypatch.setattr(GgufModel, "_forget", one_too_few)
     monkeypatch.setattr(Checkpoints, "reach", one_too_early)
     monkeypatch.setattr(Checkpoints, "put_back", earlier)
-    options = LoadOptions(backend="llama.cpp", snapshots=4)
-    weights = Weights(write_tiny(tmp_path / "it.gguf", arch="lfm2"), options)
+    weights = Weights(write_tiny(tmp_path / "it.gguf", arch="lfm2"), LoadOptions(backend="llama.cpp"))
     assert weights.rewind_support.kind == "none" and weights.rewind_support.notice
     assert weights.open(64).rewinding == UNABLE
     weights.close()
@@ -291,7 +219,6 @@ def test_a_library_that_does_not_restore_the_state_is_found_out(
 def test_other_logits_after_going_back_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault: the library says that it went back, and goes on from another state."""
     decode, truncate, went_back = GgufModel.decode, GgufModel.truncate, set[int]()
-    options = LoadOptions(backend="llama.cpp", snapshots=4)
 
     def noted(self: GgufModel, sequence: int, length: int) -> None:
         truncate(self, sequence, length)
@@ -306,48 +233,7 @@ def test_other_logits_after_going_back_are_found_out(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(GgufModel, "truncate", noted)
     monkeypatch.setattr(GgufModel, "decode", from_another_state)
-    weights = Weights(write_tiny(tmp_path / "it.gguf", arch="lfm2"), options)
+    weights = Weights(write_tiny(tmp_path / "it.gguf", arch="lfm2"), LoadOptions(backend="llama.cpp"))
     assert weights.rewind_support.kind == "none"
     assert "other logits" in (weights.rewind_support.notice or "")
     weights.close()
-
-
-def test_snapshots_take_a_part_of_the_memory_and_less_than_a_micro_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("outrider.backends.gguf.rewinding.available_bytes", lambda: 100e6)
-    known = RewindSupport("snapshots", state_bytes=10_000_000)
-    assert [known.snapshots(16, sequences, 512) for sequences in (1, 4, 20)] == [9, 1, 0]
-    assert known.snapshots(3, 1, 512) == 3
-    assert RewindSupport("snapshots", 1).snapshots(16, 1, 512) == 16
-    assert RewindSupport("snapshots", 1).snapshots(16, 1, 8) == 6
-    assert RewindSupport("checkpoints", 1).snapshots(16, 1, 512) == 0
-
-
-def test_three_sequences_have_no_snapshots(hybrid: Path) -> None:
-    """Texts of three that begin and end at different times were others with them."""
-    options = LoadOptions(backend="llama.cpp", threads=1, snapshots=4, cache_type_k="f32", cache_type_v="f32")
-    rng = np.random.default_rng(5)
-    requests = [
-        asked(rng.integers(97, 123, size).tolist(), max_tokens=most, sampling=GREEDY, ignore_end=True)
-        for size, most in zip(rng.integers(2, 50, 16), rng.integers(1, 40, 16).tolist(), strict=True)
-    ]
-    with closing(Pair.load(hybrid, options=options)) as pair:
-        plain = Engine(pair.target.open(128))
-        assert plain.target.rewinding.kind == "snapshots"
-        assert pair.target.open(128, max_sequences=2).rewinding.kind == "snapshots"
-        with Session.open(pair, SessionOptions(128, policy=ALONG, max_running=3)) as session:
-            assert any("snapshots are for 2 sequences at most" in notice for notice in session.notices)
-            session.engine.equip([ScriptedDrafter(random_guess(3))], FixedPolicy(draft_max=3, p_min=0.0))
-            waiting, found = list(enumerate(requests)), dict[int, Completion]()
-            numbers: dict[int, int] = {}
-            while waiting or session.engine.num_running:
-                while waiting and session.engine.has_room(waiting[0][1]):
-                    i, request = waiting.pop(0)
-                    numbers[session.engine.submit(request)] = i
-                for update in session.engine.step():
-                    if update.completion is not None:
-                        found[numbers[update.record.request]] = update.completion
-            for i, request in enumerate(requests):
-                plain.reset()
-                assert found[i].tokens == plain.generate(request).tokens

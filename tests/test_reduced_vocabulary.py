@@ -400,28 +400,10 @@ def test_whole_models_have_no_map(target: Path) -> None:
     weights.close()
 
 
-def kept_but(**places: int) -> tuple[int, ...]:
-    ids = [*Reduced(10, "").kept(MERGES), -1]
-    for place, token in places.items():
-        ids[int(place[1:])] = token
-    return tuple(ids)
-
-
-BROKEN = {
-    "short": (kept_but()[:-5], "264 entries for 269 tokens"),
-    "swapped": (kept_but(_256=257, _257=256), "its counterpart 257"),
-    "empty": ((), "0 entries for 269"),
-    "far off": (kept_but(_256=2**31 - 1), "names token 2,147,483,647"),
-}
-
-
-@pytest.mark.parametrize("damage", BROKEN)
-def test_a_file_with_a_damaged_map_is_refused(
-    damage: str, target: Path, target_id: str, tmp_path: Path
-) -> None:
-    ids, complaint = BROKEN[damage]
+def test_a_file_with_a_damaged_map_is_refused(target: Path, target_id: str, tmp_path: Path) -> None:
+    ids = (*Reduced(10, "").kept(MERGES), -1)[:-5]
     draft = write_tiny(tmp_path / "odd.gguf", reduced=Reduced(10, target_id, ids))
-    with pytest.raises(VocabularyMismatch, match=f"draft odd: .*{complaint}"):
+    with pytest.raises(VocabularyMismatch, match=r"draft odd: .*264 entries for 269 tokens"):
         Pair.load(target, draft, options=OPTIONS)
 
 

@@ -26,14 +26,7 @@ from engines import (
 )
 from examples import examples
 from outrider.backends.fake import FakeModel, NextLogits, random_logits
-from outrider.core.contracts import (
-    Drafter,
-    Drafters,
-    DraftRequest,
-    Policy,
-    RewindKind,
-    snapshots,
-)
+from outrider.core.contracts import CHECKPOINTS, Drafter, Drafters, DraftRequest, Policy, RewindKind
 from outrider.core.data import Draft, DraftWork, Grammar, Request, Row, StepRecord
 from outrider.core.errors import InputError
 from outrider.core.params import SamplingParams
@@ -73,7 +66,8 @@ def endless(seed: int, scale: float = 5.0) -> NextLogits:
 def test_no_draft_is_longer_than_the_target_can_take_back(most: int) -> None:
     text = (1, 2, 3, 4, 5) * 8
     again = Recording("again", "chat", text, text, "length", {})
-    played = replay(again, FixedPolicy(draft_max=16, p_min=0.0), CallCosts(), rewinding=snapshots(most))
+    rewinding = replace(CHECKPOINTS, max_rejected=most)
+    played = replay(again, FixedPolicy(draft_max=16, p_min=0.0), CallCosts(), rewinding=rewinding)
     assert max(len(record.draft) for record in played.records) == most
 
 

@@ -12,17 +12,7 @@ import numpy as np
 import pytest
 
 from llama_cpp_models import SMALL, Load, tiny
-from outrider.backends.gguf.c_types import (
-    BOOL,
-    FLOAT,
-    INT,
-    POINTER,
-    SIZE,
-    UINT,
-    fields,
-    functions,
-    structure,
-)
+from outrider.backends.gguf.c_types import functions, structure
 from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.top_logits import ChainParams
 from outrider.core.data import Distribution, Row
@@ -37,31 +27,26 @@ OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 LARGE = 151_936
 
 TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-_Bias = structure("llama_logit_bias", fields(INT, "token"), fields(FLOAT, "bias"))
-_Array = structure(
-    "llama_token_data_array",
-    fields(POINTER, "data"),
-    fields(SIZE, "size"),
-    fields(ctypes.c_int64, "selected"),
-    fields(BOOL, "sorted"),
+_Bias = structure("llama_logit_bias", "i32 token\nf32 bias")
+_Array = structure("llama_token_data_array", "ptr data\nsize size\ni64 selected\nbool sorted")
+_SAMPLERS = functions(
+    """
+    params llama_sampler_chain_default_params
+    ptr llama_sampler_chain_init (params)
+    void llama_sampler_chain_add llama_sampler_apply (ptr ptr)
+    void llama_sampler_accept (ptr i32)
+    void llama_sampler_free (ptr)
+    ptr llama_sampler_init_logit_bias (i32 i32 ptr)
+    ptr llama_sampler_init_penalties (i32 i32 f32 f32 f32)
+    ptr llama_sampler_init_dry (ptr f32 f32 i32 i32 ptr size)
+    ptr llama_sampler_init_top_n_sigma (f32)
+    ptr llama_sampler_init_top_k (i32)
+    ptr llama_sampler_init_typical llama_sampler_init_top_p llama_sampler_init_min_p (f32 size)
+    ptr llama_sampler_init_xtc (f32 f32 size u32)
+    ptr llama_sampler_init_temp_ext (f32 f32 f32)
+    """,
+    params=ChainParams,
 )
-_SAMPLERS = {
-    **functions("llama_sampler_chain_default_params", ChainParams),
-    **functions("llama_sampler_chain_init", POINTER, ChainParams),
-    **functions("llama_sampler_chain_add llama_sampler_apply", None, POINTER, POINTER),
-    **functions("llama_sampler_accept", None, POINTER, INT),
-    **functions("llama_sampler_free", None, POINTER),
-    **functions("llama_sampler_init_logit_bias", POINTER, INT, INT, POINTER),
-    **functions("llama_sampler_init_penalties", POINTER, INT, INT, FLOAT, FLOAT, FLOAT),
-    **functions("llama_sampler_init_dry", POINTER, POINTER, FLOAT, FLOAT, INT, INT, POINTER, SIZE),
-    **functions("llama_sampler_init_top_n_sigma", POINTER, FLOAT),
-    **functions("llama_sampler_init_top_k", POINTER, INT),
-    **functions(
-        "llama_sampler_init_typical llama_sampler_init_top_p llama_sampler_init_min_p", POINTER, FLOAT, SIZE
-    ),
-    **functions("llama_sampler_init_xtc", POINTER, FLOAT, FLOAT, SIZE, UINT),
-    **functions("llama_sampler_init_temp_ext", POINTER, FLOAT, FLOAT, FLOAT),
-}
 library = next(candidates(MAINLINE))
 library.declare(_SAMPLERS)
 lib = library.functions

@@ -14,9 +14,9 @@ from gguf import GGUFWriter
 from starlette.testclient import TestClient
 
 from llama_cpp_models import TEXT, resident_bytes
-from outrider.backends.gguf import mainline
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.gguf.rewinding import RewindSupport
 from outrider.core.data import Request
 from outrider.core.errors import (
     BackendError,
@@ -186,7 +186,7 @@ def test_a_recurrent_draft_goes_back_to_checkpoints(path: Callable[..., Path], a
 def test_a_draft_that_cannot_rewind_is_not_used(
     path: Callable[..., Path], opened: list[Weights], arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mainline.Dialect, "keeps_states", False)
+    monkeypatch.setattr(Weights, "_try_checkpoints", lambda _self: RewindSupport("none"))
     pair = Pair.load(path(), path(arch=arch), options=OPTIONS)
     assert pair.draft is None and is_closed(opened[1])
     with Session.open(pair, SessionOptions(64)) as session:
@@ -200,7 +200,7 @@ def test_a_draft_that_cannot_rewind_is_not_used(
 def test_a_target_that_cannot_rewind_goes_plainly_and_keeps_no_draft(
     path: Callable[..., Path], opened: list[Weights], lookup: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mainline.Dialect, "keeps_states", False)
+    monkeypatch.setattr(Weights, "_try_checkpoints", lambda _self: RewindSupport("none"))
     pair = Pair.load(path(arch="mamba"), path(), options=OPTIONS)
     with Session.open(pair, SessionOptions(64, lookup=lookup)) as session:
         assert session.engine.drafters == () and len(session.notices) == 1 + lookup

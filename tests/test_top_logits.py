@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from llama_cpp_models import SMALL, TEXT, Load, tiny
 from outrider.backends.gguf import guard
-from outrider.backends.gguf.mainline import Dialect
+from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.top_logits import TopSampling
 from outrider.core.contracts import Model
@@ -65,7 +65,7 @@ def test_a_distribution_of_the_top_is_that_of_the_row(seed: int, steps: int, par
 
 @pytest.fixture
 def weights(tiny: Load, monkeypatch: pytest.MonkeyPatch) -> Weights:
-    monkeypatch.setattr(Dialect, "samples", lambda _self, _options, _num_layers: True)
+    monkeypatch.setattr(Library, "samples", lambda _self, _options, _num_layers: True)
     return tiny(options=MAINLINE)
 
 
@@ -157,7 +157,7 @@ REQUESTS = [
 
 def test_the_texts_are_those_of_whole_rows(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     with_tops = generations(weights, REQUESTS)
-    monkeypatch.setattr(Dialect, "samples", lambda _self, _options, _num_layers: False)
+    monkeypatch.setattr(Library, "samples", lambda _self, _options, _num_layers: False)
     assert with_tops == generations(weights, REQUESTS)
 
 
@@ -189,7 +189,7 @@ def test_a_sampler_that_picks_other_tokens_is_left_alone(
     with collect_notices() as notices:
         found = generations(weights, REQUESTS[:2])
     assert len(notices) == 1 and "picks other tokens" in notices[0] and "whole rows" in notices[0]
-    monkeypatch.setattr(Dialect, "samples", lambda _self, _options, _num_layers: False)
+    monkeypatch.setattr(Library, "samples", lambda _self, _options, _num_layers: False)
     assert found == generations(weights, REQUESTS[:2])
 
 
@@ -222,6 +222,6 @@ def test_completions_of_many_requests_are_alike(weights: Weights, monkeypatch: p
             return [update.completion for update in updates if update.completion]
 
     with_tops = batch()
-    monkeypatch.setattr(Dialect, "samples", lambda _self, _options, _num_layers: False)
+    monkeypatch.setattr(Library, "samples", lambda _self, _options, _num_layers: False)
     for ours, expected in zip(with_tops, batch(), strict=True):
         assert ours is not None and expected is not None and ours.tokens == expected.tokens

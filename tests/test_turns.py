@@ -16,7 +16,7 @@ from backends import Backend, backend, over
 from engines import GREEDY, PROMPT, language_model, plain
 from llama_cpp_models import TEXT
 from outrider.backends.rewinding import LAST_TURNS, MAX_TURNS, Checkpoints
-from outrider.core.contracts import Model, RewindKind
+from outrider.core.contracts import Model
 from outrider.core.data import Completion, Request, Span
 from outrider.engine import Engine
 from serving import Running
@@ -38,7 +38,7 @@ def control_of(model: Model) -> int:
     return max(token for token in range(model.vocabulary.size) if model.vocabulary.is_control(token))
 
 
-@over("recurrent", "hybrid", "delta net", "convolution", "window", "delta net snapshots")
+@over("recurrent", "hybrid", "delta net", "convolution", "window")
 def test_only_what_is_new_is_read(backend: Backend, kind: str, tmp_path: Path) -> None:
     def opened() -> Model:
         return backend.open(kind, 1024, max_sequences=2)
@@ -76,7 +76,7 @@ def test_only_what_is_new_is_read(backend: Backend, kind: str, tmp_path: Path) -
             assert completion.reused_tokens >= reused, "it outlives the process"
 
 
-@over("dense", "recurrent", "hybrid", "window", "delta net snapshots")
+@over("dense", "recurrent", "hybrid", "window")
 def test_of_a_session_of_many_turns_each_reads_what_is_new(backend: Backend, kind: str) -> None:
     with closing(backend.open(kind, 4096, max_sequences=2)) as model:
         engine, control = Engine(model), control_of(model)
@@ -97,11 +97,8 @@ def test_what_two_texts_have_in_common_is_a_turn_for_the_third() -> None:
     assert reused == [0, 0, 100]
 
 
-@pytest.mark.parametrize("rewind", ["checkpoints", "snapshots"])
-def test_where_no_control_token_stands_and_inside_of_long_messages_there_are_turns_too(
-    rewind: RewindKind,
-) -> None:
-    engine = Engine(language_model(rewind=rewind, context_length=3000, max_sequences=2))
+def test_where_no_control_token_stands_and_inside_of_long_messages_there_are_turns_too() -> None:
+    engine = Engine(language_model(rewind="checkpoints", context_length=3000, max_sequences=2))
     text, edited = PROMPT * 440, (*PROMPT * 320, 3, *PROMPT * 120)
     assert engine.generate(Request(text, GREEDY, max_tokens=2)).reused_tokens == 0
     completion = engine.generate(Request(edited, GREEDY, max_tokens=2))

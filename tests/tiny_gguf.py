@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 from gguf.quants import quantize
 
-from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS
+from outrider.models.vocab.subset import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS
 from tiny.architectures import ARCHITECTURES, HEADS, Architecture
 from tiny.metadata import Value
 from tiny.sizes import Sizes

@@ -17,7 +17,6 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from engines import run
 from harness import append, argument_parser, describe, run_program
 from head_files import OPTIONS, Files, write_files
-from outrider.backends.gguf.options import LoadOptions
 from outrider.core.data import Request
 from outrider.core.params import SamplingParams
 from outrider.engine import Engine
-from outrider.models.gguf import read_card
 from outrider.policy.fixed import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions
 
@@ -70,24 +67,13 @@ def plain_answers(files: Files, asked: Sequence[Request]) -> list[tuple[int, ...
         return [session.engine.generate(one).tokens for one in asked]
 
 
-def at_once(files: Files) -> int:
-    """Answers at a time: with more than two llama.cpp mixes up snapshots."""
-    return 2 if options(files).snapshots else AT_ONCE
-
-
-def options(files: Files) -> LoadOptions:
-    """With snapshots where llama-server keeps them, too."""
-    is_hybrid = read_card(files.target).architecture == "qwen35"
-    return replace(OPTIONS, snapshots=8) if is_hybrid else OPTIONS
-
-
 @contextmanager
 def drafting(files: Files, length: int) -> Iterator[Engine]:
     policy = FixedPolicy(draft_max=length, p_min=0.0)
     with (
-        closing(Pair.load(files.target, files.head, options=options(files))) as pair,
+        closing(Pair.load(files.target, files.head, options=OPTIONS)) as pair,
         Session.open(
-            pair, SessionOptions(CONTEXT, policy=policy, lookup=False, max_running=at_once(files))
+            pair, SessionOptions(CONTEXT, policy=policy, lookup=False, max_running=AT_ONCE)
         ) as session,
     ):
         yield session.engine
@@ -140,7 +126,7 @@ def rows(kind: str, given: Any, folder: Path) -> Iterator[dict[str, Any]]:
         theirs = [served(address, one) for one in asked[: given.server]]
     plain = plain_answers(files, asked)
     with drafting(files, length) as engine:
-        parts = [asked[i : i + at_once(files)] for i in range(0, len(asked), at_once(files))]
+        parts = [asked[i : i + AT_ONCE] for i in range(0, len(asked), AT_ONCE)]
         answers = [found for part in parts for found in run(engine, *part)]
         for i, (found, expected) in enumerate(zip(answers, plain, strict=True)):
             row: dict[str, Any] = {

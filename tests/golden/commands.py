@@ -18,7 +18,8 @@ from unittest.mock import patch
 
 from cli_helpers import TEMPLATE
 from golden.normal import normal, rounded, shape
-from outrider.backends.gguf.mainline import Dialect
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.rewinding import RewindSupport
 from outrider.cli.main import main
 from tiny_gguf import MERGES, write_tiny
 
@@ -156,7 +157,7 @@ def check() -> Any:
                 "checkpoints": ("recurrent.gguf",),
             }.items()
         }
-        with patch.object(Dialect, "keeps_states", False):
+        with patch.object(Weights, "_try_checkpoints", lambda _self: RewindSupport("none")):
             refused = program("check", "recurrent.gguf", "draft.gguf", *options)
         return found | {"no rewinding": shape(refused, kept)}
 

@@ -1,9 +1,7 @@
-"""Tiny models whose distributions are known exactly, for tests, examples and the documentation.
-
-A `FakeModel` computes its logits from the tokens it has stored, so a span at the wrong place, a
-missed rewind or a mixed-up sequence changes what it says. It holds its caller to the contract:
-a broken promise raises ContractBroken, and rows of an earlier call turn into NaN.
-"""
+"""Tiny models whose distributions are known exactly, for tests, examples and the documentation. A `FakeModel`
+computes its logits from the tokens it has stored, so a span at the wrong place, a missed rewind or a mixed-up
+sequence changes what it says. It holds its caller to the contract: a broken promise raises ContractBroken,
+and rows of an earlier call turn into NaN."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from outrider.backends.rewinding import Attention, Checkpoints, Rewinder, Snapshots
+from outrider.backends.rewinding import Attention, Checkpoints, Rewinder
 from outrider.core.calls import check_spans
 from outrider.core.contracts import FREE, WINDOW, PartOf, RewindKind
 from outrider.core.data import Logits, Span
@@ -81,7 +79,6 @@ def random_logits(size: int, *, seed: int = 0, order: int = 2, scale: float = 2.
 
 
 def _generator(key: object) -> np.random.Generator:
-    """Random numbers that a key fixes."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return np.random.default_rng(int.from_bytes(digest))
 
@@ -100,12 +97,10 @@ def scripted_logits(vocabulary: FakeVocabulary, text: str) -> NextLogits:
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """How a model's logits depend on more than the tokens, as those of real kernels do.
-
-    `kernels` are the last sizes of calls that each kernel takes; a call of more rows or tokens is another
-    kernel's. With `mixes` the cells that other sequences have in the cache count too. The difference goes
-    into what is stored, and on from there; `scale` is how large it is, in logits.
-    """
+    """How a model's logits depend on more than the tokens, as those of real kernels do. `kernels` are the
+    last sizes of calls that each kernel takes; a call of more rows or tokens is another kernel's. With
+    `mixes` the cells that other sequences have in the cache count too. The difference goes into what is
+    stored, and on from there; `scale` is how large it is, in logits."""
 
     kernels: tuple[int, ...] = ()
     mixes: bool = True
@@ -117,11 +112,8 @@ class Rounding:
 
 
 class FakeModel:
-    """A model over `next_logits`, with the KV bookkeeping of a real one.
-
-    `rewind` is how it goes back; "snapshots" are `num_snapshots`. `rounding`: its logits are not exact.
-    `calls` holds the spans of every call made.
-    """
+    """A model over `next_logits`, with the KV bookkeeping of a real one. `rewind` is how it goes back.
+    `rounding`: its logits are not exact. `calls` holds the spans of every call made."""
 
     def __init__(
         self,
@@ -135,7 +127,6 @@ class FakeModel:
         max_batch_tokens: int = 64,
         max_rows: int = 64,
         rewind: RewindKind = "free",
-        num_snapshots: int = 8,
         rounding: Rounding | None = None,
     ) -> None:
         self.name = name
@@ -146,7 +137,7 @@ class FakeModel:
         self.max_batch_tokens = max_batch_tokens
         self.max_rows = max_rows
         self.attends_to_all = False
-        self._rewinder = _rewinder(rewind, num_snapshots)
+        self._rewinder = _rewinder(rewind)
         self.rewinding = self._rewinder.rewinding
         self.calls: list[tuple[Span, ...]] = []
         self.fail_at_call: int | None = None
@@ -254,7 +245,7 @@ class FakeModel:
         self._marks.clear()
 
 
-def _rewinder(kind: RewindKind, num_snapshots: int) -> Rewinder:
+def _rewinder(kind: RewindKind) -> Rewinder:
     def keep(_sequence: int, _older: Bytes | None) -> Bytes:
         return np.empty(0, np.uint8)  # the tokens are all of its state
 
@@ -264,8 +255,6 @@ def _rewinder(kind: RewindKind, num_snapshots: int) -> Rewinder:
     match kind:
         case "free" | "window":
             return Attention(FREE if kind == "free" else WINDOW)
-        case "snapshots":
-            return Snapshots(num_snapshots, keep, put)
         case "checkpoints":
             return Checkpoints(keep, put)
     return Rewinder()

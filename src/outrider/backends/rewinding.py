@@ -1,21 +1,23 @@
 """How a model's sequences go back to fewer tokens: a Rewinder keeps what that takes, and knows how far it
-reaches.
-
-The KV of attention layers can be cut anywhere. The state of a recurrent layer has no memory of what it was
-before: there are copies of it (checkpoints), or a library keeps its last states itself (snapshots). A sliding
-window has forgotten what lies before it, and copies serve it as well.
-"""
+reaches. The KV of attention layers can be cut anywhere. The state of a recurrent layer has no memory of what
+it was before: there are copies of it (checkpoints). A sliding window has forgotten what lies before it, and
+copies serve it as well."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outrider.core.contracts import CHECKPOINTS, FREE, UNABLE, UNLIMITED, WINDOW, Rewinding, snapshots
+from outrider.core.contracts import CHECKPOINTS, FREE, UNABLE, UNLIMITED, WINDOW, Rewinding
 from outrider.core.data import Span
 from outrider.core.saved import Bytes, Extent, SavedState
 
 MAX_TURNS, LAST_TURNS = 12, 5
 """Copies of a sequence's states from where a conversation turns, and how many of them are the last ones."""
+
+Keep = Callable[[int, Bytes | None], Bytes | None]
+"""Copies a sequence's state, into an older copy where that fits, or gives None where it cannot."""
+Put = Callable[[int, Bytes], bool]
+"""Gives a copy to a sequence, and says whether that was possible."""
 
 
 class Rewinder:
@@ -96,19 +98,10 @@ class Attention(Rewinder):
 
 class Turns(Rewinder):
     """Keeps copies of states from where conversations turn: of each sequence the first, the last ones, and
-    between these some that lie apart.
+    between these some that lie apart. All copies together take no more than `max_bytes`. They are never
+    written to: sequences, and copies of these, share them."""
 
-    `keep` copies a sequence's state, into an older copy where that fits, or gives None where it cannot; `put`
-    gives a copy to a sequence, and says whether that was possible. All copies together take no more than
-    `max_bytes`. They are never written to: sequences, and copies of these, share them.
-    """
-
-    def __init__(
-        self,
-        keep: Callable[[int, Bytes | None], Bytes | None],
-        put: Callable[[int, Bytes], bool],
-        max_bytes: float,
-    ) -> None:
+    def __init__(self, keep: Keep, put: Put, max_bytes: float = UNLIMITED) -> None:
         self._keep, self._put = keep, put
         self._max_bytes = max_bytes
         self._turns: dict[int, dict[int, Bytes]] = {}
@@ -123,7 +116,6 @@ class Turns(Rewinder):
                 self._thin(turns)
 
     def _thin(self, turns: dict[int, Bytes]) -> None:
-        """Drop what is too many of a sequence, and what is too many bytes of the fullest ones."""
         if len(turns) > MAX_TURNS:
             _drop_one(turns)
         while self._num_bytes() > self._max_bytes:
@@ -134,7 +126,6 @@ class Turns(Rewinder):
         return sum({id(state): state.nbytes for state in states}.values())
 
     def _state(self, sequence: int, length: int) -> Bytes | None:
-        """The copy from after so many tokens."""
         return self._turns.get(sequence, {}).get(length)
 
     def reach(self, sequence: int, stored: int, length: int) -> int:  # noqa: ARG002
@@ -171,77 +162,13 @@ def _drop_one(turns: dict[int, Bytes]) -> None:
     del turns[lengths[min(between, key=lambda i: lengths[i] - lengths[i - 1])]]
 
 
-class Snapshots(Turns):
-    """Of a recurrent state of which the library keeps the last `count`. A snapshot is good for once, right
-    after the call that it was made in."""
-
-    def __init__(
-        self,
-        count: int,
-        keep: Callable[[int, Bytes | None], Bytes | None],
-        put: Callable[[int, Bytes], bool],
-        max_bytes: float = UNLIMITED,
-    ) -> None:
-        super().__init__(keep, put, max_bytes)
-        self.rewinding = snapshots(count)
-        self._count = count
-        self._fresh: dict[int, int] = {}
-        """the fewest tokens that the snapshots of a sequence's last call go back to"""
-        self._past: set[int] = set()
-        """sequences that went back by a snapshot: their state is restored by their next call"""
-
-    def before_call(self, spans: Sequence[Span]) -> None:
-        self._fresh.clear()  # it moves those of sequences that take no part, too
-        super().before_call([span for span in spans if span.sequence not in self._past])
-
-    def after_call(self, spans: Sequence[Span]) -> None:
-        for span in spans:
-            size = len(span.tokens)
-            self._fresh[span.sequence] = span.start + max(1, size - self._count)
-        self._past.difference_update(self._fresh)
-
-    def _is_fresh(self, sequence: int, length: int) -> bool:
-        return length >= self._fresh.get(sequence, UNLIMITED)
-
-    def reach(self, sequence: int, stored: int, length: int) -> int:
-        return length if self._is_fresh(sequence, length) else super().reach(sequence, stored, length)
-
-    def can_copy(self, source: int, stored: int, length: int) -> bool:
-        if length == stored:
-            return source not in self._past
-        return super().reach(source, stored, length) == length
-
-    def put_back(self, source: int, length: int, sequence: int) -> bool:
-        by_snapshot = source == sequence and self._is_fresh(sequence, length)
-        return by_snapshot or super().put_back(source, length, sequence)
-
-    def truncated(self, sequence: int, length: int) -> None:
-        super().truncated(sequence, length)
-        by_snapshot = length and self._is_fresh(sequence, length)
-        (self._past.add if by_snapshot else self._past.discard)(sequence)
-        self._fresh.pop(sequence, None)
-
-    def copied(self, source: int, sequence: int, length: int) -> None:
-        super().copied(source, sequence, length)
-        self._fresh.pop(source, None)  # both hold one state until the next call
-
-    def restored(self, sequence: int, saved: SavedState) -> None:
-        self.truncated(sequence, 0)
-        super().restored(sequence, saved)
-
-
 class Checkpoints(Turns):
     """Of a recurrent state of which there are copies: those of turns, and of each sequence one from before
     its last draft, which the next is written over."""
 
     rewinding = CHECKPOINTS
 
-    def __init__(
-        self,
-        keep: Callable[[int, Bytes | None], Bytes | None],
-        put: Callable[[int, Bytes], bool],
-        max_bytes: float = UNLIMITED,
-    ) -> None:
+    def __init__(self, keep: Keep, put: Put, max_bytes: float = UNLIMITED) -> None:
         super().__init__(keep, put, max_bytes)
         self._drafts: dict[int, tuple[int, Bytes]] = {}
 
@@ -282,13 +209,7 @@ class Window(Turns):
 
     rewinding = WINDOW
 
-    def __init__(
-        self,
-        attention: Attention,
-        keep: Callable[[int, Bytes | None], Bytes | None],
-        put: Callable[[int, Bytes], bool],
-        max_bytes: float = UNLIMITED,
-    ) -> None:
+    def __init__(self, attention: Attention, keep: Keep, put: Put, max_bytes: float = UNLIMITED) -> None:
         super().__init__(keep, put, max_bytes)
         self._attention = attention
 

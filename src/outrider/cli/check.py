@@ -126,7 +126,6 @@ _REWINDS: Mapping[RewindKind, str] = {
     "none": "no: its state is recurrent or hybrid, so rejected tokens cannot be taken back",
     "free": "free",
     "window": "as far as its sliding window reaches (--swa-full: always)",
-    "snapshots": "by snapshots of its recurrent state, as far as a draft reaches",
     "checkpoints": "by checkpoints of its recurrent state, accepted tokens of the call evaluated again",
 }
 _STYLES: dict[Outcome, str] = {

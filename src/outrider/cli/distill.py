@@ -80,8 +80,6 @@ def distill(settings: DistillSettings) -> int:
     """Distil, and report; returns the exit status. Whatever can be refused is refused before the first
     answer."""
     require_extra("outrider distill", "distill")
-    if settings.ray is not None:
-        require_extra("--ray", "ray", "leave --ray out")
     show_log(settings.verbose)
     errors = Screen(stderr=True, soft_wrap=True)
     file, plan = plan_of(settings)
@@ -91,8 +89,6 @@ def distill(settings: DistillSettings) -> int:
     asked(plan.data)
     work = _Work(settings, file, plan, errors)
     try:
-        if settings.ray is not None:
-            _answer_on_cluster(work, settings.ray)
         if settings.answers_only:
             _record(work)
         else:
@@ -102,15 +98,6 @@ def distill(settings: DistillSettings) -> int:
         errors.say(f"interrupted: {kept}")
         return INTERRUPTED
     return 0
-
-
-def _answer_on_cluster(work: _Work, address: str) -> None:
-    from outrider.fleet.ray.answering import answer
-    from outrider.fleet.ray.joining import joined
-
-    with joined(address), show_distilling(work.errors) as progress:
-        hub = hub_options(work.settings)
-        answer(work.file, work.plan, target_reference(work.settings) or DEFAULT, hub, progress)
 
 
 def _record(work: _Work) -> None:

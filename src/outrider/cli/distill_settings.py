@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.cli.settings import OnRay
 from outrider.core.schema import MACHINE, Group, setting
 from outrider.core.settings import Hub, JsonOutput, Target, Threads, Verbose
 from outrider.lab.distill.plan import Data, Draft, Training
@@ -32,6 +31,6 @@ class TrainingContext(Group):
 
 
 class DistillSettings(
-    Target, Hub, Data, Draft, Training, Written, JsonOutput, Verbose, TrainingContext, Threads, OnRay
+    Target, Hub, Data, Draft, Training, Written, JsonOutput, Verbose, TrainingContext, Threads
 ):
     """Those of `distill`; `go_on` is --continue."""

@@ -57,8 +57,7 @@ def _of_draft(options: LoadOptions, settings: Loading) -> LoadOptions:
         options,
         devices=_names(settings.device_draft) or options.devices,
         tensor_overrides=_overrides(settings.override_tensor_draft, on_processor(experts=experts)),
-        adapters=(),  # made for the target, as snapshots and heads are for what is drafted for
-        snapshots=0,
+        adapters=(),  # made for the target, as heads are for what is drafted for
         heads=False,
         gpu_layers=options.gpu_layers if layers is None else _layers(layers),
         threads_batch=threads_batch if threads_batch > 0 else options.threads_batch,

@@ -74,8 +74,6 @@ def _make_one(settings: QuantizeSettings, source: Path, to: str, output: Path, e
             to,
             output,
             threads=max(settings.threads, 0),
-            pure=settings.pure,
-            keep_output=settings.leave_output_tensor,
             force=settings.force,
             progress=lambda part: report(output.name, part),
         )

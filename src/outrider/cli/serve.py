@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from outrider.backends.gguf.libraries import build_id
 from outrider.backends.machine import available_bytes
@@ -21,7 +20,6 @@ from outrider.core.settings import sampling_params
 from outrider.policy.auto import AutoPolicy
 from outrider.server.assembly import assemble
 from outrider.server.configuration import Configuration
-from outrider.server.guard import protect
 from outrider.server.keys import KeyRing, key_ring
 from outrider.server.logs import log_to_stderr
 from outrider.server.metrics import AllMetrics, Metrics
@@ -33,9 +31,6 @@ from outrider.server.worker import Turns
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
 from outrider.session.drafts import resolve_models
 from outrider.session.loading import Room
-
-if TYPE_CHECKING:
-    from outrider.fleet.ray.serving import Replicas
 
 LOG = logging.getLogger("outrider.server")
 
@@ -53,50 +48,24 @@ def serve(configuration: Configuration) -> int:
     log_to_stderr(as_json=settings.log_json)
     errors = Screen(stderr=True, quiet=settings.log_json, soft_wrap=True)
     several = None if is_one else _several(settings, plans)
-    if settings.ray is not None and several is not None:
-        raise SettingError("--ray", "replicas serve one model, and there are several", "Serve one of them.")
     sockets = bind(settings.host, settings.port)
     said = [*configuration.notices, *notices]
-    served: Models | Replicas
     try:
-        with ExitStack() as stack:
-            if settings.ray is not None:
-                served, overview = _replicas(settings, settings.ray, stack)
-                app = protect(served, settings, ring)
-            else:
-                if several is None:
-                    served, overview = _one(settings, plans[""][1], errors)
-                    said += served.services()[0].notices
-                else:
-                    served, overview, notes = several
-                    said += notes
-                app = assemble(served, settings, ring)
-            overview |= _overview(settings, ring, address_of(sockets, tls=tls is not None))
-            ready = partial(_announce, settings, overview, said, errors)
-            server = Server(app, settings, tls=tls, drain=served.drain, ready=ready)
-            with closing(served):
-                server.run(sockets)
-            return server.status
+        if several is None:
+            served, overview = _one(settings, plans[""][1], errors)
+            said += served.services()[0].notices
+        else:
+            served, overview, notes = several
+            said += notes
+        app = assemble(served, settings, ring)
+        overview |= _overview(settings, ring, address_of(sockets, tls=tls is not None))
+        ready = partial(_announce, settings, overview, said, errors)
+        server = Server(app, settings, tls=tls, drain=served.drain, ready=ready)
+        with closing(served):
+            server.run(sockets)
+        return server.status
     finally:
         close(sockets)
-
-
-def _replicas(settings: ServeSettings, address: str, stack: ExitStack) -> tuple[Replicas, dict[str, str]]:
-    """Replicas on a cluster, to which this process forwards requests, and their overview."""
-    from outrider.fleet.ray.joining import LOCAL, joined
-    from outrider.fleet.ray.serving import Replicas
-
-    least, most = settings.replica_range
-    stack.enter_context(joined(address))
-    replicas = Replicas(partial(open_models, settings), settings, least, most)
-    number = f"{least} to {most}" if most > least else f"{least}"
-    place = "this machine" if address == LOCAL else f"the cluster at {address}"
-    return replicas, {"replicas": f"{number}, on {place}"}
-
-
-def open_models(settings: ServeSettings) -> Models:
-    """A replica's models."""
-    return _one(settings, _plan(settings), Screen(stderr=True, quiet=True))[0]
 
 
 def _plan(settings: ServeSettings) -> PairPlan:

@@ -34,8 +34,6 @@ def serve_or_print(options: ServeOptions) -> int:
         write(as_toml(configuration))
         return 0
     require_extra("outrider serve", "serve")
-    if configuration.settings.ray is not None:
-        require_extra("--ray", "ray", "leave --ray out")
     from outrider.cli.serve import serve
 
     return serve(configuration)

@@ -200,12 +200,6 @@ class QuantizeSettings(Hub, JsonOutput, Threads):
     to: list[str] = setting(
         ..., metavar="TYPES", panel=MODELS, help="What to make: Q8_0,Q4_K_M,… (repeatable)."
     )
-    pure: bool = setting(
-        False, panel=MODELS, help="All matrices of the one type, instead of llama.cpp's mixture."
-    )
-    leave_output_tensor: bool = setting(
-        False, panel=MODELS, help="Leave the output matrix as it is in the source."
-    )
     out: Path | None = setting(
         None,
         metavar="FOLDER",
@@ -289,8 +283,8 @@ class CacheSettings(JsonOutput):
     )
 
 
-class OnRay(Group):
-    """Where the work is done."""
+class OnMachines(Group):
+    """Where the work is done and measured."""
 
     panel = MACHINE
     ray: str | None = setting(
@@ -299,11 +293,6 @@ class OnRay(Group):
         help="Work on a Ray cluster: its HOST:PORT, auto, or local (docs/cluster.md).",
     )
 
-
-class OnMachines(OnRay):
-    """Where it is done and measured."""
-
-    panel = MACHINE
     machines: list[str] = setting(
         [], metavar="KIND", help="With --ray: measure on this kind of machine alone (repeatable)."
     )

@@ -23,7 +23,7 @@ from outrider.core.params import Drafting, SamplingParams
 
 UNLIMITED = 2**31 - 1
 
-RewindKind = Literal["free", "window", "snapshots", "checkpoints", "none"]
+RewindKind = Literal["free", "window", "checkpoints", "none"]
 """Names of the kinds below, for people and for stored files"""
 
 
@@ -35,7 +35,6 @@ class Rewinding:
         kind: its name.
         max_rejected: so many tokens of a call, not counting its first one, can be removed right after it.
         is_free: any number of tokens can be removed at any time, and any prefix copied.
-        outlasts_calls: tokens of earlier calls can be removed too.
         max_recomputed: None if accepted tokens stay. Otherwise a rejection loses the accepted tokens of its
             call, which the next call evaluates again; with more than `max_recomputed` of them nothing is
             drafted, or a rejection would lose them once more.
@@ -44,7 +43,6 @@ class Rewinding:
     kind: RewindKind = "free"
     max_rejected: int = UNLIMITED
     is_free: bool = False
-    outlasts_calls: bool = True
     max_recomputed: int | None = None
 
     @property
@@ -67,12 +65,12 @@ class Rewinding:
     @property
     def keeps_turns(self) -> bool:
         """Whether it can go back, beyond the last call, only to spans that were marked (`Span.is_turn`)."""
-        return self.recomputes or self.kind in ("window", "snapshots")
+        return self.recomputes or self.kind == "window"
 
     @property
     def copies_beginnings(self) -> bool:
         """Whether another sequence can copy a prefix, of any length that this one can go back to."""
-        return self.is_free or self.recomputes or self.kind == "snapshots"
+        return self.is_free or self.recomputes
 
 
 FREE = Rewinding(is_free=True)
@@ -81,14 +79,8 @@ WINDOW = Rewinding("window")
 """attention that stores only a sliding window: as far back as the window reaches"""
 CHECKPOINTS = Rewinding("checkpoints", max_rejected=63, max_recomputed=8)
 """a recurrent state: back to spans that were marked (`Span.checkpoint`)"""
-UNABLE = Rewinding("none", max_rejected=0, outlasts_calls=False)
+UNABLE = Rewinding("none", max_rejected=0)
 """a recurrent state that cannot be copied"""
-
-
-def snapshots(count: int) -> Rewinding:
-    """A recurrent state of which the library keeps so many snapshots: right after a call, once, and not to
-    before its first token."""
-    return Rewinding("snapshots", max_rejected=count, outlasts_calls=False) if count else UNABLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -430,9 +430,6 @@ class Loading(Threads, Placement, Positions):
     swa_full: bool = setting(
         True, help="Keep all KV of sliding-window layers, so that drafts can be rolled back."
     )
-    snapshots: int = setting(
-        0, help="Snapshots of a recurrent state, for drafts of up to N tokens; every call takes longer."
-    )
     mtp: bool = setting(
         True,
         help="Draft with the model's own MTP head, if it has one and no -md is given.",

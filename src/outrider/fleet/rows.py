@@ -1,9 +1,7 @@
-"""Which request is in which row of another engine's batch, from the tokens alone.
-
-Such an engine shows its batch as rows of tokens, without the requests' ids, and moves rows when requests come
-and go. A request goes on in a row whose text is its own followed by the tokens that were just sampled; any
-other row holds a new request, or one that was away (preempted, resumed): it is read as a new one.
-"""
+"""Which request is in which row of another engine's batch, from the tokens alone. Such an engine shows its
+batch as rows of tokens, without the requests' ids, and moves rows when requests come and go. A request goes
+on in a row whose text is its own followed by the tokens that were just sampled; any other row holds a new
+request, or one that was away (preempted, resumed): it is read as a new one."""
 
 from __future__ import annotations
 
@@ -93,7 +91,6 @@ class Rows:
     def _find(
         self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], texts: Tokens
     ) -> dict[int, int]:
-        """For each row that goes on with a request, the row that the request was in."""
         found, moved = dict[int, int](), list[int]()
         for i, tokens in enumerate(sampled):
             request = self._last.get(i)

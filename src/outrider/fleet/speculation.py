@@ -1,12 +1,11 @@
-"""The automatic policy over a batch that another engine runs: from each step's tokens to the next drafts.
-
-The engine says nothing of times and acceptance. Both follow from what it does: from one step's proposals to
-the next step's tokens is what a call takes with all that belongs to it, and the tokens that came back say how
-much of a draft was accepted.
-"""
+"""The automatic policy over a batch that another engine runs: from each step's tokens to the next drafts. The
+engine says nothing of times and acceptance. Both follow from what it does: from one step's proposals to the
+next step's tokens is what a call takes with all that belongs to it, and the tokens that came back say how
+much of a draft was accepted."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -15,9 +14,9 @@ from typing import cast
 from outrider.core.contracts import Drafter, Drafters, DraftRequest, Sampler
 from outrider.core.data import Draft, DraftWork, Request, StepRecord
 from outrider.core.sequences import common_prefix
+from outrider.costs import CallCosts
 from outrider.drafters.earlier import EarlierDrafter, Memory
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.fleet.counts import Counts
 from outrider.fleet.rows import Row, Rows, Running, Tokens
 from outrider.policy.auto import AutoPolicy
 
@@ -29,12 +28,47 @@ _NO_SAMPLER = cast(Sampler, None)
 """Lookups draft point masses: they look at no logits."""
 
 
-class Speculation:
-    """Drafts for the rows of a batch, as `policy` chooses them.
+class Counts:
+    """Counts since the start. A call is a step of the whole batch, a row one request's share of it."""
 
-    `max_length` is the longest text that a row can hold, `chunk` the most prompt tokens of a call. `earlier`
-    looks up in the texts of requests that ended, too. `clock` gives seconds.
-    """
+    def __init__(self) -> None:
+        self.requests = 0
+        self.calls = 0
+        """those over decoding rows alone"""
+        self.rows = 0
+        self.drafted_rows = 0
+        self.tokens = 0
+        self.drafted: Counter[str] = Counter()
+        self.accepted: Counter[str] = Counter()
+        """tokens by drafter"""
+
+    def add(self, record: StepRecord) -> None:
+        self.rows += 1
+        self.drafted_rows += bool(record.draft)
+        self.tokens += len(record.tokens)
+        self.drafted.update(record.draft.sources)
+        self.accepted.update(record.draft.sources[: record.num_accepted])
+
+    def line(self, costs: CallCosts) -> str:
+        """All of it, and what calls cost."""
+        drafted, accepted = self.drafted.total(), self.accepted.total()
+        parts = ", ".join(
+            f"{name} {self.accepted[name]}/{count}" for name, count in sorted(self.drafted.items())
+        )
+        shares = f" ({accepted / drafted:.0%}: {parts})" if drafted else ""
+        alone_s = costs.call_s(1, context=0)
+        ratios = " ".join(f"{n}:{costs.call_s(n, context=0) / alone_s:.2f}" for n in (2, 4, 8, 16))
+        return (
+            f"{self.requests} requests; {self.tokens / max(self.rows, 1):.2f} tokens per request and call "
+            f"over {self.rows}; {self.drafted_rows} with a draft; {accepted} of {drafted} drafted tokens "
+            f"accepted{shares}; a call over n tokens, against one: {ratios} ({costs.num_observed} observed)"
+        )
+
+
+class Speculation:
+    """Drafts for the rows of a batch, as `policy` chooses them. `max_length` is the longest text that a row
+    can hold, `chunk` the most prompt tokens of a call. `earlier` looks up in the texts of requests that
+    ended, too. `clock` gives seconds."""
 
     def __init__(
         self,

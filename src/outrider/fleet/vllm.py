@@ -9,20 +9,17 @@ vLLM is imported.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from outrider.core.errors import OutriderError, SettingError
-from outrider.core.files import check_writable, parse_json, read_text, reason_of, write_whole
+from outrider.core.errors import SettingError
+from outrider.core.files import reason_of
 from outrider.core.invalid import invalid
-from outrider.costs import CallCosts
 from outrider.fleet.rows import Tokens
 from outrider.fleet.speculation import Speculation
 from outrider.policy.auto import LONGEST_DRAFT, AutoPolicy
@@ -30,54 +27,38 @@ from outrider.policy.auto import LONGEST_DRAFT, AutoPolicy
 TRIED_VERSIONS = ("0.32.0",)
 """of vLLM; its interface for proposers is experimental"""
 
-SCHEMA = "outrider.fleet/1"
 _log = logging.getLogger("vllm.outrider")  # vLLM prints what loggers below its own name say
 
 
 class ProposerSettings(BaseModel):
-    """What `--additional-config '{"outrider": {…}}'` may set.
-
-    `earlier`: look up in the texts of requests that ended, whosever they were. `learned`: the file for what
-    was learned of costs and acceptance, read at the start and written with every line of the log; `log_s` is
-    how often that is, in seconds.
-    """
+    """What `--additional-config '{"outrider": {…}}'` may set. `earlier`: look up in the texts of requests
+    that ended, whosever they were; `log_s`: seconds between lines of the log."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     earlier: bool = True
-    learned: str | None = None
     log_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
-
-    @property
-    def place(self) -> Path | None:
-        """The file for what was learned."""
-        return None if self.learned is None else Path(self.learned).expanduser()
 
     @classmethod
     def read(cls, given: Any) -> ProposerSettings:
         """The settings as JSON gave them; None for none. Raises SettingError."""
         try:
-            settings = cls.model_validate({} if given is None else given)
+            return cls.model_validate({} if given is None else given)
         except ValidationError as error:
             known = f"Known: {', '.join(cls.model_fields)}."
             raise SettingError("--additional-config's outrider", str(invalid(error)), known) from None
-        if settings.place is not None:
-            check_writable(settings.place, "learned costs")
-        return settings
 
 
 class Proposer:
     """Drafts for vLLM's batch, from the requests' own texts and from earlier ones, where that pays.
-
     `vllm_config` is vLLM's own VllmConfig. Raises SettingError for settings that cannot be used; a failure
-    later is logged in one line, and everything is decoded plainly from then on.
-    """
+    later is logged in one line, and everything is decoded plainly from then on."""
 
     def __init__(self, vllm_config: Any) -> None:
         self._settings = ProposerSettings.read((vllm_config.additional_config or {}).get("outrider"))
         max_draft = min(vllm_config.speculative_config.num_speculative_tokens, LONGEST_DRAFT)
         self.speculation = Speculation(
-            self._policy(max_draft),
+            AutoPolicy(models=False, draft_max=max_draft),
             max_length=vllm_config.model_config.max_model_len,
             chunk=vllm_config.scheduler_config.max_num_batched_tokens,
             earlier=self._settings.earlier,
@@ -132,32 +113,6 @@ class Proposer:
         for notice in policy.notices:
             _log.info("outrider: %s", notice)
         policy.notices.clear()
-        if self._settings.place is not None:
-            learned = {
-                "schema": SCHEMA,
-                "costs": policy.state.costs.refined().as_json(),
-                "acceptance": policy.state.as_json(),
-            }
-            try:
-                write_whole(self._settings.place, json.dumps(learned), "learned costs")
-            except SettingError as error:
-                _log.warning("outrider: %s", error)
-
-    def _policy(self, max_draft: int) -> AutoPolicy:
-        """With what an earlier server has learned, where there is something to be read."""
-        path = self._settings.place
-        if path is not None and path.exists():
-            try:
-                data = parse_json(read_text(path, ""))
-                if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-                    raise ValueError(f"its schema is not {SCHEMA}")
-                costs = CallCosts.from_json(data.get("costs"))
-                policy = AutoPolicy(costs, models=False, draft_max=max_draft)
-                policy.state.recall(data.get("acceptance"))
-                return policy
-            except (OutriderError, ValueError) as error:
-                _log.warning("outrider: %s is not used, and will be replaced: %s", path, error)
-        return AutoPolicy(models=False, draft_max=max_draft)
 
 
 def _vllm_version() -> str:

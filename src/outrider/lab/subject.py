@@ -222,7 +222,7 @@ def why_unusable(
         return fault, (_OTHER_FAMILY, LOOKUP)
     if why_not:
         return why_not, ("another library (--backend llama.cpp)", LOOKUP)
-    if not rewinding.outlasts_calls:
+    if not rewinding.is_possible:
         why = "the draft cannot forget tokens (recurrent or hybrid state), so rejected ones would stay"
         return why, ("a draft of another architecture, with attention alone", LOOKUP)
     return None

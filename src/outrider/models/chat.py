@@ -1,10 +1,9 @@
 """A conversation to the text that the model was trained on, by the model's own template.
 
-Templates come with the model file, so they run in jinja2's sandbox with a cap on what they
-may do: enough for any real conversation, while one that loops for ever or builds a giant
-string ends in an error. The cap is on loop rounds and on the length of strings, not on
-every filter: it is a guard against broken templates, no wall against hostile ones.
-"""
+Templates come with the model file, so they run in jinja2's sandbox with a cap on what they may do: enough for
+any real conversation, while one that loops for ever or builds a giant string ends in an error. The cap is on
+loop rounds and on the length of strings, not on every filter: it is a guard against broken templates, no wall
+against hostile ones."""
 
 from __future__ import annotations
 
@@ -40,11 +39,9 @@ _MAX_BITS = 4096
 
 
 class ChatTemplate:
-    """A chat template (jinja2, as in the GGUF key `tokenizer.chat_template`).
-
-    `bos` and `eos` are the texts of the model's start and end tokens. Rendering is safe
-    to call from several threads. Raises InputError for a template that does not compile.
-    """
+    """A chat template (jinja2, as in the GGUF key `tokenizer.chat_template`). `bos` and `eos` are the texts
+    of the model's start and end tokens. Rendering is safe to call from several threads. Raises InputError for
+    a template that does not compile."""
 
     def __init__(self, source: str, *, bos: str, eos: str) -> None:
         self.source = source
@@ -70,13 +67,12 @@ class ChatTemplate:
     ) -> str:
         """The text of a conversation, ready for the model's answer.
 
-        `extra` are further variables that some templates read (`enable_thinking`). Where the
-        template knows no system role (it refuses one, or leaves it out), a leading system
-        message is put before the text of the first user message.
+        `extra` are further variables that some templates read (`enable_thinking`). Where the template knows
+        no system role (it refuses one, or leaves it out), a leading system message is put before the text of
+        the first user message.
 
-        Raises PromptError for no messages or one without a role, and InputError with the
-        template's own complaint when it refuses the conversation.
-        """
+        Raises PromptError for no messages or one without a role, and InputError with the template's own
+        complaint when it refuses the conversation."""
         if not messages:
             raise PromptError("conversation", "it has no messages", "Give at least one.")
         for i, message in enumerate(messages):

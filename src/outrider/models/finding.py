@@ -1,9 +1,7 @@
 """A draft for a target, looked for where a user would: beside it, in its hub repository, in the hub's cache,
-and in a table of families. Headers are read, nothing is loaded or downloaded.
-
-Whether a draft lines up with the target is known for certain only when both are loaded; what a header says is
-enough to leave out those that do not.
-"""
+and in a table of families. Headers are read, nothing is loaded or downloaded. Whether a draft lines up with
+the target is known for certain only when both are loaded; what a header says is enough to leave out those
+that do not."""
 
 from __future__ import annotations
 
@@ -91,8 +89,6 @@ def find_drafts(target: ModelCard, hub: HubOptions, reference: str = "") -> Foun
 
 
 class _Search:
-    """A target, and what is compared with it."""
-
     def __init__(self, target: ModelCard, hub: HubOptions) -> None:
         self._target = target
         self._hub = hub
@@ -198,7 +194,6 @@ def _stem(name: str) -> str:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Of the file itself, whatever link leads to it; None where none does."""
     try:
         status = path.stat()
     except OSError:
@@ -216,7 +211,6 @@ def _gguf_files(folder: Path | None, *, is_deep: bool) -> Iterator[Path]:
 
 
 def _tokens_of(card: ModelCard) -> bytes:
-    """The spellings of a model's tokens as they lie in its file; none where they cannot be read."""
     if card.tokens is None:
         return b""
     with suppress(OSError), card.path.open("rb") as file:
@@ -226,7 +220,6 @@ def _tokens_of(card: ModelCard) -> bytes:
 
 
 def _same_beginning(one: bytes, other: bytes) -> float:
-    """How much two byte strings begin with in common, as a part of the longer one."""
     length = min(len(one), len(other))
     differs = np.frombuffer(one, np.uint8, length) != np.frombuffer(other, np.uint8, length)
     same = int(np.argmax(differs)) if differs.any() else length

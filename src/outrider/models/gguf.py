@@ -1,23 +1,24 @@
-"""What a GGUF model says of itself, read from its header alone."""
+"""What a GGUF model says of itself and of its parts, read from its header alone."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from outrider.core.errors import ModelFileError
-from outrider.models.constants import Keys, LlamaFileType
+from outrider.models.constants import GGML_QUANT_SIZES, GGMLQuantizationType, Keys, LlamaFileType
 from outrider.models.header import Array, Header, TensorInfo, read_header
-from outrider.models.layout import Layout, read_layout
-from outrider.models.reduced import TARGET_TOKENIZER
 from outrider.models.reference import local_shards
+from outrider.models.vocab.subset import TARGET_TOKENIZER
 
 _GUESSED = int(LlamaFileType.GUESSED)
-_LAYER = re.compile(r"blk\.(\d+)\.")
+_LAYER = re.compile(r"blk\.(\d+)\.(.*)")
+_WINDOW_PERIODS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "cohere2": 4}
+"""One layer in so many has no window, by llama.cpp's own defaults for files that do not say it."""
 
 ModelKind = Literal["model", "mtp", "eagle3", "dflash", "assistant"]
 """What a file holds: a model that runs by itself, or what drafts from a target's hidden states: MTP layers
@@ -36,14 +37,42 @@ _KINDS: dict[str, ModelKind] = {"eagle3": "eagle3", "dflash": "dflash", "gemma4-
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCard:
-    """What can be known of a model before it is loaded.
+class Layer:
+    """How many values of K and V a layer keeps of a token. `has_window`: of the last tokens alone, unless all
+    are kept."""
 
-    `path` is the file to load: the first of `num_files`. `active_parameters` are those that
-    one token uses; fewer than `parameters` only in mixtures of experts. `quantization` is a
-    name such as "Q4_K_M". Lengths are in tokens, sizes in bytes over all files. What the
-    header leaves out is None.
-    """
+    key_values: int = 0
+    value_values: int = 0
+    has_window: bool = False
+
+    def cell_bytes(self, type_k: str, type_v: str) -> float:
+        """Of a token's K and V, in caches of these types."""
+        parts = ((self.key_values, type_k), (self.value_values, type_v))
+        sizes = ((values, GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]]) for values, kind in parts)
+        return sum(values * size / block for values, (block, size) in sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a model is made of: bytes of each tensor, and its layers. The last `num_heads` of the layers
+    predict tokens after the next one (MTP). `attention` is the width of all heads of attention, `head_widths`
+    are those of one head in K and in V."""
+
+    name: str
+    tensors: Mapping[str, int]
+    layers: Sequence[Layer]
+    num_heads: int = 0
+    attention: int = 0
+    attention_heads: int = 0
+    head_widths: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What can be known of a model before it is loaded. `path` is the file to load: the first of `num_files`.
+    `active_parameters` are those that one token uses; fewer than `parameters` only in mixtures of experts.
+    `quantization` is a name such as "Q4_K_M". Lengths are in tokens, sizes in bytes over all files. What the
+    header leaves out is None."""
 
     path: Path
     name: str
@@ -85,11 +114,9 @@ class ModelCard:
 
 
 def read_card(path: Path) -> ModelCard:
-    """Read a model's card from its GGUF header, or headers when it is split.
-
-    Raises ModelFileError when a file is missing, no GGUF, damaged or cut short, when the
-    parts do not belong together, or when it holds something else than a model.
-    """
+    """Read a model's card from its GGUF header, or headers when it is split. Raises ModelFileError when a
+    file is missing, no GGUF, damaged or cut short, when the parts do not belong together, or when it holds
+    something else than a model."""
     files = local_shards(path)
     headers = [read_header(file) for file in files]
     first, tensors = headers[0], [tensor for header in headers for tensor in header.tensors]
@@ -203,7 +230,6 @@ def _kind(architecture: str, layers: int, mtp_layers: int, tensors: Iterable[Ten
 
 
 def _layer(tensor: TensorInfo) -> int:
-    """The layer that a tensor belongs to; -1 for none."""
     match = _LAYER.match(tensor.name)
     return int(match[1]) if match else -1
 
@@ -249,3 +275,53 @@ def _quantization(header: Header, tensors: Iterable[TensorInfo]) -> str:
     for tensor in tensors:
         weight[tensor.type_name] += tensor.num_bytes or 0
     return weight.most_common(1)[0][0]
+
+
+def read_layout(header: Header, tensors: Sequence[TensorInfo], name: str) -> Layout:
+    """The layout of a model, by the first of its headers and all of its tensors."""
+    arch = header.text(Keys.General.ARCHITECTURE) or ""
+
+    def number(key: str) -> int:
+        return header.number(key.format(arch=arch)) or 0
+
+    num_layers, heads = number(Keys.LLM.BLOCK_COUNT), number(Keys.Attention.HEAD_COUNT)
+    shapes: list[dict[str, tuple[int, ...]]] = [{} for _ in range(num_layers)]
+    """of each layer's tensors"""
+    for tensor in tensors:
+        found = _LAYER.match(tensor.name)
+        if tensor.shape and found and int(found[1]) < num_layers:
+            shapes[int(found[1])][found[2].removesuffix(".weight")] = tensor.shape
+    attention = max((layer["attn_output"][0] for layer in shapes if "attn_output" in layer), default=0)
+    usual = number(Keys.LLM.EMBEDDING_LENGTH) // heads if heads else attention
+    keys, values = (number(key) or usual for key in (Keys.Attention.KEY_LENGTH, Keys.Attention.VALUE_LENGTH))
+    kv_heads = number(Keys.Attention.HEAD_COUNT_KV) if heads else 0
+    num_cached = num_layers - number(Keys.Attention.SHARED_KV_LAYERS)
+    period = number(Keys.Attention.SLIDING_WINDOW_PATTERN) or _WINDOW_PERIODS.get(arch, 0)
+    layers = []
+    for i, layer in enumerate(shapes):
+        if i >= num_cached:
+            layers.append(Layer())
+            continue
+        # Where the file's own pattern is a list, all are taken to have one: the least that it can be.
+        has_window = number(Keys.Attention.SLIDING_WINDOW) > 0 and (not period or i % period < period - 1)
+        layers.append(Layer(*_kept(layer, kv_heads * keys, kv_heads * values), has_window))
+    return Layout(
+        name=name,
+        tensors={tensor.name: tensor.num_bytes or 0 for tensor in tensors},
+        layers=layers,
+        num_heads=number(Keys.LLM.NEXTN_PREDICT_LAYERS),
+        attention=attention,
+        attention_heads=attention // values if values else 0,
+        head_widths=(keys, values),
+    )
+
+
+def _kept(shapes: Mapping[str, tuple[int, ...]], keys: int, values: int) -> tuple[int, int]:
+    """How many values of K and V a layer with tensors of these shapes keeps of a token; `keys` and `values`
+    where one tensor holds both."""
+    if "attn_k_b" in shapes:  # compressed (MLA): V is computed from what is kept as K
+        return shapes.get("attn_kv_a_mqa", (0,))[-1], 0
+    if "attn_k" in shapes:
+        return shapes["attn_k"][-1], shapes.get("attn_v", shapes["attn_k"])[-1]
+    is_recurrent = any(name.startswith(("ssm_", "time_mix", "shortconv")) for name in shapes)
+    return (keys, values) if "attn_qkv" in shapes and not is_recurrent else (0, 0)

@@ -26,8 +26,9 @@ DRAFTED_TABLE = "d2t"
 """the tensor that names the tokens a head gives logits of, in their order"""
 MARKOV, CONFIDENCE, SELECTOR = "markov_w1.weight", "conf_proj.weight", "selector_hidden.weight"
 """the tensors by which DSpark is known, what it has besides, and DFlash2"""
-_OTHER = "Name the file that was made for this model, or -md auto."
-_AGAIN = "Download it again, or convert it anew."
+_LAYERS_KEYS: dict[ModelKind, str] = {"eagle3": LAYERS_KEY, "dflash": BLOCK_LAYERS_KEY}
+Tensors = dict[str, TensorInfo]
+"""those of a file, by name"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,85 +44,67 @@ class HeadFile:
 def read_head(head: ModelCard, target: ModelCard) -> HeadFile:
     """A file of heads for this target. Raises ModelFileError for one of another model, or damaged."""
     header = read_header(local_shards(head.path)[0])
-    layers_of = {
-        "mtp": _mtp_layers,
-        "eagle3": _eagle_layers,
-        "dflash": _block_layers,
-        "assistant": _no_layers,
-    }
-    return HeadFile(head.path, head.kind, layers_of[head.kind](head, target, header))
-
-
-def _mtp_layers(head: ModelCard, target: ModelCard, header: Header) -> tuple[int, ...]:
-    made_for, needed = _trunk(head), _trunk(target)
-    if made_for != needed:
-        what, has = (f"{name} of {layers} layers, {width} wide" for name, layers, width in (made_for, needed))
-        raise ModelFileError(
-            str(head.path), f"it was made for a model of kind {what}, and the target is {has}", _OTHER
-        )
-    if found := [tensor for tensor in header.tensors if tensor.name == DRAFTED_TABLE]:
-        size = found[0].num_parameters
-        why = (
-            f"its MTP layers have a reduced vocabulary ({DRAFTED_TABLE}: {size} tokens of {head.num_tokens})"
-        )
-        raise ModelFileError(str(head.path), f"{why}, which is not supported", "Name one with all tokens.")
-    if head.mtp_layers > 1 and head.architecture not in CHAINED:
-        why = f"it holds {head.mtp_layers} MTP layers, and llama.cpp runs one of kind {head.architecture}"
-        raise ModelFileError(str(head.path), why, "Name another draft, or -md auto.")
-    return ()
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    layers: tuple[int, ...] = ()
+    if head.kind in _LAYERS_KEYS:
+        layers = header.numbers(_LAYERS_KEYS[head.kind], head.path)
+        fault = (_fault_of_eagle if head.kind == "eagle3" else _fault_of_block)(head, header, tensors, layers)
+        if fault := fault or _fault_of_tokens(head, header, tensors):
+            raise ModelFileError(str(head.path), fault, "Download it again, or convert it anew.")
+    if why := (_mtp_misfit if head.kind == "mtp" else _misfit)(head, target, header, tensors, layers):
+        raise ModelFileError(str(head.path), why, "Name the file that was made for this model, or -md auto.")
+    return HeadFile(head.path, head.kind, layers)
 
 
 def _trunk(card: ModelCard) -> tuple[str, int, int]:
     return card.architecture, (card.block_count or 0) - card.mtp_layers, card.embedding_length or 0
 
 
-def _eagle_layers(head: ModelCard, target: ModelCard, header: Header) -> tuple[int, ...]:
-    tensors = {tensor.name: tensor for tensor in header.tensors}
-    layers, width = header.numbers(LAYERS_KEY, head.path), header.number(WIDTH_KEY)
-    if len(layers) != NUM_LAYERS or head.block_count != 1 or min(layers) < 0:
-        why = f"it reads {len(layers)} layers of its target with {head.block_count} of its own, not 3 with 1"
-        raise ModelFileError(str(head.path), why, _AGAIN)
-    if fault := _fault_of_tokens(head, header, tensors):
-        raise ModelFileError(str(head.path), fault, _AGAIN)
-    _, num_layers, target_width = _trunk(target)
-    why = ""
-    if width != target_width:
-        why = f"it reads states of {width} values, and those of {target.path.name} have {target_width}"
-    elif max(layers) > num_layers:
-        why = f"it reads layer {max(layers)}, and {target.path.name} has {num_layers}"
-    elif head.num_tokens != target.num_tokens:
-        why = f"it knows {head.num_tokens} tokens, and {target.path.name} {target.num_tokens}"
-    elif not {"token_embd.weight", "output.weight"} <= {*tensors} and head.embedding_length != width:
-        why = f"it takes embeddings or output from its target, which are not {head.embedding_length} wide"
-    if why:
-        raise ModelFileError(str(head.path), why, _OTHER)
-    return layers
-
-
-def _block_layers(head: ModelCard, target: ModelCard, header: Header) -> tuple[int, ...]:
-    tensors = {tensor.name: tensor for tensor in header.tensors}
-    layers = header.numbers(BLOCK_LAYERS_KEY, head.path)
-    if fault := _fault_of_block(head, header, tensors, layers) or _fault_of_tokens(head, header, tensors):
-        raise ModelFileError(str(head.path), fault, _AGAIN)
-    _, num_layers, width = _trunk(target)
-    why = ""
-    if head.embedding_length != width:
-        why = (
-            f"it reads states of {head.embedding_length} values, and those of {target.path.name} have {width}"
-        )
-    elif max(layers) > num_layers:
-        why = f"it reads layer {max(layers)}, and {target.path.name} has {num_layers}"
-    elif head.num_tokens != target.num_tokens:
-        why = f"it knows {head.num_tokens} tokens, and {target.path.name} {target.num_tokens}"
-    if why:
-        raise ModelFileError(str(head.path), why, _OTHER)
-    return layers
-
-
-def _fault_of_block(
-    head: ModelCard, header: Header, tensors: dict[str, TensorInfo], layers: Sequence[int]
+def _mtp_misfit(
+    head: ModelCard, target: ModelCard, _header: Header, tensors: Tensors, _layers: Sequence[int]
 ) -> str:
-    """What is wrong with what a block drafter says of itself; empty where nothing is."""
+    made_for, needed = _trunk(head), _trunk(target)
+    if made_for != needed:
+        what, has = (f"{name} of {layers} layers, {width} wide" for name, layers, width in (made_for, needed))
+        return f"it was made for a model of kind {what}, and the target is {has}"
+    if found := tensors.get(DRAFTED_TABLE):
+        known = f"{DRAFTED_TABLE}: {found.num_parameters} tokens of {head.num_tokens}"
+        return f"its MTP layers have a reduced vocabulary ({known}), which is not supported"
+    if head.mtp_layers > 1 and head.architecture not in CHAINED:
+        return f"it holds {head.mtp_layers} MTP layers, and llama.cpp runs one of kind {head.architecture}"
+    return ""
+
+
+def _misfit(
+    head: ModelCard, target: ModelCard, header: Header, tensors: Tensors, layers: Sequence[int]
+) -> str:
+    _, num_layers, needed = _trunk(target)
+    name, width = target.path.name, head.embedding_length
+    if head.kind == "eagle3":
+        width = header.number(WIDTH_KEY)
+    elif head.kind == "assistant":
+        width = header.number(f"{head.architecture}.embedding_length_out")
+        if target.architecture != "gemma4":
+            return f"it was made for Gemma 4, and the target is of kind {target.architecture}"
+    if width != needed:
+        return f"it reads states of {width} values, and those of {name} have {needed}"
+    if max(layers, default=0) > num_layers:
+        return f"it reads layer {max(layers)}, and {name} has {num_layers}"
+    if head.num_tokens != target.num_tokens:
+        return f"it knows {head.num_tokens} tokens, and {name} {target.num_tokens}"
+    borrows = not {"token_embd.weight", "output.weight"} <= {*tensors}
+    if head.kind == "eagle3" and borrows and head.embedding_length != width:
+        return f"it takes embeddings or output from its target, which are not {head.embedding_length} wide"
+    return ""
+
+
+def _fault_of_eagle(head: ModelCard, _header: Header, _tensors: Tensors, layers: Sequence[int]) -> str:
+    if len(layers) == NUM_LAYERS and head.block_count == 1 and min(layers) >= 0:
+        return ""
+    return f"it reads {len(layers)} layers of its target with {head.block_count} of its own, not 3 with 1"
+
+
+def _fault_of_block(head: ModelCard, header: Header, tensors: Tensors, layers: Sequence[int]) -> str:
     size, mask = header.number(BLOCK_SIZE_KEY), header.number(Keys.Tokenizer.MASK_ID)
     candidates = header.number(CANDIDATES_KEY) or 0
     if not layers or min(layers) < 0:
@@ -136,23 +119,7 @@ def _fault_of_block(
     return ""
 
 
-def _no_layers(head: ModelCard, target: ModelCard, header: Header) -> tuple[int, ...]:
-    """An assistant reads its target's last state, and its KV."""
-    width = header.number(f"{head.architecture}.embedding_length_out")
-    _, _, needed = _trunk(target)
-    why = ""
-    if target.architecture != "gemma4":
-        why = f"it was made for Gemma 4, and the target is of kind {target.architecture}"
-    elif width != needed:
-        why = f"it reads states of {width} values, and those of {target.path.name} have {needed}"
-    elif head.num_tokens != target.num_tokens:
-        why = f"it knows {head.num_tokens} tokens, and {target.path.name} {target.num_tokens}"
-    if why:
-        raise ModelFileError(str(head.path), why, _OTHER)
-    return ()
-
-
-def _fault_of_tokens(head: ModelCard, header: Header, tensors: dict[str, TensorInfo]) -> str:
+def _fault_of_tokens(head: ModelCard, header: Header, tensors: Tensors) -> str:
     """What is wrong with the tables of a head's tokens, at which the library would read or write past their
     ends; empty where nothing is."""
     num_tokens, size = head.num_tokens or 0, None

@@ -1,10 +1,7 @@
-"""Files of a Hugging Face hub repository, through the hub's own client and into its cache.
-
-The client drops what it has of a file when a download is interrupted, so the download itself is done
-here: into a file named after its content, which the next run goes on with.
-
-The client takes half a second to import, so nothing here imports it before it is needed.
-"""
+"""Files of a Hugging Face hub repository, through the hub's own client and into its cache. The client drops
+what it has of a file when a download is interrupted, so the download itself is done here: into a file named
+after its content, which the next run goes on with. The client takes half a second to import, so nothing here
+imports it before it is needed."""
 
 from __future__ import annotations
 
@@ -28,14 +25,12 @@ _TOKEN = "set HF_TOKEN to a token that may read it, or log in with `hf auth logi
 
 @dataclass(frozen=True, slots=True)
 class HubOptions:
-    """How the hub is asked. What is None follows the hub client's own settings: HF_TOKEN or
-    the saved login, HF_HUB_CACHE, the branch "main", HF_ENDPOINT. `offline` (or
-    HF_HUB_OFFLINE) uses what the cache holds and asks nobody."""
+    """How the hub is asked. What is None follows the hub client's own settings: HF_TOKEN or the saved login,
+    HF_HUB_CACHE, HF_ENDPOINT. `offline` (or HF_HUB_OFFLINE) uses what the cache holds and asks nobody."""
 
     token: str | None = None
     offline: bool = False
     cache_dir: Path | None = None
-    revision: str | None = None
     endpoint: str | None = None
 
     @property
@@ -52,20 +47,16 @@ class HubOptions:
 
 
 def list_files(name: str, options: HubOptions, *, with_sizes: bool = False) -> dict[str, int | None]:
-    """The files of repository `name`, sorted, and their bytes where asked for (None: the hub does not
-    say); only the cached ones when the hub does not answer.
-
-    Raises HubError when the repository cannot be found or seen.
-    """
+    """The files of repository `name`, sorted, and their bytes where asked for (None: the hub does not say);
+    only the cached ones when the hub does not answer. Raises HubError when the repository cannot be found or
+    seen."""
     from huggingface_hub import HfApi
 
     what, snapshot = f"hf:{name}", _snapshot(name, options)
     if not options.is_offline:
         try:
             api = HfApi(endpoint=options.endpoint, token=options.token)
-            info = api.model_info(
-                name, revision=options.revision, timeout=_TIMEOUT_S, files_metadata=with_sizes
-            )
+            info = api.model_info(name, timeout=_TIMEOUT_S, files_metadata=with_sizes)
             return dict(sorted((sibling.rfilename, sibling.size) for sibling in info.siblings or ()))
         except Exception as error:
             # Out of reach, or it does not let this user in (any more), which says nothing about the files.
@@ -78,21 +69,18 @@ def list_files(name: str, options: HubOptions, *, with_sizes: bool = False) -> d
 
 
 def _snapshot(name: str, options: HubOptions) -> Path | None:
-    """Where the cache keeps the files of this revision, if it knows it."""
-    folder, revision = options.cache / f"models--{name.replace('/', '--')}", options.revision or "main"
+    folder = options.cache / f"models--{name.replace('/', '--')}"
     try:
-        commit = (folder / "refs" / revision).read_text().strip()
+        commit = (folder / "refs" / "main").read_text().strip()
     except OSError:
-        commit = revision
+        return None
     snapshot = folder / "snapshots" / commit
     return snapshot if commit and snapshot.is_dir() else None
 
 
 def fetch(name: str, files: Sequence[str], options: HubOptions) -> tuple[Path, ...]:
-    """The paths of `files` in the cache, all of the same commit, downloaded where they are not there yet.
-
-    The bar on standard error shows only on a terminal. Raises HubError for whatever prevents that.
-    """
+    """The paths of `files` in the cache, all of the same commit, downloaded where they are not there yet. The
+    bar on standard error shows only on a terminal. Raises HubError for whatever prevents that."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -100,7 +88,7 @@ def fetch(name: str, files: Sequence[str], options: HubOptions) -> tuple[Path, .
     for file in files:
         what = f"hf:{name}/{file}"
         # Below <cache>/models--owner--repo/snapshots/<commit>
-        commit = paths[0].relative_to(options.cache).parts[2] if paths else options.revision
+        commit = paths[0].relative_to(options.cache).parts[2] if paths else None
         find: Callable[..., Any] = partial(
             hf_hub_download,
             name,
@@ -131,7 +119,6 @@ def fetch(name: str, files: Sequence[str], options: HubOptions) -> tuple[Path, .
 
 
 def _download(name: str, file: str, commit: str, options: HubOptions) -> None:
-    """Bring a file's content to where the client looks for it, going on with what an earlier run got."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import WeakFileLock, build_hf_headers  # type: ignore[attr-defined]  # lazy
@@ -186,14 +173,12 @@ def _is_unreachable(error: Exception) -> bool:
 
 
 def _status(error: Exception) -> int:
-    """The status of the hub's answer; 0 where it gave none."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return error.response.status_code if isinstance(error, HfHubHTTPError) else 0
 
 
 def _explain(error: Exception, what: str, cache: Path) -> HubError:
-    """The HubError for whatever the client raised about `what`, to be raised from it."""
     from huggingface_hub import errors
 
     status = _status(error)
@@ -205,8 +190,6 @@ def _explain(error: Exception, what: str, cache: Path) -> HubError:
          "Check the network, or name a local file."),
         (isinstance(error, errors.GatedRepoError), "its owner wants its terms accepted first",
          f"Accept them on its page, then {_TOKEN}"),
-        (isinstance(error, errors.RevisionNotFoundError), "the repository has no such revision",
-         "Check the branch, tag or commit."),
         (isinstance(error, errors.RemoteEntryNotFoundError), "the repository has no such file",
          "Check the file's name on the repository's page."),
         (no_repository, "there is no such repository, or it is private",
@@ -238,10 +221,8 @@ def cache_dir() -> Path:
 
 
 def file_sha256(path: Path, on_bytes: Callable[[int], None] = lambda _count: None) -> str:
-    """The hash in hexadecimal; `on_bytes` is called with the bytes read, block by block.
-
-    Raises ModelFileError when the file is gone or cannot be read.
-    """
+    """The hash in hexadecimal; `on_bytes` is called with the bytes read, block by block. Raises
+    ModelFileError when the file is gone or cannot be read."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:

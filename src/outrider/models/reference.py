@@ -54,11 +54,9 @@ def repository_of(reference: str) -> str | None:
 
 
 def resolve(reference: str, *, hub: HubOptions | None = None) -> Path:
-    """The file to load for `reference`, fetched from the hub if it is there.
-
-    For a split model that is the first part, and all others are there too. Raises
-    ModelFileError for a path and HubError for a hub reference that leads nowhere.
-    """
+    """The file to load for `reference`, fetched from the hub if it is there. For a split model that is the
+    first part, and all others are there too. Raises ModelFileError for a path and HubError for a hub
+    reference that leads nowhere."""
     if reference == DEFAULT:
         return embedded_default()
     if reference == DEFAULT_DRAFT:
@@ -75,12 +73,9 @@ def resolve(reference: str, *, hub: HubOptions | None = None) -> Path:
 
 
 def resolve_pair(model: str | None, draft: str | None, hub: HubOptions) -> tuple[Path, Path | None]:
-    """The target's file and the draft's.
-
-    `model` None or DEFAULT: the embedded default; its own draft then goes with it unless another is named, or
-    `NO_DRAFT`.
-    Raises HubError and ModelFileError for references that cannot be resolved.
-    """
+    """The target's file and the draft's. `model` None or DEFAULT: the embedded default; its own draft then
+    goes with it unless another is named, or `NO_DRAFT`. Raises HubError and ModelFileError for references
+    that cannot be resolved."""
     target = embedded_default() if model is None else resolve(model, hub=hub)
     if draft == NO_DRAFT:
         return target, None
@@ -90,7 +85,6 @@ def resolve_pair(model: str | None, draft: str | None, hub: HubOptions) -> tuple
 
 
 def _parse(reference: str) -> tuple[str, str | None, str | None]:
-    """Repository, file and quantization."""
     match = _HUB.fullmatch(reference.removeprefix("hf:"))
     file, choice = (match["file"], match["choice"]) if match else (None, None)
     if choice and choice.lower().endswith(".gguf"):
@@ -109,12 +103,10 @@ def _parse(reference: str) -> tuple[str, str | None, str | None]:
 def choose_file(
     names: Sequence[str], quantization: str | None = None, *, what: str = "the repository"
 ) -> str:
-    """The model among a repository's files; of a split one, the first part.
-
-    A named quantization must be there, in whatever case, as a whole word of the file's path.
-    With none, the usual ones are tried and then the first model is taken, as llama.cpp does.
-    `what` is named in the HubError that says that there is none, and what there is instead.
-    """
+    """The model among a repository's files; of a split one, the first part. A named quantization must be
+    there, in whatever case, as a whole word of the file's path. With none, the usual ones are tried and then
+    the first model is taken, as llama.cpp does. `what` is named in the HubError that says that there is none,
+    and what there is instead."""
     files = [name for name in names if name.lower().endswith(".gguf") and name == shard_names(name)[0]]
     # A repository of drafters holds nothing else.
     models = [name for name in files if not is_companion(name)] or [n for n in files if is_sidecar(n)]
@@ -134,10 +126,8 @@ def choose_file(
 
 
 def _rank(name: str, quantization: str) -> tuple[bool, bool] | None:
-    """How far a file is from being plainly of this quantization; None when it is of another.
-
-    Q4_K_M is no word of UD-Q4_K_M-XL: a size that follows belongs to the quantization.
-    """
+    """How far a file is from being plainly of this quantization; None when it is of another. Q4_K_M is no
+    word of UD-Q4_K_M-XL: a size that follows belongs to the quantization."""
     word = rf"(?<![A-Z0-9_])(UD-)?{re.escape(quantization.upper())}(?![A-Z0-9_])(?!-(?:XXS|XS|S|M|L|XL)\b)"
     stem = re.sub(r"(-\d{5}-OF-\d{5})?\.GGUF$", "", name.upper())
     matches = list(re.finditer(word, stem))
@@ -171,11 +161,9 @@ def shard_names(name: str) -> tuple[str, ...]:
 
 
 def local_shards(path: Path) -> tuple[Path, ...]:
-    """The files of a model on this machine, the first part first; all of them are there.
-
-    `path` names the model's file or any of its parts. Raises ModelFileError when it is
-    missing, a directory, or lacks some of its siblings.
-    """
+    """The files of a model on this machine, the first part first; all of them are there. `path` names the
+    model's file or any of its parts. Raises ModelFileError when it is missing, a directory, or lacks some of
+    its siblings."""
     _check_file(path)
     parts = tuple(path.with_name(name) for name in shard_names(path.name))
     missing = [part.name for part in parts if not part.is_file()]

@@ -4,12 +4,15 @@ anything is loaded. Whether they cut text alike shows once both are loaded (`voc
 from __future__ import annotations
 
 from outrider.models.constants import Keys, TokenType
-from outrider.models.fields import fields_of
 from outrider.models.gguf import ModelCard
-from outrider.models.header import read_header
-from outrider.models.reduced import read_part
-from outrider.models.vocab.alignment import MIN_TEXT_RATIO
-from outrider.models.vocab.matching import SHOWN_DIFFERENCES, made_for_another, too_few_in_common
+from outrider.models.header import fields_of, read_header
+from outrider.models.vocab.alignment import (
+    MIN_TEXT_RATIO,
+    SHOWN_DIFFERENCES,
+    made_for_another,
+    too_few_in_common,
+)
+from outrider.models.vocab.subset import read_part
 
 _CONTROL = (int(TokenType.CONTROL), int(TokenType.UNUSED))
 
@@ -44,7 +47,6 @@ def check_tokenizers(target: ModelCard, draft: ModelCard) -> None:
 
 
 def _tokens(card: ModelCard) -> tuple[list[bytes], list[int]]:
-    """The spellings of a file's tokens, and the ids of those that are text."""
     keys = (Keys.Tokenizer.LIST, Keys.Tokenizer.TOKEN_TYPE)
     fields = fields_of(card.path, read_header(card.path), keys)
     tokens: list[bytes] = fields[Keys.Tokenizer.LIST].value

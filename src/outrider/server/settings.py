@@ -190,31 +190,6 @@ class Logs(Verbose):
     log_prompts: bool = setting(False, help="Log the bodies of requests: the users' own words.")
 
 
-class Replicas(Group):
-    """Several servers of one model, on a Ray cluster."""
-
-    panel = "Replicas"
-    ray: str | None = setting(
-        None,
-        metavar="ADDRESS",
-        help="Serve by replicas on a Ray cluster: its HOST:PORT, auto, or local (docs/cluster.md).",
-    )
-    replicas: str = setting(
-        "1", metavar="MIN:MAX", help="With --ray: N replicas, or from MIN to MAX as requests need."
-    )
-
-    @property
-    def replica_range(self) -> tuple[int, int]:
-        """The fewest and the most replicas. Raises SettingError."""
-        least, mark, most = self.replicas.partition(":")
-        if not least.isdecimal() or (mark and not most.isdecimal()):
-            raise SettingError(f"--replicas {self.replicas}", "not a range", "Write 2, or 1:4.")
-        found = int(least), int(most or least)
-        if not 1 <= found[0] <= found[1]:
-            raise SettingError(f"--replicas {self.replicas}", "not a range", "Write MIN:MAX, from 1 on.")
-        return found
-
-
 TABLES: dict[str, type[Group]] = {
     "models": ServedModels,
     "speculation": Speculation,
@@ -224,7 +199,6 @@ TABLES: dict[str, type[Group]] = {
     "access": Access,
     "limits": Limits,
     "cache": Cache,
-    "replicas": Replicas,
     "logs": Logs,
 }
 """The tables of the TOML file."""
@@ -237,7 +211,6 @@ class ServeSettings(
     Access,
     Limits,
     Cache,
-    Replicas,
     Logs,
     Machine,
     Speculation,
@@ -258,8 +231,6 @@ class ServeSettings(
                 "others could use this server, and it has no key",
                 "Give --api-key (OUTRIDER_API_KEY) or --api-keys, or --no-auth if everyone may.",
             )
-        if self.replica_range != (1, 1) and self.ray is None:
-            raise SettingError("--replicas", "there is no cluster for them", "Name one (--ray).")
         for origin in self.cors_origin:
             scheme, mark, rest = origin.partition("://")
             if origin not in ("*", "null") and (not scheme or not mark or not rest or "/" in rest):

@@ -25,7 +25,7 @@ def why_no_draft(target: Weights, draft: Weights) -> str | None:
     """Why the target cannot use this draft model; None if it can."""
     if not target.rewinding.is_possible:
         return f"{draft.name} is not used: {target.name} cannot take rejected drafts back"
-    if not draft.rewinding.outlasts_calls:  # it drafts a token a call
+    if not draft.rewinding.is_possible:
         why = "cannot forget tokens (recurrent or hybrid state), so rejected drafts could not be taken back"
         return f"{draft.name} {why}: it is not used"
     return None
@@ -44,7 +44,7 @@ class Room:
     def placed(self) -> LoadOptions:
         """The target's load options, with as many layers on GPUs as fit where that is left open."""
         library = next(candidates(self.loading))
-        return place_layers(library, self.target.path, self._contexts(library))
+        return place_layers(library, self._contexts(library))
 
     def check(self) -> None:
         """Raise OutOfMemory where weights and contexts cannot fit, before they are loaded."""

@@ -143,8 +143,7 @@ class Pair:
         if equal_calls is not None and options.bitwise:
             apart = "; requests that run at once share no calls" if options.max_running > 1 else ""
             notify(f"bit-equal text: calls of {equal_calls.sizes} tokens; {equal_calls.price}{apart}")
-        about = self.target.rewind_support
-        notify(*about.notices(self.target.name, target.rewinding, target.max_sequences))
+        notify(self.target.rewind_support.line(target))
         return target
 
     def open_draft(self, target: Loaded, options: SessionOptions) -> tuple[GgufModel, Alignment] | None:

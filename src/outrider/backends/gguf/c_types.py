@@ -1,4 +1,4 @@
-"""Structures and functions of a C library, declared in tables."""
+"""Structures and functions of a C library, declared as text: a C type, then the names that have it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ import platform
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-POINTER, TEXT, SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
-INT, UINT, BOOL, ENUM, FLOAT = (
-    ctypes.c_int32,
-    ctypes.c_uint32,
-    ctypes.c_bool,
-    ctypes.c_int,
-    ctypes.c_float,
-)
-
+_TYPES: dict[str, Any] = {
+    "void": None,
+    "ptr": ctypes.c_void_p,
+    "str": ctypes.c_char_p,
+    "size": ctypes.c_size_t,
+    "i8*": ctypes.POINTER(ctypes.c_int8),
+    "i32": ctypes.c_int32,
+    "i32*": ctypes.POINTER(ctypes.c_int32),
+    "i32**": ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)),
+    "i64": ctypes.c_int64,
+    "u32": ctypes.c_uint32,
+    "u64": ctypes.c_uint64,
+    "bool": ctypes.c_bool,
+    "enum": ctypes.c_int,
+    "f32": ctypes.c_float,
+    "f32*": ctypes.POINTER(ctypes.c_float),
+}
 _RESULT_BY_FIRST_ARGUMENT = ("x86_64", "amd64")
 """Processors on which a function that returns a large structure gets its address as the first argument."""
 _ROOM_BYTES = 256
@@ -23,6 +31,10 @@ _UNTOUCHED = 0xA5
 
 Signatures = Mapping[str, tuple[Any, ...]]
 """The result type and then the argument types of C functions, by name."""
+
+
+class LibraryRefused(Exception):
+    """A library cannot be used; the message says why."""
 
 
 class CLibrary:
@@ -48,11 +60,15 @@ class CLibrary:
             setattr(self.functions, name, function)
 
 
-_Fields = list[tuple[str, Any, Any]]
-
-
-class LibraryRefused(Exception):
-    """A library cannot be used; the message says why."""
+def functions(text: str, **kinds: Any) -> Signatures:
+    """Lines of a result, names and arguments: `bool is_this is_that (ptr i32)`. `kinds`: further types."""
+    types, found = _TYPES | kinds, dict[str, tuple[Any, ...]]()
+    for line in text.strip().splitlines():
+        head, _, arguments = line.partition("(")
+        result, *names = head.split()
+        signature = tuple(types[kind] for kind in (result, *arguments.rstrip(" )").split()))
+        found |= dict.fromkeys(names, signature)
+    return found
 
 
 class Params(ctypes.Structure):
@@ -61,27 +77,18 @@ class Params(ctypes.Structure):
     defaults: ClassVar[Mapping[str, Any]] = {}
 
 
-def fields(kind: Any, /, *names: str, **defaults: Any) -> _Fields:
-    """Consecutive fields of one C type: those that default to 0 by name alone, then those that do not."""
-    return [*((name, kind, 0) for name in names), *((name, kind, value) for name, value in defaults.items())]
-
-
-def structure(name: str, *groups: _Fields) -> type[Params]:
-    """A C structure from groups of fields, in the order in which they lie in memory."""
-    declared = [field for group in groups for field in group]
-    return type(
-        name,
-        (Params,),
-        {
-            "_fields_": [(field, kind) for field, kind, _ in declared],
-            "defaults": {field: value for field, _, value in declared if value},
-        },
-    )
-
-
-def functions(names: str, result: Any, *arguments: Any) -> Signatures:
-    """The functions of these names (separated by spaces), which all have one signature."""
-    return dict.fromkeys(names.split(), (result, *arguments))
+def structure(name: str, *texts: str) -> type[Params]:
+    """A C structure of lines of a type and fields, with what a library sets them to where that is not 0:
+    `i32 n_layers=-1 n_heads`. They lie so in memory."""
+    declared, defaults = [], {}
+    for line in "\n".join(texts).strip().splitlines():
+        kind, *fields = line.split() or [""]
+        for field in fields:
+            key, _, default = field.partition("=")
+            declared.append((key, _TYPES[kind]))
+            if default:
+                defaults[key] = float(default) if kind == "f32" else int(default, 0)
+    return type(name, (Params,), {"_fields_": declared, "defaults": defaults})
 
 
 def check_layout(function: Any, kind: type[Params], what: str) -> None:
@@ -104,6 +111,6 @@ def _bytes_beyond(function: Any, kind: type[ctypes.Structure]) -> int:
     """How many bytes after its structure a function writes that returns `kind`."""
     size = ctypes.sizeof(kind)
     buffer = (ctypes.c_ubyte * (size + _ROOM_BYTES))(*[_UNTOUCHED] * (size + _ROOM_BYTES))
-    function.restype, function.argtypes = None, [POINTER]
+    function.restype, function.argtypes = None, [ctypes.c_void_p]
     function(buffer)
     return sum(byte != _UNTOUCHED for byte in buffer[size:])

@@ -1,8 +1,6 @@
 """Contexts of a native library: what is settled before one is opened, and what goes into it and out of it.
-
 The library fills what it allocates, cell by cell. Where the system promises more memory than it has, a
-context that is far too large would not fail but get this process, or another, killed.
-"""
+context that is far too large would not fail but get this process, or another, killed."""
 
 from __future__ import annotations
 
@@ -16,14 +14,14 @@ import numpy as np
 
 from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.log import clear_log, last_error, speaks_of_memory
-from outrider.backends.gguf.memory import Contexts, what_would_fit
+from outrider.backends.gguf.memory import HOST, Contexts, what_would_fit
 from outrider.backends.gguf.options import MTP_CONTEXT, UNQUANTIZED, LoadOptions, Opening
 from outrider.backends.machine import available_bytes
 from outrider.core.data import Span
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, RewindUnsupported, SettingError
 from outrider.core.numbers import gigabytes
 from outrider.core.saved import Bytes
-from outrider.models.layout import Layout
+from outrider.models.gguf import Layout
 
 _NARROW_HEAD = 64
 """values. On a processor llama.cpp's flash attention goes through the cache token by token: with heads of 64
@@ -46,10 +44,8 @@ def choose_attention(
     library: Library, layout: Layout, options: LoadOptions, capacity_tokens: int, *, in_order: bool
 ) -> str:
     """What `options.flash_attention` comes to: "on", "off", or "auto" for the library's own choice.
-
     `in_order`: the cells of a sequence lie in order and without gaps, and no adapter or window is in use.
-    Raises SettingError where flash attention is needed and the library's gives wrong results.
-    """
+    Raises SettingError where flash attention is needed and the library's gives wrong results."""
     asked = options.flash_attention
     if not library.flash_mixes_sequences:
         rows = min(options.micro_batch_tokens, max(options.batch_tokens, options.max_rows))
@@ -89,34 +85,27 @@ def _check_cache_types(library: Library, layout: Layout, options: LoadOptions) -
 
 
 def _check_room(library: Library, layout: Layout, opening: Opening) -> None:
-    """Raise OutOfMemory when the KV cache needs more than the machine has.
-
-    What is compared is the least that it can need on the host: without what a window alone keeps, and without
-    what may lie on another device. What passes here may still fail in the library.
-    """
+    """Raise OutOfMemory when the KV cache needs more than the machine has. What is compared is the least that
+    it can need on the host: without what a window alone keeps, and without what may lie on another device.
+    What passes here may still fail in the library."""
     options, tokens = opening.options, opening.capacity_tokens
     what = f"{opening.name} with a context of {opening.context_length} tokens"
     if opening.max_sequences > 1:
         what += f" for each of {opening.max_sequences} sequences, {tokens} in all"
     if tokens > _MAX_CELLS:
         raise OutOfMemory(what, f"llama.cpp cannot number more than {_MAX_CELLS} positions", SMALLER_CONTEXT)
-    num_layers, of_head = len(layout.layers) - layout.num_heads, opening.kind == MTP_CONTEXT
-    layers = layout.layers[num_layers:] if of_head else layout.layers[:num_layers]
-    cell_bytes: float = _CELL_BYTES if any(layer.key_values for layer in layers) else 0
-    for layer in layers:
-        if not library.uses_gpu(options) and (options.full_window or not layer.has_window):
-            cell_bytes += layer.cell_bytes(options.cache_type_k, options.cache_type_v)
-    needed, available = tokens * cell_bytes, available_bytes()
+    of_head = opening.kind == MTP_CONTEXT
+    contexts = Contexts(layout, options, *((0, tokens) if of_head else (tokens, 0)))
+    _, kv = contexts.needed(on_gpus=library.uses_gpu(options))[HOST]
+    needed, available = kv and kv + tokens * _CELL_BYTES, available_bytes()
     if needed > available:
         reason = f"its KV cache needs {gigabytes(needed)}, and {gigabytes(available)} are free"
         raise OutOfMemory(what, reason, SMALLER_CONTEXT)
 
 
 def open_context(library: Library, model: int, layout: Layout, opening: Opening) -> int:
-    """The native context of a model or of its MTP layers.
-
-    Raises SettingError, OutOfMemory, or BackendError where the library refuses it for another reason.
-    """
+    """The native context of a model or of its MTP layers. Raises SettingError, OutOfMemory, or BackendError
+    where the library refuses it for another reason."""
     length, count = opening.context_length, opening.max_sequences
     if length < 2:
         raise SettingError("context size", f"{length} tokens are too few", "Give 2 or more (-c).")

@@ -6,24 +6,14 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from outrider.backends.gguf.c_types import (
-    ENUM,
-    POINTER,
-    SIZE,
-    TEXT,
-    CLibrary,
-    LibraryRefused,
-    Signatures,
-    fields,
-    structure,
-)
+from outrider.backends.gguf.c_types import CLibrary, LibraryRefused, functions, structure
 from outrider.core.errors import SettingError
 
 NO_DEVICE = "none"
@@ -32,29 +22,22 @@ _GPUS = (1, 2)
 """of ggml_backend_dev_type: with memory of its own, and with the host's"""
 _INTEGRATED = 2
 
-_DEVICES: Signatures = {
-    "ggml_backend_dev_count": (SIZE,),
-    "ggml_backend_dev_get": (POINTER, SIZE),
-    "ggml_backend_dev_description": (TEXT, POINTER),
-    "ggml_backend_dev_name": (TEXT, POINTER),
-    "ggml_backend_dev_type": (ENUM, POINTER),
-    "ggml_backend_dev_memory": (None, POINTER, POINTER, POINTER),
-    "ggml_backend_dev_buffer_type": (POINTER, POINTER),
-}
-_LOADING: Signatures = {
-    "ggml_backend_load_all_from_path": (None, TEXT),
-    "ggml_backend_load": (POINTER, TEXT),
-}
+_DEVICES = functions("""
+    size ggml_backend_dev_count
+    ptr ggml_backend_dev_get (size)
+    str ggml_backend_dev_description ggml_backend_dev_name (ptr)
+    enum ggml_backend_dev_type (ptr)
+    void ggml_backend_dev_memory (ptr ptr ptr)
+    ptr ggml_backend_dev_buffer_type (ptr)
+""")
+_LOADING = functions("void ggml_backend_load_all_from_path (str)\nptr ggml_backend_load (str)")
 _PARTS = "libggml-*.so*"
 """the files that a library's processors and GPUs are in, where each has one"""
 _CUDA_RUNTIME = ("libcudart.so.*", "libcublasLt.so.*", "libcublas.so.*")
 """each needed by those after it"""
-_BUFFERS: Signatures = {
-    "ggml_backend_buft_name": (TEXT, POINTER),
-    "ggml_backend_cpu_buffer_type": (POINTER,),
-}
+_BUFFERS = functions("str ggml_backend_buft_name (ptr)\nptr ggml_backend_cpu_buffer_type")
 
-_Override = structure("llama_model_tensor_buft_override", fields(TEXT, "pattern"), fields(POINTER, "buft"))
+_Override = structure("llama_model_tensor_buft_override", "str pattern\nptr buft")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +59,17 @@ def list_devices(library: CLibrary) -> list[Device]:
         library.declare(_DEVICES)
     except LibraryRefused:
         return []
-    return [_device(library.functions, i) for i in range(library.functions.ggml_backend_dev_count())]
+    native, found = library.functions, []
+    for pointer in map(native.ggml_backend_dev_get, range(native.ggml_backend_dev_count())):
+        kind = native.ggml_backend_dev_type(pointer)
+        name, description = (
+            native.ggml_backend_dev_name(pointer),
+            native.ggml_backend_dev_description(pointer),
+        )
+        texts = name.decode(errors="replace"), description.decode(errors="replace")
+        buffer = native.ggml_backend_dev_buffer_type(pointer)
+        found.append(Device(*texts, kind in _GPUS, kind in (0, _INTEGRATED), pointer, buffer))
+    return found
 
 
 def preload_cuda(folders: Iterable[Path]) -> None:
@@ -109,7 +102,6 @@ def load_parts(library: CLibrary, folder: Path) -> str:
 
 
 def _why_unloadable(files: Sequence[Path]) -> str:
-    """Why the first of some files cannot be loaded; nothing where all can."""
     for file in files:
         try:
             ctypes.CDLL(str(file))
@@ -118,22 +110,9 @@ def _why_unloadable(files: Sequence[Path]) -> str:
     return ""
 
 
-def _device(native: Any, index: int) -> Device:
-    pointer = native.ggml_backend_dev_get(index)
-    kind = native.ggml_backend_dev_type(pointer)
-    return Device(
-        name=native.ggml_backend_dev_name(pointer).decode(errors="replace"),
-        description=native.ggml_backend_dev_description(pointer).decode(errors="replace"),
-        is_gpu=kind in _GPUS,
-        shares_memory=kind in (0, _INTEGRATED),
-        pointer=pointer,
-        buffer_type=native.ggml_backend_dev_buffer_type(pointer),
-    )
-
-
 def free_bytes(library: CLibrary, device: Device) -> int:
     """The memory that a device has left. Asking a GPU prepares it for use, which takes some of it."""
-    free, total = SIZE(), SIZE()
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
     library.functions.ggml_backend_dev_memory(device.pointer, ctypes.byref(free), ctypes.byref(total))
     return free.value
 
@@ -143,24 +122,22 @@ def free_bytes(library: CLibrary, device: Device) -> int:
 
 @cache
 def device_array(library: CLibrary, names: tuple[str, ...]) -> Any:
-    """The devices of these names as a library takes them: pointers, and a last one that is null.
-
-    Raises SettingError for a name that the library has no GPU of.
-    """
+    """The devices of these names as a library takes them: pointers, and a last one that is null. Raises
+    SettingError for a name that the library has no GPU of."""
     gpus = {device.name: device.pointer for device in list_devices(library) if device.is_gpu}
     wanted = [name for name in names if name != NO_DEVICE]
     for name in wanted:
         if name not in gpus:
             there = f"its devices are {', '.join(gpus)}" if gpus else "it computes on the processor alone"
             raise SettingError(f"device {name}", f"{library.title} has none: {there}", "Name another (-dev).")
-    return (POINTER * (len(wanted) + 1))(*(gpus[name] for name in wanted), None)
+    return (ctypes.c_void_p * (len(wanted) + 1))(*(gpus[name] for name in wanted), None)
 
 
 @cache
 def share_array(library: CLibrary, shares: tuple[float, ...]) -> Any:
     """Shares of the model for each GPU, as many as a library reads. Raises SettingError for too many, where
     there are GPUs at all."""
-    library.declare({"llama_max_devices": (SIZE,)})
+    library.declare(functions("size llama_max_devices"))
     most = library.functions.llama_max_devices()
     if len(shares) > most and library.functions.llama_supports_gpu_offload():
         why = f"{len(shares)} shares are given, and {library.title} knows {most} devices at most"
@@ -171,11 +148,11 @@ def share_array(library: CLibrary, shares: tuple[float, ...]) -> Any:
 @cache
 def override_array(library: CLibrary, overrides: tuple[str, ...]) -> Any:
     """Where tensors lie whose names match: PATTERN=BUFFER each, the first match counts. The last one is null.
-
-    Raises SettingError for a buffer that the library does not have.
-    """
-    buffers = dict(_buffers(library))
-    entries = []
+    Raises SettingError for a buffer that the library does not have."""
+    library.declare(_BUFFERS)
+    native, entries = library.functions, []
+    there = (native.ggml_backend_cpu_buffer_type(), *(each.buffer_type for each in list_devices(library)))
+    buffers = {native.ggml_backend_buft_name(buffer).decode(): buffer for buffer in there if buffer}
     for text in overrides:
         pattern, _, buffer = text.rpartition("=")
         if buffer not in buffers:
@@ -183,40 +160,6 @@ def override_array(library: CLibrary, overrides: tuple[str, ...]) -> Any:
             raise SettingError(f"-ot {text}", why, f"Choose one of {', '.join(buffers)}.")
         entries.append(_Override(pattern=pattern.encode(), buft=buffers[buffer]))
     return (_Override * (len(entries) + 1))(*entries)
-
-
-class Places:
-    """Room for what a library decides itself: the shares of GPUs, and where single tensors lie."""
-
-    def __init__(self, library: CLibrary) -> None:
-        library.declare(
-            {"llama_max_devices": (SIZE,), "llama_max_tensor_buft_overrides": (SIZE,), **_BUFFERS}
-        )
-        native = library.functions
-        self._name = native.ggml_backend_buft_name
-        self.shares = (ctypes.c_float * native.llama_max_devices())()
-        self.overrides = (_Override * native.llama_max_tensor_buft_overrides())()
-
-    def decided(self) -> dict[str, Any]:
-        """It as load options have it."""
-        found = [
-            f"{each.pattern.decode()}={self._name(each.buft).decode()}"
-            for each in self.overrides
-            if each.pattern
-        ]
-        return {
-            "tensor_split": tuple(self.shares) if any(self.shares) else (),
-            "tensor_overrides": tuple(found),
-        }
-
-
-def _buffers(library: CLibrary) -> Iterator[tuple[str, int]]:
-    """The kinds of memory that a library can put tensors into, by name."""
-    library.declare(_BUFFERS)
-    native = library.functions
-    for buffer in (native.ggml_backend_cpu_buffer_type(), *(d.buffer_type for d in list_devices(library))):
-        if buffer:
-            yield native.ggml_backend_buft_name(buffer).decode(), buffer
 
 
 def check_overrides(overrides: Sequence[str]) -> None:

@@ -1,9 +1,7 @@
-"""Survive a native library that dies at its first call, or computes wrongly.
-
-Some compilers miscompile the AMX kernels (GCC 12 among them): the first call then ends the whole
-process with a segmentation fault. Other builds use instructions that this CPU lacks. So the first
-call of every build and kind of model is made in a child process; what became of it is remembered.
-"""
+"""Survive a native library that dies at its first call, or computes wrongly. Some compilers miscompile the
+AMX kernels (GCC 12 among them): the first call then ends the whole process with a segmentation fault. Other
+builds use instructions that this CPU lacks. So the first call of every build and kind of model is made in a
+child process; what became of it is remembered."""
 
 from __future__ import annotations
 
@@ -12,9 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,113 +44,71 @@ WRONG = 3
 
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM) if os.name == "posix" else ()
 
-RunChild = Callable[[Sequence[str]], int]
-"""Runs a command to its end and returns its exit status, negative for a signal. Raises TimeoutExpired for one
-that does not end."""
-
 _LIMIT_S = 120.0
 """for a child's first calls, beside the time that the file takes to be read from a slow disk"""
 _SLOW_DISK_BYTES_PER_S = 10e6
 
 
 def check_build(
-    path: Path,
-    options: LoadOptions,
-    *,
-    build: str,
-    model_kind: str,
-    file: str,
-    memory: Path,
-    run: RunChild | None = None,
+    path: Path, options: LoadOptions, *, build: str, model_kind: str, file: str, memory: Path
 ) -> tuple[LoadOptions, str | None]:
     """The options under which this build runs this file without crashing, and a notice for the user.
 
     `build` names the library's build, `model_kind` architecture and quantization, `file` the file's content;
-    the outcome on this CPU is kept in the JSON file `memory`. `run` starts the child process.
-
-    Raises BackendCrash when the child dies with either set of kernels or does not come back, OutOfMemory when
-    the system killed it.
-    """
+    the outcome on this CPU is kept in the JSON file `memory`. Raises BackendCrash when the child dies with
+    either set of kernels or does not come back, OutOfMemory when the system killed it."""
     kernels = "" if options.extra_buffer_types else " | plain kernels"
     place = f"gpu layers {options.gpu_layers} | cpu {cpu_id()}{kernels}"
     key = f"{_TRIAL} | {build} | {model_kind} {file} | {place}"
     outcomes = read_entry(memory, "builds are tried out again") or {}
     outcome, version = outcomes.get(key), build.rpartition(" ")[0] or build
     if outcome not in (_WORKS, _PLAIN, _SMALL):
-        outcome = _try_out(path, options, version, run or _patient(path))
+        outcome = _try_out(path, options, version)
         if outcome is not None:
             write_entry(memory, outcomes | {key: outcome}, quiet=True)  # if that fails, it is tried next time
-    notice = None
     if outcome == _PLAIN:
-        notice = (
+        return _without_fault(options, outcome), (
             f"{version} crashes in its repacked kernels or samplers with {model_kind}: plain ones are used, "
             f'which can be slower. To fix it, rebuild it with CFLAGS="{_FLAGS}" (CXXFLAGS alike)'
         )
-    elif outcome == _SMALL:
+    if outcome == _SMALL:
         log_line(
             f"{version} computes long calls wrongly with {model_kind}: no call has over {_SMALL_BATCH} tokens"
         )
-    else:
-        return options, notice
-    return _without_fault(options, outcome), notice
+        return _without_fault(options, outcome), None
+    return options, None
 
 
-def check_head(
-    target: Weights,
-    head: HeadFile,
-    options: LoadOptions,
-    *,
-    file: str,
-    memory: Path,
-    run: RunChild | None = None,
-) -> None:
+def check_head(target: Weights, head: HeadFile, options: LoadOptions, *, file: str, memory: Path) -> None:
     """Make a head's first calls beside its target, in a child process. `file` names the content of both,
-    `memory` and `run` are as in `check_build`.
-
-    Raises BackendCrash where the child dies, does not come back, or where calls over few and over many tokens
-    disagree, OutOfMemory when the system killed it.
-    """
+    `memory` is as in `check_build`. Raises BackendCrash where the child dies, does not come back, or where
+    calls over few and over many tokens disagree, OutOfMemory when the system killed it."""
     build = target.library.build_id
     key = f"{_HEAD_TRIAL} | {build} | {head.kind} {file} | gpu layers {options.gpu_layers} | cpu {cpu_id()}"
     outcomes = read_entry(memory) or {}
     if outcomes.get(key) == _WORKS:
         return
     title = build.rpartition(" ")[0] or build
-    status = _beside(target, options, head.target_layers, head, run)
-    if (
-        status < 0
-        and head.target_layers
-        and _beside(target, target.options, head.target_layers, None, run) < 0
-    ):
+
+    def status_beside(options: LoadOptions, file: list[str] | None) -> int:
+        given = [asdict(target.options), asdict(options), [*head.target_layers], file]
+        return _first_calls(target.path, json.dumps(given))
+
+    status = status_beside(options, [str(head.path), head.kind])
+    if status < 0 and head.target_layers and status_beside(target.options, None) < 0:
         kind = target.metadata("general.architecture")
         why = f"{title} does not give the inputs of layers of {kind} models, which the head reads"
         way_out = "Use a draft model (-md), or another library (--llama-library)."
         raise BackendCrash(str(head.path), why, way_out)
     if status < 0 or status == WRONG:
-        fault = (
-            "computes it wrongly" if status == WRONG else f"dies at its first call ({_signal_name(-status)})"
-        )
+        died = f"dies at its first call ({_signal_name(-status)})"
+        why = f"beside {target.name} {title} {'computes it wrongly' if status == WRONG else died}"
         way_out = (
             "Is the file whole, and made for this model? If so, choose another library (--llama-library)."
         )
-        raise BackendCrash(str(head.path), f"beside {target.name} {title} {fault}", way_out)
+        raise BackendCrash(str(head.path), why, way_out)
     if status == 0:
         write_entry(memory, outcomes | {key: _WORKS}, quiet=True)
-
-
-def _beside(
-    target: Weights, options: LoadOptions, layers: Sequence[int], head: HeadFile | None, run: RunChild | None
-) -> int:
-    """The exit status of a child that calls a target of which these layers are read, and a head beside it."""
-    file = None if head is None else [str(head.path), head.kind]
-    given = json.dumps([asdict(target.options), asdict(options), list(layers), file])
-    return _first_calls(target.path, given, run or _patient(target.path))
-
-
-def _patient(path: Path) -> RunChild:
-    """Runs a child that reads this file, for as long as a slow disk takes."""
-    size_bytes = path.stat().st_size if path.exists() else 0
-    return partial(_run_child, limit_s=_LIMIT_S + size_bytes / _SLOW_DISK_BYTES_PER_S)
 
 
 def _without_fault(options: LoadOptions, outcome: str) -> LoadOptions:
@@ -162,12 +117,12 @@ def _without_fault(options: LoadOptions, outcome: str) -> LoadOptions:
     return replace(options, micro_batch_tokens=min(_SMALL_BATCH, options.micro_batch_tokens))
 
 
-def _try_out(path: Path, options: LoadOptions, version: str, run: RunChild) -> str | None:
+def _try_out(path: Path, options: LoadOptions, version: str) -> str | None:
     """What becomes of a child's first calls; None when it could not even load the model, which
     the real load will explain better."""
 
     def child(options: LoadOptions) -> int:
-        return _first_calls(path, json.dumps(asdict(options)), run)
+        return _first_calls(path, json.dumps(asdict(options)))
 
     status = child(options)
     if status == 0:
@@ -189,13 +144,14 @@ def _try_out(path: Path, options: LoadOptions, version: str, run: RunChild) -> s
     raise BackendCrash(str(path), why, way_out)
 
 
-def _first_calls(path: Path, given: str, run: RunChild) -> int:
-    """The exit status of a child that is `given` this (`main`). One that was killed says nothing about the
-    build: no crash looks so."""
+def _first_calls(path: Path, given: str) -> int:
+    """The exit status of a child that is `given` this (`main`), negative for a signal. One that was killed
+    says nothing about the build: no crash looks so."""
     # -P: whatever lies in the working folder is not part of the program.
-    module = "outrider.backends.gguf.guard"
+    command = [sys.executable, "-P", "-m", "outrider.backends.gguf.guard", str(path), given]
+    size_bytes = path.stat().st_size if path.exists() else 0
     try:
-        status = run([sys.executable, "-P", "-m", module, str(path), given])
+        status = _run_child(command, _LIMIT_S + size_bytes / _SLOW_DISK_BYTES_PER_S)
     except subprocess.TimeoutExpired as error:
         why = f"its first calls did not end within {error.timeout:.0f} s"
         raise BackendCrash(str(path), why, f"Is the file whole? If it is, {_CHOOSE}.") from None
@@ -206,18 +162,12 @@ def _first_calls(path: Path, given: str, run: RunChild) -> int:
     return status
 
 
-def _run_child(command: Sequence[str], limit_s: float = _LIMIT_S) -> int:
+def _run_child(command: Sequence[str], limit_s: float) -> int:
     # A child that crashes on purpose should leave no core file and no output.
     # A session of its own: Ctrl-C must not look like a crash of the build.
     silent = subprocess.DEVNULL
     return subprocess.run(
-        command,
-        stdin=silent,
-        stdout=silent,
-        stderr=silent,
-        start_new_session=True,
-        check=False,
-        timeout=limit_s,
+        command, stdin=silent, stdout=silent, stderr=silent, start_new_session=True, timeout=limit_s
     ).returncode
 
 
@@ -239,11 +189,9 @@ _MIN_CORRELATION = 0.9
 
 
 def main(path: str, given: str) -> int:
-    """Load `path` under the options (JSON), read one text in small calls and in a large one, and compare.
-
-    For a head (`check_head`) they are a list: the target's options, the head's, the layers that it reads, and
-    its file with its kind, or nothing: then the target alone is called.
-    """
+    """Load `path` under the options (JSON), read one text in small calls and in a large one, and compare. For
+    a head (`check_head`) they are a list: the target's options, the head's, the layers that it reads, and its
+    file with its kind, or nothing: then the target alone is called."""
     asked = json.loads(given)
     of_target, *of_head = asked if isinstance(asked, list) else [asked]
     try:
@@ -276,7 +224,6 @@ def _beside_others(given: dict[str, Any]) -> LoadOptions:
 
 
 def _read(model: GgufModel, text: tuple[int, ...], part: int) -> Logits:
-    """The logits of the text's last rows, read in calls over so many tokens."""
     model.truncate(0, 0)
     for start in range(0, len(text), part):
         [rows] = model.decode([Span(0, text[start : start + part], start, _COMPARED_ROWS)])
@@ -314,7 +261,6 @@ def _read_beside(
 
 
 def _first_row(model: GgufModel, span: Span) -> Row:
-    """The logits after a span, the first ones of a block."""
     rows: Any = model.decode([span])[0]
     return rows.row(0, span.tokens[-1], model.vocabulary.size) if isinstance(rows, Block) else rows[0].copy()
 

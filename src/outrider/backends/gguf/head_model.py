@@ -11,24 +11,20 @@ import numpy as np
 
 from outrider.backends.gguf.c_types import LibraryRefused
 from outrider.backends.gguf.heads import Entry, FeatureStates, HeadBatch, HeadStates, State, entries
-from outrider.backends.gguf.log import clear_log, last_error
-from outrider.backends.gguf.model import NO_KV_SLOT, GgufModel, Weights
+from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import MTP_CONTEXT, LoadOptions
 from outrider.backends.gguf.rewinding import RewindSupport
-from outrider.core.calls import check_spans
 from outrider.core.data import Block, Logits, Span
-from outrider.core.errors import BackendError, OutOfMemory
+from outrider.core.errors import BackendError
 from outrider.core.saved import SavedState
 from outrider.models.heads import CONFIDENCE, MARKOV, HeadFile
 
 
 class HeadModel(GgufModel):
     """The Model of MTP layers, with as many sequences as the target has: the target's own, or those of
-    `weights`.
-
-    Tokens that come after what the target has evaluated, but for the first of them, are read one at a time:
-    each needs the head's own hidden state of the one before. Raises OutOfMemory when its KV does not fit.
-    """
+    `weights`. Tokens that come after what the target has evaluated, but for the first of them, are read one
+    at a time: each needs the head's own hidden state of the one before. Raises OutOfMemory when its KV does
+    not fit."""
 
     is_head: ClassVar[bool] = True
     _is_kept: ClassVar[bool] = True
@@ -54,7 +50,6 @@ class HeadModel(GgufModel):
         self._head_batch = HeadBatch(self._library, self._native.pointer, self._width)
 
     def _settings(self, target: GgufModel, options: LoadOptions) -> LoadOptions:
-        """The options of the context of a file's head."""
         del target
         return options
 
@@ -85,7 +80,6 @@ class HeadModel(GgufModel):
         return [rows[span.sequence] if span.rows else empty for span in spans]
 
     def _own_state(self, index: int) -> State:
-        """The head's own state of the last token of a call's span."""
         return self._head_batch.state(index)
 
     def _evaluate(self, context: Any, spans: Sequence[Span]) -> int:
@@ -248,23 +242,17 @@ class BlockModel(HeadModel):
         return self._features
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        _ = self._native.pointer  # refuses when it was closed
-        check_spans(self, spans)
-        clear_log()
+        return GgufModel.decode(self, spans)  # not as heads do that read token by token
+
+    def _answer(self, context: Any, spans: Sequence[Span]) -> list[Logits]:
+        del context
         asking = [span for span in spans if span.rows]
         together = max(min(self.max_rows, self.micro_batch_tokens) // self._size, 1)
-        try:
-            self._inject(spans)
-            found: dict[int, Logits] = {}
-            for start in range(0, len(asking), together):
-                part = asking[start : start + together]
-                # The library's buffers are good until its next call.
-                found |= self._draft(part, keep=len(asking) > together)
-            for span in spans:
-                self._lengths[span.sequence] = span.start + len(span.tokens)
-        except BaseException:  # Ctrl-C included: it is raised when the native call returns
-            self._undo(spans)
-            raise
+        self._inject(spans)
+        found: dict[int, Logits] = {}
+        for start in range(0, len(asking), together):
+            # The library's buffers are good until its next call.
+            found |= self._draft(asking[start : start + together], keep=len(asking) > together)
         empty = np.empty((0, self.vocabulary.size), dtype=np.float32)
         return [found.get(span.sequence, empty) for span in spans]
 
@@ -277,7 +265,7 @@ class BlockModel(HeadModel):
             self._forget(span.sequence, first if first <= stored + 1 else -1)
             unread += [Entry(span.sequence, first + i, None, state) for i, state in enumerate(states)]
         for i in range(0, len(unread), self.micro_batch_tokens):
-            self._checked(unread[i : i + self.micro_batch_tokens])
+            self._evaluate_places(unread[i : i + self.micro_batch_tokens])
 
     def _draft(self, spans: Sequence[Span], *, keep: bool) -> dict[int, Logits]:
         masks = (self._mask,) * (self._size - 1)
@@ -295,7 +283,7 @@ class BlockModel(HeadModel):
             for span in blocks
             for i, token in enumerate(span.tokens)
         ]
-        self._checked(places)
+        self._evaluate_places(places)
         rows = self._rows(self._native.pointer, blocks)
         states = self._head_batch.states(len(places)) if self._top or self._has_confidence else None
         found: dict[int, Logits] = {}
@@ -313,12 +301,8 @@ class BlockModel(HeadModel):
             return Block(scores, own[:, :top].astype(np.int64))
         return Block(rows.copy() if keep else rows, None, None if own is None else own[:, 0].copy())
 
-    def _checked(self, places: Sequence[Entry]) -> None:
-        status = self._head_batch.evaluate(places)
-        if status == NO_KV_SLOT:
-            raise OutOfMemory(self.name, "its KV cache has no room left", "Give a larger context (-c).")
-        if status:
-            raise BackendError(self.name, last_error(f"{self._library.title} failed with status {status}"))
+    def _evaluate_places(self, places: Sequence[Entry]) -> None:
+        self._check(self._head_batch.evaluate(places), len(places))
 
 
 _USUAL_BLOCK = 16
@@ -331,7 +315,6 @@ def open_own(target: GgufModel, capacity_tokens: int) -> HeadModel:
 
 
 def _after(span: Span, count: int) -> Span:
-    """What is left of a span after its first tokens."""
     return replace(span, tokens=span.tokens[count:], start=span.start + count)
 
 
@@ -340,10 +323,8 @@ def _without_first(span: Span) -> Span:
 
 
 class HeadWeights(Weights):
-    """The weights of a file of heads, which run beside a target alone: `open_beside`.
-
-    Raises what those of a model do.
-    """
+    """The weights of a file of heads, which run beside a target alone: `open_beside`. Raises what those of a
+    model do."""
 
     def __init__(self, head: HeadFile, options: LoadOptions) -> None:
         self.head = head

@@ -1,12 +1,11 @@
 """Heads: layers that predict a target's tokens after the next one from its hidden states.
 
-A head reads a token together with the target's hidden state of the position before it, and gives logits and
-a hidden state of its own. So it drafts like a small model: what is committed it reads with the target's
-states, what it drafts with its own. MTP layers read the target's last state (DeepSeek-V3 technical report,
-2024, section 2.2; llama.cpp's contexts of type MTP). An EAGLE-3 head reads one that it makes of what goes
-into three of the target's layers (Li et al., EAGLE-3, 2025). A DFlash drafter stores what goes into some
-layers as its own KV, and drafts a block of tokens in one call over masks.
-"""
+A head reads a token together with the target's hidden state of the position before it, and gives logits and a
+hidden state of its own. So it drafts like a small model: what is committed it reads with the target's states,
+what it drafts with its own. MTP layers read the target's last state (DeepSeek-V3 technical report, 2024,
+section 2.2; llama.cpp's contexts of type MTP). An EAGLE-3 head reads one that it makes of what goes into
+three of the target's layers (Li et al., EAGLE-3, 2025). A DFlash drafter stores what goes into some layers as
+its own KV, and drafts a block of tokens in one call over masks."""
 
 from __future__ import annotations
 
@@ -21,17 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from outrider.backends.gguf.c_types import (
-    BOOL,
-    ENUM,
-    INT,
-    POINTER,
-    UINT,
-    CLibrary,
-    LibraryRefused,
-    Signatures,
-    functions,
-)
+from outrider.backends.gguf.c_types import CLibrary, LibraryRefused, functions, structure
 from outrider.core.data import Span
 from outrider.core.errors import BackendError
 from outrider.models.heads import CHAINED
@@ -40,11 +29,7 @@ State = npt.NDArray[np.float32]
 """The hidden state of one position, or several of them side by side, shape (width,)."""
 
 
-class Embedding(ctypes.Structure):
-    """llama_embd: hidden states that go into a call."""
-
-    _fields_ = (("data", ctypes.c_void_p), ("n_rows", ctypes.c_size_t), ("n_embd", ctypes.c_size_t))
-
+_Embedding = structure("llama_embd", "ptr data\nsize n_rows n_embd")
 
 HEAD_NAMES = {
     "llama_get_embeddings_nextn": "_Z26llama_get_embeddings_nextnP13llama_context",
@@ -55,30 +40,34 @@ HEAD_NAMES = {
     "llama_set_embeddings_layer_inp": "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
 }
 """What the pinned libraries export under their C++ names alone."""
-_SIGNATURES: Signatures = {
-    **functions("llama_model_n_layer_nextn llama_model_n_embd_out", INT, POINTER),
-    **functions("llama_get_embeddings_nextn", POINTER, POINTER),
-    **functions("llama_get_embeddings_nextn_ith", POINTER, POINTER, INT),
-    **functions("llama_set_embeddings_nextn", None, POINTER, BOOL, BOOL),
-    **functions("llama_set_nextn_layer_offset", None, POINTER, INT),
-    **functions("llama_batch_ext_init", POINTER, POINTER),
-    **functions("llama_batch_ext_free llama_batch_ext_clear", None, POINTER),
-    **functions("llama_batch_ext_add_token", INT, POINTER, INT, INT),
-    **functions(
-        "llama_batch_ext_set_embd_state llama_batch_ext_set_embd_token", BOOL, POINTER, INT, Embedding
-    ),
-    **functions("llama_batch_ext_set_pos", BOOL, POINTER, INT, POINTER),
-    **functions("llama_batch_ext_set_output_logits", BOOL, POINTER, INT, BOOL),
-    **functions("llama_process", INT, POINTER, ENUM, POINTER),
-}
-_LAYER_SIGNATURES: Signatures = {
-    **functions("llama_set_embeddings_layer_inp", None, POINTER, UINT, BOOL),
-    **functions("llama_get_embeddings_layer_inp", POINTER, POINTER, UINT),
-    **functions("llama_batch_ext_add_embd", INT, POINTER, INT, Embedding),
-    **functions("llama_memory_seq_pos_max", INT, POINTER, INT),
-    **functions("llama_set_causal_attn", None, POINTER, BOOL),
-    **functions("llama_vocab_mask", INT, POINTER),
-}
+_SIGNATURES = functions(
+    """
+    i32 llama_model_n_layer_nextn llama_model_n_embd_out (ptr)
+    ptr llama_get_embeddings_nextn (ptr)
+    ptr llama_get_embeddings_nextn_ith (ptr i32)
+    void llama_set_embeddings_nextn (ptr bool bool)
+    void llama_set_nextn_layer_offset (ptr i32)
+    ptr llama_batch_ext_init (ptr)
+    void llama_batch_ext_free llama_batch_ext_clear (ptr)
+    i32 llama_batch_ext_add_token (ptr i32 i32)
+    bool llama_batch_ext_set_embd_state llama_batch_ext_set_embd_token (ptr i32 embd)
+    bool llama_batch_ext_set_pos (ptr i32 ptr)
+    bool llama_batch_ext_set_output_logits (ptr i32 bool)
+    i32 llama_process (ptr enum ptr)
+    """,
+    embd=_Embedding,
+)
+_LAYER_SIGNATURES = functions(
+    """
+    void llama_set_embeddings_layer_inp (ptr u32 bool)
+    ptr llama_get_embeddings_layer_inp (ptr u32)
+    i32 llama_batch_ext_add_embd (ptr i32 embd)
+    i32 llama_memory_seq_pos_max (ptr i32)
+    void llama_set_causal_attn (ptr bool)
+    i32 llama_vocab_mask (ptr)
+    """,
+    embd=_Embedding,
+)
 """What those need besides that read inputs of layers."""
 _ENCODE, _DECODE = 0, 1
 """llama_process_type"""
@@ -93,8 +82,7 @@ class _Known:
 
 
 def num_heads(library: CLibrary, model: int, architecture: str) -> int:
-    """How many layers of a loaded model predict tokens after the next one; 0 too where the library cannot run
-    them."""
+    """How many layers of a loaded model predict tokens after the next one, and can be run by the library."""
     if why_no_heads(library):
         return 0
     count = int(library.functions.llama_model_n_layer_nextn(model))
@@ -202,7 +190,7 @@ class HeadBatch:
         weakref.finalize(self, self._native.llama_batch_ext_free, self._batch).atexit = False
 
     def evaluate(self, entries: Iterable[Entry]) -> int:
-        """Make a call over these; returns the library's status."""
+        """The library's status of a call over these."""
         native, batch, size = self._native, self._batch, 0
         native.llama_batch_ext_clear(batch)
         for index, (sequence, position, token, state, wanted) in enumerate(entries):
@@ -257,9 +245,9 @@ def entries(spans: Sequence[Span], states: Sequence[Sequence[State]]) -> Iterabl
             yield Entry(span.sequence, span.start + i, token, state, i >= first)
 
 
-def _embedding(state: State) -> Embedding:
+def _embedding(state: State) -> ctypes.Structure:
     """Points at the state, which must outlive it."""
-    return Embedding(state.ctypes.data, 1, len(state))
+    return _Embedding(state.ctypes.data, 1, len(state))
 
 
 def _floats(address: int, count: int) -> State:

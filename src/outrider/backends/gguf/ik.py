@@ -1,4 +1,4 @@
-"""ik_llama.cpp (ik-llama-cpp-python 0.1.5): what it alone declares. Its API is that of llama.cpp in 2024,
+"""ik_llama.cpp (ik-llama-cpp-python 0.1.5): what it has otherwise than llama.cpp. Its API is that of 2024,
 with parameters of its own."""
 
 from __future__ import annotations
@@ -10,90 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from outrider.backends.gguf.c_types import (
-    BOOL,
-    ENUM,
-    FLOAT,
-    INT,
-    POINTER,
-    SIZE,
-    UINT,
-    fields,
-    functions,
-    structure,
-)
+from outrider.backends.gguf.c_types import functions, structure
 from outrider.backends.gguf.devices import NO_DEVICE
-from outrider.backends.gguf.library import BATCH_FIELDS, Library
+from outrider.backends.gguf.library import BATCH, Library
 from outrider.backends.gguf.options import ROPE_NUMBERS, UNQUANTIZED, LoadOptions
 from outrider.core.errors import SettingError
 
-_LAYER_CACHE_TYPES = [
-    *fields(ENUM, type_k_first=1, type_k_last=1, type_v_first=1, type_v_last=1),
-    *fields(INT, n_k_first=-1, n_k_last=-1, n_v_first=-1, n_v_last=-1),
-]
+_LAYER_CACHE_TYPES = """
+    enum type_k_first=1 type_k_last=1 type_v_first=1 type_v_last=1
+    i32 n_k_first=-1 n_k_last=-1 n_v_first=-1 n_v_last=-1
+"""
 """Other types of the KV cache for the first and last layers."""
-
-_ModelParams = structure(
-    "llama_model_params",
-    fields(POINTER, "devices"),
-    fields(INT, "n_gpu_layers", "mla"),
-    fields(ENUM, split_mode=1),
-    fields(INT, "main_gpu", "max_gpu", "ncmoe"),
-    fields(ENUM, type_k=1, type_v=1),
-    fields(UINT, "max_ctx_size"),
-    fields(INT, n_seq_max=1, n_ubatch=512),
-    fields(INT, "amb", "fit_margin"),
-    fields(BOOL, "fit"),
-    fields(INT, "worst_graph_tokens"),
-    _LAYER_CACHE_TYPES,
-    fields(POINTER, "tensor_split", "rpc_servers", "progress_callback", "progress_callback_user_data"),
-    fields(POINTER, "kv_overrides", "tensor_buft_overrides"),
-    fields(BOOL, "vocab_only", use_mmap=True),
-    fields(BOOL, "use_mlock", "check_tensors", "repack_tensors", "use_thp", "validate_quants", "merge_qkv"),
-    fields(BOOL, "merge_up_gate_exps", "mtp", "dry_run", flash_attn=True),
-)
-
-_ContextParams = structure(
-    "llama_context_params",
-    fields(UINT, seed=0xFFFFFFFF, n_ctx=512, n_batch=2048, n_ubatch=512, n_seq_max=1),
-    fields(UINT, n_threads=4, n_threads_batch=4),
-    fields(INT, max_extra_alloc=256, worst_case_tokens=0),
-    fields(ENUM, rope_scaling_type=-1, pooling_type=-1, attention_type=-1),
-    fields(FLOAT, "rope_freq_base", "rope_freq_scale", yarn_ext_factor=-1.0, yarn_attn_factor=-1.0),
-    fields(FLOAT, yarn_beta_fast=-1.0, yarn_beta_slow=-1.0),
-    fields(UINT, "yarn_orig_ctx"),
-    fields(FLOAT, defrag_thold=-1.0),
-    fields(POINTER, "cb_eval", "cb_eval_user_data"),
-    fields(ENUM, type_k=1, type_v=1, type_reduce=1),
-    _LAYER_CACHE_TYPES,
-    fields(BOOL, "logits_all", "embeddings", offload_kqv=True, flash_attn=True),
-    fields(ctypes.c_int, mla_attn=3, attn_max_batch=0),
-    fields(BOOL, fused_moe_up_gate=True, grouped_expert_routing=False, fused_up_gate=True, fused_mmad=True),
-    fields(BOOL, "rope_cache", graph_reuse=True),
-    fields(ctypes.c_int, min_experts=-1),
-    fields(FLOAT, "thresh_experts"),
-    fields(BOOL, "only_active_experts", "k_cache_hadamard", "v_cache_hadamard"),
-    fields(BOOL, "split_mode_graph_scheduling", "scheduler_async", "mtp"),
-    fields(ENUM, "mtp_op_type"),
-    fields(POINTER, "abort_callback", "abort_callback_data", "offload_policy", "cuda_params"),
-)
-
-_QuantizeParams = structure(
-    "llama_model_quantize_params",
-    fields(INT, "nthread"),
-    fields(ENUM, ftype=9, output_tensor_type=400, token_embedding_type=400),
-    fields(ENUM, attn_q_type=400, attn_k_type=400, attn_v_type=400, attn_qkv_type=400, attn_output_type=400),
-    fields(ENUM, ffn_gate_type=400, ffn_down_type=400, ffn_up_type=400, ffn_gate_inp_type=400),
-    fields(BOOL, "allow_requantize", quantize_output_tensor=True),
-    fields(BOOL, "only_copy", "pure", "keep_split", "ignore_imatrix_rules", "only_repack", "dry_run"),
-    fields(BOOL, "partial_requant"),
-    fields(POINTER, "imatrix", "kv_overrides", "custom_quants", "repack_pattern"),
-)
-
 _CacheView = structure(
     "llama_kv_cache_view",
-    fields(INT, "n_cells", "n_seq_max", "token_count", "used_cells", "max_contiguous", "max_contiguous_idx"),
-    fields(ctypes.POINTER(INT), "cells", "cells_sequences"),
+    "i32 n_cells n_seq_max token_count used_cells max_contiguous max_contiguous_idx",
+    "i32* cells cells_sequences",
 )
 
 _GEMMA3_PATTERN = 6
@@ -108,7 +39,6 @@ _BLOCK_CELLS = 32
 """To find the end of the cells in use the library looks at the last cell of each such block alone; with flash
 attention it is a multiple."""
 
-
 _YARN = {name for name in ROPE_NUMBERS if name.startswith("yarn_")}
 
 
@@ -117,14 +47,75 @@ def _names(devices: tuple[str, ...]) -> ctypes.Array[ctypes.c_char]:
     return ctypes.create_string_buffer(",".join(devices).encode())
 
 
-class Dialect(Library):
+class Ik(Library):
     """ik_llama.cpp: other kernels for the same files, on processors above all."""
 
     backend = "ik"
-    ModelParams, ContextParams, QuantizeParams = _ModelParams, (_ContextParams,), _QuantizeParams
-    Batch = structure("llama_batch", BATCH_FIELDS, fields(INT, "all_pos_0", "all_pos_1", "all_seq_id"))
+    ModelParams = structure(
+        "llama_model_params",
+        """
+        ptr devices
+        i32 n_gpu_layers mla
+        enum split_mode=1
+        i32 main_gpu max_gpu ncmoe
+        enum type_k=1 type_v=1
+        u32 max_ctx_size
+        i32 n_seq_max=1 n_ubatch=512 amb fit_margin
+        bool fit
+        i32 worst_graph_tokens
+        """,
+        _LAYER_CACHE_TYPES,
+        """
+        ptr tensor_split rpc_servers progress_callback progress_callback_user_data
+        ptr kv_overrides tensor_buft_overrides
+        bool vocab_only use_mmap=1 use_mlock check_tensors repack_tensors use_thp validate_quants merge_qkv
+        bool merge_up_gate_exps mtp dry_run flash_attn=1
+        """,
+    )
+    ContextParams = (
+        structure(
+            "llama_context_params",
+            """
+            u32 seed=0xFFFFFFFF n_ctx=512 n_batch=2048 n_ubatch=512 n_seq_max=1
+            u32 n_threads=4 n_threads_batch=4
+            i32 max_extra_alloc=256 worst_case_tokens
+            enum rope_scaling_type=-1 pooling_type=-1 attention_type=-1
+            f32 rope_freq_base rope_freq_scale yarn_ext_factor=-1 yarn_attn_factor=-1
+            f32 yarn_beta_fast=-1 yarn_beta_slow=-1
+            u32 yarn_orig_ctx
+            f32 defrag_thold=-1
+            ptr cb_eval cb_eval_user_data
+            enum type_k=1 type_v=1 type_reduce=1
+            """,
+            _LAYER_CACHE_TYPES,
+            """
+            bool logits_all embeddings offload_kqv=1 flash_attn=1
+            i32 mla_attn=3 attn_max_batch
+            bool fused_moe_up_gate=1 grouped_expert_routing fused_up_gate=1 fused_mmad=1 rope_cache
+            bool graph_reuse=1
+            i32 min_experts=-1
+            f32 thresh_experts
+            bool only_active_experts k_cache_hadamard v_cache_hadamard
+            bool split_mode_graph_scheduling scheduler_async mtp
+            enum mtp_op_type
+            ptr abort_callback abort_callback_data offload_policy cuda_params
+            """,
+        ),
+    )
+    QuantizeParams = structure(
+        "llama_model_quantize_params",
+        """
+        i32 nthread
+        enum ftype=9 output_tensor_type=400 token_embedding_type=400
+        enum attn_q_type=400 attn_k_type=400 attn_v_type=400 attn_qkv_type=400 attn_output_type=400
+        enum ffn_gate_type=400 ffn_down_type=400 ffn_up_type=400 ffn_gate_inp_type=400
+        bool allow_requantize quantize_output_tensor=1 only_copy pure keep_split ignore_imatrix_rules
+        bool only_repack dry_run partial_requant
+        ptr imatrix kv_overrides custom_quants repack_pattern
+        """,
+    )
+    Batch = structure("llama_batch", BATCH, "i32 all_pos_0 all_pos_1 all_seq_id")
     keeps_windows = False
-    reuses_window_cells = False
     # iqk_fa_templates.h leaves out the blocks of cells, from the end, whose first cell is masked.
     flash_mixes_sequences = True
     warms_up = True
@@ -141,19 +132,20 @@ class Dialect(Library):
         "llama_token_to_piece": "llama_token_to_piece_vocab",
         "llama_tokenize": "llama_vocab_tokenize",
     }
-    signatures = {  # noqa: RUF012
-        **functions("llama_lora_adapter_set", INT, POINTER, POINTER, FLOAT),
-        **functions("llama_kv_cache_defrag", None, POINTER),
-        **functions("llama_kv_cache_update", INT, POINTER),
-        **functions("llama_kv_cache_view_free", None, ctypes.POINTER(_CacheView)),
-        **functions("llama_kv_cache_view_init", _CacheView, POINTER, INT),
-        **functions("llama_kv_cache_view_update", None, POINTER, ctypes.POINTER(_CacheView)),
-        **functions("llama_state_seq_get_size", SIZE, POINTER, INT, UINT),
-        **functions(
-            "llama_state_seq_get_data llama_state_seq_set_data", SIZE, POINTER, POINTER, SIZE, INT, UINT
-        ),
-        **functions("llama_token_get_attr", ENUM, POINTER, INT),
-    }
+    signatures = functions(
+        """
+        i32 llama_lora_adapter_set (ptr ptr f32)
+        void llama_kv_cache_defrag (ptr)
+        i32 llama_kv_cache_update (ptr)
+        view llama_kv_cache_view_init (ptr i32)
+        void llama_kv_cache_view_free (ptr)
+        void llama_kv_cache_view_update (ptr ptr)
+        size llama_state_seq_get_size (ptr i32 u32)
+        size llama_state_seq_get_data llama_state_seq_set_data (ptr ptr size i32 u32)
+        enum llama_token_get_attr (ptr i32)
+        """,
+        view=_CacheView,
+    )
 
     def suits(self, options: LoadOptions) -> bool:
         # Several sequences cannot have flash attention; whether there will be some is not known here.
@@ -188,7 +180,7 @@ class Dialect(Library):
         arch = self.metadata(model, "general.architecture")
         if self.metadata(model, f"{arch}.nextn_predict_layers") not in ("", "0"):
             return f"{self.title} dies where it tidies the cache of a model with MTP layers"
-        pattern = self.hyperparameter(model, "sliding_window_pattern") or _GEMMA3_PATTERN
+        pattern = self._attention(model, "sliding_window_pattern") or _GEMMA3_PATTERN
         is_gemma3 = arch == "gemma3"
         num_layers = self.functions.llama_model_n_layer(model)
         if is_gemma3 and (pattern != _GEMMA3_PATTERN or num_layers < _GEMMA3_PATTERN):
@@ -216,7 +208,23 @@ class Dialect(Library):
         return all(apply(context, adapter, scale) == 0 for adapter, scale in adapters)
 
     def window_tokens(self, model: int) -> int:
-        return self.hyperparameter(model, "sliding_window")
+        return self._attention(model, "sliding_window")
+
+    def _attention(self, model: int, name: str) -> int:
+        """A number of the model's attention, from its metadata; 0 where it is absent, or differs between
+        layers."""
+        arch = self.metadata(model, "general.architecture")
+        value = self.metadata(model, f"{arch}.attention.{name}")
+        return int(value) if value.isdigit() else 0
+
+    def is_diffusion(self, model: int) -> bool:  # noqa: ARG002
+        return False
+
+    def needs_invocation(self, adapter: int) -> bool:  # noqa: ARG002
+        return False
+
+    def memory(self, context: int) -> int:
+        return context
 
     def make_room(self, context: int) -> bool:
         # The tokens of a call need cells in a row; rewinding and other sequences leave gaps.
@@ -235,10 +243,10 @@ class Dialect(Library):
         native = self.functions
         view = native.llama_kv_cache_view_init(context, 1)
         try:
-            native.llama_kv_cache_view_update(context, view)
+            native.llama_kv_cache_view_update(context, ctypes.byref(view))
             is_used = np.ctypeslib.as_array(view.cells, (view.n_cells,)) >= 0
         finally:
-            native.llama_kv_cache_view_free(view)
+            native.llama_kv_cache_view_free(ctypes.byref(view))
         ends = is_used[::-1][::_BLOCK_CELLS]  # from the last cell on, as the library goes
         later = np.maximum.accumulate(is_used[::-1])[::_BLOCK_CELLS]
         return bool(np.any(later & ~ends))

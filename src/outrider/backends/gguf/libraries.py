@@ -1,7 +1,5 @@
-"""Which native libraries are here, and the one that a model is loaded with.
-
-A library is opened once for each process. What cannot be used is passed over, with a line that says why.
-"""
+"""Which native libraries are here, and the one that a model is loaded with. A library is opened once for each
+process. What cannot be used is passed over, with a line that says why."""
 
 from __future__ import annotations
 
@@ -11,8 +9,9 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib import import_module, metadata, util
+from importlib import metadata, util
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from outrider.backends.gguf.c_types import LibraryRefused
@@ -79,7 +78,7 @@ def build_id() -> str:
 
 
 def device_names() -> tuple[str, ...]:
-    """The processor, and what else the opened libraries can compute on, as they describe it."""
+    """The processor, and what else the opened libraries can compute on."""
     names = [processor_name(), *(name for library in _opened.values() for name in library.device_names)]
     return tuple(dict.fromkeys(names))
 
@@ -102,8 +101,7 @@ def why_not(file: LibraryFile) -> str | None:
 
 
 def describe_gpus(file: LibraryFile) -> list[str]:
-    """The GPUs of a library that can be used: the name that options have, what it is, and its free memory; a
-    line that says why where there are none."""
+    """A line for each GPU of a library that can be used; why there are none."""
     library = open_library(file)
     gpus = [device for device in list_devices(library) if device.is_gpu]
     why = library.why_no_gpu or "it computes on the processor alone (docs/gpu.md: how to get another build)"
@@ -129,7 +127,7 @@ def _open(file: LibraryFile) -> Library:
         raise LibraryRefused(f"it would run on the kernels of {other.file.path}: use one of the two alone")
     for row in DIALECTS:
         if hasattr(functions, row.marker):
-            dialect: type[Library] = import_module(row.module).Dialect
+            dialect: type[Library] = resolve_name(row.kind)
             return dialect(file, functions)
     raise LibraryRefused("it is not a library of llama.cpp, or of a version before 2025")
 
@@ -147,10 +145,8 @@ def _ggml_of(functions: ctypes.CDLL) -> str:
 
 
 def candidates(options: LoadOptions) -> Iterator[Library]:
-    """The libraries that can do what the options ask for, the preferred one first.
-
-    Raises SettingError for a library that is named and cannot be used, BackendError where there is none.
-    """
+    """The libraries that can do what the options ask for, the preferred one first. Raises SettingError for a
+    library that is named and cannot be used, BackendError where there is none."""
     if options.library:
         yield _named(options)
         return
@@ -205,10 +201,8 @@ def find_quantizer() -> tuple[Library, Any]:
 
 
 def load_model(path: Path, options: LoadOptions) -> tuple[Library, int]:
-    """The library that runs the file, and the native model in it.
-
-    Raises ModelFileError, OutOfMemory, or what `candidates` does.
-    """
+    """The library that runs the file, and the native model in it. Raises ModelFileError, OutOfMemory, or what
+    `candidates` does."""
     failure: ModelFileError | None = None
     for library in candidates(options):
         library.take_log()

@@ -28,35 +28,24 @@ from outrider.backends.gguf.libraries import load_model
 from outrider.backends.gguf.library import Handle
 from outrider.backends.gguf.log import clear_log, last_error
 from outrider.backends.gguf.options import LoadOptions, Opening
-from outrider.backends.gguf.rewinding import (
-    MAX_SEQUENCES,
-    TRIED_MICRO_BATCH,
-    TRIED_SNAPSHOTS,
-    RewindSupport,
-    difference_after_rewind,
-    find_support,
-)
+from outrider.backends.gguf.rewinding import MAX_DIFFERENCE, RewindSupport, difference_after_rewind
 from outrider.backends.gguf.top_logits import TopSampling
 from outrider.backends.gguf.vocabulary import GgufVocabulary
 from outrider.core.calls import check_copy, check_restore, check_spans
-from outrider.core.contracts import Rewinding, RewindKind
+from outrider.core.contracts import Rewinding
 from outrider.core.data import Logits, Span
-from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, RewindUnsupported
+from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, OutriderError, RewindUnsupported
 from outrider.core.saved import SavedState
-from outrider.models.gguf import read_card
-from outrider.models.layout import Layout
-from outrider.models.reduced import REDUCED_KEYS, read_part
+from outrider.models.gguf import Layout, read_card
+from outrider.models.vocab.subset import REDUCED_KEYS, read_part
 
-NO_KV_SLOT = 1
+_NO_KV_SLOT = 1
 
 
 class Weights:
-    """A model's weights and vocabulary, on which contexts are opened.
-
-    The library is the one that the options name; under "auto" the first that can load the file.
-    Raises ModelFileError when none can run the file, OutOfMemory when there is no room for it, SettingError
-    for a library that cannot be used.
-    """
+    """A model's weights and vocabulary, on which contexts are opened, in the library that the options name;
+    under "auto" in the first that can load the file. Raises ModelFileError when none can run the file,
+    OutOfMemory when there is no room for it, SettingError for a library that cannot be used."""
 
     def __init__(self, path: Path, options: LoadOptions | None = None) -> None:
         self.path = path
@@ -100,27 +89,34 @@ class Weights:
 
     @cached_property
     def rewind_support(self) -> RewindSupport:
-        """How contexts go back to an earlier token: known for attention alone, else tried at the first
-        use."""
+        """How contexts go back to an earlier token: known of attention alone, else tried at the first use."""
         native = self.library.functions
-        if native.llama_model_is_recurrent(self.handle) or native.llama_model_is_hybrid(self.handle):
-            return find_support(self.library, self.name, self.options.snapshots, self._try_rewinding)
-        is_windowed = self.window_tokens > 0 and self.library.keeps_windows
-        return RewindSupport("window" if is_windowed and not self.options.full_window else "free")
+        if not (native.llama_model_is_recurrent(self.handle) or native.llama_model_is_hybrid(self.handle)):
+            is_windowed = self.window_tokens > 0 and self.library.keeps_windows
+            return RewindSupport("window" if is_windowed and not self.options.full_window else "free")
+        return self._try_checkpoints()
 
-    def _try_rewinding(self, kind: RewindKind) -> tuple[float, int]:
-        asked = replace(self.options, micro_batch_tokens=TRIED_MICRO_BATCH, snapshots=TRIED_SNAPSHOTS)
-        trial = self.open(128, max_sequences=MAX_SEQUENCES, options=asked, support=RewindSupport(kind))
-        with closing(trial):
-            if not trial.rewinding.is_possible:
-                return np.inf, 0
-            return difference_after_rewind(trial), self.library.state_bytes(trial.native_context, 0)
+    def _try_checkpoints(self) -> RewindSupport:
+        asked = replace(self.options, micro_batch_tokens=8)  # so that the trial's calls are split
+        try:
+            trial = self.open(128, max_sequences=2, options=asked, support=RewindSupport("checkpoints"))
+            with closing(trial):
+                difference = difference_after_rewind(trial)
+                state_bytes = self.library.state_bytes(trial.native_context, 0)
+        except OutriderError as error:
+            why = f"copies of its state could not be tried ({error})"
+            return RewindSupport("none", notice=f"{self.name}: {why}")
+        if state_bytes and difference <= MAX_DIFFERENCE:
+            return RewindSupport("checkpoints", state_bytes)
+        why = "has other logits after going back to a copy of its state than without, so none are used"
+        why = why if state_bytes else "cannot copy its kind of state"
+        return RewindSupport("none", notice=f"{self.name}: {self.library.title} {why}")
 
     @property
     def piece_tokens(self) -> int:
         """Of a sequence with whole windows the library copies no more than the next token looks back at: so
         many tokens at a time are copied whole. 0 where all are copied at once."""
-        is_whole = self.library.reuses_window_cells and self.options.full_window
+        is_whole = self.library.keeps_windows and self.options.full_window
         # Its windows do not slide: a piece would lie in two of them.
         is_chunked = self.metadata("general.architecture") == "llama4"
         return max(self.window_tokens - 1, 0) if is_whole and not is_chunked else 0
@@ -128,7 +124,7 @@ class Weights:
     @property
     def rewinding(self) -> Rewinding:
         """How far contexts of a sequence go back."""
-        return self.rewind_support.rewinding(self.options.snapshots)
+        return self.rewind_support.rewinding
 
     @cached_property
     def num_heads(self) -> int:
@@ -150,7 +146,6 @@ class Weights:
         return self.native.pointer
 
     def metadata(self, key: str) -> str:
-        """A value of the GGUF's metadata as text; empty when it is absent."""
         return self.library.metadata(self.handle, key)
 
     def open(
@@ -162,11 +157,8 @@ class Weights:
         options: LoadOptions | None = None,
         support: RewindSupport | None = None,
     ) -> GgufModel:
-        """A context of `context_length` tokens per sequence (0: as trained), of `capacity_tokens` over all
-        sequences (0: as many as each of them may have); `options`: its own, if any; `support`: how it is to
-        go back, right or not, instead of as these weights' contexts can."""
+        """A context of `context_length` tokens per sequence (0: as trained); `options`: its own, if any."""
         length = context_length or self.trained_context
-        support = support or self.rewind_support.of(max_sequences)
         return GgufModel(self, length, max_sequences, options, capacity_tokens, support=support)
 
     def close(self) -> None:
@@ -177,11 +169,10 @@ class Weights:
 
 
 class GgufModel:
-    """A context on some weights: KV state for `max_sequences` sequences of up to `context_length` tokens,
-    and of `capacity_tokens` together (0: as many as each of them may have). `beside` lends what they lack.
-
-    Raises OutOfMemory when the KV cache does not fit.
-    """
+    """A context on some weights: KV state for `max_sequences` sequences of up to `context_length` tokens, and
+    of `capacity_tokens` together (0: as many as each of them may have). `support`: how it is to go back,
+    right or not, instead of as these weights' contexts can; `beside` lends what they lack. Raises OutOfMemory
+    when the KV cache does not fit."""
 
     is_head: ClassVar[bool] = False
     """whether it computes a head rather than a model"""
@@ -209,8 +200,6 @@ class GgufModel:
         self.flash_attention = attention
         """whether it is in use: "on", "off", or "auto" where that was left to the library"""
         chosen = replace(self.options, flash_attention=attention)
-        micro_batch = min(chosen.micro_batch_tokens, max(chosen.batch_tokens, chosen.max_rows))
-        snapshots = support.snapshots(chosen.snapshots, max_sequences, micro_batch)
         opening = Opening(
             self.name,
             chosen,
@@ -218,7 +207,6 @@ class GgufModel:
             max_sequences,
             capacity,
             int(weights.piece_tokens > 0),
-            snapshots,
             self.context_type,
             beside.native_context if beside else 0,
         )
@@ -269,9 +257,7 @@ class GgufModel:
         self._close_gaps(context)
         self._rewinder.before_call(spans)
         try:
-            rows = self._sample(context, spans) if self._sampling is not None else None
-            if rows is None:
-                self._call(context, spans)
+            rows = self._answer(context, spans)
             self._rewinder.after_call(spans)
             for span in spans:
                 self._lengths[span.sequence] = span.start + len(span.tokens)
@@ -280,14 +266,25 @@ class GgufModel:
         except BaseException:  # Ctrl-C included: it is raised when the native call returns
             self._undo(spans)
             raise
-        return self._rows(context, spans) if rows is None else rows
+        return rows
+
+    def _answer(self, context: Any, spans: Sequence[Span]) -> list[Logits]:
+        """Make the calls that these spans take; their rows."""
+        if self._sampling is not None and (rows := self._sample(context, spans)) is not None:
+            return rows
+        self._call(context, spans)
+        return self._rows(context, spans)
 
     def _call(self, context: Any, spans: Sequence[Span]) -> None:
         status = self._evaluate(context, spans)
-        if status == NO_KV_SLOT and self._make_room(context, spans):
+        if status == _NO_KV_SLOT and self._make_room(context, spans):
             status = self._evaluate(context, spans)
-        if status == NO_KV_SLOT:
-            why = f"the KV cache has no room for {sum(len(span.tokens) for span in spans)} more tokens"
+        self._check(status, sum(len(span.tokens) for span in spans))
+
+    def _check(self, status: int, num_tokens: int) -> None:
+        """Raise what a call over so many tokens has come to."""
+        if status == _NO_KV_SLOT:
+            why = f"the KV cache has no room for {num_tokens} more tokens"
             raise OutOfMemory(self.name, why, "Give a larger context (-c).")
         if status != 0:
             why = last_error(f"{self._library.title} failed with status {status}")
@@ -313,7 +310,6 @@ class GgufModel:
         return rows
 
     def _evaluate(self, context: Any, spans: Sequence[Span]) -> int:
-        """Make the call; returns the library's status."""
         return int(self._library.functions.llama_decode(context, self._batch.fill(spans)))
 
     def keep_hidden_states(self, layers: Sequence[int] = ()) -> HiddenStates:
@@ -365,7 +361,6 @@ class GgufModel:
 
     @property
     def _memory(self) -> Any:
-        """What the functions about the KV cache take. Raises BackendError when it was closed."""
         return self._library.memory(self._native.pointer)
 
     def _forget(self, sequence: int, start: int) -> bool:
@@ -374,6 +369,7 @@ class GgufModel:
         return bool(self._library.functions.llama_memory_seq_rm(self._memory, sequence, start, -1))
 
     def length(self, sequence: int) -> int:
+        _ = self._native.pointer  # refuses when it was closed
         # A negative number means all sequences to the libraries.
         if not 0 <= sequence < self.max_sequences:
             raise BackendError("sequence", f"there is none numbered {sequence}")
@@ -387,12 +383,10 @@ class GgufModel:
         return is_back and self._forget(sequence, length)
 
     def reach(self, sequence: int, length: int) -> int:
-        _ = self._native.pointer  # refuses when it was closed
         stored = self.length(sequence)
         return length if length in (0, stored) else self._rewinder.reach(sequence, stored, length)
 
     def truncate(self, sequence: int, length: int) -> None:
-        _ = self._native.pointer  # refuses when it was closed
         stored = self.length(sequence)
         if not 0 <= length <= stored:
             raise BackendError("truncate", f"{stored} tokens are stored, so {length} cannot be kept")
@@ -427,13 +421,11 @@ class GgufModel:
     def save(self, sequence: int) -> SavedState:
         if not (stored := self.length(sequence)):
             raise BackendError("save", f"sequence {sequence} is empty")
-        _ = self._native.pointer  # refuses when it was closed
         extent, states = self._rewinder.save(sequence, stored)
         return SavedState(extent, (*self._copier.copy_out(sequence, stored), *states))
 
     def restore(self, sequence: int, state: SavedState) -> None:
         check_restore(self, sequence, state)
-        _ = self._native.pointer  # refuses when it was closed
         self._may_have_gaps = True
         self._copier.copy_in(sequence, state.copies)
         self._lengths[sequence] = state.extent.length

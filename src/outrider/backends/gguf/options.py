@@ -46,8 +46,6 @@ ROPE_NUMBERS = (
 ALL_LAYERS = 10_000
 """more than any model has"""
 UNQUANTIZED = ("f32", "f16", "bf16")
-MAX_SNAPSHOTS = 64
-"""of a sequence's recurrent state: the longest draft that there is"""
 _MAX_THREADS = 512
 """ggml's own limit"""
 _MAX_TOKENS = 2**20
@@ -58,17 +56,14 @@ _MAX_TOKENS = 2**20
 class LoadOptions:
     """How weights are loaded and a context is opened.
 
-    `threads` serves single-token calls and `threads_batch` those over more tokens; 0 means the
-    machine's physical cores. `gpu_layers` -1 leaves open how many go to a GPU (`memory.place_layers`): all
-    where nobody decides.
-    `extra_buffer_types` are the repacked weight layouts (and AMX): faster, but see `guard`.
-    `max_rows` caps the logits rows of one call; the library reserves memory for them.
-    `backend` is one of BACKENDS, `library` the file of a native library to use ("": an installed one).
-    `full_window` keeps the whole KV of sliding-window layers, so that tokens can be forgotten.
-    `snapshots` of a recurrent state are kept, so that drafts of as many tokens can be taken back and nothing
-    is evaluated again; every call takes longer for it (0: checkpoints instead).
-    `backend_sampling`: on a GPU the most likely tokens of each row may be picked there (`top_logits`).
-    `heads`: the model's own heads (MTP) are loaded where its file has them.
+    `threads` serves single-token calls and `threads_batch` those over more tokens; 0 means the machine's
+    physical cores. `gpu_layers` -1 leaves open how many go to a GPU (`memory.place_layers`): all where nobody
+    decides. `extra_buffer_types` are the repacked weight layouts (and AMX): faster, but see `guard`.
+    `max_rows` caps the logits rows of one call; the library reserves memory for them. `backend` is one of
+    BACKENDS, `library` the file of a native library to use ("": an installed one). `full_window` keeps the
+    whole KV of sliding-window layers, so that tokens can be forgotten. `backend_sampling`: on a GPU the most
+    likely tokens of each row may be picked there (`top_logits`). `heads`: the model's own heads (MTP) are
+    loaded where its file has them.
 
     `devices` are GPUs by name, in order ("none" alone: no GPU), `tensor_split` their shares of the model,
     `tensor_overrides` single tensors' places (PATTERN=BUFFER, see `devices.override_array`). Without
@@ -76,8 +71,7 @@ class LoadOptions:
     `adapters` are LoRA files with their scales. `rope_…` and `yarn_…` stretch the context; 0 and -1: as the
     model says.
 
-    Raises SettingError for a value out of range.
-    """
+    Raises SettingError for a value out of range."""
 
     gpu_layers: int = -1
     split_mode: str = "layer"
@@ -93,7 +87,6 @@ class LoadOptions:
     mlock: bool = False
     full_window: bool = True
     max_rows: int = 128
-    snapshots: int = 0
     backend_sampling: bool = True
     heads: bool = True
     extra_buffer_types: bool = True
@@ -135,7 +128,6 @@ class LoadOptions:
         _in_range("batch size", self.batch_tokens, 1, _MAX_TOKENS)
         _in_range("micro-batch size", self.micro_batch_tokens, 1, _MAX_TOKENS)
         _in_range("max rows", self.max_rows, 1, _MAX_TOKENS)
-        _in_range("snapshots", self.snapshots, 0, MAX_SNAPSHOTS)
         check_overrides(self.tensor_overrides)
         _choice("rope scaling", self.rope_scaling, ROPE_SCALINGS)
         _in_range("yarn original context", self.yarn_orig_ctx, 0, 2**31 - 1)
@@ -170,7 +162,6 @@ class Opening:
         context_length: tokens of each sequence.
         capacity_tokens: cells over all sequences.
         spare_sequences: for copies, beside those that calls are made for.
-        snapshots: of each sequence's recurrent state.
         kind: the library's number: 0, or MTP_CONTEXT for the model's MTP layers.
         beside: the native context of the model that lends what this one lacks; 0 for none.
     """
@@ -181,7 +172,6 @@ class Opening:
     max_sequences: int
     capacity_tokens: int
     spare_sequences: int = 0
-    snapshots: int = 0
     kind: int = 0
     beside: int = 0
 

@@ -33,9 +33,6 @@ from outrider.models.reference import local_shards
 
 _ENDS = ("token_embd.weight", "output.weight")
 
-Launch = Callable[[Sequence[str], IO[bytes]], "subprocess.Popen[str]"]
-"""Starts a command with pipes for its standard input and output, its errors going to the file."""
-
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
@@ -54,10 +51,8 @@ class Quantized:
 
 
 def requantizing(source: Path) -> str | None:
-    """What a user should know before `source` is quantized; None where its weights are still floats.
-
-    Raises ModelFileError.
-    """
+    """What a user should know before `source` is quantized; None where its weights are still floats. Raises
+    ModelFileError."""
     card, tensors = read_card(source), _matrices(source)
     if all(tensor.type_name in UNQUANTIZED for tensor in tensors):
         return None
@@ -99,23 +94,18 @@ def quantize(
     output: Path,
     *,
     threads: int = 0,
-    pure: bool = False,
-    keep_output: bool = False,
     ends: str | None = None,
     force: bool = False,
     progress: Callable[[float], None] | None = None,
-    launch: Launch = _launch,
 ) -> Quantized:
     """Write the model `source`, in all its parts, to the one file `output` with weights of type `to`.
 
-    `threads` 0 means the physical cores. `pure` gives all matrices the one type instead of llama.cpp's
-    mixture, `keep_output` leaves the output matrix as it is, `ends` is another type for the two matrices at
-    the ends: the embedding and the output. `progress` is called with the share that is done.
-    `output` appears when it is complete, whatever happens before; with `force` it replaces what is there.
+    `threads` 0 means the physical cores. `ends` is another type for the two matrices at the ends: the
+    embedding and the output. `progress` is called with the share that is done. `output` appears when it is
+    complete, whatever happens before; with `force` it replaces what is there.
 
     Raises SettingError (type, place, room on the disk), ModelFileError (the source), BackendError (llama.cpp
-    refuses), BackendCrash and OutOfMemory (its process dies).
-    """
+    refuses), BackendCrash and OutOfMemory (its process dies)."""
     to, ends = read_type(to), ends and read_type(ends)
     if not 0 <= threads <= 512:
         raise SettingError("threads", f"{threads} cannot be used", "Give 1 to 512, or 0 for all cores.")
@@ -129,13 +119,11 @@ def quantize(
         "output": str(partial),
         "ftype": LlamaFileType[f"ALL_{to}" if to == "F32" else f"MOSTLY_{to}"],
         "threads": threads or physical_cores(),
-        "pure": pure,
-        "keep_output": keep_output,
         "ends_type": _tensor_type(_fitting(card.path, ends)) if ends else None,
     }
     begun = time.perf_counter()
     try:
-        _run(card, json.dumps(request), partial, progress or (lambda _part: None), launch)
+        _run(card, json.dumps(request), partial, progress or (lambda _part: None))
         made = read_card(partial)
         if (made.quantization, made.parameters) != (to, card.parameters):
             why = f"llama.cpp wrote {made.quantization} with {made.parameters:,} weights instead of {to}"
@@ -152,7 +140,6 @@ def quantize(
 def _account(
     card: ModelCard, made: ModelCard, to: str, ends: str
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Each type's share of the weights, and what a user should know."""
     matrices, weights = _matrices(made.path), Counter[str]()
     for tensor in matrices:
         weights[tensor.type_name] += tensor.num_parameters
@@ -193,10 +180,7 @@ def _tensors(path: Path) -> list[TensorInfo]:
     return [tensor for part in local_shards(path) for tensor in read_header(part).tensors]
 
 
-def _run(
-    card: ModelCard, request: str, partial: Path, progress: Callable[[float], None], launch: Launch
-) -> None:
-    """Let the child process write `partial`. Raises what `quantize` raises."""
+def _run(card: ModelCard, request: str, partial: Path, progress: Callable[[float], None]) -> None:
     # -P: whatever lies in the working folder is not part of the program.
     command = [sys.executable, "-P", "-m", "outrider.backends.gguf.quantizer", request]
     reason = ""
@@ -206,7 +190,7 @@ def _run(
     def no_room(why: str) -> SettingError:
         return SettingError("quantized file", why, "Free some space, or choose another folder (--out).")
 
-    with tempfile.TemporaryFile() as errors, launch(command, errors) as child:
+    with tempfile.TemporaryFile() as errors, _launch(command, errors) as child:
         try:
             for line in child.stdout or ():
                 event = json.loads(line)
@@ -226,8 +210,6 @@ def _run(
 
 
 def _failure(card: ModelCard, folder: Path, status: int, reason: str, said: str) -> BackendError:
-    """The error of a child that ended so: its exit status, the `reason` that it reported and what it `said`
-    on standard error."""
     kind: type[BackendError] = BackendError
     way_out = "Try another type, or download the file again."
     why = f"llama.cpp could not quantize it ({reason or said or 'it does not say why'})"
@@ -281,7 +263,6 @@ def _tensor_type(name: str) -> GGMLQuantizationType:
 
 
 def _block_size(name: str) -> int:
-    """How many weights of a row are stored together: rows of other lengths take another type."""
     return GGML_QUANT_SIZES[_tensor_type(name)][0]
 
 
@@ -317,7 +298,6 @@ def main(request: str) -> int:
     callback = LOG_CALLBACK(read_log)
     library.functions.llama_log_set(callback, None)
     params.ftype, params.nthread = asked["ftype"], asked["threads"]
-    params.pure, params.quantize_output_tensor = asked["pure"], not asked["keep_output"]
     if asked["ends_type"] is not None:
         params.output_tensor_type = params.token_embedding_type = asked["ends_type"]
     params.allow_requantize = True

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A dialect: its name as a backend and in messages, the module that declares it (as its `Dialect`), a
-    function that only it has, and the packages that bring a library of it (distribution and module, the
-    preferred one first)."""
+    """A dialect: its name as a backend and in messages, the class that declares it, a function that only it
+    has, and the packages that bring a library of it (distribution and module, the preferred one first)."""
 
     name: str
     title: str
-    module: str
+    kind: str
     marker: str
     packages: tuple[tuple[str, str], ...]
 
@@ -22,14 +21,14 @@ DIALECTS = (
     Dialect(
         "ik",
         "ik_llama.cpp",
-        "outrider.backends.gguf.ik",
+        "outrider.backends.gguf.ik:Ik",
         "llama_kv_cache_seq_rm",
         (("ik-llama-cpp-python", "ik_llama_cpp"),),
     ),
     Dialect(
         "llama.cpp",
         "llama.cpp",
-        "outrider.backends.gguf.mainline",
+        "outrider.backends.gguf.library:Library",
         "llama_memory_seq_rm",
         (("llama-cpp-python", "llama_cpp"), ("xllamacpp", "xllamacpp")),
     ),

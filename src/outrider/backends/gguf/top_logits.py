@@ -1,9 +1,7 @@
 """The most likely tokens of each row, picked where the model is computed, so that no whole row is copied.
-
 llama.cpp runs samplers as a part of the graph, one for each sequence. Its top-k sampler hands out tokens with
 their logits, and of these everything follows that greedy decoding and most filters ask for. What a build's
-sampler gives is compared with whole rows before it is relied on.
-"""
+sampler gives is compared with whole rows before it is relied on."""
 
 from __future__ import annotations
 
@@ -14,15 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.backends.gguf.c_types import (
-    BOOL,
-    INT,
-    POINTER,
-    UINT,
-    fields,
-    functions,
-    structure,
-)
+from outrider.backends.gguf.c_types import functions, structure
 from outrider.backends.gguf.library import Handle, Library
 from outrider.core.data import Logits, Span, TopLogits
 from outrider.core.notices import notify
@@ -32,16 +22,19 @@ _NUM_PICKED, _MAX_ASKED = 64, 48
 _TOLERANCE = 0.01
 """by which a logit may differ between two calls over the same tokens"""
 
-ChainParams = structure("llama_sampler_chain_params", fields(BOOL, "no_perf"))
-_SIGNATURES = {
-    **functions("llama_sampler_chain_init", POINTER, ChainParams),
-    **functions("llama_sampler_chain_add", None, POINTER, POINTER),
-    **functions("llama_sampler_init_top_k", POINTER, INT),
-    **functions("llama_sampler_free", None, POINTER),
-    **functions("llama_set_sampler", BOOL, POINTER, INT, POINTER),
-    **functions("llama_get_sampled_logits_ith llama_get_sampled_candidates_ith", POINTER, POINTER, INT),
-    **functions("llama_get_sampled_logits_count_ith", UINT, POINTER, INT),
-}
+ChainParams = structure("llama_sampler_chain_params", "bool no_perf")
+_SIGNATURES = functions(
+    """
+    ptr llama_sampler_chain_init (params)
+    void llama_sampler_chain_add (ptr ptr)
+    ptr llama_sampler_init_top_k (i32)
+    void llama_sampler_free (ptr)
+    bool llama_set_sampler (ptr i32 ptr)
+    ptr llama_get_sampled_logits_ith llama_get_sampled_candidates_ith (ptr i32)
+    u32 llama_get_sampled_logits_count_ith (ptr i32)
+    """,
+    params=ChainParams,
+)
 
 
 class TopSampling:

@@ -1,9 +1,6 @@
 """A library compiled on this machine, in the user's cache: fetched, built, tried, and only then put in its
-place.
-
-A C++ compiler must be there; the source, cmake and ninja, and CUDA's compiler are fetched by the user's
-package client.
-"""
+place. A C++ compiler must be there; the source, cmake and ninja, and CUDA's compiler are fetched by the
+user's package client."""
 
 from __future__ import annotations
 
@@ -27,15 +24,7 @@ from typing import Any
 
 from outrider.backends.machine import logical_cores, total_bytes
 from outrider.backends.native.cuda import CudaPlan
-from outrider.backends.native.place import (
-    IK,
-    RECIPE,
-    Source,
-    builds_dir,
-    disk_full,
-    is_full,
-    library_path,
-)
+from outrider.backends.native.place import IK, RECIPE, Source, builds_dir, disk_full, is_full, library_path
 from outrider.core.errors import BuildError, SettingError
 from outrider.core.files import check_room, reason_of
 from outrider.models.hub import file_sha256
@@ -82,12 +71,9 @@ def build_native(
     cuda: CudaPlan | None = None,
 ) -> NativeBuild:
     """The library of `source` for this CPU, and `cuda` cards, built unless it is there already or with
-    `force`.
-
-    `model` is what it must decode with before it counts as finished; the call is made in a child
-    process. Whatever ends the build, Ctrl-C and a full disk among it, leaves what was there before.
-    Raises BuildError, and SettingError where the cache cannot be written.
-    """
+    `force`. `model` is what it must decode with before it counts as finished; the call is made in a child
+    process. Whatever ends the build, Ctrl-C and a full disk among it, leaves what was there before. Raises
+    BuildError, and SettingError where the cache cannot be written."""
     place = library_path(source, recipe, cpu=cuda.cpu if cuda else None, cards=cuda.name if cuda else "")
     if place.is_file() and not force:
         return NativeBuild(place, built=False)
@@ -112,10 +98,8 @@ def build_native(
 
 @contextmanager
 def _work_folder(source: Source, needed_bytes: int) -> Iterator[Path]:
-    """A folder on the cache's own disk, gone at the end; so are those of builds that were killed.
-
-    One build at a time: two would take turns at the memory, and the second finds nothing left to do.
-    """
+    """A folder on the cache's own disk, gone at the end; so are those of builds that were killed. One build
+    at a time: two would take turns at the memory, and the second finds nothing left to do."""
     builds = builds_dir()
     builds.mkdir(parents=True, exist_ok=True)
     with (builds / ".lock").open("w") as lock:
@@ -170,7 +154,6 @@ def _compile(
 
 
 def _check_first_decode(source: Source, work: Path, library: Path, model: Path) -> None:
-    """Raise BuildError where the library does not decode with the model, or dies of it."""
     command = [sys.executable, "-I", "-c", _TRIAL, str(library), str(model)]
     status = _run_logged(command, work, os.environ, lambda _line: None)
     if status == 0:
@@ -184,7 +167,6 @@ def _check_first_decode(source: Source, work: Path, library: Path, model: Path) 
 
 
 def _failure(source: Source, work: Path, why: str) -> BuildError:
-    """The error, with the line of the log that says most, and where the whole of it is kept."""
     log, kept = (work / "build.log").read_text(encoding="utf-8", errors="replace"), builds_dir() / "build.log"
     if is_full(log):
         return disk_full()
@@ -249,10 +231,7 @@ def check_compilers(what: str) -> None:
 
 def with_tools(folder: Path, environment: Mapping[str, str], on_fetch: Callable[[], None]) -> dict[str, str]:
     """The environment, in which cmake runs with ninja: those of this machine; else wheels that are installed
-    below `folder`, which lasts as long as the build (`on_fetch` is called before).
-
-    Raises BuildError.
-    """
+    below `folder`, which lasts as long as the build (`on_fetch` is called before). Raises BuildError."""
     found = dict(environment)
 
     missing = [] if _is_cmake_usable(found) else [f"cmake>={'.'.join(map(str, _CMAKE_NEEDED))}"]
@@ -273,7 +252,6 @@ def with_tools(folder: Path, environment: Mapping[str, str], on_fetch: Callable[
 
 
 def _is_cmake_usable(environment: Mapping[str, str]) -> bool:
-    """Whether the cmake on PATH starts and is new enough."""
     asking = ["cmake", "--version"]
     try:
         said = subprocess.run(asking, env=environment, capture_output=True, text=True, check=False).stdout
@@ -284,10 +262,8 @@ def _is_cmake_usable(environment: Mapping[str, str]) -> bool:
 
 
 def fetched(source: Source, folder: Path, progress: Callable[[float], None]) -> Path:
-    """The folder of the source that is compiled, somewhere below `folder`.
-
-    `progress` is called with the part of it that is there, from 0 to 1. Raises BuildError.
-    """
+    """The folder of the source that is compiled, somewhere below `folder`. `progress` is called with the part
+    of it that is there, from 0 to 1. Raises BuildError."""
     pinned = f"{source.name}=={source.version}"
 
     def refused(why: str, way_out: str = "Try again, or check the package index in use.") -> BuildError:

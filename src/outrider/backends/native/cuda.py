@@ -101,10 +101,8 @@ class CudaPlan:
 
 
 def plan_cuda(asked: str | None) -> CudaPlan:
-    """How to compile for the cards of this machine, or for those that are `asked` for: 86, or 86,90.
-
-    The nvcc on the PATH is used where its CUDA is whole and runs under the driver. Raises SettingError.
-    """
+    """How to compile for the cards of this machine, or for those that are `asked` for: 86, or 86,90. The nvcc
+    on the PATH is used where its CUDA is whole and runs under the driver. Raises SettingError."""
     if sys.platform != "linux":
         raise SettingError("--cuda", "it is for Linux", "docs/gpu.md says what there is for other systems.")
     here = cards()
@@ -163,7 +161,6 @@ def _fetched(folder: Path, recipe: Path, progress: Callable[[float], None]) -> P
 
 
 def _said(program: str | Path, *arguments: str) -> str:
-    """What a program says; nothing where it is not there, or does not come to an end."""
     command: Sequence[str | Path] = [program, *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE_S)

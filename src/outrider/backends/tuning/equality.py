@@ -7,8 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 
-from outrider.backends.bitwise import BitwiseModel, Equality, find_equality
-from outrider.backends.bitwise.probe import measure_price, needs_no_padding
+from outrider.backends.bitwise import BitwiseModel, Equality, find_equality, measure_price, needs_no_padding
 from outrider.backends.gguf.model import Weights
 from outrider.backends.tuning.scoring import Loaded, spare_cores, subject_of
 from outrider.core.errors import OutOfMemory, SettingError
@@ -125,7 +124,7 @@ def _find(weights: Weights, progress: Progress, *, hasty: bool) -> Equality:
 def _why_not(weights: Weights) -> str:
     if not weights.rewinding.is_free:
         return "it cannot forget tokens freely"
-    if weights.window_tokens and weights.library.reuses_window_cells:
+    if weights.window_tokens and weights.library.keeps_windows:
         return "tokens that left its sliding window give way to others, out of order"
     return ""
 

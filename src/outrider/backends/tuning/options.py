@@ -42,7 +42,7 @@ _MIN_FILE_BYTES = 4 << 20
 
 _TUNED = ("backend", "library", "extra_buffer_types", "flash_attention", "threads", "threads_batch")
 """Options that are tried out. One that is not at its default was the user's choice, and stays."""
-_WITHOUT_EFFECT = ("mmap", "mlock", "max_rows", "batch_tokens", "snapshots", "heads")
+_WITHOUT_EFFECT = ("mmap", "mlock", "max_rows", "batch_tokens", "heads")
 """Options that the choice does not depend on."""
 _KERNELS = {"extra_buffer_types": False, "flash_attention": "off"}
 """Kernels that are tried without, and how they are switched off."""

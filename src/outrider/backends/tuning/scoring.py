@@ -233,9 +233,7 @@ def subject_of(model: Loaded, rows: Rows) -> Subject:
     }
     if native.is_head or native.hidden is not None:
         settings["heads"] = "own" if native.is_head else "fed"
-    if model.rewinding.kind == "snapshots":
-        settings["snapshots"] = model.rewinding.max_rejected
-    elif model.rewinding.recomputes:
+    if model.rewinding.recomputes:
         settings["checkpoints"] = True
     settings |= rare_settings(native)
     if isinstance(model, BitwiseModel):

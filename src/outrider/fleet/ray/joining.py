@@ -27,17 +27,15 @@ ENVIRONMENT = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 @contextmanager
-def joined(address: str, **local: Any) -> Iterator[None]:
+def joined(address: str) -> Iterator[None]:
     """In the cluster at `address`: HOST:PORT, ray://HOST:PORT, auto (one that runs on this machine), or
-    local: a cluster of this machine alone, made with the options `local`, which ends with the block.
-
-    Raises SettingError where there is none, or one that this program cannot work with.
-    """
+    local: a cluster of this machine alone, which ends with the block. Raises
+    SettingError where there is none, or one that this program cannot work with."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     _check_address(address)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == LOCAL:
-        options |= {"include_dashboard": False, **local}
+        options["include_dashboard"] = False
     try:
         ray.init(address=address, **options)
     except Exception as error:  # ray raises whatever its parts do
@@ -119,7 +117,6 @@ def find_nodes(
 
 
 def _answer(answer: Any, backends: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
-    """What a node said of itself; None and the reason where it cannot work."""
     try:
         said: dict[str, Any] = ray.get(answer, timeout=_FACTS_S)
     except ray.exceptions.GetTimeoutError:

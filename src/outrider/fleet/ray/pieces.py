@@ -70,11 +70,9 @@ class Kit:
 def work(
     piece: Piece, kit: Kit, rows: Sequence[Row], where: Where, left_s: float = math.inf
 ) -> Iterator[Item]:
-    """Do a piece, given all rows so far: what it finds out, as soon as it does.
-
-    `left_s` are the seconds that are left for real runs. Once this is closed, nothing goes on. Raises
-    MissingFile, ModelFileError and BackendError.
-    """
+    """Do a piece, given all rows so far: what it finds out, as soon as it does. `left_s` are the seconds that
+    are left for real runs. Once this is closed, nothing goes on. Raises MissingFile, ModelFileError and
+    BackendError."""
     found: Queue[Item | BaseException | None] = Queue()
     is_closed = False
 

@@ -29,8 +29,6 @@ _WAIT_S = 1.0
 
 @dataclass(slots=True)
 class _Running:
-    """A piece that was handed to Ray: a generator of its items, or the reservation that it waits for."""
-
     piece: Piece
     hosts: tuple[str, ...] = ()
     """the host that is reserved for a timing"""
@@ -78,7 +76,6 @@ class RaySweep:
 
 
 def _note_machines(sweep: Sweep, nodes: Sequence[Node]) -> list[str]:
-    """Write the kinds down. Raises SettingError where one is another machine than when the run began."""
     known = {row.machine: row for row in sweep.store.rows if isinstance(row, MachineRow)}
     for kind in (kinds := list(dict.fromkeys(node.kind for node in nodes))):
         mine = [node for node in nodes if node.kind == kind]
@@ -203,14 +200,12 @@ class _Driver:
                 self._take(running)
 
     def _begin_timing(self, running: _Running) -> None:
-        """The host is reserved: the first of its nodes does the piece."""
         strategy = PlacementGroupSchedulingStrategy(running.group, placement_group_bundle_index=0)
         node = next(node for node in self.nodes if node.id == running.nodes[0])
         gpus = {"num_gpus": node.gpus} if node.gpus else {}
         self._submit(running, {"num_cpus": node.cpus, "scheduling_strategy": strategy, **gpus})
 
     def _take(self, running: _Running) -> None:
-        """The next item of a piece, or its end."""
         piece = running.piece
         try:
             item: Item | str = ray.get(next(running.items))
@@ -270,7 +265,6 @@ class _Driver:
         self.errors[piece.target.name] = error or BackendError(piece.target.name, why)
 
     def _say(self, piece: Piece, now: Progress) -> None:
-        """How far all is: a piece counts as much as another."""
         total = len(self.targets) * len(self.kinds)
         spent_s = perf_counter() - self.sweep.started_s
         ended = len(self.done)
@@ -285,8 +279,6 @@ def _has_answers(rows: Sequence[Row], target: str) -> bool:
 
 
 class _Failed(Exception):
-    """A piece failed on a host."""
-
     def __init__(self, error: OutriderError, host: str) -> None:
         super().__init__(error, host)
         self.error, self.host = error, host
@@ -295,7 +287,6 @@ class _Failed(Exception):
 def _on_a_node(
     piece: Piece, kit: Kit, rows: Sequence[Row], where: dict[str, Where], left_s: float
 ) -> Iterator[Item]:
-    """The task: a piece, on the node that Ray chose."""
     here = where[ray.get_runtime_context().get_node_id()]
     try:
         for item in work(piece, kit, rows, here, left_s):

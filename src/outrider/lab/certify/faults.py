@@ -14,8 +14,7 @@ from typing import cast
 
 import numpy as np
 
-from outrider.backends.bitwise import BitwiseModel, EqualSizes
-from outrider.backends.bitwise.probe import TRIED
+from outrider.backends.bitwise import TRIED, BitwiseModel, EqualSizes
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Distribution, Draft, Grammar, Logits, Mask, Request, Span, Verdict
 from outrider.core.errors import SettingError

@@ -20,8 +20,7 @@ from gguf.constants import Keys
 from gguf.quants import dequantize
 
 from outrider.core.errors import ModelFileError
-from outrider.models.fields import Field, fields_of
-from outrider.models.header import Header, read_header
+from outrider.models.header import Field, Header, fields_of, read_header
 from outrider.models.vocab.subset import Subset
 
 Array = npt.NDArray[np.float32]

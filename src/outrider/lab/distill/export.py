@@ -21,11 +21,9 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
 from outrider.core.files import check_writable, reason_of
 from outrider.lab.distill.checkpoint import SHAPE_KEYS, Checkpoint, rotation_layout
-from outrider.models.fields import Field
-from outrider.models.header import read_header
-from outrider.models.reduced import part_fields
+from outrider.models.header import Field, read_header
 from outrider.models.vocab import align
-from outrider.models.vocab.subset import Subset, tokenizer_fields
+from outrider.models.vocab.subset import Subset, part_fields, tokenizer_fields
 from outrider.policy.state import CALIBRATION_KEY, PretrainedCalibration
 
 _PREFIX = "outrider.distill."

@@ -17,10 +17,9 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.errors import SettingError, VocabularyMismatch
 from outrider.core.files import check_room, reason_of
 from outrider.lab.trim.source import BY_TOKEN, Source, Tensor
-from outrider.models.fields import Field
-from outrider.models.reduced import part_fields
+from outrider.models.header import Field
 from outrider.models.vocab import align
-from outrider.models.vocab.subset import Ids, Subset, tokenizer_fields
+from outrider.models.vocab.subset import Ids, Subset, part_fields, tokenizer_fields
 from outrider.policy.state import CALIBRATION_KEY
 
 _PREFIX = "outrider.trim."

@@ -10,11 +10,10 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, Keys
 
 from outrider.core.errors import ModelFileError
-from outrider.models.fields import Field, fields_of
 from outrider.models.gguf import read_card
-from outrider.models.header import TensorInfo, read_header
-from outrider.models.reduced import TARGET_TOKENS
+from outrider.models.header import Field, TensorInfo, fields_of, read_header
 from outrider.models.reference import local_shards
+from outrider.models.vocab.subset import TARGET_TOKENS
 
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 BY_TOKEN = (EMBEDDING, OUTPUT, "output.bias", "per_layer_token_embd.weight")

@@ -1,23 +1,23 @@
-"""A reduced vocabulary: the tokens of the target that its answers really use, and their tokenizer.
-
-The output layer is often most of a small draft's cost, and most of a vocabulary is hardly ever drafted
-(FR-Spec, arXiv 2502.14856). What the draft does not know, it reads as one token more and says with it that
-something else comes next.
-"""
+"""A reduced vocabulary: the tokens of the target that its answers really use, and their tokenizer. The output
+layer is often most of a small draft's cost, and most of a vocabulary is hardly ever drafted (FR-Spec, arXiv
+2502.14856). What the draft does not know, it reads as one token more and says with it that something else
+comes next."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.contracts import Vocabulary
+from outrider.core.contracts import PartOf, Vocabulary
 from outrider.core.errors import SettingError
 from outrider.models.constants import GGUFValueType, Keys, TokenType
-from outrider.models.fields import Field
+from outrider.models.header import Field, read_header
+from outrider.models.vocab.alignment import tokenizer_id
 
 OTHER = "<|other|>"
 """The token in whose place a draft reads and predicts all that it does not know."""
@@ -27,11 +27,9 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """Which of a target's tokens a draft knows.
-
-    `to_target` (draft tokens,): the target's ids in ascending order; with `has_other`, the last entry is -1,
-    for the one token for all others. `to_draft` (target tokens,): a draft id for every token of the
-    target, that of the last token for those that are not known.
+    """Which of a target's tokens a draft knows. `to_target` (draft tokens,): the target's ids in ascending
+    order; with `has_other`, the last entry is -1, for the one token for all others. `to_draft` (target
+    tokens,): a draft id for every token of the target, that of the last token for those that are not known.
     """
 
     to_target: Ids
@@ -58,12 +56,10 @@ class Subset:
 
 
 def choose_subset(vocabulary: Vocabulary, counts: Ids, size: int) -> Subset:
-    """The `size` - 1 tokens that count most, and one for the others; `counts`: uses of each token.
-
-    Those of `needed_tokens` are kept in any case. Tokens that never occur are taken in the
-    order of their ids, where the merges that were learned first, which are the most usual ones, come first.
-    Raises SettingError when `size` leaves no room for those.
-    """
+    """The `size` - 1 tokens that count most, and one for the others; `counts`: uses of each token. Those of
+    `needed_tokens` are kept in any case. Tokens that never occur are taken in the order of their ids, where
+    the merges that were learned first, which are the most usual ones, come first. Raises SettingError when
+    `size` leaves no room for those."""
     total = vocabulary.size
     if size >= total:
         return Subset.whole(total)
@@ -116,10 +112,8 @@ def tokenizer_fields(
     metadata: Mapping[str, Field], subset: Subset, size: int
 ) -> tuple[dict[str, Field], list[str]]:
     """The tokenizer's fields for a draft that knows `subset` of a tokenizer's `size` tokens, and lines for
-    the user.
-
-    `metadata` is of a file with that tokenizer, or with the tokens of the subset. Raises SettingError when it
-    is neither, or when too few tokens are kept for any to be put together from others.
+    the user. `metadata` is of a file with that tokenizer, or with the tokens of the subset. Raises
+    SettingError when it is neither, or when too few tokens are kept for any to be put together from others.
     """
     fields = {key: found for key, found in metadata.items() if key.startswith("tokenizer.")}
     fields = {key: found for key, found in fields.items() if found.value or found.items is None}
@@ -154,7 +148,6 @@ def tokenizer_fields(
 
 
 def _kept_merges(merges: Sequence[bytes], kept: Collection[bytes]) -> list[bytes]:
-    """Those of which both parts and the result are kept."""
     found = []
     for merge in merges:
         cut = merge.find(b" ", 1)  # a part may begin with a blank of its own
@@ -185,3 +178,46 @@ def _special_ids(fields: Mapping[str, Field], subset: Subset, notes: list[str]) 
         if place == other:
             notes.append(f"the {name} token is not known to the draft: {OTHER} is in its place")
     return ids
+
+
+# The map of a reduced vocabulary, in its draft's GGUF header
+
+TARGET_TOKENS = "outrider.draft.target_tokens"
+"""INT32 array: for each token of the draft the target's id, -1 for the one that represents all others"""
+OTHER_TOKEN = "outrider.draft.other_token"
+"""UINT32: the draft's id of the token that represents all tokens of the target that it does not know"""
+TARGET_TOKENIZER = "outrider.draft.target_tokenizer"
+"""string: `vocab.tokenizer_id` of the target's vocabulary"""
+WINDOW = "outrider.draft.window"
+"""UINT32: the last tokens of a text that are enough for the draft; it need not read what is before"""
+READS_PIECES = "outrider.draft.reads_pieces"
+"""BOOL: a token that the draft does not know is read as several of its tokens, with the same bytes"""
+REDUCED_KEYS = (OTHER_TOKEN, TARGET_TOKENIZER)
+"""fields of one value that only a reduced vocabulary has"""
+
+
+def read_part(path: Path) -> PartOf:
+    """What the file says of its reduced vocabulary, empty where it says nothing: lining it up with a target
+    verifies the map and says what is wrong with it. Raises ModelFileError when the header cannot be read."""
+    header = read_header(path)
+    return PartOf(
+        target_tokens=header.numbers(TARGET_TOKENS, path),
+        other_token=header.number(OTHER_TOKEN),
+        target_tokenizer=header.text(TARGET_TOKENIZER) or "",
+        name=path.stem,
+        window=header.number(WINDOW) or 0,
+        reads_pieces=header.fields.get(READS_PIECES) is True,
+    )
+
+
+def part_fields(
+    target_tokens: Sequence[int], target: Vocabulary, *, window: int = 0, reads_pieces: bool = False
+) -> dict[str, Field]:
+    """The fields of a file whose tokens are those of `target` (the last, -1, for all others)."""
+    return {
+        TARGET_TOKENS: Field([*target_tokens], GGUFValueType.ARRAY, GGUFValueType.INT32),
+        OTHER_TOKEN: Field(len(target_tokens) - 1, GGUFValueType.UINT32),
+        TARGET_TOKENIZER: Field(tokenizer_id(target), GGUFValueType.STRING),
+        WINDOW: Field(window, GGUFValueType.UINT32),
+        READS_PIECES: Field(reads_pieces, GGUFValueType.BOOL),
+    }

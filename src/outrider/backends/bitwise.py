@@ -1,16 +1,18 @@
-"""For which sizes of calls does a model give a token the same bits? Found out by calls.
+"""Text whose bits do not depend on drafts, on how prompts are cut up, or on what else runs: sizes of calls
+that give a token the same bits, found out by calls, and a model that makes no others.
 
-A kernel may change with any size, and with the length of the context. So only sizes that were tried are ever
-used, they are tried after more tokens than the attention kernels take in one block, and every comparison is
-of many rows: two kernels that sum in another order agree on some rows by chance.
-"""
+What is summed up in a call depends, in its last bits, on how many tokens the call has and on where in the
+cache a sequence's tokens lie among others'. A kernel may change with any size, and with the length of the
+context. So only sizes that were tried are ever used, they are tried after more tokens than the attention
+kernels take in one block, and every comparison is of many rows: two kernels that sum in another order agree
+on some rows by chance."""
 
 from __future__ import annotations
 
 import random
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import pairwise, repeat
@@ -19,8 +21,13 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from outrider.core.contracts import Model
-from outrider.core.data import Span
+import numpy as np
+
+from outrider.core.calls import check_copy, check_spans
+from outrider.core.contracts import FREE, Model
+from outrider.core.data import Logits, Span
+from outrider.core.errors import BackendError, OutriderError, RewindUnsupported
+from outrider.core.saved import SavedState, SavingModel
 from outrider.costs.calibrate import CallTimer, Clock, Progress, ordinary_tokens
 
 TRIED = (*range(1, 10), 12, 16, 20, 24, 28, 31, 32, 48, 64)
@@ -37,6 +44,51 @@ _PROMPT_TOKENS = 128
 
 Digests = list[bytes]
 """The bits of rows of logits, one digest for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class EqualSizes:
+    """Numbers of tokens, ascending: in calls over any of them a token has the same logits, bit by bit.
+
+    >>> sizes = EqualSizes((2, 3, 4, 8))
+    >>> sizes.parts(1), sizes.parts(5), sizes.parts(20)
+    ([(1, 2)], [(5, 8)], [(7, 8), (7, 8), (6, 8)])
+    >>> sizes.padding
+    3
+
+    Raises ValueError where there are none, or where they do not ascend from 1 at least.
+    """
+
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.sizes or self.sizes[0] < 1 or any(b <= a for a, b in pairwise(self.sizes)):
+            raise ValueError(f"{self.sizes} are no sizes of calls")
+
+    @property
+    def most(self) -> int:
+        """The largest call."""
+        return self.sizes[-1]
+
+    @property
+    def padding(self) -> int:
+        """The most filler tokens that a call ever needs."""
+        return max(b - a for a, b in pairwise((0, *self.sizes))) - 1
+
+    def parts(self, num_tokens: int) -> list[tuple[int, int]]:
+        """The calls for so many tokens: how many of them each takes, and the size that it is padded to."""
+        number = -(-num_tokens // self.most)
+        share, remainder = divmod(num_tokens, number)
+        counts = [share + 1] * remainder + [share] * (number - remainder)
+        return [(count, self.sizes[bisect_left(self.sizes, count)]) for count in counts]
+
+    def __str__(self) -> str:
+        """As people write it: `2-9, 12, 16`."""
+        sizes = set(self.sizes)
+        firsts = [size for size in self.sizes if size - 1 not in sizes]
+        lasts = [size for size in self.sizes if size + 1 not in sizes]
+        runs = zip(firsts, lasts, strict=True)
+        return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +134,8 @@ class Equality:
 
 
 def find_equality(model: Model, *, progress: Progress = lambda _part: None) -> Equality:
-    """Try calls on sequence 0 of `model`, which is empty before and after.
-
-    Of several groups of sizes that agree the one with the smallest call is taken. Raises BackendError when
-    a call fails.
-    """
+    """Try calls on sequence 0 of `model`, which is empty before and after. Of several groups of sizes that
+    agree the one with the smallest call is taken. Raises BackendError when a call fails."""
     if not model.rewinding.is_possible:
         return Equality(None, "the model cannot forget single tokens")
     with _Calls(model) as calls:
@@ -205,49 +254,110 @@ def measure_price(plain: Model, equal: Model, *, clock: Clock = perf_counter) ->
     return Price(*(median(times[1]) / median(times[0]) - 1 for times in (steps, prompts)))
 
 
-# Sizes of calls that give a token's logits the same bits, and how any number of tokens is cut into them.
+class BitwiseModel:
+    """A Model over one context for each sequence on the shared weights, in which its tokens lie in order from
+    the first cell on. `open_lane` opens one of `context_length` tokens, which has to be able to rewind.
 
+    A call of fewer tokens than an equal size has is padded with a filler that is forgotten again, a longer
+    span is evaluated in several calls. Rows are asked for of a whole call or not at all, since how many there
+    are is a size as well."""
 
-@dataclass(frozen=True, slots=True)
-class EqualSizes:
-    """Numbers of tokens, ascending: in calls over any of them a token has the same logits, bit by bit.
+    rewinding = FREE
+    attends_to_all = False
 
-    >>> sizes = EqualSizes((2, 3, 4, 8))
-    >>> sizes.parts(1), sizes.parts(5), sizes.parts(20)
-    ([(1, 2)], [(5, 8)], [(7, 8), (7, 8), (6, 8)])
-    >>> sizes.padding
-    3
+    def __init__(
+        self,
+        open_lane: Callable[[int], SavingModel],
+        sizes: EqualSizes,
+        *,
+        context_length: int,
+        max_sequences: int = 1,
+        capacity_tokens: int = 0,
+    ) -> None:
+        self.sizes = sizes
+        self._lanes: list[SavingModel] = []
+        try:
+            for _ in range(max_sequences):  # fillers need a little room beyond the context
+                self._lanes.append(open_lane(context_length + sizes.padding))
+        except BaseException:
+            self.close()
+            raise
+        self.inner = self._lanes[0]
+        """one of the contexts, to be asked for what all of them have in common"""
+        self.name = self.inner.name
+        self.vocabulary = self.inner.vocabulary
+        self.max_sequences = max_sequences
+        self.context_length = min(context_length, self.inner.context_length - sizes.padding)
+        self.capacity_tokens = min(
+            capacity_tokens or context_length * max_sequences, self.context_length * max_sequences
+        )
+        self.max_batch_tokens = self.inner.max_batch_tokens
+        self.max_rows = self.inner.max_rows
+        if sizes.most > min(self.max_rows, self.max_batch_tokens):
+            raise BackendError(self.name, f"it makes no calls of {sizes.most} tokens", "Probe it again.")
 
-    Raises ValueError where there are none, or where they do not ascend from 1 at least.
-    """
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        check_spans(self, spans)  # a lane would find out too late, when others have been evaluated
+        try:
+            return [self._evaluate(self._lanes[span.sequence], span) for span in spans]
+        except BaseException:  # an interrupt as well
+            for span in spans:
+                lane = self._lanes[span.sequence]
+                with suppress(OutriderError):
+                    lane.truncate(0, min(span.start, lane.length(0)))
+                if lane.length(0) > span.start:
+                    lane.truncate(0, 0)
+            raise
 
-    sizes: tuple[int, ...]
+    def _evaluate(self, lane: SavingModel, span: Span) -> Logits:
+        rows: list[Logits] = []
+        start, first = 0, len(span.tokens) - span.rows
+        for num_tokens, size in self.sizes.parts(len(span.tokens)):
+            end = start + num_tokens
+            tokens = span.tokens[start:end] + (span.tokens[end - 1],) * (size - num_tokens)
+            wanted = max(end - max(start, first), 0)
+            logits = lane.decode([Span(0, tokens, span.start + start, size if wanted else 0)])[0]
+            if size > num_tokens:
+                lane.truncate(0, span.start + end)
+            if wanted:
+                rows.append(logits[num_tokens - wanted : num_tokens])
+                if end < len(span.tokens):
+                    rows[-1] = rows[-1].copy()
+            start = end
+        if not rows:
+            return np.empty((0, self.vocabulary.size), dtype=np.float32)
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
-    def __post_init__(self) -> None:
-        if not self.sizes or self.sizes[0] < 1 or any(b <= a for a, b in pairwise(self.sizes)):
-            raise ValueError(f"{self.sizes} are no sizes of calls")
+    def length(self, sequence: int) -> int:
+        if not 0 <= sequence < self.max_sequences:
+            raise BackendError("sequence", f"there is none numbered {sequence}")
+        return self._lanes[sequence].length(0)
 
-    @property
-    def most(self) -> int:
-        """The largest call."""
-        return self.sizes[-1]
+    def reach(self, sequence: int, length: int) -> int:  # noqa: ARG002
+        return length
 
-    @property
-    def padding(self) -> int:
-        """The most filler tokens that a call ever needs."""
-        return max(b - a for a, b in pairwise((0, *self.sizes))) - 1
+    def truncate(self, sequence: int, length: int) -> None:
+        self.length(sequence)
+        self._lanes[sequence].truncate(0, length)
 
-    def parts(self, num_tokens: int) -> list[tuple[int, int]]:
-        """The calls for so many tokens: how many of them each takes, and the size that it is padded to."""
-        number = -(-num_tokens // self.most)
-        share, remainder = divmod(num_tokens, number)
-        counts = [share + 1] * remainder + [share] * (number - remainder)
-        return [(count, self.sizes[bisect_left(self.sizes, count)]) for count in counts]
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        check_copy(self, source, sequence, length)
+        lane = self._lanes[sequence]
+        lane.restore(0, self._lanes[source].save(0))
+        try:
+            lane.truncate(0, length)
+        except RewindUnsupported:
+            lane.truncate(0, 0)
+            raise
 
-    def __str__(self) -> str:
-        """As people write it: `2-9, 12, 16`."""
-        sizes = set(self.sizes)
-        firsts = [size for size in self.sizes if size - 1 not in sizes]
-        lasts = [size for size in self.sizes if size + 1 not in sizes]
-        runs = zip(firsts, lasts, strict=True)
-        return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs)
+    def save(self, sequence: int) -> SavedState:
+        self.length(sequence)
+        return self._lanes[sequence].save(0)
+
+    def restore(self, sequence: int, state: SavedState) -> None:
+        self.length(sequence)
+        self._lanes[sequence].restore(0, state)
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.close()
