@@ -8,7 +8,7 @@ close its two candidates were at that token.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.contracts import Constraint, Model, Vocabulary
-from outrider.core.data import Completion, Grammar, Request, Row
+from outrider.core.data import Completion, Grammar, Logits, Request, Row, Span
 from outrider.core.errors import SettingError
 from outrider.core.sequences import common_prefix
-from outrider.engine import Engine
-from outrider.lab.recording import teacher_forced
+from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
 from outrider.sampling import RequestSampler
 from outrider.session.readout import Readout, read_out
 from outrider.verify import scores
@@ -126,6 +125,34 @@ def _speedup(plain: Sequence[Readout], speculative: Sequence[Readout]) -> Speedu
     return Speedup(
         median(total), min(total), max(total), median(decode), min(decode), max(decode), len(total)
     )
+
+
+_CHUNK_TOKENS = 64
+"""whose logits are held at once"""
+
+
+def teacher_forced(
+    model: Model, tokens: Sequence[int], first: int, *, sequence: int = 0, chunk: int = _CHUNK_TOKENS
+) -> Iterator[Logits]:
+    """Evaluate what a sequence does not hold of `tokens` yet, and give the logits after `tokens[first]`
+    and each later token, a row each: an array for every call, empty for those that only read what is before.
+
+    The rows are valid until the next array is asked for. `tokens[first]` is read with the last chunk of
+    what is before, as the engine does with a prompt; later calls have up to `chunk` tokens.
+    Raises BackendError when a call fails or the text does not fit.
+    """
+    at = model.length(sequence)
+    while at < len(tokens):
+        if at < first:
+            end = min(at + min(PREFILL_CHUNK_TOKENS, model.max_batch_tokens), first)
+            num_rows = int(end == first < len(tokens) and end - at < model.max_batch_tokens)
+            end += num_rows
+        else:
+            end = min(at + min(chunk, model.max_rows, model.max_batch_tokens), len(tokens))
+            num_rows = end - at
+        [rows] = model.decode([Span(sequence, tuple(tokens[at:end]), at, num_rows)])
+        yield rows
+        at = end
 
 
 def find_divergence(

@@ -23,9 +23,10 @@ from outrider.costs import CallCosts
 from outrider.costs.calibrate import Rows
 from outrider.engine import Engine
 from outrider.formats import ToolSpec, format_of
+from outrider.lab.comparison import teacher_forced
 from outrider.lab.models import ModelFacts, ModelFile, card_fields
 from outrider.lab.prompts import Prompt
-from outrider.lab.recording import Offers, Recording, record_offers, teacher_forced
+from outrider.lab.recording import Offers, Recording, record_offers
 from outrider.lab.rows import ModelRow, Role
 from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import read_card

@@ -21,12 +21,12 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from outrider.backends.gguf.heads import HiddenStates
 from outrider.core.contracts import Constraint, Model
-from outrider.core.data import Block, FinishReason, Logits, Row, Span
+from outrider.core.data import Block, FinishReason, Row, Span
 from outrider.core.errors import BackendError, ConstraintError, InputError
 from outrider.core.files import parse_json, reason_of
 from outrider.core.invalid import invalid
 from outrider.core.sequences import common_prefix
-from outrider.engine import PREFILL_CHUNK_TOKENS
+from outrider.lab.comparison import teacher_forced
 from outrider.models.vocab import Alignment
 from outrider.sampling import most_likely
 
@@ -123,38 +123,12 @@ def read_recordings(path: Path) -> list[Recording]:
 _Offer = tuple[int, float]
 """A token and the confidence in it."""
 
-_CHUNK_TOKENS = 64
-"""whose logits are held at once"""
 LONGEST_DEPARTURE = 12
 _MAX_CONFIDENCE = 0.99999
 """a model is never certain"""
 MIN_PREFIX_PROB = 0.04
 """A draft that has departed from the answer is followed until its prefix acceptance probability is this
 small."""
-
-
-def teacher_forced(
-    model: Model, tokens: Sequence[int], first: int, *, sequence: int = 0, chunk: int = _CHUNK_TOKENS
-) -> Iterator[Logits]:
-    """Evaluate what a sequence does not hold of `tokens` yet, and give the logits after `tokens[first]`
-    and each later token, a row each: an array for every call, empty for those that only read what is before.
-
-    The rows are valid until the next array is asked for. `tokens[first]` is read with the last chunk of
-    what is before, as the engine does with a prompt; later calls have up to `chunk` tokens.
-    Raises BackendError when a call fails or the text does not fit.
-    """
-    at = model.length(sequence)
-    while at < len(tokens):
-        if at < first:
-            end = min(at + min(PREFILL_CHUNK_TOKENS, model.max_batch_tokens), first)
-            num_rows = int(end == first < len(tokens) and end - at < model.max_batch_tokens)
-            end += num_rows
-        else:
-            end = min(at + min(chunk, model.max_rows, model.max_batch_tokens), len(tokens))
-            num_rows = end - at
-        [rows] = model.decode([Span(sequence, tuple(tokens[at:end]), at, num_rows)])
-        yield rows
-        at = end
 
 
 def record_offers(

@@ -22,7 +22,7 @@ from outrider.core.errors import BackendError, ConstraintError, RewindUnsupporte
 from outrider.core.params import SamplingParams
 from outrider.core.sequences import common_prefix
 from outrider.lab.certify.statistics import Null, pool, simulate_null
-from outrider.lab.recording import teacher_forced
+from outrider.lab.comparison import teacher_forced
 from outrider.sampling import RequestSampler
 
 LENGTH = 3

@@ -18,11 +18,11 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 
 from outrider.core.contracts import Model
 from outrider.core.data import Logits
+from outrider.lab.comparison import teacher_forced
 from outrider.lab.distill.corpus import Text, text_of
 from outrider.lab.distill.examples import Example, Tokens
 from outrider.lab.distill.generate import MIN_LOG
 from outrider.lab.distill.network import Network
-from outrider.lab.recording import teacher_forced
 from outrider.models.vocab.subset import Subset
 
 _CONTINUED_TOKENS = 24
