@@ -10,8 +10,7 @@ import numpy as np
 from llama_cpp_models import SMALL
 from outrider.backends.gguf.model import Weights
 from outrider.core.data import Logits, Span
-from outrider.lab.distill.checkpoint import Array, Checkpoint, Shape, tensor_sizes
-from outrider.lab.distill.export import Provenance
+from outrider.lab.distill.checkpoint import Array, Checkpoint, Provenance, Shape, tensor_sizes
 
 PROVENANCE = Provenance(
     teacher="tiny", teacher_sha256="ab" * 32, data="3 prompts, greedy and at temperature 0.7",

@@ -8,31 +8,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engines import PROMPT, VOCABULARY, ScriptedDrafter, oracle
+import test_certify
+from engines import VOCABULARY, ScriptedDrafter, oracle
 from outrider.backends.bitwise import TRIED, BitwiseModel, EqualSizes
-from outrider.backends.fake import FakeModel, Rounding, random_logits
+from outrider.backends.fake import FakeModel, Rounding
 from outrider.cli.verify import print_verdict
 from outrider.core.data import Logits, Span
 from outrider.core.errors import SettingError
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.lab.certify.certificate import Certificate, as_json, reasons
-from outrider.lab.certify.checks import certify
-from outrider.lab.certify.faults import check_fault, unequal_sizes
-from outrider.lab.certify.plan import BESIDE, GREEDY, REPEATED, CertifyPlan, Findings, Subject
-from outrider.policy.fixed import FixedPolicy
+from outrider.lab.certify.certificate import as_json, certify, reasons
+from outrider.lab.certify.faults import unequal_sizes
+from outrider.lab.certify.plan import BESIDE, GREEDY, REPEATED, Subject
+from test_certify import EAGER, LANGUAGE, PROMPTS, Shaky, certificate_of
 
-LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3, scale=1.0)
-QUICK = CertifyPlan(
-    num_tokens=24, num_seeded=16, num_repeated=2, num_sampled=1, samples=40, significance=0.01
-)
-PROMPTS = [PROMPT, (2, 3, 1, 1)]
-EAGER = FixedPolicy(draft_max=4, p_min=0, hand_over=0)
+QUICK = replace(test_certify.QUICK, num_seeded=16, num_repeated=2, samples=40)
 PADDED = Rounding((1,)), TRIED[1:]
 """single tokens have another kernel"""
 SHORT = Rounding((7,)), TRIED[:7]
 """long calls have another kernel"""
 ONE_RULE = replace(QUICK, rule="token")
-NEEDED = replace(ONE_RULE, fault=check_fault("unequal-calls"))
+NEEDED = replace(ONE_RULE, fault="unequal-calls")
 
 
 def bitwise(rounding: Rounding, sizes: Sequence[int], num_sequences: int = 1) -> BitwiseModel:
@@ -51,10 +46,6 @@ def subject(model: BitwiseModel | FakeModel) -> Subject:
     return Subject(model, drafters, EAGER)
 
 
-def certificate_of(findings: Findings, plan: CertifyPlan = QUICK) -> Certificate:
-    return Certificate(plan, findings, ("a", "b"), {}, {}, {}, {}, "2024-01-01T00:00:00+00:00", 1.0)
-
-
 @pytest.mark.parametrize("num_sequences", [1, 2])
 @pytest.mark.parametrize("kernels", [PADDED, SHORT])
 def test_equal_calls_hold_bit_for_bit(
@@ -67,8 +58,8 @@ def test_equal_calls_hold_bit_for_bit(
     document = as_json(certificate_of(findings))
     assert document["kind"] == "bit-equal"
     assert document["compared_logits"] == tokens
-    assert sum(part.counts.accepted_tokens for part in findings.all_texts) > 0
-    print_verdict(certificate_of(findings), None)
+    assert sum(part.counts["accepted_tokens"] for part in findings.all_texts) > 0
+    print_verdict(certificate_of(findings, QUICK), None)
     said = " ".join(capsys.readouterr().out.split())
     assert "bit for bit" in said and f"{tokens} positions, with drafts and without: the same bits" in said
     assert ("while another request runs" in said) == (num_sequences == 2)
@@ -114,25 +105,11 @@ def test_bits_that_differ_fail_where_every_text_is_equal() -> None:
 
 
 def test_a_near_tie_is_no_excuse() -> None:
-    class Flipping(FakeModel):
-        """In calls over several tokens the two best tokens change places at some lengths."""
-
-        def decode(self, spans: Sequence[Span]) -> list[Logits]:
-            found = super().decode(spans)
-            for span, rows in zip(spans, found, strict=True):
-                for i, row in enumerate(rows):
-                    at = span.start + len(span.tokens) - span.rows + i + 1
-                    best, second = np.argsort(row)[[-1, -2]]
-                    row[best] = row[second] + (0.1 if len(span.tokens) == 1 or at % 3 else -0.1)
-            return found
-
     def make(length: int) -> FakeModel:
-        return Flipping(VOCABULARY, LANGUAGE, context_length=length, max_sequences=1)
+        return Shaky(*range(0, 256, 3), context_length=length, max_sequences=1)
 
-    shared = certify(subject(make(256)), PROMPTS, ONE_RULE)
-    assert all(part.holds for part in shared.texts[GREEDY]) and any(
-        part.differences for part in shared.texts[GREEDY]
-    )
+    parts = certify(subject(make(256)), PROMPTS, ONE_RULE).texts[GREEDY]
+    assert all(part.holds for part in parts) and any(part.differences for part in parts)
     kept = BitwiseModel(make, EqualSizes((1, 2, 3, 4, 5)), context_length=256)
     findings = certify(subject(kept), PROMPTS, ONE_RULE)
     assert not findings.holds and "texts differ; first in prompt" in reasons(findings)[0]

@@ -1,4 +1,4 @@
-"""The tests of decisions: they find an error of the stated size, and raise no false alarm."""
+"""The statistics of the certificate: p-values that hold, errors of the stated size that are found."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engines import PROMPT, VOCABULARY, same_vocabulary
 from exactness import offer
-from outrider.backends.fake import FakeModel, random_logits
+from outrider.backends.fake import FakeModel
 from outrider.core.data import Distribution, Request
 from outrider.core.errors import SettingError
 from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
-from outrider.lab.certify.certificate import acceptance_power, as_json, reasons
-from outrider.lab.certify.checks import certify
-from outrider.lab.certify.decisions import KINDS, RULES, Decisions, ScoreTests, _Law
+from outrider.lab.certify.certificate import as_json, certify, reasons
+from outrider.lab.certify.decisions import ERRORS, KINDS, RULES, Decisions, ScoreTest, ScoreTests, _Law
+from outrider.lab.certify.distribution import MIN_EXPECTED, pool, simulate_null
 from outrider.lab.certify.faults import check_fault, verifier_with
 from outrider.lab.certify.plan import CertifyPlan, Findings, Subject
-from outrider.lab.certify.statistics import ERRORS, ScoreTest
-from outrider.policy.fixed import FixedPolicy
+from outrider.lab.statistics import holm
 from outrider.verify import Verifier
-from test_certify import certificate_of
+from test_certify import EAGER, LANGUAGE, OTHER, certificate_of
 
 LENGTH = 2
 LEVEL = 0.001
@@ -39,7 +40,7 @@ def decided(rule: Rule, fault: str | None, seed: int, *, contexts: int = 40, tim
     tests: ScoreTests = {(name, kind): ScoreTest() for name in RULES for kind in KINDS}
     verification = Verification(rule, "sampled")
     request = Request(PROMPT, SamplingParams(temperature=1.0), verification=verification)
-    make = verifier_with(None if fault is None else check_fault(fault))
+    make = verifier_with(fault)
     for number in range(contexts):
         decisions = Decisions(rule)
         offered = tuple(distribution(rng) for _ in range(LENGTH))
@@ -120,19 +121,60 @@ def test_an_impossible_outcome_decides_at_once() -> None:
     assert test.p_value() == 0.0 and test.impossible == 1 and test.statistic is None
 
 
+# Texts
+
+PROBS = np.array([0.4, 0.25, 0.15, 0.1, 0.06, 0.04])
+
+
+def test_p_values_are_uniform_under_the_null() -> None:
+    rng = np.random.default_rng(1)
+    null = simulate_null(PROBS, 400, 4000, rng)
+    p = np.sort([null.p_value(null.statistic(rng.multinomial(400, PROBS))) for _ in range(2000)])
+    distance = np.abs(p - (np.arange(2000) + 0.5) / 2000).max()
+    assert distance < 0.05  # 1.63 / sqrt(2000) = 0.036 is Kolmogorov's 1 % bound, the null's noise on top
+
+
+def test_p_values_never_reach_zero_and_count_the_sample_itself() -> None:
+    null = simulate_null(PROBS, 400, 99, np.random.default_rng(2))
+    assert null.p_value(np.inf) == pytest.approx(1 / 100)
+    assert null.p_value(0.0) == 1.0
+    assert null.p_value(float(null.statistics[-1])) == pytest.approx(2 / 100)
+
+
+def test_a_shift_is_found() -> None:
+    rng = np.random.default_rng(3)
+    null = simulate_null(PROBS, 2000, 20_000, rng)
+    shifted = PROBS + np.array([0.06, -0.03, -0.03, 0, 0, 0])
+    found = np.mean(
+        [null.p_value(null.statistic(rng.multinomial(2000, shifted))) <= 0.01 for _ in range(200)]
+    )
+    assert found > 0.95
+
+
+@given(st.lists(st.floats(1e-4, 1.0), min_size=1, max_size=30), st.integers(20, 3000))
+def test_pooled_cells_keep_the_mass_and_are_large_enough(weights: list[float], num_samples: int) -> None:
+    probs = np.array(weights) / sum(weights)
+    groups = pool(probs, num_samples)
+    masses = np.bincount(groups, weights=probs)
+    assert masses.sum() == pytest.approx(1.0)
+    assert (masses * num_samples >= MIN_EXPECTED - 1e-6).all()
+
+
+def test_holm_steps_down() -> None:
+    assert holm([0.01, 0.04, 0.03], 0.05) == [True, False, False]
+    assert holm([0.01, 0.02, 0.03], 0.06) == [True, True, True]
+    assert holm([], 0.05) == []
+
+
 # The certificate as a whole
 
 PLAN = CertifyPlan(num_tokens=8, num_seeded=8, num_repeated=1, num_sampled=1, samples=60, repeats=20)
-LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3, scale=1.0)
-OTHER = random_logits(VOCABULARY.size, seed=3, order=2, scale=1.0)
 
 
 def findings(**changes: object) -> Findings:
-    draft = FakeModel(VOCABULARY, OTHER)
-    policy = FixedPolicy(draft_max=4, p_min=0, hand_over=0)
-    alignment = same_vocabulary()
+    draft, alignment = FakeModel(VOCABULARY, OTHER), same_vocabulary()
     drafters = (ModelDrafter(draft, alignment),)
-    subject = Subject(FakeModel(VOCABULARY, LANGUAGE), drafters, policy, draft, alignment)
+    subject = Subject(FakeModel(VOCABULARY, LANGUAGE), drafters, EAGER, draft, alignment)
     return certify(subject, [PROMPT], replace(PLAN, **changes))  # type: ignore[arg-type]
 
 
@@ -140,9 +182,8 @@ def test_the_power_is_in_the_certificate() -> None:
     found = findings()
     assert found.holds
     document = as_json(certificate_of(found))
-    assert document["detectable_acceptance_error"] == acceptance_power(found)
     assert 0.01 < document["detectable_acceptance_error"] < 0.12
-    more = acceptance_power(findings(rule="token", repeats=100))
+    more = findings(rule="token", repeats=100).power
     assert more is not None and more < 0.6 * document["detectable_acceptance_error"]
     kinds = {(test["rule"], test["kind"]) for test in document["decisions"]}
     assert {(rule, kind) for rule in ("token", "block") for kind in ("acceptance", "bonus")} < kinds
@@ -150,7 +191,7 @@ def test_the_power_is_in_the_certificate() -> None:
 
 
 def test_wrong_recovered_tokens_are_found() -> None:
-    found = findings(rule="token", fault=check_fault("no-residual"))
+    found = findings(rule="token", fault="no-residual")
     rejected = {test.kind for test in found.decisions if test.rejected}
     assert rejected == {"recovered"}
     alone = replace(found, texts={}, sampled=())

@@ -13,7 +13,7 @@ from cli_helpers import TEMPLATE, Call, Outcome
 from outrider.cli import verify as command
 from outrider.cli.settings import VerifySettings
 from outrider.core.params import Verification
-from outrider.lab.certify.plan import CertifyPlan
+from outrider.lab.certify.plan import BESIDE, REPEATED, CertifyPlan
 from outrider.models.embedded import EMBEDDED_NAME
 from outrider.models.hub import cache_dir
 from tiny_gguf import write_tiny
@@ -60,13 +60,8 @@ def test_a_sound_pair_holds(verify: Call, tmp_path: Path, models: Path) -> None:
     outcome = verify("--rule", "auto")
     assert outcome.status == 0
     stages = [line.partition(":")[0] for line in outcome.err.splitlines()]  # no terminal: lines, not bars
-    assert list(dict.fromkeys(stages)) == [
-        "loading the models",
-        "models' hashes",
-        "greedy texts",
-        "seeded texts",
-        "samples",
-    ]
+    said = ["loading the models", "models' hashes", "greedy texts", "seeded texts", "samples"]
+    assert list(dict.fromkeys(stages)) == said
     assert outcome.out.startswith("HOLDS") and "outrider-verify.json" in outcome.out
     assert len(outcome.out.splitlines()) < 24 and max(map(len, outcome.out.splitlines())) <= 80
     document = json.loads((tmp_path / "outrider-verify.json").read_text())
@@ -105,20 +100,19 @@ def test_bit_equal_text_is_the_stronger_verdict(verify: Call) -> None:
     assert document["kind"] == "equal but for near-ties" and document["compared_logits"] == 0
 
 
-def test_lenience_is_named_lossy(verify: Call) -> None:
-    outcome = verify("--lenience", "0.01", "--json")
-    document = json.loads(outcome.out)
-    assert outcome.status == 1 and document["lossy"] is True and document["verdict"] == "does not hold"
-
-
-def test_texts_that_met_no_draft_are_no_proof(verify: Call) -> None:
-    outcome = verify("-n", "1")
-    assert outcome.status == 0 and outcome.out.startswith("HOLDS, BUT NO TEXT MET A DRAFT")
-
-
-def test_nothing_speculated_is_said(verify: Call) -> None:
-    outcome = verify("--draft-max", "0")
-    assert outcome.status == 0 and outcome.out.startswith("HOLDS, BUT NOTHING WAS SPECULATED")
+@pytest.mark.parametrize(
+    ("arguments", "status", "verdict"),
+    [
+        (["--lenience", "0.01"], 1, "DOES NOT HOLD: speculation changes the output (lossy: lenience 0.01)"),
+        (["-n", "1"], 0, "HOLDS, BUT NO TEXT MET A DRAFT"),
+        (["--draft-max", "0"], 0, "HOLDS, BUT NOTHING WAS SPECULATED"),
+    ],
+)
+def test_a_verdict_says_what_it_is_worth(
+    verify: Call, arguments: list[str], status: int, verdict: str
+) -> None:
+    outcome = verify(*arguments)
+    assert outcome.status == status and outcome.out.startswith(verdict), outcome.out
 
 
 def test_prompts_come_from_lines_and_json_lines(verify: Call, tmp_path: Path) -> None:
@@ -127,10 +121,8 @@ def test_prompts_come_from_lines_and_json_lines(verify: Call, tmp_path: Path) ->
     small = ("--json", "--draft-max", "0")
     assert json.loads(verify("-f", "p.txt", *small).out)["prompts"] == ["one", "two"]
     assert json.loads(verify("-f", "p.jsonl", *small).out)["prompts"] == ["one", "two", "three"]
-    assert json.loads(verify("-f", "-", "-p", "zero", *small, stdin="one\n").out)["prompts"] == [
-        "zero",
-        "one",
-    ]
+    piped = verify("-f", "-", "-p", "zero", *small, stdin="one\n")
+    assert json.loads(piped.out)["prompts"] == ["zero", "one"]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +139,7 @@ def test_prompts_come_from_lines_and_json_lines(verify: Call, tmp_path: Path) ->
         (["-f", "other.jsonl"], "other.jsonl, line 1: it holds no prompt"),
         (["-o", "nowhere/c.json"], "its folder does not exist"),
         (["-o", "."], "it is a folder"),
-        (["-f", "other.jsonl", "-o", "other.jsonl"], "it holds the prompts"),
+        (["-f", "other.jsonl", "-o", "other.jsonl"], "it exists, and is no .json file"),
         (["-p", "word " * 600], "prompt 1: its"),
         (["--inject", "unmasked-drafts"], "there is none"),
         (["-j", '{"type": 7}'], "type"),
@@ -192,11 +184,36 @@ def test_a_broken_mask_is_found(verify: Call) -> None:
     assert "impossible texts" in " ".join(outcome.out.split())
 
 
+needs_embedded = pytest.mark.skipif(not EMBEDDED.exists(), reason="`outrider run` fetches it; tests do not")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not EMBEDDED.exists(), reason="`outrider run` fetches the model; tests do not")
+@needs_embedded
 def test_the_embedded_model_holds_under_a_schema(verify: Call, tmp_path: Path) -> None:
     target = ("-m", str(EMBEDDED), "-md", "default-draft")
     outcome = verify(*target, "-n", "60", "-j", RECORD, "-p", "Describe a user.", samples=60)
     assert outcome.status == 0, outcome.out + outcome.err
     document = json.loads((tmp_path / "outrider-verify.json").read_text())
     assert document["verdict"] == "holds" and document["counts"]["accepted_tokens"] > 0
+
+
+@pytest.mark.slow
+@needs_embedded
+@pytest.mark.parametrize("backend", ["llama.cpp", "ik"])
+def test_bit_equal_text_of_the_embedded_model_holds_and_unequal_calls_do_not(
+    verify: Call, backend: str
+) -> None:
+    asked = ("Repeat this line three times: The quick brown fox jumps over the lazy dog.", "Count to nine.")
+    usual = ("-m", str(EMBEDDED), "-md", "none", "--backend", backend, "--bitwise", "--rule", "stable")
+    given = (*usual, "-n", "24", *(part for text in asked for part in ("-p", text)), "--json")
+    sound = verify(*given, samples=20)
+    if "is not installed" in sound.err:
+        pytest.skip(sound.err)
+    document = json.loads(sound.out)
+    assert document["verdict"] == "holds" and document["kind"] == "bit-equal", document["reasons"]
+    compared = [part for name, parts in document["texts"].items() if name != REPEATED for part in parts]
+    assert document["compared_logits"] == sum(part["tokens"] for part in compared) > 0
+    assert sum(part["counts"]["drafted_tokens"] for part in document["texts"][BESIDE]) > 0
+    broken = verify(*given, "--inject", "unequal-calls", samples=20)
+    assert broken.status == 1 or "changes nothing" in broken.err
+    assert broken.status == 2 or any("logits" in reason for reason in json.loads(broken.out)["reasons"])

@@ -12,8 +12,8 @@ from outrider.backends.gguf.options import LoadOptions
 from outrider.core.data import Request
 from outrider.core.notices import collect_notices
 from outrider.core.params import SamplingParams
-from outrider.lab.certify.text_equality import compare_texts
-from outrider.lab.distill.export import read_provenance
+from outrider.lab.certify.texts import compare_texts
+from outrider.lab.distill.checkpoint import read_provenance
 from outrider.lab.prompts import is_held_out
 from outrider.lab.written_prompts import written_prompts
 from outrider.models import embedded
@@ -85,8 +85,8 @@ def test_it_is_right_more_often_than_not_and_changes_no_text(pair: Pair) -> None
         request = Request(tokens, SamplingParams(temperature=0), max_tokens=40)
         found = compare_texts(session.engine, request)
         assert found.holds, found.differences
-        drafted += found.counts.drafted_tokens
-        accepted += found.counts.accepted_tokens
+        drafted += found.counts["drafted_tokens"]
+        accepted += found.counts["accepted_tokens"]
         compared += found.tokens
     assert compared > 20 * PROMPTS and drafted > compared / 4
     assert accepted / drafted >= 0.55

@@ -1,79 +1,132 @@
-"""Models as arrays: what is read of a GGUF, and the first weights of a draft."""
+"""Models as arrays and drafts as GGUF files: what is read, what llama.cpp makes of it, what is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, TokenType
 from gguf.quants import quantize
 
-from distilling import random_model, spoken
-from outrider.core.errors import ModelFileError
+from cli_helpers import ROOT
+from distilling import PROVENANCE, random_model, spoken
+from full_disk import file_size_limit
+from llama_cpp_models import SMALL
+from outrider.backends.gguf.model import Weights
+from outrider.core.errors import ModelFileError, OutriderError, SettingError, VocabularyMismatch
+from outrider.core.notices import collect_notices
+from outrider.lab.distill.calibration import pretrained_calibration
 from outrider.lab.distill.checkpoint import (
+    ARCHITECTURES,
     Array,
     Checkpoint,
     Shape,
     read_gguf,
+    read_provenance,
+    read_subset,
     restrict,
     rotation_layout,
     tensor_sizes,
+    write_gguf,
 )
-from outrider.models.vocab.subset import Subset
-from tiny_gguf import write_tiny
+from outrider.models.header import fields_of, read_header
+from outrider.models.vocab import align, tokenizer_id
+from outrider.models.vocab.subset import OTHER, OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS, Subset
+from outrider.session.learned import prior_in
+from tiny_gguf import MERGES, write_tiny
 
-TOKENS = [65, 256, 3, 258, 101, 200, 270, 12]
+SIZE = 256 + len(MERGES) + 2
+BEGIN_ID, END_ID = SIZE - 2, SIZE - 1
+KEPT = [*range(256), 256, 257, 258, 269, BEGIN_ID, END_ID]
+"""All bytes, "Ġt", "he", "Ġthe", "ing" without the "in" of which it is made, and the control tokens"""
+REDUCED = Subset.of(KEPT, SIZE)
+TOKENS = [65, 256, 3, 258, 101, 200, 269, 12]
+"""known to the reduced vocabulary too"""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    path: Path
+    checkpoint: Checkpoint
+    weights: Weights
+
+    def write(self, path: Path, draft: Checkpoint | None = None, **options: Any) -> dict[str, float]:
+        """A draft of this target, whole and in 32 bits unless the options say otherwise."""
+        floats = options.get("quantization", "F32")
+        usual = {"subset": Subset.whole(SIZE), "provenance": PROVENANCE, "quantization": "F32"}
+        given: dict[str, Any] = usual | {"embedding_quantization": floats} | options
+        return write_gguf(draft or self.checkpoint, path, target=self.weights.vocabulary, **given)
+
+    def write_reduced(self, path: Path, subset: Subset = REDUCED, **options: Any) -> dict[str, float]:
+        return self.write(path, restrict(self.checkpoint, subset), subset=subset, **options)
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package may be on this process's path only by pytest's doing; the quantizer runs in another."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("model") / "tiny.gguf", layers=3)
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    path = tmp_path_factory.mktemp("target") / "tiny.gguf"
+    write_tiny(path, layers=3, chat_template="{{ messages }}")
+    weights = Weights(path, SMALL)
+    yield Target(path, read_gguf(path), weights)
+    weights.close()
 
 
-@pytest.fixture(scope="module")
-def model(path: Path) -> Checkpoint:
-    return read_gguf(path)
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "draft.gguf"
 
 
-def logits(model: Checkpoint, tokens: list[int] = TOKENS) -> Array:
+def fields(path: Path) -> dict[str, Any]:
+    return {name: field.contents() for name, field in GGUFReader(path).fields.items()}
+
+
+def types(path: Path) -> dict[str, str]:
+    return {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(path).tensors}
+
+
+def logits(model: Checkpoint) -> Array:
     torch = pytest.importorskip("torch")
     from outrider.lab.distill.network import Network
 
-    network = Network.of(model, 64, dtype=torch.float32, device=torch.device("cpu"))
+    network = Network.of(model, torch.device("cpu"))
     with torch.inference_mode():
-        found: Array = network.logits(network.states(torch.tensor([tokens])))[0].numpy()
+        found: Array = network.logits(network.states(torch.tensor([TOKENS])))[0].numpy()
     return found
 
 
 # Reading
 
 
-def test_a_model_that_is_read_says_what_llama_cpp_says(path: Path, model: Checkpoint) -> None:
-    expected = spoken(path, TOKENS)
-    np.testing.assert_allclose(logits(model), expected, rtol=0, atol=1e-3 * expected.std())
+def test_a_model_that_is_read_says_what_llama_cpp_says(target: Target) -> None:
+    expected = spoken(target.path, TOKENS)
+    np.testing.assert_allclose(logits(target.checkpoint), expected, rtol=0, atol=1e-3 * expected.std())
 
 
-def test_the_shape_is_that_of_the_file(model: Checkpoint) -> None:
-    shape = model.shape
+def test_the_shape_is_that_of_the_file_in_one_part_or_several(target: Target, tmp_path: Path) -> None:
+    model, shape = target.checkpoint, target.checkpoint.shape
     assert shape == Shape("llama", 3, 64, 2, 1, 32, 96, 289, 512, 10_000.0, shape.norm_epsilon)
     assert shape.norm_epsilon == pytest.approx(1e-5)
-    assert (
-        shape.parameters
-        == sum(values.size for name, values in model.weights.items() if values.ndim == 2) - 289 * 64
-    )
-    assert {name: values.shape for name, values in model.weights.items()} == tensor_sizes(shape) | {
-        "output.weight": (289, 64)
-    }
+    sizes = {name: values.shape for name, values in model.weights.items()}
+    assert sizes == tensor_sizes(shape) | {"output.weight": (289, 64)}
     assert {values.dtype for values in model.weights.values()} == {np.dtype(np.float32)}
     assert "tokenizer.ggml.tokens" in model.metadata and "llama.block_count" not in model.metadata
+    parts = read_gguf(write_tiny(tmp_path / "split.gguf", shards=2, layers=3))
+    assert parts.shape == shape and parts.weights.keys() == model.weights.keys()
 
 
-def test_the_layout_of_query_and_key_matrices_is_turned_back(path: Path, model: Checkpoint) -> None:
-    stored = {t.name: np.array(t.data) for t in GGUFReader(path).tensors}
+def test_the_layout_of_query_and_key_matrices_is_turned_back(target: Target) -> None:
+    model = target.checkpoint
+    stored = {t.name: np.array(t.data) for t in GGUFReader(target.path).tensors}
     turned = 0
     for name, values in model.weights.items():
         written = rotation_layout(name, values, model.shape, to_gguf=True)
@@ -85,38 +138,41 @@ def test_the_layout_of_query_and_key_matrices_is_turned_back(path: Path, model: 
         assert rotation_layout(name, values, qwen.shape, to_gguf=True) is values
 
 
-def test_a_quantized_model_is_read_as_numbers(path: Path, model: Checkpoint, tmp_path: Path) -> None:
+def test_a_quantized_model_is_read_as_numbers(target: Target, path: Path) -> None:
     def encode(tensors: dict[str, Any]) -> None:
         for name, values in tensors.items():
             if values.ndim > 1:
                 tensors[name] = (quantize(values, GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0)
 
-    back = read_gguf(rewritten(path, tmp_path / "q8.gguf", encode))
-    assert back.shape == model.shape
-    for name, values in model.weights.items():
+    back = read_gguf(rewritten(target.path, path, encode))
+    assert back.shape == target.checkpoint.shape
+    for name, values in target.checkpoint.weights.items():
         assert back.weights[name].shape == values.shape
         assert np.abs(back.weights[name] - values).max() <= np.abs(values).max() / 127
 
 
 def rewritten(
-    source: Path, path: Path, change: Callable[[dict[str, Any]], object] = len, **fields: Any
+    source: Path, path: Path, change: Callable[[dict[str, Any]], object] = len, **more: Any
 ) -> Path:
-    """The model with other tensors, and other fields of its architecture."""
+    """The model with other tensors, and other fields of its architecture ("": none), without a tokenizer."""
     reader = GGUFReader(source)
-    architecture = str(fields.pop("architecture", "llama"))
+    architecture = str(more.pop("architecture", "llama"))
     writer = GGUFWriter(path, architecture)
-    values = {
-        key.removeprefix("llama."): (field.contents(), field.types[0])
-        for key, field in reader.fields.items()
-        if key.startswith("llama.")
-    }
+    given = {key.removeprefix("llama."): field for key, field in reader.fields.items() if "llama." in key}
+    values = {key: (field.contents(), field.types[0]) for key, field in given.items()}
+    for key, value in more.items():
+        kind = GGUFValueType.STRING if isinstance(value, str) else GGUFValueType.UINT32
+        values[key] = value, values.get(key, (None, kind))[1]
     for key, (value, kind) in values.items():
-        if fields.get(key) != "":
-            writer.add_key_value(f"{architecture}.{key}", fields.pop(key, value), kind)
-    for key, value in fields.items():
         if value != "":
-            kind = GGUFValueType.STRING if isinstance(value, str) else GGUFValueType.UINT32
             writer.add_key_value(f"{architecture}.{key}", value, kind)
+    return finished(writer, reader, change)
+
+
+def finished(
+    writer: GGUFWriter, reader: GGUFReader, change: Callable[[dict[str, Any]], object] = len
+) -> Path:
+    """The file, with the tensors of another one."""
     tensors: dict[str, Any] = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
     change(tensors)
     for name, values in tensors.items():
@@ -126,33 +182,28 @@ def rewritten(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    assert writer.path is not None
+    return writer.path
 
 
-def without(name: str) -> Callable[[dict[str, Any]], None]:
-    def change(tensors: dict[str, Any]) -> None:
-        del tensors[name]
-
-    return change
+def without(name: str) -> Callable[[dict[str, Any]], object]:
+    return lambda tensors: tensors.pop(name)
 
 
-def with_one(name: str, *size: int) -> Callable[[dict[str, Any]], None]:
+def with_one(name: str, *size: int) -> Callable[[dict[str, Any]], object]:
     return lambda tensors: tensors.update({name: np.ones(size, dtype=np.float32)})
 
 
 UNREADABLE: dict[str, tuple[Mapping[str, Any], str]] = {
     "architecture": ({"architecture": "mamba"}, "the architecture 'mamba' cannot be trained here"),
     "scaled": ({"rope.scaling.type": "yarn"}, "its rotary positions are scaled"),
-    "frequencies": ({"change": with_one("rope_freqs.weight", 16)}, "its rotary positions are scaled"),
+    "frequencies": ({"change": with_one("rope_freqs.weight", 16)}, r"it has rope_freqs\.weight, and models"),
     "partly rotated": ({"rope.dimension_count": 16}, "a part of each head is rotated"),
-    "no epsilon": ({"attention.layer_norm_rms_epsilon": ""}, "it lacks llama.attention.layer_norm_rms"),
-    "no heads": ({"attention.head_count": 0}, r"its llama\.attention\.head_count is 0, not a number above 0"),
-    "no embedding": ({"change": without("token_embd.weight")}, r"it lacks token_embd\.weight"),
-    "no tensor": ({"change": without("blk.1.ffn_up.weight")}, r"it lacks 1 tensors, blk\.1\.ffn_up\.weight"),
-    "experts": (
-        {"change": with_one("blk.1.ffn_gate_inp.weight", 4, 64)},
-        r"it has blk\.1\.ffn_gate_inp\.weight",
-    ),
+    "no epsilon": ({"attention.layer_norm_rms_epsilon": ""}, "its header does not say what the model is"),
+    "no heads": ({"attention.head_count": 0}, "its header does not say what the model is made of"),
+    "no embedding": ({"change": without("token_embd.weight")}, "its header does not say what the model is"),
+    "no tensor": ({"change": without("blk.1.ffn_up.weight")}, r"it lacks blk\.1\.ffn_up\.weight"),
+    "experts": ({"change": with_one("blk.1.ffn_gate_inp.weight", 4, 64)}, r"it has blk\.1\.ffn_gate_inp"),
     "another size": (
         {"change": with_one("blk.2.attn_v.weight", 64, 64)},
         r"blk\.2\.attn_v\.weight has the size \(64, 64\), and its header says \(32, 64\)",
@@ -161,36 +212,236 @@ UNREADABLE: dict[str, tuple[Mapping[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
-def test_what_cannot_be_trained_is_refused(path: Path, tmp_path: Path, kind: str) -> None:
+def test_what_cannot_be_trained_is_refused(target: Target, path: Path, kind: str) -> None:
     how, complaint = UNREADABLE[kind]
-    odd = rewritten(path, tmp_path / "odd.gguf", **how)
+    odd = rewritten(target.path, path, **how)
     with pytest.raises(ModelFileError, match=complaint) as caught:
         read_gguf(odd)
     assert caught.value.what == str(odd) and caught.value.way_out
 
 
-def test_damaged_and_split_files_are_refused(path: Path, tmp_path: Path) -> None:
-    cut = tmp_path / "cut.gguf"
-    cut.write_bytes(path.read_bytes()[:-1000])
+def test_a_damaged_file_is_refused(target: Target, path: Path) -> None:
+    path.write_bytes(target.path.read_bytes()[:-1000])
     with pytest.raises(ModelFileError, match="missing at its end"):
-        read_gguf(cut)
-    with pytest.raises(ModelFileError, match="its weights are in several files"):
-        read_gguf(write_tiny(tmp_path / "split.gguf", shards=2))
-    with pytest.raises(ModelFileError, match="there is no such file"):
-        read_gguf(tmp_path / "none.gguf")
+        read_gguf(path)
 
 
-# Parts of a model
-
-
-def test_a_restricted_model_has_a_mean_row_for_the_rest(model: Checkpoint) -> None:
-    subset = Subset.of([1, 5, 288], 289)
-    draft = restrict(model, subset)
+def test_a_restricted_model_has_a_mean_row_for_the_rest(target: Target) -> None:
+    model, kept = target.checkpoint, [1, 5, 288]
+    draft = restrict(model, Subset.of(kept, 289))
     assert draft.shape == replace(model.shape, vocabulary=4)
     for name in ("token_embd.weight", "output.weight"):
-        rows = model.weights[name]
-        np.testing.assert_array_equal(draft.weights[name][:3], rows[[1, 5, 288]])
-        np.testing.assert_allclose(
-            draft.weights[name][3], np.delete(rows, [1, 5, 288], axis=0).mean(axis=0), atol=1e-6
-        )
+        rows, mean = draft.weights[name], np.delete(model.weights[name], kept, axis=0).mean(axis=0)
+        np.testing.assert_array_equal(rows[:3], model.weights[name][kept])
+        np.testing.assert_allclose(rows[3], mean, atol=1e-6)
     assert restrict(model, Subset.whole(289)) is model
+
+
+# Writing
+
+
+@pytest.mark.parametrize("floats", ["F32", "F16"])
+def test_a_model_that_is_read_and_written_says_the_same(target: Target, path: Path, floats: str) -> None:
+    assert target.write(path, quantization=floats) == {floats: 1.0}
+    error = np.abs(spoken(path, TOKENS) - spoken(target.path, TOKENS)).max()
+    assert error < (1e-4 if floats == "F32" else 0.05)
+    kinds = types(path)
+    assert kinds["blk.0.ffn_up.weight"] == floats and kinds["blk.0.ffn_norm.weight"] == "F32"
+    ours, theirs = fields(path), fields(target.path)
+    tokenizer = {key for key in theirs if key.startswith("tokenizer.")}
+    assert {key: ours[key] for key in tokenizer} == {key: theirs[key] for key in tokenizer}
+    assert not any(key.startswith("outrider.draft.") for key in ours)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_is_written_and_read_back(target: Target, path: Path, architecture: str) -> None:
+    model = random_model(target.checkpoint, architecture)
+    model = model.with_weights(replace(model.shape, rope_base=5e5, norm_epsilon=1e-3), model.weights)
+    target.write(path, model)
+    back, expected = read_gguf(path), logits(model)
+    assert back.shape == replace(model.shape, norm_epsilon=back.shape.norm_epsilon)
+    for name, values in model.weights.items():
+        np.testing.assert_array_equal(back.weights[name], values, err_msg=name)
+    assert expected.std() > 1
+    np.testing.assert_allclose(spoken(path, TOKENS), expected, rtol=0, atol=1e-3 * expected.std())
+
+
+def test_a_reduced_vocabulary_says_what_the_whole_one_does_of_its_tokens(target: Target, path: Path) -> None:
+    target.write_reduced(path)
+    rows, whole = spoken(path, REDUCED.to_draft[TOKENS].tolist()), spoken(target.path, TOKENS)
+    np.testing.assert_allclose(rows[:, :-1], whole[:, KEPT], rtol=0, atol=1e-3)
+    others = np.setdiff1d(np.arange(SIZE), KEPT)
+    np.testing.assert_allclose(rows[:, -1], whole[:, others].mean(axis=1), rtol=0, atol=1e-3)
+
+
+def test_what_to_expect_of_a_draft_stands_in_its_file(target: Target, tmp_path: Path) -> None:
+    prior = pretrained_calibration("draft", [[(0.9, True), (0.4, False)] * 30])
+    found = []
+    with collect_notices() as notices:
+        for name, given in (("a", prior), ("b", None), ("damaged", {**prior, "mean_confidence": 7})):
+            target.write(tmp_path / f"{name}.gguf", prior=given)
+            weights = Weights(tmp_path / f"{name}.gguf", SMALL)
+            found.append(prior_in(weights.open(32)))
+            weights.close()
+    assert found == [prior, None, None]
+    [line] = notices
+    assert "damaged.gguf: what it says of its own acceptance is not used: " in line
+
+
+def test_a_reduced_vocabulary_is_a_vocabulary(target: Target, path: Path) -> None:
+    target.write_reduced(path, window=96)
+    weights = Weights(path, SMALL)
+    ours, theirs = weights.vocabulary, target.weights.vocabulary
+    assert align(theirs, ours).window == 96
+    for place, token in enumerate(KEPT):
+        assert ours.spelling(place) == theirs.spelling(token) and ours.piece(place) == theirs.piece(token)
+        assert ours.is_control(place) == theirs.is_control(token)
+        assert ours.ends_generation(place) == theirs.ends_generation(token)
+    assert ours.spelling(ours.size - 1) == OTHER.encode() and ours.is_control(ours.size - 1)
+    assert (ours.bos, ours.eos) == (len(KEPT) - 2, len(KEPT) - 1)
+    assert ours.tokenize(" the", add_special=False) == [258]
+    assert len(ours.tokenize(" in", add_special=False)) == 3, "its merges are not known"
+    weights.close()
+    found = fields(path)
+    assert found[TARGET_TOKENS] == [*KEPT, -1] and found[OTHER_TOKEN] == len(KEPT)
+    assert found[TARGET_TOKENIZER] == tokenizer_id(theirs)
+    assert found["llama.vocab_size"] == len(KEPT) + 1
+    assert found["tokenizer.ggml.merges"] == ["Ġ t", "h e", "Ġt he"]
+    assert found["tokenizer.chat_template"] == "{{ messages }}"
+
+
+def test_what_a_file_knows_is_read_back(target: Target, path: Path, tmp_path: Path) -> None:
+    target.write_reduced(path)
+    found = read_subset(path, target.weights.vocabulary)
+    assert found.has_other and found.to_target.tolist() == [*KEPT, -1]
+    assert found.to_draft.tolist() == REDUCED.to_draft.tolist()
+    whole = read_subset(target.path, target.weights.vocabulary)
+    assert not whole.has_other and whole.size == SIZE
+    # Continued: its own metadata are those of its tokens already.
+    again = tmp_path / "again.gguf"
+    target.write(again, read_gguf(path), subset=found)
+    assert fields(again) == fields(path)
+
+
+def test_another_tokenizers_draft_is_refused(target: Target, path: Path, tmp_path: Path) -> None:
+    stranger = write_tiny(tmp_path / "padded.gguf", padding=3)
+    with pytest.raises(VocabularyMismatch, match=r"draft padded: its 292 tokens are not the target's 289"):
+        read_subset(stranger, target.weights.vocabulary)
+    target.write_reduced(path)
+    weights = Weights(stranger, SMALL)
+    with pytest.raises(VocabularyMismatch, match="made for another tokenizer"):
+        read_subset(path, weights.vocabulary)
+    weights.close()
+
+
+def test_special_tokens_that_are_lost_become_the_other_token(target: Target, path: Path) -> None:
+    kept = [token for token in KEPT if token not in (3, END_ID)]
+    more = path.with_name("more.gguf")
+    writer = GGUFWriter(more, "llama")
+    writer.add_pad_token_id(END_ID)
+    writer.add_array("tokenizer.ggml.suppress_tokens", [1, 2])
+    finished(writer, GGUFReader(target.path))
+    metadata = {**target.checkpoint.metadata, **fields_of(more, read_header(more), ("tokenizer.",))}
+    changed = replace(target, checkpoint=replace(target.checkpoint, metadata=metadata))
+    with collect_notices() as notices:
+        changed.write_reduced(path, Subset.of(kept, SIZE))
+    found = fields(path)
+    assert found["tokenizer.ggml.bos_token_id"] == len(kept) - 1
+    assert found["tokenizer.ggml.eos_token_id"] == len(kept)
+    assert "tokenizer.ggml.padding_token_id" not in found
+    assert "tokenizer.ggml.suppress_tokens" not in found
+    said = [["tokenizer.ggml.suppress_tokens", "is"], ["the", "eos"], ["the", "padding"]]
+    assert [note.split()[:2] for note in notices] == said
+
+
+def write_sentencepiece(source: Path, path: Path) -> Path:
+    """The tiny model with a tokenizer of the SentencePiece kind: scores instead of merges, and bytes."""
+    control = ["<unk>", "<s>", "</s>"]
+    pieces = [*control, *(f"<0x{byte:02X}>" for byte in range(256)), *"▁the", "he", "▁t", "▁the"]
+    kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
+    writer, reader = GGUFWriter(path, "llama"), GGUFReader(source)
+    for key, field in reader.fields.items():
+        if key.startswith("llama."):
+            writer.add_key_value(key, field.contents(), field.types[0])
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([*pieces, *(f"w{i}" for i in range(SIZE - len(pieces)))])
+    writer.add_token_scores([0.0] * 259 + [-float(i) for i in range(SIZE - 259)])
+    writer.add_token_types([*kinds, *[TokenType.NORMAL] * (SIZE - len(kinds))])
+    return finished(writer, reader)
+
+
+def test_a_sentencepiece_tokenizer_is_reduced_too(target: Target, path: Path, tmp_path: Path) -> None:
+    source = write_sentencepiece(target.path, tmp_path / "spm.gguf")
+    weights = Weights(source, SMALL)
+    kept = [*range(2, 264), 265, 280]
+    with collect_notices() as notices:
+        Target(source, read_gguf(source), weights).write_reduced(path, Subset.of(kept, SIZE))
+    found = fields(path)
+    assert found["tokenizer.ggml.scores"] == [*([0.0] * 257), -0.0, -1, -2, -3, -4, -6, -21, -10_000]
+    assert (found["tokenizer.ggml.eos_token_id"], found["tokenizer.ggml.bos_token_id"]) == (0, len(kept))
+    assert found["tokenizer.ggml.unknown_token_id"] == len(kept) and len(notices) == 2
+    rows, whole = spoken(path, [0, 258, 60]), spoken(source, [2, 260, 62])
+    np.testing.assert_allclose(rows[:, :-1], whole[:, kept], rtol=0, atol=1e-3)
+    assert read_subset(path, weights.vocabulary).to_target.tolist() == [*kept, -1]
+    weights.close()
+
+
+def test_layers_and_ends_have_types_of_their_own(target: Target, path: Path, tmp_path: Path) -> None:
+    made = target.write_reduced(path, quantization="q4_0", embedding_quantization="Q8_0")
+    kinds = types(path)
+    ends = {kinds.pop("token_embd.weight"), kinds.pop("output.weight")}
+    assert ends == {"Q8_0"} and set(kinds.values()) == {"Q4_0", "F32"} and made.keys() == {"Q4_0", "Q8_0"}
+    assert read_subset(path, target.weights.vocabulary).to_target.tolist() == [*KEPT, -1]
+    assert read_provenance(path) == PROVENANCE
+    assert [path.name for path in tmp_path.iterdir()] == ["draft.gguf"]
+    rows = spoken(path, REDUCED.to_draft[TOKENS].tolist())[:, :-1]
+    assert np.corrcoef(rows.ravel(), spoken(target.path, TOKENS)[:, KEPT].ravel())[0, 1] > 0.9
+
+
+@pytest.mark.parametrize("licence", ["apache-2.0", None])
+def test_provenance_is_read_back(target: Target, path: Path, licence: str | None) -> None:
+    target.write(path, provenance=replace(PROVENANCE, licence=licence))
+    assert read_provenance(path) == replace(PROVENANCE, licence=licence)
+    assert ("general.license" in fields(path)) == (licence is not None)
+    assert read_provenance(target.path) is None
+
+
+# What is refused, and what is left behind
+
+
+@pytest.mark.parametrize("size", [0, 5_000, 200_000])
+def test_a_full_disk_leaves_what_was_there(target: Target, path: Path, size: int) -> None:
+    path.write_text("an earlier draft")
+    said = r"draft\.gguf: the draft could not be written"
+    with file_size_limit(size), pytest.raises(SettingError, match=said):
+        target.write(path)
+    assert os.listdir(path.parent) == ["draft.gguf"] and path.read_text() == "an earlier draft"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 70_000.0])
+def test_weights_that_are_no_numbers_are_refused(target: Target, path: Path, value: float) -> None:
+    weights = {key: values.copy() for key, values in target.checkpoint.weights.items()}
+    weights["blk.1.ffn_up.weight"].flat[5] = value
+    broken = target.checkpoint.with_weights(target.checkpoint.shape, weights)
+    with pytest.raises(SettingError, match=r"blk\.1\.ffn_up\.weight holds numbers that are infinite"):
+        target.write(path, broken, quantization="F16")
+    assert os.listdir(path.parent) == []
+
+
+def test_what_does_not_fit_together_is_refused(target: Target, path: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"its 289 tokens are not those of its map \(263\)"):
+        target.write(path, subset=REDUCED)
+    with pytest.raises(SettingError, match="tiny: it is not a type"):
+        target.write(path, embedding_quantization="tiny")
+    with pytest.raises(SettingError, match="its folder does not exist"):
+        target.write(tmp_path / "none" / "d.gguf")
+    padded = read_gguf(write_tiny(tmp_path / "padded.gguf", padding=3))
+    with pytest.raises(SettingError, match="it has 292 tokens, the target 289"):
+        target.write(path, replace(target.checkpoint, metadata=padded.metadata))
+    few = Subset.of([*range(256), BEGIN_ID, END_ID], SIZE)
+    with pytest.raises(SettingError, match="none is left that is put together"):
+        target.write_reduced(path, few)
+    swapped = write_tiny(tmp_path / "other.gguf", merges=[*MERGES[1:], MERGES[0]])
+    with pytest.raises(OutriderError):
+        target.write(path, replace(target.checkpoint, metadata=read_gguf(swapped).metadata))
+    assert not path.exists()

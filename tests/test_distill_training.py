@@ -1,4 +1,5 @@
-"""Training a tiny draft for a tiny target: that it learns, stops in time, and goes on after a kill."""
+"""Training a tiny draft for a tiny target: its losses, its first layers, that it learns, stops in time, and
+goes on after a kill."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -6,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
+from hypothesis import given
+from hypothesis import strategies as st
 
 # What is imported below needs it, and it need not be installed.
 # ruff: noqa: E402
@@ -17,6 +21,7 @@ torch.set_num_threads(1)  # tiny products take longer on more
 
 from distilling import PROVENANCE, random_weights
 from engines import END, VOCABULARY, asked
+from exactness import dense
 from llama_cpp_models import SMALL
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.backends.gguf.model import GgufModel, Weights
@@ -26,22 +31,22 @@ from outrider.costs.expected_speed import StepCosts
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab.distill import evaluation, train
-from outrider.lab.distill.checkpoint import Checkpoint, keep_layers, read_gguf, restrict
+from outrider.lab.distill.answers import Example, generate, read_examples
+from outrider.lab.distill.checkpoint import Checkpoint, keep_layers, read_gguf, restrict, write_gguf
 from outrider.lab.distill.corpus import Text, text_of
-from outrider.lab.distill.evaluation import predictions_of
-from outrider.lab.distill.examples import Example, example_path, read_example
-from outrider.lab.distill.export import write_gguf
-from outrider.lab.distill.generate import generate
+from outrider.lab.distill.evaluation import Evaluation, Predictions, expected_speedup, predictions_of
+from outrider.lab.distill.losses import Labels, acceptance, loss_of
 from outrider.lab.distill.network import Network
-from outrider.lab.distill.on_policy import OnPolicy
+from outrider.lab.distill.on_policy import OnPolicy, top_tokens
 from outrider.lab.distill.questions import Question
-from outrider.lab.distill.report import Evaluation
+from outrider.lab.distill.starting import best_layers
 from outrider.lab.distill.train import ROUNDED, Trainer, TrainingSettings, rounded
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt
 from outrider.models.vocab import align
 from outrider.models.vocab.subset import Subset, choose_subset
 from outrider.policy.fixed import FixedPolicy
+from outrider.verify.rules import accept_probability
 from tiny_gguf import write_tiny
 
 CPU = torch.device("cpu")
@@ -82,7 +87,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Teacher]:
         for i in range(200)
     ]  # fmt: skip
     generate(LoadedTarget("teacher", native), questions, folder, max_tokens=40)
-    examples = [read_example(example_path(folder, question.id)) for question in questions]
+    examples = read_examples(folder, questions)
     yield Teacher(
         checkpoint, native,
         [example for i, example in enumerate(examples) if i % 8 not in (0, 1)],
@@ -107,7 +112,7 @@ def trainer_of(teacher: Teacher, folder: Path, settings: TrainingSettings = SETT
 def agreeing(trainer: Trainer, draft: Checkpoint) -> tuple[int, int]:
     """Of the held-out greedy answers' tokens: how many are what the draft finds most likely, of how many.
     Worked out one answer at a time."""
-    network = Network.of(draft, CONTEXT, dtype=torch.float32, device=CPU)
+    network = Network.of(draft, CPU)
     agree = total = 0
     for text in trainer._held_out:
         if text.is_greedy:
@@ -158,10 +163,7 @@ def test_the_best_is_kept_not_the_last(
     scripted = iter(evaluations)
 
     def evaluate(*_: Any) -> Evaluation:
-        agreement, speedup = next(scripted)
-        return Evaluation(
-            step=0, train_loss=None, loss=1.0, acceptance=0.5, agreement=agreement, speedup=speedup
-        )
+        return Evaluation(0, None, 1.0, 0.5, *next(scripted))
 
     monkeypatch.setattr("outrider.lab.distill.train.evaluate", evaluate)
     trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, steps=40, evaluate_every=2, patience=3))
@@ -271,23 +273,17 @@ def test_a_training_that_was_killed_ends_as_if_it_had_not(
     assert state_of(again) == state_of(whole), "what is over is not trained again"
 
 
-def test_a_checkpoint_of_another_training_is_refused(teacher: Teacher, tmp_path: Path) -> None:
-    trainer_of(teacher, tmp_path).run()
-    other = replace(SETTINGS, learning_rate=1e-4, seed=3)
-    with pytest.raises(InputError, match=r"other settings \(learning_rate, seed\)") as raised:
-        trainer_of(teacher, tmp_path, other)
-    assert raised.value.what == str(tmp_path / "checkpoint.pt")
-    with pytest.raises(InputError, match="another shape"):
-        trainer_of(teacher, tmp_path, start=teacher.checkpoint)
-    thin = random_weights(teacher.checkpoint, replace(teacher.checkpoint.shape, layers=1, width=32), 0)
-    with pytest.raises(InputError, match="another shape"):
-        trainer_of(teacher, tmp_path, start=thin)
-
-
-def test_a_damaged_checkpoint_is_named(teacher: Teacher, tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_gone_on_with_is_named(teacher: Teacher, tmp_path: Path) -> None:
     trainer_of(teacher, tmp_path).run()
     path = tmp_path / "checkpoint.pt"
     whole = path.read_bytes()
+    with pytest.raises(InputError, match=r"other settings \(learning_rate, seed\)") as raised:
+        trainer_of(teacher, tmp_path, replace(SETTINGS, learning_rate=1e-4, seed=3))
+    assert raised.value.what == str(path)
+    thin = random_weights(teacher.checkpoint, replace(teacher.checkpoint.shape, layers=1, width=32), 0)
+    for start in (teacher.checkpoint, thin):
+        with pytest.raises(InputError, match="of another draft"):
+            trainer_of(teacher, tmp_path, start=start)
     torch.save({"weights": {}}, path)
     other_content = path.read_bytes()
     for damaged in (other_content, whole[:-500], b"", b"no checkpoint", b"PK" * 300 + whole[600:]):
@@ -302,7 +298,7 @@ def test_a_damaged_checkpoint_is_named(teacher: Teacher, tmp_path: Path) -> None
 
 def small_network(vocabulary: int, like: Checkpoint) -> Network:
     made = random_weights(like, replace(like.shape, layers=1, vocabulary=vocabulary), 0)
-    return Network.of(made, 1, dtype=torch.float32, device=CPU)
+    return Network.of(made, CPU)
 
 
 LANGUAGE = random_logits(VOCABULARY.size, seed=4, order=2)
@@ -354,17 +350,14 @@ def test_own_texts_hold_no_token_that_the_draft_does_not_know(teacher: Teacher) 
 
 
 def test_a_token_that_is_not_known_is_never_a_match() -> None:
-    text = Text(
-        "c", np.zeros(3, dtype=np.int32), np.array([[0, 3], [3, 3], [3, 3]], dtype=np.int32),
-        np.array([[0.9, 0], [0, 0.9], [0, 0.9]], dtype=np.float16), np.zeros(3, dtype=np.float16), True, True,
-    )  # fmt: skip
+    ids = np.array([[0, 3], [3, 3], [3, 3]], dtype=np.int32)
+    probs = np.array([[0.9, 0], [0, 0.9], [0, 0.9]], dtype=np.float16)
+    text = Text(np.zeros(3, dtype=np.int32), ids, probs, np.zeros(3, dtype=np.float16), True, True)
     logits = torch.tensor([[4.0, 0, 0, 0], [0, 0, 0, 9], [9, 0, 0, 0]])
-    confidences, tokens = logits.softmax(-1).max(-1)
-    twice = (torch.cat([found, found]) for found in (confidences, tokens))
-    [found] = predictions_of([text, replace(text, is_greedy=False)], *twice)
+    [found] = predictions_of([text, replace(text, is_greedy=False)], torch.cat([logits, logits]))
     assert found.matches.tolist() == [True, False, False]
     assert found.confidences == pytest.approx([0.948, 0, 0.9996], abs=1e-3)
-    [whole] = predictions_of([replace(text, has_other=False)], confidences, tokens)
+    [whole] = predictions_of([replace(text, has_other=False)], logits)
     assert whole.matches.tolist() == [True, True, False] and whole.confidences[1] > 0.99
 
 
@@ -380,11 +373,12 @@ def test_a_trained_draft_changes_no_text(teacher: Teacher, tmp_path: Path, reduc
     )
     assert subset.has_other == reduced
     trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, steps=16), subset=subset)
-    written = write_gguf(
-        trainer.run(), tmp_path / "draft.gguf", subset=subset, target=vocabulary, provenance=PROVENANCE,
+    path = tmp_path / "draft.gguf"
+    write_gguf(
+        trainer.run(), path, subset=subset, target=vocabulary, provenance=PROVENANCE,
         quantization="F32", embedding_quantization="F32",
     )  # fmt: skip
-    weights = Weights(written.path, SMALL)
+    weights = Weights(path, SMALL)
     draft = weights.open(CONTEXT, max_sequences=32)
     drafter = ModelDrafter(draft, align(vocabulary, draft.vocabulary))
     greedy = SamplingParams(temperature=0)
@@ -401,3 +395,221 @@ def test_a_trained_draft_changes_no_text(teacher: Teacher, tmp_path: Path, reduc
     assert accepted > 10, "and it was of use"
     expected = [e.answer[:30].tolist() for e in teacher.held_out[:12:2]]
     assert [list(found.tokens) for found in plain] == expected, "the recorded answers are those of the engine"
+
+
+# Losses
+
+Probs = npt.NDArray[np.float64]
+
+SIZE = 7
+
+
+def distributions(seed: int, rows: int = 12, sharpness: float = 2.0) -> Probs:
+    logits = np.random.default_rng(seed).standard_normal((rows, SIZE)) * sharpness
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    found: Probs = powers / powers.sum(-1, keepdims=True)
+    return found
+
+
+def labels_of(p: Probs, top: int) -> Labels:
+    """The `top` most likely tokens of each row, and what is left."""
+    ids = np.argsort(-p, axis=-1)[:, :top]
+    probs = np.take_along_axis(p, ids, -1)
+    rest = np.clip(1 - probs.sum(-1), 0, None)
+    return Labels(torch.tensor(ids), torch.tensor(probs).float(), torch.tensor(rest).float())
+
+
+def logits_of(q: Probs) -> Any:
+    """Logits of a draft's distribution; what is added to a row of logits changes nothing."""
+    return (torch.tensor(q).log() + 3.0).float().requires_grad_()
+
+
+def merged(p: Probs, q: Probs, top: int) -> tuple[Probs, Probs]:
+    """Both distributions over the target's `top` most likely tokens and one for the rest."""
+    ids = np.argsort(-p, axis=-1)
+    p, q = np.take_along_axis(p, ids, -1), np.take_along_axis(q, ids, -1)
+    if top == SIZE:
+        return p, q
+    return tuple(np.column_stack([x[:, :top], x[:, top:].sum(-1)]) for x in (p, q))  # type: ignore[return-value]
+
+
+def expected(p: Probs, q: Probs) -> tuple[Probs, Probs]:
+    """The loss and the acceptance, worked out from their definitions."""
+    kl = np.where(p > 0, p * (np.log(np.maximum(p, 1e-300)) - np.log(q)), 0).sum(-1)
+    tv = np.abs(p - q).sum(-1) / 2
+    weight = np.exp(-3 * (1 - tv))
+    return weight * kl + (1 - weight) * tv, 1 - tv
+
+
+@pytest.mark.parametrize("top", [1, 3, SIZE])
+def test_the_loss_is_what_its_definition_says(top: int) -> None:
+    p, q = distributions(1), distributions(2)
+    loss, alpha = expected(*merged(p, q, top))
+    assert loss_of(logits_of(q), labels_of(p, top)).detach().numpy() == pytest.approx(loss, abs=2e-6)
+    assert acceptance(logits_of(q), labels_of(p, top)).detach().numpy() == pytest.approx(alpha, abs=2e-6)
+
+
+def test_the_weight_takes_no_gradient() -> None:
+    """KL's gradient is q - p; that of the acceptance is worked out by small differences."""
+    p, q = distributions(3), distributions(4)
+    logits = logits_of(q)
+    loss_of(logits, labels_of(p, SIZE)).sum().backward()
+    other = logits_of(q)
+    (1 - acceptance(other, labels_of(p, SIZE))).sum().backward()
+    assert logits.grad is not None and other.grad is not None
+    weight = np.exp(-3 * expected(p, q)[1])[:, None]
+    found = weight * (q - p) + (1 - weight) * other.grad.numpy()
+    assert logits.grad.numpy() == pytest.approx(found, abs=1e-5)
+
+
+CORNERS: dict[str, tuple[Sequence[float], Sequence[float], float]] = {
+    "a draft that excludes what the target says": ([-200.0, 0, 0, 200, 0, 0, 0], [0.9, 0.05], 0.05),
+    "a draft that leaves nothing for the rest": ([300.0, 290, 0, 0, 0, 0, 0], [0.3, 0.2], 0.5),
+    "a target without a rest": ([0.0] * SIZE, [0.6, 0.4], 0.0),
+    "a target that is certain": ([1.0, 2, 3, 4, 5, 6, 7], [1.0, 0.0], 0.0),
+    "a target of which nothing is listed": ([0.0] * SIZE, [0.0, 0.0], 1.0),
+    "both certain, of different tokens": ([0.0, 0, 90, 0, 0, 0, 0], [1.0, 0.0], 0.0),
+}
+
+
+@pytest.mark.parametrize("corner", CORNERS)
+def test_losses_and_gradients_are_finite_in_every_corner(corner: str) -> None:
+    row, probs, rest = CORNERS[corner]
+    logits = torch.tensor([row], requires_grad=True)
+    labels = Labels(torch.tensor([[0, 1]]), torch.tensor([probs]), torch.tensor([rest]))
+    loss = loss_of(logits, labels)
+    loss.sum().backward()
+    assert logits.grad is not None
+    assert torch.isfinite(loss).all() and torch.isfinite(logits.grad).all()
+    assert logits.grad.abs().max() <= 20, "no position may outweigh all others"
+
+
+def test_a_draft_that_left_nothing_for_the_rest_still_learns_to() -> None:
+    """1 - Σ q is 0 in 32 bits here; the pull towards the rest must not be lost with it."""
+    logits = torch.tensor([[20.0, 20, 0, 0, 0, 0, 0]], requires_grad=True)
+    labels = Labels(torch.tensor([[0, 1]]), torch.tensor([[0.25, 0.25]]), torch.tensor([0.5]))
+    loss_of(logits, labels).sum().backward()
+    assert logits.grad is not None and (logits.grad[0, 2:] < 0).all()
+
+
+def test_a_listed_token_without_probability_belongs_to_the_rest() -> None:
+    """Tokens that a draft does not know share an id with the one that stands for them, at no probability."""
+    logits = torch.tensor([[1.0, 2, 3, 0, 0, 0, 0]])
+    plain = Labels(torch.tensor([[0, 1]]), torch.tensor([[0.5, 0.2]]), torch.tensor([0.3]))
+    ids, probs = torch.tensor([[0, 1, 6, 6, 6]]), torch.tensor([[0.5, 0.2, 0.0, 0.0, 0.0]])
+    found = loss_of(logits, Labels(ids, probs, plain.rest))
+    assert found == pytest.approx(loss_of(logits, plain))
+
+
+def test_acceptance_is_the_share_of_drawn_drafts_that_the_verifier_accepts() -> None:
+    p, q = distributions(7), distributions(8)
+    found = acceptance(logits_of(q), labels_of(p, SIZE)).detach().numpy()
+    for row in range(len(p)):
+        target, draft = dense(p[row]), dense(q[row])
+        share = sum(q[row, x] * accept_probability(target, draft, x) for x in range(SIZE))
+        assert found[row] == pytest.approx(share, abs=1e-6)
+
+
+# What a draft is worth
+
+
+def along(matches: Sequence[bool]) -> Predictions:
+    return Predictions(np.ones(len(matches), dtype=np.float32), np.array(matches, dtype=np.bool_))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 6))
+def test_a_draft_is_worth_the_best_length_of_drafts_from_everywhere(seed: int, most: int) -> None:
+    random = np.random.default_rng(seed)
+    answers = [along((random.random(int(random.integers(1, 40))) < 0.6).tolist()) for _ in range(5)]
+    costs = StepCosts(tuple(np.cumsum(random.random(most + 1) ** 3 + 0.05)), float(random.random() * 0.1))
+    speeds = [1.0]
+    for length in range(1, most + 1):
+        tokens = [
+            1 + [*answer.matches[at : at + length].tolist(), False].index(False)
+            for answer in answers
+            for at in range(len(answer.matches))
+        ]
+        speeds.append(float(np.mean(tokens)) / costs.ratio(length))
+    assert expected_speedup(answers, costs) == pytest.approx(max(speeds))
+
+
+def test_drafts_that_are_never_right_and_no_answers_are_worth_plain_decoding() -> None:
+    costs = StepCosts((1.0, 1.1, 1.2), 0.01)
+    assert expected_speedup([along([False] * 30)], costs) == 1.0
+    assert expected_speedup([], costs) == expected_speedup([along([])], costs) == 1.0
+    assert expected_speedup([along([True] * 9)], StepCosts((1.0,), 0.1)) == 1.0
+
+
+# The layers that a draft begins with
+
+IGNORED = 5
+"""a number of the states that no layer reads"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """Six layers with random weights, whose likely tokens depend on all of them."""
+    like = read_gguf(write_tiny(tmp_path_factory.mktemp("model") / "tiny.gguf", layers=6))
+    made = random_weights(like, like.shape, seed=1)
+    weights = {name: values * (2 if values.ndim > 1 else 1) for name, values in made.weights.items()}
+    return made.with_weights(made.shape, weights)
+
+
+def changed(model: Checkpoint, layers: Sequence[int], factor: float) -> Checkpoint:
+    """What these layers add to their input, times a factor."""
+    names = [f"blk.{layer}.{part}.weight" for layer in layers for part in ("attn_output", "ffn_down")]
+    weights = dict(model.weights) | {name: factor * model.weights[name] for name in names}
+    return model.with_weights(model.shape, weights)
+
+
+def answers(model: Checkpoint, count: int = 8) -> list[Example]:
+    """What a model itself says, with its distributions."""
+    network = Network.of(model, CPU)
+    random = np.random.default_rng(3)
+    found = []
+    for i in range(count):
+        tokens = random.integers(model.shape.vocabulary, size=24).astype(np.int32)
+        with torch.inference_mode():
+            states = network.states(torch.from_numpy(tokens).long()[None])
+            rows = network.logits(states[0, 4:]).numpy()
+        answer = np.append(tokens[5:], 0).astype(np.int32)
+        found.append(Example(f"{i}", "", tokens[:5], answer, *top_tokens(rows, 16), 0.0, ""))
+    return found
+
+
+def whole(model: Checkpoint) -> Subset:
+    return Subset.whole(model.shape.vocabulary)
+
+
+def test_layers_that_change_nothing_are_left_out(model: Checkpoint) -> None:
+    idle = changed(model, (1, 3, 4), 1e-4)
+    assert best_layers(idle, whole(model), answers(idle), 3) == [0, 2, 5]
+
+
+def test_a_layer_whose_change_no_other_reads_is_left_out(model: Checkpoint) -> None:
+    # It changes its input more than the last two, so that it would be kept by that alone.
+    quiet = changed(model, (1, 4, 5), 0.3)
+    weights = dict(quiet.weights)
+    for name, values in quiet.weights.items():
+        if "norm" in name:
+            weights[name] = np.where(np.arange(len(values)) == IGNORED, 0, values).astype(np.float32)
+    for layer in (2, 3):
+        for part in ("attn_output", "ffn_down"):
+            name = f"blk.{layer}.{part}.weight"
+            weights[name] = np.zeros_like(weights[name])
+    random = np.random.default_rng(0)
+    weights["blk.2.ffn_down.weight"][IGNORED] = 0.2 * random.standard_normal(model.shape.feed_forward)
+    loud = model.with_weights(model.shape, weights)
+    assert best_layers(loud, whole(model), answers(loud), 4) == [0, 1, 4, 5]
+
+
+def test_what_a_draft_cannot_say_is_not_asked_of_it(model: Checkpoint) -> None:
+    idle = changed(model, (2, 3), 1e-4)
+    subset = Subset.of(range(0, model.shape.vocabulary, 2), model.shape.vocabulary)
+    assert best_layers(restrict(idle, subset), subset, answers(idle), 4) == [0, 1, 4, 5]
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_one_layer_or_all(model: Checkpoint, count: int) -> None:
+    found = best_layers(model, whole(model), answers(model), count)
+    assert len(found) == count and found == sorted(set(found)) and set(found) <= set(range(6))

@@ -1,21 +1,18 @@
-"""The bundled prompts: what they expand to, and that the files behind them are sound."""
+"""The bundled prompts: what they expand to; and which prompts train."""
 
 import json
-import tomllib
 from collections import Counter
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from outrider.core.errors import SettingError
-from outrider.lab import written
+from outrider.lab.prompts import HELD_OUT_SHARE, Prompt, conversation_hash, is_held_out
 from outrider.lab.workloads import BUILT_IN, load_workload
 from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.lab.written_prompts import FIELD, Written, written_prompts
 
-FOLDER = Path(written.__file__).parent
-FILES = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.toml")}
 ENOUGH = 12_000
 
 
@@ -32,60 +29,6 @@ def said(entry: Written) -> str:
 def asked(messages: Any) -> str:
     """The text of the last turn."""
     return messages if isinstance(messages, str) else str(messages[-1]["content"])
-
-
-def template_of(entry: Written) -> str:
-    return entry.prompt.id.rpartition("-")[0]
-
-
-def texts(template: dict[str, Any]) -> list[str]:
-    single = [template[key] for key in ("system", "text") if key in template]
-    return [*single, *template.get("earlier", []), *template.get("follow_ups", [])]
-
-
-def faults(files: dict[str, Any]) -> list[str]:
-    """What is wrong with the files: slots that nothing defines or uses, things that come twice."""
-    slots: dict[str, Any] = {}
-    found: list[str] = []
-    for name, data in files.items():
-        found += [f"{name}: unknown key {key}" for key in data.keys() - {"templates", "slots"}]
-        found += [
-            f"{name}: slot {slot} is defined twice" for slot in data.get("slots", {}).keys() & slots.keys()
-        ]
-        slots.update(data.get("slots", {}))
-    used: set[tuple[str, str | None]] = set()
-    seen: Counter[str] = Counter()
-    for name, data in files.items():
-        for entry in data.get("templates", []):
-            found += [f"{name}: unknown key {key}" for key in entry.keys() - KEYS]
-            seen[json.dumps([entry.get("system"), entry.get("earlier"), entry["text"]])] += 1
-            for slot, _, field in (match for text in texts(entry) for match in FIELD.findall(text)):
-                used.add((slot, field or None))
-    found += [f"template comes twice: {text}" for text, count in seen.items() if count > 1]
-    for slot, values in slots.items():
-        found += slot_faults(slot, values, {field for name, field in used if name == slot})
-    return found + [f"unknown slot {slot}" for slot in sorted({slot for slot, _ in used} - slots.keys())]
-
-
-KEYS = {"text", "system", "earlier", "follow_ups"}
-
-
-def slot_faults(slot: str, values: Any, fields: set[str | None]) -> list[str]:
-    if not fields:
-        return [f"slot {slot} is not used"]
-    if isinstance(values, dict):
-        return [] if values["from"] < values["to"] else [f"slot {slot} is an empty range"]
-    counts = Counter(json.dumps(value, sort_keys=True) for value in values)
-    found = [f"slot {slot}: value comes twice: {value}" for value, count in counts.items() if count > 1]
-    for value in values:
-        have = set(value) if isinstance(value, dict) else {None}
-        if have != fields:
-            found.append(f"slot {slot}: a value has the fields {have}, the templates use {fields}")
-    return found
-
-
-def test_the_files_are_sound() -> None:
-    assert faults(FILES) == []
 
 
 def test_no_prompt_and_no_id_comes_twice(prompts: list[Written]) -> None:
@@ -125,3 +68,40 @@ def test_no_prompt_is_one_that_is_measured(prompts: list[Written]) -> None:
 def test_a_count_that_cannot_be_had_is_refused(count: int) -> None:
     with pytest.raises(SettingError, match=r"there are [0-9,]{6,}"):
         written_prompts(count)
+
+
+# Training or held out
+
+
+def chat(text: str, **changes: object) -> Prompt:
+    messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": text})
+    return replace(Prompt("a", messages), **changes)  # type: ignore[arg-type]
+
+
+def test_about_the_share_is_held_out_and_always_the_same() -> None:
+    prompts = [chat(f"What is {i} times {i % 7}?") for i in range(4000)]
+    held_out = [is_held_out(prompt) for prompt in prompts]
+    assert held_out == [is_held_out(prompt) for prompt in prompts]
+    assert sum(held_out) / 4000 == pytest.approx(HELD_OUT_SHARE, abs=0.015)
+    assert sum(is_held_out(prompt, 0.5) for prompt in prompts) / 4000 == pytest.approx(0.5, abs=0.04)
+    assert not any(is_held_out(prompt, 0) for prompt in prompts)
+    assert all(is_held_out(prompt, 1) for prompt in prompts)
+    assert all(is_held_out(p, 0.5) for p, held in zip(prompts, held_out, strict=True) if held)
+
+
+def test_the_side_of_a_conversation_does_not_change() -> None:
+    """Held-out sets of earlier versions stay held out."""
+    assert conversation_hash(Prompt("x", "Tell me  of\nLisbon")) == "b80bed9a48f0155349d9c3d6c9cffcf9"
+
+
+def test_the_same_conversation_falls_on_the_same_side() -> None:
+    plain = conversation_hash(chat("Tell me about Lisbon."))
+    turns = (
+        {"content": "Be brief.", "role": "system"},
+        {"content": "Tell me about Lisbon.", "role": "user", "x": 1},
+    )
+    for same in (
+        chat("  tell me about LISBON.\n"), chat("Tell  me\tabout Lisbon."), Prompt("c", turns),
+        chat("Tell me about Lisbon.", id="b", follow_ups=("And Porto?",), max_tokens=5),
+    ):  # fmt: skip
+        assert conversation_hash(same) == plain

@@ -19,13 +19,14 @@ from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import Constraint, DraftRequest, PartOf
 from outrider.core.data import Draft, Mask, Row
-from outrider.core.errors import VocabularyMismatch
+from outrider.core.errors import SettingError, VocabularyMismatch
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter, Rows
 from outrider.lab.check import tokenizers_of
 from outrider.lab.recording import record_offers
 from outrider.lab.subject import pair_row
 from outrider.models.vocab import Alignment, align, compare, tokenizer_id
+from outrider.models.vocab.subset import Subset, choose_subset, coverage
 from outrider.policy.fixed import FixedPolicy, grow
 from outrider.sampling import RequestSampler, distribution, draw
 from outrider.session import Pair, Session
@@ -411,3 +412,58 @@ def test_a_file_made_for_another_target_is_refused(target: Path, tmp_path: Path)
     draft = write_tiny(tmp_path / "stray.gguf", reduced=Reduced(10, "0" * 64))
     with pytest.raises(VocabularyMismatch, match=r"draft stray: .*made for another tokenizer"):
         Pair.load(target, draft, options=OPTIONS)
+
+
+# Which tokens are kept
+
+WORDS = ("the", "of", "and", "to", "in")
+TABLE = TableVocabulary(
+    [Token(b"<s>", control=True), *(Token(bytes([i])) for i in range(97, 105)),
+     *(Token(word.encode()) for word in WORDS), Token(b"bye", end=True)]
+)  # fmt: skip
+"""0: control; 1-8: bytes; 9-13: words; 14: ends a text"""
+
+
+def counts(**words: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    found = np.zeros(TABLE.size, dtype=np.int64)
+    for word, count in words.items():
+        found[9 + WORDS.index(word)] = count
+    return found
+
+
+def test_the_most_frequent_tokens_are_kept_and_those_that_are_needed() -> None:
+    subset = choose_subset(TABLE, counts(of=3, to=9, the=1), 13)
+    assert subset.to_target.tolist() == [*range(9), 10, 12, 14, -1] and subset.has_other
+    assert subset.size == 13
+    assert subset.to_draft[[0, 10, 12, 14]].tolist() == [0, 9, 10, 11]
+    assert set(subset.to_draft[[9, 11, 13]].tolist()) == {12}
+
+
+def test_a_size_that_is_no_reduction_keeps_all() -> None:
+    for size in (TABLE.size, TABLE.size + 10):
+        whole = choose_subset(TABLE, counts(), size)
+        assert not whole.has_other and whole.size == TABLE.size
+        assert whole.to_target.tolist() == whole.to_draft.tolist() == list(range(TABLE.size))
+
+
+def test_a_size_without_room_for_what_is_needed_is_refused() -> None:
+    assert choose_subset(TABLE, counts(), 12).size == 12
+    with pytest.raises(SettingError, match="11 tokens are too few: 11 are needed in any case"):
+        choose_subset(TABLE, counts(), 11)
+
+
+@given(st.sets(st.integers(0, 39), min_size=1))
+def test_both_maps_say_the_same(kept: set[int]) -> None:
+    subset = Subset.of(sorted(kept, reverse=True), 40)
+    assert subset.to_target.tolist() == [*sorted(kept), -1]
+    for token in range(40):
+        place = int(subset.to_draft[token])
+        assert (subset.to_target[place] == token) if token in kept else place == len(kept)
+
+
+def test_coverage_is_the_share_of_known_tokens() -> None:
+    subset = Subset.of([0, 1, 2], 10)
+    texts = [np.array(text, dtype=np.int32) for text in ([0, 1, 5], [], [9])]
+    assert coverage(subset, texts) == 0.5
+    assert coverage(subset, []) == 1.0
+    assert coverage(Subset.whole(10), texts) == 1.0

@@ -18,19 +18,14 @@ from outrider.backends.fake import FakeModel, random_logits
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.quantizer import quantize
 from outrider.core.contracts import PartOf
-from outrider.core.data import Span
 from outrider.core.errors import ModelFileError, VocabularyMismatch
 from outrider.core.params import SamplingParams
 from outrider.engine import Engine
 from outrider.lab.models import find_models
 from outrider.lab.prompts import Prompt, Workload, conversation_hash
-from outrider.lab.trim.counting import answer_prompts
-from outrider.lab.trim.cut import Cut, write_trimmed
-from outrider.lab.trim.material import prompts_of, texts_of
-from outrider.lab.trim.report import agreement_of, step_s_of
-from outrider.lab.trim.source import BY_TOKEN, OUTPUT, Source, read_source
-from outrider.lab.trim.tokens import Answer, Usage, floor_of
-from outrider.lab.trim.trim import TrimRequest, trim
+from outrider.lab.trim.counting import Answer, Usage, answer_prompts, floor_of, prompts_of, texts_of
+from outrider.lab.trim.source import BY_TOKEN, OUTPUT, Cut, Source, read_source, write_trimmed
+from outrider.lab.trim.trim import TrimRequest, agreement_of, step_s_of, trim
 from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
 from outrider.models.hub import HubOptions
 from outrider.models.vocab import align, tokenizer_id
@@ -121,10 +116,6 @@ def test_a_model_that_keeps_all_tokens_is_the_same_model(target: Target, tmp_pat
     np.testing.assert_array_equal(spoken(made, TOKENS), spoken(target.path, TOKENS))
 
 
-def test_the_floor_is_what_no_draft_can_do_without() -> None:
-    assert floor_of(TABLE).tolist() == [0, 2, 4, 5, 8]
-
-
 # Which tokens matter
 
 TABLE = TableVocabulary(
@@ -142,6 +133,7 @@ def usage(*answers: list[int], other: dict[int, int] | None = None) -> Usage:
 
 
 def test_tokens_are_kept_by_use_and_what_the_target_lacks_never() -> None:
+    assert floor_of(TABLE).tolist() == [0, 2, 4, 5, 8]
     assert usage([6, 7, 7], other={3: 100, 6: 2}).order().tolist() == [0, 2, 4, 5, 8, 6, 7, 1, 3]
     likely = Answer(np.array([6]), np.eye(TABLE.size, dtype=np.float32)[7] * 3)
     assert replace(usage(), answers=(likely,)).order().tolist()[5:7] == [7, 6]
@@ -162,10 +154,8 @@ def test_the_target_answers_many_at_once() -> None:
     for answer in found:
         assert answer.mass is not None and answer.mass.sum() == pytest.approx(len(answer.tokens))
     assert all(model.length(sequence) == 0 for sequence in range(2))
-    alone = FakeModel(VOCABULARY, random_logits(VOCABULARY.size, seed=3), max_sequences=1)
-    text = list(prompts[0])
-    rows = alone.decode([Span(0, tuple(text), 0, 1)])[0]
-    assert int(np.argmax(rows[-1])) in {answer.tokens[0] for answer in found}
+    first = int(np.argmax(random_logits(VOCABULARY.size, seed=3)(prompts[0])))
+    assert first in {answer.tokens[0] for answer in found}
 
 
 def test_prompts_that_measure_are_not_counted() -> None:
@@ -188,21 +178,16 @@ def test_prompts_that_measure_are_not_counted() -> None:
 def test_a_draft_is_trimmed_measured_and_written(target: Target, tmp_path: Path) -> None:
     small = write_tiny(tmp_path / "small.gguf", noise=0.1, chat_template=TEMPLATE, context_length=512)
     draft, big = find_models([str(small), str(target.path)], hub=HubOptions())
+    prompts = tuple(Prompt(str(i), f"the rain in the street {i}") for i in range(40))
     asked = TrimRequest(
-        draft,
-        big,
-        out=tmp_path / "out.gguf",
-        vocabulary=275,
-        workloads=(own_prompts(),),
+        draft, big, tmp_path / "out.gguf", vocabulary=275, seconds=0.2, measuring_seconds=0.2, options=SMALL,
+        workloads=(Workload("own", prompts, SamplingParams(), 32, ""),),
         corpora=(Path(__file__).parent / "engines.py",),
-        seconds=0.2,
-        measuring_seconds=0.2,
-        options=SMALL,
-    )
+    )  # fmt: skip
     report = trim(asked)
     tried = {found.quantization: found for found in report.types}
     assert list(tried) == ["F32", "Q4_K_M", "Q4_0"], "its own, and those that make it smaller"
-    assert tried[report.quantization].speedup == max(found.speedup for found in report.types)
+    assert tried[report.after.model.quantization].speedup == max(found.speedup for found in report.types)
     assert (report.known_tokens, report.source_tokens) == (274, SIZE)
     assert [choice.tokens for choice in report.sizes] == [275, SIZE]
     assert "own (" in report.counted[0] and "engines.py (" in report.counted[1]
@@ -216,11 +201,6 @@ def test_a_draft_is_trimmed_measured_and_written(target: Target, tmp_path: Path)
     assert weights.vocabulary.spelling(274) == OTHER.encode()
     weights.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.gguf", "small.gguf"]
-
-
-def own_prompts() -> Workload:
-    prompts = tuple(Prompt(str(i), f"the rain in the street {i}") for i in range(40))
-    return Workload("own", prompts, SamplingParams(), 32, "")
 
 
 # What is refused, and what is left behind
@@ -272,7 +252,7 @@ def test_rows_that_cannot_be_cut_apart_are_refused(tmp_path: Path) -> None:
     at = data.index(name) + len(name) + 4 + 16
     data[at : at + 4] = (202).to_bytes(4, "little")
     path.write_bytes(bytes(data))
-    with pytest.raises(ModelFileError, match="of type 202, whose rows cannot"):
+    with pytest.raises(ModelFileError, match="of type 202, whose rows cannot be taken apart"):
         read_source(path)
 
 

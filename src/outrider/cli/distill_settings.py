@@ -4,33 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.core.schema import MACHINE, Group, setting
+from outrider.core.schema import MACHINE, setting
 from outrider.core.settings import Hub, JsonOutput, Target, Threads, Verbose
 from outrider.lab.distill.plan import Data, Draft, Training
 
 
-class Written(Group):
-    """What is written where."""
+class DistillSettings(Target, Hub, Data, Draft, Training, JsonOutput, Verbose, Threads):
+    """Those of `distill`; `go_on` is --continue."""
 
     out: Path | None = setting(
         None,
         "-o",
         metavar="FOLDER",
-        help="Where everything goes, and a stopped run goes on. Default: ./distilled-NAME.",
+        help="Where everything goes, and a stopped run goes on. Default: ./distilled-MODEL.",
     )
-    name: str | None = setting(None, metavar="NAME", help="Of the draft's file. Default: MODEL-draft.")
     answers_only: bool = setting(False, help="Record the answers and end: train on them later, or elsewhere.")
     no_report: bool = setting(False, help="Do not measure it on held-out prompts.")
-
-
-class TrainingContext(Group):
-    """Room for a prompt with its answer."""
-
-    panel = MACHINE
-    ctx_size: int = setting(1024, "-c", help="Tokens of the longest prompt with its answer.")
-
-
-class DistillSettings(
-    Target, Hub, Data, Draft, Training, Written, JsonOutput, Verbose, TrainingContext, Threads
-):
-    """Those of `distill`; `go_on` is --continue."""
+    ctx_size: int = setting(1024, "-c", panel=MACHINE, help="Tokens of the longest prompt with its answer.")

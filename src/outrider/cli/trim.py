@@ -20,8 +20,7 @@ from outrider.core.errors import SettingError
 from outrider.core.numbers import gigabytes, milliseconds, percent
 from outrider.lab.check import as_text
 from outrider.lab.models import ModelFile
-from outrider.lab.trim.report import Report, agreement_of, step_s_of
-from outrider.lab.trim.trim import TrimRequest, trim
+from outrider.lab.trim.trim import Report, TrimRequest, agreement_of, step_s_of, trim
 from outrider.models.reference import local_shards
 
 _SHOWN_SIZES = 7
@@ -106,7 +105,7 @@ def _made(report: Report) -> Rows:
         for tried in report.types
     ]
     return [
-        ("made of", report.source.name),
+        ("made of", report.before.model.name),
         ("keeps", f"{report.known_tokens:,} of {report.source_tokens:,} tokens"),
         ("counted in", report.counted),
         ("tokens", tokens),
@@ -117,7 +116,7 @@ def _made(report: Report) -> Rows:
 def _compared(report: Report) -> list[tuple[str, ...]]:
     drafts = report.before, report.after
     rows: list[tuple[str, list[float], Callable[[float], str]]] = [
-        ("file", [report.source.file_bytes, report.file_bytes], gigabytes),
+        ("file", [draft.model.file_bytes for draft in drafts], gigabytes),
         ("step", list(map(step_s_of, drafts)), milliseconds),
         ("of the target's", [draft.step_ratio or 0.0 for draft in drafts], lambda ratio: f"{ratio:.2f}"),
         ("agreement", [agreement_of(draft).value for draft in drafts], lambda share: percent(share, 1)),

@@ -29,13 +29,11 @@ from outrider.drafters.model import ModelDrafter
 from outrider.lab.certify.certificate import (
     Certificate,
     as_json,
+    certify,
     model_files,
     reasons,
-    totals,
     write_certificate,
 )
-from outrider.lab.certify.checks import certify
-from outrider.lab.certify.faults import check_fault
 from outrider.lab.certify.plan import (
     BESIDE,
     BUILT_IN,
@@ -46,7 +44,7 @@ from outrider.lab.certify.plan import (
     Findings,
     Subject,
 )
-from outrider.lab.certify.text_equality import Compared, Difference
+from outrider.lab.certify.texts import Compared, Difference
 from outrider.lab.loaded import Progress
 from outrider.lab.machine import machine, versions
 from outrider.session import Pair, Session, settings_of
@@ -84,7 +82,7 @@ def make_plan(settings: VerifySettings, verification: Verification) -> CertifyPl
         seed=settings.test_seed,
         rule=verification.rule,
         lenience=verification.lenience,
-        fault=None if settings.inject is None else check_fault(settings.inject),
+        fault=settings.inject,
     )
 
 
@@ -93,8 +91,8 @@ def _place(settings: VerifySettings) -> Path | None:
     if settings.output is None and settings.print_json:
         return None
     path = settings.output or DEFAULT_OUTPUT
-    if settings.prompts_file is not None and _same_file(path, settings.prompts_file):
-        raise SettingError(str(path), "it holds the prompts", "Name another file (--output).")
+    if path.is_file() and path.suffix != ".json":  # it may be the prompts, or a model
+        raise SettingError(str(path), "it exists, and is no .json file", "Name another file (--output).")
     check_writable(path, "certificate")
     return path
 
@@ -107,7 +105,7 @@ def verify(settings: VerifySettings) -> int:
     if settings.bitwise:
         pair_plan = replace(pair_plan, opening=replace(pair_plan.opening, max_running=2))
     plan, texts = make_plan(settings, pair_plan.verification), _texts(settings)
-    certificate = _certify(settings, pair_plan, plan, texts, place, errors)
+    certificate = _certify(settings, pair_plan, plan, texts, errors)
     if place is not None:
         try:
             write_certificate(place, certificate)
@@ -118,23 +116,17 @@ def verify(settings: VerifySettings) -> int:
         write_json(as_json(certificate))
     else:
         print_verdict(certificate, place)
-    return 0 if certificate.holds else 1
+    return 0 if certificate.findings.holds else 1
 
 
 def _certify(
-    settings: VerifySettings,
-    pair_plan: PairPlan,
-    plan: CertifyPlan,
-    texts: list[str],
-    place: Path | None,
-    errors: Screen,
+    settings: VerifySettings, pair_plan: PairPlan, plan: CertifyPlan, texts: list[str], errors: Screen
 ) -> Certificate:
     started, before = datetime.now(UTC), perf_counter()
     if not errors.is_terminal:
         errors.say("loading the models")
     pair = load_pair(pair_plan, errors)
     prompts = [_encode(pair, text, raw=settings.raw) for text in texts]
-    _spare_models(place, pair)
     sampling = SamplingParams(temperature=0)
     greedy = Request(prompts[0], sampling, verification=plan.verification, grammar=plan.grammar)
     tokens = max(map(len, prompts)) + UNLIMITED_TOKENS + 1
@@ -169,33 +161,15 @@ def _subject(session: Session, pair: Pair) -> Subject:
     return Subject(session.target, engine.drafters, engine.policy, draft, alignment, engine.constrain)
 
 
-def _same_file(path: Path, other: Path) -> bool:
-    return path.exists() and other.exists() and path.samefile(other)
-
-
-def _spare_models(place: Path | None, pair: Pair) -> None:
-    for weights in pair.models:
-        if place is not None and _same_file(place, weights.path):
-            raise SettingError(str(place), "it is the model itself", "Name another file (--output).")
-
-
 def _models(pair: Pair, show: Progress) -> dict[str, Any]:
-    """Names and hashes of target and draft."""
     cards = {"target": (pair.target.name, pair.target_card)}
     if pair.draft is not None:
         cards["draft"] = (pair.draft.weights.name, pair.draft.card)
-    total = sum(card.file_bytes for _, card in cards.values())
-    done = 0
-
-    def count(num_bytes: int) -> None:
-        nonlocal done
-        done += num_bytes
-        show("hashing", done / max(total, 1))
-
     models: dict[str, Any] = {}
     for role, (name, card) in cards.items():
+        show("hashing", len(models) / len(cards))
         facts = {"quantization": card.quantization, "architecture": card.architecture}
-        models[role] = {"name": name, **facts, "files": model_files(card.path, count)}
+        models[role] = {"name": name, **facts, "files": model_files(card.path)}
     return models
 
 
@@ -240,7 +214,6 @@ def _encode(pair: Pair, text: str, *, raw: bool) -> tuple[int, ...]:
 # The certificate as people read it
 
 _SHOWN_TIES = 4
-_CHANGES = ": speculation changes the output"
 _TEXT_ROWS = {
     GREEDY: ("greedy", ""),
     BESIDE: ("", "while another request runs: "),
@@ -259,28 +232,25 @@ def print_verdict(certificate: Certificate, place: Path | None) -> None:
 
 def _headline(certificate: Certificate) -> Text:
     plan, findings = certificate.plan, certificate.findings
-    if not certificate.holds:
-        headline = Text("DOES NOT HOLD", style="bold red").append(
-            ": a head drafts wrongly" if replace(findings, drafts=None).holds else _CHANGES, "not bold"
-        )
+    if not findings.holds:
+        verdict, style, why = "DOES NOT HOLD", "bold red", "speculation changes the output"
+        if replace(findings, drafts=None).holds:
+            why = "a head drafts wrongly"
     elif not findings.speculates:
-        headline = Text("HOLDS, BUT NOTHING WAS SPECULATED", style="bold yellow").append(
-            ": this target decoded plainly", "not bold"
-        )
-    elif not totals(findings).drafted_tokens:
-        headline = Text("HOLDS, BUT NO TEXT MET A DRAFT", style="bold yellow").append(
-            ": give longer answers (-n) or other prompts", "not bold"
-        )
+        verdict, style = "HOLDS, BUT NOTHING WAS SPECULATED", "bold yellow"
+        why = "this target decoded plainly"
+    elif not findings.counts["drafted_tokens"]:
+        verdict, style = "HOLDS, BUT NO TEXT MET A DRAFT", "bold yellow"
+        why = "give longer answers (-n) or other prompts"
     else:
-        how = (
-            "gives plain decoding's text, bit for bit" if findings.bit_equal else "did not change the output"
-        )
-        headline = Text("HOLDS", style="bold green").append(f": speculation {how}", "not bold")
+        verdict, style, why = "HOLDS", "bold green", "speculation did not change the output"
+        if findings.bit_equal:
+            why = "speculation gives plain decoding's text, bit for bit"
     if plan.fault:
-        headline.append(f" (fault injected: {plan.fault})", "not bold")
+        why += f" (fault injected: {plan.fault})"
     if plan.verification.is_lossy:
-        headline.append(f" (lossy: lenience {plan.lenience:g})", "not bold")
-    return headline
+        why += f" (lossy: lenience {plan.lenience:g})"
+    return Text(verdict, style=style).append(f": {why}", "not bold")
 
 
 def _rows(certificate: Certificate) -> Rows:
@@ -288,13 +258,12 @@ def _rows(certificate: Certificate) -> Rows:
     names = [f"{role} {model['name']}" for role, model in certificate.models.items()]
     if findings.stand_in:
         names.append("for the samples the target's own logits, disturbed, take a draft model's place")
-    counts, drafts = totals(findings), findings.drafts
-    redrafted = None
-    if drafts is not None:
-        redrafted = f"{drafts.same} of {drafts.compared} as of a drafter that read the text afresh"
+    counts, drafts = findings.counts, findings.drafts
+    redrafted = "of a drafter that read the text afresh"
+    redrafted = f"{drafts.same} of {drafts.compared} as {redrafted}" if drafts else ""
     took = (
-        f"{certificate.duration_s:.0f} s, {counts.target_calls} target calls for {counts.tokens} tokens; "
-        f"{counts.drafted_tokens} tokens drafted, {counts.accepted_tokens} accepted"
+        f"{certificate.duration_s:.0f} s, {counts['target_calls']} target calls for {counts['tokens']} "
+        f"tokens; {counts['drafted_tokens']} tokens drafted, {counts['accepted_tokens']} accepted"
     )
     return [
         *(("because", reason) for reason in reasons(findings)),
@@ -311,57 +280,37 @@ def _rows(certificate: Certificate) -> Rows:
 
 def _text_row(name: str, parts: tuple[Compared, ...]) -> tuple[str, list[str]]:
     label, what = _TEXT_ROWS[name]
-    return label, [what + _texts_line(parts), *(_tie_lines(parts) if name == GREEDY else ())]
-
-
-def _texts_line(parts: tuple[Compared, ...]) -> str:
-    tokens = sum(part.tokens for part in parts)
-    differences = [difference for part in parts for difference in part.differences]
-    ties = [difference for difference in differences if difference.near_tie]
-    failed = len(differences) - len(ties)
-    line = f"{len(parts)} texts, {tokens} tokens: "
-    if not differences:
-        return line + "the same, token for token"
-    if failed:
-        line += f"{failed} differ" + ("" if any(part.rows for part in parts) else " beyond rounding")
-        line += ", " if ties else ""
+    found = [(part.prompt, difference) for part in parts for difference in part.differences]
+    ties = sorted((one for one in found if one[1].near_tie), key=lambda one: -_margin(one[1]))
+    said = []
+    if failed := len(found) - len(ties):
+        said.append(f"{failed} differ" + ("" if any(part.rows for part in parts) else " beyond rounding"))
     if ties:
-        line += "" if failed else "the same but for "
         noun = "near-tie" if len(ties) == 1 else "near-ties"
-        line += f"{len(ties)} {noun} that rounding flips (widest {_widest(ties):.3f})"
-    return line
+        widest = f"{len(ties)} {noun} that rounding flips (widest {_margin(ties[0][1]):.3f})"
+        said.append(widest if failed else f"the same but for {widest}")
+    tokens = sum(part.tokens for part in parts)
+    lines = [f"{what}{len(parts)} texts, {tokens} tokens: {', '.join(said) or 'the same, token for token'}"]
+    if name == GREEDY:
+        lines += [
+            f"prompt {prompt + 1}, token {tie.position + 1}: {tie.speculative_text!r} for "
+            f"{tie.plain_text!r}, ahead by {tie.speculative_margin:.4f} with drafts, "
+            f"{tie.plain_margin:.4f} the other way without"
+            for prompt, tie in ties[:_SHOWN_TIES]
+        ]
+        if len(ties) > _SHOWN_TIES:
+            lines.append(f"and {len(ties) - _SHOWN_TIES} more, in the certificate")
+    return label, lines
+
+
+def _margin(tie: Difference) -> float:
+    return max(tie.speculative_margin or 0.0, tie.plain_margin or 0.0)
 
 
 def _logits_line(findings: Findings) -> str:
     differing = sum(part.rows.differing for part in findings.all_texts if part.rows is not None)
     line = f"{findings.compared_rows} positions, with drafts and without: "
     return line + (f"other bits at {differing}" if differing else "the same bits")
-
-
-def _widest(ties: list[Difference]) -> float:
-    return max(max(tie.speculative_margin or 0.0, tie.plain_margin or 0.0) for tie in ties)
-
-
-def _tie_lines(parts: tuple[Compared, ...]) -> list[str]:
-    ties = [(part.prompt, tie) for part in parts for tie in part.differences if tie.near_tie]
-    ties.sort(key=lambda entry: -_widest([entry[1]]))
-    lines = [
-        f"prompt {prompt + 1}, token {tie.position + 1}: {tie.speculative_text!r} for {tie.plain_text!r}, "
-        f"ahead by {tie.speculative_margin:.4f} with drafts, {tie.plain_margin:.4f} the other way without"
-        for prompt, tie in ties[:_SHOWN_TIES]
-    ]
-    if len(ties) > _SHOWN_TIES:
-        lines.append(f"and {len(ties) - _SHOWN_TIES} more, in the certificate")
-    return lines
-
-
-def _places(findings: Findings) -> str:
-    """Where in the answers the texts are, if not at the start."""
-    places = sorted({test.behind_tokens for test in findings.sampled})
-    if places == [0]:
-        return ""
-    noun = "token" if places == [1] else "tokens"
-    return f" after {' or '.join(map(str, places))} {noun} of the answer"
 
 
 def _decisions_line(findings: Findings) -> str:
@@ -380,15 +329,16 @@ def _decisions_line(findings: Findings) -> str:
 
 
 def _sampled_line(certificate: Certificate) -> str:
-    findings, plan = certificate.findings, certificate.plan
-    if not findings.sampled:
+    tests, plan = certificate.findings.sampled, certificate.plan
+    if not tests:
         return "not tested: nothing is drafted"
-    least = min(test.p_value for test in findings.sampled)
-    rejected = sum(test.rejected for test in findings.sampled)
-    line = (
-        f"{len(findings.sampled)} tests of {plan.samples} texts{_places(findings)}: "
+    places = sorted({test.behind_tokens for test in tests} - {0})
+    after = f" after up to {places[-1]} tokens of the answer" if places else ""
+    least, rejected = min(test.p_value for test in tests), sum(test.rejected for test in tests)
+    certain = sum(test.cells == 1 for test in tests)
+    return (
+        f"{len(tests)} tests of {plan.samples} texts{after}: "
         + (f"{rejected} reject" if rejected else "none rejects")
         + f" (least p {least:.2g}; significance {plan.significance:g} over all, Holm)"
+        + (f"; {certain} too certain to test anything" if certain else "")
     )
-    certain = sum(test.cells == 1 for test in findings.sampled)
-    return line + (f"; {certain} too certain to test anything" if certain else "")

@@ -220,16 +220,11 @@ def cache_dir() -> Path:
     return Path(shared).expanduser() / "outrider"
 
 
-def file_sha256(path: Path, on_bytes: Callable[[int], None] = lambda _count: None) -> str:
-    """The hash in hexadecimal; `on_bytes` is called with the bytes read, block by block. Raises
-    ModelFileError when the file is gone or cannot be read."""
-    digest = hashlib.sha256()
+def file_sha256(path: Path) -> str:
+    """The hash in hexadecimal. Raises ModelFileError when the file is gone or cannot be read."""
     try:
         with path.open("rb") as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
-                on_bytes(len(block))
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         reason = reason_of(error)
         raise ModelFileError(str(path), reason, "Check the file, and start again.") from error
-    return digest.hexdigest()

@@ -3,13 +3,14 @@
 Given the target's distributions p and a draft of tokens x with its distributions q, the papers say with which
 probability each number of tokens is accepted, and what follows them. The verdicts that the engine got are
 recorded while it samples, and each is asked for again many times with fresh random numbers. How far they
-depart in the direction of an error is tested (`outrider.lab.certify.statistics.ScoreTest`): the acceptance
-ratio p / q off by a factor, q subtracted with such a factor after a rejection, a bonus token of another
-temperature. The laws are written out here once more: those of `outrider.verify` are under test.
+depart in the direction of an error is tested: the acceptance ratio p / q off by a factor, q subtracted with
+such a factor after a rejection, a bonus token of another temperature. The laws are written out here once
+more: those of `outrider.verify` are under test.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Literal, cast
@@ -17,8 +18,8 @@ from typing import Literal, cast
 import numpy as np
 
 from outrider.core.data import Distribution, Draft, Request, Verdict
-from outrider.lab.certify.runs import Wrapped
-from outrider.lab.certify.statistics import ERRORS, Probs, ScoreTest
+from outrider.lab.certify.distribution import Counts, Probs
+from outrider.lab.certify.texts import Wrapped
 from outrider.sampling import point_mass, probability
 from outrider.verify import VerificationRule
 
@@ -26,6 +27,96 @@ Kind = Literal["acceptance", "recovered", "bonus"]
 KINDS: tuple[Kind, ...] = ("acceptance", "recovered", "bonus")
 RULES = ("token", "block", "stable")
 """The rules with a law. Drafts without distributions follow that of `token` under `block` too."""
+
+_NORMAL_95 = 1.645
+"""what a normal variable stays below with that probability"""
+
+# A test against one kind of error, over outcomes of many laws at once
+
+ERRORS = (0.0, -0.01, 0.01, -0.03, 0.03, -0.1, 0.1, -0.3, 0.3)
+"""The errors under which a law is known: none, then pairs; the first pair gives the direction."""
+
+_MAX_SCORE = 20.0
+"""Scores are cut there: a rare outcome must not decide alone."""
+_STEEPNESS = np.array([*np.arange(0.5, 9, 0.5), 10, 12, 16, 24, 36])
+"""In standard deviations: at which exponents the bound on the tail is tried."""
+
+
+class ScoreTest:
+    """Do outcomes, each of a known law, deviate from their laws as an error of a known kind would make them?
+
+    The score of an outcome is by how much an error changes the logarithm of its probability, per unit of
+    error; their sum is compared with its bound under the laws (Chernoff's, which holds for any number
+    of outcomes). An outcome that its law rules out decides at once.
+    """
+
+    def __init__(self) -> None:
+        self.outcomes = 0
+        self.impossible = 0
+        self._sum = self._variance = 0.0
+        self._shifts = np.zeros(len(ERRORS))
+        self._laws: list[tuple[int, Probs, Probs]] = []
+
+    def add(self, laws: Sequence[Probs], counts: Counts, impossible: int = 0) -> None:
+        """Add outcomes of one law: `laws` are their probabilities under each of `ERRORS`, `counts` how often
+        each was seen; `impossible` others were."""
+        law = laws[0]
+        possible = law > 0
+        self.outcomes += int(counts.sum()) + impossible
+        self.impossible += int(counts[~possible].sum()) + impossible
+        law, counts = law[possible], counts[possible]
+        others = np.array([other[possible] for other in laws])
+        scores = np.clip((others[2] - others[1]) / (ERRORS[2] - ERRORS[1]) / law, -_MAX_SCORE, _MAX_SCORE)
+        scores -= law @ scores
+        variance, count = float(law @ scores**2), int(counts.sum())
+        if variance < 1e-12 or not count:
+            return
+        self._sum += float(counts @ scores)
+        self._variance += count * variance
+        self._shifts += count * (others @ scores)
+        self._laws.append((count, law, scores))
+
+    @property
+    def statistic(self) -> float | None:
+        """The sum of scores in standard deviations; None where an outcome was impossible, or none tells."""
+        return None if self.impossible or not self._laws else self._sum / math.sqrt(self._variance)
+
+    def p_value(self) -> float:
+        """At least the probability of a sum so far from 0; 0 where an outcome was impossible."""
+        if self.impossible or not self._laws:
+            return 0.0 if self.impossible else 1.0
+        exponents, cumulants = self._cumulants(math.copysign(1.0, self._sum))
+        return min(1.0, 2 * math.exp(min(0.0, float((cumulants - exponents * abs(self._sum)).min()))))
+
+    def detectable_error(self, level: float) -> float | None:
+        """The smallest error that is found with probability 0.95 at this level, whatever its sign, worked
+        out from the laws of these outcomes; None where none up to 0.3 is."""
+        if not self._laws:
+            return None
+        found = []
+        for sign, shifts in ((1.0, self._shifts[2::2]), (-1.0, -self._shifts[1::2])):
+            exponents, cumulants = self._cumulants(sign)
+            critical = float(((cumulants + math.log(2 / level)) / exponents).min())
+            wanted = critical + _NORMAL_95 * math.sqrt(self._variance)
+            shifts = np.maximum.accumulate([0.0, *shifts])
+            if shifts[-1] < wanted:
+                return None
+            found.append(float(np.interp(wanted, shifts, [0.0, *ERRORS[2::2]])))
+        return max(found)
+
+    def _cumulants(self, sign: float) -> tuple[Probs, Probs]:
+        """Exponents, and the logarithm of the moment generating function of the sum (or its negative)."""
+        exponents: Probs = _STEEPNESS / math.sqrt(self._variance)
+        counts = np.array([count for count, _, _ in self._laws])
+        probs = np.concatenate([law for _, law, _ in self._laws])
+        scores = sign * np.concatenate([scores for _, _, scores in self._laws])
+        starts = np.cumsum([0, *(len(law) for _, law, _ in self._laws[:-1])])
+        with np.errstate(over="ignore"):  # an infinite bound is none
+            moments = (np.add.reduceat(probs * np.exp(e * scores), starts) for e in exponents)
+            return exponents, np.array([counts @ np.log(moment) for moment in moments])
+
+
+# The decisions, and their laws
 
 MakeVerifier = Callable[[Request, int], VerificationRule]
 ScoreTests = dict[tuple[str, Kind], ScoreTest]

@@ -24,7 +24,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab.certify.faults import SHIFTED, STALE
 from outrider.lab.certify.plan import DraftsTest
-from outrider.lab.certify.runs import Wrapped
+from outrider.lab.certify.texts import Wrapped
 from outrider.models.vocab import Alignment, align
 from outrider.policy.fixed import FixedPolicy
 
@@ -88,8 +88,6 @@ def _odds(probability: float) -> float:
 
 
 class _Shifted(Wrapped):
-    """A block drafter's model of which each place is read for the one before."""
-
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
         found: list[object] = self.inner.decode(spans)
         return [cast(Logits, _shifted(rows)) for rows in found]

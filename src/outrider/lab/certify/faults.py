@@ -16,15 +16,12 @@ import numpy as np
 
 from outrider.backends.bitwise import TRIED, BitwiseModel, EqualSizes
 from outrider.core.contracts import Constraint, Model
-from outrider.core.data import Distribution, Draft, Grammar, Logits, Mask, Request, Span, Verdict
+from outrider.core.data import Distribution, Draft, Logits, Mask, Request, Span, Verdict
 from outrider.core.errors import SettingError
 from outrider.core.sequences import common_prefix
-from outrider.lab.certify.runs import Followed, Wrapped
+from outrider.lab.certify.texts import Constrain, Followed, Wrapped
 from outrider.sampling import LazyDistributions, draw
 from outrider.verify import VerificationRule, Verifier, verify_tokens
-
-Constrain = Callable[[Grammar], Constraint]
-"""Makes a fresh constraint of a grammar."""
 
 
 def check_fault(name: str) -> str:
@@ -235,26 +232,22 @@ class _ShortRewind(Followed):
 
     def __init__(self, sound: Model) -> None:
         super().__init__(sound)
-        self._taken_back: dict[int, list[int]] = {}
-        """of each sequence, tokens that have not been replaced yet"""
         self.num_broken = 0
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        return super().decode([self._with_rejected(span) for span in spans])
+        found: list[Logits] = self.inner.decode([self._with_rejected(span) for span in spans])
+        return found
 
     def _with_rejected(self, span: Span) -> Span:
-        taken_back = self._taken_back.pop(span.sequence, [])
-        same = common_prefix(taken_back, span.tokens)
-        if same < min(len(taken_back), len(span.tokens)):
+        stored, tokens = self.stored.get(span.sequence, ()), span.tokens
+        taken_back = stored[span.start :] if span.start else ()  # from 0 on it is another text
+        same = common_prefix(taken_back, tokens)
+        left = taken_back[len(tokens) :]
+        if same < min(len(taken_back), len(tokens)):
             self.num_broken += 1
-            return replace(span, tokens=(*span.tokens[:same], taken_back[same], *span.tokens[same + 1 :]))
-        self._taken_back[span.sequence] = taken_back[same:]
-        return span
-
-    def _forget(self, sequence: int, length: int) -> list[int]:
-        taken_back = super()._forget(sequence, length)
-        self._taken_back[sequence] = taken_back if length else []
-        return taken_back
+            tokens, left = (*tokens[:same], taken_back[same], *tokens[same + 1 :]), ()
+        self.stored[span.sequence] = (*stored[: span.start], *tokens, *left)
+        return replace(span, tokens=tokens)
 
 
 # What heads read (`drafts`), which changes drafts and no text.

@@ -12,19 +12,16 @@ from outrider.core.contracts import Drafter, Model, Policy
 from outrider.core.data import Grammar
 from outrider.core.errors import SettingError
 from outrider.core.params import Rule, Verification
-from outrider.lab.certify.faults import MASK_FAULT, Constrain, check_fault
-from outrider.lab.certify.text_equality import Compared
+from outrider.lab.certify.faults import MASK_FAULT, check_fault
+from outrider.lab.certify.texts import Compared, Constrain
 from outrider.models.vocab import Alignment
 from outrider.policy.fixed import FixedPolicy
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is put to the test: a target with its drafters, and the policy that asks them.
-
-    `draft` is the model of a model drafter, `alignment` how its tokens map to the target's.
-    `constrain` makes the constraint of a grammar; needed where the plan has one.
-    """
+    """What is put to the test. `draft` is the model of a model drafter, `alignment` how its tokens map to the
+    target's; `constrain` is needed where the plan has a grammar."""
 
     target: Model
     drafters: tuple[Drafter, ...] = ()
@@ -106,7 +103,7 @@ class SampledTest:
 
     `statistic` is chi-square over `cells`; None where `impossible` samples, which plain decoding never
     gives, make it infinite. `behind_tokens` of a constrained answer came before the texts, the same for all
-    of them.
+    of them. `rejected`: after the correction for the number of all tests.
     """
 
     setting: str
@@ -120,7 +117,6 @@ class SampledTest:
     drafted_tokens: int
     accepted_tokens: int
     rejected: bool = False
-    """after the correction for the number of all tests"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +191,23 @@ class Findings:
         return [part for parts in self.texts.values() for part in parts]
 
     @property
+    def counts(self) -> dict[str, int]:
+        """What all runs on the real models took, those of the samples left out."""
+        names = self.all_texts[0].counts
+        return {name: sum(part.counts[name] for part in self.all_texts) for name in names}
+
+    @property
     def compared_rows(self) -> int:
         """At how many positions the bits of logits were compared."""
         return sum(part.rows.positions for part in self.all_texts if part.rows is not None)
+
+    @property
+    def power(self) -> float | None:
+        """The error of the acceptance ratio that is found with probability 0.95, whichever rule has it; None
+        where none up to 30 % is, or none was tested."""
+        tests = [test for test in self.decisions if test.kind == "acceptance" and test.rule != "stable"]
+        errors = [test.detectable_error for test in tests if test.detectable_error is not None]
+        return max(errors) if errors and len(errors) == len(tests) else None
 
     @property
     def holds(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,13 +22,12 @@ from outrider.core.params import DraftSampling, Rule, SamplingParams, Verificati
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
-from outrider.lab.certify.decisions import KINDS, RULES, Decisions, MakeVerifier, ScoreTests
-from outrider.lab.certify.exact_distribution import (
+from outrider.lab.certify.decisions import KINDS, RULES, Decisions, MakeVerifier, ScoreTest, ScoreTests
+from outrider.lab.certify.distribution import (
     LENGTH,
     CachedModel,
-    DisturbedLogits,
+    DisturbedModel,
     Exact,
-    LogitsCache,
     MakeConstraint,
     Start,
     Text,
@@ -37,9 +36,7 @@ from outrider.lab.certify.exact_distribution import (
 )
 from outrider.lab.certify.faults import break_masks, verifier_with
 from outrider.lab.certify.plan import CertifyPlan, DecisionTest, SampledTest, Subject
-from outrider.lab.certify.runs import generate
-from outrider.lab.certify.statistics import ScoreTest
-from outrider.lab.certify.text_equality import after
+from outrider.lab.certify.texts import after, generate
 from outrider.lab.loaded import Progress
 from outrider.lab.statistics import holm
 from outrider.models.vocab import compare
@@ -47,7 +44,6 @@ from outrider.policy.fixed import FixedPolicy
 
 _CANDIDATES = 24
 """Prompts among which those of the highest entropy are chosen."""
-_REPORT_EVERY = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +65,26 @@ class Setting:
         return f"{rule}{f', {kind}' if kind else ''}, T={self.sampling.temperature:g}{penalties}"
 
 
+_KINDS: tuple[tuple[str, Rule, DraftSampling], ...] = (
+    ("model", "token", "sampled"),
+    ("model", "token", "greedy"),
+    ("model", "block", "sampled"),
+    ("model", "block", "greedy"),
+    ("model", "stable", "sampled"),
+    ("model", "auto", "auto"),
+    ("lookup", "auto", "auto"),
+)
+_PENALISED = SamplingParams(temperature=1.0, repeat_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.4)
+
+
 def settings_under_test(plan: CertifyPlan) -> list[Setting]:
     """Every rule with both kinds of draft at two temperatures, and one with penalties; of a rule
     that is asked for (not auto) only the settings with that rule. Under a grammar that forces text also
     what that does alone, without a drafter."""
     wanted, is_lossy = plan.rule, plan.lenience < 1
-    kinds: list[tuple[str, Rule, DraftSampling]] = [
-        ("model", "token", "sampled"),
-        ("model", "token", "greedy"),
-        ("model", "block", "sampled"),
-        ("model", "block", "greedy"),
-        ("model", "stable", "sampled"),
-        ("model", "auto", "auto"),
-        ("lookup", "auto", "auto"),
-    ]
-    if is_lossy:
-        kinds = [kind for kind in kinds if kind[1] in ("token", "auto")]
+    kinds = [kind for kind in _KINDS if not is_lossy or kind[1] in ("token", "auto")]
     if wanted != "auto":
-        kinds = [kind for kind in kinds if kind[1] == wanted] + [("lookup", wanted, "auto")]
+        kinds = [*(kind for kind in kinds if kind[1] == wanted), ("lookup", wanted, "auto")]
     if plan.grammar is not None and plan.grammar.fast_forward != "off":
         kinds.append(("none", wanted, "auto"))
     found = [
@@ -94,11 +92,8 @@ def settings_under_test(plan: CertifyPlan) -> list[Setting]:
         for temperature in (0.7, 1.0)
         for drafter, rule, drafts in kinds
     ]
-    penalised = SamplingParams(
-        temperature=1.0, repeat_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.4
-    )
     last: Rule = "block" if wanted == "auto" and not is_lossy else kinds[0][1]
-    return [*found, Setting("model", replace(found[0].verification, rule=last), penalised)]
+    return [*found, Setting("model", replace(found[0].verification, rule=last), _PENALISED)]
 
 
 def sampled_tests(
@@ -111,94 +106,71 @@ def sampled_tests(
     to the number of the test and of the sample.
     """
     settings, sampler = settings_under_test(plan), _Sampler(subject, plan)
-    decided: ScoreTests = {(rule, kind): ScoreTest() for rule in RULES for kind in KINDS}
+    scores: ScoreTests = {(rule, kind): ScoreTest() for rule in RULES for kind in KINDS}
     tests: list[SampledTest] = []
     progress("sampled", 0.0)
     try:
-        chosen = sampler.most_uncertain(prompts)
-        total = len(chosen) * len(settings) * plan.samples
-        level = plan.significance / (len(chosen) * len(settings) + len(decided))
+        chosen = sampler.most_uncertain(prompts[:_CANDIDATES])
+        total = len(chosen) * len(settings)
+        level = plan.significance / (total + len(scores))
         for index, start in chosen:
             exact: dict[SamplingParams, Exact] = {}
             for setting in settings:
                 number, sampling = len(tests), setting.sampling
+                progress("sampled", number / total)
                 if sampling not in exact:
                     exact[sampling] = sampler.exact(start, sampling, level, number)
-
-                def report(done: int, before: int = number * plan.samples) -> None:
-                    progress("sampled", (before + done) / total)
-
-                tests.append(sampler.test(index, start, setting, exact[sampling], number, decided, report))
+                tests.append(sampler.test(index, start, setting, exact[sampling], number, scores))
             sampler.forget()
     finally:
         sampler.forget()
     decisions = [
         DecisionTest(
-            rule,
-            kind,
-            test.outcomes,
-            test.impossible,
-            test.statistic,
-            test.p_value(),
-            test.detectable_error(level),
+            *of, test.outcomes, test.impossible, test.statistic, test.p_value(), test.detectable_error(level)
         )
-        for (rule, kind), test in decided.items()
+        for of, test in scores.items()
         if test.outcomes
     ]
-    rejected = holm([*(t.p_value for t in tests), *(t.p_value for t in decisions)], plan.significance)
-    of_texts, of_decisions = rejected[: len(tests)], rejected[len(tests) :]
+    values = [*(test.p_value for test in tests), *(test.p_value for test in decisions)]
+    rejected = iter(holm(values, plan.significance))
     return (
-        tuple(replace(test, rejected=bad) for test, bad in zip(tests, of_texts, strict=True)),
-        tuple(replace(test, rejected=bad) for test, bad in zip(decisions, of_decisions, strict=True)),
-        sampler.rows.calls + sampler.draft_rows.calls,
+        tuple(replace(test, rejected=next(rejected)) for test in tests),
+        tuple(replace(test, rejected=next(rejected)) for test in decisions),
+        sampler.target.calls + sampler.draft.calls,
     )
 
 
 class _Sampler:
-    """Generates with engines on a subject's models, whose logits are cached."""
-
     def __init__(self, subject: Subject, plan: CertifyPlan) -> None:
-        self._subject, self._plan = subject, plan
-        self.rows = LogitsCache(subject.target)
-        self.draft_rows: LogitsCache = DisturbedLogits(self.rows, plan.seed)
+        self._plan, self._constrain = plan, subject.constrain
+        self.target = CachedModel(subject.target)
+        self.draft: CachedModel = DisturbedModel(self.target, plan.seed)
         if subject.sampled_draft is not None:
-            self.draft_rows = LogitsCache(subject.sampled_draft)
-        draft = self.draft_rows.model
-        self._alignment = subject.alignment or compare(subject.target.vocabulary, draft.vocabulary)
+            self.draft = CachedModel(subject.sampled_draft)
+        self._alignment = subject.alignment or compare(self.target.vocabulary, self.draft.vocabulary)
 
     def forget(self) -> None:
-        self.draft_rows.forget()
-        self.rows.forget()
+        self.draft.forget()
+        self.target.forget()
 
     def most_uncertain(self, prompts: Sequence[Text]) -> list[tuple[int, Start]]:
-        """Of the first few prompts those whose samples have the highest entropy, and where these start."""
-        starts = [
-            (i, find_start(self.rows, prompt, self._sound()))
-            for i, prompt in enumerate(prompts[:_CANDIDATES])
-        ]
+        """Of some prompts those whose samples have the highest entropy, and where these start."""
+        starts = [(i, find_start(self.target, prompt, self._sound())) for i, prompt in enumerate(prompts)]
         starts.sort(key=lambda entry: (entry[1].forced, entry[1].entropy), reverse=True)
         return sorted(starts[: self._plan.num_sampled], key=lambda entry: entry[0])
 
     def _sound(self, answer: Sequence[int] = ()) -> MakeConstraint:
-        """Makes the constraint of an answer that begins with these tokens."""
-        make, grammar = after(self._subject.constrain, answer), self._plan.grammar
+        make, grammar = after(self._constrain, answer), self._plan.grammar
         return None if make is None or grammar is None else partial(make, grammar)
 
     def exact(self, start: Start, sampling: SamplingParams, level: float, number: int) -> Exact:
         """What the texts of test `number` are compared with."""
         rng, sound = np.random.default_rng((self._plan.seed, number)), self._sound(start.answer)
         samples = self._plan.samples
-        return exact_distribution(self.rows, start.prompt, sampling, samples, level, rng, sound)
+        return exact_distribution(self.target, start.prompt, sampling, samples, level, rng, sound)
 
     def test(
-        self,
-        index: int,
-        start: Start,
-        setting: Setting,
-        exact: Exact,
-        number: int,
-        decided: ScoreTests,
-        report: Callable[[int], None],
+        self, index: int, start: Start, setting: Setting, exact: Exact, number: int, scores: ScoreTests
     ) -> SampledTest:
         """Generate the texts of test `number`, one for each seed, test their counts, and add the decisions
         about drafts to the tests of these."""
@@ -215,15 +187,14 @@ class _Sampler:
         )
         texts: Counter[Text] = Counter()
         drafted = accepted = 0
-        for i, seed in enumerate(seeds):
-            if i % _REPORT_EVERY == 0:
-                report(i)
+        for seed in seeds:
             done = generate(engine, replace(request, sampling=replace(setting.sampling, seed=seed)))
             texts[done.tokens] += 1
             drafted += sum(len(record.draft) for record in done.records)
             accepted += sum(record.num_accepted for record in done.records)
+        engine.reset()
         decisions.repeat(make, request, plan.repeats, seeds[0])
-        decisions.add_to(decided)
+        decisions.add_to(scores)
         counts, impossible = exact.counts(texts)
         statistic = None if impossible else exact.null.statistic(counts)
         return SampledTest(
@@ -240,14 +211,12 @@ class _Sampler:
         )
 
     def _engine(self, setting: Setting, start: Start, make: MakeVerifier) -> Engine:
-        model = CachedModel(self.draft_rows.model, self.draft_rows)
         drafters: dict[str, list[Drafter]] = {
             "lookup": [SuffixDrafter(min_match=1)],
-            "model": [ModelDrafter(model, self._alignment)],
+            "model": [ModelDrafter(self.draft, self._alignment)],
         }
         # Drafts as long as the text, however doubtful: what is rarely offered is rarely tested.
         policy = FixedPolicy(draft_max=LENGTH, p_min=0, hand_over=0)
-        constrain = break_masks(self._plan.fault, after(self._subject.constrain, start.answer))
-        target = CachedModel(self._subject.target, self.rows)
+        constrain = break_masks(self._plan.fault, after(self._constrain, start.answer))
         found = drafters.get(setting.drafter, [])
-        return Engine(target, found, policy, verifier=make, constrain=constrain)
+        return Engine(self.target, found, policy, verifier=make, constrain=constrain)

@@ -1,27 +1,41 @@
-"""A model's shape and weights as plain arrays, read from GGUF.
+"""A Llama-like model as plain arrays, read from a GGUF file and written as one.
 
-Weights are float32 whatever the file holds. Query and key matrices are in the layout of Hugging Face's
-models, where the two halves of a head are rotated against each other; GGUF files of the "llama"
-architecture hold them interleaved instead, and are converted on the way in and out.
+Weights are float32 whatever a file holds. Query and key matrices are in the layout of Hugging Face's models,
+where the two halves of a head are rotated against each other; GGUF files of the "llama" architecture hold
+them interleaved instead, and are converted on the way in and out.
 """
 
 from __future__ import annotations
 
-import math
+import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from dataclasses import fields as fields_in
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFReader
+from gguf import GGMLQuantizationType, GGUFValueType, LlamaFileType
 from gguf.constants import Keys
 from gguf.quants import dequantize
+from gguf.quants import quantize as encoded
 
-from outrider.core.errors import ModelFileError
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.gguf.quantizer import quantize, read_type
+from outrider.core.contracts import Vocabulary
+from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
+from outrider.core.files import check_writable, reason_of
+from outrider.core.notices import notify
+from outrider.lab.model_file import Tensor, read_tensors, write_model_file
 from outrider.models.header import Field, Header, fields_of, read_header
-from outrider.models.vocab.subset import Subset
+from outrider.models.reference import local_shards
+from outrider.models.vocab import align
+from outrider.models.vocab.subset import Subset, part_fields, tokenizer_fields
+from outrider.policy.state import CALIBRATION_KEY, PretrainedCalibration
 
 Array = npt.NDArray[np.float32]
 
@@ -40,6 +54,9 @@ SHAPE_KEYS = {
     "norm_epsilon": Keys.Attention.LAYERNORM_RMS_EPS,
 }
 """Fields of a shape, and their keys in GGUF's metadata"""
+_PREFIX = "outrider.distill."
+_LICENCE_KEYS = (Keys.General.LICENSE_NAME, Keys.General.LICENSE_LINK)
+"""What the licence's identifier, which the provenance has, does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +75,15 @@ class Shape:
     rope_base: float
     norm_epsilon: float
 
-    @property
-    def parameters(self) -> int:
-        """Numbers in the matrices of one token's pass, the output layer counted once."""
-        attention = self.width * self.head_width * 2 * (self.heads + self.kv_heads)
-        layer = attention + 3 * self.width * self.feed_forward
-        return self.layers * layer + self.vocabulary * self.width
-
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Weights by their GGUF names (outputs before inputs), and the metadata that goes with the tokenizer.
-
-    Without "output.weight" the output layer is "token_embd.weight".
-    """
+    """Weights by their GGUF names (outputs before inputs), and the fields of the file about its tokenizer,
+    name and licence. Without "output.weight" the output layer is "token_embd.weight"."""
 
     shape: Shape
     weights: Mapping[str, Array]
     metadata: Mapping[str, Field]
-    """the fields of the file about its tokenizer, name and licence, for an export"""
-
-    @property
-    def licence(self) -> str | None:
-        """As the file names it, for instance "apache-2.0"."""
-        field = self.metadata.get(Keys.General.LICENSE)
-        return None if field is None else field.text
 
     def with_weights(self, shape: Shape, weights: Mapping[str, Array]) -> Checkpoint:
         """The same tokenizer with another model."""
@@ -112,68 +113,75 @@ def restrict(model: Checkpoint, subset: Subset) -> Checkpoint:
     return model.with_weights(replace(model.shape, vocabulary=subset.size), weights)
 
 
-def read_gguf(path: Path) -> Checkpoint:
-    """The model of a GGUF file (one that is not split), dequantized.
+# Reading
 
-    Raises ModelFileError when it is missing, damaged, split, or of an architecture that is not known here.
+
+def read_gguf(path: Path) -> Checkpoint:
+    """The model of a GGUF file, dequantized.
+
+    Raises ModelFileError when it is missing, damaged, or of an architecture that is not known here.
     """
-    header = read_header(path)
-    if (header.number(Keys.Split.LLM_KV_SPLIT_COUNT) or 1) > 1:
-        reason = "its weights are in several files"
-        raise ModelFileError(str(path), reason, "Join them: llama-gguf-split --merge.")
+    header, tensors = read_tensors(path)
+    shape = _shape_of(path, header, tensors)
+    weights: dict[str, Array] = {}
     try:
-        reader = GGUFReader(path)
-        shape = _shape_of(path, header)
-        # A copy: what needs no conversion would be a view of the file.
-        weights = {
-            tensor.name: np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32).reshape(
-                [int(size) for size in reversed(tensor.shape)]
-            )
-            for tensor in reader.tensors
-        }
-    except (ValueError, NotImplementedError) as error:
+        for name, tensor in tensors.items():
+            numbers = dequantize(tensor.rows, tensor.kind).reshape(tensor.shape)
+            # A copy: what needs no conversion would be a view of the file.
+            weights[name] = rotation_layout(name, np.array(numbers, np.float32), shape, to_gguf=False)
+    except (NotImplementedError, ValueError) as error:
         reason = f"its weights cannot be read here ({error})"
         raise ModelFileError(str(path), reason, "Get it in another quantization.") from error
-    _check_weights(path, shape, weights)
-    weights = {name: rotation_layout(name, w, shape, to_gguf=False) for name, w in weights.items()}
-    return Checkpoint(shape, weights, fields_of(path, header, ("tokenizer.", "general.")))
+    return Checkpoint(shape, weights, fields_of(local_shards(path)[0], header, ("tokenizer.", "general.")))
 
 
-def _shape_of(path: Path, header: Header) -> Shape:
-    """Raises ModelFileError for an architecture that is not known here, and for what is no number above 0."""
-    architecture = header.fields.get(Keys.General.ARCHITECTURE, "")
+def _shape_of(path: Path, header: Header, tensors: Mapping[str, Tensor]) -> Shape:
+    """Raises ModelFileError where it cannot be trained here, or the tensors are not those of a shape."""
+    architecture = header.text(Keys.General.ARCHITECTURE) or ""
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         reason = f"the architecture {architecture!r} cannot be trained here (known: {known})"
         raise ModelFileError(str(path), reason, _ANOTHER)
-
-    def field(key: str, default: Any = None) -> Any:
-        return header.fields.get(key.format(arch=architecture), default)
-
-    def number(name: str, default: float | None = None) -> float:
-        key, value = SHAPE_KEYS[name], field(SHAPE_KEYS[name], default)
-        if value is None:
-            raise ModelFileError(str(path), f"it lacks {key.format(arch=architecture)}", "Download it again.")
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            reason = f"its {key.format(arch=architecture)} is {value!r}, not a number above 0"
-            raise ModelFileError(str(path), reason, _ANOTHER)
-        return float(value) if name in ("rope_base", "norm_epsilon") else int(value)
-
-    embedding = next((tensor for tensor in header.tensors if tensor.name == "token_embd.weight"), None)
-    if embedding is None:
-        raise ModelFileError(str(path), "it lacks token_embd.weight", "Download it again.")
-    usual = {"rope_base": 10_000.0, "kv_heads": number("heads")}
-    usual["head_width"] = number("width") // number("heads")
-    values: dict[str, Any] = {name: number(name, usual.get(name)) for name in SHAPE_KEYS}
-    shape = Shape(architecture=architecture, vocabulary=embedding.shape[-1], **values)
-    is_scaled = any(tensor.name == "rope_freqs.weight" for tensor in header.tensors)
-    if field(Keys.Rope.SCALING_TYPE, "none") != "none" or is_scaled:
-        reason = "its rotary positions are scaled, which cannot be trained here"
-        raise ModelFileError(str(path), reason, _ANOTHER)
-    if field(Keys.Rope.DIMENSION_COUNT, shape.head_width) != shape.head_width:
-        reason = "a part of each head is rotated, which cannot be trained here"
-        raise ModelFileError(str(path), reason, _ANOTHER)
+    given: dict[str, Any] = {}
+    for name, key in SHAPE_KEYS.items():
+        if (value := header.fields.get(key.format(arch=architecture))) is not None:
+            given[name] = value
+    try:
+        heads = {"kv_heads": given["heads"], "head_width": given["width"] // given["heads"]}
+        values = {"rope_base": 10_000.0} | heads | given
+        rows = tensors["token_embd.weight"].shape[0]
+        shape = Shape(architecture=architecture, vocabulary=rows, **values)
+        sizes = tensor_sizes(shape) if 0 < shape.layers <= len(tensors) else {}
+    except (KeyError, TypeError, ZeroDivisionError):
+        sizes = {}
+    if not sizes:
+        raise ModelFileError(str(path), "its header does not say what the model is made of", _ANOTHER)
+    for key, usual, what in (
+        (Keys.Rope.SCALING_TYPE, "none", "its rotary positions are scaled"),
+        (Keys.Rope.DIMENSION_COUNT, shape.head_width, "a part of each head is rotated"),
+    ):
+        if header.fields.get(key.format(arch=architecture), usual) != usual:
+            raise ModelFileError(str(path), f"{what}, which cannot be trained here", _ANOTHER)
+    _check_tensors(path, tensors, sizes)
     return shape
+
+
+def _check_tensors(path: Path, tensors: Mapping[str, Tensor], needed: Mapping[str, tuple[int, ...]]) -> None:
+    """Biases of matrices and an output layer may be there."""
+    possible = {**needed, "output.weight": needed["token_embd.weight"]}
+    for name, size in needed.items():
+        if len(size) == 2 and name.startswith("blk."):
+            possible[f"{name.removesuffix('weight')}bias"] = size[:1]
+    for name in (*needed, *tensors):
+        if name not in tensors:
+            reason = f"it lacks {name}"
+        elif name not in possible:
+            reason = f"it has {name}, and models with that cannot be trained here"
+        elif tensors[name].shape != possible[name]:
+            reason = f"{name} has the size {tensors[name].shape}, and its header says {possible[name]}"
+        else:
+            continue
+        raise ModelFileError(str(path), reason, _ANOTHER)
 
 
 def tensor_sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
@@ -193,29 +201,6 @@ def tensor_sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def _check_weights(path: Path, shape: Shape, weights: Mapping[str, Array]) -> None:
-    """Raise ModelFileError where weights of a file are missing, of another size than the shape says, or not
-    known here. Biases of matrices and an output layer may be there."""
-    way_out = "Choose a whole model of this kind."
-    if shape.heads % shape.kv_heads or shape.head_width % 2 or shape.layers > len(weights):
-        reason = "its header speaks of heads that cannot be shared, or of more layers than there are"
-        raise ModelFileError(str(path), reason, way_out)
-    needed = tensor_sizes(shape)
-    possible = needed | {"output.weight": needed["token_embd.weight"]}
-    for name, size in needed.items():
-        if len(size) == 2 and name.startswith("blk."):
-            possible[f"{name.removesuffix('weight')}bias"] = size[:1]
-    if missing := needed.keys() - weights.keys():
-        raise ModelFileError(str(path), f"it lacks {len(missing)} tensors, {min(missing)} first", way_out)
-    for name, values in weights.items():
-        if name not in possible:
-            reason = f"it has {name}, and models with that cannot be trained here"
-            raise ModelFileError(str(path), reason, _ANOTHER)
-        if values.shape != possible[name]:
-            reason = f"{name} has the size {values.shape}, and its header says {possible[name]}"
-            raise ModelFileError(str(path), reason, way_out)
-
-
 def rotation_layout(name: str, values: Array, shape: Shape, *, to_gguf: bool) -> Array:
     """A query or key matrix (or bias) as the architecture's GGUF files hold it, or from there in the layout
     of halves; others as they are."""
@@ -226,3 +211,156 @@ def rotation_layout(name: str, values: Array, shape: Shape, *, to_gguf: bool) ->
     half = shape.head_width // 2
     split = values.reshape((heads, 2, half, -1) if to_gguf else (heads, half, 2, -1))
     return np.ascontiguousarray(split.swapaxes(1, 2).reshape(values.shape))
+
+
+# Writing
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """How a draft was made.
+
+    `teacher`: the target's name; `teacher_sha256`: of its file; `data`: what prompts at which temperatures,
+    in one sentence; `tokens`: label positions trained on, each as often as it was; `version`: of Outrider;
+    `licence`: the teacher's, None where its file names none. Of a draft that was continued, `tokens` and
+    `steps` count what went before too.
+    """
+
+    teacher: str
+    teacher_sha256: str
+    data: str
+    tokens: int
+    steps: int
+    seed: int
+    version: str
+    licence: str | None = None
+
+
+def read_provenance(path: Path) -> Provenance | None:
+    """How a draft was made, by its file; None for one that was not distilled here. Raises ModelFileError."""
+    header = read_header(path)
+    found: dict[str, Any] = {
+        field.name: header.fields.get(_PREFIX + field.name)
+        for field in fields_in(Provenance)
+        if field.name != "licence"
+    }
+    if None in found.values():
+        return None
+    return Provenance(**found, licence=header.text(Keys.General.LICENSE))
+
+
+def write_gguf(
+    checkpoint: Checkpoint,
+    path: Path,
+    *,
+    subset: Subset,
+    target: Vocabulary,
+    provenance: Provenance,
+    window: int = 0,
+    prior: PretrainedCalibration | None = None,
+    quantization: str = "Q4_0",
+    embedding_quantization: str = "Q8_0",
+    threads: int = 1,
+) -> dict[str, float]:
+    """Write a draft; the types of its matrices with their share of the weights, the largest first. What is at
+    `path` is replaced once the new file is complete, and llama.cpp has read its vocabulary.
+
+    The checkpoint has the metadata of its target or of a draft with the same tokens, those of `target` in
+    `subset`. With a reduced vocabulary it reads the last `window` tokens of a text (0: all); `prior` is what
+    to expect of its acceptance. The embedding and the output layer have a type of their own.
+
+    Raises SettingError (type, place, room on the disk, weights that are no numbers, a tokenizer that is not
+    the target's), VocabularyMismatch, and what `backends.gguf.quantizer.quantize` raises.
+    """
+    to, ends = read_type(quantization), read_type(embedding_quantization)
+    if checkpoint.shape.vocabulary != subset.size or len(subset.to_draft) != target.size:
+        reason = f"its {checkpoint.shape.vocabulary:,} tokens are not those of its map ({subset.size:,})"
+        raise SettingError("the draft", reason, "Restrict its weights to the same tokens first.")
+    floats = "F32" if {to, ends} & {"F32", "BF16"} else "F16"
+    fields, notes = tokenizer_fields(checkpoint.metadata, subset, target.size)
+    fields |= _own_fields(checkpoint, floats, provenance)
+    if subset.has_other:
+        fields |= part_fields(subset.to_target.tolist(), target, window=window)
+    if prior is not None:
+        fields[CALIBRATION_KEY] = _field(json.dumps(prior))
+    check_writable(path, "draft")
+    place = path.resolve()
+    partial = place.with_name(f".{place.stem}.{os.getpid()}.partial.gguf")
+    try:
+        write_model_file(partial, checkpoint.shape.architecture, fields, _stored(checkpoint, floats))
+        if not np.array_equal(read_subset(partial, target).to_target, subset.to_target):
+            raise VocabularyMismatch(str(path), "llama.cpp reads other tokens in it", "Report this.")
+        notify(*notes)
+        if to == ends == floats:
+            partial.replace(place)
+            return {to: 1.0}
+        made = quantize(partial, to, path, ends=ends, threads=threads, force=True)
+    except OSError as error:
+        reason = f"the draft could not be written ({reason_of(error)})"
+        raise SettingError(str(path), reason, "Free some space, or name another file.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    notify(*made.notes)
+    return made.tensor_types
+
+
+def read_subset(path: Path, target: Vocabulary) -> Subset:
+    """Which of a target's tokens a draft's GGUF file knows.
+
+    Raises VocabularyMismatch when its tokens are another tokenizer's or its map is damaged, ModelFileError
+    when it cannot be loaded.
+    """
+    with closing(Weights(path, LoadOptions(threads=1, gpu_layers=0))) as weights:
+        alignment, num_tokens = align(target, weights.vocabulary), weights.vocabulary.size
+    if alignment.identical:
+        return Subset.whole(target.size)
+    known = alignment.to_target[:-1]
+    if alignment.other_token is None:
+        reason = f"its {num_tokens:,} tokens are not the target's {target.size:,}"
+    elif alignment.other_token != num_tokens - 1 or np.any(np.diff(known) <= 0):
+        reason = "the tokens of its reduced vocabulary are not in the target's order"
+    else:
+        return Subset.of(known.tolist(), target.size)
+    way_out = "Use a draft that was made for this target, or start from the target itself."
+    raise VocabularyMismatch(f"draft {path.stem}", reason, way_out)
+
+
+def _field(value: str | int | float) -> Field:
+    """llama.cpp wants its own numbers as 32 bits."""
+    if isinstance(value, str):
+        return Field(value, GGUFValueType.STRING)
+    if isinstance(value, float):
+        return Field(value, GGUFValueType.FLOAT32)
+    return Field(value, GGUFValueType.UINT32 if value < 2**32 else GGUFValueType.INT64)
+
+
+def _own_fields(checkpoint: Checkpoint, floats: str, provenance: Provenance) -> dict[str, Field]:
+    shape, made = checkpoint.shape, asdict(provenance)
+    licence = made.pop("licence")
+    is_whole = floats == "F32"
+    values: dict[str, str | int | float] = {
+        Keys.General.NAME: f"{provenance.teacher} draft",
+        Keys.General.FILE_TYPE: int(LlamaFileType.ALL_F32 if is_whole else LlamaFileType.MOSTLY_F16),
+        Keys.LLM.VOCAB_SIZE: shape.vocabulary,
+        Keys.Attention.VALUE_LENGTH: shape.head_width,
+        Keys.Rope.DIMENSION_COUNT: shape.head_width,
+    }
+    values |= {key: getattr(shape, name) for name, key in SHAPE_KEYS.items()}
+    values |= {_PREFIX + name: value for name, value in made.items()}
+    values |= {Keys.General.LICENSE: licence} if licence else {}
+    found = {key.format(arch=shape.architecture): _field(value) for key, value in values.items()}
+    return found | {key: checkpoint.metadata[key] for key in _LICENCE_KEYS if key in checkpoint.metadata}
+
+
+def _stored(checkpoint: Checkpoint, floats: str) -> dict[str, Tensor]:
+    """Matrices of the type `floats`, norms and biases of 32 bits. Raises SettingError."""
+    found = {}
+    for name, weights in checkpoint.weights.items():
+        kind = GGMLQuantizationType[floats if weights.ndim > 1 else "F32"]
+        with np.errstate(over="ignore"):
+            rows = encoded(rotation_layout(name, weights, checkpoint.shape, to_gguf=True), kind)
+        if not np.isfinite(rows).all():
+            reason = f"{name} holds numbers that are infinite, none at all, or too large for 16 bits"
+            raise SettingError("the draft", reason, "Train it again with a lower learning rate.")
+        found[name] = Tensor(weights.shape, kind, np.ascontiguousarray(rows))
+    return found

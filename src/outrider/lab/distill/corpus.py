@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from outrider.lab.distill.examples import Example
+from outrider.lab.distill.answers import Example
 from outrider.lab.distill.losses import Labels
 from outrider.models.vocab.subset import Subset
 
@@ -27,7 +27,6 @@ class Text:
     `<|other|>`), `rest` (answer,).
     """
 
-    category: str
     tokens: npt.NDArray[np.int32]
     ids: npt.NDArray[np.int32]
     probs: npt.NDArray[np.float16]
@@ -67,7 +66,7 @@ def text_of(example: Example, subset: Subset, max_tokens: int) -> Text | None:
     if not size:
         return None
     return Text(
-        example.category, tokens[-max_tokens:], ids[-size:], probs[-size:], rest[-size:].astype(np.float16),
+        tokens[-max_tokens:], ids[-size:], probs[-size:], rest[-size:].astype(np.float16),
         example.temperature == 0, subset.has_other,
     )  # fmt: skip
 

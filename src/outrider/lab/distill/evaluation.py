@@ -7,7 +7,7 @@ what the calls cost.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,6 @@ from outrider.costs.expected_speed import StepCosts
 from outrider.lab.distill.corpus import Text, TrainingBatch, batch_of, packed
 from outrider.lab.distill.losses import Labels, acceptance, loss_of
 from outrider.lab.distill.plan import kept
-from outrider.lab.distill.report import Evaluation
 from outrider.models.gguf import read_card
 from outrider.session.loading import load_weights
 
@@ -34,9 +33,6 @@ _CONTEXT_TOKENS = 256
 """An answer's usual distance from its prompt's start; costs hardly depend on it for small models."""
 _MAX_DRAFTED = 16
 _DRAFT_SECONDS = 5.0
-
-
-# Costs
 
 
 def measure_costs(target: Path, draft: Path, stored: Path, options: LoadOptions) -> StepCosts:
@@ -67,7 +63,26 @@ def _curve(path: Path, options: LoadOptions, rows: Rows, **measured: Any) -> Cal
         return costs_of(weights.open(2 * _CONTEXT_TOKENS), rows=rows, **measured)
 
 
-# Expected speed
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The draft after so many steps, on the held-out answers.
+
+    `train_loss`: the mean since the evaluation before (None: there was no step); `loss`: that of training,
+    over all; `acceptance`: mean Σ min(p, q), over all; `agreement`: share of positions of greedy answers
+    where its most likely token is the target's; `speedup`: expected at the measured costs.
+    """
+
+    step: int
+    train_loss: float | None
+    loss: float
+    acceptance: float
+    agreement: float
+    speedup: float
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """The higher, the better: expected speed, and where no draft pays at these costs, agreement."""
+        return self.speedup, self.agreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,35 +111,33 @@ def expected_speedup(answers: Sequence[Predictions], costs: StepCosts) -> float:
     return costs.best_speedup_along((accepted / max(positions, 1)).tolist())
 
 
-# Held-out answers
-
-
 LogitsOf = Callable[[TrainingBatch], Tensor]
 """Logits (positions, vocabulary) at a batch's labelled positions."""
+
+
+def read_along(
+    texts: Sequence[Text], logits_of: LogitsOf, batch_tokens: int, device: torch.device
+) -> Iterator[tuple[list[Text], Tensor, Labels]]:
+    """Texts of like length together, with a draft's logits and the labels at all their positions."""
+    for group in packed(sorted(texts, key=lambda text: len(text.tokens)), batch_tokens):
+        batch = batch_of(group, device)
+        with torch.no_grad():
+            logits = logits_of(batch)
+        yield group, logits, batch.labels
 
 
 def evaluate(
     texts: Sequence[Text], logits_of: LogitsOf, batch_tokens: int, costs: StepCosts, device: torch.device
 ) -> Evaluation:
-    """Judge a draft on held-out texts.
-
-    Args:
-        texts: All that are to be read; agreement and speed are of the greedy ones.
-        logits_of: The draft.
-        batch_tokens: Of a call, padding included.
-        costs: Of calls, for the expected speed.
-        device: Where the draft is.
-
-    Returns: What was found; its step is 0, and its training loss not known.
-    """
+    """Judge a draft on held-out texts, agreement and speed on the greedy ones; its step is 0, and its
+    training loss not known."""
     losses: list[Tensor] = []
     alphas: list[Tensor] = []
-
-    def judge(logits: Tensor, labels: Labels) -> None:
+    answers: list[Predictions] = []
+    for group, logits, labels in read_along(texts, logits_of, batch_tokens, device):
         losses.append(loss_of(logits, labels).cpu())
         alphas.append(acceptance(logits, labels).cpu())
-
-    answers = predicted(texts, logits_of, batch_tokens, device, judge)
+        answers += predictions_of(group, logits)
     matches = np.concatenate([answer.matches for answer in answers]) if answers else np.zeros(1)
     return Evaluation(
         step=0,
@@ -136,36 +149,18 @@ def evaluate(
     )
 
 
-def predicted(
-    texts: Sequence[Text],
-    logits_of: LogitsOf,
-    batch_tokens: int,
-    device: torch.device,
-    judge: Callable[[Tensor, Labels], None] = lambda _logits, _labels: None,
-) -> list[Predictions]:
-    """The draft's predictions along the greedy texts, those of like length together. `judge` is called with
-    each batch's logits and labels."""
+def predictions_of(texts: Sequence[Text], logits: Tensor) -> list[Predictions]:
+    """What a draft predicts along the greedy texts, given its logits at each labelled position of all."""
     found: list[Predictions] = []
-    with torch.no_grad():
-        for group in packed(sorted(texts, key=lambda text: len(text.tokens)), batch_tokens):
-            batch = batch_of(group, device)
-            logits = logits_of(batch)
-            judge(logits, batch.labels)
-            found += predictions_of(group, *logits.float().softmax(-1).max(-1))
-    return found
-
-
-def predictions_of(texts: Sequence[Text], confidences: Tensor, tokens: Tensor) -> list[Predictions]:
-    """What a draft predicts along the greedy texts, given its most likely token at each labelled position
-    and that one's probability."""
-    found: list[Predictions] = []
+    best = logits.float().softmax(-1).max(-1)
+    confidences, tokens = best.values.cpu().numpy(), best.indices.cpu().numpy()
     at = 0
     for text in texts:
-        size = len(text.ids)
+        end = at + len(text.ids)
         if text.is_greedy:
-            drafted, sure = (part[at : at + size].cpu().numpy() for part in (tokens, confidences))
             # The last column of a text's ids is `<|other|>`, for those it does not know.
-            unknown = (drafted == text.ids[:, -1]) & text.has_other
-            found.append(Predictions(np.where(unknown, 0, sure), (drafted == text.ids[:, 0]) & ~unknown))
-        at += size
+            unknown = (tokens[at:end] == text.ids[:, -1]) & text.has_other
+            matches = (tokens[at:end] == text.ids[:, 0]) & ~unknown
+            found.append(Predictions(np.where(unknown, 0, confidences[at:end]), matches))
+        at = end
     return found

@@ -37,40 +37,28 @@ class Labels:
         return Labels(self.ids[positions], self.probs[positions], self.rest[positions])
 
 
-def _log_q(logits: Tensor, labels: Labels) -> Tensor:
-    """The draft's log probabilities of the labelled tokens (n, K)."""
-    # One kernel each way: logsumexp alone would take longer backwards than the whole network.
-    return functional.log_softmax(logits, dim=-1, dtype=torch.float32).gather(-1, labels.ids)
-
-
-def _rest_q(log_q: Tensor, labels: Labels) -> Tensor:
-    """The draft's probability of the rest (n,)."""
-    held = (labels.probs > 0).to(log_q.dtype)
-    rest_q = 1 - (log_q.exp() * held).sum(-1)
-    # Raised without touching its gradient: a draft that has nothing left for the rest must still learn it.
-    return rest_q + (rest_q.clamp(min=_MIN_Q) - rest_q).detach()
-
-
 def loss_of(logits: Tensor, labels: Labels) -> Tensor:
     """The loss at each of n positions, of logits (n, vocabulary)."""
-    log_q = _log_q(logits, labels)
-    rest_q = _rest_q(log_q, labels)
-    alpha = _alpha(log_q, rest_q, labels)
+    log_q, rest_q, alpha = _compared(logits, labels)
+    p, rest_p = labels.probs, labels.rest
+    kl = (p * (p.clamp(min=_MIN_P).log() - log_q)).sum(-1)
+    kl = kl + rest_p * (rest_p.clamp(min=_MIN_P).log() - rest_q.log())
     weight = torch.exp(-_HYBRID_RATE * alpha.detach())
-    return weight * _kl(log_q, rest_q, labels) + (1 - weight) * (1 - alpha)
+    return weight * kl + (1 - weight) * (1 - alpha)
 
 
 def acceptance(logits: Tensor, labels: Labels) -> Tensor:
     """Σ min(p, q) at each position: how often a token drawn from the draft would be accepted."""
-    log_q = _log_q(logits, labels)
-    return _alpha(log_q, _rest_q(log_q, labels), labels)
+    return _compared(logits, labels)[2]
 
 
-def _kl(log_q: Tensor, rest_q: Tensor, labels: Labels) -> Tensor:
-    p, rest_p = labels.probs, labels.rest
-    listed = (p * (p.clamp(min=_MIN_P).log() - log_q)).sum(-1)
-    return listed + rest_p * (rest_p.clamp(min=_MIN_P).log() - rest_q.log())
-
-
-def _alpha(log_q: Tensor, rest_q: Tensor, labels: Labels) -> Tensor:
-    return torch.minimum(labels.probs, log_q.exp()).sum(-1) + torch.minimum(labels.rest, rest_q)
+def _compared(logits: Tensor, labels: Labels) -> tuple[Tensor, Tensor, Tensor]:
+    """The draft's log probabilities of the labelled tokens (n, K), its probability of the rest (n,), and
+    Σ min(p, q) (n,)."""
+    # One kernel each way: logsumexp alone would take longer backwards than the whole network.
+    log_q = functional.log_softmax(logits, dim=-1, dtype=torch.float32).gather(-1, labels.ids)
+    q = log_q.exp()
+    rest_q = 1 - (q * (labels.probs > 0)).sum(-1)
+    # Raised without touching its gradient: a draft that has nothing left for the rest must still learn it.
+    rest_q = rest_q + (rest_q.clamp(min=_MIN_Q) - rest_q).detach()
+    return log_q, rest_q, torch.minimum(labels.probs, q).sum(-1) + torch.minimum(labels.rest, rest_q)

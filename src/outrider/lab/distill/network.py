@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Mapping
-from copy import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache, partial
 from timeit import repeat
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -53,93 +52,63 @@ def keep_freed_memory() -> None:
     Large blocks are otherwise handed back to the system after every operation and fetched again, page by
     page: a quarter of all time on the machine where it was measured. Elsewhere nothing changes.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     if mallopt is not None:
         mallopt(_MMAP_MAX, 0)
         mallopt(_TRIM_THRESHOLD, _NEVER_TRIM_BYTES)
 
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""How a layer attends: its number, queries (batch, heads, tokens, head_width), keys and values (batch,
-kv_heads, tokens, head_width); what comes out is shaped as the queries."""
+class Cache:
+    """Keys and values of texts that end together: shorter ones are padded up to `starts` (texts,)."""
+
+    def __init__(self, starts: Tensor) -> None:
+        self._starts = starts[:, None]
+        self._stored: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def positions(self, layer: int, count: int) -> Tensor:
+        """Where the next tokens of a layer are (texts, count), each in its own text."""
+        read = self._stored[layer][0].shape[2] if layer in self._stored else 0
+        at = torch.arange(read, read + count, device=self._starts.device)
+        return (at - self._starts).clamp(min=0)
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Every token sees its own text up to itself; padding, which no text sees, sees itself alone."""
+        if layer in self._stored:
+            known_keys, known_values = self._stored[layer]
+            keys, values = torch.cat([known_keys, keys], dim=2), torch.cat([known_values, values], dim=2)
+        self._stored[layer] = keys, values
+        place = torch.arange(keys.shape[2], device=keys.device)
+        own = place[-queries.shape[2] :, None]
+        visible = (place <= own) & (place >= self._starts[:, None]) | (place == own)
+        return attention(queries, keys, values, attn_mask=visible[:, None], enable_gqa=True)
 
 
-def causal(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Every token sees itself and those before it in its own row."""
-    del layer
-    return attention(queries, keys, values, is_causal=True, enable_gqa=True)
-
-
-class Rotation:
-    """Cosines and sines of the rotary positions 0 … length - 1: (length, head_width / 2) each, float32."""
-
-    def __init__(self, shape: Shape, length: int, device: torch.device) -> None:
-        self.length = length
-        half = shape.head_width // 2
-        frequencies = shape.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
-        angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
-        self.cos = angles.cos().float().to(device)
-        self.sin = angles.sin().float().to(device)
-
-    def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate `x` (batch, heads, tokens, head_width) to `positions` (batch, tokens)."""
-        cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
-        first, second = x.float().chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-
-
+@dataclass(frozen=True, slots=True)
 class Network:
-    """A model's weights as tensors, and what it makes of tokens.
+    """A model's weights by their GGUF names, on one device, and what it makes of tokens; they may require
+    gradients. Qwen2 has biases on queries, keys and values, Qwen3 norms on queries and keys: both are used
+    where the weights are there."""
 
-    `weights`: by their GGUF names, on one device; they may require gradients. Qwen2 has biases on queries,
-    keys and values, Qwen3 norms on queries and keys: both are used where the weights are there.
-    """
-
-    def __init__(self, shape: Shape, weights: Mapping[str, Tensor], max_tokens: int) -> None:
-        self.shape = shape
-        self.weights = dict(weights)
-        self.device = next(iter(self.weights.values())).device
-        self._rotation = Rotation(shape, max_tokens, self.device)
+    shape: Shape
+    weights: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, max_tokens: int, *, dtype: torch.dtype, device: torch.device) -> Self:
-        """A checkpoint's network for texts of up to `max_tokens`."""
-        weights = {
-            name: torch.tensor(values, device=device, dtype=dtype)
-            for name, values in checkpoint.weights.items()
-        }
-        return cls(checkpoint.shape, weights, max_tokens)
+    def of(cls, checkpoint: Checkpoint, device: torch.device) -> Network:
+        weights = checkpoint.weights.items()
+        return cls(checkpoint.shape, {name: torch.tensor(values, device=device) for name, values in weights})
 
-    def with_weights(self, weights: Mapping[str, Tensor]) -> Self:
-        other = copy(self)
-        other.weights = dict(weights)
-        return other
-
-    def reach(self, max_tokens: int) -> None:
-        """See to it that texts of so many tokens can be run."""
-        if max_tokens > self._rotation.length:
-            self._rotation = Rotation(self.shape, max_tokens, self.device)
-
-    def states(self, tokens: Tensor) -> Tensor:
-        """The last layer's states (batch, tokens, width) of texts side by side."""
-        self.reach(tokens.shape[1])
-        return self.hidden(
-            tokens, torch.arange(tokens.shape[1], device=self.device).expand_as(tokens), causal
-        )
-
-    def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The last layer's states (batch, tokens, width) of `tokens` (batch, tokens) at `positions`."""
+    def states(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        """The last layer's states (texts, tokens, width) of texts side by side, (texts, tokens) more of each:
+        without a cache they begin here."""
         x = functional.embedding(tokens, self.weights["token_embd.weight"])
         for layer in range(self.shape.layers):
-            x = self.layer(layer, x, positions, attend)
+            x = self.layer(layer, x, cache)
         return self.normed(x)
 
-    def layer(self, layer: int, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """What one layer makes of its input `x` (batch, tokens, width)."""
+    def layer(self, layer: int, x: Tensor, cache: Cache | None = None) -> Tensor:
+        """What one layer makes of its input `x` (texts, tokens, width)."""
         name = f"blk.{layer}."
-        x = x + self._attention(name, layer, self._norm(x, f"{name}attn_norm"), positions, attend)
+        x = x + self._attention(name, layer, self._norm(x, f"{name}attn_norm"), cache)
         return x + self._feed_forward(name, self._norm(x, f"{name}ffn_norm"))
 
     def normed(self, x: Tensor) -> Tensor:
@@ -159,16 +128,31 @@ class Network:
         return functional.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
 
     def _heads(self, x: Tensor, name: str) -> Tensor:
-        """(batch, tokens, heads * head_width) to (batch, heads, tokens, head_width), normed if wanted."""
+        """(texts, tokens, heads * head_width) to (texts, heads, tokens, head_width), normed if wanted."""
         x = self._linear(x, name).unflatten(-1, (-1, self.shape.head_width))
         if f"{name}_norm.weight" in self.weights:
             x = self._norm(x, f"{name}_norm")
         return x.transpose(1, 2)
 
-    def _attention(self, name: str, layer: int, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        queries = self._rotation(self._heads(x, f"{name}attn_q"), positions)
-        keys = self._rotation(self._heads(x, f"{name}attn_k"), positions)
-        mixed = attend(layer, queries, keys, self._heads(x, f"{name}attn_v"))
+    def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
+        """`x` (texts, heads, tokens, head_width) rotated to `positions` (tokens,) or (texts, tokens)."""
+        half = self.shape.head_width // 2
+        exponents = torch.arange(half, dtype=torch.float64, device=x.device) / half
+        angles = (positions[..., None] * self.shape.rope_base**-exponents).unsqueeze(-3)
+        cos, sin = angles.cos().float(), angles.sin().float()
+        first, second = x.float().chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+    def _attention(self, name: str, layer: int, x: Tensor, cache: Cache | None) -> Tensor:
+        count = x.shape[1]
+        positions = cache.positions(layer, count) if cache else torch.arange(count, device=x.device)
+        queries = self._rotated(self._heads(x, f"{name}attn_q"), positions)
+        keys = self._rotated(self._heads(x, f"{name}attn_k"), positions)
+        values = self._heads(x, f"{name}attn_v")
+        if cache is None:
+            mixed = attention(queries, keys, values, is_causal=True, enable_gqa=True)
+        else:
+            mixed = cache.attend(layer, queries, keys, values)
         return self._linear(mixed.transpose(1, 2).flatten(-2), f"{name}attn_output")
 
     def _feed_forward(self, name: str, x: Tensor) -> Tensor:

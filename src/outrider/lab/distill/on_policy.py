@@ -13,16 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention as attention
 
 from outrider.core.contracts import Model
 from outrider.core.data import Logits
 from outrider.lab.comparison import teacher_forced
+from outrider.lab.distill.answers import MIN_LOG, Example, Tokens
 from outrider.lab.distill.corpus import Text, text_of
-from outrider.lab.distill.examples import Example, Tokens
-from outrider.lab.distill.generate import MIN_LOG
-from outrider.lab.distill.network import Network
+from outrider.lab.distill.network import Cache, Network
 from outrider.models.vocab.subset import Subset
 
 _CONTINUED_TOKENS = 24
@@ -42,11 +39,8 @@ def top_tokens(rows: Logits, top: int) -> tuple[Tokens, npt.NDArray[np.float16],
 
 @dataclass(frozen=True, slots=True)
 class OnPolicy:
-    """Texts that the draft itself continued, for one step at a time.
-
-    `examples`: those of training; `target`: makes the target's calls, one at a time in its first sequence,
-    which is empty before and afterwards; `num_texts`: how many a step has, of up to `max_tokens`.
-    """
+    """Texts that the draft itself continued from the beginnings of `examples`, `num_texts` of up to
+    `max_tokens` for a step. The target labels them in its first sequence, which is empty before and after."""
 
     examples: Sequence[Example]
     target: Model
@@ -79,20 +73,18 @@ class OnPolicy:
     def _continue(
         self, network: Network, begun: Sequence[Tokens], random: np.random.Generator
     ) -> list[list[int]]:
-        """Tokens drawn from the draft after each beginning, in the target's ids, up to the end of the
-        answer; none that it does not know."""
+        """Tokens drawn from the draft after each beginning, in the target's ids, up to an end token."""
         subset, ends = self.subset, self.target.vocabulary.ends_generation
         longest = max(map(len, begun))
-        starts = torch.tensor([longest - len(tokens) for tokens in begun], device=network.device)
+        device = network.weights["token_embd.weight"].device
+        cache = Cache(torch.tensor([longest - len(tokens) for tokens in begun], device=device))
         new = np.zeros((len(begun), longest), dtype=np.int64)
         for line, tokens in zip(new, begun, strict=True):
             line[longest - len(tokens) :] = subset.to_draft[tokens]
-        network.reach(longest + _CONTINUED_TOKENS)
-        cache, drawn = _Cache(starts), np.zeros((len(begun), 0), dtype=np.int64)
+        drawn = np.zeros((len(begun), 0), dtype=np.int64)
         for _ in range(_CONTINUED_TOKENS):
-            read = torch.from_numpy(new).to(network.device)
             with torch.inference_mode():
-                states = network.hidden(read, cache.places(new), cache.attend)
+                states = network.states(torch.from_numpy(new).to(device), cache)
                 logits = network.logits(states[:, -1]).double().cpu()
                 if subset.has_other:
                     logits[:, -1] = -torch.inf
@@ -107,7 +99,6 @@ class OnPolicy:
         return texts
 
     def _label(self, example: Example, begun: Tokens, own: Sequence[int]) -> Example:
-        """The continued text with what the target held likely at each of the draft's own tokens."""
         tokens = (*begun.tolist(), *own[:-1])
         found = teacher_forced(self.target, tokens, len(begun) - 1)
         rows = np.concatenate([rows.copy() for rows in found])
@@ -117,31 +108,3 @@ class OnPolicy:
             example, prompt=begun, answer=np.asarray(own, dtype=np.int32),
             ids=ids, log_probs=log_probs, rest=others, temperature=1.0,
         )  # fmt: skip
-
-
-class _Cache:
-    """Keys and values of texts that end together: shorter ones are padded up to `starts`."""
-
-    def __init__(self, starts: Tensor) -> None:
-        self._starts = starts[:, None]
-        self._stored: dict[int, tuple[Tensor, Tensor]] = {}
-        self._num_read = 0
-
-    def places(self, tokens: npt.NDArray[np.int64]) -> Tensor:
-        """The positions of the next tokens (texts, tokens), each in its own text."""
-        at = torch.arange(self._num_read, self._num_read + tokens.shape[1], device=self._starts.device)
-        self._num_read += tokens.shape[1]
-        return (at - self._starts).clamp(min=0)
-
-    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Every token sees its own text up to itself; padding, which no text sees, sees itself alone."""
-        if layer in self._stored:
-            keys, values = (
-                torch.cat([known, more], dim=2)
-                for known, more in zip(self._stored[layer], (keys, values), strict=True)
-            )
-        self._stored[layer] = keys, values
-        place = torch.arange(keys.shape[2], device=keys.device)
-        own = place[-queries.shape[2] :, None]
-        visible = (place <= own) & (place >= self._starts[:, None]) | (place == own)
-        return attention(queries, keys, values, attn_mask=visible[:, None], enable_gqa=True)

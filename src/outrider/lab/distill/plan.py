@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field, field_validator
 
@@ -20,7 +20,6 @@ from outrider.core.files import reason_of, write_whole
 from outrider.core.schema import Count, Group, Natural, Share, setting
 
 _Read = TypeVar("_Read")
-Start = Literal["prune", "continue"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 TensorType = Annotated[str, AfterValidator(read_type)]
 
@@ -89,10 +88,6 @@ class Draft(Group):
         "Q8_0", metavar="TYPE", help="That of its embedding and output layer."
     )
 
-    @property
-    def start(self) -> Start:
-        return "prune" if self.go_on is None else "continue"
-
 
 class Training(Group):
     """How long and how it is trained."""
@@ -117,29 +112,44 @@ class DistillPlan:
     Args:
         target: The model file that is drafted for.
         out: The folder of the run.
-        name: Of the draft's file, without its ending.
+        name: Of the target.
         base: The file that `draft.base` or `draft.go_on` names.
         threads: Of llama.cpp and PyTorch; 0: the physical cores.
         context: Tokens of the longest prompt with its answer; longer prompts are passed over.
+        measures: Whether what was made is measured on held-out prompts.
     """
 
     target: Path
     out: Path
-    name: str = "draft"
+    name: str = "target"
     data: Data = field(default_factory=Data)
     draft: Draft = field(default_factory=Draft)
     training: Training = field(default_factory=Training)
     base: Path | None = None
     threads: int = 0
     context: int = 1024
+    measures: bool = True
 
     @property
     def answers_folder(self) -> Path:
         return self.data.answers or self.out / "answers"
 
     @property
+    def draft_file(self) -> Path:
+        return self.out / f"{self.name}-draft.gguf"
+
+    @property
+    def first(self) -> Path:
+        """The file of the untrained draft."""
+        return self.out / "first.gguf"
+
+    @property
+    def report(self) -> Path:
+        return self.out / "report.json"
+
+    @property
     def continued(self) -> Path | None:
-        return self.base if self.draft.start == "continue" else None
+        return None if self.draft.go_on is None else self.base
 
 
 _ANSWER_KEYS = ("target", "data.max_tokens")
@@ -148,33 +158,31 @@ _ANSWER_KEYS = ("target", "data.max_tokens")
 
 def claim(plan: DistillPlan) -> None:
     """Make the folder this plan's own, so that a run which was stopped goes on only as it was begun; and that
-    of the answers one for answers of this target.
-
-    Raises SettingError when a folder cannot be made, InputError when it holds a run with another plan, or
-    answers that were made otherwise.
-    """
-    make_folder(plan.out)
+    of the answers one for answers of this target. Raises as `claim_answers`."""
     claim_answers(plan)
-    _claim(plan.out / "plan.json", _as_json(plan), "a run with another plan")
+    _claim(plan.out, "plan.json", as_json(plan), "a run with another plan")
 
 
 def claim_answers(plan: DistillPlan) -> None:
     """Make the folder of the answers one for answers of this target.
 
-    Raises SettingError when it cannot be made, InputError when it holds answers that were made otherwise.
+    Raises SettingError when it cannot be made, InputError when it holds what was made otherwise.
     """
-    make_folder(plan.answers_folder)
-    wanted = {key: value for key, value in _as_json(plan).items() if key in _ANSWER_KEYS}
-    _claim(plan.answers_folder / "answers.json", wanted, "answers that were made otherwise")
+    wanted = {key: value for key, value in as_json(plan).items() if key in _ANSWER_KEYS}
+    _claim(plan.answers_folder, "answers.json", wanted, "answers that were made otherwise")
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder, and those that it lies in. Raises SettingError when it cannot be made."""
+def _claim(folder: Path, name: str, wanted: Mapping[str, Any], holds: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = f"it cannot be made ({reason_of(error)})"
         raise SettingError(str(folder), reason, "Name another folder.") from error
+    found = kept(folder / name, lambda: wanted, dict[str, Any], "plan", "Remove it, or name another folder.")
+    if changed := [key for key in wanted if found.get(key) != wanted[key]]:
+        reason = f"it holds {holds} ({', '.join(changed)} differ)"
+        way_out = "Give the same options to go on with it, or name another folder."
+        raise InputError(str(folder), reason, way_out)
 
 
 def kept(path: Path, make: Callable[[], Any], read: Callable[[Any], _Read], what: str, way_out: str) -> _Read:
@@ -189,18 +197,10 @@ def kept(path: Path, make: Callable[[], Any], read: Callable[[Any], _Read], what
         raise InputError(str(path), f"it is damaged ({error})", way_out) from error
 
 
-def _claim(path: Path, wanted: Mapping[str, Any], holds: str) -> None:
-    found = kept(path, lambda: wanted, dict[str, Any], "plan", "Remove it, or name another folder.")
-    if changed := [key for key in wanted if found.get(key) != wanted[key]]:
-        reason = f"it holds {holds} ({', '.join(changed)} differ)"
-        way_out = "Give the same options to go on with it, or name another folder."
-        raise InputError(str(path.parent), reason, way_out)
-
-
-def _as_json(plan: DistillPlan) -> dict[str, Any]:
+def as_json(plan: DistillPlan) -> dict[str, Any]:
     """Every setting by its path; where the run lies says nothing about what it does."""
-    found: dict[str, Any] = {"target": str(plan.target), "name": plan.name, "context": plan.context}
-    found["base"] = None if plan.base is None else str(plan.base)
+    base = None if plan.base is None else str(plan.base)
+    found: dict[str, Any] = {"target": str(plan.target), "context": plan.context, "base": base}
     for name in ("data", "draft", "training"):
         part: Group = getattr(plan, name)
         found |= {f"{name}.{key}": value for key, value in part.model_dump(mode="json").items()}

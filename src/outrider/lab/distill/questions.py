@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -31,6 +32,10 @@ class Question:
     turn: int = 0
 
     @property
+    def num_turns(self) -> int:
+        return 1 + len(self.prompt.follow_ups)
+
+    @property
     def id(self) -> str:
         """Names what is asked and how: prompts of two files may have the same id."""
         prompt = self.prompt
@@ -39,8 +44,7 @@ class Question:
         return f"{prompt.id}#{digest}/{self.turn + 1}@{self.temperature:g}"
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """The questions of a plan; the two sides have no conversation in common."""
 
     training: list[Question]

@@ -1,4 +1,4 @@
-"""A distillation from end to end: answers, first weights, costs, training, the file.
+"""A distillation from end to end: answers, first weights, costs, training, the file, what it brings in use.
 
 Every stage leaves what it made in the plan's folder and takes it up again from there, so that a run that was
 stopped goes on where it was.
@@ -6,47 +6,57 @@ stopped goes on where it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from gguf.constants import Keys
+from pydantic_core import to_jsonable_python
 
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.machine import physical_cores
-from outrider.core.notices import notify
+from outrider.core.errors import PromptError
+from outrider.core.files import write_whole
+from outrider.core.notices import collect_notices, notify
+from outrider.core.params import SamplingParams
 from outrider.core.schema import values_for
 from outrider.costs.expected_speed import StepCosts
 from outrider.drafters.model import ModelDrafter
+from outrider.lab.check import CheckRequest, check
+from outrider.lab.check import Report as Checked
+from outrider.lab.distill.answers import generate, open_target
 from outrider.lab.distill.calibration import pretrained_calibration
-from outrider.lab.distill.evaluation import measure_costs
-from outrider.lab.distill.export import Provenance, Written, read_provenance, write_gguf
-from outrider.lab.distill.generate import generate, open_target
-from outrider.lab.distill.material import Material, read_material
+from outrider.lab.distill.checkpoint import Provenance, Shape, read_provenance, write_gguf
+from outrider.lab.distill.evaluation import Evaluation, measure_costs
 from outrider.lab.distill.network import keep_freed_memory
 from outrider.lab.distill.on_policy import OnPolicy
-from outrider.lab.distill.plan import USUAL_MINUTES, DistillPlan, claim, claim_answers, kept
+from outrider.lab.distill.plan import USUAL_MINUTES, DistillPlan, as_json, claim, claim_answers, kept
 from outrider.lab.distill.questions import Asked, asked
-from outrider.lab.distill.report import Data, Draft, Report, Training
-from outrider.lab.distill.starting import first_draft
+from outrider.lab.distill.starting import Material, first_draft, read_material
 from outrider.lab.distill.train import Trainer, TrainingSettings
 from outrider.lab.loaded import LoadedTarget
-from outrider.lab.models import ModelFile
-from outrider.models.hub import file_sha256
+from outrider.lab.models import ModelFile, find_models
+from outrider.lab.prompts import Prompt, Workload
+from outrider.lab.record import ANSWER_TOKENS
+from outrider.models.hub import HubOptions, file_sha256
 from outrider.models.vocab.subset import coverage
 from outrider.policy.state import PretrainedCalibration
 
+SCHEMA = "outrider.distill/1"
+MEASURING_SECONDS = 120.0
+"""for the target's answers to held-out prompts, and again for each draft on them"""
+_MAX_ANSWERS = 400
 _OWN_TEXTS = 32
 """of the draft in a step on its own text"""
-_TRIALS = (2, 6)
-"""steps of a first trial, and of a second where the first did not take long"""
-_TRIAL_RATIO = 0.03
-"""of the minutes: what takes longer is not tried again"""
+_TRIAL_STEPS = 3
+"""that are timed: one to begin with, and one of the training's first and one of its second half"""
 _SPENT_RATIO = 0.9
 """of the minutes go to steps, the others to evaluations and checkpoints"""
 _EVALUATIONS = 12
@@ -60,27 +70,80 @@ class Progress(Protocol):
     def __call__(self, stage: str, part: float | None, line: str = "") -> None: ...
 
 
-# The run
-
-
 @dataclass(frozen=True, slots=True)
-class Distilled:
-    """What a distillation made: its report as far as it is known, and the draft `first` before training."""
+class Report:
+    """What a distillation found: shares are 0 to 1, speed-ups factors, times seconds.
 
-    report: Report
-    first: Path
+    Args:
+        settings: The plan, by the paths of its settings.
+        path: The draft's file, of `file_bytes`.
+        tensor_types: Its quantizations with their share of the weights.
+        known_tokens: Of the target's `target_tokens`, those that it knows.
+        coverage: The share of the held-out answers' tokens that it knows.
+        trained_tokens: Labelled positions, each as often as it was trained on.
+        history: Evaluations; that of `best_step` was kept.
+        seconds: Of the whole run, the answers included, as far as it was made by this call.
+        measured: The draft, the same untrained ("first") and the one that it was continued from on held-out
+            prompts through llama.cpp, as `outrider check` judges them; None where no report was asked for.
+    """
+
+    outrider: str
+    target: str
+    settings: Mapping[str, Any]
+    path: str
+    file_bytes: int
+    tensor_types: Mapping[str, float]
+    shape: Shape
+    parameters: int
+    known_tokens: int
+    target_tokens: int
+    training_answers: int
+    training_tokens: int
+    held_out_answers: int
+    coverage: float
+    steps: int
+    best_step: int
+    trained_tokens: int
+    history: Sequence[Evaluation]
+    seconds: float
+    notices: Sequence[str] = ()
+    measured: Checked | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, for JSON: an unknown end of an interval is None."""
+        return {"schema": SCHEMA, **to_jsonable_python(self, inf_nan_mode="null")}
 
 
-def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled:
-    """Train a draft for a target on its own answers, and write it to `plan.out`.
+def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Report:
+    """Train a draft for a target on its own answers, and write it and what it brings to `plan.out`.
 
     Raises InputError and its kinds for what cannot be used, BackendError when a call fails.
     """
-    started = perf_counter()
     claim(plan)
     keep_freed_memory()
     torch.set_num_threads(plan.threads or physical_cores())
     questions = asked(plan.data)
+    with collect_notices() as notices:
+        report, measured = _made(file, plan, questions, progress), None
+        if plan.measures:
+            measured = _measure(file, plan, questions, report.path, progress)
+            notify(*(measured.notices if measured else ()))
+    notify(*notices)
+    report = replace(report, measured=measured, notices=notices)
+    if plan.measures:
+        write_whole(plan.report, json.dumps(report.as_json(), indent=1) + "\n", "report")
+    return report
+
+
+def record(file: ModelFile, plan: DistillPlan, progress: Progress) -> None:
+    """Let the target answer the prompts, and train nothing. Raises as `distill` does."""
+    claim_answers(plan)
+    with open_target(file, plan) as target:
+        _answer(target, asked(plan.data), plan, progress)
+
+
+def _made(file: ModelFile, plan: DistillPlan, questions: Asked, progress: Progress) -> Report:
+    started = perf_counter()
     with open_target(file, plan) as target:
         vocabulary = target.model.vocabulary
         first_draft(plan, [], vocabulary)  # one that cannot be made is refused before hours of answers
@@ -93,49 +156,42 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
             write_gguf, subset=material.subset, target=vocabulary, window=material.window,
             quantization=plan.draft.quant, embedding_quantization=plan.draft.embedding_quant,
         )  # fmt: skip
-        first = write(material.draft, plan.out / "first.gguf", provenance=provenance).path
+        write(material.draft, plan.first, provenance=provenance)
         progress("measuring what calls cost", None)
         options = LoadOptions(threads=plan.threads)
-        costs = measure_costs(file.path, first, plan.out / "prices.json", options)
+        costs = measure_costs(file.path, plan.first, plan.out / "prices.json", options)
         trainer = _train(target, material, costs, plan, progress)
-        state = trainer.state
-        provenance = replace(
-            provenance,
-            tokens=provenance.tokens + state.trained_tokens,
-            steps=provenance.steps + state.best_step,
-        )
-        path = plan.out / f"{plan.name}.gguf"
-        written = write(trainer.best(), path, provenance=provenance, prior=_prior(trainer))
-        notify(*written.notes)
-    training = Training(
-        **values_for(Training, plan.training) | {"steps": state.history[-1].step},
+        state, path = trainer.state, plan.draft_file
+        tokens, steps = provenance.tokens + state.trained_tokens, provenance.steps + state.best_step
+        provenance = replace(provenance, tokens=tokens, steps=steps)
+        types = write(trainer.best(), path, provenance=provenance, prior=_prior(trainer))
+    subset, training, held_out = material.subset, material.training, material.held_out
+    return Report(
+        outrider=version("outrider"),
+        target=file.name,
+        settings=as_json(plan),
+        path=str(path),
+        file_bytes=path.stat().st_size,
+        tensor_types=types,
+        shape=material.draft.shape,
+        parameters=sum(weights.size for weights in material.draft.weights.values()),
+        known_tokens=subset.size - subset.has_other,
+        target_tokens=len(subset.to_draft),
+        training_answers=len(training),
+        training_tokens=sum(len(example.answer) for example in training),
+        held_out_answers=len(held_out),
+        coverage=coverage(subset, (example.answer for example in held_out)),
+        steps=state.step,
         best_step=state.best_step,
         trained_tokens=state.trained_tokens,
         history=state.history,
-        start=plan.draft.start,
         seconds=perf_counter() - started,
     )
-    report = Report(
-        outrider=version("outrider"),
-        target=str(file.path),
-        target_name=file.name,
-        draft=_draft(material, written),
-        data=_data(plan, material),
-        training=training,
-    )
-    return Distilled(report, first)
-
-
-def record(file: ModelFile, plan: DistillPlan, progress: Progress) -> None:
-    """Let the target answer the prompts, and train nothing. Raises as `distill` does."""
-    claim_answers(plan)
-    with open_target(file, plan) as target:
-        _answer(target, asked(plan.data), plan, progress)
 
 
 def _answer(target: LoadedTarget, questions: Asked, plan: DistillPlan, progress: Progress) -> None:
     everything = [*questions.held_out, *questions.training]
-    total = sum(1 + len(question.prompt.follow_ups) for question in everything)
+    total = sum(question.num_turns for question in everything)
     done, tokens = 0, 0
     reasons: list[str] = []
     started = perf_counter()
@@ -169,6 +225,7 @@ def _provenance(file: ModelFile, plan: DistillPlan, material: Material) -> Prove
     earlier = None if plan.continued is None else read_provenance(plan.continued)
     if earlier is not None:
         data += f"; before that: {earlier.data}"
+    licence = material.draft.metadata.get(Keys.General.LICENSE)
     return Provenance(
         teacher=file.card.name,
         teacher_sha256=file_sha256(file.path),
@@ -176,7 +233,7 @@ def _provenance(file: ModelFile, plan: DistillPlan, material: Material) -> Prove
         tokens=earlier.tokens if earlier else 0,
         steps=earlier.steps if earlier else 0,
         seed=plan.training.seed,
-        licence=material.draft.licence,
+        licence=licence.text if licence else None,
         version=version("outrider"),
     )
 
@@ -187,35 +244,6 @@ def _prior(trainer: Trainer) -> PretrainedCalibration:
     answers = (zip(a.confidences, a.matches, strict=True) for a in trainer.predictions())
     offered = ([(float(sure), bool(correct)) for sure, correct in answer if sure] for answer in answers)
     return pretrained_calibration(ModelDrafter.name, offered)
-
-
-def _draft(material: Material, written: Written) -> Draft:
-    shape, subset = material.draft.shape, material.subset
-    return Draft(
-        path=str(written.path),
-        file_bytes=written.file_bytes,
-        parameters=shape.parameters,
-        layers=shape.layers,
-        feed_forward=shape.feed_forward,
-        known_tokens=subset.size - subset.has_other,
-        target_tokens=len(subset.to_draft),
-        tensor_types=dict(written.tensor_types),
-    )
-
-
-def _data(plan: DistillPlan, material: Material) -> Data:
-    return Data(
-        prompts=list(plan.data.prompts),
-        temperatures=list(plan.data.temperatures),
-        training_answers=len(material.training),
-        training_tokens=sum(len(example.answer) for example in material.training),
-        held_out_answers=len(material.held_out),
-        coverage=coverage(material.subset, (example.answer for example in material.held_out)),
-        folder=str(plan.answers_folder),
-    )
-
-
-# The training
 
 
 def _train(
@@ -229,9 +257,9 @@ def _train(
     training, held_out = (material.texts(s, plan.context) for s in (material.training, material.held_out))
     trainer_of = partial(Trainer, material.draft, training, costs=costs, folder=plan.out, own_texts=own)
 
-    def trial(count: int) -> Trainer:
+    def trial() -> Trainer:
         # Its whole second half is on the draft's own text.
-        settings = replace(_settings(plan, count), on_policy=1.0)
+        settings = replace(_settings(plan, _TRIAL_STEPS), on_policy=1.0)
         return trainer_of(held_out=held_out[:1], settings=settings)
 
     steps = wanted.steps or _steps(plan, trial)
@@ -257,19 +285,45 @@ def _settings(plan: DistillPlan, steps: int) -> TrainingSettings:
     return TrainingSettings(**given | {"steps": steps, "evaluate_every": max(1, steps // _EVALUATIONS)})
 
 
-def _steps(plan: DistillPlan, trial: Callable[[int], Trainer]) -> int:
+def _steps(plan: DistillPlan, trial: Callable[[], Trainer]) -> int:
     """As many steps as fit the plan's minutes, by the time of the first ones; stored, since the learning rate
     depends on their number."""
-    wanted_s = (plan.training.minutes or USUAL_MINUTES) * 60
 
     def timed() -> int:
-        for count in _TRIALS:
-            times = trial(count).time_steps(count)
-            if sum(times) > _TRIAL_RATIO * wanted_s:
-                break
-        early_s, late_s = median(times[1 : count // 2] or times[:1]), median(times[count // 2 :])
+        _, early_s, late_s = trial().time_steps(_TRIAL_STEPS)
         own_ratio = plan.training.on_policy / 2
         step_s = (1 - own_ratio) * early_s + own_ratio * late_s
-        return max(_TRIALS[-1], round(_SPENT_RATIO * wanted_s / step_s))
+        minutes = plan.training.minutes or USUAL_MINUTES
+        return max(2 * _TRIAL_STEPS, round(_SPENT_RATIO * 60 * minutes / step_s))
 
     return kept(plan.out / "steps.json", timed, int, "number of steps", "Remove it and checkpoint.pt.")
+
+
+def _measure(
+    file: ModelFile, plan: DistillPlan, questions: Asked, made: str, progress: Progress
+) -> Checked | None:
+    """The draft after training and before it, and the one that it was continued from, on greedy answers to
+    held-out prompts of every category in turn. None where too little could be recorded: a notice says why."""
+    prompts: dict[str, list[Prompt]] = defaultdict(list)
+    for question in questions.held_out:
+        prompts[question.category].append(question.prompt)
+    greedy = SamplingParams(temperature=0.0, seed=plan.training.seed)
+    paths = [made, str(plan.first), *([str(plan.continued)] if plan.continued else [])]
+    room, trained = plan.context + 2 * ANSWER_TOKENS, file.card.context_length
+    request = CheckRequest(
+        target=file,
+        drafts=tuple(find_models(paths, hub=HubOptions(offline=True))),
+        workloads=tuple(
+            Workload(category, tuple(some), greedy, plan.data.max_tokens, "held out")
+            for category, some in prompts.items()
+        ),
+        seconds=MEASURING_SECONDS,
+        max_answers=_MAX_ANSWERS,
+        context_length=min(room, trained) if trained else room,
+        options=LoadOptions(threads=plan.threads),
+    )
+    try:
+        return check(request, progress)
+    except PromptError as error:
+        notify(f"no report: {error.why}")
+        return None

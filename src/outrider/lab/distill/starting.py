@@ -1,36 +1,68 @@
-"""The draft before training: which tokens it knows, and which layers of a model it is made of.
+"""What a training begins with: the answers of both sides, the tokens that the draft knows, and its first
+weights.
 
-Which layers are best differs much between models and numbers of layers, and so does what is left without
-the others: it is tried out on some of the answers.
+Which layers of a model are best differs much between models and numbers of layers, and so does what is left
+without the others: it is tried out on some of the answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 from torch.nn.functional import cosine_similarity, embedding
 
 from outrider.core.contracts import Vocabulary
-from outrider.core.errors import SettingError
+from outrider.core.errors import PromptError, SettingError
 from outrider.core.notices import notify
-from outrider.lab.distill.checkpoint import Checkpoint, keep_layers, read_gguf, restrict
-from outrider.lab.distill.corpus import TrainingBatch, batch_of, text_of
-from outrider.lab.distill.examples import Example, tokens_used
-from outrider.lab.distill.export import read_subset
+from outrider.lab.distill.answers import Example, read_examples
+from outrider.lab.distill.checkpoint import Checkpoint, keep_layers, read_gguf, read_subset, restrict
+from outrider.lab.distill.corpus import Text, TrainingBatch, batch_of, text_of
 from outrider.lab.distill.losses import acceptance
-from outrider.lab.distill.network import Network, causal, device_of
-from outrider.lab.distill.plan import USUAL_LAYERS, DistillPlan, kept
-from outrider.models.vocab.subset import Subset
+from outrider.lab.distill.network import Network, device_of
+from outrider.lab.distill.plan import USUAL_LAYERS, USUAL_VOCABULARY, DistillPlan, kept
+from outrider.lab.distill.questions import Asked
+from outrider.models.vocab.subset import Subset, choose_subset
 
 _TEXTS, _TEXT_TOKENS = 12, 128
 """that are judged: enough to tell a good choice from a bad one"""
 _DIVISIONS = 8
 """of the layers into first and last ones that are tried, about: neighbours differ little"""
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """The untrained draft, the tokens that it knows, and the answers of both sides. It reads the last
+    `window` tokens of a prompt, 0: all."""
+
+    draft: Checkpoint
+    subset: Subset
+    training: list[Example]
+    held_out: list[Example]
+    window: int
+
+    def texts(self, examples: Sequence[Example], max_tokens: int) -> list[Text]:
+        """Answers in the draft's ids after what it reads of their prompts, cut to their last `max_tokens`;
+        empty ones are left out."""
+        seen = (replace(example, prompt=example.prompt[-self.window :]) for example in examples)
+        found = (text_of(example, self.subset, max_tokens) for example in seen)
+        return [text for text in found if text is not None]
+
+
+def read_material(plan: DistillPlan, questions: Asked, vocabulary: Vocabulary) -> Material:
+    """Raises PromptError when one side has no answers, and what `first_draft` raises."""
+    training, held_out = (read_examples(plan.answers_folder, side) for side in questions)
+    if not training or not held_out:
+        why = f"{len(training)} answers to train on, {len(held_out)} held out"
+        raise PromptError("prompts", why, "Give more prompts, or shorter ones.")
+    draft, subset = first_draft(plan, training, vocabulary)
+    # What knows all tokens reads all: other engines would not know better.
+    return Material(draft, subset, training, held_out, plan.draft.window if subset.has_other else 0)
 
 
 def first_draft(
@@ -51,7 +83,7 @@ def first_draft(
         raise SettingError(str(plan.base), reason, "Start from a model with the target's own tokenizer.")
     if count > have:
         raise SettingError(f"--layers {count}", f"it has {have} layers", f"Give 1 to {have}.")
-    subset = tokens_used(examples, vocabulary, plan.draft.vocabulary)
+    subset = _tokens_used(examples, vocabulary, plan.draft.vocabulary)
     reduced = restrict(base, subset)
     if not examples:
         return keep_layers(reduced, range(count)), subset
@@ -63,6 +95,14 @@ def first_draft(
     layers = kept(plan.out / "layers.json", best, read, "layers", "Remove it.")
     notify(f"its layers are {', '.join(map(str, layers))} of {have}")
     return keep_layers(reduced, layers), subset
+
+
+def _tokens_used(examples: Sequence[Example], vocabulary: Vocabulary, size: int | None) -> Subset:
+    counts = np.zeros(vocabulary.size, dtype=np.int64)
+    for example in examples:
+        counts += np.bincount(example.answer, minlength=vocabulary.size)
+    size = USUAL_VOCABULARY if size is None else size
+    return choose_subset(vocabulary, counts, size or vocabulary.size)
 
 
 def best_layers(model: Checkpoint, subset: Subset, examples: Sequence[Example], count: int) -> list[int]:
@@ -91,12 +131,11 @@ class _Judge:
     last; (texts, tokens, width) each."""
 
     def __init__(self, model: Checkpoint, batch: TrainingBatch) -> None:
-        device = batch.tokens.device
         self._batch = batch
-        self._network = Network.of(model, batch.tokens.shape[1], dtype=torch.float32, device=device)
+        self._network = Network.of(model, batch.tokens.device)
         self.states = [embedding(batch.tokens, self._network.weights["token_embd.weight"])]
         for layer in range(model.shape.layers):
-            self.states.append(self._after(layer, self.states[-1]))
+            self.states.append(self._network.layer(layer, self.states[-1]))
 
     def influences(self) -> list[float]:
         """How much each layer changes its input: one minus the mean cosine of before and after."""
@@ -109,11 +148,6 @@ class _Judge:
         same = next((at for at, layer in enumerate(layers) if at != layer), len(layers))
         states = self.states[same]  # of the layers before, none is missing
         for layer in layers[same:]:
-            states = self._after(layer, states)
+            states = self._network.layer(layer, states)
         ends = self._network.normed(states).flatten(0, 1)[self._batch.places]
         return float(acceptance(self._network.logits(ends), self._batch.labels).mean())
-
-    def _after(self, layer: int, states: Tensor) -> Tensor:
-        tokens = self._batch.tokens
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        return self._network.layer(layer, states, positions, causal)

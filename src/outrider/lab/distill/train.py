@@ -23,10 +23,9 @@ from outrider.core.errors import InputError, SettingError
 from outrider.costs.expected_speed import StepCosts
 from outrider.lab.distill.checkpoint import Array, Checkpoint
 from outrider.lab.distill.corpus import Text, TrainingBatch, batch_of, batches
-from outrider.lab.distill.evaluation import Predictions, evaluate, predicted
+from outrider.lab.distill.evaluation import Evaluation, Predictions, evaluate, predictions_of, read_along
 from outrider.lab.distill.losses import loss_of
 from outrider.lab.distill.network import Network, device_of, has_fast_half
-from outrider.lab.distill.report import Evaluation
 
 _ENDS = ("token_embd.weight", "output.weight")
 _FINAL_RATE = 0.05
@@ -49,19 +48,8 @@ _LEAST_JUDGING = 16
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """How a draft is trained.
-
-    Args:
-        steps: All that there are, unless it ends early.
-        batch_tokens: Of a step, padding included.
-        learning_rate: The highest, after a short warm-up.
-        on_policy: Share of the steps of the second half that train on the draft's own text.
-        seed: Of the order of texts.
-        quant: Type of the file that the draft will be written to.
-        embedding_quant: Type of its embedding and output layer there.
-        evaluate_every: Steps between evaluations.
-        patience: Evaluations without a better one before training ends early.
-    """
+    """How a draft is trained: as `lab.distill.plan` has it, with evaluations between so many steps, and an
+    early end after `patience` of them without a better one."""
 
     steps: int
     batch_tokens: int
@@ -116,7 +104,6 @@ def rounded(weight: Tensor, quantization: str) -> Tensor:
 
 
 def _judging(held_out: Sequence[Text], settings: TrainingSettings) -> Sequence[Text]:
-    """The held-out texts that evaluations have the time for."""
     evaluations = settings.steps / settings.evaluate_every + 1
     tokens = _EVALUATED_RATIO / _PASS_RATIO * settings.steps * settings.batch_tokens / evaluations
     every = math.ceil(sum(len(text.tokens) for text in held_out) / tokens)
@@ -129,23 +116,20 @@ OwnTexts = Callable[[Network, int], Sequence[Text]]
 
 @dataclass(slots=True)
 class TrainingState:
-    """Where a training is: all but its weights and optimizer."""
+    """Where a training is: all but its weights and optimizer. `losses` are those since the last evaluation,
+    `trained_tokens` the labelled positions of all steps."""
 
     step: int = 0
     history: list[Evaluation] = field(default_factory=list)
     best_step: int = 0
     losses: list[float] = field(default_factory=list)
-    """of the steps since the last evaluation"""
     last_loss: float = math.nan
     trained_tokens: int = 0
-    """labelled positions of all steps"""
 
 
 class Trainer:
-    """One training of a draft, on `texts`, in a folder, which may hold a checkpoint of it.
-
-    Raises InputError when that checkpoint is damaged or of another training.
-    """
+    """One training of a draft, in a folder which may hold a checkpoint of it. Raises InputError when that
+    checkpoint is damaged or of another training."""
 
     def __init__(
         self,
@@ -167,7 +151,7 @@ class Trainer:
         self._start = start
         self._own_texts = own_texts
         self.device = device_of()
-        self.network = Network.of(start, 1, dtype=torch.float32, device=self.device)
+        self.network = Network.of(start, self.device)
         for weight in self.network.weights.values():
             weight.requires_grad_()
         self._half = has_fast_half(self.device)
@@ -184,8 +168,7 @@ class Trainer:
         return state.step >= settings.steps or since_best >= settings.patience
 
     def run(self, on_step: Callable[[Trainer], None] = lambda _trainer: None) -> Checkpoint:
-        """Train to the end: the best draft by expected tokens per second. `on_step` is called after each
-        step."""
+        """Train to the end: the best draft by expected tokens per second."""
         if not self.state.history:
             self._evaluate()
         groups = islice(self._batches(), self.state.step, None)
@@ -213,7 +196,8 @@ class Trainer:
     def predictions(self) -> list[Predictions]:
         """What the best draft so far, rounded as in its file, predicts along the held-out greedy answers."""
         logits_of = partial(self._logits, network=self._as_written(self._best))
-        return predicted(self._held_out, logits_of, self.settings.batch_tokens, self.device)
+        read = read_along(self._held_out, logits_of, self.settings.batch_tokens, self.device)
+        return [found for texts, logits, _ in read for found in predictions_of(texts, logits)]
 
     def _batches(self) -> Iterable[Sequence[Text]]:
         return batches(self._training, self.settings.batch_tokens, self.settings.seed)
@@ -233,7 +217,6 @@ class Trainer:
         self.state.trained_tokens += len(batch.places)
 
     def _own(self) -> Sequence[Text]:
-        """What the next step trains on, if on the draft's own text; else none."""
         step, settings = self.state.step, self.settings
         if self._own_texts is None or 2 * step < settings.steps:
             return ()
@@ -261,7 +244,6 @@ class Trainer:
         return total
 
     def _states(self, batch: TrainingBatch, network: Network) -> Tensor:
-        """The last layer's states at the labelled positions."""
         return network.states(batch.tokens).flatten(0, 1)[batch.places]
 
     def _logits(self, batch: TrainingBatch, network: Network) -> Tensor:
@@ -270,12 +252,10 @@ class Trainer:
 
     def _as_written(self, weights: Mapping[str, Tensor] | None = None) -> Network:
         """The draft with its weights (None: those in training) rounded as in its file."""
-        settings, weights = self.settings, weights or self.network.weights
-
-        def kind(name: str) -> str:
-            return settings.embedding_quant if name in _ENDS else settings.quant
-
-        return self.network.with_weights({name: rounded(w, kind(name)) for name, w in weights.items()})
+        layers, ends = self.settings.quant, self.settings.embedding_quant
+        given = (weights or self.network.weights).items()
+        held = {name: rounded(weight, ends if name in _ENDS else layers) for name, weight in given}
+        return replace(self.network, weights=held)
 
     def _autocast(self) -> AbstractContextManager[None]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._half)  # type: ignore[no-any-return]
@@ -320,24 +300,21 @@ class Trainer:
     def _load(self) -> None:
         if not self._path.exists():
             return
-        path, weights = str(self._path), self.network.weights
+        path, settings = str(self._path), asdict(self.settings)
         try:
             content = torch.load(self._path, map_location=self.device, weights_only=True)
-            settings, stored, self._best, optimizer, state = (
-                content[part] for part in ("settings", "weights", "best", "optimizer", "state")
-            )
-            shapes = {name: w.shape for name, w in stored.items()}
+            if changed := [key for key, value in settings.items() if content["settings"].get(key) != value]:
+                reason = f"it is of a training with other settings ({', '.join(changed)})"
+                raise InputError(path, reason, "Use the same settings, or another folder.")
+            with torch.no_grad():
+                for name, weight in self.network.weights.items():
+                    weight.copy_(content["weights"][name])
+            self._best = content["best"]
+            self._optimizer.load_state_dict(content["optimizer"])
+            history = [Evaluation(**found) for found in content["state"]["history"]]
+            self.state = TrainingState(**content["state"] | {"history": history})
+        except InputError:
+            raise
         except Exception as error:  # torch.load raises whatever its parts do
             way_out = "Remove it: training starts again."
-            raise InputError(path, f"it is damaged ({error})", way_out) from error
-        if changed := [name for name, value in asdict(self.settings).items() if settings.get(name) != value]:
-            reason = f"it is of a training with other settings ({', '.join(changed)})"
-            raise InputError(path, reason, "Use the same settings, or another folder.")
-        if shapes != {name: w.shape for name, w in weights.items()}:
-            raise InputError(path, "it is of a draft of another shape", "Use another folder.")
-        with torch.no_grad():
-            for name, weight in weights.items():
-                weight.copy_(stored[name])
-        self._optimizer.load_state_dict(optimizer)
-        history = [Evaluation(**found) for found in state["history"]]
-        self.state = TrainingState(**state | {"history": history})
+            raise InputError(path, f"it is damaged, or of another draft ({error})", way_out) from error

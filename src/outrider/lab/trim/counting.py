@@ -1,23 +1,128 @@
-"""The target answers many prompts at once, and what it would have said at each place is counted."""
+"""Which tokens matter: how often each is used in prompts, files and the target's answers, what no draft can
+do without, what fewer tokens lose."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+import numpy.typing as npt
 
+from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Request
+from outrider.core.files import chunks, list_files
+from outrider.core.notices import notify
 from outrider.core.params import SamplingParams
 from outrider.engine import Engine
+from outrider.lab.prompts import Prompt, Workload, conversation_hash, is_held_out
 from outrider.lab.record import answered
-from outrider.lab.trim.tokens import Answer
+from outrider.lab.workloads.lines import text_of
+from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
+from outrider.lab.written_prompts import written_prompts
+from outrider.models.vocab.subset import Ids, ranked
 
+_BUNDLED = 1200
+"""bundled prompts that are counted; the order is always the same"""
+_HELD_OUT_SHARE = 0.25
+"""of prompts of the user's own"""
+_MIN_HELD_OUT = 4
 _MAX_TOKENS = 96
 """of an answer: many short ones tell more about others than few long ones"""
 _TOP = 64
 """tokens of each place that are counted, by their probability"""
+_PLACEHOLDER = re.compile(rb"(unused|reserved|dummy|control|placeholder|extra|pad)\D*\d+", re.IGNORECASE)
+"""Control tokens that no text has: there can be thousands."""
+_MAX_DIGITS = 3
+_FOLDS = 8
+
+Uses = npt.NDArray[np.float64]
+"""how often each token is used, or how likely it was, added up"""
+
+
+# Prompts and files
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Prompts whose tokens and answers are counted, and workloads with which a draft is measured; the two
+    have no conversation in common. `origin`: the first, in words."""
+
+    counted: tuple[Prompt, ...]
+    measured: tuple[Workload, ...]
+    origin: str
+
+
+def prompts_of(own: Sequence[Workload]) -> Prompts:
+    """The prompts of the user's own workloads, a part of which measures; without any the bundled ones, and
+    the built-in workloads to measure with."""
+    built_in = tuple(load_workload(WorkloadSpec(name=name)) for name in BUILT_IN)
+    if not own:
+        counted = tuple(written.prompt for written in written_prompts(_BUNDLED))
+        return Prompts(counted, built_in, "the bundled prompts")
+    measured = []
+    for workload in own:
+        if held_out := tuple(p for p in workload.prompts if is_held_out(p, _HELD_OUT_SHARE)):
+            measured.append(replace(workload, prompts=held_out))
+    if sum(len(workload.prompts) for workload in measured) < _MIN_HELD_OUT:
+        measured = list(built_in)
+    never = {conversation_hash(prompt) for workload in measured for prompt in workload.prompts}
+    counted = tuple(p for w in own for p in w.prompts if conversation_hash(p) not in never)
+    return Prompts(counted, tuple(measured), ", ".join(workload.name for workload in own))
+
+
+@dataclass(slots=True)
+class Counted:
+    """Uses of the target's tokens in texts that are not answers of its own, and in words what was counted."""
+
+    uses: Uses
+    origins: list[str] = field(default_factory=list)
+
+    def add(self, vocabulary: Vocabulary, texts: Iterable[str], what: str) -> None:
+        before = self.uses.sum()
+        for text in texts:
+            np.add.at(self.uses, np.asarray(vocabulary.tokenize(text, add_special=False), dtype=np.int64), 1)
+        self.origins.append(f"{what} ({int(self.uses.sum() - before):,} tokens)")
+
+
+def texts_of(prompts: Iterable[Prompt]) -> Iterable[str]:
+    """Every text of some prompts, each once: templates share long ones."""
+    found: dict[str, None] = {}
+    for prompt in prompts:
+        if isinstance(prompt.messages, str):
+            found[prompt.messages] = None
+        else:
+            found |= dict.fromkeys(text_of(message.get("content")) or "" for message in prompt.messages)
+        found |= dict.fromkeys(prompt.follow_ups)
+    return found
+
+
+def texts_in(paths: Sequence[Path]) -> Iterable[str]:
+    """The text of files, and of those in folders, a piece at a time; a notice names what is passed over.
+    Raises SettingError for a path that does not exist."""
+    for path in list_files(paths).sizes:
+        try:
+            yield from chunks(path)
+        except OSError:
+            notify(f"{path} is not counted: it cannot be read")
+        except UnicodeDecodeError:
+            notify(f"{path} is not counted: it is not UTF-8 text")
+
+
+# Answers
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer of the target's in the draft's ids, -1 for what the draft lacks; `mass`: how likely each
+    token was, added up over its places, None where that is not known."""
+
+    tokens: Ids
+    mass: npt.NDArray[np.float32] | None = None
 
 
 def answer_prompts(
@@ -54,3 +159,59 @@ def _counted(completion: Completion, size: int) -> Answer:
         tokens, log_probs = zip(*scored.top, strict=True)
         mass[list(tokens)] += np.exp(log_probs, dtype=np.float32)
     return Answer(np.array(completion.tokens), mass)
+
+
+# Which are kept
+
+
+def floor_of(vocabulary: Vocabulary) -> Ids:
+    """Tokens that are kept in any case: those of one byte, digits, white space, control tokens that are in
+    use, and all that end an answer."""
+    return np.array([t for t in range(vocabulary.size) if _is_needed(vocabulary, t)], dtype=np.int64)
+
+
+def _is_needed(vocabulary: Vocabulary, token: int) -> bool:
+    if vocabulary.ends_generation(token):
+        return True
+    if vocabulary.is_control(token):
+        return not _PLACEHOLDER.search(vocabulary.spelling(token))
+    piece = vocabulary.piece(token)
+    is_number = len(piece) <= _MAX_DIGITS and piece.isdigit()
+    return len(piece) == 1 or is_number or (bool(piece) and piece.isspace())
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How a draft's vocabulary is used: by answers of the target, and by `other` texts. Tokens that are not
+    `usable` are never kept."""
+
+    answers: tuple[Answer, ...]
+    other: Uses
+    usable: npt.NDArray[np.bool_]
+    floor: Ids
+
+    def order(self, left_out: Collection[int] = ()) -> Ids:
+        """All tokens in the order in which they are kept, by their uses in all texts but some answers."""
+        uses = self.other.astype(np.float64)
+        for number, answer in enumerate(self.answers):
+            if number not in left_out:
+                uses += np.bincount(answer.tokens[answer.tokens >= 0], minlength=len(uses))
+                uses += 0 if answer.mass is None else answer.mass
+        uses[~self.usable] = -1
+        return ranked(uses, self.floor)
+
+    def lost(self, sizes: Sequence[int], held_out: Sequence[Answer] = ()) -> list[float]:
+        """For vocabularies of each size the share of the answers' tokens, 0-1, that they lack: of every
+        answer by the uses in the others alone, and of those that nothing is counted in. Without any it is 0.
+        """
+        folds = [range(i, len(self.answers), _FOLDS) for i in range(min(_FOLDS, len(self.answers)))]
+        tested = [([self.answers[number] for number in numbers], numbers) for numbers in folds]
+        found, total = np.zeros(len(sizes)), 0
+        for answers, left_out in [*tested, (held_out, range(0))]:
+            places = np.full(len(self.other) + 1, len(self.other))  # the last: what the draft lacks
+            order = self.order(left_out)
+            places[order] = np.arange(len(order))
+            for answer in answers:
+                found += [(places[answer.tokens] >= size - 1).sum() for size in sizes]
+                total += len(answer.tokens)
+        return [float(count) / max(total, 1) for count in found]

@@ -1,34 +1,35 @@
-"""The model that is trimmed, as its file has it: fields and tensors, row by row and not decoded."""
+"""A model that is trimmed: its fields and tensors, row by row, and the file that is made of some of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, Keys
+from gguf import GGUFValueType
+from gguf.constants import Keys
 
-from outrider.core.errors import ModelFileError
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
+from outrider.core.contracts import Vocabulary
+from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
+from outrider.core.files import check_room, reason_of
+from outrider.core.notices import notify
+from outrider.lab.model_file import Tensor, read_tensors, write_model_file
 from outrider.models.gguf import read_card
-from outrider.models.header import Field, TensorInfo, fields_of, read_header
-from outrider.models.reference import local_shards
-from outrider.models.vocab.subset import TARGET_TOKENS
+from outrider.models.header import Field, fields_of
+from outrider.models.vocab import align
+from outrider.models.vocab.subset import TARGET_TOKENS, Ids, Subset, part_fields, tokenizer_fields
+from outrider.policy.state import CALIBRATION_KEY
 
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 BY_TOKEN = (EMBEDDING, OUTPUT, "output.bias", "per_layer_token_embd.weight")
 """Tensors with a row for each token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor; `shape` in numpy's order, `rows` their bytes (rows, bytes of a row), of a vector one number
-    each."""
-
-    name: str
-    shape: tuple[int, ...]
-    kind: GGMLQuantizationType
-    rows: npt.NDArray[np.uint8]
+_PREFIX = "outrider.trim."
+_OF_THE_FILE = (Keys.General.ARCHITECTURE, Keys.General.ALIGNMENT, CALIBRATION_KEY)
+"""Fields that the writer makes itself, or that are no longer true"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +56,10 @@ def read_source(path: Path) -> Source:
 
     Raises ModelFileError for a file that is missing, damaged, trimmed already, or without what is trimmed.
     """
-    card = read_card(path)
-    fields: dict[str, Field] = {}
-    tensors: dict[str, Tensor] = {}
-    for part in local_shards(card.path):
-        header = read_header(part)
-        fields = fields or fields_of(part, header)
-        data = np.memmap(part, dtype=np.uint8, mode="r")
-        for info in header.tensors:
-            tensors[info.name] = _tensor(path, data[header.data_byte :], info)
-    source = Source(card.path, card.architecture, card.num_tokens or 0, fields, tensors)
+    card, (header, tensors) = read_card(path), read_tensors(path)
+    source = Source(card.path, card.architecture, card.num_tokens or 0, fields_of(card.path, header), tensors)
     _check(source)
     return source
-
-
-def _tensor(path: Path, data: npt.NDArray[np.uint8], info: TensorInfo) -> Tensor:
-    shape = tuple(reversed(info.shape))
-    kind = GGMLQuantizationType[info.type_name] if info.num_bytes is not None else None
-    if kind is None or info.num_bytes is None or shape[-1] % GGML_QUANT_SIZES[kind][0]:
-        why = f"its {info.name} is of {info.type_name}, whose rows cannot be cut apart here"
-        raise ModelFileError(str(path), why, "Trim the file that it was made of.")
-    rows = shape[0] if len(shape) == 1 else int(np.prod(shape[:-1]))
-    stored = data[info.offset_bytes : info.offset_bytes + info.num_bytes]
-    return Tensor(info.name, shape, kind, stored.reshape(rows, -1))
 
 
 def _check(source: Source) -> None:
@@ -95,3 +77,79 @@ def _check(source: Source) -> None:
         if has_token_rows and name not in BY_TOKEN:
             why = f"its {name} has a row for each token, and how it is used is not known here"
             raise ModelFileError(path, why, "Use another draft.")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is kept of a model: the first `size` - 1 of its tokens, which are in the `order` of their use, and
+    one token for all others; or all of them.
+
+    An untrained model has no row for "all others". It takes that of the most used token that is dropped: a
+    draft ends where that one would have been drafted.
+    """
+
+    order: Ids
+    size: int
+
+    @property
+    def subset(self) -> Subset:
+        total = len(self.order)
+        if self.size >= total:
+            return Subset.whole(total)
+        return Subset.of(self.order[: self.size - 1].tolist(), total)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The rows of the tokens that the draft has, of a tensor with a row for each token."""
+        subset = self.subset
+        if not subset.has_other:
+            return tensor
+        rows = np.append(subset.to_target[:-1], self.order[self.size - 1])
+        return replace(tensor, shape=(len(rows), *tensor.shape[1:]), rows=tensor.rows[rows])
+
+
+def write_trimmed(
+    source: Source, cut: Cut, path: Path, target: Vocabulary, to_target: Ids, origin: Mapping[str, str]
+) -> None:
+    """Write a draft, which llama.cpp reads and which lines up with the target; rows are copied as they are.
+
+    Args:
+        source: What is trimmed.
+        cut: What is kept of it.
+        path: The file; where writing fails, a part of it is left there.
+        target: The vocabulary that it lines up with.
+        to_target: The target's id of each of the source's tokens.
+        origin: How the draft was made, by name.
+
+    Raises SettingError (room on the disk) and VocabularyMismatch.
+    """
+    subset = cut.subset
+    fields, notes = tokenizer_fields(source.fields, subset, source.vocabulary)
+    if subset.has_other:
+        ids = np.append(to_target[subset.to_target[:-1]], -1).tolist()
+        fields |= part_fields(ids, target, reads_pieces=True)
+    fields |= {f"{_PREFIX}{name}": Field(text, GGUFValueType.STRING) for name, text in origin.items()}
+    tensors = {name: cut.of(found) if name in BY_TOKEN else found for name, found in source.tensors.items()}
+    needed, way_out = sum(tensor.rows.nbytes for tensor in tensors.values()), "Free some space, or change -o."
+    try:
+        check_room(path.parent, needed, lambda why: SettingError(path.name, why, way_out))
+        write_model_file(path, source.architecture, _own_fields(source, subset.size) | fields, tensors)
+    except OSError as error:
+        reason = f"the draft could not be written ({reason_of(error)})"
+        raise SettingError(path.name, reason, way_out) from error
+    options = LoadOptions(threads=1, gpu_layers=0, extra_buffer_types=False)
+    with closing(Weights(path, options)) as weights:
+        known = align(target, weights.vocabulary).report.common_tokens
+    if subset.has_other and known != subset.size - 1:
+        raise VocabularyMismatch(path.name, "llama.cpp reads other tokens in it", "Report this.")
+    notify(*notes)
+
+
+def _own_fields(source: Source, size: int) -> dict[str, Field]:
+    dropped = ("tokenizer.", "split.")
+    fields = {
+        key: found
+        for key, found in source.fields.items()
+        if key not in _OF_THE_FILE and not key.startswith(dropped)
+    }
+    key = Keys.LLM.VOCAB_SIZE.format(arch=source.architecture)
+    return fields | ({key: replace(fields[key], value=size)} if key in fields else {})

@@ -10,35 +10,45 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 
 import numpy as np
+from pydantic_core import to_jsonable_python
 
 from outrider.backends.gguf.model import GgufModel
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.quantizer import quantize
 from outrider.core.errors import BackendError, ModelFileError, PromptError, SettingError
 from outrider.core.notices import collect_notices, notify
+from outrider.core.numbers import Interval
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.costs.expected_speed import StepCosts
 from outrider.engine import Engine
 from outrider.lab.check import SHOWN_CALLS, DraftReport, judge
 from outrider.lab.loaded import Loaded, LoadedTarget, Progress
-from outrider.lab.models import ModelFile, find_models
+from outrider.lab.models import ModelFacts, ModelFile, find_models
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.record import as_text, questions_of
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN
 from outrider.lab.subject import Subject, offers_along
-from outrider.lab.trim.counting import answer_prompts
-from outrider.lab.trim.cut import Cut, write_trimmed
-from outrider.lab.trim.material import Counted, Prompts, prompts_of, texts_in, texts_of
-from outrider.lab.trim.report import Choice, Report, Tried, agreement_of, step_s_of
-from outrider.lab.trim.source import Source, read_source
-from outrider.lab.trim.tokens import Answer, Usage, floor_of
+from outrider.lab.trim.counting import (
+    Answer,
+    Counted,
+    Prompts,
+    Usage,
+    answer_prompts,
+    floor_of,
+    prompts_of,
+    texts_in,
+    texts_of,
+)
+from outrider.lab.trim.source import Cut, Source, read_source, write_trimmed
 from outrider.models.hub import HubOptions, file_sha256
 from outrider.models.vocab import Alignment, align
 from outrider.models.vocab.subset import Ids
 from outrider.session.loading import why_no_draft
 
+SCHEMA = "outrider.trim/1"
 COUNTING_SECONDS = 90.0
 _COSTS_SECONDS = 3.0
 """for what each draft's calls cost"""
@@ -84,6 +94,62 @@ class TrimRequest:
     draft_options: LoadOptions | None = None
 
 
+def step_s_of(report: DraftReport) -> float:
+    """Seconds of a step of a draft that was measured."""
+    assert report.calls is not None
+    return report.calls.call_s
+
+
+def agreement_of(report: DraftReport) -> Interval:
+    """How often its most likely token is the target's."""
+    assert report.acceptance is not None
+    return report.acceptance.rate
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A size of the vocabulary: the share of the answers' tokens that it lacks, the time of a step, and the
+    expected speed-up of the best draft length."""
+
+    tokens: int
+    lost_ratio: float
+    step_s: float
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The trimmed draft in one quantization; `speedup` is that of the best draft length without lookup."""
+
+    quantization: str
+    file_bytes: int
+    step_s: float
+    agreement: Interval
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a trim made and found; of the `types` that were tried that of `after` was kept.
+    `before` and `after` are the draft as `outrider check` judges it, on held-out answers."""
+
+    path: str
+    target: ModelFacts
+    counted: tuple[str, ...]
+    known_tokens: int
+    source_tokens: int
+    sizes: tuple[Choice, ...]
+    types: tuple[Tried, ...]
+    before: DraftReport
+    after: DraftReport
+    notices: tuple[str, ...]
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, for JSON: an unknown end of an interval is None."""
+        return {"schema": SCHEMA, **to_jsonable_python(self, inf_nan_mode="null")}
+
+
 def trim(asked: TrimRequest, progress: Progress = lambda _what, _part: None) -> Report:
     """Trim a draft, write it, and say what came of it.
 
@@ -95,35 +161,29 @@ def trim(asked: TrimRequest, progress: Progress = lambda _what, _part: None) -> 
     prompts = prompts_of(asked.workloads)
     with collect_notices() as notices, Loaded(asked.target, asked.options, progress) as target:
         model = target.open(asked.context_length)
-        draft = _line_up(asked, model, progress)
+        alignment, floor = _line_up(asked, model, progress)
         loaded = LoadedTarget(asked.target.name, model, target.template)
-        usage, origins = _count(asked, loaded, prompts, draft, progress)
+        usage, origins = _count(asked, loaded, prompts, alignment, floor, progress)
         seconds = asked.measuring_seconds
         subject = Subject(loaded, target.facts(), target.costs("all", min(DEFAULT_SECONDS, seconds)))
         report = partial(progress, "the target answers prompts to measure with")
         questions = questions_of(prompts.measured, loaded)
         subject = subject.answering(questions, seconds=seconds, progress=report)
-        held_out = [
-            _in_draft(Answer(np.array(answer.row.tokens)), draft.alignment) for answer in subject.answers
-        ]
-        run = _Run(asked, source, subject, draft, origins, progress)
+        held_out = [_in_draft(Answer(np.array(one.row.tokens)), alignment) for one in subject.answers]
+        run = _Run(asked, source, subject, alignment, origins, progress)
         before = run.measure(asked.small)
         sizes = run.sizes(usage, held_out, before)
         size = max(sizes, key=lambda c: c.speedup).tokens if asked.vocabulary is None else asked.vocabulary
         cut = Cut(usage.order(), size or source.vocabulary)
         tried, after = run.make(cut)
-    [made] = find_models([str(asked.out)], hub=HubOptions())
     return Report(
         path=str(asked.out),
-        file_bytes=made.card.file_bytes,
-        source=before.model,
         target=subject.facts,
         counted=tuple(origins),
         known_tokens=cut.subset.size - cut.subset.has_other,
         source_tokens=source.vocabulary,
         sizes=sizes,
         types=tried,
-        quantization=made.card.quantization,
         before=before,
         after=after,
         notices=tuple(notices),
@@ -131,15 +191,8 @@ def trim(asked: TrimRequest, progress: Progress = lambda _what, _part: None) -> 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """The draft beside its target: how they line up, and tokens that it cannot do without."""
-
-    alignment: Alignment
-    floor: Ids
-
-
-def _line_up(asked: TrimRequest, target: GgufModel, progress: Progress) -> _Draft:
+def _line_up(asked: TrimRequest, target: GgufModel, progress: Progress) -> tuple[Alignment, Ids]:
+    """How the draft and its target line up, and tokens that it cannot do without."""
     options = asked.draft_options or asked.options
     with Loaded(asked.small, options, progress, beside=target) as draft:
         alignment = align(target.vocabulary, draft.weights.vocabulary)
@@ -151,14 +204,18 @@ def _line_up(asked: TrimRequest, target: GgufModel, progress: Progress) -> _Draf
             reason = f"{len(floor) + 2} are needed in any case: bytes, digits, white space, control tokens"
             way_out = "Give more, or 0: all tokens."
             raise SettingError(f"--vocabulary {asked.vocabulary}", reason, way_out)
-        return _Draft(alignment, floor)
+        return alignment, floor
 
 
 def _count(
-    asked: TrimRequest, target: LoadedTarget, prompts: Prompts, draft: _Draft, progress: Progress
+    asked: TrimRequest,
+    target: LoadedTarget,
+    prompts: Prompts,
+    alignment: Alignment,
+    floor: Ids,
+    progress: Progress,
 ) -> tuple[Usage, list[str]]:
-    """How the draft's tokens are used, and what that was counted in."""
-    model, to_target = target.model, draft.alignment.to_target
+    model, to_target = target.model, alignment.to_target
     progress("counting tokens", None)
     counted = Counted(np.zeros(model.vocabulary.size))
     counted.add(model.vocabulary, texts_of(prompts.counted), prompts.origin)
@@ -172,13 +229,12 @@ def _count(
         total = sum(len(answer.tokens) for answer in found)
         counted.origins.append(f"{len(found)} answers of the target ({total:,} tokens)")
     usable = to_target >= 0
-    answers = [_in_draft(answer, draft.alignment) for answer in found]
+    answers = [_in_draft(answer, alignment) for answer in found]
     uses = np.where(usable, counted.uses[to_target], 0)
-    return Usage(tuple(answers), uses, usable, draft.floor), counted.origins
+    return Usage(tuple(answers), uses, usable, floor), counted.origins
 
 
 def _in_draft(answer: Answer, alignment: Alignment) -> Answer:
-    """An answer in the draft's ids."""
     known, mass = alignment.to_target >= 0, answer.mass
     found = None if mass is None else np.where(known, mass[alignment.to_target], np.float32(0))
     return Answer(alignment.to_draft[answer.tokens], found)
@@ -200,12 +256,10 @@ def _ask(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A trim whose target has answered, and whose tokens are counted."""
-
     asked: TrimRequest
     source: Source
     subject: Subject
-    draft: _Draft
+    alignment: Alignment
     origins: list[str]
     progress: Progress
 
@@ -250,7 +304,7 @@ class _Run:
                 path.parent.mkdir(exist_ok=True)
                 self.progress(f"writing {self.asked.out.name} {name}".rstrip(), None)
                 if not name:
-                    notify(*self._write(cut, path))
+                    self._write(cut, path)
                 elif not self._quantized(found[0][2], name, path):
                     continue
                 [file] = find_models([str(path)], hub=HubOptions())
@@ -265,7 +319,6 @@ class _Run:
         return tuple(one[0] for one in found), best[1]
 
     def _quantized(self, source: Path, name: str, path: Path) -> bool:
-        """Make another quantization of what was cut; whether it came out, and smaller."""
         try:
             made = quantize(source, name, path, threads=self.asked.options.threads)
         except BackendError as error:
@@ -277,7 +330,7 @@ class _Run:
         calls_s = self.subject.costs.calls_s(SHOWN_CALLS, context=0).tolist()
         return StepCosts(calls_s, step_s).best_speedup(agreement)
 
-    def _write(self, cut: Cut, path: Path) -> tuple[str, ...]:
+    def _write(self, cut: Cut, path: Path) -> None:
         origin = {
             "source": self.asked.small.card.name,
             "source_sha256": file_sha256(self.source.path),
@@ -286,4 +339,4 @@ class _Run:
             "version": version("outrider"),
         }
         target = self.subject.target.model.vocabulary
-        return write_trimmed(self.source, cut, path, target, self.draft.alignment.to_target, origin)
+        write_trimmed(self.source, cut, path, target, self.alignment.to_target, origin)

@@ -1,9 +1,13 @@
-"""What sampling is tested against: where in an answer, and the exact distribution of the texts there.
+"""What sampling is tested against: where in an answer, the exact distribution of the texts there, and whether
+counts follow it.
 
 A few tokens tell much only where their entropy is high. A free answer is tested at its beginning. The
 beginning of a constrained one is often all but certain (`{"name": "`), so its greedy text is followed, and
 the test begins where text is forced and the entropy of the tokens is highest: there masks, forced drafts and
 what the draft model makes of both decide the outcome.
+
+The statistic is chi-square. Nothing relies on its asymptotic law: its distribution under the null comes from
+multinomial draws, so a p-value holds for small counts, too.
 """
 
 from __future__ import annotations
@@ -18,10 +22,9 @@ import numpy.typing as npt
 
 from outrider.core.contracts import FREE, Constraint, Model, Vocabulary
 from outrider.core.data import Logits, Row, Span
-from outrider.core.errors import BackendError, ConstraintError, RewindUnsupported
+from outrider.core.errors import ConstraintError, RewindUnsupported
 from outrider.core.params import SamplingParams
 from outrider.core.sequences import common_prefix
-from outrider.lab.certify.statistics import Null, pool, simulate_null
 from outrider.lab.comparison import teacher_forced
 from outrider.sampling import RequestSampler
 
@@ -33,12 +36,71 @@ SEARCHED_TOKENS = 32
 
 _MIN_EXPECTED = 50
 """A text is extended while at least this many samples are expected to begin with it."""
+MIN_EXPECTED = 5.0
+"""Cells with a smaller expected count are pooled: a single stray there would decide the statistic."""
+_CHUNK = 10_000
 _DRAWS_PER_LEVEL = 4
 """Null draws times the level of a test: p-values reach this far below it."""
 
+Probs = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
 Text = tuple[int, ...]
 MakeConstraint = Callable[[], Constraint] | None
 """Makes the constraint after a prompt; None where nothing limits the answer."""
+
+
+# The test
+
+
+def pool(probs: Probs, num_samples: int) -> npt.NDArray[np.int64]:
+    """The pooled cell of each cell: those with an expected count below `MIN_EXPECTED` share the
+    last one, joined by the least likely of the others while it is still too small itself."""
+    order = np.argsort(-probs, kind="stable")
+    num_kept = int((probs * num_samples >= MIN_EXPECTED).sum())
+    while 0 < num_kept < len(probs) and probs[order[num_kept:]].sum() * num_samples < MIN_EXPECTED:
+        num_kept -= 1
+    groups = np.full(len(probs), num_kept, dtype=np.int64)
+    groups[order[:num_kept]] = np.arange(num_kept)
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class Null:
+    """A known distribution over pooled cells, and the sorted statistics of multinomials of `num_samples` each
+    that were drawn from it."""
+
+    probs: Probs
+    num_samples: int
+    statistics: Probs
+
+    def statistic(self, counts: Counts) -> float:
+        """Σ (observed - expected)² / expected over the cells."""
+        return float(_chi_square(counts[None, :], self.probs, self.num_samples)[0])
+
+    def p_value(self, statistic: float) -> float:
+        """(1 + #{null statistics >= this one}) / (1 + #null statistics): never below the truth."""
+        above = len(self.statistics) - int(np.searchsorted(self.statistics, statistic, side="left"))
+        return (1 + above) / (1 + len(self.statistics))
+
+
+def simulate_null(probs: Probs, num_samples: int, num_draws: int, rng: np.random.Generator) -> Null:
+    """Draw the null distribution of the statistic."""
+    probs = probs / probs.sum()
+    statistics = []
+    for start in range(0, num_draws, _CHUNK):
+        draws = rng.multinomial(num_samples, probs, size=min(_CHUNK, num_draws - start))
+        statistics.append(_chi_square(draws, probs, num_samples))
+    return Null(probs, num_samples, np.sort(np.concatenate(statistics)))
+
+
+def _chi_square(counts: Counts, probs: Probs, num_samples: int) -> Probs:
+    expected = probs * num_samples
+    statistics: Probs = ((counts - expected) ** 2 / expected).sum(axis=1)
+    # Equal counts in another order must not differ in the last bits: p-values count ties.
+    return np.round(statistics, 9)
+
+
+# Where an answer is tested
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +122,9 @@ class Start:
         return self.prompt[len(self.prompt) - self.num_answer :]
 
 
-def find_start(rows: LogitsCache, prompt: Text, constrain: MakeConstraint) -> Start:
+def find_start(rows: CachedModel, prompt: Text, constrain: MakeConstraint) -> Start:
     """Where the answer to this prompt is tested."""
-    vocabulary = rows.model.vocabulary
+    vocabulary = rows.vocabulary
     constraint = constrain() if constrain is not None else None
     sampler = RequestSampler(SamplingParams(temperature=1.0), vocabulary, prompt, constraint)
     answer: list[int] = []
@@ -90,6 +152,9 @@ def find_start(rows: LogitsCache, prompt: Text, constrain: MakeConstraint) -> St
     return max(starts, key=lambda start: (start.forced, start.entropy), default=Start(prompt, 0, False, 0.0))
 
 
+# The distribution
+
+
 @dataclass(frozen=True, slots=True)
 class Exact:
     """The exact distribution over beginnings of a text: `cells` are texts, none of which is a prefix
@@ -113,7 +178,7 @@ class Exact:
 
 
 def exact_distribution(
-    rows: LogitsCache,
+    rows: CachedModel,
     prompt: Text,
     sampling: SamplingParams,
     num_samples: int,
@@ -132,10 +197,10 @@ def exact_distribution(
 
 
 def _chain_rule(
-    rows: LogitsCache, prompt: Text, sampling: SamplingParams, num_samples: int, constrain: MakeConstraint
+    rows: CachedModel, prompt: Text, sampling: SamplingParams, num_samples: int, constrain: MakeConstraint
 ) -> dict[Text, float]:
     """The probability of every cell: of whole texts, and of beginnings too rare to tell apart."""
-    vocabulary = rows.model.vocabulary
+    vocabulary = rows.vocabulary
     sampler = RequestSampler(sampling, vocabulary, prompt, constrain() if constrain else None)
 
     def has_ended(text: Text) -> bool:
@@ -170,16 +235,24 @@ def _chain_rule(
 _CHUNK_TOKENS = 256
 
 
-class LogitsCache:
-    """The rows of a model by prefix, each asked for once; it uses the model's sequence 0. `calls` counts the
-    model calls that it took."""
+class CachedModel:
+    """A Model with one sequence that asks `inner`, in its sequence 0, once for the row after each prefix;
+    `calls` counts the calls that it took. It can always rewind: nothing is computed."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    max_sequences = 1
+    rewinding = FREE
+
+    def __init__(self, inner: Model) -> None:
+        self.name = inner.name
+        self.vocabulary: Vocabulary = inner.vocabulary
+        self.context_length = self.capacity_tokens = inner.context_length
+        self.max_batch_tokens = self.max_rows = inner.context_length
         self.calls = 0
+        self._inner = inner
         self._rows: dict[Text, Row] = {}
+        self._held: Text = ()
+        """the inner model stores a prefix of this text"""
         self._stored: Text = ()
-        """the model holds a prefix of this text"""
 
     def after(self, tokens: Sequence[int], count: int) -> list[Row]:
         """The rows after the last `count` prefixes of `tokens`, the whole of it included."""
@@ -192,14 +265,14 @@ class LogitsCache:
 
     def _evaluate(self, text: Text, start: int) -> None:
         """Ask the model for the rows from `start` on, in one call where the tokens before are stored."""
-        keep = min(start, common_prefix(self._stored, text))
-        if keep < self.model.length(0):
+        keep = min(start, common_prefix(self._held, text))
+        if keep < self._inner.length(0):
             try:
-                self.model.truncate(0, keep)
+                self._inner.truncate(0, keep)
             except RewindUnsupported:
-                self.model.truncate(0, 0)
-        self._stored = text
-        for rows in teacher_forced(self.model, text, start, chunk=_CHUNK_TOKENS):
+                self._inner.truncate(0, 0)
+        self._held = text
+        for rows in teacher_forced(self._inner, text, start, chunk=_CHUNK_TOKENS):
             self.calls += 1
             for row in rows:
                 start += 1
@@ -209,19 +282,39 @@ class LogitsCache:
     def forget(self) -> None:
         """Free the rows and the model's sequence."""
         self._rows.clear()
-        self._stored = ()
-        self.model.truncate(0, 0)
+        self._held = ()
+        self._inner.truncate(0, 0)
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        [span] = spans
+        self._stored = (*self._stored[: span.start], *span.tokens)
+        rows = self.after(self._stored, span.rows) if span.rows else []
+        return [np.array(rows) if rows else np.empty((0, self.vocabulary.size), dtype=np.float32)]
+
+    def length(self, sequence: int) -> int:
+        return len(self._stored) if sequence == 0 else 0
+
+    def reach(self, sequence: int, length: int) -> int:  # noqa: ARG002
+        return length
+
+    def truncate(self, sequence: int, length: int) -> None:  # noqa: ARG002
+        self._stored = self._stored[:length]
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        raise RewindUnsupported(self.name, f"{sequence} cannot take {length} tokens from {source}: it is one")
+
+    def close(self) -> None: ...
 
 
-class DisturbedLogits(LogitsCache):
-    """Another cache's rows, flattened and with normal noise of its own on every logit: a draft model that is
+class DisturbedModel(CachedModel):
+    """Another one's rows, flattened and with normal noise of its own on every logit: a draft model that is
     right often enough to be accepted, and wrong often enough to be rejected. It makes no calls of its own."""
 
     SCALE = 0.8
     NOISE = 1.0
 
-    def __init__(self, source: LogitsCache, seed: int) -> None:
-        super().__init__(source.model)
+    def __init__(self, source: CachedModel, seed: int) -> None:
+        super().__init__(source)
         self._source = source
         self._seed = seed
 
@@ -235,46 +328,3 @@ class DisturbedLogits(LogitsCache):
 
     def forget(self) -> None:
         self._rows.clear()
-
-
-class CachedModel:
-    """A Model with one sequence whose rows come from `rows`; limits and vocabulary are those of
-    `model`. It can always rewind: nothing is computed."""
-
-    max_sequences = 1
-    rewinding = FREE
-
-    def __init__(self, model: Model, rows: LogitsCache) -> None:
-        self.name = model.name
-        self.vocabulary: Vocabulary = model.vocabulary
-        self.context_length = self.capacity_tokens = model.context_length
-        self.max_batch_tokens = model.max_batch_tokens
-        self.max_rows = model.max_rows
-        self._rows = rows
-        self._stored: list[int] = []
-
-    def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        [span] = spans
-        if span.sequence != 0 or span.start != len(self._stored):
-            raise BackendError(self.name, f"{span} does not follow what is stored")
-        tokens = [*self._stored, *span.tokens]
-        rows = self._rows.after(tokens, span.rows) if span.rows else []
-        self._stored = tokens
-        return [np.array(rows) if rows else np.empty((0, self.vocabulary.size), dtype=np.float32)]
-
-    def length(self, sequence: int) -> int:
-        return len(self._stored) if sequence == 0 else 0
-
-    def reach(self, sequence: int, length: int) -> int:  # noqa: ARG002
-        return length
-
-    def truncate(self, sequence: int, length: int) -> None:
-        if sequence != 0 or not 0 <= length <= len(self._stored):
-            raise BackendError("truncate", f"{len(self._stored)} tokens are stored, {length} cannot be kept")
-        del self._stored[length:]
-
-    def copy(self, source: int, sequence: int, length: int) -> None:
-        raise RewindUnsupported(self.name, f"{sequence} cannot take {length} tokens from {source}: it is one")
-
-    def close(self) -> None:
-        self._stored.clear()

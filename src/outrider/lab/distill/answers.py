@@ -1,22 +1,28 @@
-"""The target answers, many prompts at once, with its most likely tokens at every position."""
+"""What a draft is trained on: the target's answers, with its most likely tokens at every position.
+
+Each answer is a file of its own, written whole or not at all, so that a run which is stopped loses nothing
+but the answers under way.
+"""
 
 from __future__ import annotations
 
+import io
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Request
-from outrider.core.errors import OutriderError
+from outrider.core.errors import InputError, OutriderError
+from outrider.core.files import write_whole
 from outrider.core.params import SamplingParams
-from outrider.lab.distill.examples import Example, example_path, read_example, write_example
 from outrider.lab.distill.plan import DistillPlan
 from outrider.lab.distill.questions import Question
 from outrider.lab.loaded import LoadedTarget
@@ -25,15 +31,74 @@ from outrider.lab.record import answered
 from outrider.policy.fixed import FixedPolicy
 from outrider.session.loading import load_weights, template_of
 
-TOP = 64
+_TOP = 64
 """of a target's most likely tokens that are recorded at each place"""
 _AT_ONCE = 32
 """answers under way"""
 MIN_LOG = -100.0
 """of a token that has no probability"""
 
+Tokens = npt.NDArray[np.int32]
 OnDone = Callable[[str, int], None]
 """Called for every question that is done: why it was passed over (or ""), and its answer's tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One answer of the target.
+
+    `prompt` (int32) and `answer` (int32) are token ids of the target. At position i of the answer
+    `ids[i]` (int32, K of them, the most likely first) are the target's most likely tokens, given all before
+    it, `log_probs[i]` (float16) the natural logarithms of their probabilities, and `rest[i]` (float16) the
+    probability of all other tokens. Under a grammar they are the target's own, before its mask. `text` is the
+    answer as text, for a follow-up question.
+    """
+
+    id: str
+    category: str
+    prompt: Tokens
+    answer: Tokens
+    ids: Tokens
+    log_probs: npt.NDArray[np.float16]
+    rest: npt.NDArray[np.float16]
+    temperature: float
+    text: str
+
+
+_ARRAYS = ("prompt", "answer", "ids", "log_probs", "rest")
+
+
+def example_path(folder: Path, id: str) -> Path:
+    """Where the answer to a question lies; any text can be its id."""
+    return folder / f"{blake2b(id.encode(), digest_size=12).hexdigest()}.npz"
+
+
+def write_example(folder: Path, example: Example) -> None:
+    """Whole or not at all. Raises SettingError."""
+    data = io.BytesIO()
+    arrays = {name: getattr(example, name) for name in _ARRAYS}
+    words = np.array([example.id, example.category, example.text])
+    np.savez(data, words=words, temperature=np.float64(example.temperature), **arrays)
+    write_whole(example_path(folder, example.id), data.getvalue(), "answer")
+
+
+def read_example(path: Path) -> Example:
+    """Raises InputError for a file that is missing or damaged."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
+            identity, category, text = map(str, data["words"])
+            arrays = {name: data[name] for name in _ARRAYS}
+            temperature = float(data["temperature"])
+            return Example(identity, category, **arrays, temperature=temperature, text=text)
+    except Exception as error:  # the readers of zip files and arrays raise whatever their parts do
+        raise InputError(str(path), f"it is damaged ({error})", "Remove it: it is made again.") from error
+
+
+def read_examples(folder: Path, questions: Sequence[Question]) -> list[Example]:
+    """The answers that there are to some questions and their follow-ups; none where one was passed over."""
+    turns = (replace(q, turn=turn) for q in questions for turn in range(q.num_turns))
+    paths = (example_path(folder, question.id) for question in turns)
+    return [read_example(path) for path in paths if path.exists()]
 
 
 @contextmanager
@@ -50,22 +115,21 @@ def generate(
     folder: Path,
     *,
     max_tokens: int = 256,
-    top: int = TOP,
+    top: int = _TOP,
     seed: int = 0,
     on_done: OnDone = lambda _why, _tokens: None,
 ) -> None:
     """Let the target answer every question that has no file in `folder` yet, and its follow-ups after it.
 
-    Its model is empty before and afterwards. Tokens are drawn at the question's temperature (0: the argmax)
-    from a stream of its own for each question, so that an answer does not depend on what else is under way.
-    Questions that do not fit, or whose grammar leaves no way on, are passed over, and reported.
+    Each question has a stream of random numbers of its own, so that an answer does not depend on what else is
+    under way. Questions that do not fit, or whose grammar leaves no way on, are passed over, and reported.
     Raises BackendError when a call fails, SettingError when the disk is full.
     """
     waiting: deque[tuple[Question, tuple[str, ...]]] = deque((question, ()) for question in questions)
 
     def is_done(question: Question, answers: tuple[str, ...], num_tokens: int) -> None:
         on_done("", num_tokens)
-        if question.turn < len(question.prompt.follow_ups):
+        if question.turn + 1 < question.num_turns:
             waiting.append((replace(question, turn=question.turn + 1), answers))
 
     def following() -> tuple[tuple[Question, tuple[str, ...], Request], Request] | None:
@@ -97,7 +161,7 @@ def generate(
 def _request(
     target: LoadedTarget, question: Question, earlier: Sequence[str], max_tokens: int, top: int, seed: int
 ) -> Request:
-    """Raises what encoding a prompt does, and PromptError for one that does not fit."""
+    """Raises what encoding a prompt does."""
     prompt, salt = question.prompt, str(seed).encode()[:16]
     own_seed = int.from_bytes(blake2b(question.id.encode(), digest_size=8, salt=salt).digest())
     return Request(
@@ -113,7 +177,6 @@ def _request(
 def _example(
     question: Question, prompt: Sequence[int], completion: Completion, vocabulary: Vocabulary
 ) -> Example:
-    """What is stored of an answer."""
     likely = np.array([scored.top for scored in completion.logprobs])  # (answer, top, 2)
     log_probs = likely[..., 1].clip(min=MIN_LOG)
     return Example(

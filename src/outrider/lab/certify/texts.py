@@ -9,43 +9,144 @@ and no rule had a hand in the difference, which is a near-tie; otherwise somethi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
 from outrider.core.contracts import Constraint, Model, Vocabulary
-from outrider.core.data import Grammar, Request, Row, Span
+from outrider.core.data import Grammar, Logits, Request, Row, Span, StepRecord
+from outrider.core.errors import ConstraintError
 from outrider.core.sequences import common_prefix
 from outrider.engine import Engine
 from outrider.engine.kv_slots import rewind
-from outrider.lab.certify.faults import Constrain
-from outrider.lab.certify.runs import ComparedRows, Run, compare_rows, run
 from outrider.lab.comparison import PlainScores, plain_scores
+
+_STEPS_AHEAD = 3
+"""made by a request that runs beside another one before that begins"""
+
+Constrain = Callable[[Grammar], Constraint]
+"""Makes a fresh constraint of a grammar."""
+RowDigests = Mapping[tuple[int, ...], bytes]
+"""A digest of the logits' bits after each prefix of a text, prompt included."""
+
+
+# Models that are watched
+
+
+class Wrapped:
+    """A Model or Constraint that does what `inner` does, but for what a subclass defines."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class Followed(Wrapped):
+    """A Model of which `stored` are the tokens that each sequence holds or, behind these, held before."""
+
+    def __init__(self, inner: Model) -> None:
+        super().__init__(inner)
+        self.stored: dict[int, tuple[int, ...]] = {}
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        self.inner.copy(source, sequence, length)
+        self.stored[sequence] = self.stored.get(source, ())[:length]
+
+
+class RowRecorder(Followed):
+    """A Model that gives what `inner` gives, and records a digest of every row's bits in `rows`."""
+
+    def __init__(self, inner: Model) -> None:
+        super().__init__(inner)
+        self.rows: dict[tuple[int, ...], bytes] = {}
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        found: list[Logits] = self.inner.decode([replace(span, top=0) for span in spans])
+        for span, logits in zip(spans, found, strict=True):
+            stored = (*self.stored.get(span.sequence, ())[: span.start], *span.tokens)
+            self.stored[span.sequence] = stored
+            for i, row in enumerate(logits, len(stored) - len(logits) + 1):
+                self.rows[stored[:i]] = blake2b(row.tobytes(), digest_size=16).digest()
+        return found
+
+
+# Runs
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """What runs on the real models took: tokens generated, target calls (prefill included), tokens
-    drafted and accepted."""
+class Run:
+    """A generation from `prompt`, which may hold generated tokens of an earlier run. `rows` are digests of
+    its logits, where they were recorded."""
 
-    tokens: int = 0
-    target_calls: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    records: tuple[StepRecord, ...]
+    rows: RowDigests | None = None
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    @property
+    def text(self) -> tuple[int, ...]:
+        """All tokens, the prompt's included."""
+        return self.prompt + self.tokens
 
-    @classmethod
-    def of(cls, runs: Sequence[Run]) -> Counts:
-        records = [record for found in runs for record in found.records]
-        return cls(
-            sum(len(found.tokens) for found in runs),
-            len(records),
-            sum(len(record.draft) for record in records),
-            sum(record.num_accepted for record in records),
-        )
+
+def run(engine: Engine, request: Request, beside: Request | None = None) -> Run:
+    """Run a request on an empty KV cache; `beside` is in the middle of its own generation all the while."""
+    engine.reset()
+    target: object = engine.target
+    recorder = target if isinstance(target, RowRecorder) else None
+    if recorder is not None:
+        recorder.rows.clear()
+    if beside is None:
+        found = generate(engine, request)
+    else:
+        with closing(engine.stream(beside)) as other:
+            for _ in range(_STEPS_AHEAD):
+                next(other, None)
+            found = generate(engine, request)
+    return found if recorder is None else replace(found, rows=dict(recorder.rows))
+
+
+def generate(engine: Engine, request: Request) -> Run:
+    """Run one request to its end. A constrained output that cannot go on has ended there, which is to
+    be compared like any other end."""
+    records: list[StepRecord] = []
+    stream = engine.stream(request)
+    try:
+        while True:
+            records.append(next(stream).record)
+    except StopIteration as end:
+        return Run(request.prompt, end.value.tokens, end.value.records)
+    except ConstraintError as error:
+        return Run(request.prompt, error.tokens, tuple(records))
+
+
+def _counts(runs: Sequence[Run]) -> dict[str, int]:
+    records = [record for found in runs for record in found.records]
+    return {
+        "tokens": sum(len(found.tokens) for found in runs),
+        "target_calls": len(records),
+        "drafted_tokens": sum(len(record.draft) for record in records),
+        "accepted_tokens": sum(record.num_accepted for record in records),
+    }
+
+
+# Comparisons
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRows:
+    """At how many positions two runs' logits were compared, at how many their bits differ, and the first
+    of these, in generated tokens (None where none does)."""
+
+    positions: int
+    differing: int
+    first: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +164,29 @@ class Difference:
     plain_token: int | None
     speculative_text: str
     plain_text: str
-    near_tie: bool
+    near_tie: bool = False
     speculative_margin: float | None = None
     plain_margin: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One prompt's outcome: how many tokens of the speculative text were compared, and every
-    difference that was found. `rows` compares the bits of the logits, where texts must be bit-equal."""
+    """One prompt's outcome: how many tokens of the speculative text were compared, every difference that was
+    found, and the `counts` of the runs that it took. `rows` compares the bits of the logits, where texts must
+    be bit-equal."""
 
     prompt: int
     temperature: float
     tokens: int
     differences: tuple[Difference, ...]
-    counts: Counts
+    counts: Mapping[str, int]
     rows: ComparedRows | None = None
 
     @property
     def holds(self) -> bool:
         """Whether nothing differs but near-ties; nothing at all where texts must be bit-equal."""
         if self.rows is not None:
-            return not self.differences and self.rows.holds
+            return not self.differences and not self.rows.differing
         return all(difference.near_tie for difference in self.differences)
 
 
@@ -110,10 +212,10 @@ def compare_texts(
     plain = run(engine, replace(request, speculate=False))
     rows = None
     if speculative.rows is not None and plain.rows is not None:
-        rows = compare_rows(speculative.rows, plain.rows, len(plain.prompt))
+        rows = _compare_rows(speculative.rows, plain.rows, len(plain.prompt))
     differences: list[Difference] = []
     runs, num_tokens = [speculative, plain], len(speculative.tokens)
-    while (found := _first_difference(engine, speculative, plain, score)) is not None:
+    while (found := _audited(engine, speculative, plain, score)) is not None:
         differences.append(found)
         num_compared = found.position + 1
         if not (request.sampling.is_greedy and found.near_tie) or num_compared >= num_tokens:
@@ -123,7 +225,7 @@ def compare_texts(
         runs.append(plain)
     engine.reset()
     temperature = float(request.sampling.temperature)
-    return Compared(prompt, temperature, num_tokens, tuple(differences), Counts.of(runs), rows)
+    return Compared(prompt, temperature, num_tokens, tuple(differences), _counts(runs), rows)
 
 
 def repeat(engine: Engine, request: Request, prompt: int = 0) -> Compared:
@@ -137,7 +239,7 @@ def repeat(engine: Engine, request: Request, prompt: int = 0) -> Compared:
     found = _difference(engine.target.vocabulary, *runs)
     num_tokens = len(runs[0].tokens) if found is None else found.position + 1
     temperature = float(request.sampling.temperature)
-    return Compared(prompt, temperature, num_tokens, () if found is None else (found,), Counts.of(runs))
+    return Compared(prompt, temperature, num_tokens, () if found is None else (found,), _counts(runs))
 
 
 def after(constrain: Constrain | None, tokens: Sequence[int]) -> Constrain | None:
@@ -155,7 +257,6 @@ def after(constrain: Constrain | None, tokens: Sequence[int]) -> Constrain | Non
 
 
 def _resume(engine: Engine, request: Request, tokens: Sequence[int], constrain: Constrain | None) -> Run:
-    """Plain decoding on the same target that goes on after these tokens of the answer."""
     engine.reset()
     limit = None if request.max_tokens is None else request.max_tokens - len(tokens)
     resumed = replace(request, prompt=(*request.prompt, *tokens), max_tokens=limit, speculate=False)
@@ -163,6 +264,13 @@ def _resume(engine: Engine, request: Request, tokens: Sequence[int], constrain: 
     found = run(plain, resumed)
     plain.reset()
     return found
+
+
+def _compare_rows(ours: RowDigests, theirs: RowDigests, num_prompt: int) -> ComparedRows:
+    """After every prefix that both runs evaluated, from the end of the prompt on."""
+    shared = [prefix for prefix in theirs if prefix in ours and len(prefix) >= num_prompt]
+    differing = sorted(len(prefix) - num_prompt for prefix in shared if ours[prefix] != theirs[prefix])
+    return ComparedRows(len(shared), len(differing), differing[0] if differing else None)
 
 
 def _difference(vocabulary: Vocabulary, speculative: Run, plain: Run) -> Difference | None:
@@ -173,12 +281,18 @@ def _difference(vocabulary: Vocabulary, speculative: Run, plain: Run) -> Differe
     at = common_prefix(*runs)
     ours, theirs = (text[at] if at < len(text) else None for text in runs)
     our_text, their_text = (_shown(vocabulary, token) for token in (ours, theirs))
-    position = at - len(speculative.prompt)
-    return Difference(position, ours, theirs, our_text, their_text, near_tie=False)
+    return Difference(at - len(speculative.prompt), ours, theirs, our_text, their_text)
 
 
-def _first_difference(engine: Engine, speculative: Run, plain: Run, score: PlainScores) -> Difference | None:
-    """The first difference of the texts, audited."""
+def _shown(vocabulary: Vocabulary, token: int | None) -> str:
+    if token is None:
+        return "(end of the text)"
+    piece = vocabulary.piece(token) or vocabulary.spelling(token)
+    return piece.decode(errors="replace")
+
+
+def _audited(engine: Engine, speculative: Run, plain: Run, score: PlainScores) -> Difference | None:
+    """The first difference of the texts, and whether it is a near-tie."""
     difference = _difference(engine.target.vocabulary, speculative, plain)
     if difference is None:
         return None
@@ -198,14 +312,6 @@ def _first_difference(engine: Engine, speculative: Run, plain: Run, score: Plain
     return replace(
         difference, near_tie=choices == [ours, theirs], speculative_margin=margins[0], plain_margin=margins[1]
     )
-
-
-def _shown(vocabulary: Vocabulary, token: int | None) -> str:
-    """A token's text for people; control tokens by their spelling."""
-    if token is None:
-        return "(end of the text)"
-    piece = vocabulary.piece(token) or vocabulary.spelling(token)
-    return piece.decode(errors="replace")
 
 
 def _replay(target: Model, replayed: Run, position: int) -> Row:
