@@ -43,9 +43,9 @@ def write_eagle(path: Path, *, layers: Sequence[int] = (0, 1, 1), agrees: bool =
 
 
 def write_block(path: Path, target: Path, arch: str, *, agrees: bool = True, **made: Any) -> Path:
-    """A block drafter ("dflash", "dflash2", "dspark") for a tiny target that repeats itself. Where it
-    `agrees` it says now and then what the target says next: open places look at the last token, whose
-    embedding they pass on; DSpark's Markov head says it of every place."""
+    """A block drafter ("dflash", "dflash2", "dspark", "dspark-v4": in DeepSeek-V4's layers) for a tiny target
+    that repeats itself. Where it `agrees` it says now and then what the target says next: open places look at
+    the last token, whose embedding they pass on; DSpark's Markov head says it of every place."""
     usual: dict[str, Any] = {"sizes": Sizes(kv_heads=2), "left_out": ("token_embd.weight", "output.weight")}
     near = {"rope.dimension_count": 2} if agrees else {}  # where a place is tells little
     write_tiny(path, arch=arch, metadata=near | made.pop("metadata", {}), **usual | made)
@@ -53,6 +53,12 @@ def write_block(path: Path, target: Path, arch: str, *, agrees: bool = True, **m
         return path
     tensors = {tensor.name: tensor.data for tensor in GGUFReader(path, "r+").tensors}
     of_target = {tensor.name: tensor.data for tensor in GGUFReader(target).tensors}
+    if arch.startswith("dspark"):
+        tensors["markov_w1.weight"][:] = 60 * of_target["token_embd.weight"]
+        tensors["markov_w2.weight"][:] = of_target["output.weight"]
+    if arch == "dspark-v4":
+        tensors["output_norm.weight"][:] *= 0.05
+        return path
     for i in range(2):
         tensors[f"blk.{i}.attn_q.weight"][:] = -tensors[f"blk.{i}.attn_k.weight"]
         tensors[f"blk.{i}.attn_q_norm.weight"][:] *= 2.0
@@ -67,9 +73,6 @@ def write_block(path: Path, target: Path, arch: str, *, agrees: bool = True, **m
                 data[:] = np.eye(1, data.shape[1]).T
             elif "conv_proj" in name or "selector_hidden" in name:
                 data[:] *= 0.01
-    if arch == "dspark":
-        tensors["markov_w1.weight"][:] = 60 * of_target["token_embd.weight"]
-        tensors["markov_w2.weight"][:] = of_target["output.weight"]
     return path
 
 
@@ -156,8 +159,7 @@ def write_files(folder: Path, kind: str, *, agrees: bool = True, letters: str = 
     target = write_tiny(folder / "target.gguf", repeating=is_repeating, **of_target)
     if what == "mtp":
         write = with_good_head if agrees else write_tiny
-        own = {} if agrees else {"mtp_layers": 1}
-        return Files(target, write(head, arch=arch, part="heads", **own))
+        return Files(target, write(head, arch=arch, part="heads", mtp_layers=2 if arch == "hy_v3" else 1))
     if what == "eagle3":
         layers = (0, 2, 4) if arch == "qwen35" else (0, 1, 1)
         return Files(target, write_eagle(head, layers=layers, agrees=agrees, drafted=EVEN))

@@ -3,6 +3,7 @@ of real ones was at hand."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import pytest
 
 from backends import FILES, MAINLINE, store
+from cli_helpers import Outcome, call, refused
 from engines import GREEDY, asked, run
 from head_files import EVEN, OPTIONS, Files, write_files
 from llama_cpp_models import TEXT
@@ -26,9 +28,11 @@ from outrider.backends.tuning.scoring import subject_of
 from outrider.core.data import Block, Request, Span
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
+from outrider.core.saved import SavingModel
 from outrider.costs.calibrate import calibrate
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
+from outrider.engine.tiers.store import KvTiers
 from outrider.lab.certify.drafts import compare_drafts
 from outrider.lab.certify.faults import SHIFTED, STALE
 from outrider.models.gguf import ModelCard, read_card
@@ -45,7 +49,7 @@ from tiny_gguf import MERGES
 pytestmark = pytest.mark.skipif(not MAINLINE, reason="no library has the calls for heads")
 
 SEVEN = FixedPolicy(draft_max=7, p_min=0.0)
-BLOCKS = ("dflash llama", "dflash2 llama", "dspark llama", "dflash qwen35")
+BLOCKS = ("dflash llama", "dflash2 llama", "dspark llama", "dspark-v4 llama", "dflash qwen35")
 Numbers = npt.NDArray[np.float64]
 
 
@@ -191,8 +195,8 @@ def test_chained_layers_draft_the_same_however_a_text_was_read(tmp_path: Path) -
 # In the engine
 
 KINDS = (
-    *("dflash llama", "dflash2 llama", "dspark llama", "dspark qwen35"),
-    *("assistant gemma4", "chain hy_v3"),
+    *("dflash llama", "dflash2 llama", "dspark llama", "dspark-v4 llama", "dspark qwen35"),
+    *("assistant gemma4", "chain hy_v3", "mtp hy_v3"),
 )
 
 
@@ -276,6 +280,23 @@ def test_a_schema_masks_each_place_and_forced_text_joins(heads: Files) -> None:
         assert answer.text in ('"the river and the road"', '"the river and the sea"')
 
 
+def test_for_kv_that_left_and_came_back_drafts_go_on(good: Files) -> None:
+    first = asked(TEXT[:80], max_tokens=20, sampling=GREEDY, ignore_end=True)
+    with (
+        closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair,
+        Session.open(pair, SessionOptions(256, policy=SEVEN, lookup=False)) as session,
+        closing(KvTiers(cast(SavingModel, session.target), memory_bytes=2**30, clock=lambda: 0.0)) as tiers,
+    ):
+        engine = Engine(session.target, session.engine.drafters, SEVEN, kv_store=tiers)
+        answer = engine.generate(first).tokens
+        engine.generate(replace(first, prompt=TEXT[200:290]))
+        turn = replace(first, prompt=(*first.prompt, *answer, *TEXT[80:84]), max_tokens=40)
+        again = engine.generate(turn)
+    assert tiers.counts.hits["memory"] == 1 and again.reused_tokens == 99
+    assert again.tokens == plain_text(good, turn)
+    assert any(record.num_accepted for record in again.records)
+
+
 def test_a_failed_call_costs_nothing_but_itself(good: Files) -> None:
     request = asked(TEXT[:30], max_tokens=30, sampling=GREEDY, ignore_end=True)
     with (
@@ -304,7 +325,10 @@ def test_what_a_block_costs_is_measured(heads: Files) -> None:
         assert curve.is_measured and curve.call_s(1, context=0) > 0
 
 
-FAULTS = [*(("dflash llama", fault) for fault in (STALE, SHIFTED)), ("own glm4moe", STALE)]
+FAULTS = [
+    *((kind, fault) for kind in BLOCKS[:-1] for fault in (STALE, SHIFTED)),
+    *((kind, STALE) for kind in ("assistant gemma4", "chain hy_v3", "own glm4moe")),
+]
 
 
 @pytest.mark.parametrize(("kind", "fault"), FAULTS)
@@ -322,26 +346,81 @@ def test_what_a_head_drafts_of_a_text_that_it_misread_is_found(kind: str, fault:
     assert broken.compared > 5 and not broken.holds
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*BLOCKS[:-1], "assistant gemma4", "chain hy_v3"])
+def test_the_command_that_verifies_finds_what_a_head_misread(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    files = write_files(tmp_path, kind, agrees=False)
+    pair = ["-m", str(files.target), *(["-md", str(files.head)] if files.head else [])]
+    settings = ("--backend", "llama.cpp", "-t", "1", "-c", "256", "--quick", "-n", "32", "--json", "--raw")
+    prompts = ("-p", "the river and the road " * 3, "-p", "a b c d a b c d")
+
+    def verify(*fault: str) -> Outcome:
+        return call(monkeypatch, capfdbinary, "verify", *pair, *settings, *prompts, *fault)
+
+    sound, stale, shifted = verify(), verify("--inject", STALE), verify("--inject", SHIFTED)
+    assert sound.status == 0 and json.loads(sound.out)["verdict"] == "holds", sound.out + sound.err
+    assert stale.status == 1 and json.loads(stale.out)["verdict"] == "does not hold"
+    if kind in BLOCKS:
+        assert shifted.status == 1 and json.loads(shifted.out)["verdict"] == "does not hold"
+    else:
+        assert "no block drafter is in use" in refused(shifted)
+
+
 # What does not fit
 
-WRONG: dict[str, tuple[str, dict[str, Any]]] = {
-    "states of 128 values, and those of target.gguf have 64": ("dflash", {"sizes": Sizes(width=128)}),
-    "it reads layer 9, and target.gguf has 2": ("dflash", {"metadata": {"target_layers": [0, 1, 9]}}),
-    "it does not say which layers": ("dflash", {"metadata": {"target_layers": [-1, 0, 1]}}),
-    "it knows 288 tokens, and target.gguf 289": ("dflash", {"merges": MERGES[:-1]}),
-    "its mask token is 289, and it knows 289 tokens": ("dflash", {"mask": 289}),
-    "it drafts blocks of 1 tokens": ("dspark", {"metadata": {"block_size": 1}}),
-    "it speaks of 4 candidates": ("dflash", {"metadata": {"selector_top_k": 4}}),
-    "names some twice": ("dflash", {"drafted": (1, 2, 2), "left_out": ("token_embd.weight",)}),
-    "fc.weight": ("dflash", {"left_out": ("token_embd.weight", "output.weight", "fc.weight")}),
-    "it was made for Gemma 4, and the target is of kind llama": ("assistant", {}),
+WITHOUT = ("token_embd.weight", "output.weight")
+OF_EACH: dict[str, dict[str, Any]] = {
+    "states of 128 values, and those of target.gguf have 64": {"sizes": Sizes(width=128)},
+    "its mask token is 289, and it knows 289 tokens": {"mask": 289},
+    "it drafts blocks of 1 tokens": {"metadata": {"block_size": 1}},
 }
+WRONG: list[tuple[str, str, dict[str, Any]]] = [
+    *((kind, why, made) for kind in BLOCKS[:-1] for why, made in OF_EACH.items()),
+    ("dflash llama", "it reads layer 9, and target.gguf has 2", {"metadata": {"target_layers": [0, 1, 9]}}),
+    ("dflash llama", "it does not say which layers", {"metadata": {"target_layers": [-1, 0, 1]}}),
+    ("dflash llama", "it knows 288 tokens, and target.gguf 289", {"merges": MERGES[:-1]}),
+    ("dflash llama", "it speaks of 4 candidates", {"metadata": {"selector_top_k": 4}}),
+    ("dflash llama", "names some twice", {"drafted": (1, 2, 2), "left_out": WITHOUT[:1]}),
+    ("dflash llama", "fc.weight", {"left_out": (*WITHOUT, "fc.weight")}),
+    ("dflash2 llama", "it speaks of 0 candidates", {"metadata": {"selector_top_k": 0}}),
+    ("dflash2 llama", "missing conv/selector metadata", {"metadata": {"selector_rank": 0}}),
+    ("dflash2 llama", "too small for the selector", {"metadata": {"selector_top_k": 8}}),
+    ("dspark llama", "markov_w2.weight", {"left_out": (*WITHOUT, "markov_w2.weight")}),
+    ("dspark-v4 llama", "expects uncompressed", {"metadata": {"attention.compress_ratios": [0, 4]}}),
+    ("assistant llama", "it was made for Gemma 4, and the target is of kind llama", {}),
+    ("assistant gemma4", "it reads states of 128 values", {"sizes": Sizes()}),
+    ("assistant gemma4", "it reads states of 32 values", {"metadata": {"embedding_length_out": 32}}),
+    ("assistant gemma4", "it knows 288 tokens, and target.gguf 289", {"merges": MERGES[:-1]}),
+    (
+        "assistant gemma4",
+        "nextn.pre_projection.weight",
+        {"left_out": ("output.weight", "nextn.pre_projection.weight")},
+    ),
+    ("assistant gemma4", "dies at its first call", {"sizes": Sizes(width=32, head=64)}),
+]
 
 
-@pytest.mark.parametrize("why", WRONG)
-def test_what_does_not_fit_is_refused_in_a_line(why: str, tmp_path: Path) -> None:
-    arch, made = WRONG[why]
-    assert why in write_files(tmp_path, f"{arch} llama", agrees=False, **made).why_refused()
+@pytest.mark.parametrize(("kind", "why", "made"), WRONG)
+def test_what_does_not_fit_is_refused_in_a_line(
+    kind: str, why: str, made: dict[str, Any], tmp_path: Path
+) -> None:
+    assert why in write_files(tmp_path, kind, agrees=False, **made).why_refused()
+
+
+def test_the_program_ends_with_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Where the file was named; of those that `auto` finds it leaves this one out, and decodes plainly."""
+    files = write_files(tmp_path, "dflash llama", agrees=False, mask=289)
+    assert files.head is not None
+    head = files.head.rename(tmp_path / "target-dflash.gguf")
+    line = ("run", "-m", str(files.target), "--backend", "llama.cpp", "-t", "1", "-n", "4", "-p", "the river")
+    why = "its mask token is 289, and it knows 289 tokens"
+    assert why in refused(call(monkeypatch, capfdbinary, *line, "-md", str(head)))
+    found = call(monkeypatch, capfdbinary, *line, "-md", "auto")
+    assert found.status == 0 and found.out and why in found.said and "lookup drafts alone" in found.said
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -382,8 +461,18 @@ def test_a_part_of_the_tokens_is_drafted_alone(tmp_path: Path) -> None:
     loaded.target.close()
 
 
-def test_a_library_without_the_calls_is_named(good: Files) -> None:
-    if good.head is None:
-        pytest.skip("tested with one layer")
-    with patch("outrider.backends.gguf.heads._SIGNATURES", {"llama_no_such_call": (None,)}):
-        assert "llama.cpp cannot run it here: it has no function llama_no_such_call" in good.why_refused()
+@pytest.mark.parametrize("signatures", ["_SIGNATURES", "_LAYER_SIGNATURES"])
+def test_a_library_without_the_calls_is_named(good: Files, signatures: str) -> None:
+    is_block = good.head is not None and read_card(good.head).kind == "dflash"
+    if signatures == "_LAYER_SIGNATURES" and not is_block:
+        pytest.skip("it needs none of these")
+    with patch(f"outrider.backends.gguf.heads.{signatures}", {"llama_no_such_call": (None,)}):
+        if good.head is not None:
+            assert "llama.cpp cannot run it here: it has no function llama_no_such_call" in good.why_refused()
+            return
+        with (
+            closing(Pair.load(good.target, options=OPTIONS)) as pair,
+            Session.open(pair, SessionOptions(128, policy=SEVEN)) as session,
+        ):
+            [line] = [line for line in session.notices if "MTP" in line]
+            assert pair.draft_name is None and line.endswith("llama.cpp as it is here lacks the calls for it")

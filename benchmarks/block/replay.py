@@ -70,10 +70,16 @@ def card() -> Costs:
     return Costs("card", target, block)
 
 
-def measured(path: Path) -> Costs:
-    """Those that costs.py wrote last."""
-    curves = {row["of"]: CallCosts.from_json(row) for row in read_rows(path) if row["kind"] == "curve"}
-    return Costs("this machine", curves["target"], curves["block"])
+def measured(path: Path) -> list[Costs]:
+    """Those of costs.py, by the models' width; the last of each."""
+    found: dict[int, dict[str, CallCosts]] = {}
+    for row in read_rows(path):
+        if row["kind"] == "curve":
+            found.setdefault(row["width"], {})[row["of"]] = CallCosts.from_json(row)
+    return [
+        Costs(f"width {width}", curves["target, states kept"], curves["block"])
+        for width, curves in found.items()
+    ]
 
 
 def recording(number: int, profile: Sequence[float], length: int, rng: np.random.Generator) -> Recording:
@@ -136,7 +142,7 @@ def main() -> None:
     parser.add_argument("--costs", type=Path, help="rows of costs.py")
     given = parser.parse_args()
     append(given.out, describe())
-    for costs in (card(), *([measured(given.costs)] if given.costs else [])):
+    for costs in (card(), *(measured(given.costs) if given.costs else ())):
         lines = []
         for name, profile in PROFILES.items():
             rng = np.random.default_rng(given.seed)

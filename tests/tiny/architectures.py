@@ -27,6 +27,7 @@ from tiny.metadata import (
     of_rwkv7,
     of_sections,
     of_shared_expert,
+    of_streams,
     of_windows,
 )
 from tiny.sizes import Sizes
@@ -48,6 +49,8 @@ from tiny.tensors import (
     jamba_norms,
     joined,
     joined_rates,
+    joined_streams,
+    latent_attention,
     mamba,
     mamba2,
     markov,
@@ -62,6 +65,7 @@ from tiny.tensors import (
     selector,
     shared_expert,
     short_convolution,
+    streams,
     ungated_feed_forward,
 )
 
@@ -236,6 +240,12 @@ HEADS = {
     ),
     "dspark": Architecture(
         (of_heads, of_blocks, of_anchors), (block_layer,), whole=joined(block_features, markov), name="dflash"
+    ),
+    "dspark-v4": Architecture(
+        (of_heads, of_experts, of_blocks, of_anchors, of_streams),
+        (joined(latent_attention, streams, feed_forward_norm, balanced_experts),),
+        whole=joined(block_features, markov, joined_streams),
+        name="dflash",
     ),
 }
 """The kinds of file that draft from another model's states."""

@@ -143,6 +143,23 @@ def of_anchors(s: Sizes) -> Metadata:
     return {"sample_from_anchor": True, "has_confidence_head": True}
 
 
+def of_streams(s: Sizes) -> Metadata:
+    """A DSpark drafter's of DeepSeek-V4's kind, of two layers."""
+    return of_glm(s) | {
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": s.rank,
+        "attention.output_lora_rank": s.rank // 2,
+        "attention.output_group_count": s.heads,
+        "attention.sliding_window": s.window,
+        "attention.compress_ratios": [0, 0],
+        "hyper_connection.count": s.streams,
+        "hyper_connection.sinkhorn_iterations": 4,
+        "hyper_connection.epsilon": 1e-6,
+        "swiglu_clamp_exp": 10.0,
+        "expert_gating_func": 4,  # the root of softplus
+    }
+
+
 def of_layer_windows(s: Sizes) -> Metadata:
     """Gemma 4's, of four layers of which the last sees all; its assistant has two."""
     return {

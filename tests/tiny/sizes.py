@@ -37,6 +37,8 @@ class Sizes:
     """of what DFlash2 and DSpark multiply tokens with"""
     candidates: int = 4
     """of DFlash2, for a place"""
+    streams: int = 4
+    """of hidden states of a DeepSeek-V4 model; llama.cpp knows no other number"""
     window: int = 16
     window_pattern: int = 6
     """One layer in so many has no window; ik_llama.cpp knows no other number."""

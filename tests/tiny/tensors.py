@@ -231,3 +231,36 @@ def markov(s: Sizes) -> Tensors:
         "conf_proj.weight": (1, s.width + s.rank),
         "conf_proj.bias": (1,),
     }
+
+
+def latent_attention(s: Sizes) -> Tensors:
+    """DeepSeek-V4's: queries and outputs go through few values, and all heads share a key that is the value,
+    too."""
+    of_outputs = s.heads * (s.rank // 2)
+    return {
+        "attn_norm.weight": (s.width,),
+        "attn_sinks.weight": (s.heads,),
+        "attn_q_a.weight": (s.rank, s.width),
+        "attn_q_a_norm.weight": (s.rank,),
+        "attn_q_b.weight": (s.query, s.rank),
+        "attn_kv.weight": (s.head, s.width),
+        "attn_kv_a_norm.weight": (s.head,),
+        "attn_output_a.weight": (of_outputs, s.head),
+        "attn_output_b.weight": (s.width, of_outputs),
+    }
+
+
+def streams(s: Sizes) -> Tensors:
+    """Several hidden states of each token, mixed before and after attention and experts."""
+    mixes = (2 + s.streams) * s.streams
+    of_part = {"fn": (mixes, s.streams * s.width), "base": (mixes,), "scale": (3,)}
+    return {f"hc_{of}_{name}.weight": shape for of in ("attn", "ffn") for name, shape in of_part.items()}
+
+
+def joined_streams(s: Sizes) -> Tensors:
+    """What makes one hidden state of them in the end."""
+    return {
+        "output_hc_fn.weight": (s.streams, s.streams * s.width),
+        "output_hc_base.weight": (s.streams,),
+        "output_hc_scale.weight": (1,),
+    }

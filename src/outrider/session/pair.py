@@ -16,6 +16,7 @@ from outrider.core.notices import collect_notices, notify
 from outrider.drafters.model import longest_text
 from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import HEADS, ModelCard
+from outrider.models.heads import CHAINED
 from outrider.models.hub import HubOptions
 from outrider.models.vocab import Alignment, align
 from outrider.policy.auto import LONGEST_DRAFT
@@ -190,6 +191,6 @@ class Pair:
         why = f"{title} as it is here lacks the calls for it"
         if bitwise:
             why = "text is to be bit-equal"
-        elif count > 1:
+        elif count > 1 and arch not in CHAINED:
             why = f"it is one of {count}, and {title} runs no more than one in a model of kind {arch}"
         return f"{name} has an MTP head, which is not used: {why}"
