@@ -139,6 +139,9 @@ class TwoGpus:
     def uses_gpu(self, options: LoadOptions) -> bool:
         return options.gpu_layers != 0
 
+    def fit(self, *_asked: object) -> LoadOptions | None:
+        return None
+
     def llama_max_devices(self) -> int:
         return 4
 
@@ -211,15 +214,29 @@ def test_as_many_layers_as_fit_go_to_the_gpus(given: dict[str, Any], beside: int
     draft = replace(LARGE, tensors={"output.weight": beside * GB}, layers=[])
     models = [Contexts(LARGE, LoadOptions(**given), 1000), Contexts(draft, LoadOptions(), 1000)]
     with collect_notices() as notices:
-        assert place_layers(library, models).gpu_layers == count
+        assert place_layers(library, Path("x"), models).gpu_layers == count
     said = f"{count} of 5 layers of large fit on the GPUs, of which 23.0 GB are free"
     assert [note.partition(";")[0] for note in notices] == ([] if given else [said])
 
 
-def test_a_model_that_fits_is_left_to_the_library() -> None:
+def test_a_model_that_fits_is_left_to_the_library_and_one_that_does_not_to_its_own_reckoning() -> None:
     library: Any = TwoGpus()
     small = Contexts(replace(LARGE, tensors={"output.weight": 3 * GB}), LoadOptions(), 1000)
-    assert place_layers(library, [small]) == LoadOptions()
+    assert place_layers(library, Path("x"), [small]) == LoadOptions()
+    library.fit = lambda _path, options, *_rest: replace(options, tensor_overrides=("exps=CPU",))
+    with collect_notices() as notices:
+        found = place_layers(library, Path("x"), [Contexts(LARGE, LoadOptions(), 1000)])
+    assert found.tensor_overrides == ("exps=CPU",)
+    assert notices[0].startswith("5 of 5 layers of large fit on the GPUs, but for some experts")
+
+
+def test_a_librarys_own_reckoning_is_asked_by_its_cpp_name(model: Path) -> None:
+    builds = {name: open_library(FILES[name]) for name in MAINLINE}
+    answers = {name: library.fit(model, native(name), 64, 2**20) for name, library in builds.items()}
+    exporting = {name for name in builds if hasattr(builds[name].functions, "common_fit_params")}
+    assert {name for name, answer in answers.items() if answer is not None} == exporting
+    for name in exporting:  # there is no GPU, or it all fits
+        assert answers[name] == native(name)
 
 
 def test_memory_that_runs_out_ends_in_a_line_that_says_what_would_fit() -> None:

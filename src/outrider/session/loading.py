@@ -44,7 +44,7 @@ class Room:
     def placed(self) -> LoadOptions:
         """The target's load options, with as many layers on GPUs as fit where that is left open."""
         library = next(candidates(self.loading))
-        return place_layers(library, self._contexts(library))
+        return place_layers(library, self.target.path, self._contexts(library))
 
     def check(self) -> None:
         """Raise OutOfMemory where weights and contexts cannot fit, before they are loaded."""

@@ -162,6 +162,24 @@ def override_array(library: CLibrary, overrides: tuple[str, ...]) -> Any:
     return (_Override * (len(entries) + 1))(*entries)
 
 
+class Places:
+    """Room for what a library decides itself: the shares of GPUs, and where single tensors lie. Raises
+    LibraryRefused."""
+
+    def __init__(self, library: CLibrary) -> None:
+        library.declare({**_BUFFERS, **functions("size llama_max_devices llama_max_tensor_buft_overrides")})
+        native = library.functions
+        self._name = native.ggml_backend_buft_name
+        self.shares = (ctypes.c_float * native.llama_max_devices())()
+        self.overrides = (_Override * native.llama_max_tensor_buft_overrides())()
+
+    def decided(self) -> dict[str, Any]:
+        """It as load options have it."""
+        found = [f"{e.pattern.decode()}={self._name(e.buft).decode()}" for e in self.overrides if e.pattern]
+        shares = tuple(self.shares) if any(self.shares) else ()
+        return {"tensor_split": shares, "tensor_overrides": tuple(found)}
+
+
 def check_overrides(overrides: Sequence[str]) -> None:
     """Raise SettingError for what is no PATTERN=BUFFER."""
     for text in overrides:

@@ -8,8 +8,8 @@ import ctypes
 import hashlib
 import os
 import weakref
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +27,7 @@ from outrider.backends.gguf.c_types import (
 )
 from outrider.backends.gguf.devices import (
     NO_DEVICE,
+    Places,
     device_array,
     list_devices,
     load_parts,
@@ -34,7 +35,7 @@ from outrider.backends.gguf.devices import (
     share_array,
 )
 from outrider.backends.gguf.heads import HEAD_NAMES
-from outrider.backends.gguf.log import clear_log, last_error, log_callback, silenced
+from outrider.backends.gguf.log import ERROR_LEVEL, clear_log, last_error, log_callback, silenced
 from outrider.backends.gguf.options import (
     CONTEXT_TYPES,
     FLASH_ATTENTION,
@@ -162,7 +163,11 @@ class Library(CLibrary):
 
     backend: ClassVar[str] = "llama.cpp"
     """the name of its row in `gguf.registry`"""
-    names = HEAD_NAMES
+    names: ClassVar[Mapping[str, str]] = {
+        **HEAD_NAMES,  # and what some builds export under its C++ name alone
+        "common_fit_params": "_Z17common_fit_paramsPKcP18llama_model_paramsP20llama_context_paramsPfP32"
+        "llama_model_tensor_buft_overridePmjPK22common_fit_extra_model14ggml_log_level",
+    }
     signatures: ClassVar[Signatures] = functions("""
         u64 llama_adapter_get_alora_n_invocation_tokens (ptr)
         i32 llama_set_adapters_lora (ptr ptr size ptr)
@@ -292,6 +297,33 @@ class Library(CLibrary):
     def load_model(self, path: Path, options: LoadOptions) -> int | None:
         """The native model; None where the library cannot load it (the log says why). Raises BackendError for
         a split mode that it does not have, SettingError for a device or a buffer."""
+        params = self._model_params(options)
+        with silenced():
+            handle: int | None = self.functions.llama_model_load_from_file(os.fsencode(path), params)
+        return handle
+
+    def fit(self, path: Path, options: LoadOptions, tokens: int, spare_bytes: int) -> LoadOptions | None:
+        """The options with what the library itself puts on its GPUs of a model with so many tokens of KV,
+        with `spare_bytes` of each left free: layers, or single tensors. None where it does not say."""
+        try:
+            self.declare(functions("enum common_fit_params (str ptr ptr ptr ptr ptr u32 ptr enum)"))
+            places = Places(self)
+        except LibraryRefused:
+            return None
+        model, context = self._model_params(options), self._new_context_params()
+        context.n_ctx, context.n_ubatch = tokens, options.micro_batch_tokens
+        context.type_k = CONTEXT_TYPES[options.cache_type_k]
+        context.type_v = CONTEXT_TYPES[options.cache_type_v]
+        context.offload_kqv = options.kv_offload
+        self._set_context_params(context, options, 1)
+        spare = (ctypes.c_size_t * len(places.shares))(*[spare_bytes] * len(places.shares))
+        given = (ctypes.byref(each) for each in (model, context, places.shares, places.overrides, spare))
+        with silenced():
+            status = self.functions.common_fit_params(os.fsencode(path), *given, tokens, None, ERROR_LEVEL)
+        self.take_log()
+        return replace(options, gpu_layers=model.n_gpu_layers, **places.decided()) if status == 0 else None
+
+    def _model_params(self, options: LoadOptions) -> Any:
         params = self._new_model_params()
         params.n_gpu_layers, params.main_gpu = options.gpu_layers, options.main_gpu
         if options.split_mode not in self.split_modes:
@@ -304,9 +336,7 @@ class Library(CLibrary):
             array = override_array(self, options.tensor_overrides)
             params.tensor_buft_overrides = ctypes.addressof(array)
         self._set_model_params(params, options)
-        with silenced():
-            handle: int | None = self.functions.llama_model_load_from_file(os.fsencode(path), params)
-        return handle
+        return params
 
     def _set_model_params(self, params: Any, options: LoadOptions) -> None:
         params.load_mode = _LOAD_MODES[options.mmap, options.mlock]

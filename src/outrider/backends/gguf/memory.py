@@ -8,6 +8,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf.devices import NO_DEVICE, free_bytes, list_devices
@@ -24,6 +25,8 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 _MIN_CONTEXT = 256
 _MARGIN_BYTES = 2**30
 """of every GPU that is left for what is computed and for other programs, as llama.cpp does"""
+_FULL = 0.8
+"""A library is asked what fits where weights and KV take a larger part of what is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def free_memory(library: Library, options: Sequence[LoadOptions]) -> dict[str, f
     return {HOST: available_bytes(), GPUS: sum(free_bytes(library, gpu) for gpu in used)}
 
 
-def place_layers(library: Library, models: Sequence[Contexts]) -> LoadOptions:
+def place_layers(library: Library, path: Path, models: Sequence[Contexts]) -> LoadOptions:
     """The load options of the first model, the target: where nothing is said of its layers, so many of them
     on the GPUs as fit beside the other models. A line for the user says so where some do not."""
     target, *others = models
@@ -100,15 +103,22 @@ def place_layers(library: Library, models: Sequence[Contexts]) -> LoadOptions:
     names = target.options.devices or [device.name for device in list_devices(library) if device.is_gpu]
     room, num_layers = {**free, GPUS: free[GPUS] - len(names) * _MARGIN_BYTES}, len(target.layout.layers) + 1
     beside = sum(sum(model.needed(on_gpus=True)[GPUS]) for model in others)
-    counts = range(num_layers + 1)
-    fitting = bisect_left(counts, True, key=lambda count: not _fits_gpus(target, count, beside, room))
-    if (count := max(fitting - 1, 0)) < num_layers:
-        what = f"{count} of {num_layers} layers of {target.layout.name} fit on the GPUs"
-        notify(
-            f"{what}, of which {gigabytes(free[GPUS])} are free; the rest is computed on the processor (-ngl)"
-        )
-        return replace(target.options, gpu_layers=count)
-    return target.options
+    if sum(target.needed(on_gpus=True)[GPUS]) + beside <= _FULL * room[GPUS]:
+        return target.options
+    spare = _MARGIN_BYTES + round(beside / len(names))
+    chosen = library.fit(path, target.options, target.capacity_tokens, spare)
+    if chosen is None:
+        counts = range(num_layers + 1)
+        fitting = bisect_left(counts, True, key=lambda count: not _fits_gpus(target, count, beside, room))
+        chosen = replace(target.options, gpu_layers=max(fitting - 1, 0))
+    is_moved = chosen.tensor_overrides != target.options.tensor_overrides
+    if not (is_moved or 0 <= chosen.gpu_layers < num_layers):
+        return target.options
+    count = num_layers if chosen.gpu_layers < 0 else min(chosen.gpu_layers, num_layers)
+    what = f"{count} of {num_layers} layers of {target.layout.name} fit on the GPUs"
+    what += ", but for some experts" if is_moved else ""
+    notify(f"{what}, of which {gigabytes(free[GPUS])} are free; the rest is computed on the processor (-ngl)")
+    return chosen
 
 
 def _fits_gpus(target: Contexts, count: int, beside: float, room: Mapping[str, float]) -> bool:
