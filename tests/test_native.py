@@ -71,6 +71,9 @@ def test_force_builds_anew(machine: Machine) -> None:
     assert again.built
     assert again.path == first.path
     assert again.path.read_bytes() != b"old"
+    # In the same folder, by whose path a compiler's cache knows what it has.
+    configured = [call for call in machine.calls if call.startswith("cmake -S")]
+    assert len(configured) == 2 and len(set(configured)) == 1
 
 
 def test_another_cpu_another_source_and_another_recipe_need_builds_of_their_own(

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,7 +33,8 @@ Progress = Callable[[str, float], None]
 """Called with the stage ("fetching", "CUDA", "tools", "compiling", "trying") and how much of it is done, 0 to
 1."""
 
-_TEMPORARY = ".build-"
+_WORK = ".build"
+"""the folder of a build; the same for each, since ccache knows what it compiled by its path"""
 _NEEDED_BYTES = 500_000_000
 _CUDA_BYTES = 3_500_000_000
 _BYTES_A_COMPILER = 2_000_000_000
@@ -107,12 +107,16 @@ def _work_folder(source: Source, needed_bytes: int) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise BuildError(source.name, "another process is building it", "Wait for it.") from error
-        for left in builds.glob(f"{_TEMPORARY}*"):
+        for left in builds.glob(f"{_WORK}*"):
             shutil.rmtree(left, ignore_errors=True)
         way_out = disk_full().way_out
         check_room(builds, needed_bytes, lambda why: BuildError(source.name, why, way_out))
-        with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=builds, ignore_cleanup_errors=True) as folder:
-            yield Path(folder)
+        work = builds / _WORK
+        work.mkdir()
+        try:
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def _compile(
