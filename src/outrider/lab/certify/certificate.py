@@ -28,6 +28,7 @@ from outrider.lab.certify.drafts import compare_drafts
 from outrider.lab.certify.faults import (
     CALL_FAULTS,
     DRAFT_FAULTS,
+    SHIFTED,
     break_calls,
     break_masks,
     check_shown,
@@ -136,6 +137,8 @@ def _check(subject: Subject, prompts: Sequence[tuple[int, ...]], plan: CertifyPl
     if plan.fault in DRAFT_FAULTS and subject.head is None:
         why = "no head drafts, or none that always has its target's states"
         raise SettingError(f"--inject {plan.fault}", why, "Name one (-md) for a target of attention alone.")
+    if plan.fault == SHIFTED and getattr(subject.head, "block", 1) == 1:
+        raise SettingError(f"--inject {SHIFTED}", "no block drafter is in use", "Name a DFlash file (-md).")
     searched = LENGTH if plan.grammar is None else SEARCHED_TOKENS + LENGTH
     room = max(plan.num_tokens, plan.num_seeded, searched)
     context = subject.target.context_length

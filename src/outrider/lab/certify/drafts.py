@@ -19,7 +19,6 @@ from outrider.backends.gguf.heads import State
 from outrider.backends.tuning.scoring import Loaded, native_of
 from outrider.core.contracts import Model
 from outrider.core.data import Block, Completion, DraftToken, Logits, Request, Span
-from outrider.core.errors import SettingError
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab.certify.faults import SHIFTED, STALE
@@ -42,10 +41,7 @@ def compare_drafts(
     requests: Sequence[Request],
     fault: str | None,
 ) -> DraftsTest:
-    """Compare the drafts of a head in the middle of these texts. Raises SettingError for a fault that it
-    cannot have."""
-    if fault == SHIFTED and getattr(head, "block", 1) == 1:
-        raise SettingError(f"--inject {fault}", "no block drafter is in use", "Name a DFlash file (-md).")
+    """Compare the drafts of a head in the middle of these texts."""
     lined_up = alignment or align(target.vocabulary, head.vocabulary)
     policy = FixedPolicy(_LENGTH, p_min=0.0, hand_over=0.0)
 
