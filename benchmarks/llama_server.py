@@ -9,6 +9,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -75,6 +76,11 @@ class Server:
     def pid(self) -> int:
         return self._process.pid
 
+    def cpu_s(self) -> float:
+        """Processor time used so far, by all its threads and by children that have ended. Made for Linux."""
+        times = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+        return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
     def end_of_log(self) -> str:
         """The last lines that it wrote, on either stream."""
         self._log.seek(0, os.SEEK_END)
@@ -136,6 +142,12 @@ class LlamaServer(Server):
         except OSError as error:
             raise RuntimeError(f"llama-server does not answer ({error}):\n{self.end_of_log()}") from error
         return answer
+
+
+def server_words(program: str) -> list[str]:
+    """The command of a llama-server, or of the one in xllamacpp."""
+    own = Path(__file__).with_name("peer.py").resolve()
+    return [sys.executable, str(own)] if program == "xllamacpp" else [program]
 
 
 def offers(program: Path) -> list[str]:

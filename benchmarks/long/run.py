@@ -38,10 +38,9 @@ import httpx
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Row, Spread, append, argument_parser, describe, resume, run_program, table
-from llama_server import Server
+from llama_server import Server, server_words
 from outrider.costs.calibrate import CallTimer
 from outrider.session import Pair
-from serve.contestants import server_words
 
 ROOT = Path(__file__).parents[2]
 TURNS, KILLED_TURN, REST_S, PATIENCE_S = 20, 10, 6.0, 1800.0

@@ -37,7 +37,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import Prompt, Row, argument_parser, describe, load_prompts, resume, run_program, turn
 from llama_server import LlamaServer, offers, version
 from outrider.session import Pair
-from serve.processes import cpu_s
 
 Key = tuple[object, object, object]
 SAME = ("threads", "context", "tokens", "server", "models", "cpu")
@@ -212,9 +211,9 @@ def check_memory(num_servers: int, models: list[Path]) -> None:
 def check_idle(servers: dict[str, LlamaServer], wait_s: float = 2.0) -> None:
     """Refuse to measure beside servers that spin while nobody asks them."""
     time.sleep(0.5)
-    before = {name: cpu_s(server) for name, server in servers.items()}
+    before = {name: server.cpu_s() for name, server in servers.items()}
     time.sleep(wait_s)
-    busy = {name: (cpu_s(server) - before[name]) / wait_s for name, server in servers.items()}
+    busy = {name: (server.cpu_s() - before[name]) / wait_s for name, server in servers.items()}
     print(f"idle servers use {sum(busy.values()):.1%} of a core", flush=True)
     if sum(busy.values()) > IDLE_SHARE:
         sys.exit(f"idle servers are busy: {busy}. Give --at-once 1.")

@@ -1,6 +1,6 @@
 """llama-server's own code, as the package xllamacpp has it, for machines without the program.
 
-    python benchmarks/serve/peer.py -m MODEL.gguf --port 8080 -t 2 -tb 2 -np 1 -c 4096 [--spec-type ngram-mod]
+    python benchmarks/peer.py -m MODEL.gguf --port 8080 -t 2 -tb 2 -np 1 -c 4096 [--spec-type ngram-mod]
 
 The options are llama-server's, as far as these measurements need them; the rest is its default. It ends with
 SIGTERM.
