@@ -25,9 +25,6 @@ from outrider.session import learned
 if TYPE_CHECKING:
     from real_server import RealServer
 
-# It runs in a process of its own, and forbids that process the network: nothing to look for doctests in.
-collect_ignore = ["client_litellm.py"]
-
 # Programs that a shell starts in the background ignore Ctrl-C, and so do theirs: several tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

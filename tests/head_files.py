@@ -15,7 +15,7 @@ from gguf import GGUFReader, GGUFWriter
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.errors import OutriderError
 from outrider.session.pair import Pair
-from tiny.sizes import Sizes
+from tiny import Sizes
 from tiny_gguf import MERGES, WIDTH, vocabulary, write_tiny
 
 EVEN = tuple(range(0, 289, 2))

@@ -26,7 +26,7 @@ from outrider.core.errors import (
     OutOfMemory,
     SettingError,
 )
-from tiny.sizes import Sizes
+from tiny import Sizes
 from tiny_gguf import write_tiny
 
 __all__ = ["backend"]  # pytest finds the fixture by its name

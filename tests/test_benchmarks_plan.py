@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -30,23 +29,3 @@ def test_the_errors_that_are_shown_are_those_of_the_rows() -> None:
 def test_the_bundled_acceptance_is_that_of_the_recordings() -> None:
     text = acceptance.written(read_recordings(acceptance.RECORDINGS))
     assert text == BUNDLED.read_text(encoding="utf-8")
-
-
-def test_no_row_is_fitted_and_checked_and_each_names_its_source() -> None:
-    data = tomllib.loads((check.HERE / "published.toml").read_text(encoding="utf-8"))
-    rows = data["rows"]
-    names = ("source", "on", "target", "draft", "texts", "speedup")
-    keys = [
-        tuple(row.get(key) for key in (*names, "by", "verified", "method", "call_tokens", "length"))
-        for row in rows
-    ]
-    assert len(set(keys)) == len(keys)
-    assert {row["use"] for row in rows} == {"fit", "check", "range"}
-    assert all(data["sources"][row["source"]].startswith("https://") for row in rows)
-    assert sum(row["use"] == "check" for row in rows) >= 15
-
-
-def test_the_models_that_constants_are_fitted_to_are_not_predicted() -> None:
-    for models in check.curves().values():
-        assert any(model.model.startswith(check.FITTED) for model in models)
-    assert not any(model.startswith(check.FITTED) for _, model, *_ in check.curve_errors())

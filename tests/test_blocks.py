@@ -43,7 +43,7 @@ from outrider.policy.fixed import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions
 from outrider.session.loading import Room
 from recordings import FLAT, SMALL, curve
-from tiny.sizes import Sizes
+from tiny import Sizes
 from tiny_gguf import MERGES
 
 pytestmark = pytest.mark.skipif(not MAINLINE, reason="no library has the calls for heads")

@@ -16,7 +16,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.models.hub import HubOptions
 from outrider.policy.fixed import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions
-from tiny.sizes import Sizes
+from tiny import Sizes
 from tiny_gguf import MERGES, write_tiny
 
 pytestmark = pytest.mark.skipif(not MAINLINE, reason="no library has the calls for heads")

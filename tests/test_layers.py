@@ -10,7 +10,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 
-from closure import closure, describe, file_of, imports
+from closure import closure, file_of, imports
 
 # From the bottom to the top. A part is a module or a package right under src/outrider; it may
 # import the parts of the rows above its own in this list, and its own modules. A new part needs
@@ -67,36 +67,17 @@ def test_imports_run_downward() -> None:
 @pytest.mark.parametrize(
     ("file", "statement", "complaint"),
     [
-        ("core/data.py", "import outrider.engine", "core may not import engine"),
         ("core/data.py", "import outrider", "core may not import __init__"),
-        ("verify.py", "from outrider import engine", "verify may not import engine"),
-        ("verify.py", "from outrider import load", "verify may not import __init__"),
         ("policy.py", "from outrider.drafters.suffix import SuffixDrafter", "policy may not import drafters"),
-        ("engine/loop.py", "from ..cli.main import main", "engine may not import cli"),
         ("engine/loop.py", "def late():\n    from .. import session", "engine may not import session"),
-        ("drafters/suffix.py", "from ..backends import fake", "drafters may not import backends"),
-        ("__init__.py", "from outrider.cli.main import main", "__init__ may not import cli"),
         ("extras/new.py", "import os", "extras has no place in LAYERS"),
+        ("engine/loop.py", "from outrider import policy\nfrom ..verify import verify\nimport numpy", ""),
+        ("cli/main.py", "from outrider import __version__", ""),
     ],
 )
 def test_a_planted_import_is_found(tmp_path: Path, file: str, statement: str, complaint: str) -> None:
     plant(tmp_path / "outrider", file, statement)
-    assert [line.split(": ", 1)[1] for line in complaints(tmp_path / "outrider")] == [complaint]
-
-
-@pytest.mark.parametrize(
-    ("file", "statement"),
-    [
-        ("engine/loop.py", "from outrider.engine.sequence import Sequence\nfrom . import sequence"),
-        ("engine/loop.py", "from outrider import policy\nfrom ..verify import verify\nimport numpy.random"),
-        ("cli/main.py", "import outrider.core.errors, outrider.session"),
-        ("cli/main.py", "from outrider import __version__"),
-        ("__init__.py", "from outrider.session import Session"),
-    ],
-)
-def test_what_lies_below_may_be_imported(tmp_path: Path, file: str, statement: str) -> None:
-    plant(tmp_path / "outrider", file, statement)
-    assert complaints(tmp_path / "outrider") == []
+    assert [line.split(": ", 1)[1] for line in complaints(tmp_path / "outrider")] == [complaint] * bool(complaint)
 
 
 def plant(source: Path, file: str, statement: str) -> None:
@@ -136,9 +117,6 @@ def test_no_files_import_one_another_in_a_circle() -> None:
     ("back", "is_found"),
     [
         ("from outrider.engine import loop", True),
-        ("from . import loop", True),
-        ("from outrider.engine import Loop", True),
-        ("try:\n    import outrider.engine.loop\nfinally:\n    pass", True),
         ("class A:\n    from .loop import Loop", True),
         ("def late():\n    from . import loop", False),
         ("if TYPE_CHECKING:\n    from . import loop", False),
@@ -150,23 +128,6 @@ def test_a_planted_circle_is_found(tmp_path: Path, back: str, is_found: bool) ->
     plant(source, "engine/loop.py", "from outrider.engine.slots import Slots")
     plant(source, "engine/slots.py", back)
     assert bool(cycle(source)) is is_found
-
-
-def test_closure_counts_what_a_module_reaches(tmp_path: Path) -> None:
-    source = tmp_path / "outrider"
-    plant(source, "engine/loop.py", "from outrider.core import data\nfrom .slots import Slots\n")
-    plant(source, "engine/slots.py", "def late():\n    import outrider.verify.rules\n\n\nSlots = 1\n")
-    plant(source, "core/__init__.py", "import outrider\nif TYPE_CHECKING:\n    import outrider.lab\n")
-    plant(source, "core/data.py", "import os\n")
-    plant(source, "verify/rules.py", "import numpy\n")
-    lines = [line.split() for line in describe("outrider.engine.loop", source)]
-    assert lines[1:] == [
-        ["files", "4", "5"],
-        ["lines", "11", "12"],
-        ["engine", "7", "7"],
-        ["core", "4", "4"],
-        ["verify", "0", "1"],
-    ]
 
 
 NOT_OF_RUN = (
@@ -202,18 +163,12 @@ EXPERIMENTS = ("bench", "certify", "distill", "plan", "trim")
 
 def test_no_experiment_imports_another() -> None:
     """What they share lies in lab/ itself, which imports none of them."""
-    crossing = []
-    for file in sorted((SOURCE / "lab").rglob("*.py")):
-        inside = file.relative_to(SOURCE)
-        own = inside.parts[1]
-        for line, name in imports(file, for_types=True):
-            if (
-                name[:2] == ("outrider", "lab")
-                and len(name) > 2
-                and name[2] in EXPERIMENTS
-                and name[2] != own
-            ):
-                crossing.append(f"{inside}:{line}: {name[2]}")
+    crossing = [
+        f"{file.relative_to(SOURCE)}:{line}: {name[2]}"
+        for file in sorted((SOURCE / "lab").rglob("*.py"))
+        for line, name in imports(file, for_types=True)
+        if name[:2] == ("outrider", "lab") and {*name[2:3]} & {*EXPERIMENTS} - {file.relative_to(SOURCE).parts[1]}
+    ]
     assert crossing == []
 
 

@@ -25,7 +25,7 @@ from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.rewinding import RewindSupport
 from outrider.core.errors import OutOfMemory
 from outrider.models.gguf import Layer, Layout, read_card
-from tiny.architectures import ARCHITECTURES, WITH_HEADS
+from tiny import ARCHITECTURES, WITH_HEADS
 from tiny_gguf import write_tiny
 
 _MIB = 2**20

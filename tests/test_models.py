@@ -18,7 +18,7 @@ from head_files import write_heads
 from outrider.core.errors import ModelFileError
 from outrider.models.gguf import read_card
 from outrider.models.reference import resolve
-from tiny.architectures import ARCHITECTURES
+from tiny import ARCHITECTURES
 from tiny_gguf import EXPERTS, FEED_FORWARD, WIDTH, vocabulary, write_tiny
 
 

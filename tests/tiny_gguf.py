@@ -18,9 +18,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 from gguf.quants import quantize
 
 from outrider.models.vocab.subset import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS
-from tiny.architectures import ARCHITECTURES, HEADS, Architecture
-from tiny.metadata import Value
-from tiny.sizes import Sizes
+from tiny import ARCHITECTURES, HEADS, Architecture, Sizes, Value
 
 Weights = npt.NDArray[np.float32]
 Part = Literal["all", "trunk", "heads"]

@@ -30,7 +30,7 @@ from outrider.backends.tuning.side_by_side import measure_side_by_side
 from outrider.costs import CallCosts
 from outrider.models.gguf import read_card
 from outrider.models.heads import read_head
-from tiny.sizes import Sizes
+from tiny import Sizes
 from tiny_gguf import MERGES, vocabulary, write_tiny
 
 TOKENS = 32_000

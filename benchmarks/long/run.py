@@ -110,7 +110,7 @@ def make(given: Any, folder: Path) -> None:
         given.model = Path(given.model)
         return
     sys.path.insert(0, str(ROOT / "tests"))
-    from tiny.sizes import Sizes
+    from tiny import Sizes
     from tiny_gguf import BEGIN, END, write_tiny
 
     template = f"{{% for m in messages %}}{BEGIN}{{{{ m.role }}}}\n{{{{ m.content }}}}{END}\n{{% endfor %}}"

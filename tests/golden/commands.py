@@ -35,36 +35,17 @@ _GREEDY = ("--temp", "0", "-s", "7", "-n", "24")
 _SAMPLED = ("--temp", "0.8", "-s", "7", "-n", "24")
 _SCHEMA = json.dumps({"type": "object", "properties": {"a": {"enum": ["yes", "no"]}}, "required": ["a"]})
 
-_DRAWN = ("--draft-sampling", "sampled")
-_LOOKUP, _DRAFT, _BOTH = (), ("--no-lookup", *_PAIR), _PAIR
-
 RUNS: Mapping[str, tuple[str, ...]] = {
     "plain": (*_GREEDY, "--policy", "fixed", "--draft-max", "0"),
-    "greedy, both": (*_GREEDY, *_FIXED, *_BOTH),
-    "greedy, lookup": (*_GREEDY, *_FIXED, *_LOOKUP),
-    "greedy, draft model": (*_GREEDY, *_FIXED, *_DRAFT),
-    "sampled, both": (*_SAMPLED, *_FIXED, *_BOTH),
-    "sampled, lookup": (*_SAMPLED, *_FIXED, *_LOOKUP),
-    "sampled, draft model": (*_SAMPLED, *_FIXED, *_DRAFT),
-    "sampled, the stable rule": (*_SAMPLED, *_FIXED, *_BOTH, "--rule", "stable"),
-    "sampled, the token rule": (
-        *_SAMPLED,
-        *_FIXED,
-        *_DRAFT,
-        "--rule",
-        "token",
-        "--draft-sampling",
-        "sampled",
-    ),
-    "a schema": (*_GREEDY, *_FIXED, *_BOTH, "--json-schema", _SCHEMA),
-    "a schema, sampled": (*_SAMPLED, *_FIXED, *_LOOKUP, "--json-schema", _SCHEMA),
-    "an expression": (*_GREEDY, *_FIXED, *_BOTH, "--regex", "[a-z]{12}"),
-    "log probabilities": (*_GREEDY, *_FIXED, *_BOTH, "--logprobs", "2", "-n", "6"),
-    "a stop text": (*_GREEDY, *_FIXED, *_BOTH, "-r", "5"),
-    "penalties": (*_SAMPLED, *_FIXED, *_BOTH, "--repeat-penalty", "1.2", "--dry-multiplier", "0.8"),
-    "raw": (*_GREEDY, *_FIXED, *_BOTH, "--raw"),
-    "automatic": (*_GREEDY, *_BOTH),
-    "compared": (*_GREEDY, *_FIXED, *_BOTH, "--compare", "--repetitions", "1"),
+    "greedy, both": (*_GREEDY, *_FIXED, *_PAIR),
+    "sampled, draft model": (*_SAMPLED, *_FIXED, "--no-lookup", *_PAIR),
+    "sampled, the stable rule": (*_SAMPLED, *_FIXED, *_PAIR, "--rule", "stable"),
+    "a schema, sampled": (*_SAMPLED, *_FIXED, "--json-schema", _SCHEMA),
+    "log probabilities": (*_GREEDY, *_FIXED, *_PAIR, "--logprobs", "2", "-n", "6"),
+    "penalties": (*_SAMPLED, *_FIXED, *_PAIR, "--repeat-penalty", "1.2", "--dry-multiplier", "0.8"),
+    "raw": (*_GREEDY, *_FIXED, *_PAIR, "--raw"),
+    "automatic": (*_GREEDY, *_PAIR),
+    "compared": (*_GREEDY, *_FIXED, *_PAIR, "--compare", "--repetitions", "1"),
 }
 """Options of `run`. A fixed length but in one, since the automatic choice follows the clock."""
 

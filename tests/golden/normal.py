@@ -9,10 +9,9 @@ import json
 import re
 from collections.abc import Iterator
 from difflib import unified_diff
-from pathlib import Path
 from typing import Any
 
-__all__ = ["difference", "normal", "pretty", "rounded", "shape", "stored_file"]
+__all__ = ["difference", "normal", "pretty", "rounded", "shape"]
 
 _DIGITS = 6
 
@@ -118,8 +117,3 @@ def _places(stored: Any, found: Any, at: str) -> Iterator[str]:
             yield from _places(one, other, f"{at}[{i}]")
     elif stored != found:
         yield at
-
-
-def stored_file(folder: Path, name: str) -> Path:
-    """Where the golden output of this name lies."""
-    return folder / f"{name}.json"

@@ -1,1 +1,0 @@
-"""What tiny models of each architecture are made of; `tiny_gguf` writes them."""
