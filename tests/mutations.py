@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,40 +25,19 @@ from outrider.core.errors import OutriderError
 from outrider.models.gguf import read_card
 from outrider.session.loading import load_weights, template_of
 
-__all__ = ["MUTATIONS", "Layout", "Outcome", "layout_of", "mutated", "outcome_of"]
+__all__ = ["MUTATIONS", "Layout", "layout_of", "mutated"]
 
-_EDGES = (0, 1, 2, 3, 7, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1)
-_WIDE_EDGES = (*_EDGES, 2**32, 2**62, 2**63, 2**64 - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Some bytes of a header: where they begin, and how many there are."""
-
-    start: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A field of the metadata, or a tensor's entry, cut into its parts. A field's are the key's length, the
-    key, the type, and the value's; a tensor's the name's length, the name, rank, shape, type and offset."""
-
-    parts: tuple[Part, ...]
-
-    @property
-    def whole(self) -> Part:
-        """All of it."""
-        first, last = self.parts[0], self.parts[-1]
-        return Part(first.start, last.start + last.size - first.start)
+_EDGES = (0, 1, 2, 3, 7, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63, 2**64 - 1)
+_COUNTS = (slice(4, 8), slice(8, 16), slice(16, 24))
+"""the version, and how many tensors and fields there are"""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where in a file everything is; `data_start`: the first byte of the weights."""
+    """Where in a file everything is. An entry is a field of the metadata or a tensor's, cut into its parts: lengths,
+    names, types, values, dimensions, offsets. `data_start`: the first byte of the weights."""
 
-    fields: tuple[Entry, ...]
-    tensors: tuple[Entry, ...]
+    entries: list[list[slice]]
     data_start: int
 
 
@@ -65,107 +45,66 @@ def layout_of(path: Path) -> Layout:
     """The layout of a whole GGUF file."""
     reader = GGUFReader(path)
     fields = [field for name, field in reader.fields.items() if not name.startswith("GGUF.")]
-    return Layout(
-        tuple(map(_entry, fields)),
-        tuple(_entry(tensor.field) for tensor in reader.tensors),
-        int(reader.data_offset),
-    )
+    fields += [tensor.field for tensor in reader.tensors]
+    return Layout([_parts(field) for field in fields], int(reader.data_offset))
 
 
-def _entry(field: ReaderField) -> Entry:
-    parts, at = [], field.offset
-    for part in field.parts:
-        parts.append(Part(at, part.nbytes))
-        at += part.nbytes
-    return Entry(tuple(parts))
+def _parts(field: ReaderField) -> list[slice]:
+    ends = [*accumulate((part.nbytes for part in field.parts), initial=field.offset)]
+    return [slice(start, end) for start, end in pairwise(ends) if end > start]
 
 
-Mutate = Callable[[bytearray, Layout, Random], None]
+def _edge(data: bytearray, number: slice, random: Random) -> None:
+    """Write a number at the edge of what its bytes can hold, or one more or less than it is."""
+    size, now = number.stop - number.start, int.from_bytes(data[number], "little")
+    written = random.choice([edge for edge in (now - 1, now + 1, *_EDGES) if edge != now])
+    data[number] = (written % 256**size).to_bytes(size, "little")
 
 
-def _write(data: bytearray, part: Part, number: int) -> None:
-    data[part.start : part.start + part.size] = (number % 256**part.size).to_bytes(part.size, "little")
+def _flip(data: bytearray, part: slice, random: Random) -> None:
+    """Change a byte somewhere in it."""
+    data[random.randrange(part.start, part.stop)] ^= random.randrange(1, 256)
 
 
-def _edge(data: bytearray, part: Part, random: Random) -> None:
-    """A number at the edge of what its bytes can hold, or one more or less than it is."""
-    now = int.from_bytes(data[part.start : part.start + part.size], "little")
-    edges = _WIDE_EDGES if part.size == 8 else _EDGES
-    _write(data, part, random.choice([number for number in (now - 1, now + 1, *edges) if number != now]))
-
-
-def _flip(data: bytearray, part: Part, random: Random) -> None:
-    """Another byte somewhere in it."""
-    data[part.start + random.randrange(max(part.size, 1))] ^= random.randrange(1, 256)
-
-
-def _header(part: Part) -> Mutate:
-    return lambda data, _layout, random: _edge(data, part, random)
-
-
-def _of_field(number: int, change: Callable[[bytearray, Part, Random], None]) -> Mutate:
-    return lambda data, layout, random: change(data, random.choice(layout.fields).parts[number], random)
-
-
-def _of_tensor(number: int, change: Callable[[bytearray, Part, Random], None]) -> Mutate:
-    return lambda data, layout, random: change(data, random.choice(layout.tensors).parts[number], random)
-
-
-def _value(data: bytearray, layout: Layout, random: Random) -> None:
-    """A value that is a number, or the length of a text or an array."""
-    _edge(data, random.choice(layout.fields).parts[3], random)
+def _number(data: bytearray, layout: Layout, random: Random) -> None:
+    """A length, a type, a value, a dimension or an offset."""
+    part = random.choice([part for part in random.choice(layout.entries) if (part.stop - part.start) % 4 == 0])
+    size = 8 if (part.stop - part.start) % 8 == 0 else 4
+    start = random.randrange(part.start, part.stop, size)
+    _edge(data, slice(start, start + size), random)
 
 
 def _zero(data: bytearray, layout: Layout, random: Random) -> None:
-    """A value, or the length of a text or an array, that is zero."""
-    values = [field.parts[3] for field in layout.fields]
-    number = random.choice([part for part in values if any(data[part.start : part.start + part.size])])
-    _write(data, number, 0)
+    """A part that is all zeros."""
+    part = random.choice([part for part in random.choice(layout.entries) if any(data[part])])
+    data[part] = bytes(part.stop - part.start)
 
 
-def _content(data: bytearray, layout: Layout, random: Random) -> None:
-    """A byte of a text or of an array's entries."""
-    _flip(data, random.choice([field for field in layout.fields if len(field.parts) > 4]).parts[-1], random)
-
-
-def _kind(data: bytearray, part: Part, random: Random) -> None:
-    """Another type, known or not."""
-    _write(data, part, data[part.start] + random.randrange(1, 48))
-
-
-def _dimension(data: bytearray, layout: Layout, random: Random) -> None:
-    shape = random.choice(layout.tensors).parts[3]
-    _edge(data, Part(shape.start + 8 * random.randrange(shape.size // 8), 8), random)
-
-
-def _offset(data: bytearray, layout: Layout, random: Random) -> None:
-    """Weights that lie elsewhere: past the end, on another tensor's, or out of line."""
-    offset = random.choice(layout.tensors).parts[5]
-    _write(data, offset, random.choice((1, 32, len(data), 2**40, 2**63, 2**64 - 32)))
+def _whole(entry: list[slice]) -> slice:
+    return slice(entry[0].start, entry[-1].stop)
 
 
 def _lost(data: bytearray, layout: Layout, random: Random) -> None:
     """An entry that is not there, though it is counted."""
-    whole = random.choice((*layout.fields, *layout.tensors)).whole
-    del data[whole.start : whole.start + whole.size]
+    del data[_whole(random.choice(layout.entries))]
 
 
 def _twice(data: bytearray, layout: Layout, random: Random) -> None:
     """An entry in the place of another one, and so there twice."""
-    source, target = (entry.whole for entry in random.sample((*layout.fields, *layout.tensors), 2))
-    data[target.start : target.start + target.size] = data[source.start : source.start + source.size]
+    source, target = map(_whole, random.sample(layout.entries, 2))
+    data[target] = data[source]
 
 
 def _noise(data: bytearray, layout: Layout, random: Random) -> None:
     """Bytes here and there in the header."""
     for _ in range(random.randrange(1, 9)):
-        _flip(data, Part(8, layout.data_start - 8), random)
+        _flip(data, slice(8, layout.data_start), random)
 
 
 def _blank(data: bytearray, layout: Layout, random: Random) -> None:
     """A stretch of zeros, as a download leaves that was given up."""
-    start = random.randrange(layout.data_start)
-    data[start : start + 64] = bytes(len(data[start : start + 64]))
+    start = random.randrange(layout.data_start - 64)
+    data[start : start + 64] = bytes(64)
 
 
 def _cut_in_header(data: bytearray, layout: Layout, random: Random) -> None:
@@ -176,23 +115,12 @@ def _cut_in_weights(data: bytearray, layout: Layout, random: Random) -> None:
     del data[random.choice((layout.data_start, random.randrange(layout.data_start, len(data)))) :]
 
 
-MUTATIONS: dict[str, Mutate] = {
-    "magic": lambda data, _layout, random: _flip(data, Part(0, 4), random),
-    "version": _header(Part(4, 4)),
-    "number of tensors": _header(Part(8, 8)),
-    "number of fields": _header(Part(16, 8)),
-    "key's length": _of_field(0, _edge),
-    "key": _of_field(1, _flip),
-    "field's type": _of_field(2, _kind),
-    "value": _value,
+MUTATIONS: dict[str, Callable[[bytearray, Layout, Random], None]] = {
+    "magic": lambda data, _layout, random: _flip(data, slice(0, 4), random),
+    "count": lambda data, _layout, random: _edge(data, random.choice(_COUNTS), random),
+    "number": _number,
+    "byte": lambda data, layout, random: _flip(data, random.choice(random.choice(layout.entries)), random),
     "zero": _zero,
-    "content": _content,
-    "name's length": _of_tensor(0, _edge),
-    "name": _of_tensor(1, _flip),
-    "rank": _of_tensor(2, _edge),
-    "dimension": _dimension,
-    "tensor's type": _of_tensor(4, _kind),
-    "offset": _offset,
     "lost entry": _lost,
     "entry twice": _twice,
     "noise": _noise,
@@ -210,18 +138,9 @@ def mutated(path: Path, layout: Layout, kind: str, seed: int) -> bytes:
     return bytes(data)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a file: refused with a message (input, reason, way out), or used, with no message.
-    `stage` is "header", "library" or "use"."""
-
-    file: str
-    stage: str
-    message: tuple[str, str, str] | None = None
-
-
-def outcome_of(path: Path, library: str) -> Outcome:
-    """Go the way of a user's file with it. What is no OutriderError is raised."""
+def outcome_of(path: Path, library: str) -> tuple[str, tuple[str, str, str] | None]:
+    """Go the way of a user's file with it. What became of it: where it ended ("header", "library" or "use"), and
+    the message (input, reason, way out); none if it can be used. What is no OutriderError is raised."""
     stage = "header"
     try:
         card = read_card(path)
@@ -233,8 +152,8 @@ def outcome_of(path: Path, library: str) -> Outcome:
         finally:
             weights.close()
     except OutriderError as error:
-        return Outcome(path.name, stage, (error.what, error.why, error.way_out))
-    return Outcome(path.name, stage)
+        return stage, (error.what, error.why, error.way_out)
+    return stage, None
 
 
 def _use(weights: Any, card: Any) -> None:
@@ -250,5 +169,4 @@ def _use(weights: Any, card: Any) -> None:
 
 if __name__ == "__main__":
     for file in sys.argv[2:]:
-        made = outcome_of(Path(file), sys.argv[1])
-        print(json.dumps([made.file, made.stage, made.message]), flush=True)
+        print(json.dumps(outcome_of(Path(file), sys.argv[1])), flush=True)

@@ -28,7 +28,7 @@ COUNT = 500
 EACH_OF = 17
 """Of so many files that the header check lets through, every run tries one on each library."""
 MODEL = cache_dir() / "models" / EMBEDDED_NAME
-OF_SMOLLM2 = ("value", "content", "name", "tensor's type", "dimension", "field's type", "cut in the header")
+OF_SMOLLM2 = ("number", "byte", "zero", "entry twice", "cut in the header")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def assert_survived(library: str, paths: Sequence[Path], cache: Path) -> dict[st
         f"{process.stderr[-500:]}"
     )
     stages: dict[str, int] = {}
-    for path, (_, stage, message) in zip(paths, outcomes, strict=True):
+    for path, (stage, message) in zip(paths, outcomes, strict=True):
         ended = "used" if message is None else stage
         stages[ended] = stages.get(ended, 0) + 1
         if message is not None:

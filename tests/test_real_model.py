@@ -1,8 +1,5 @@
 """The embedded default model end to end: its own text, faster, the same."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,17 +91,6 @@ def test_a_model_is_its_own_best_draft(pair: Pair) -> None:
     assert 6 * len(PROMPTS) <= sum(readout.target_calls for readout in readouts) <= 8 * len(PROMPTS)
 
 
-def test_a_seed_names_a_text(pair: Pair) -> None:
-    # Under the token rule the text depends on the drafts too; the automatic policy's follow the clock.
-    session = Session.open(pair, SessionOptions(512, policy=FixedPolicy()))
-    hot = SamplingParams(temperature=1.0, seed=11)
-    one, same = (complete(session, PROMPTS[2], hot) for _ in range(2))
-    assert one.tokens == same.tokens and one.seed == 11
-    assert any(record.draft.tokens for record in one.records)
-    other = complete(session, PROMPTS[2], SamplingParams(temperature=1.0, seed=12))
-    assert other.tokens != one.tokens
-
-
 @pytest.mark.parametrize("text", ["🎉🎈🎂 🎉🎈🎂 🎉🎈🎂 🎉🎈", "你好，世界。你好，世界。你好，世界。你好，"])
 def test_no_half_characters_are_shown(pair: Pair, text: str) -> None:
     session = Session.open(pair, SessionOptions(512))
@@ -139,13 +125,3 @@ def test_the_vocabulary_agrees_with_the_c_api(pair: Pair) -> None:
     for text in ("  two spaces\n\n\ttab", "naïve 中文 🎉🏽 e\u0301", "x" * 3000):
         pieces = map(vocabulary.piece, vocabulary.tokenize(text, add_special=False))
         assert b"".join(pieces) == text.encode()
-
-
-def test_the_program_prints_the_text_and_nothing_of_the_library(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from outrider.cli.main import main; main()"]
-    command += ["run", "--json", "-t", "1", "-n", "12", "--temp", "0", PROMPTS[0]]
-    child = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert child.returncode == 0, child.stderr
-    result = json.loads(child.stdout)
-    assert result["generated_tokens"] == 12 and result["text"]
-    assert "llama_" not in child.stderr and "ggml" not in child.stderr

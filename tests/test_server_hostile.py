@@ -292,15 +292,11 @@ def many(text: str) -> str:
     ("path", "body"),
     [
         (TEXT, f'{{"prompt": [{many("true")}]}}'),
-        (TEXT, f'{{"prompt": [{many("[true]")}]}}'),
-        (CHAT, f'{{"messages": [{many("0")}]}}'),
         (CHAT, f'{{"messages": [{{"role": "user", "content": [{many("{}")}]}}]}}'),
         (CHAT, "{" + ",".join(f'"{i}": 0' for i in range(MANY)) + "}"),
         (CHAT, '{"logit_bias": {' + ",".join(f'"{i}x": 0' for i in range(MANY)) + "}}"),
-        (CHAT, f'{{"tools": [{many("0")}]}}'),
         (CHAT, f'{{"structured_outputs": {{"choice": [{many("0")}]}}}}'),
         (RESPONSES, f'{{"input": [{many("{}")}]}}'),
-        (RESPONSES, f'{{"input": "x", "include": [{many("0")}]}}'),
         ("/detokenize", f'{{"tokens": [{many("-1")}]}}'),
     ],
     ids=lambda value: value[:24],
@@ -408,13 +404,6 @@ def test_control_tokens_by_the_million_are_refused(monkeypatch: pytest.MonkeyPat
         assert send(served, "/tokenize", {"content": "<|close|>" * 100}).json()["count"] == 100
         error = send(served, TEXT, {"prompt": "<|close|>" * 20_000}).json()["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
-
-
-def test_a_completions_prompt_may_spell_control_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.ByteVocabulary", Marked)
-    with serving() as served:
-        answer = send(served, TEXT, {"prompt": "<|open|>[[ab]]<|close|>|", "max_tokens": 3}).json()
-        assert answer["usage"]["prompt_tokens"] == len("[[ab]]|") + 2
 
 
 # Grammars

@@ -15,11 +15,9 @@ from engines import GREEDY, PROMPT, language_model, plain
 from formats_samples import HERMES, TOOLS, VOCABULARY, Read, template
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.backends.gguf import registry as libraries
-from outrider.cli.grammar import read_grammar
 from outrider.constraints import sources
 from outrider.core.data import Grammar, Request
 from outrider.core.errors import GrammarError
-from outrider.core.settings import Structure
 from outrider.drafters import registry as drafters
 from outrider.engine import Engine
 from outrider.formats import format_of, syntaxes
@@ -49,7 +47,7 @@ def test_a_drafter() -> None:
     assert {"again"} == {name for record in drafted.records for name in record.draft.sources}
 
 
-def test_a_kind_of_grammar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_kind_of_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "KINDS", dict(sources.KINDS))
     example("Example: a kind of grammar", sources)
     letters = FakeVocabulary("0123456789ab")
@@ -58,18 +56,6 @@ def test_a_kind_of_grammar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert re.fullmatch("[0-9]{4}", text)
     with pytest.raises(GrammarError, match="is not a number"):
         session.generate("ab", grammar=Grammar("digits", "four"))
-    file = tmp_path / "pin.digits"
-    file.write_text("4\n")
-    assert read_grammar(Structure(grammar=str(file))) == Grammar("digits", "4\n")
-
-
-def test_a_kind_that_is_not_known_is_named() -> None:
-    letters = FakeVocabulary("ab")
-    session = Session(FakeModel(letters, random_logits(letters.size)))
-    with pytest.raises(
-        GrammarError, match=r"its kind regexp is not known\. Choose one of json_schema, json, regex"
-    ):
-        session.generate("ab", grammar=Grammar("regexp", "a"))
 
 
 def test_a_chat_format(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,11 +69,6 @@ def test_a_chat_format(monkeypatch: pytest.MonkeyPatch) -> None:
     assert known.name == "called"
     found = Read(known.reader(TOOLS), 'Well.\n<call>get_weather: {"city": "Ulm"}</call>')
     assert (found.content, found.calls) == ("Well.", [("get_weather", '{"city": "Ulm"}')])
-    for choice in ("auto", "required"):
-        grammar = known.grammar(TOOLS, choice, parallel=True)
-        assert grammar is not None
-        sources.lark_source(grammar)
-        assert "<call>" in grammar.text and "get_weather" in grammar.text
 
 
 def test_a_picture() -> None:
