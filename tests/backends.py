@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -64,26 +64,15 @@ class Backend(ABC):
     """those of KINDS that it runs"""
 
     @abstractmethod
-    def open(
-        self,
-        kind: str = "dense",
-        context_length: int = 64,
-        *,
-        max_sequences: int = 1,
-        capacity_tokens: int = 0,
-        max_rows: int = 128,
-        batch_tokens: int = 512,
-    ) -> Model:
-        """A model with nothing stored."""
+    def open(self, kind: str = "dense", context_length: int = 64, **room: int) -> Model:
+        """A model with nothing stored; `room`: max_sequences, capacity_tokens, max_rows, batch_tokens."""
 
     @abstractmethod
-    @contextmanager
-    def failing(self, model: Model, status: int = -3) -> Iterator[None]:
+    def failing(self, model: Model, status: int = -3) -> AbstractContextManager[object]:
         """Meanwhile every call fails after it was computed."""
 
     @abstractmethod
-    @contextmanager
-    def interrupted(self, model: Model) -> Iterator[None]:
+    def interrupted(self, model: Model) -> AbstractContextManager[object]:
         """Meanwhile every call is interrupted after it was computed."""
 
     def expected(self, tokens: Sequence[int], kind: str = "dense") -> Logits:
@@ -104,45 +93,27 @@ class Fake(Backend):
         self._vocabulary = FakeVocabulary("".join(chr(0x4E00 + i) for i in range(_SIZE - 1)))
         self._logits = random_logits(_SIZE, order=10**6)
 
-    def open(
-        self,
-        kind: str = "dense",
-        context_length: int = 64,
-        *,
-        max_sequences: int = 1,
-        capacity_tokens: int = 0,
-        max_rows: int = 128,
-        batch_tokens: int = 512,
-    ) -> FakeModel:
+    def open(self, kind: str = "dense", context_length: int = 64, **room: int) -> FakeModel:
         return FakeModel(
             self._vocabulary,
             self._logits,
             context_length=context_length,
-            max_sequences=max_sequences,
-            capacity_tokens=capacity_tokens or None,
-            max_rows=max_rows,
-            max_batch_tokens=batch_tokens,
+            max_sequences=room.get("max_sequences", 1),
+            capacity_tokens=room.get("capacity_tokens") or None,
+            max_rows=room.get("max_rows", 128),
+            max_batch_tokens=room.get("batch_tokens", 512),
             rewind=KINDS[kind].rewind,
         )
 
-    @contextmanager
-    def failing(self, model: Model, status: int = -3) -> Iterator[None]:
+    def failing(self, model: Model, status: int = -3) -> AbstractContextManager[object]:
         del status
-        with self._raising(model, BackendError("fake model", "it was told to fail")):
-            yield
+        return self._raising(model, BackendError("fake model", "it was told to fail"))
 
-    @contextmanager
-    def interrupted(self, model: Model) -> Iterator[None]:
-        with self._raising(model, KeyboardInterrupt()):
-            yield
+    def interrupted(self, model: Model) -> AbstractContextManager[object]:
+        return self._raising(model, KeyboardInterrupt())
 
-    @contextmanager
-    def _raising(self, model: Model, error: BaseException) -> Iterator[None]:
-        def next_logits(_tokens: Sequence[int]) -> Any:
-            raise error
-
-        with patch.object(model, "_next_logits", next_logits):
-            yield
+    def _raising(self, model: Model, error: BaseException) -> AbstractContextManager[object]:
+        return patch.object(model, "_next_logits", Mock(side_effect=error))
 
 
 class Native(Backend):
@@ -188,35 +159,25 @@ class Native(Backend):
         for weights in self._loaded.values():
             weights.close()
 
-    def open(
-        self,
-        kind: str = "dense",
-        context_length: int = 64,
-        *,
-        max_sequences: int = 1,
-        capacity_tokens: int = 0,
-        max_rows: int = 128,
-        batch_tokens: int = 512,
-    ) -> GgufModel:
+    def open(self, kind: str = "dense", context_length: int = 64, **room: int) -> GgufModel:
         weights = self.weights(kind)
-        options = replace(weights.options, max_rows=max_rows, batch_tokens=batch_tokens)
+        rows, batch = room.get("max_rows", 128), room.get("batch_tokens", 512)
+        options = replace(weights.options, max_rows=rows, batch_tokens=batch)
         # The kind's own way to go back, though `Weights.open` may choose another for several sequences.
-        return GgufModel(weights, context_length, max_sequences, options, capacity_tokens)
+        sequences = room.get("max_sequences", 1)
+        return GgufModel(weights, context_length, sequences, options, room.get("capacity_tokens", 0))
 
     @property
     def functions(self) -> Any:
         """The library's functions, for tests that stand between them and the backend."""
         return self.weights().library.functions
 
-    @contextmanager
-    def failing(self, model: Model, status: int = -3) -> Iterator[None]:
+    def failing(self, model: Model, status: int = -3) -> AbstractContextManager[object]:
         del model  # all of the library's calls fail
         real = self.functions.llama_decode
-        with patch.object(self.functions, "llama_decode", lambda *call: real(*call) or status):
-            yield
+        return patch.object(self.functions, "llama_decode", lambda *call: real(*call) or status)
 
-    @contextmanager
-    def interrupted(self, model: Model) -> Iterator[None]:
+    def interrupted(self, model: Model) -> AbstractContextManager[object]:
         del model
         real = self.functions.llama_decode
 
@@ -224,8 +185,7 @@ class Native(Backend):
             real(*call)
             raise KeyboardInterrupt
 
-        with patch.object(self.functions, "llama_decode", interrupted):
-            yield
+        return patch.object(self.functions, "llama_decode", interrupted)
 
 
 def kinds_of(name: str) -> Sequence[str]:
