@@ -189,15 +189,46 @@ ASKS: dict[str, Ask] = {
             "json_schema": {"schema": {**SCHEMA, "not": {"required": ["x"]}}, "strict": False},
         },
     ),
+    "chat, samplers switched off": _chat("abc", top_k=-1, top_n_sigma=-1, top_p=0, temperature=1e-9),
+    "chat, parts and a developer": Ask(
+        CHAT,
+        {
+            "messages": [
+                {"role": "developer", "content": "Be brief."},
+                {"role": "user", "content": [{"type": "text", "text": t} for t in ("Say [[ab", "cd]]")]},
+            ]
+        },
+    ),
+    "chat, a bias": _chat("abc", logit_bias={"98": -100}, temperature=0, max_tokens=4),
+    "chat, a schema against the model's will": _chat("no", json_schema=SCHEMA, temperature=0, max_tokens=60),
+    "chat, a choice": _chat("red", structured_outputs={"choice": ["red", "blue"]}),
+    "tools, a call is required": _tools("Just talking.", tool_choice="required"),
+    "tools, one is named": _tools("No.", tool_choice={"type": "function", "function": {"name": "clock"}}),
+    "tools, no call is allowed": _tools(CLOCK, tool_choice="none"),
+    "tools, only one call": _tools(f"{CALL}\n{CLOCK}", parallel_tool_calls=False),
     "tools, two calls": _tools(f"{CALL}\n{CLOCK}"),
     "tools, stream": _tools(f"Wait. {CALL}", stream=True),
     "reasoning": _chat("Let me see.</think>\n\nFour.", "thinking"),
     "reasoning, stream": _chat("Hm, hm.</think>Four.", "thinking", stream=True),
+    "reasoning, then a schema": _chat(f"Rome.</think>{WEATHER}", "thinking", json_schema=SCHEMA),
+    "completion, 16 tokens": _text(REPEATING),
+    "completion, tokens": Ask(TEXT, {"prompt": [*b"[[ab]]|"]}),
     "completion, two prompts and two choices": Ask(
         TEXT, {"prompt": ["[[ab]]|", "[[cd]]|"], "n": 2}, "several"
     ),
     "completion, log probabilities": _text("ab", logprobs=2, temperature=0),
     "completion, stream": _text(REPEATING, max_tokens=100, logprobs=1, temperature=0, **_SEEN),
+    "response, a limit": _response("Say [[abcdef]]", max_output_tokens=3),
+    "response, items": _response(
+        [
+            {"role": "user", "content": [{"type": "input_text", "text": "What time?"}]},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+            {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "{}", "id": "fc_1"},
+            {"type": "function_call_output", "call_id": "call_1", "output": "[[Noon.]]"},
+        ],
+        "tools",
+        tools=[FLAT_TOOL],
+    ),
     "response, a schema": _response(f"[[{WEATHER}]]", text={"format": _FORM}),
     "response, stream of text and a call": _response(
         f"[[Wait. {CALL}]]", "tools", tools=[FLAT_TOOL], stream=True
@@ -211,5 +242,6 @@ ASKS: dict[str, Ask] = {
     "models": _get("/v1/models"),
     "status": _get("/outrider/status"),
     "metrics": _get("/metrics"),
-    "keys": Ask("/tokenize", {"content": "a"}, "keys", headers={"authorization": f"Bearer {KEY}"}),
+    "keys, bearer": Ask("/tokenize", {"content": "a"}, "keys", headers={"authorization": f"Bearer {KEY}"}),
+    "keys, x-api-key": Ask("/tokenize", {"content": "a"}, "keys", headers={"x-api-key": KEY}),
 }
