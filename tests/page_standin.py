@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from itertools import count
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -110,104 +111,36 @@ def of_pieces(pieces: Pieces, *, per_chunk: int = 3, calls: int = 0) -> list[Chu
     return chunks
 
 
-async def plain(said: str) -> AsyncIterator[Chunk | str]:
-    for one in of_pieces([(word + " ", "target") for word in f"You said: {said}".split()]):
-        yield one
-    yield chunk({}, finish="stop")
-    yield report()
+END = [chunk({}, finish="stop"), report()]
+SO_FAR = chunk({"content": "So far"}, {"pieces": [["So far", "target"]], "target_calls": 1})
+STRUCTURED: Pieces = [
+    ('{"', "grammar"),
+    ("*na_me_*", "target"),
+    ('": ', "grammar"),
+    ("1", "draft"),
+    (',"li', "grammar"),
+    ('st" : [', "draft"),
+    ("{}, [ ],", "lookup"),
+    (' "a, [b: \\"', "target"),
+    (r'"]}', "draft"),
+]
+UNKNOWN = {"estimated_speedup": None, "estimated_speedup_unknown": "others ran beside it"}
 
 
-async def rich(_: str) -> AsyncIterator[Chunk | str]:
-    for one in of_pieces(RICH):
-        yield one
-        await asyncio.sleep(0.01)
-    yield chunk({}, finish="stop")
-    yield report()
+CALL = {"index": 0, "id": "c", "type": "function", "function": {"name": "add", "arguments": ""}}
+THINKING = [
+    chunk({"reasoning_content": "Let me see. "}, {"pieces": [], "target_calls": 1}),
+    chunk({"reasoning_content": "Two and two."}, {"pieces": [], "target_calls": 2}),
+    chunk({"content": "Four."}, {"pieces": [["Four.", "target"]], "target_calls": 3}),
+    chunk({"tool_calls": [CALL]}),
+    chunk({"tool_calls": [{"index": 0, "function": {"arguments": '{"a": 2'}}]}),
+    chunk({"tool_calls": [{"index": 0, "function": {"arguments": ', "b": 2}'}}]}),
+    chunk({}, finish="tool_calls"),
+    report(),
+]
 
 
-async def slow(_: str) -> AsyncIterator[Chunk | str]:
-    """Until the client leaves."""
-    calls = 0
-    while True:
-        for one in of_pieces([("More ", "draft"), ("and more", "lookup"), (". ", "target")], calls=calls):
-            yield one
-        calls += 1
-        await asyncio.sleep(0.05)
-
-
-async def hostile(_: str) -> AsyncIterator[Chunk | str]:
-    for one in of_pieces([(character, "draft") for character in HOSTILE]):
-        yield one
-    yield chunk({}, finish="stop")
-
-
-async def lasting(said: str) -> AsyncIterator[Chunk | str]:
-    """4,000 pieces, or as many as the message says."""
-    words = said.split()
-    count = int(words[1]) if len(words) > 1 else 4000
-    sources = ("target", "draft", "lookup")
-    pieces = [(f"word{i}" + ("\n\n" if i % 100 == 99 else " "), sources[i % 3]) for i in range(count)]
-    for one in of_pieces(pieces, per_chunk=2):
-        yield one
-    yield chunk({}, finish="length")
-    yield report()
-
-
-async def thinking(_: str) -> AsyncIterator[Chunk | str]:
-    yield chunk({"reasoning_content": "Let me see. "}, {"pieces": [], "target_calls": 1})
-    yield chunk({"reasoning_content": "Two and two."}, {"pieces": [], "target_calls": 2})
-    yield chunk({"content": "Four."}, {"pieces": [["Four.", "target"]], "target_calls": 3})
-    function = {"name": "add", "arguments": ""}
-    yield chunk({"tool_calls": [{"index": 0, "id": "c", "type": "function", "function": function}]})
-    yield chunk({"tool_calls": [{"index": 0, "function": {"arguments": '{"a": 2'}}]})
-    yield chunk({"tool_calls": [{"index": 0, "function": {"arguments": ', "b": 2}'}}]})
-    yield chunk({}, finish="tool_calls")
-    yield report()
-
-
-async def structured(_: str) -> AsyncIterator[Chunk | str]:
-    pieces = [('{"', "grammar"), ("*na_me_*", "target"), ('": ', "grammar"), ("1", "draft")]
-    pieces += [
-        (',"li', "grammar"),
-        ('st" : [', "draft"),
-        ("{}, [ ],", "lookup"),
-        (' "a, [b: \\"', "target"),
-        (r'"]}', "draft"),
-    ]
-    for one in of_pieces(pieces, per_chunk=1):
-        yield one
-        await asyncio.sleep(0.02)
-    yield chunk({}, finish="stop")
-    yield report(
-        forced_tokens=7,
-        bitwise=False,
-        estimated_speedup=None,
-        estimated_speedup_unknown="others ran beside it",
-    )
-
-
-async def untold(_: str) -> AsyncIterator[Chunk | str]:
-    """A server that names no sources and gives no account."""
-    yield chunk({"content": "Nothing "})
-    yield chunk({"content": "is known."}, finish="stop")
-
-
-async def failing(_: str) -> AsyncIterator[Chunk | str]:
-    yield chunk({"content": "So far"}, {"pieces": [["So far", "target"]], "target_calls": 1})
-    yield {"error": {"message": "the engine failed: out of memory. Ask for less", "type": "server_error"}}
-
-
-async def ending(_: str) -> AsyncIterator[Chunk | str]:
-    """The connection ends in the middle."""
-    yield chunk({"content": "So far"}, {"pieces": [["So far", "target"]], "target_calls": 1})
-    yield "END"
-
-
-async def garbled(_: str) -> AsyncIterator[Chunk | str]:
-    yield "data: {not json\n\n"
-
-
-async def torn(_: str) -> AsyncIterator[Chunk | str]:
+def torn() -> Iterator[Chunk | str]:
     """Events in all the ways that a stream may be cut and written."""
     shown = chunk({"content": "Käse 🧀."}, {"pieces": [["Käse 🧀.", "target"]], "target_calls": 1})
     lines = json.dumps(shown, ensure_ascii=False, indent=0).splitlines()
@@ -218,19 +151,49 @@ async def torn(_: str) -> AsyncIterator[Chunk | str]:
     yield chunk({}, finish="stop")
 
 
-SCRIPTS: dict[str, Callable[[str], AsyncIterator[Chunk | str]]] = {
-    "rich": rich,
+def slow() -> Iterator[Chunk]:
+    """Until the client leaves."""
+    for calls in count():
+        yield from of_pieces([("More ", "draft"), ("and more", "lookup"), (". ", "target")], calls=calls)
+
+
+def lasting(num_pieces: int) -> Iterator[Chunk]:
+    sources = ("target", "draft", "lookup")
+    texts = (f"word{i}" + ("\n\n" if i % 100 == 99 else " ") for i in range(num_pieces))
+    yield from of_pieces([(text, sources[i % 3]) for i, text in enumerate(texts)], per_chunk=2)
+    yield from (chunk({}, finish="length"), report())
+
+
+FAILURE = {"error": {"message": "the engine failed: out of memory. Ask for less", "type": "server_error"}}
+SCRIPTS: dict[str, Callable[[], Iterable[Chunk | str]]] = {
+    "rich": lambda: [*of_pieces(RICH), *END],
     "slow": slow,
-    "hostile": hostile,
-    "long": lasting,
-    "think": thinking,
-    "json": structured,
-    "untold": untold,
-    "fail": failing,
-    "end": ending,
-    "garble": garbled,
+    "hostile": lambda: [*of_pieces([(character, "draft") for character in HOSTILE]), END[0]],
+    "think": lambda: THINKING,
+    "json": lambda: [
+        *of_pieces(STRUCTURED, per_chunk=1), END[0], report(forced_tokens=7, bitwise=False, **UNKNOWN)
+    ],
+    # no sources and no account
+    "untold": lambda: [chunk({"content": "Nothing "}), chunk({"content": "is known."}, finish="stop")],
+    "fail": lambda: [SO_FAR, FAILURE],
+    "end": lambda: [SO_FAR, "END"],  # the connection ends in the middle
+    "garble": lambda: ["data: {not json\n\n"],
     "torn": torn,
 }
+
+
+def events(said: str) -> Iterable[Chunk | str]:
+    """What is streamed after a message."""
+    word, *more = said.split()
+    if word == "long":
+        return lasting(int(more[0]) if more else 4000)
+    if word in SCRIPTS:
+        return SCRIPTS[word]()
+    return [*of_pieces([(word + " ", "target") for word in f"You said: {said}".split()]), *END]
+
+
+PAUSES_S = {"rich": 0.01, "slow": 0.05, "json": 0.02}
+"""after each event"""
 REFUSALS: dict[str, tuple[int, Any, dict[str, str]]] = {
     "busy": (429, {"error": {"message": "8 requests wait already"}}, {"Retry-After": "3"}),
     "bad": (400, {"error": {"message": "unknown field: foo. Leave it out.", "param": "foo"}}, {}),
@@ -238,29 +201,24 @@ REFUSALS: dict[str, tuple[int, Any, dict[str, str]]] = {
 }
 
 
-class Sent(StreamingResponse):
+async def sent(said: str, seen: list[Chunk]) -> AsyncIterator[bytes]:
     """Server-sent events, each in two parts that are cut in the middle of its first character above ASCII."""
-
-    def __init__(self, events: AsyncIterator[Chunk | str], seen: list[Chunk]) -> None:
-        super().__init__(self._bytes(events, seen), media_type="text/event-stream")
-
-    @staticmethod
-    async def _bytes(events: AsyncIterator[Chunk | str], seen: list[Chunk]) -> AsyncIterator[bytes]:
-        try:
-            async for event in events:
-                if event == "END":
-                    return
-                text = event if isinstance(event, str) else f"data: {json.dumps(event)}\n\n"
-                data = text.encode()
-                cut = next((i for i, byte in enumerate(data) if byte > 127), len(data) - 1) + 1
-                for part in (data[:cut], data[cut:]):
-                    yield part
-                    if "\r" in text:
-                        await asyncio.sleep(0.02)  # so that the parts are read apart
-            yield b"data: [DONE]\n\n"
-        except asyncio.CancelledError:
-            seen[-1]["left"] = True
-            raise
+    try:
+        for event in events(said):
+            if event == "END":
+                return
+            text = event if isinstance(event, str) else f"data: {json.dumps(event)}\n\n"
+            data = text.encode()
+            cut = next((i for i, byte in enumerate(data) if byte > 127), len(data) - 1) + 1
+            for part in (data[:cut], data[cut:]):
+                yield part
+                if "\r" in text:
+                    await asyncio.sleep(0.02)  # so that the parts are read apart
+            await asyncio.sleep(PAUSES_S.get(said.split()[0], 0))
+        yield b"data: [DONE]\n\n"
+    except asyncio.CancelledError:
+        seen[-1]["left"] = True
+        raise
 
 
 def api(status: Chunk, seen: list[Chunk], key: str | None = None) -> FastAPI:
@@ -297,7 +255,7 @@ def api(status: Chunk, seen: list[Chunk], key: str | None = None) -> FastAPI:
             if isinstance(content, str):
                 return Response(content, code, headers, "text/html")
             return JSONResponse(content, code, headers)
-        return Sent(SCRIPTS.get(word, plain)(said), seen)
+        return StreamingResponse(sent(said, seen), media_type="text/event-stream")
 
     return app
 
