@@ -34,8 +34,8 @@ _COUNTS = (slice(4, 8), slice(8, 16), slice(16, 24))
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where in a file everything is. An entry is a field of the metadata or a tensor's, cut into its parts: lengths,
-    names, types, values, dimensions, offsets. `data_start`: the first byte of the weights."""
+    """Where in a file everything is. An entry is a field of the metadata or a tensor's, cut into its parts:
+    lengths, names, types, values, dimensions, offsets. `data_start`: the first byte of the weights."""
 
     entries: list[list[slice]]
     data_start: int
@@ -68,7 +68,9 @@ def _flip(data: bytearray, part: slice, random: Random) -> None:
 
 def _number(data: bytearray, layout: Layout, random: Random) -> None:
     """A length, a type, a value, a dimension or an offset."""
-    part = random.choice([part for part in random.choice(layout.entries) if (part.stop - part.start) % 4 == 0])
+    part = random.choice(
+        [part for part in random.choice(layout.entries) if (part.stop - part.start) % 4 == 0]
+    )
     size = 8 if (part.stop - part.start) % 8 == 0 else 4
     start = random.randrange(part.start, part.stop, size)
     _edge(data, slice(start, start + size), random)
@@ -139,8 +141,8 @@ def mutated(path: Path, layout: Layout, kind: str, seed: int) -> bytes:
 
 
 def outcome_of(path: Path, library: str) -> tuple[str, tuple[str, str, str] | None]:
-    """Go the way of a user's file with it. What became of it: where it ended ("header", "library" or "use"), and
-    the message (input, reason, way out); none if it can be used. What is no OutriderError is raised."""
+    """Go the way of a user's file with it: where it ended ("header", "library" or "use"), and the message
+    (input, reason, way out), none if it can be used. What is no OutriderError is raised."""
     stage = "header"
     try:
         card = read_card(path)

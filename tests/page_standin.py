@@ -171,7 +171,9 @@ SCRIPTS: dict[str, Callable[[], Iterable[Chunk | str]]] = {
     "hostile": lambda: [*of_pieces([(character, "draft") for character in HOSTILE]), END[0]],
     "think": lambda: THINKING,
     "json": lambda: [
-        *of_pieces(STRUCTURED, per_chunk=1), END[0], report(forced_tokens=7, bitwise=False, **UNKNOWN)
+        *of_pieces(STRUCTURED, per_chunk=1),
+        END[0],
+        report(forced_tokens=7, bitwise=False, **UNKNOWN),
     ],
     # no sources and no account
     "untold": lambda: [chunk({"content": "Nothing "}), chunk({"content": "is known."}, finish="stop")],

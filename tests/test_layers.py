@@ -77,7 +77,9 @@ def test_imports_run_downward() -> None:
 )
 def test_a_planted_import_is_found(tmp_path: Path, file: str, statement: str, complaint: str) -> None:
     plant(tmp_path / "outrider", file, statement)
-    assert [line.split(": ", 1)[1] for line in complaints(tmp_path / "outrider")] == [complaint] * bool(complaint)
+    assert [line.split(": ", 1)[1] for line in complaints(tmp_path / "outrider")] == [complaint] * bool(
+        complaint
+    )
 
 
 def plant(source: Path, file: str, statement: str) -> None:
@@ -167,7 +169,8 @@ def test_no_experiment_imports_another() -> None:
         f"{file.relative_to(SOURCE)}:{line}: {name[2]}"
         for file in sorted((SOURCE / "lab").rglob("*.py"))
         for line, name in imports(file, for_types=True)
-        if name[:2] == ("outrider", "lab") and {*name[2:3]} & {*EXPERIMENTS} - {file.relative_to(SOURCE).parts[1]}
+        if name[:2] == ("outrider", "lab")
+        and {*name[2:3]} & {*EXPERIMENTS} - {file.relative_to(SOURCE).parts[1]}
     ]
     assert crossing == []
 

@@ -1,7 +1,6 @@
 """The embedded default model end to end: its own text, faster, the same."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 

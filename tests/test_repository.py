@@ -17,8 +17,7 @@ from types import ModuleType
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "scripts"))
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 
 from mutants import read_mutants
 from outrider.cli import commands
@@ -29,6 +28,7 @@ from tiny_gguf import write_tiny
 
 # Every command line of the README and of docs/: the program takes it
 
+ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _INLINE = re.compile(r"`outrider ([a-z][^`]* [^`]*)`")
 _PATTERN = re.compile(r"\[-|\|[A-Z]|…(?!\")|^bench [a-z]+$|^run --json$")

