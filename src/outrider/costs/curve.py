@@ -168,7 +168,7 @@ def _context_slopes(by_size: dict[int, list[CallPoint]]) -> Curve:
 
 
 # How real calls correct a measured curve: moving averages of the logarithms by which it was off. The rates
-# were chosen in benchmarks/policy/correction.py.
+# were chosen on made traces (benchmarks/policy).
 
 _RATE = 0.3
 """of an error that moves the curve"""
