@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -58,6 +60,13 @@ class RealServer:
     def base_url(self) -> str:
         return f"{self.address}/v1"
 
+    def post(self, path: str, key: str = KEY, **body: Any) -> Any:
+        """What a request is answered."""
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        asked = Request(f"{self.address}{path}", json.dumps(body, ensure_ascii=False).encode(), headers)
+        with urlopen(asked, timeout=PATIENCE_S) as answer:
+            return json.load(answer)
+
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that have these labels."""
         asked = Request(f"{self.address}/metrics", headers={"Authorization": f"Bearer {KEY}"})
@@ -82,17 +91,20 @@ class RealServer:
 
 
 @contextmanager
-def real_server(folder: Path, *arguments: str, model: Path = MODEL) -> Iterator[RealServer]:
-    """Start it on a free port. It is ended with SIGTERM, and must end well. `folder` is for its files."""
-    keys, log = folder / "keys.toml", folder / "log"
-    keys.write_text(KEYS)
-    line = [*COMMAND, "serve", "-m", str(model), "--alias", NAME, "--port", "0", "--api-keys", str(keys)]
+def real_server(
+    folder: Path, *arguments: str, model: Path = MODEL, keys: str = KEYS, end: int = signal.SIGTERM
+) -> Iterator[RealServer]:
+    """Start it on a free port. It is ended with this signal, and must end well. `folder` is for its files."""
+    keys_file, log = folder / "keys.toml", folder / "log"
+    keys_file.write_text(keys)
+    line = [*COMMAND, "serve", "-m", str(model), "--alias", NAME, "--port", "0"]
+    line += ["--api-keys", str(keys_file)]
     with log.open("w") as said:
         process = subprocess.Popen([*line, *arguments], stderr=said, env=environment())
     try:
         yield RealServer(_address(process, log))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0, log.read_text()
+        process.send_signal(end)
+        assert process.wait(PATIENCE_S) == (0 if end == signal.SIGTERM else -end), log.read_text()
     finally:
         process.kill()
         process.wait()

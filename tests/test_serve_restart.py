@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import pytest
 
-from cli_helpers import COMMAND, PATIENCE_S, environment
-from real_server import ARGUMENTS, KEY, KEYS, MODEL, NAME, ONE_AT_ONCE, REASON, RealServer, _address
+from real_server import ARGUMENTS, KEY, KEYS, MODEL, ONE_AT_ONCE, REASON, RealServer, real_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not MODEL.exists(), reason=REASON)]
 
@@ -24,34 +19,15 @@ NEXT = "Once there was a"
 """What follows is all but certain: a text that was read in other calls differs by no rounding."""
 
 
-@contextmanager
-def started(
-    folder: Path, *arguments: str, end: int = signal.SIGTERM, keys: str = KEYS
-) -> Iterator[RealServer]:
-    """A server, ended with this signal; `folder` is for its files and its cache."""
-    path, log = folder / "keys.toml", folder / "log"
-    path.write_text(keys)
-    line = [*COMMAND, "serve", "-m", str(MODEL), "--alias", NAME, "--port", "0", "--api-keys", str(path)]
-    line += [*ARGUMENTS, "-c", "1024", "--cache-dir", str(folder / "kv"), *arguments]
-    with log.open("w") as said:
-        process = subprocess.Popen(line, stderr=said, env=environment())
-    try:
-        yield RealServer(_address(process, log))
-        process.send_signal(end)
-        assert process.wait(PATIENCE_S) == (0 if end == signal.SIGTERM else -end), log.read_text()
-    finally:
-        process.kill()
-        process.wait()
-    assert "Traceback" not in log.read_text(), log.read_text()
+def started(folder: Path, *arguments: str, **how: Any) -> AbstractContextManager[RealServer]:
+    """A server; `folder` is for its files and its cache."""
+    return real_server(folder, *ARGUMENTS, "-c", "1024", "--cache-dir", str(folder / "kv"), *arguments, **how)
 
 
 def asked(server: RealServer, question: str, key: str = KEY, **fields: Any) -> tuple[str, int]:
     """The answer, and how many tokens of the prompt were cached."""
     body = {"prompt": BEGINNING + question, "max_tokens": 16, "temperature": 0, **fields}
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    request = Request(f"{server.base_url}/completions", json.dumps(body).encode(), headers)
-    with urlopen(request, timeout=PATIENCE_S) as answer:
-        found = json.load(answer)
+    found = server.post("/v1/completions", key, **body)
     return found["choices"][0]["text"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
@@ -97,11 +73,7 @@ def test_a_beginning_comes_back_from_memory(tmp_path: Path) -> None:
 
 def counted(server: RealServer, prompt: str, key: str) -> tuple[int, int]:
     """Tokens of a prompt that were cached, and drafted tokens from earlier texts, of a request by a key."""
-    body = {"prompt": prompt, "max_tokens": 32, "temperature": 0}
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    request = Request(f"{server.base_url}/completions", json.dumps(body).encode(), headers)
-    with urlopen(request, timeout=PATIENCE_S) as answer:
-        found = json.load(answer)
+    found = server.post("/v1/completions", key, prompt=prompt, max_tokens=32, temperature=0)
     drafts = found["outrider"]["drafters"].get("earlier", {"drafted_tokens": 0})
     return found["usage"]["prompt_tokens_details"]["cached_tokens"], drafts["drafted_tokens"]
 
