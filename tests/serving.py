@@ -41,6 +41,29 @@ TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 
 DEFAULT_ANSWER = "Hello there."
 
+# What tests of tools and of limited answers ask with
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "degrees": {"type": "integer"}},
+    "required": ["city", "degrees"],
+    "additionalProperties": False,
+}
+WEATHER = '{"city": "Rome", "degrees": 31}'
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "Now.", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}},
+]
+HERMES = """{% if tools %}{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}Answer with <tool_call></tool_call>.
+{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}
+{%- for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
+{% endfor %}|"""
+"""As Qwen's: tools in front, calls between markers, and the answer after the last bar."""
+THINKING = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}|<think>"
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "degrees": 31}}\n</tool_call>'
+CLOCK = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+
 
 class ByteVocabulary(FakeVocabulary):
     """All bytes, and an end token."""

@@ -11,8 +11,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from outrider.server.settings import ServeSettings
-from serving import Serving, events, serving, user
-from test_server_api_structured import HERMES, SCHEMA, THINKING
+from serving import HERMES, SCHEMA, THINKING, Serving, events, serving, user
 
 PATH = "/v1/messages"
 COUNT = f"{PATH}/count_tokens"

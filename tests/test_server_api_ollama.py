@@ -10,8 +10,7 @@ import pytest
 
 from outrider.server.apis.ollama import OllamaChatRequest, plan_ollama_chat
 from outrider.server.settings import ServeSettings
-from serving import Serving, serving, user
-from test_server_api_structured import HERMES, SCHEMA, THINKING
+from serving import HERMES, SCHEMA, THINKING, Serving, serving, user
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 TOOLS = [

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples import examples
-from serving import Serving, events, serving, user
+from serving import CALL, CLOCK, HERMES, SCHEMA, TOOLS, WEATHER, Serving, events, serving, user
 from test_server_api_llama import Filling
-from test_server_api_structured import CALL, CLOCK, HERMES, SCHEMA, TOOLS, WEATHER
 
 CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 LLAMA, OLLAMA, GENERATE = "/completion", "/api/chat", "/api/generate"

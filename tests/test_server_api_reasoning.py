@@ -9,8 +9,7 @@ import pytest
 
 from outrider.server.apis.chat import ChatRequest, plan_chat
 from outrider.server.settings import ServeSettings
-from serving import Serving, serving, user
-from test_server_api_structured import CALL, HERMES, SCHEMA, THINKING
+from serving import CALL, HERMES, SCHEMA, THINKING, Serving, serving, user
 
 CHAT = "/v1/chat/completions"
 SAID = "Hm, let me see.</think>Noon."

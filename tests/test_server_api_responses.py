@@ -12,8 +12,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from outrider.server.apis.responses import ResponseRequest, as_chat
-from serving import Serving, events, serving
-from test_server_api_structured import CALL, HERMES, SCHEMA
+from serving import CALL, HERMES, SCHEMA, Serving, events, serving
 
 PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}

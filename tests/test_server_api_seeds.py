@@ -10,8 +10,7 @@ import pytest
 from outrider.backends.fake import random_logits
 from outrider.core.data import DraftToken, Request
 from outrider.policy.fixed import FixedPolicy
-from serving import Serving, serving, user
-from test_server_api_structured import HERMES
+from serving import HERMES, Serving, serving, user
 from test_server_api_tolerant import CHAT, GENERATE, LLAMA, MESSAGES, OLLAMA, RESPONSES, TEXT, text_of
 
 PROMPT = "ab ab ab"

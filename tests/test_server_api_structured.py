@@ -9,28 +9,10 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 
-from serving import Serving, events, serving, user
+from serving import CALL, HERMES, SCHEMA, TOOLS, WEATHER, Serving, events, serving, user
 
 CHAT = "/v1/chat/completions"
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}, "degrees": {"type": "integer"}},
-    "required": ["city", "degrees"],
-    "additionalProperties": False,
-}
 STRICT = {"name": "weather", "schema": SCHEMA, "strict": True}
-WEATHER = '{"city": "Rome", "degrees": 31}'
-TOOLS = [
-    {"type": "function", "function": {"name": "weather", "description": "Now.", "parameters": SCHEMA}},
-    {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}},
-]
-HERMES = """{% if tools %}{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}Answer with <tool_call></tool_call>.
-{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}
-{%- for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
-{% endfor %}|"""
-"""As Qwen's: tools in front, calls between markers, and the answer after the last bar."""
-THINKING = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}|<think>"
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +89,6 @@ def test_forced_text_costs_no_call(served: Serving) -> None:
 
 
 # Tools
-
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "degrees": 31}}\n</tool_call>'
-CLOCK = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 
 
 def ask(served: Serving, said: str, **fields: Any) -> dict[str, Any]:

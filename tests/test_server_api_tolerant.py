@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.server.settings import ServeSettings
-from serving import Serving, serving, user
-from test_server_api_structured import HERMES
+from serving import HERMES, Serving, serving, user
 
 CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 LLAMA, OLLAMA, GENERATE = "/completion", "/api/chat", "/api/generate"

@@ -19,32 +19,13 @@ from outrider.server.keys import ApiKey, KeyRing, digest_of
 from outrider.server.models import Models
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings
-from serving import TEMPLATE, tiny_session, user
+from serving import CALL, CLOCK, HERMES, SCHEMA, TEMPLATE, THINKING, TOOLS, WEATHER, tiny_session, user
 
 __all__ = ["answers", "serve"]
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 REPEATING = "one two three one two three one two three one two three"
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}, "degrees": {"type": "integer"}},
-    "required": ["city", "degrees"],
-    "additionalProperties": False,
-}
-WEATHER = '{"city": "Rome", "degrees": 31}'
-TOOLS = [
-    {"type": "function", "function": {"name": "weather", "description": "Now.", "parameters": SCHEMA}},
-    {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}},
-]
 FLAT_TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
-HERMES = """{% if tools %}{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}Answer with <tool_call></tool_call>.
-{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}
-{%- for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
-{% endfor %}|"""
-THINKING = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}|<think>"
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "degrees": 31}}\n</tool_call>'
-CLOCK = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 KEY = "a-key-of-twenty-four-chars"
 
 SERVERS: dict[str, dict[str, Any]] = {
