@@ -15,8 +15,7 @@ from lookups import propose
 from outrider.core.data import Draft
 from outrider.drafters.earlier import BLOCK_TOKENS, EarlierDrafter, Memory
 from outrider.drafters.suffix_array import ContextIndex
-from outrider.engine.tiers.folder import Folder
-from outrider.engine.tiers.texts import RememberedTexts
+from outrider.engine.tiers.folder import Folder, RememberedTexts
 
 texts = st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=8)
 

@@ -22,7 +22,7 @@ from outrider.core.data import Completion
 from outrider.core.params import SamplingParams
 from outrider.core.sequences import common_prefix
 from outrider.engine import Engine
-from outrider.engine.served import respelled
+from outrider.engine.kv_slots import respelled
 from outrider.policy.fixed import FixedPolicy
 from outrider.server.settings import ServeSettings
 from outrider.session import Session

@@ -25,7 +25,7 @@ from outrider.sampling import (
     point_mass,
     probability,
 )
-from outrider.sampling.selection import fewest_reaching, largest
+from outrider.sampling.selection import fewest_reaching, ranked
 
 
 def reference(row: Logits, params: SamplingParams) -> dict[int, float]:
@@ -147,7 +147,7 @@ def test_a_row_of_which_a_mask_leaves_fewer_than_top_k(num_left: int) -> None:
     assert len(check(row, settings).tokens) == min(num_left, 40)
     # Dynamic temperature counts those too that llama.cpp still lists at -inf.
     order = sorted(range(len(row)), key=lambda token: (-row[token], token))
-    assert largest(row, 40).tolist() == sorted(order[:40])
+    assert ranked(row, 40).tolist() == order[:40]
 
 
 def test_masked_rows_keep_only_what_is_left() -> None:

@@ -26,7 +26,7 @@ from outrider.engine import Engine
 from outrider.models.vocab import align
 from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import argmax, distribution, most_likely
-from outrider.sampling.selection import largest
+from outrider.sampling.selection import ranked
 
 __all__ = ["tiny"]  # pytest finds the fixture by its name
 
@@ -51,7 +51,7 @@ GREEDY = SamplingParams(temperature=0)
 def test_a_distribution_of_the_top_is_that_of_the_row(seed: int, steps: int, params: SamplingParams) -> None:
     rng = np.random.default_rng(seed)
     row = (rng.integers(0, steps, 6000) * (12 / steps)).astype(np.float32)
-    tokens = largest(row, 64 if steps > 5 else 3000)
+    tokens = ranked(row, 64 if steps > 5 else 3000)
     top = TopLogits(tokens, row[tokens])
     ours, expected = distribution(top, params), distribution(row, params)
     assert ours.tokens.tolist() == expected.tokens.tolist()
@@ -92,7 +92,7 @@ def test_a_call_hands_out_the_most_likely_tokens_of_its_rows(model: GgufModel) -
         assert len(tops) == len(expected)
         for top, row in zip(tops, expected, strict=True):
             assert isinstance(top, TopLogits) and isinstance(row, np.ndarray)
-            assert top.tokens.tolist() == largest(row, 64).tolist()
+            assert top.tokens.tolist() == ranked(row, 64).tolist()
             assert top.logits.tolist() == pytest.approx(row[top.tokens].tolist(), abs=1e-5)
     again = rows(model, 0, 3, 1)
     assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(again[0], whole[0], strict=True))

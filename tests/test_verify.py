@@ -24,7 +24,7 @@ from outrider.verify import (
     excess,
     residual,
     verify_block,
-    verify_stable,
+    verify_choices,
     verify_tokens,
 )
 
@@ -129,17 +129,13 @@ def test_a_block_whose_distributions_differ_by_rounding_alone_is_judged() -> Non
     assert {v.num_accepted for v, _ in verdicts(verify_block, [p, p, p], draft)} == {2}
 
 
-@given(chain=CHAINS)
-def test_a_stable_verdict_is_what_the_target_picks(
-    chain: tuple[list[Distribution], list[tuple[int, Distribution]]],
-) -> None:
-    target, offered = chain
-    draft = offer([token for token, _ in offered])
-    own = [int(p.tokens[i % len(p.tokens)]) for i, p in enumerate(target)]
-    verdict = verify_stable(target, draft, lambda p, i: int(p.tokens[i % len(p.tokens)]))
-    emitted = (*draft.tokens[: verdict.num_accepted], verdict.token)
+@given(own=st.lists(st.integers(0, 2), min_size=4, max_size=4), drafted=st.lists(st.integers(0, 2), max_size=3))
+def test_what_is_kept_of_a_draft_is_what_the_target_chooses(own: list[int], drafted: list[int]) -> None:
+    verdict = verify_choices(own.__getitem__, drafted)
+    emitted = (*drafted[: verdict.num_accepted], verdict.token)
     assert emitted == tuple(own[: len(emitted)])
-    assert verdict.num_accepted == len(draft) or draft.tokens[verdict.num_accepted] != verdict.token
+    assert verdict.num_accepted == len(drafted) or drafted[verdict.num_accepted] != verdict.token
+    assert verdict.kind == ("bonus" if verdict.num_accepted == len(drafted) else "recovered")
 
 
 # Logits that are not numbers

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactness import dense, language, offer
+from exactness import dense, language
 from outrider.backends.fake import FakeVocabulary
 from outrider.core.data import Distribution, Draft
 from outrider.core.params import SamplingParams, Verification
 from outrider.sampling import LazyDistributions, RequestSampler
-from outrider.verify import Verifier, pick, verify_stable
+from outrider.verify import Verifier, pick, verify_choices
 from outrider.verify.rules import uniforms
 
 NUM_SEEDS = 6000
@@ -94,7 +94,7 @@ def test_whatever_is_drafted_the_text_is_plain_decodings(
         plain = (*plain, pick(dense(p(plain)), seed, position + i))
     drafted = (*plain[:helpful], *tokens)[:3]
     rows = [dense(p(drafted[:i])) for i in range(len(drafted) + 1)]
-    verdict = verify_stable(rows, offer(drafted), lambda row, i: pick(row, seed, position + i))
+    verdict = verify_choices(lambda i: pick(rows[i], seed, position + i), drafted)
     assert (*drafted[: verdict.num_accepted], verdict.token) == plain[: verdict.num_accepted + 1]
     assert verdict.num_accepted >= min(helpful, len(drafted))
 

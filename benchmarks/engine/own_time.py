@@ -35,7 +35,7 @@ from outrider.core.contracts import FREE
 from outrider.core.data import Logits, TopLogits
 from outrider.drafters.model import ModelDrafter
 from outrider.models.vocab import Alignment, AlignmentReport, Cuts, align
-from outrider.sampling.selection import largest
+from outrider.sampling.selection import ranked
 
 VOCABULARY_SIZE = 151_936
 TABLE_ROWS = 64
@@ -82,7 +82,7 @@ class InstantModel:
     def __init__(self, table: Logits, picks: bool) -> None:
         self.vocabulary = InstantVocabulary()
         self._table = table.copy()
-        self._tops = [TopLogits(tokens, row[tokens]) for row in table for tokens in [largest(row, 64)]]
+        self._tops = [TopLogits(tokens, row[tokens]) for row in table for tokens in [ranked(row, 64)]]
         self._picks = picks
         self._length = 0
 

@@ -25,10 +25,9 @@ Mask = npt.NDArray[np.bool_]
 
 
 class TopLogits(NamedTuple):
-    """The most likely tokens of a row, instead of the whole row."""
+    """The most likely tokens of a row, best first (ties: the lower id), instead of the whole row."""
 
     tokens: npt.NDArray[np.int64]
-    """ids, ascending"""
     logits: Row
 
 
@@ -165,12 +164,16 @@ class Draft:
         return tuple(probs or point_mass(item.token) for probs, item in zip(found, self.items, strict=True))
 
 
+_CERTAIN = np.ones(1)
+_CERTAIN.flags.writeable = False
+
+
 @lru_cache(maxsize=4096)
 def point_mass(token: int) -> Distribution:
     """All probability on one token. Shared, and therefore read-only."""
-    tokens, probs = np.array([token], dtype=np.int64), np.ones(1)
-    tokens.flags.writeable = probs.flags.writeable = False
-    return Distribution(tokens, probs)
+    tokens = np.array([token], dtype=np.int64)
+    tokens.flags.writeable = False
+    return Distribution(tokens, _CERTAIN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from outrider.core.data import (
 from outrider.core.errors import ConstraintError, RewindUnsupported, SettingError
 from outrider.core.sequences import common_prefix
 from outrider.models.vocab import Alignment
-from outrider.sampling import most_likely
+from outrider.sampling import look
 
 _PREFILL_CHUNK_TOKENS = 256
 _SPARE_TOKENS = 32
@@ -68,8 +68,7 @@ class _Context:
     def extend(self, tokens: Sequence[int]) -> None:
         self.final.extend(tokens)
         end = min(self.held, len(self.evaluated))
-        while self.agree < end and self.final[self.start + self.agree] == self.evaluated[self.agree]:
-            self.agree += 1
+        self.agree += common_prefix(self.final[self.start + self.agree :], self.evaluated[self.agree : end])
 
     @property
     def held(self) -> int:
@@ -112,6 +111,7 @@ class ModelDrafter:
         self.model = model
         self.alignment = alignment
         self.block: int = getattr(model, "block", 1)
+        self._is_head: bool = getattr(model, "is_head", False)
         self._rows = Rows(alignment)
         self._chunk_rows = max(1, model.max_rows // model.max_sequences)
         # Every sequence's last final tokens go into one call: each gets its share of a batch.
@@ -186,9 +186,9 @@ class ModelDrafter:
 
     def _make_room(self, num_tokens: int) -> None:
         """Give up what ended requests left, the oldest first, until so many more tokens can be stored."""
-        used = sum(map(self.model.length, self._contexts))
-        if used + num_tokens <= self.model.capacity_tokens:
+        if len(self._contexts) < 2:
             return
+        used = sum(map(self.model.length, self._contexts))
         idle = (s for s, c in self._contexts.items() if not c.is_running and self.model.length(s))
         for sequence in sorted(idle, key=lambda s: self._contexts[s].last_used):
             if used + num_tokens <= self.model.capacity_tokens:
@@ -214,7 +214,7 @@ class ModelDrafter:
     def reads_ahead(self) -> bool:
         """Whether a call can check guessed tokens: what it refuses has to be forgotten, and a head would need
         the target's states of them."""
-        return self.model.rewinding.is_free and not getattr(self.model, "is_head", False)
+        return self.model.rewinding.is_free and not self._is_head
 
     def progress(self, sequence: int) -> DraftProgress:
         context = self._contexts[sequence]
@@ -226,22 +226,17 @@ class ModelDrafter:
 
     def start(self, requests: Sequence[DraftRequest]) -> ModelRound:
         """Read what is unread of the committed text, so far as the requests let it, and begin a round."""
-        work, ready = DraftWork(), dict[int, DraftRequest]()
+        begun = ModelRound(self)
         for request in requests:
-            if not self._has_room(request):
-                continue
-            has_read, cost = self._catch_up(request, 1 - work.prefill_calls - work.calls)
-            work += cost
-            if has_read:
-                ready[request.sequence] = request
-        tops = {sequence: self._rows.top(request) for sequence, request in ready.items()}
-        return ModelRound(self, ready, tops, work)
+            if self._has_room(request) and self._catch_up(request, begun):
+                begun.ready[request.sequence] = request, self._rows.top(request)
+        return begun
 
     def _has_room(self, request: DraftRequest) -> bool:
         """Whether a token can be drafted before the draft model's own context is full; by a head not before
         the target has read the prompt."""
         context = self._contexts[request.sequence]
-        if not context.final or (request.num_unread and getattr(self.model, "is_head", False)):
+        if not context.final or (request.num_unread and self._is_head):
             return False
         return (self._window if self._restarts(context) else context.held) < self.model.context_length
 
@@ -249,12 +244,12 @@ class ModelDrafter:
         is_full = context.held + _SPARE_TOKENS > self.model.context_length
         return bool(self._window) and (context.num_unread > self._window or is_full)
 
-    def _catch_up(self, request: DraftRequest, num_calls: int) -> tuple[bool, DraftWork]:
+    def _catch_up(self, request: DraftRequest, begun: ModelRound) -> bool:
         """Drop what was not accepted, and evaluate all but a last few final tokens, which go into the first
-        call of the round. Where others wait for their next tokens that is done in `num_calls` calls a step;
-        whether it is done, and what it took."""
+        call of the round. Whether that is done: where others wait for their next tokens, one call a step is
+        made for it."""
         sequence = request.sequence
-        context, work = self._contexts[sequence], DraftWork()
+        context = self._contexts[sequence]
         self._rewind(sequence, context)
         if self._restarts(context):  # after a failed call it may hold nothing
             self._evict(sequence)
@@ -263,22 +258,21 @@ class ModelDrafter:
             reads_prompt = context.start + context.agree < context.prompt_length - 1
             # Drafted tokens come along with the last ones.
             if not reads_prompt and context.num_unread <= max(1, self._chunk_tokens // 2):
-                return True, work
-            if request.max_step_s is not None and work.prefill_calls + work.calls >= num_calls:
-                return False, work
+                return True
+            if request.max_step_s is not None and begun.has_called:
+                return False
             end = (context.prompt_length if reads_prompt else len(context.final)) - 1
-            size, seconds = self._evaluate(sequence, context, end)
-            if reads_prompt:
-                work += DraftWork(prefill_calls=1, prefill_s=seconds, prefill_tokens=size)
-            else:
-                work += DraftWork(calls=1, model_s=seconds, call_tokens=(size,))
+            begin = context.start + context.agree
+            tokens = tuple(context.final[begin : min(end, begin + self._chunk_tokens)])
+            seconds, _ = self.decode([Span(sequence, tokens, context.agree, 0)], len(tokens))
+            begun.note(len(tokens), seconds, of_prompt=reads_prompt)
 
     def _rewind(self, sequence: int, context: _Context) -> None:
         # At least one final token must be left to evaluate: its logits start the draft.
         # The model may hold less than it was given: a failed call can cost it everything.
-        keep = min(context.agree, context.held - 1, self.model.length(sequence))
-        keep = self.model.reach(sequence, keep)
-        if keep < self.model.length(sequence):
+        stored = self.model.length(sequence)
+        keep = self.model.reach(sequence, min(context.agree, context.held - 1, stored))
+        if keep < stored:
             try:
                 self.model.truncate(sequence, keep)
             except RewindUnsupported:
@@ -286,17 +280,6 @@ class ModelDrafter:
                 self.model.truncate(sequence, 0)
         del context.evaluated[keep:]
         context.agree = keep
-
-    def _evaluate(self, sequence: int, context: _Context, end: int) -> tuple[int, float]:
-        """Evaluate a chunk of the final tokens, up to `end` at most; returns its size and the seconds."""
-        begin = context.start + context.agree
-        tokens = context.final[begin : min(end, begin + self._chunk_tokens)]
-        self._make_room(len(tokens))
-        before = perf_counter()
-        self.model.decode([Span(sequence, tuple(tokens), context.agree, 0)])
-        context.evaluated.extend(tokens)
-        context.agree += len(tokens)
-        return len(tokens), perf_counter() - before
 
     def next_span(self, sequence: int, inputs: DraftInput, top: int) -> Span | None:
         """What a call evaluates of a sequence: committed and drafted tokens that the model has not read, and
@@ -306,41 +289,42 @@ class ModelDrafter:
         if inputs.drafted and (not drafted or self._ends(drafted[-1])):
             return None
         held, evaluated = context.held, context.evaluated
-        ahead = evaluated[held:]
         # The last token is read again where its row is gone.
-        num_known = min(common_prefix(ahead, drafted), max(len(drafted) - 1, 0))
-        if ahead[num_known:]:  # refused guesses
-            self.model.truncate(sequence, held + num_known)
-            del evaluated[held + num_known :]
+        ahead, known = evaluated[held:], drafted[:-1]
+        if ahead != known:
+            known = known[: common_prefix(ahead, known)]
+            if len(ahead) > len(known):  # refused guesses
+                self.model.truncate(sequence, held + len(known))
+                del evaluated[held + len(known) :]
         stored = len(evaluated)
-        tokens = (*context.final[context.start + stored :], *drafted[num_known:])
+        tokens = (*context.final[context.start + stored :], *drafted[len(known) :])
         room = min(self._chunk_tokens, self.model.context_length - stored) - len(tokens)
         if room < 0:
             return None
-        guess = self._guess(inputs.guess[:room]) if inputs.guess else []
+        guess = self._guess(inputs.guess[:room]) if inputs.guess else ()
         # The first drafted tokens follow what is committed, and may be rejected.
         is_first = bool(drafted) and stored <= held
         return Span(sequence, (*tokens, *guess), stored, 1 + len(guess), is_first, top)
 
     def _guess(self, guess: Sequence[int]) -> list[int]:
         """As much of a guess as the model can read, in its ids, one for each token."""
-        if not self.reads_ahead:
-            return []
-        tokens = self.alignment.read(guess)
+        tokens = self.alignment.read(guess) if self.reads_ahead else []
         if len(tokens) != len(guess):
             return []
         is_inside = takewhile(lambda token: not self._ends(token), tokens)
         return list(islice(is_inside, self._chunk_rows - 1))
 
-    def decode(self, spans: Sequence[Span], num_tokens: int) -> list[Logits]:
-        """One call over the spans of `next_span`, which have so many tokens together."""
+    def decode(self, spans: Sequence[Span], num_tokens: int) -> tuple[float, list[Logits]]:
+        """One call over spans that have so many tokens together: its seconds, and its rows."""
         self._make_room(num_tokens)
+        before = perf_counter()
         rows = self.model.decode(spans)
+        seconds = perf_counter() - before
         for span in spans:
             context = self._contexts[span.sequence]
             context.evaluated.extend(span.tokens)
-            context.agree = context.held
-        return rows
+            context.agree = min(span.start + len(span.tokens), context.held)
+        return seconds, rows
 
     def offers(self, rows: Logits, request: DraftRequest, inputs: DraftInput) -> Iterator[DraftToken]:
         """What the model says comes after the drafted tokens and after each of the guess that `next_span`
@@ -367,65 +351,70 @@ class ModelDrafter:
         self, row: Row | TopLogits, request: DraftRequest, drafted: tuple[int, ...]
     ) -> DraftToken | None:
         try:
-            found = self._rows.argmax(row, request, drafted)
+            found = self._rows.read(row, request, drafted)
         except (SettingError, ConstraintError):
             return None  # every token that it shares with the target is banned here
         if found is None:
             return None
-        token, certainty = found
-        evidence = (certainty,)
-        if request.draw is None and not request.with_mode_of:
-            return DraftToken(token, self.name, certainty, evidence)
-        probs = self._rows.distribution(row, request, drafted)
-        if request.draw is None:
-            return DraftToken(token, self.name, certainty, evidence, mode_of=probs)
-        return DraftToken(request.draw(probs, len(drafted)), self.name, certainty, evidence, drawn_from=probs)
+        token, certainty, probs = found
+        if probs is None or request.draw is None:
+            return DraftToken(token, self.name, certainty, (certainty,), None, probs)
+        token = request.draw(probs, len(drafted))
+        return DraftToken(token, self.name, certainty, (certainty,), probs)
 
 
 class ModelRound:
-    """The DraftRound of a ModelDrafter; `ready` are the requests whose text it has read, `tops` their
-    `Span.top`."""
+    """The DraftRound of a ModelDrafter."""
 
-    def __init__(
-        self, drafter: ModelDrafter, ready: dict[int, DraftRequest], tops: dict[int, int], work: DraftWork
-    ) -> None:
+    def __init__(self, drafter: ModelDrafter) -> None:
         self._drafter = drafter
-        self._ready = ready
-        self._tops = tops
-        self._read = work
-        self._model_s = 0.0
+        self.ready: dict[int, tuple[DraftRequest, int]] = {}
+        """the requests whose text the model has read, with their `Span.top`"""
+        self._prefill_tokens: list[int] = []
         self._call_tokens: list[int] = []
-        self._blocks: dict[int, Block] = {}
+        self._prefill_s = self._model_s = 0.0
+        self._blocks: dict[int, Block] | None = None
         """what a block drafter said, good for the whole round"""
 
     @property
+    def has_called(self) -> bool:
+        return bool(self._prefill_tokens or self._call_tokens)
+
+    @property
     def work(self) -> DraftWork:
-        calls = tuple(self._call_tokens)
-        return self._read + DraftWork(len(calls), self._model_s, call_tokens=calls)
+        read, calls = self._prefill_tokens, tuple(self._call_tokens)
+        return DraftWork(len(calls), self._model_s, len(read), self._prefill_s, calls, sum(read))
+
+    def note(self, num_tokens: int, seconds: float, *, of_prompt: bool = False) -> None:
+        """A call over so many tokens took so long; one `of_prompt` only read it."""
+        if of_prompt:
+            self._prefill_tokens.append(num_tokens)
+            self._prefill_s += seconds
+        else:
+            self._call_tokens.append(num_tokens)
+            self._model_s += seconds
 
     def step(self, inputs: Mapping[int, DraftInput]) -> dict[int, Iterator[DraftToken]]:
-        drafter, ready = self._drafter, self._ready
+        drafter, ready = self._drafter, self.ready
         if drafter.block == 1:
-            return {s: drafter.offers(rows, ready[s], inputs[s]) for s, rows in self._call(inputs).items()}
-        if not self._call_tokens:
+            return {s: drafter.offers(rows, ready[s][0], inputs[s]) for s, rows in self._call(inputs)}
+        if self._blocks is None:
             found = self._call(dict.fromkeys(inputs, DraftInput(())))
-            self._blocks = {sequence: cast(Block, block) for sequence, block in found.items()}
+            self._blocks = {sequence: cast(Block, block) for sequence, block in found}
         blocks = self._blocks
-        return {s: drafter.place(blocks[s], ready[s], inputs[s].drafted) for s in inputs if s in blocks}
+        return {s: drafter.place(blocks[s], ready[s][0], inputs[s].drafted) for s in inputs if s in blocks}
 
-    def _call(self, inputs: Mapping[int, DraftInput]) -> dict[int, Logits]:
+    def _call(self, inputs: Mapping[int, DraftInput]) -> list[tuple[int, Logits]]:
         """One call over those whose text was read; what the model gives for each that it has room for."""
-        next_span, tops = self._drafter.next_span, self._tops
-        found = [next_span(s, read, tops[s]) for s, read in inputs.items() if s in tops]
+        drafter, ready = self._drafter, self.ready
+        found = [drafter.next_span(s, read, ready[s][1]) for s, read in inputs.items() if s in ready]
         spans = [span for span in found if span is not None]
         if not spans:
-            return {}
+            return []
         num_tokens = sum([len(span.tokens) for span in spans])
-        self._call_tokens.append(num_tokens)
-        before = perf_counter()
-        logits = self._drafter.decode(spans, num_tokens)
-        self._model_s += perf_counter() - before
-        return {span.sequence: rows for span, rows in zip(spans, logits, strict=True)}
+        seconds, rows = drafter.decode(spans, num_tokens)
+        self.note(num_tokens, seconds)
+        return [(span.sequence, each) for span, each in zip(spans, rows, strict=True)]
 
 
 # A draft model's logits, read as the target's tokens under a request's sampler.
@@ -452,11 +441,11 @@ class Rows:
             return 0
         return 1 if request.draw is None and not request.with_mode_of else request.sampler.top
 
-    def argmax(
+    def read(
         self, row: Row | TopLogits, request: DraftRequest, drafted: tuple[int, ...]
-    ) -> tuple[int, float] | None:
-        """The target's token that the draft model finds most likely, and its confidence, before
-        temperature and filters.
+    ) -> tuple[int, float, Distribution | None] | None:
+        """The target's token that the draft model finds most likely, its confidence, before temperature and
+        filters, and the distribution over the tokens that both have, if the request needs it.
 
         None for a point-mass draft where something that the target lacks, or the draft does not know,
         is more likely: its second best is seldom accepted. What the target lacks takes its share of the
@@ -465,34 +454,25 @@ class Rows:
         Raises SettingError or ConstraintError where the request leaves no token, BackendError for logits
         that are not numbers.
         """
+        alignment, sampler = self._alignment, request.sampler
+        needs_probs = request.draw is not None or request.with_mode_of
         if isinstance(row, TopLogits):
-            return most_likely(row)
-        alignment, plain = self._alignment, not request.sampler.adjusts(drafted)
-        values = (
-            alignment.common_part(row) if plain else request.sampler.adjust(self._over_target(row), drafted)
-        )
-        best, certainty = most_likely(values)
+            return look(row, sampler.params, needs_probs)
+        if alignment.identical:
+            return look(sampler.adjust(row, drafted), sampler.params, needs_probs)
+        is_plain = not sampler.adjusts(drafted)
+        if is_plain:
+            values = alignment.common_part(row)
+        else:  # one buffer for all: a sampler keeps no row, and large ones are slow to allocate
+            self._spread = alignment.in_target(row, self._spread)
+            values = sampler.adjust(self._spread, drafted)
+        best, certainty, probs = look(values, sampler.params, needs_probs)
         if request.constraint is None and len(alignment.foreign):
             gaps = row[alignment.foreign] - values[best]
             if request.draw is None and gaps.max() > 0:
                 return None
             certainty = 1 / (1 / certainty + float(np.exp(np.minimum(gaps, _FARTHEST)).sum()))
-        return int(alignment.common[best]) if plain else best, certainty
-
-    def distribution(
-        self, row: Row | TopLogits, request: DraftRequest, drafted: tuple[int, ...]
-    ) -> Distribution:
-        """The distribution to sample from, over the tokens that both models have."""
-        if isinstance(row, TopLogits):
-            return request.sampler.distribution(row, drafted)
-        if self._alignment.identical or request.sampler.adjusts(drafted):
-            return request.sampler.distribution(self._over_target(row), drafted)
-        found = request.sampler.distribution(self._alignment.common_part(row), drafted)
-        return Distribution(self._alignment.common[found.tokens], found.probs)
-
-    def _over_target(self, row: Row) -> Row:
-        # One buffer for all: a sampler keeps no row, and large ones are slow to allocate.
-        if self._alignment.identical:
-            return row
-        self._spread = self._alignment.in_target(row, self._spread)
-        return self._spread
+        if is_plain:
+            common = alignment.common
+            best, probs = int(common[best]), probs and Distribution(common[probs.tokens], probs.probs)
+        return best, certainty, probs

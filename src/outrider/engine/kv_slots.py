@@ -1,19 +1,25 @@
-"""The KV cache by sequence: whose KV is kept, reused by a new request, evicted to make room."""
+"""The KV cache by sequence: whose KV is kept, reused by a new request, evicted to make room; what of a prompt was
+read or written before, and where the next text may part from it."""
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from outrider.core.contracts import Model
-from outrider.core.data import Request
+from outrider.core.contracts import Model, Vocabulary
+from outrider.core.data import DraftWork, Request
 from outrider.core.errors import RewindUnsupported
 from outrider.core.saved import SavingModel
 from outrider.core.sequences import common_prefix
-from outrider.engine.served import as_served
+from outrider.engine.sequence import RunningRequest, num_missing
 from outrider.engine.tiers.store import KvTiers, Reading
+
+if TYPE_CHECKING:
+    from outrider.drafters.model import ModelDrafter
 
 _MIN_KEPT_TOKENS = 2048
 """kept even where nothing was reused lately: the last few short conversations"""
@@ -91,7 +97,7 @@ class Slots:
             return request
         texts = [held.tokens for _, held in self._of(request.scope)]
         more = self._store.texts(request.scope, request.prompt) if self._store is not None else []
-        return as_served(request, [*texts, *more], self._target)
+        return _as_served(request, [*texts, *more], self._target)
 
     def num_stored(self, request: Request) -> int:
         """Tokens of a prompt that a request can go on from: some sequence stores them, or copies do."""
@@ -227,3 +233,156 @@ def rewind(target: Model, slot: int, length: int) -> None:
             target.truncate(slot, target.reach(slot, length))
         except RewindUnsupported:
             target.truncate(slot, 0)
+
+
+class DraftKv:
+    """Gives the store what a draft model gives up, and the model what the store has of a prompt."""
+
+    def __init__(self, drafter: ModelDrafter, store: KvTiers) -> None:
+        self._drafter = drafter
+        self._store = store
+        drafter.on_evict = self._put_away
+
+    def _put_away(self, sequence: int) -> bool:
+        scope, tokens = self._drafter.text(sequence)
+        return not tokens or self._store.keep(sequence, scope, tokens)
+
+    def keep(self) -> bool:
+        """The store gets copies of what the model holds; as `KvTiers.keep`."""
+        return all([self._put_away(sequence) for sequence in range(self._drafter.model.max_sequences)])
+
+    def begin(self, sequence: int, request: Request) -> None:
+        """A request has begun on a sequence: what the store has of its prompt comes back, where that is more
+        than the model holds and faster than reading it."""
+        if request.cache_prompt and (found := self._store.find(*self._sought(request))) is not None:
+            tokens = found.entry.text.tokens.tolist()
+            self._drafter.take(sequence, tokens, lambda: self._store.restore(found, sequence))
+
+    def read_ahead(self, request: Request, when_done: Callable[[], None]) -> Reading | None:
+        """As `KvTiers.read_ahead`."""
+        return self._store.read_ahead(*self._sought(request), when_done) if request.cache_prompt else None
+
+    def _sought(self, request: Request) -> tuple[str, Sequence[int], int, int]:
+        tokens = self._drafter.alignment.read(request.prompt)[:-1]
+        held = self._drafter.num_shared(request.scope, tokens)
+        return request.scope, tokens, held, self._drafter.model.context_length
+
+    def note(self, work: DraftWork) -> None:
+        """The draft model's work in a step."""
+        if work.prefill_calls:
+            self._store.note_read(work.prefill_tokens, work.prefill_s)
+
+    def reset(self, *, texts: bool) -> None:
+        """The model forgets all; with `texts` the store, too, else that gets it."""
+        if texts:
+            self._store.forget()
+        else:
+            self.keep()
+
+
+# Text that was generated, found again in the next turn's prompt. A client sends an answer back as text. Its
+# tokenization need not be the one that was generated: a constraint forces other splits, and a sampled one may be
+# any. Where both spell the same, the tokens that were served are the ones whose KV is stored.
+
+
+def _as_served(request: Request, texts: Sequence[Sequence[int]], target: Model) -> Request:
+    """A request whose prompt is text with the tokens that were served for it, as far as one of the stored
+    `texts` has them."""
+    prompt = request.prompt
+    equal = [common_prefix(text, prompt) for text in texts]
+    longest = max(equal, default=0)
+    alike = [text for text, length in zip(texts, equal, strict=True) if length == longest]
+    found = [respelled(prompt, text, target.vocabulary) for text in alike]
+    prompt, reached, num_other = max(found, key=lambda one: one[1], default=(prompt, 0, 0))
+    if reached <= longest or len(prompt) >= target.context_length:
+        return request
+    return replace(request, prompt=prompt, from_text=False, respelled_tokens=num_other)
+
+
+def respelled(
+    prompt: Sequence[int], served: Sequence[int], vocabulary: Vocabulary
+) -> tuple[tuple[int, ...], int, int]:
+    """A prompt whose beginning has the tokens of a text that was `served`, as far as both spell the same; how
+    many tokens of it that is, and how many of these are not the prompt's own."""
+    at, served_at, num_other = 0, 0, 0
+    while True:
+        equal = common_prefix(prompt[at:], served[served_at:])
+        at, served_at = at + equal, served_at + equal
+        pair = _same_text(prompt, at, served, served_at, vocabulary)
+        if pair is None:
+            return (*served[:served_at], *prompt[at:]), served_at, num_other
+        num_other += pair[1] - served_at
+        at, served_at = pair
+
+
+def _same_text(
+    one: Sequence[int], at: int, other: Sequence[int], other_at: int, vocabulary: Vocabulary
+) -> tuple[int, int] | None:
+    """Where two texts that differ from here on have spelled the same again, in tokens of each; None where
+    they do not. Control tokens spell nothing."""
+    mine, its = bytearray(), bytearray()
+    """what one of them has spelled beyond the other"""
+    while True:
+        if its:
+            piece = vocabulary.piece(one[at]) if at < len(one) else b""
+            mine += piece
+            at += 1
+        else:
+            piece = vocabulary.piece(other[other_at]) if other_at < len(other) else b""
+            its += piece
+            other_at += 1
+        shared = min(len(mine), len(its))
+        if not piece or mine[:shared] != its[:shared]:
+            return None
+        del mine[:shared], its[:shared]
+        if not (mine or its):
+            return at, other_at
+
+
+# Where texts part: what the next one may share, which a model that goes back to copies of its state alone has to
+# keep one of.
+
+_MIN_TURN_TOKENS = 64
+"""Fewer are read again."""
+_MESSAGE_TOKENS = 256
+"""of a message that is worth a copy at its end"""
+_PART_TOKENS = 1024
+"""Longer messages, and texts without control tokens, are worth one in so many: they may be edited inside."""
+_LAST_TOKENS = 16
+"""The next turn begins like this prompt, but for what its template puts before an answer."""
+_MIN_AWAITED_TOKENS = 16
+"""Fewer are read with the call that a request would wait for."""
+
+
+def turns_of(prompt: Sequence[int], target: Model, num_common: int) -> list[int]:
+    """Numbers of tokens after which a text may go on otherwise, in ascending order: the end of the system
+    prompt and of each long message, where a control token stands; places within what has none; the end of
+    what the prompt has in common with an earlier text; and shortly before the prompt's end."""
+    end = len(prompt) - _LAST_TOKENS
+    if not target.rewinding.keeps_turns or len(prompt) < _MIN_TURN_TOKENS:
+        return []
+    controls = {at for at, token in enumerate(prompt[:end]) if target.vocabulary.is_control(token)}
+    system = min((at for at in controls if at >= _MIN_TURN_TOKENS), default=0)
+    found = [system] if system else []
+    for at in range(system, end):
+        size = at - (found[-1] if found else 0)
+        if size >= _PART_TOKENS or (size >= _MESSAGE_TOKENS and at in controls):
+            found.append(at)
+    if num_common < end and all(abs(num_common - at) >= _MIN_TURN_TOKENS for at in (0, *found)):
+        found.append(num_common)
+    return sorted({*found, end})
+
+
+def will_share(other: RunningRequest, request: Request, target: Model, slots: Slots) -> bool:
+    """Whether a running request is about to store a beginning of a prompt that nothing stores yet. To wait
+    for it takes no longer than to read it: the other is ahead, and both would share their calls."""
+    if not (request.cache_prompt and target.rewinding.copies_beginnings):
+        return False
+    if other.request.scope != request.scope or other.num_generated or not num_missing(target, other):
+        return False
+    shared = min(common_prefix(other.tokens, request.prompt), len(request.prompt) - 1)
+    if shared <= target.length(other.slot) or shared - slots.num_stored(request) < _MIN_AWAITED_TOKENS:
+        return False
+    if target.rewinding.keeps_turns and shared not in other.turns:
+        insort(other.turns, shared)
+    return True

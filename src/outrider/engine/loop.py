@@ -22,10 +22,8 @@ from outrider.core.contracts import Constraint, Drafter, Drafters, DraftRequest,
 from outrider.core.data import Completion, Draft, Grammar, Piece, Request, Update
 from outrider.core.errors import ConstraintError, InputError, PromptError
 from outrider.core.notices import notify
-from outrider.engine.draft_kv import DraftKv
 from outrider.engine.interrupts import deferred
-from outrider.engine.kv_slots import Slots, rewind
-from outrider.engine.limits import limits_of
+from outrider.engine.kv_slots import DraftKv, Slots, rewind, turns_of, will_share
 from outrider.engine.prefill import MAX_TOKENS, PATIENT_STEPS, Pace, chunks
 from outrider.engine.sequence import (
     RunningRequest,
@@ -42,12 +40,11 @@ from outrider.engine.sequence import (
 )
 from outrider.engine.text import TextStream
 from outrider.engine.tiers.store import KvTiers, Reading
-from outrider.engine.tokenization import PreferredTokenization
-from outrider.engine.turns import turns_of, will_share
+from outrider.engine.tokenization import PreferredTokenization, limits_of
 from outrider.engine.verification import commit, fail, record_of, verify
 from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import RequestSampler
-from outrider.verify import VerificationRule, Verifier
+from outrider.verify import Verifier
 
 if TYPE_CHECKING:
     from outrider.drafters.model import ModelDrafter
@@ -71,7 +68,7 @@ class Engine:
         drafters: Sequence[Drafter] = (),
         policy: Policy | None = None,
         *,
-        verifier: Callable[[Request, int], VerificationRule] = Verifier.of,
+        verifier: Callable[[Request, int], Verifier] = Verifier.of,
         constrain: Callable[[Grammar], Constraint] | None = None,
         max_running: int | None = None,
         max_gap_s: float | None = None,

@@ -24,7 +24,7 @@ from outrider.engine.text import TextStream
 from outrider.engine.thought import ThoughtLimit
 from outrider.engine.tokenization import PreferredConstraint
 from outrider.sampling import RequestSampler
-from outrider.verify import VerificationRule
+from outrider.verify import Verifier
 
 _MAX_CALL_TOKENS = 64
 """of a sequence that decodes"""
@@ -45,7 +45,7 @@ class RunningRequest:
     seed: int
     constraint: PreferredConstraint | None
     sampler: RequestSampler
-    verifier: VerificationRule
+    verifier: Verifier
     text: TextStream
     started_s: float
     updates: list[Update] = field(default_factory=list)

@@ -1,13 +1,15 @@
-"""Which tokens a model prefers for forced text: learned from the tokens it chose."""
+"""What limits a request, and which tokens a model prefers for forced text: learned from the tokens it chose."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from outrider.core.contracts import Constraint
-from outrider.core.data import Mask
+from outrider.core.contracts import Constraint, Model
+from outrider.core.data import Grammar, Mask, Request
+from outrider.core.errors import SettingError
+from outrider.engine.thought import ThoughtLimit
 
 _MAX_SEEN = 16
 """Choices that count for a token; then all of them count half, so that habits may change."""
@@ -120,3 +122,24 @@ class _Stopwatch:
 
     def __exit__(self, *_exception: object) -> None:
         self.spent_s += perf_counter() - self._since_s
+
+
+def limits_of(
+    request: Request,
+    target: Model,
+    constrain: Callable[[Grammar], Constraint] | None,
+    preferred: PreferredTokenization,
+) -> tuple[PreferredConstraint | None, ThoughtLimit | None]:
+    """The constraint of a request, and the part of it that limits its reasoning. Raises GrammarError, and
+    SettingError for a grammar without `constrain`."""
+    inner: Constraint | None = None
+    if request.grammar is not None:
+        if constrain is None:
+            raise SettingError("grammar", "this engine was made without constraints", "Give it `constrain`.")
+        inner = constrain(request.grammar)
+    thought = None
+    if request.thought is not None and (inner is not None or request.thought.budget is not None):
+        inner = thought = ThoughtLimit(request.thought, target.vocabulary, inner)
+    if inner is None:
+        return None, None
+    return PreferredConstraint(inner, preferred, min(target.max_batch_tokens, target.max_rows)), thought

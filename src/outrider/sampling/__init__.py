@@ -1,10 +1,8 @@
 """From logits to the distribution that plain decoding would sample from."""
 
 from outrider.core.data import point_mass
-from outrider.sampling.chain import distribution
-from outrider.sampling.draws import draw, probability
-from outrider.sampling.logprobs import score_tokens
-from outrider.sampling.sampler import LazyDistributions, RequestSampler
+from outrider.sampling.chain import distribution, draw, look, probability
+from outrider.sampling.sampler import LazyDistributions, RequestSampler, score_tokens
 from outrider.sampling.selection import argmax, most_likely
 
 __all__ = [
@@ -13,6 +11,7 @@ __all__ = [
     "argmax",
     "distribution",
     "draw",
+    "look",
     "most_likely",
     "point_mass",
     "probability",

@@ -1,23 +1,42 @@
-"""The chain of filters: from one row of logits to the distribution that a token is sampled from."""
+"""The chain of filters: from one row of logits to the distribution that a token is sampled from.
+
+Order and meaning of the filters follow llama.cpp's samplers. None ever takes the last candidate.
+"""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
 from itertools import accumulate
+from operator import neg
 
 import numpy as np
 import numpy.typing as npt
 
 from outrider.core.data import Distribution, Row, TopLogits, point_mass
 from outrider.core.params import SamplingParams
-from outrider.sampling import filters
-from outrider.sampling.candidates import Candidates, softmax, top, whole
-from outrider.sampling.selection import argmax, top_k
+from outrider.sampling.selection import (
+    Floats,
+    Indices,
+    Tokens,
+    all_tokens,
+    argmax,
+    best_few,
+    fewest_reaching,
+    most_likely,
+    ranked,
+)
 
 _FEW = 64
 """Of so many tokens a distribution is made in plain numbers: an array operation takes as long as twenty of
 them."""
+
+_SMALL = 4096
+"""Up to so many candidates double precision costs nothing that matters."""
+
+_NEGLIGIBLE = -1000.0
+"""A logit so far below the best is as good as any other without weight, and can be squared."""
 
 
 def num_needed(params: SamplingParams) -> int:
@@ -33,15 +52,14 @@ def distribution(row: Row | TopLogits, params: SamplingParams) -> Distribution:
 
     Raises BackendError when the logits are not numbers.
     """
-    needed = num_needed(params)
-    if needed == 1:
+    if num_needed(params) == 1:
         return point_mass(argmax(row))
-    if 0 < needed <= _FEW and _keeps_beginnings(params):
-        return _of_few(row, needed, params)
-    candidates = _survivors(row, needed, params)
+    if _keeps_few(params):
+        return _of_few(row if isinstance(row, TopLogits) else best_few(row, params.top_k)[0], params)
+    candidates = _survivors(row, params)
     probs = _tempered(candidates, params)
     if _excludes_top_choices(params):
-        rest = filters.xtc(candidates, params.xtc_threshold)
+        rest = _without_top_choices(candidates, params.xtc_threshold)
         if rest is not None:
             # Both outcomes of the coin that llama.cpp tosses: a distribution, not a draw.
             num_impossible = candidates.num_impossible
@@ -54,37 +72,160 @@ def distribution(row: Row | TopLogits, params: SamplingParams) -> Distribution:
     return Distribution(tokens[kept], probs[kept])
 
 
-def _keeps_beginnings(params: SamplingParams) -> bool:
-    """Whether each filter after top-k keeps the most likely tokens that it was given."""
-    return params.typical_p >= 1 and not params.dynatemp_range and not _excludes_top_choices(params)
+def look(
+    row: Row | TopLogits, params: SamplingParams, with_distribution: bool
+) -> tuple[int, float, Distribution | None]:
+    """What `most_likely` says of a row, and its distribution if asked for: in one pass where that is made of
+    few tokens."""
+    if not with_distribution:
+        return *most_likely(row), None
+    if isinstance(row, TopLogits) or not _keeps_few(params):
+        return *most_likely(row), distribution(row, params)
+    few, certainty = best_few(row, params.top_k)
+    return int(few.tokens[0]), certainty, _of_few(few, params)
 
 
-def _of_few(row: Row | TopLogits, k: int, params: SamplingParams) -> Distribution:
+# A few tokens, of which each filter keeps the most likely
+
+
+def _keeps_few(params: SamplingParams) -> bool:
+    return (
+        1 < num_needed(params) <= _FEW
+        and params.typical_p >= 1
+        and not params.dynatemp_range
+        and not _excludes_top_choices(params)
+    )
+
+
+def _of_few(few: TopLogits, params: SamplingParams) -> Distribution:
     """The distribution of the k most likely tokens after top-p, min-p and temperature (above 0)."""
-    values = row.logits if isinstance(row, TopLogits) else row
-    ranked = top_k(values, k)
-    logits: list[float] = values[ranked].tolist()
+    argmax(few)  # refuses what is no number
+    logits: list[float] = few.logits[: params.top_k].tolist()
     best, size = logits[0], len(logits)
     if logits[-1] == -math.inf:
         size = logits.index(-math.inf)
-    if params.top_p < 1:
-        reached = list(accumulate([math.exp(logit - best) for logit in logits[:size]]))
-        size = bisect_left(reached, params.top_p * reached[-1]) + 1
+    kept = size
     if params.min_p:
         least = float(np.float32(best + math.log(params.min_p)))
-        while logits[size - 1] < least:
-            size -= 1
-    weights = [math.exp((logit - best) / params.temperature) for logit in logits[:size]]
+        kept = bisect_right(logits, -least, hi=size, key=neg)
+    if params.top_p < 1:
+        reached = list(accumulate([math.exp(logit - best) for logit in logits[:kept]]))
+        # If it needs the last of them for the mass of these alone, it needs it for that of all.
+        if kept > 1 and reached[-2] >= params.top_p * reached[-1]:
+            reached = list(accumulate([math.exp(logit - best) for logit in logits[:size]]))
+            kept = min(kept, bisect_left(reached, params.top_p * reached[-1]) + 1)
+    weights = [math.exp((logit - best) / params.temperature) for logit in logits[:kept]]
     total = sum(weights)
     probs = [weight / total for weight in weights]
     while not probs[-1]:
         probs.pop()
-    kept = ranked[: len(probs)]
-    tokens = row.tokens[kept] if isinstance(row, TopLogits) else kept
     if len(probs) == 1:
-        return point_mass(int(tokens[0]))
+        return point_mass(int(few.tokens[0]))
+    tokens = few.tokens[: len(probs)]
     in_order = tokens.argsort()
     return Distribution(tokens[in_order], np.array(probs)[in_order])
+
+
+# Any number of candidates
+
+
+@dataclass(slots=True)
+class Candidates:
+    """Tokens in the order of their ids, and their logits, of which `best` is the largest.
+
+    `num_impossible` tokens without any probability are not listed but are part of llama.cpp's list:
+    dynamic temperature measures the entropy against the number of both.
+    """
+
+    tokens: Tokens
+    logits: Row
+    best: float
+    num_impossible: int = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_listed(self) -> int:
+        """How many candidates llama.cpp would have."""
+        return len(self.tokens) + self.num_impossible
+
+    def only(self, kept: Indices, num_impossible: int = 0) -> Candidates:
+        """Those at the ascending indices `kept`."""
+        logits = self.logits[kept]
+        # In a whole vocabulary every token is its own index.
+        tokens = kept if len(self) == self.tokens[-1] + 1 else self.tokens[kept]
+        return Candidates(tokens, logits, float(logits.max()), num_impossible)
+
+    def possible(self) -> Candidates:
+        """Without those whose logit is -inf."""
+        if self.logits.min() > -math.inf:
+            return self
+        kept = (self.logits > -math.inf).nonzero()[0]
+        return self.only(kept, self.num_listed - len(kept))
+
+
+def _survivors(row: Row | TopLogits, params: SamplingParams) -> Candidates:
+    """What the filters before XTC leave."""
+    needed = num_needed(params)
+    if isinstance(row, TopLogits):
+        order = row.tokens[:needed].argsort()
+        candidates = Candidates(row.tokens[order], row.logits[order], float(row.logits[0]))
+    elif 0 < needed < len(row):
+        tokens = np.sort(ranked(row, needed))
+        candidates = Candidates(tokens, row[tokens], float(row[tokens].max()))
+    else:
+        candidates = Candidates(all_tokens(len(row)), row, float(row[argmax(row)]))
+        if params.top_n_sigma > 0:
+            candidates = _top_n_sigma(candidates.possible(), params.top_n_sigma)
+        if 0 < params.top_k < candidates.num_listed:
+            kept = np.sort(ranked(candidates.logits, params.top_k))
+            candidates = candidates.only(kept, params.top_k - len(kept))
+    candidates = candidates.possible()
+    if params.typical_p < 1:
+        candidates = _typical(candidates, params.typical_p)
+    if params.top_p < 1:
+        candidates = _top_p(candidates, params.top_p)
+    if params.min_p:
+        candidates = _min_p(candidates, params.min_p)
+    return candidates
+
+
+def _top_n_sigma(candidates: Candidates, n: float) -> Candidates:
+    """Keep logits within n standard deviations of the best (Tang et al. 2024, arXiv:2411.07641)."""
+    logits = candidates.logits
+    with np.errstate(over="ignore"):
+        centered = logits - np.float32(logits.mean(dtype=np.float64))
+        variance = float(np.square(centered, out=centered).mean(dtype=np.float64))
+        bound = np.float32(candidates.best - n * math.sqrt(variance))
+    kept = np.flatnonzero(logits >= bound)
+    return candidates.only(kept, candidates.num_listed - len(kept))
+
+
+def _typical(candidates: Candidates, mass: float) -> Candidates:
+    """Keep the tokens whose surprise is nearest the entropy, the fewest with more than `mass` of
+    the probability (Meister et al. 2023, arXiv:2202.00666). The most likely token may not be one."""
+    seen = _surprise(candidates)
+    nearness = seen.each - seen.entropy
+    np.negative(np.abs(nearness, out=nearness), out=nearness)
+    return candidates.only(fewest_reaching(nearness, seen.weights, mass * seen.total, beyond=True))
+
+
+def _top_p(candidates: Candidates, mass: float) -> Candidates:
+    """Keep the fewest most likely tokens that reach `mass` of the probability (Holtzman et al. 2020,
+    arXiv:1904.09751)."""
+    relative = _weights(candidates, 1.0)
+    needed = mass * float(relative.sum(dtype=np.float64))
+    return candidates.only(fewest_reaching(candidates.logits, relative, needed))
+
+
+def _min_p(candidates: Candidates, share: float) -> Candidates:
+    """Keep tokens at least `share` (above 0) times as likely as the best (Nguyen et al. 2024,
+    arXiv:2407.01082)."""
+    is_kept = candidates.logits >= np.float32(candidates.best + math.log(share))
+    if is_kept.all() and not candidates.num_impossible:
+        return candidates
+    return candidates.only(is_kept.nonzero()[0])
 
 
 def _excludes_top_choices(params: SamplingParams) -> bool:
@@ -92,31 +233,98 @@ def _excludes_top_choices(params: SamplingParams) -> bool:
     return params.xtc_probability > 0 and params.xtc_threshold <= 0.5
 
 
-def _survivors(row: Row | TopLogits, needed: int, params: SamplingParams) -> Candidates:
-    """What the filters before XTC leave."""
-    if isinstance(row, TopLogits) or 0 < needed < len(row):
-        candidates = top(row, needed)
-    else:
-        candidates = whole(row)
-        if params.top_n_sigma > 0:
-            candidates = filters.top_n_sigma(candidates.possible(), params.top_n_sigma)
-        if params.top_k > 0:
-            candidates = filters.top_k(candidates, params.top_k)
-    candidates = candidates.possible()
-    if params.typical_p < 1:
-        candidates = filters.typical(candidates, params.typical_p)
-    if params.top_p < 1:
-        candidates = filters.top_p(candidates, params.top_p)
-    if params.min_p:
-        candidates = filters.min_p(candidates, params.min_p)
-    return candidates
+def _without_top_choices(candidates: Candidates, threshold: float) -> Indices | None:
+    """Ascending indices of what XTC leaves: of all candidates that reach the threshold only the least likely
+    stays. None where there are fewer than two of them."""
+    relative = _weights(candidates, 1.0)
+    above = np.flatnonzero(relative >= threshold * float(relative.sum(dtype=np.float64)))
+    if len(above) < 2:
+        return None
+    spared = len(above) - 1 - int(candidates.logits[above][::-1].argmin())
+    return np.delete(np.arange(len(candidates)), np.delete(above, spared))
 
 
 def _tempered(candidates: Candidates, params: SamplingParams) -> npt.NDArray[np.float64]:
     """The probability of each candidate at its temperature; the maximum has it all at 0."""
-    temperature = filters.temperature(candidates, params)
-    if temperature > 0:
-        return softmax(candidates, temperature)
+    temperature = _temperature(candidates, params)
+    if temperature > 0:  # large vocabularies are normalised in double precision, too
+        probs = _weights(candidates, temperature).astype(np.float64, copy=False)
+        probs *= 1.0 / float(probs.sum())
+        return probs
     probs = np.zeros(len(candidates))
     probs[candidates.logits.argmax()] = 1
     return probs
+
+
+def _temperature(candidates: Candidates, params: SamplingParams) -> float:
+    """The temperature for these candidates: the one set, or one within `dynatemp_range` of it, the
+    higher the nearer their entropy comes to its maximum."""
+    if params.dynatemp_range == 0 or candidates.num_listed == 1:
+        return params.temperature
+    evenness = np.float64(_surprise(candidates).entropy / math.log(candidates.num_listed))
+    low = max(0.0, params.temperature - params.dynatemp_range)
+    high = params.temperature + params.dynatemp_range
+    with np.errstate(divide="ignore", over="ignore"):  # an infinite temperature makes all equal
+        return low + (high - low) * float(evenness**params.dynatemp_exponent)
+
+
+def _weights(candidates: Candidates, temperature: float) -> Floats:
+    """Probabilities relative to that of the best candidate; 0 where the exponential underflows. Those of large
+    vocabularies in single precision."""
+    shifted: Floats
+    if len(candidates) > _SMALL and 1e-3 <= temperature <= 1e3:
+        with np.errstate(over="ignore"):  # far below the best is -inf, and that is right
+            shifted = candidates.logits - np.float32(candidates.best)
+            if temperature != 1:
+                shifted *= np.float32(1 / temperature)
+    else:
+        shifted = candidates.logits.astype(np.float64)
+        shifted -= candidates.best
+        if temperature != 1:
+            np.maximum(shifted, _NEGLIGIBLE * temperature, out=shifted)
+            shifted /= temperature
+    return np.exp(shifted, out=shifted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Surprise:
+    """How much each candidate would surprise (-log of its probability before temperature, in
+    nats), with its weight relative to the best, their sum, and the mean surprise: the entropy."""
+
+    each: Floats
+    weights: Floats
+    total: float
+    entropy: float
+
+
+def _surprise(candidates: Candidates) -> _Surprise:
+    relative = _weights(candidates, 1.0)
+    total = float(relative.sum(dtype=np.float64))
+    depth: Floats = candidates.logits.astype(relative.dtype)
+    with np.errstate(over="ignore"):
+        depth -= depth.dtype.type(candidates.best)
+    np.maximum(depth, _NEGLIGIBLE, out=depth)
+    entropy = math.log(total) - float((relative * depth).sum(dtype=np.float64)) / total
+    np.subtract(math.log(total), depth, out=depth)
+    return _Surprise(depth, relative, total, max(0.0, entropy))
+
+
+# Distributions over tokens, and sampling from them
+
+
+def probability(distribution: Distribution, token: int) -> float:
+    """The probability of a token; 0 outside the support."""
+    tokens = distribution.tokens
+    i = 0 if len(tokens) == 1 else int(tokens.searchsorted(token))
+    if i == len(tokens) or tokens[i] != token:
+        return 0.0
+    return float(distribution.probs[i])
+
+
+def draw(distribution: Distribution, rng: np.random.Generator) -> int:
+    """Draw a token by inverting the cumulative distribution: one uniform, none for a point mass."""
+    if len(distribution.probs) == 1:
+        return int(distribution.tokens[0])
+    cumulative = distribution.probs.cumsum()
+    i = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
+    return int(distribution.tokens[min(i, len(cumulative) - 1)])

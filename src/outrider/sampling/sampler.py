@@ -9,12 +9,12 @@ from typing import overload
 import numpy as np
 
 from outrider.core.contracts import Constraint, Sampler, Vocabulary
-from outrider.core.data import Distribution, Logits, Mask, Row, TopLogits, point_mass
+from outrider.core.data import Distribution, Logits, Mask, Row, TokenLogprob, TopLogits, point_mass
 from outrider.core.errors import ConstraintError, OutriderError, SettingError
 from outrider.core.params import SamplingParams
 from outrider.sampling.chain import distribution, num_needed
 from outrider.sampling.penalties import Dry, TokenCounts, bias_of, penalise, penalises, with_end_barred
-from outrider.sampling.selection import argmax
+from outrider.sampling.selection import argmax, ranked
 
 
 class RequestSampler:
@@ -32,7 +32,8 @@ class RequestSampler:
         tokens: Sequence[int],
         constraint: Constraint | None = None,
     ) -> None:
-        self._params = params
+        self.params = params
+        self.top = num_needed(params)
         self._constraint = constraint
         self._num_generated = 0
         self._bias = bias_of(params, vocabulary)
@@ -41,15 +42,6 @@ class RequestSampler:
         repeats_cost = params.dry_multiplier > 0 and params.dry_penalty_last_n != 0
         self._dry = Dry(params, vocabulary, tokens) if repeats_cost else None
         self._adjusts_all = bool(self._bias) or self._counts is not None or self._dry is not None
-
-    @property
-    def params(self) -> SamplingParams:
-        """The settings of the request."""
-        return self._params
-
-    @property
-    def top(self) -> int:
-        return num_needed(self._params)
 
     def constrain(self, constraint: Constraint | None) -> None:
         """From the next token on this is what the output may be."""
@@ -74,15 +66,15 @@ class RequestSampler:
 
     def distribution(self, row: Row | TopLogits, drafted: Sequence[int]) -> Distribution:
         if isinstance(row, TopLogits):
-            return distribution(row, self._params)
-        return distribution(self.adjust(row, drafted), self._params)
+            return distribution(row, self.params)
+        return distribution(self.adjust(row, drafted), self.params)
 
     def _applies(self, drafted: Sequence[int]) -> bool:
         """Whether bias, bans or penalties apply."""
         return self._adjusts_all or (self._is_early(drafted) and bool(self._early_bias))
 
     def _is_early(self, drafted: Sequence[int]) -> bool:
-        return self._num_generated + len(drafted) < self._params.min_tokens
+        return self._num_generated + len(drafted) < self.params.min_tokens
 
     def _adjusted(self, row: Row, drafted: Sequence[int], allowed: Mask | None) -> Row:
         adjusted = row.copy() if allowed is None else _masked(row, allowed)
@@ -92,7 +84,7 @@ class RequestSampler:
             if bias:
                 bias.add_to(adjusted)
             if self._counts is not None:
-                penalise(adjusted, *self._counts.after(drafted), self._params)
+                penalise(adjusted, *self._counts.after(drafted), self.params)
             if self._dry is not None:
                 tokens, penalties = self._dry.penalties(drafted)
                 adjusted[tokens] -= penalties
@@ -169,9 +161,22 @@ class LazyDistributions(Sequence[Distribution]):
         try:
             return self._sampler.distribution(self._logits[i], self._drafted[:i])
         except ConstraintError as error:
-            if self.dead_end is None or i < self.dead_end[0]:
-                self.dead_end = i, error
-            return point_mass(_NO_TOKEN)
+            return point_mass(self._end_at(i, error))
+
+    def _end_at(self, i: int, error: ConstraintError) -> int:
+        if self.dead_end is None or i < self.dead_end[0]:
+            self.dead_end = i, error
+        return _NO_TOKEN
+
+    def choice(self, i: int) -> int:
+        """The token of a point mass; without making one where it is the most likely token."""
+        if self._sampler.top != 1:
+            return int(self[i].tokens[0])
+        row = self._logits[i]
+        try:
+            return argmax(row if isinstance(row, TopLogits) else self.row(i))
+        except ConstraintError as error:
+            return self._end_at(i, error)
 
     def row(self, index: int) -> Row:
         """The logits after bias, bans and penalties. Raises ConstraintError at a dead end."""
@@ -189,3 +194,28 @@ class LazyDistributions(Sequence[Distribution]):
 
     def _position(self, index: int) -> int:
         return range(len(self))[index]
+
+
+def score_tokens(
+    logits: Logits, rows: LazyDistributions, tokens: Sequence[int], num_top: int
+) -> tuple[TokenLogprob, ...]:
+    """The log probability of each token in its row of logits, and the `num_top` most likely there.
+
+    `rows` are the same rows after bans: where a ban leaves one token, it was forced.
+    """
+    return tuple(
+        _score(logits[i], token, num_top, forced=bool(np.count_nonzero(rows.row(i) > -np.inf) == 1))
+        for i, token in enumerate(tokens)
+    )
+
+
+def _score(row: Row, token: int, num_top: int, *, forced: bool) -> TokenLogprob:
+    best = row.max()
+    log_total = float(best) + float(np.log(np.exp(row - best).sum(dtype=np.float64)))
+    top = ranked(row, num_top) if num_top else ()
+    return TokenLogprob(
+        token,
+        float(row[token]) - log_total,
+        tuple((int(other), float(row[other]) - log_total) for other in top),
+        forced,
+    )

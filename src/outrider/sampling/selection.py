@@ -37,10 +37,12 @@ def argmax(row: Row | TopLogits) -> int:
 
     Raises BackendError when the logits are not numbers (NaN, or no finite maximum).
     """
-    logits = row.logits if isinstance(row, TopLogits) else row
-    best = int(logits.argmax())
-    _finite(logits[best])
-    return int(row.tokens[best]) if isinstance(row, TopLogits) else best
+    if isinstance(row, TopLogits):
+        _finite(row.logits[0])
+        return int(row.tokens[0])
+    best = int(row.argmax())
+    _finite(row[best])
+    return best
 
 
 def _finite(best: np.float32) -> float:
@@ -60,21 +62,33 @@ def most_likely(row: Row | TopLogits) -> tuple[int, float]:
 
     Raises BackendError when the logits are not numbers (NaN, or no finite maximum).
     """
-    logits = row.logits if isinstance(row, TopLogits) else row
-    maxima = logits if len(logits) <= _SUMMED_SIZE else _group_maxima(logits)
-    token = int(maxima.argmax())
-    best = _finite(maxima[token])
-    if maxima is not logits:
-        tied = np.flatnonzero(maxima == best).tolist()
-        token = min(_first_member(logits, group) for group in tied)
     if isinstance(row, TopLogits):
-        token = int(row.tokens[token])
-    if len(maxima) > _GROUP_SIZE:
-        maxima = maxima[maxima >= best - _FARTHEST]
-        weights = np.exp(maxima - np.float32(best))
-    else:
-        weights = np.exp(maxima - np.float64(best))
-    return token, min(1.0, 1.0 / float(np.add.reduce(weights)))
+        return int(row.tokens[0]), _share(row.logits, _finite(row.logits[0]))
+    if len(row) <= _SUMMED_SIZE:
+        token = int(row.argmax())
+        return token, _share(row, _finite(row[token]))
+    maxima = _group_maxima(row)
+    best = _finite(maxima[maxima.argmax()])
+    token = min([_first_member(row, group) for group in (maxima == best).nonzero()[0].tolist()])
+    return token, _share(maxima, best)
+
+
+def best_few(row: Row, k: int) -> tuple[TopLogits, float]:
+    """The k most likely tokens of a row, and for the first what `most_likely` says, in one pass."""
+    maxima = _group_maxima(row)
+    tokens = _ranked(row, k, maxima)
+    few = TopLogits(tokens, row[tokens])
+    return few, _share(maxima if len(row) > _SUMMED_SIZE else row, float(few.logits[0]))
+
+
+def _share(logits: Row, best: float) -> float:
+    """The probability of the best of some logits."""
+    if len(logits) <= _GROUP_SIZE:
+        shifted: Floats = logits - np.float64(best)
+    else:  # nothing overflows, and what weighs nothing is not made to
+        shifted = np.maximum(logits, np.float32(best - _FARTHEST))
+        shifted -= np.float32(best)
+    return min(1.0, 1.0 / float(np.add.reduce(np.exp(shifted, out=shifted))))
 
 
 def _first_member(row: Row, group: int) -> int:
@@ -108,51 +122,39 @@ def all_tokens(size: int) -> Tokens:
     return tokens
 
 
-def largest(values: Row, k: int) -> Indices:
-    """Ascending indices of the k largest values (k > 0), ties by the lower index.
+def ranked(values: Floats, k: int) -> Indices:
+    """Indices of the k largest values (k > 0), best first, ties by the lower index.
 
     Raises BackendError where the largest is no number.
     """
-    if k >= len(values):
-        return np.arange(len(values))
-    pool = _pool(values, k)
-    return _largest(values, k) if pool is None else pool[_largest(values[pool], k)]
+    return _ranked(values, k, _group_maxima(values))
 
 
-def top_k(row: Row, k: int) -> Tokens:
-    """The k most likely tokens (k > 0), best first, ties by the lower id.
-
-    Raises BackendError where the best is no number.
-    """
-    if len(row) <= _FIRST_GUESS:
-        _finite(row.max())
-        return (-row).argsort(kind="stable")[:k]
-    pool = _pool(row, k)
-    if pool is None:
-        pool = largest(row, k)
-    return pool[(-row[pool]).argsort(kind="stable")[:k]]
+def _ranked(values: Floats, k: int, maxima: Floats) -> Indices:
+    _finite(maxima[maxima.argmax()])
+    pool = _pool(values, min(k, len(values)), maxima)
+    return pool[(-values[pool]).argsort(kind="stable")[:k]]
 
 
-def _pool(values: Row, k: int) -> Indices | None:
+def _pool(values: Floats, k: int, maxima: Floats) -> Indices:
     """Ascending indices of a few values, the k largest among them: at least k values reach the k-th largest
-    group maximum, so the rest of a large vocabulary is out. None where nothing is ruled out."""
-    maxima = _group_maxima(values)
-    _finite(maxima.max())
+    group maximum, so the rest of a large vocabulary is out."""
+    if len(values) <= _FIRST_GUESS or k == len(values):
+        return all_tokens(len(values))
     if not k < len(maxima) < len(values):
-        return None
-    least = np.partition(maxima, len(maxima) - k)[len(maxima) - k]
-    pool = _reaching(values, maxima, least)
+        return np.flatnonzero(values >= np.partition(values, len(values) - k)[len(values) - k])
+    pool = _reaching(values, maxima, np.partition(maxima, len(maxima) - k)[len(maxima) - k])
     if len(pool) < k:  # a constraint leaves few: the first of the barred ones complete them
         barred = np.flatnonzero(values[:k] == -math.inf)[: k - len(pool)]
         pool = np.sort(np.concatenate([pool, barred]))
     return pool
 
 
-def _reaching(values: Row, maxima: Row, least: np.float32) -> Indices:
+def _reaching(values: Floats, maxima: Floats, least: np.float32) -> Indices:
     """Ascending indices of the values of at least `least`; of those above -inf where it is that."""
-    groups = (maxima >= least).nonzero()[0]
     if least == -math.inf:
         return np.flatnonzero(values > least)
+    groups = (maxima >= least).nonzero()[0]
     if len(groups) * _FEW > len(maxima):
         return np.flatnonzero(values >= least)
     num_groups = len(values) // _GROUP_SIZE
@@ -170,38 +172,14 @@ def _member_offsets(num_groups: int) -> Indices:
     return np.arange(0, num_groups * _GROUP_SIZE, num_groups)[:, np.newaxis]
 
 
-def _largest(values: Row, k: int) -> Indices:
-    if len(values) <= _FIRST_GUESS:
-        found = (-values).argsort(kind="stable")[:k]
-        found.sort()
-        return found
-    kth = np.partition(values, len(values) - k)[len(values) - k]
-    kept = values >= kth
-    surplus = int(np.count_nonzero(kept)) - k
-    if surplus > 0:
-        kept[np.flatnonzero(values == kth)[-surplus:]] = False
-    return np.flatnonzero(kept)
-
-
 def fewest_reaching(values: Floats, weights: Floats, mass: float, *, beyond: bool = False) -> Indices:
     """Ascending indices of the fewest largest values whose weights reach `mass`, or go `beyond`
     it; ties by the lower index. All of them when rounding keeps them short of it."""
     side: Literal["left", "right"] = "right" if beyond else "left"
-    if len(values) <= _FIRST_GUESS:
-        order = (-values).argsort(kind="stable")
-        found = order[: int(weights[order].cumsum(dtype=np.float64).searchsorted(mass, side)) + 1]
-        found.sort()
-        return found
     guess = _FIRST_GUESS
     while True:  # a few values mostly have the mass, and sorting all would take long
-        order = largest(values, guess)
-        order = order[np.argsort(-values[order], kind="stable")]
-        reached: npt.NDArray[np.float64] = np.cumsum(weights[order], dtype=np.float64)
+        order = ranked(values, guess)
+        reached: npt.NDArray[np.float64] = weights[order].cumsum(dtype=np.float64)
         if reached[-1] > mass or guess >= len(values):
-            break
+            return np.sort(order[: int(reached.searchsorted(mass, side)) + 1])
         guess *= _NEXT_GUESS
-    last = order[min(int(reached.searchsorted(mass, side)), len(order) - 1)]
-    kept = values >= values[last]
-    ties = np.flatnonzero(values == values[last])
-    kept[ties[ties > last]] = False
-    return np.flatnonzero(kept)

@@ -29,9 +29,8 @@ from outrider.costs.calibrate import Rows
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY, ESTIMATED, PairCosts, store_refined
 from outrider.engine.tiers.disk import Disk
-from outrider.engine.tiers.folder import Folder
+from outrider.engine.tiers.folder import Folder, RememberedTexts
 from outrider.engine.tiers.store import KvTiers
-from outrider.engine.tiers.texts import RememberedTexts
 from outrider.models.cache import fingerprint, is_first_today, read_entry, write_entry
 from outrider.models.hub import cache_dir
 from outrider.policy.auto import AutoPolicy

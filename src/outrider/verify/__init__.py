@@ -9,14 +9,13 @@ from outrider.verify.rules import (
     residual,
     scores,
     verify_block,
+    verify_choices,
     verify_lenient,
-    verify_stable,
     verify_tokens,
 )
-from outrider.verify.verifier import VerificationRule, Verifier
+from outrider.verify.verifier import Verifier
 
 __all__ = [
-    "VerificationRule",
     "Verifier",
     "accept_probability",
     "block_accept",
@@ -26,7 +25,7 @@ __all__ = [
     "residual",
     "scores",
     "verify_block",
+    "verify_choices",
     "verify_lenient",
-    "verify_stable",
     "verify_tokens",
 ]

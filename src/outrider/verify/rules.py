@@ -2,17 +2,16 @@
 
 `target` are the target's distributions p at the draft's n positions and at the one after them;
 `draft` holds tokens x sampled from its own distributions q. For a draft without distributions q is a
-point mass, and so is p under greedy decoding: greedy decoding and lookup drafts follow the same rules
-and need no code path of their own.
+point mass: lookup drafts follow the same rules and need no code path of their own.
 
 - `verify_tokens`: Leviathan et al. 2023 (2211.17192), algorithm 1, and Chen et al. 2023
   (2302.01318), algorithm 2. A token is accepted with probability min(1, p(x) / q(x)); the first
   rejected one is replaced by a recovered token from norm(max(0, p - q)).
 - `verify_block`: Sun et al. 2024 (2403.10444), algorithm 2. The draft is verified as a whole, by
   the ratio of its joint probabilities; in expectation it never accepts fewer tokens.
-- `verify_stable`: the coupling of Daliri et al. 2024 (2408.07978). Target and draft choose
-  their tokens with the same noise, which depends on seed and position alone; a token is accepted when
-  the target chooses it too. The text never depends on the draft.
+- `verify_choices`: a token is accepted when the target chooses it too, so that the text never depends on the
+  draft: under greedy decoding, where both rules above come to this, and by noise that target and draft share,
+  which depends on seed and position alone (the coupling of Daliri et al. 2024, 2408.07978).
 
 Under each of them the emitted tokens are distributed exactly as if each had been sampled from p.
 `verify_lenient` and `verify_tokens` with a `lenience` below 1 give that up.
@@ -136,31 +135,28 @@ def verify_block(target: Sequence[Distribution], draft: Draft, rng: np.random.Ge
     return Verdict(0, draw(residual(target[0], offered[0]), rng), "recovered")
 
 
-def verify_stable(
-    target: Sequence[Distribution], draft: Draft, pick: Callable[[Distribution, int], int]
-) -> Verdict:
-    """Accept the tokens that the target chooses itself; `pick` chooses a token of a distribution with
-    the noise of a position, counted from the first of the draft."""
-    for i, token in enumerate(draft.tokens):
-        own = pick(target[i], i)
+def verify_choices(choose: Callable[[int], int], tokens: Sequence[int]) -> Verdict:
+    """Accept the tokens that the target chooses itself; `choose(i)` is its choice at a position, counted from
+    the first of the draft."""
+    for i, token in enumerate(tokens):
+        own = choose(i)
         if own != token:
             return Verdict(i, own, "recovered")
-    return Verdict(len(draft), pick(target[len(draft)], len(draft)), "bonus")
+    return Verdict(len(tokens), choose(len(tokens)), "bonus")
 
 
 def verify_lenient(
-    ratio: Callable[[int, int], float], target: Sequence[Distribution], draft: Draft, lenience: float
+    ratio: Callable[[int, int], float], choose: Callable[[int], int], tokens: Sequence[int], lenience: float
 ) -> Verdict:
     """Greedy decoding that accepts a token whose probability is at least `lenience` times the
     greatest (Leviathan et al. 2023, appendix on lenience; the output changes).
 
-    `ratio(i, token)` is the untempered probability of a token at position i over the greatest there;
-    `target` is a point mass at each position.
+    `ratio(i, token)` is the untempered probability of a token at position i over the greatest there.
     """
-    for i, token in enumerate(draft.tokens):
+    for i, token in enumerate(tokens):
         if ratio(i, token) < lenience:
-            return Verdict(i, int(target[i].tokens[0]), "recovered")
-    return Verdict(len(draft), int(target[len(draft)].tokens[0]), "bonus")
+            return Verdict(i, choose(i), "recovered")
+    return Verdict(len(tokens), choose(len(tokens)), "bonus")
 
 
 # Noise that depends on a seed, a position and a token, and on nothing else.

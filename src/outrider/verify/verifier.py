@@ -4,37 +4,14 @@ accepted more."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 
 from outrider.core.data import Distribution, Draft, Request, Verdict
 from outrider.core.params import Verification
 from outrider.sampling import LazyDistributions, draw, probability
-from outrider.verify.rules import excess, pick, verify_block, verify_lenient, verify_stable, verify_tokens
-
-
-class VerificationRule(Protocol):
-    """What the engine asks of a verification rule. `position` counts generated tokens."""
-
-    @property
-    def name(self) -> str:
-        """The rule in force, for people."""
-        ...
-
-    @property
-    def compares(self) -> bool:
-        """Whether it needs the distributions of greedy drafts, too."""
-        ...
-
-    def drawing(self, position: int) -> Callable[[Distribution, int], int] | None:
-        """How a draft model's tokens are sampled in this step, from `position` on; None: its most likely
-        tokens, as point masses. Decided by earlier steps alone, or the drafts would be biased."""
-        ...
-
-    def verify(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
-        """The accepted tokens of a draft, and the token that follows them."""
-        ...
+from outrider.verify.rules import excess, pick, verify_block, verify_choices, verify_lenient, verify_tokens
 
 
 _FIRST_COMPARED, _COMPARED_EVERY = 64, 4
@@ -69,7 +46,7 @@ class Overlap:
 
 
 class Verifier:
-    """The VerificationRule that `verification` describes, for one request with its seed."""
+    """The rule that `verification` describes, for one request with its seed. Positions count generated tokens."""
 
     @classmethod
     def of(cls, request: Request, seed: int) -> Self:
@@ -116,7 +93,8 @@ class Verifier:
         return self._chooses and is_due
 
     def drawing(self, position: int) -> Callable[[Distribution, int], int] | None:
-        """How a draft model's tokens are sampled from `position` on; None: its most likely ones."""
+        """How a draft model's tokens are sampled in this step, from `position` on; None: its most likely
+        tokens, as point masses. Decided by earlier steps alone, or the drafts would be biased."""
         wanted = self._settings.draft_sampling
         if self._greedy or wanted == "greedy":
             return None
@@ -136,10 +114,12 @@ class Verifier:
 
     def _apply(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
         lenience = self._settings.lenience
-        if self._rule == "stable":
-            return verify_stable(target, draft, lambda p, index: pick(p, self._seed, position + index))
         if self._greedy and lenience < 1:
-            return verify_lenient(target.ratio, target, draft, lenience)
+            return verify_lenient(target.ratio, target.choice, draft.tokens, lenience)
+        if self._greedy:
+            return verify_choices(target.choice, draft.tokens)
+        if self._rule == "stable":
+            return verify_choices(lambda i: pick(target[i], self._seed, position + i), draft.tokens)
         # On point-mass drafts the block rule accepts as many tokens, and reads more rows.
         if self._rule == "token" or draft.probs is None:
             return verify_tokens(target, draft, self._rng, lenience)

@@ -84,14 +84,12 @@ class TopSampling:
             self._give_up(f"gave {picked} tokens for {_NUM_PICKED}")
             return None
         tokens = self._values("llama_get_sampled_candidates_ith", ctypes.c_int32, len(tops))
-        order = tokens.argsort(axis=1)
+        logits = self._values("llama_get_sampled_logits_ith", ctypes.c_float, len(tops))
+        order = np.lexsort((tokens, -logits))
         tokens = np.take_along_axis(tokens, order, 1).astype(np.int64)
-        logits = np.take_along_axis(
-            self._values("llama_get_sampled_logits_ith", ctypes.c_float, len(tops)), order, 1
-        )
-        ascending = np.sort(logits, axis=1)
-        last = ascending[np.arange(len(tops)), _NUM_PICKED - tops]
-        if not (last > ascending[:, 0]).all():  # nor where one is no number
+        logits = np.take_along_axis(logits, order, 1)
+        last = logits[np.arange(len(tops)), tops - 1]
+        if not (last > logits[:, -1]).all():  # nor where one is no number
             return None
         rows = [TopLogits(*row) for row in zip(tokens, logits, strict=True)]
         ends = accumulate(span.rows for span in spans)

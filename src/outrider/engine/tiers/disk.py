@@ -64,6 +64,9 @@ class Disk:
         self._max_bytes = max_bytes
         self._is_failing = False
 
+    def name_of(self, text: SavedText) -> str:
+        return self.folder.name_of(text.scope, text.tokens.tobytes().hex())
+
     @property
     def num_bytes(self) -> int:
         """Of all files."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from time import monotonic, perf_counter
+from typing import NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -93,8 +94,7 @@ class _Entry:
         return self.text.extent.reach(size) == size and bool((self.text.tokens[:size] == tokens).all())
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(NamedTuple):
     """A copy of a text: a sequence that gets it can go on from `num_tokens` of those that were asked for."""
 
     num_tokens: int
@@ -128,8 +128,7 @@ class KvTiers:
         self._memory_bytes = memory_bytes
         self.disk = disk
         self._counts = TierCounts()
-        self._entries: dict[str, list[_Entry]] = {}
-        """by scope"""
+        self._entries: list[_Entry] = []
         self._lock = Lock()
         self._reads = _Rate()
         self._copies = {"memory": _Rate(), "disk": _Rate()}
@@ -139,13 +138,13 @@ class KvTiers:
         self._closing_until_s: float | None = None
         self._is_closed = False
         for name, text, num_bytes, num_disk_bytes in disk.found() if disk is not None else ():
-            self._add(_Entry(text, num_bytes, name, None, num_disk_bytes))
+            self._entries.append(_Entry(text, num_bytes, name, None, num_disk_bytes))
 
     @property
     def counts(self) -> TierCounts:
         """What became of texts so far."""
         with self._lock:
-            memory = sum(entry.num_bytes for entry in self._all() if entry.state is not None)
+            memory = sum(entry.num_bytes for entry in self._entries if entry.state is not None)
         disk = self.disk.num_bytes if self.disk else 0
         return replace(self._counts, num_bytes={"memory": memory, "disk": disk})
 
@@ -154,9 +153,7 @@ class KvTiers:
         read them takes no longer than to restore them. False where the disk does not keep up, so that the
         copy is in memory alone."""
         held: Tokens = np.array(tokens[: self._model.length(sequence)], np.int32)
-        scope = self._scope(scope)
-        with self._lock:
-            same = next((e for e in self._entries.get(scope, ()) if e.covers(held)), None)
+        same = next((entry for entry in self._of(scope) if entry.covers(held)), None)
         if same is not None:
             same.used_s = monotonic()
             return self._is_written(same)
@@ -173,8 +170,9 @@ class KvTiers:
         self._token_bytes.note(held.size, num_bytes)
         if not self._copies["memory"].units:  # the way out is much like the way back
             self._copies["memory"].note(num_bytes, self._clock() - before)
-        text = SavedText(scope, held, state.extent)
-        entry = _Entry(text, num_bytes, self._name(text), state)
+        text = SavedText(self._scope(scope), held, state.extent)
+        name = self.disk.name_of(text) if self.disk else ""
+        entry = _Entry(text, num_bytes, name, state)
         self._counts.kept += 1
         is_written = self._is_written(entry, is_new=True)
         if self.disk is None:
@@ -221,8 +219,7 @@ class KvTiers:
     def texts(self, scope: str, tokens: Sequence[int]) -> list[list[int]]:
         """Those that begin with most of these tokens."""
         text: Tokens = np.array(tokens, np.int32)
-        with self._lock:
-            found = [entry.text.tokens for entry in self._entries.get(self._scope(scope), ())]
+        found = [entry.text.tokens for entry in self._of(scope)]
         equal = [_common(one, text) for one in found]
         longest = max(equal, default=0)
         return [one.tolist() for one, length in zip(found, equal, strict=True) if length == longest]
@@ -250,7 +247,7 @@ class KvTiers:
     def forget(self) -> None:
         """Forget all texts for good."""
         with self._lock:
-            for entry in self._all():
+            for entry in self._entries:
                 if entry.writing is not None:  # what has begun removes its file by itself
                     entry.writing.cancel()
                 if self.disk is not None and entry.num_disk_bytes:
@@ -269,9 +266,7 @@ class KvTiers:
         """The copy that spares most time, and how many of the text's tokens can be used of it."""
         text: Tokens = np.array(tokens, np.int32)
         best, most_s = None, 0.0
-        with self._lock:
-            entries = list(self._entries.get(self._scope(scope), ()))
-        for entry in entries:
+        for entry in self._of(scope):
             usable = entry.text.extent.reach(_common(entry.text.tokens, text))
             if usable > held and entry.text.extent.length <= max_length:
                 tier = self._copies["memory" if entry.is_at_hand else "disk"]
@@ -285,21 +280,15 @@ class KvTiers:
     def _scope(self, scope: str) -> str:
         return self.disk.folder.digest(scope) if self.disk else scope
 
-    def _name(self, text: SavedText) -> str:
-        return self.disk.folder.name_of(text.scope, text.tokens.tobytes().hex()) if self.disk else ""
-
-    def _all(self) -> Iterator[_Entry]:
-        for entries in self._entries.values():
-            yield from entries
-
-    def _add(self, entry: _Entry) -> None:
-        self._entries.setdefault(entry.text.scope, []).append(entry)
+    def _of(self, scope: str) -> list[_Entry]:
+        scope = self._scope(scope)
+        with self._lock:
+            return [entry for entry in self._entries if entry.text.scope == scope]
 
     def _remove(self, entry: _Entry) -> None:
         """Out of the index, where it is there."""
-        entries = self._entries.get(entry.text.scope, [])
-        if entry in entries:
-            entries.remove(entry)
+        if entry in self._entries:
+            self._entries.remove(entry)
 
     def _drop(self, entry: _Entry) -> None:
         """It is of no use."""
@@ -311,7 +300,7 @@ class KvTiers:
         """Let copies in memory go, those first that were used longest ago, until they are no more than may
         be. What is to be written stays until it is."""
         with self._lock:
-            held = [e for e in self._all() if e.state is not None and e.writing is None]
+            held = [e for e in self._entries if e.state is not None and e.writing is None]
             total = sum(entry.num_bytes for entry in held)
             for entry in sorted(held, key=lambda e: e.used_s):
                 if total <= self._memory_bytes:
@@ -344,7 +333,7 @@ class KvTiers:
         may_write = needs_disk and self._may_write()
         with self._lock:
             if is_new:
-                self._add(entry)
+                self._entries.append(entry)
             if may_write and entry.state is not None:  # under the same lock: else it may make room
                 entry.writing = self._writer.submit(self._write, entry)
         return may_write or not needs_disk
@@ -352,7 +341,7 @@ class KvTiers:
     def _may_write(self) -> bool:
         """Whether one more copy may wait for the disk. Once `will_close` was called, wait until it may."""
         with self._lock:
-            waiting = [e.writing for e in self._all() if e.writing is not None]
+            waiting = [e.writing for e in self._entries if e.writing is not None]
         if len(waiting) > _MAX_WAITING and self._closing_until_s is not None:
             timeout_s = max(self._closing_until_s - monotonic(), 0.0)
             waiting = list(wait(waiting, timeout_s, return_when=FIRST_COMPLETED).not_done)
@@ -365,9 +354,9 @@ class KvTiers:
         """In the writer's thread."""
         assert self.disk is not None and entry.state is not None
         with self._lock:
-            spared = {other.name for other in self._all() if other.reading is not None}
+            spared = {other.name for other in self._entries if other.reading is not None}
             removed = self.disk.make_room(entry.text, entry.state, spared)
-            for other in [e for e in self._all() if e.name in (removed or ()) and e is not entry]:
+            for other in [e for e in self._entries if e.name in (removed or ()) and e is not entry]:
                 other.num_disk_bytes = 0
                 if other.state is None:
                     self._remove(other)
@@ -375,7 +364,7 @@ class KvTiers:
         with self._lock:
             self._counts.not_written += not size
             entry.num_disk_bytes, entry.writing = size, None
-            if entry not in self._all():  # forgotten meanwhile
+            if entry not in self._entries:  # forgotten meanwhile
                 self.disk.remove(entry.name)
                 return
         self._replace(entry)
@@ -384,11 +373,12 @@ class KvTiers:
     def _replace(self, entry: _Entry) -> None:
         """Forget the beginnings of an entry that it can give as well."""
         with self._lock:
-            known = self._entries.get(entry.text.scope, [])
-            for other in [e for e in known if e is not entry and entry.covers(e.text.tokens)]:
-                if other.reading is not None:  # a request is about to begin with it
+            known = [e for e in self._entries if e is not entry and e.text.scope == entry.text.scope]
+            for other in known:
+                # A request may be about to begin with it.
+                if other.reading is not None or not entry.covers(other.text.tokens):
                     continue
-                known.remove(other)
+                self._entries.remove(other)
                 if self.disk is not None and other.num_disk_bytes:
                     self.disk.remove(other.name)
 
@@ -406,11 +396,11 @@ class KvTiers:
         self._reader.shutdown(wait=False, cancel_futures=True)
         if self.disk is not None:
             with self._lock:
-                alone = [e for e in self._all() if not (e.num_disk_bytes or e.writing) and e.state]
+                alone = [e for e in self._entries if not (e.num_disk_bytes or e.writing) and e.state]
             for entry in sorted(alone, key=lambda e: -e.used_s):
                 self._is_written(entry)
             with self._lock:
-                waiting = [e.writing for e in self._all() if e.writing is not None]
+                waiting = [e.writing for e in self._entries if e.writing is not None]
             wait(waiting, max(until_s - monotonic(), 0.0))
         self._writer.shutdown(wait=False, cancel_futures=True)
 

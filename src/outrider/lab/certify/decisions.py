@@ -21,7 +21,7 @@ from outrider.core.data import Distribution, Draft, Request, Verdict
 from outrider.lab.certify.distribution import Counts, Probs
 from outrider.lab.certify.texts import Wrapped
 from outrider.sampling import point_mass, probability
-from outrider.verify import VerificationRule
+from outrider.verify import Verifier
 
 Kind = Literal["acceptance", "recovered", "bonus"]
 KINDS: tuple[Kind, ...] = ("acceptance", "recovered", "bonus")
@@ -118,7 +118,7 @@ class ScoreTest:
 
 # The decisions, and their laws
 
-MakeVerifier = Callable[[Request, int], VerificationRule]
+MakeVerifier = Callable[[Request, int], Verifier]
 ScoreTests = dict[tuple[str, Kind], ScoreTest]
 _Key = tuple[tuple[int, ...], tuple[int, ...], bool]
 
@@ -132,7 +132,7 @@ class Decisions:
 
     def recorded(self, make: MakeVerifier) -> MakeVerifier:
         """Makes the same verifiers, whose verdicts are recorded."""
-        return lambda request, seed: cast(VerificationRule, _Recorded(make(request, seed), self._note))
+        return lambda request, seed: cast(Verifier, _Recorded(make(request, seed), self._note))
 
     def _note(
         self, before: tuple[int, ...], target: Sequence[Distribution], draft: Draft, verdict: Verdict
@@ -177,9 +177,9 @@ class Decisions:
 
 
 class _Recorded(Wrapped):
-    """A VerificationRule that shows each verdict, with the tokens generated before."""
+    """A Verifier that shows each verdict, with the tokens generated before."""
 
-    def __init__(self, inner: VerificationRule, note: Callable[..., None]) -> None:
+    def __init__(self, inner: Verifier, note: Callable[..., None]) -> None:
         super().__init__(inner)
         self._note = note
         self._before: tuple[int, ...] = ()

@@ -21,7 +21,7 @@ from outrider.core.errors import SettingError
 from outrider.core.sequences import common_prefix
 from outrider.lab.certify.texts import Constrain, Followed, Wrapped
 from outrider.sampling import LazyDistributions, draw
-from outrider.verify import VerificationRule, Verifier, verify_tokens
+from outrider.verify import Verifier, verify_tokens
 
 
 def check_fault(name: str) -> str:
@@ -55,11 +55,11 @@ def _ratio_factor(fault: str) -> float | None:
 
 
 class _BrokenRule(Wrapped):
-    """A VerificationRule with a fault; its random numbers are none of the sound rule's."""
+    """A Verifier with a fault; its random numbers are none of the sound rule's."""
 
-    inner: VerificationRule
+    inner: Verifier
 
-    def __init__(self, inner: VerificationRule, fault: str, seed: int) -> None:
+    def __init__(self, inner: Verifier, fault: str, seed: int) -> None:
         super().__init__(inner)
         self._fault = fault
         self._rng = np.random.default_rng((seed, 1))
@@ -94,10 +94,10 @@ class _BrokenRule(Wrapped):
         return self.inner.verify(target, Draft(wrong), position)
 
 
-def verifier_with(fault: str | None) -> Callable[[Request, int], VerificationRule]:
+def verifier_with(fault: str | None) -> Callable[[Request, int], Verifier]:
     """What makes an engine's verifiers: broken ones for requests that speculate, else sound ones."""
 
-    def make(request: Request, seed: int) -> VerificationRule:
+    def make(request: Request, seed: int) -> Verifier:
         sound = Verifier.of(request, seed)
         has_ratio = request.verification.rule != "stable" and not request.sampling.is_greedy
         is_broken = fault is not None and (
@@ -105,7 +105,7 @@ def verifier_with(fault: str | None) -> Callable[[Request, int], VerificationRul
         )
         if fault is None or not is_broken or not request.speculate:
             return sound
-        return cast(VerificationRule, _BrokenRule(sound, fault, seed))
+        return cast(Verifier, _BrokenRule(sound, fault, seed))
 
     return make
 
