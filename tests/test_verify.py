@@ -129,7 +129,9 @@ def test_a_block_whose_distributions_differ_by_rounding_alone_is_judged() -> Non
     assert {v.num_accepted for v, _ in verdicts(verify_block, [p, p, p], draft)} == {2}
 
 
-@given(own=st.lists(st.integers(0, 2), min_size=4, max_size=4), drafted=st.lists(st.integers(0, 2), max_size=3))
+@given(
+    own=st.lists(st.integers(0, 2), min_size=4, max_size=4), drafted=st.lists(st.integers(0, 2), max_size=3)
+)
 def test_what_is_kept_of_a_draft_is_what_the_target_chooses(own: list[int], drafted: list[int]) -> None:
     verdict = verify_choices(own.__getitem__, drafted)
     emitted = (*drafted[: verdict.num_accepted], verdict.token)

@@ -1,5 +1,5 @@
-"""The KV cache by sequence: whose KV is kept, reused by a new request, evicted to make room; what of a prompt was
-read or written before, and where the next text may part from it."""
+"""The KV cache by sequence: whose KV is kept, reused by a new request, evicted to make room; what of a prompt
+was read or written before, and where the next text may part from it."""
 
 from __future__ import annotations
 
@@ -281,8 +281,8 @@ class DraftKv:
 
 
 # Text that was generated, found again in the next turn's prompt. A client sends an answer back as text. Its
-# tokenization need not be the one that was generated: a constraint forces other splits, and a sampled one may be
-# any. Where both spell the same, the tokens that were served are the ones whose KV is stored.
+# tokenization need not be the one that was generated: a constraint forces other splits, and a sampled one may
+# be any. Where both spell the same, the tokens that were served are the ones whose KV is stored.
 
 
 def _as_served(request: Request, texts: Sequence[Sequence[int]], target: Model) -> Request:
@@ -339,8 +339,8 @@ def _same_text(
             return at, other_at
 
 
-# Where texts part: what the next one may share, which a model that goes back to copies of its state alone has to
-# keep one of.
+# Where texts part: what the next one may share, which a model that goes back to copies of its state alone has
+# to keep one of.
 
 _MIN_TURN_TOKENS = 64
 """Fewer are read again."""

@@ -1,4 +1,4 @@
-"""What limits a request, and which tokens a model prefers for forced text: learned from the tokens it chose."""
+"""What limits a request, and which tokens a model prefers for forced text."""
 
 from __future__ import annotations
 

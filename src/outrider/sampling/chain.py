@@ -269,8 +269,8 @@ def _temperature(candidates: Candidates, params: SamplingParams) -> float:
 
 
 def _weights(candidates: Candidates, temperature: float) -> Floats:
-    """Probabilities relative to that of the best candidate; 0 where the exponential underflows. Those of large
-    vocabularies in single precision."""
+    """Probabilities relative to that of the best candidate; 0 where the exponential underflows. Single
+    precision for large vocabularies."""
     shifted: Floats
     if len(candidates) > _SMALL and 1e-3 <= temperature <= 1e3:
         with np.errstate(over="ignore"):  # far below the best is -inf, and that is right

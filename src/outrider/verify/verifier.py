@@ -13,7 +13,6 @@ from outrider.core.params import Verification
 from outrider.sampling import LazyDistributions, draw, probability
 from outrider.verify.rules import excess, pick, verify_block, verify_choices, verify_lenient, verify_tokens
 
-
 _FIRST_COMPARED, _COMPARED_EVERY = 64, 4
 """So many positions are compared in every step, those after them in one of so many steps."""
 
@@ -46,7 +45,8 @@ class Overlap:
 
 
 class Verifier:
-    """The rule that `verification` describes, for one request with its seed. Positions count generated tokens."""
+    """The rule that `verification` describes, for one request with its seed. A position counts generated
+    tokens."""
 
     @classmethod
     def of(cls, request: Request, seed: int) -> Self:
