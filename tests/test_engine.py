@@ -82,9 +82,6 @@ def test_plain_decoding_is_what_the_model_says() -> None:
     assert list(tokens) == greedy_continuation(LANGUAGE, PROMPT, 13)
     assert text == "".join("abcd "[t] for t in tokens if t != END)
     assert finish_reason == "length"
-
-
-def test_the_context_is_used_to_its_end() -> None:
     tokens, _, finish_reason = plain(language_model(context_length=40), REQUESTS["the context"])
     assert (len(PROMPT) + len(tokens), finish_reason) == (40, "context")
 
@@ -146,8 +143,14 @@ def test_an_accepted_token_is_credited_to_its_drafter() -> None:
 # Several sequences
 
 
-@given(seed=st.integers(0, 10**6), max_batch_tokens=st.sampled_from([4, 5, 7, 16, 64]))
-def test_sequences_side_by_side_say_what_each_says_alone(seed: int, max_batch_tokens: int) -> None:
+@given(
+    seed=st.integers(0, 10**6),
+    max_batch_tokens=st.sampled_from([4, 5, 7, 16, 64]),
+    max_rows=st.sampled_from([4, 5, 9, 64]),
+)
+def test_sequences_side_by_side_say_what_each_says_alone(
+    seed: int, max_batch_tokens: int, max_rows: int
+) -> None:
     rng = np.random.default_rng(seed)
     requests = [
         Request(
@@ -163,7 +166,8 @@ def test_sequences_side_by_side_say_what_each_says_alone(seed: int, max_batch_to
         SuffixDrafter(min_match=2),
         model_drafter(random_logits(VOCABULARY.size, seed=12), max_batch_tokens=max_batch_tokens),
     ]
-    engine = CheckedEngine(language_model(max_batch_tokens=max_batch_tokens), drafters)
+    target = language_model(max_batch_tokens=max_batch_tokens, max_rows=max_rows)
+    engine = CheckedEngine(target, drafters)
     first = engine.submit(requests[0])
     for _ in range(3):
         if engine.outcomes[first].finish_reason is None:
@@ -227,8 +231,10 @@ def test_a_long_prompt_is_read_in_chunks_while_others_go_on() -> None:
     assert tuple(engine.outcomes[long].tokens) == tuple(greedy_continuation(LANGUAGE, prompt, 2))
 
 
-def test_more_requests_than_sequences_are_refused_and_the_others_go_on() -> None:
-    engine = CheckedEngine(language_model(max_sequences=2))
+@pytest.mark.parametrize("max_sequences", [2, 8])
+def test_more_requests_than_may_run_are_refused_and_the_others_go_on(max_sequences: int) -> None:
+    engine = CheckedEngine(language_model(max_sequences=max_sequences))
+    engine.engine.max_running = 2
     requests = [Request((i,), GREEDY, max_tokens=4, ignore_end=True) for i in range(3)]
     ids = [engine.submit(request) for request in requests[:2]]
     with pytest.raises(InputError, match="2 are running"):
@@ -314,14 +320,6 @@ def test_what_an_earlier_request_left_is_reused_and_right(
         common = min(len(stored), len(prompt)) if common is None else common
         follow = engine.generate(Request(prompt, GREEDY, max_tokens=1))
         assert follow.reused_tokens == min(common, len(prompt) - 1)
-
-
-def test_a_prompt_without_a_past_takes_the_slot_that_holds_least() -> None:
-    engine = Engine(language_model())
-    talk = Request(PROMPT * 4, GREEDY, max_tokens=6, ignore_end=True)
-    engine.generate(talk)
-    engine.generate(Request((3, 3, 3), GREEDY, max_tokens=3))
-    assert engine.generate(talk).reused_tokens == len(PROMPT) * 4 - 1
 
 
 def test_reset_forgets_finished_requests_and_leaves_running_ones_alone() -> None:

@@ -15,7 +15,6 @@ from engines import (
     VOCABULARY,
     CheckedEngine,
     ScriptedDrafter,
-    greedy_continuation,
     language_model,
     oracle,
     plain,
@@ -29,7 +28,6 @@ from outrider.core.notices import collect_notices
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
-from outrider.policy.fixed import FixedPolicy
 
 
 def recurrent_model() -> FakeModel:
@@ -171,17 +169,3 @@ def test_an_interrupted_submit_holds_no_sequence() -> None:
     with pytest.raises(KeyboardInterrupt):
         engine.generate(request)
     assert engine.generate(request).tokens == plain(language_model(), request)[0]
-
-
-@pytest.mark.parametrize("max_rows", [2, 5, 9])
-def test_drafts_of_all_sequences_keep_to_the_rows_that_a_call_gives(max_rows: int) -> None:
-    target = FakeModel(VOCABULARY, LANGUAGE, max_rows=max_rows)
-    engine = Engine(target, [ScriptedDrafter(oracle(LANGUAGE))], FixedPolicy(8, 0, 0))
-    requests = [Request(PROMPT, GREEDY, max_tokens=12, ignore_end=True) for _ in range(2)]
-    ids = [engine.submit(request) for request in requests]
-    texts: dict[int, list[int]] = {request_id: [] for request_id in ids}
-    while updates := engine.step():
-        for update in updates:
-            texts[update.record.request].extend(update.record.tokens)
-    expected = greedy_continuation(LANGUAGE, PROMPT, 12)
-    assert [texts[request_id] for request_id in ids] == [expected, expected]

@@ -19,6 +19,7 @@ from engines import (
     other_vocabulary_drafter,
     reduced_drafter,
 )
+from exactness import plain as plain_texts
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.core.contracts import Drafter
 from outrider.core.data import Completion, Request, Row
@@ -141,23 +142,9 @@ TINY_PROMPT = (0, 1, 0, 1)
 LENGTH = 3
 
 
-def exact_text_probabilities() -> dict[tuple[int, ...], float]:
-    """The probability of every continuation, which an end token may cut short."""
-    texts: dict[tuple[int, ...], float] = {(): 1.0}
-    done: dict[tuple[int, ...], float] = {}
-    for _ in range(LENGTH):
-        grown: dict[tuple[int, ...], float] = {}
-        for text, probability in texts.items():
-            row = np.exp(TINY_LANGUAGE([*TINY_PROMPT, *text]).astype(np.float64))
-            for token, share in enumerate(row / row.sum()):
-                (done if token == TINY.size - 1 else grown)[(*text, token)] = probability * share
-        texts = grown
-    return done | texts
-
-
 def excess_over_chance(counts: Counter[tuple[int, ...]]) -> float:
     """How many standard deviations chi-square lies above what chance leads to."""
-    exact = exact_text_probabilities()
+    exact = plain_texts(Request(TINY_PROMPT, AS_IT_IS, max_tokens=LENGTH), TINY_LANGUAGE, TINY)
     assert set(counts) <= set(exact)
     total = sum(counts.values())
     assert min(exact.values()) * total >= 5, "too few samples for the test"

@@ -72,34 +72,6 @@ def evaluated_tokens(model: FakeModel, since: int = 0) -> int:
     return sum(len(span.tokens) for call in model.calls[since:] for span in call)
 
 
-@given(seed=st.integers(0, 10**6), lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8))
-def test_no_token_is_evaluated_twice(seed: int, lengths: list[int]) -> None:
-    """Whatever is accepted: what is evaluated again is only what was rejected."""
-    rng = np.random.default_rng(seed)
-    model = FakeModel(ENDLESS, OTHER)
-    drafter = drafter_of(model)
-    drafter.begin(0, asked(PROMPT))
-    text, in_vain = list(PROMPT), 0
-    drafted: tuple[int, ...] = ()
-    for length in lengths:
-        if length:
-            drafted = propose(drafter, length)[0].tokens
-            assert list(drafted) == greedy_continuation(OTHER, text, length)
-        kept = int(rng.integers(0, len(drafted) + 1)) if length else 0
-        token = int(rng.integers(0, VOCABULARY.size))
-        if length:
-            # A rejected token is never what replaces it. Of n drafted tokens n - 1 were evaluated.
-            if kept < len(drafted) and token == drafted[kept]:
-                token = (token + 1) % VOCABULARY.size
-            in_vain += max(0, len(drafted) - 1 - kept)
-        final = [*drafted[:kept], token] if length else [token]
-        drafter.observe(0, final)
-        text += final
-    propose(drafter, 1)
-    assert evaluated_tokens(model) == len(text) + in_vain
-    assert model.stored(0) == tuple(text)
-
-
 @given(
     seed=st.integers(0, 10**6),
     rounds=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), min_size=1, max_size=8),
@@ -127,61 +99,36 @@ def test_a_draft_of_checkpoints_reads_no_more_than_its_last_drafts_again(
         text += new
 
 
-def test_the_second_half_of_a_step_costs_one_call_a_token() -> None:
-    model = FakeModel(ENDLESS, OTHER)
-    drafter = drafter_of(model)
-    drafter.begin(0, asked(PROMPT))
-    draft, work = propose(drafter, 4)
-    assert (work.prefill_calls, work.calls) == (1, 4)
-    drafter.observe(0, (*draft.tokens, 3))
-    before = len(model.calls)
-    _, work = propose(drafter, 2)
-    # Accepted whole: the last drafted token and the target's own go into the first call.
-    assert model.calls[before][0].tokens[0] == draft.tokens[-1]
-    assert (work.prefill_calls, work.calls, evaluated_tokens(model, before)) == (0, 2, 3)
-
-
-def test_rounds_that_were_sat_out_are_caught_up_in_one_batch() -> None:
-    model = FakeModel(ENDLESS, OTHER)
-    drafter = drafter_of(model)
-    drafter.begin(0, asked(PROMPT))
-    propose(drafter, 1)
-    for token in (1, 2, 3, 0, 1, 2):
-        drafter.observe(0, [token])
-    before = len(model.calls)
-    draft, work = propose(drafter, 3)
-    assert [len(call[0].tokens) for call in model.calls[before:]] == [6, 1, 1]
-    assert (work.calls, work.prefill_calls) == (3, 0)
-    assert list(draft.tokens) == greedy_continuation(OTHER, [*PROMPT, 1, 2, 3, 0, 1, 2], 3)
-
-
 # After what others have drafted
 
 
 @given(
     seed=st.integers(0, 10**6),
-    steps=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4), st.booleans()), min_size=1, max_size=8),
+    steps=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.booleans()), min_size=1, max_size=6),
 )
 def test_a_draft_follows_the_prefix_and_what_held_of_both_is_not_evaluated_again(
     seed: int, steps: list[tuple[int, int, bool]]
 ) -> None:
-    """A prefix costs no call of its own: it is read with the last committed tokens."""
+    """A prefix costs no call of its own, nor do steps that were sat out (without a length): these tokens are
+    read with the last committed ones. What is evaluated again is only what was rejected."""
     rng = np.random.default_rng(seed)
     model = FakeModel(ENDLESS, OTHER)
     drafter = drafter_of(model)
     drafter.begin(0, asked(PROMPT))
     text, in_vain = list(PROMPT), 0
     for num_prefix, length, is_right in steps:
-        right = greedy_continuation(OTHER, text, num_prefix)
-        prefix = right if is_right else [(token + 1) % VOCABULARY.size for token in right]
-        before = len(model.calls)
-        draft, work = propose(drafter, length, prefix=prefix)
-        assert list(draft.tokens) == greedy_continuation(OTHER, [*text, *prefix], length)
-        assert work.calls == length == len(work.call_tokens)
-        calls = model.calls[len(model.calls) - work.calls :]
-        assert work.call_tokens == tuple(len(call[0].tokens) for call in calls)
-        assert work.prefill_calls == len(model.calls) - before - work.calls == (len(text) == len(PROMPT))
-        offered = [*prefix, *draft.tokens]
+        offered: list[int] = []
+        if length:
+            right = greedy_continuation(OTHER, text, num_prefix)
+            prefix = right if is_right else [(token + 1) % VOCABULARY.size for token in right]
+            before = len(model.calls)
+            draft, work = propose(drafter, length, prefix=prefix)
+            assert list(draft.tokens) == greedy_continuation(OTHER, [*text, *prefix], length)
+            assert work.calls == length == len(work.call_tokens)
+            calls = model.calls[len(model.calls) - work.calls :]
+            assert work.call_tokens == tuple(len(call[0].tokens) for call in calls)
+            assert work.prefill_calls == len(model.calls) - before - work.calls == (before == 0)
+            offered = [*prefix, *draft.tokens]
         kept = int(rng.integers(0, len(offered) + 1))
         other = [t for t in range(VOCABULARY.size) if offered[kept : kept + 1] != [t]]
         final = [*offered[:kept], int(rng.choice(other))]

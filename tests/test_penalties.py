@@ -139,14 +139,6 @@ def test_a_row_to_which_nothing_applies_is_not_copied() -> None:
 # DRY
 
 
-def test_dry_lowers_what_would_go_on_a_repetition() -> None:
-    params = SamplingParams(dry_multiplier=1.0, dry_base=2.0, dry_sequence_breakers=(), dry_penalty_last_n=-1)
-    # "abc" came before and was followed by d; "bc" by e.
-    assert changes(params, ids("abcdfbceabc")) == {3: -2.0, 4: -1.0}
-    assert changes(params, ids("abcdfbceab"), ids("c")) == {3: -2.0, 4: -1.0}
-    assert changes(params, ids("abcdfa")) == {}
-
-
 def test_a_breaker_ends_the_repetition() -> None:
     params = SamplingParams(
         dry_multiplier=1.0, dry_base=2.0, dry_sequence_breakers=(",",), dry_penalty_last_n=-1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from outrider.backends.fake import FakeVocabulary
+from outrider.core.contracts import Constraint
 from outrider.core.data import Mask
 from outrider.core.errors import ConstraintError
 from outrider.core.params import SamplingParams
@@ -22,32 +24,9 @@ SIZE = VOCABULARY.size
 AS_IT_IS = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
 
 
-class Only:
-    """The Constraint that allows some tokens, everywhere."""
-
-    is_complete = is_accepted = False
-
-    def __init__(self, mask: Mask | None) -> None:
-        self.mask = mask
-
-    def allowed(self, drafted: Sequence[int]) -> Mask | None:
-        del drafted
-        return self.mask
-
-    def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
-        del drafted, tokens
-        return 0
-
-    def forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
-        del drafted
-        return ()
-
-    def accept(self, tokens: Sequence[int]) -> None:
-        del tokens
-
-
 def sampler(mask: Mask | None, params: SamplingParams = AS_IT_IS) -> RequestSampler:
-    return RequestSampler(params, VOCABULARY, (), Only(mask))
+    constraint = SimpleNamespace(allowed=lambda _drafted: mask)
+    return RequestSampler(params, VOCABULARY, (), cast(Constraint, constraint))
 
 
 rows = arrays.arrays(np.float32, SIZE, elements=st.floats(-50, 50, width=32))

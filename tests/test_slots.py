@@ -38,12 +38,6 @@ def reused(engine: Engine, prompt: tuple[int, ...], scope: str = "") -> int:
     return engine.generate(request(prompt, scope)).reused_tokens
 
 
-def test_the_next_turn_goes_on_from_what_is_stored() -> None:
-    engine = Engine(language_model(max_sequences=2))
-    first = engine.generate(request(LONG))
-    assert reused(engine, (*LONG, *first.tokens, 3, 3)) == len(LONG) + len(first.tokens) - 1
-
-
 def test_a_shared_beginning_is_copied_and_stays_with_both() -> None:
     target = language_model(max_sequences=3)
     engine = Engine(target)
@@ -54,19 +48,13 @@ def test_a_shared_beginning_is_copied_and_stays_with_both() -> None:
     assert reused(engine, yours) == len(yours) - 1
 
 
-def test_a_running_request_shares_what_it_has_read() -> None:
-    engine = Engine(language_model(max_sequences=2))
-    engine.submit(request((*LONG, 3), max_tokens=50))
-    while engine.step()[0].record.kind == "prefill":
-        pass
-    assert reused(engine, (*LONG, 2)) == len(LONG)
-
-
-def test_a_model_that_cannot_rewind_shares_nothing_but_whole_texts() -> None:
-    engine = Engine(language_model(max_sequences=2, rewind="none"))
+@pytest.mark.parametrize(("rewind", "shared"), [("free", len(LONG)), ("none", 0)])
+def test_the_next_turn_goes_on_from_what_is_stored(rewind: str, shared: int) -> None:
+    """A model that cannot rewind shares nothing but whole texts."""
+    engine = Engine(language_model(max_sequences=2, rewind=rewind))
     first = engine.generate(request(LONG))
     assert reused(engine, (*LONG, *first.tokens, 3)) == len(LONG) + len(first.tokens) - 1
-    assert reused(engine, (*LONG, 2)) == 0
+    assert reused(engine, (*LONG, 2)) == shared
 
 
 def test_nothing_is_shared_across_scopes() -> None:
@@ -76,12 +64,13 @@ def test_nothing_is_shared_across_scopes() -> None:
     assert reused(engine, LONG, "one") == len(LONG) - 1
 
 
-def test_a_running_request_shares_nothing_with_another_scope() -> None:
+@pytest.mark.parametrize(("scope", "shared"), [("one", len(LONG)), ("two", 0)])
+def test_a_running_request_shares_what_it_has_read_with_its_own_scope(scope: str, shared: int) -> None:
     engine = Engine(language_model(max_sequences=2))
     engine.submit(request((*LONG, 3), "one", max_tokens=50))
     while engine.step()[0].record.kind == "prefill":
         pass
-    assert reused(engine, LONG, "two") == 0
+    assert reused(engine, (*LONG, 2), scope) == shared
 
 
 def test_what_was_used_longest_ago_makes_room() -> None:
@@ -170,15 +159,6 @@ def test_a_request_that_might_not_fit_beside_the_others_has_to_wait() -> None:
     while engine.step():
         pass
     assert engine.has_room(large)
-
-
-def test_no_more_run_than_may_though_there_are_sequences() -> None:
-    engine = Engine(language_model(max_sequences=8), max_running=2)
-    for _ in range(2):
-        engine.submit(request(PROMPT))
-    assert not engine.has_room(request(PROMPT))
-    with pytest.raises(InputError):
-        engine.submit(request(PROMPT))
 
 
 @pytest.mark.parametrize("drafted", [False, True])

@@ -106,32 +106,27 @@ def test_of_memory_no_more_is_used_than_may_be_and_the_oldest_goes_first() -> No
     assert server.reused(TEXTS[3]) == 89
 
 
-def test_after_a_restart_texts_are_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("delay_s", [0.0, 0.02])
+def test_after_a_restart_texts_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delay_s: float
+) -> None:
+    """What waits for a slow disk is written, too."""
+    write = Disk.write
+
+    def slow(*given: Any) -> int:
+        sleep(delay_s)
+        return write(*given)
+
+    monkeypatch.setattr(Disk, "write", slow)
     first = Server(tmp_path)
     first.tiers.will_close(monotonic() + 60)
     for text in TEXTS:
         first.reused(text)
     first.end()
+    assert first.tiers.counts.kept == len(list(tmp_path.glob("*.kv"))) == 4
     second = Server(tmp_path)
     assert [second.reused(text) for text in TEXTS] == [89] * 4
-    assert second.tiers.counts.hits["disk"] == 4
-    assert second.notices == []
-
-
-def test_what_waits_for_a_slow_disk_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = Disk.write
-
-    def slow(*given: Any) -> int:
-        sleep(0.02)
-        return write(*given)
-
-    monkeypatch.setattr(Disk, "write", slow)
-    server = Server(tmp_path)
-    server.tiers.will_close(monotonic() + 60)
-    for text in TEXTS:
-        server.reused(text)
-    server.end()
-    assert server.tiers.counts.kept == len(list(tmp_path.glob("*.kv"))) == 4
+    assert second.tiers.counts.hits["disk"] == 4 and second.notices == []
 
 
 def test_files_are_private_and_their_names_say_nothing(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -10,7 +9,6 @@ from pathlib import Path
 from time import monotonic
 
 import numpy as np
-import pytest
 
 from backends import Backend, backend, over
 from engines import GREEDY, PROMPT, language_model, plain
@@ -19,8 +17,6 @@ from outrider.backends.rewinding import LAST_TURNS, MAX_TURNS, Checkpoints
 from outrider.core.contracts import Model
 from outrider.core.data import Completion, Request, Span
 from outrider.engine import Engine
-from serving import Running
-from test_server_worker import REQUEST, finish, slow_model, working
 from test_tiers_kinds import tiers_of
 
 __all__ = ["backend"]  # pytest finds the fixture by its name
@@ -107,24 +103,6 @@ def test_where_no_control_token_stands_and_inside_of_long_messages_there_are_tur
         completion.tokens
         == plain(language_model(context_length=3000), Request(edited, GREEDY, max_tokens=2))[0]
     )
-
-
-@pytest.mark.parametrize("differ", [False, True])
-def test_equal_beginnings_are_read_once(differ: bool) -> None:
-    model = slow_model(context_length=300, max_sequences=4, rewind="checkpoints")
-    prompts = [(*PROMPT * 40, *(number,) * 9 * differ) for number in range(4)]
-    requests = [replace(REQUEST, prompt=prompt, max_tokens=8, speculate=False) for prompt in prompts]
-
-    async def main() -> list[Completion]:
-        async with working(model, max_running=4) as worker:
-            jobs = [await Running.submit(worker, request) for request in requests]
-            return [completion for _, completion in await asyncio.gather(*map(finish, jobs))]
-
-    completions = asyncio.run(main())
-    first, *others = sorted(completion.reused_tokens for completion in completions)
-    assert first == 0 and min(others) > 200 - 17
-    for request, completion in zip(requests, completions, strict=True):
-        assert completion.tokens == plain(language_model(context_length=300), request)[0]
 
 
 def states(max_bytes: int, lengths: Sequence[int], num_sequences: int = 1) -> list[list[int]]:

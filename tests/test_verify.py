@@ -71,12 +71,6 @@ def test_equal_distributions_leave_the_target(p: Distribution) -> None:
     assert all(accept_probability(p, same, token) == 1 for token in p.tokens.tolist())
 
 
-def test_disjoint_supports_reject_and_leave_the_target() -> None:
-    p, q = dense([0.5, 0.5, 0, 0]), dense([0, 0, 0.5, 0.5])
-    assert accept_probability(p, q, 2) == 0
-    assert residual(p, q).probs.tolist() == [0.5, 0.5]
-
-
 def test_a_token_that_the_target_rules_out_never_stands() -> None:
     p, q = dense([1, 1, 0, 0]), dense([1, 0, 1, 0])
     assert accept_probability(p, q, 3) == 0  # nor does the draft give it any chance

@@ -457,16 +457,16 @@ class Rows:
         alignment, sampler = self._alignment, request.sampler
         needs_probs = request.draw is not None or request.with_mode_of
         if isinstance(row, TopLogits):
-            return look(row, sampler.params, needs_probs)
+            return look(row, sampler.params, with_distribution=needs_probs)
         if alignment.identical:
-            return look(sampler.adjust(row, drafted), sampler.params, needs_probs)
+            return look(sampler.adjust(row, drafted), sampler.params, with_distribution=needs_probs)
         is_plain = not sampler.adjusts(drafted)
         if is_plain:
             values = alignment.common_part(row)
         else:  # one buffer for all: a sampler keeps no row, and large ones are slow to allocate
             self._spread = alignment.in_target(row, self._spread)
             values = sampler.adjust(self._spread, drafted)
-        best, certainty, probs = look(values, sampler.params, needs_probs)
+        best, certainty, probs = look(values, sampler.params, with_distribution=needs_probs)
         if request.constraint is None and len(alignment.foreign):
             gaps = row[alignment.foreign] - values[best]
             if request.draw is None and gaps.max() > 0:

@@ -73,7 +73,7 @@ def distribution(row: Row | TopLogits, params: SamplingParams) -> Distribution:
 
 
 def look(
-    row: Row | TopLogits, params: SamplingParams, with_distribution: bool
+    row: Row | TopLogits, params: SamplingParams, *, with_distribution: bool
 ) -> tuple[int, float, Distribution | None]:
     """What `most_likely` says of a row, and its distribution if asked for: in one pass where that is made of
     few tokens."""
