@@ -286,9 +286,9 @@ def test_rows_are_looked_at_only_when_asked_for() -> None:
     assert len(lazy) == 3
     assert [int(lazy[i].tokens[0]) for i in (0, 2, -1)] == [1, 0, 0]
     assert [int(d.tokens[0]) for d in lazy[::2]] == [1, 0]
-    for look in (lazy.__getitem__, lazy.row, lambda i: lazy.ratio(i, 0)):
+    for ask in (lazy.__getitem__, lazy.row, lambda i: lazy.ratio(i, 0)):
         with pytest.raises(IndexError):
-            look(3)
+            ask(3)
     with pytest.raises(BackendError):
         lazy[1]
     with pytest.raises(BackendError):

@@ -14,31 +14,39 @@ from outrider.core.saved import SavedState
 def check_spans(model: Model, spans: Sequence[Span]) -> None:
     """Raise BackendError for spans that break the contract or a limit, OutOfMemory for one that does not fit
     the context."""
-    _require(bool(spans), "a call needs at least one")
-    _require(len({span.sequence for span in spans}) == len(spans), "a call takes one for each sequence")
-    size = model.vocabulary.size
+    if not spans:
+        raise BackendError("span", "a call needs at least one")
+    if len(spans) > 1 and len({span.sequence for span in spans}) < len(spans):
+        raise BackendError("span", "a call takes one for each sequence")
+    num_tokens = num_rows = 0
     for span in spans:
-        num_tokens = len(span.tokens)
-        _require(0 <= span.sequence < model.max_sequences, f"there is no sequence {span.sequence}")
-        _require(num_tokens > 0, "it has no tokens")
-        _require(0 <= span.rows <= num_tokens, f"{num_tokens} tokens cannot give {span.rows} rows")
-        stored = model.length(span.sequence)
-        _require(span.start == stored, f"it starts at {span.start}, but {stored} tokens are stored")
-        known = min(span.tokens) >= 0 and max(span.tokens) < size
-        _require(known, f"a token is outside the vocabulary of {size}")
-        if span.start + num_tokens > model.context_length:
-            used = f"a context of {model.context_length}, of which {stored} are in use"
-            why = f"{num_tokens} more tokens do not fit {used}"
+        if why := _fault(model, span):
+            raise BackendError("span", why)
+        num_tokens, num_rows = num_tokens + len(span.tokens), num_rows + span.rows
+        if span.start + len(span.tokens) > model.context_length:
+            used = f"a context of {model.context_length}, of which {span.start} are in use"
+            why = f"{len(span.tokens)} more tokens do not fit {used}"
             raise OutOfMemory("span", why, "Give a larger context (-c).")
-    num_tokens, num_rows = sum(len(span.tokens) for span in spans), sum(span.rows for span in spans)
-    most_tokens, most_rows = model.max_batch_tokens, model.max_rows
-    _require(num_tokens <= most_tokens, f"a call takes at most {most_tokens} tokens")
-    _require(num_rows <= most_rows, f"a call gives at most {most_rows} rows", "Raise max_rows.")
+    if num_tokens > model.max_batch_tokens:
+        raise BackendError("span", f"a call takes at most {model.max_batch_tokens} tokens")
+    if num_rows > model.max_rows:
+        raise BackendError("span", f"a call gives at most {model.max_rows} rows", "Raise max_rows.")
 
 
-def _require(holds: bool, why: str, way_out: str = "") -> None:
-    if not holds:
-        raise BackendError("span", why, way_out)
+def _fault(model: Model, span: Span) -> str:
+    """How a span breaks the contract, if it does."""
+    tokens, rows = span.tokens, span.rows
+    if not 0 <= span.sequence < model.max_sequences:
+        return f"there is no sequence {span.sequence}"
+    if not tokens:
+        return "it has no tokens"
+    if not 0 <= rows <= len(tokens):
+        return f"{len(tokens)} tokens cannot give {rows} rows"
+    if span.start != (stored := model.length(span.sequence)):
+        return f"it starts at {span.start}, but {stored} tokens are stored"
+    if min(tokens) < 0 or max(tokens) >= model.vocabulary.size:
+        return f"a token is outside the vocabulary of {model.vocabulary.size}"
+    return ""
 
 
 def check_copy(model: Model, source: int, sequence: int, length: int) -> None:

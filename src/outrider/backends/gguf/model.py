@@ -233,6 +233,8 @@ class GgufModel:
         self.hidden: HiddenStates | None = None
         """what a head reads, where they are kept"""
         self._batch = LlamaBatch(self._library.Batch, self.max_batch_tokens)
+        self._buffers: dict[tuple[int, int], Logits] = {}
+        """views of the library's logits, by address and number of rows: making one takes long"""
         self._sampling = self._open_sampling(context)
 
     @property
@@ -294,15 +296,14 @@ class GgufModel:
         """Make a call whose rows are TopLogits, and once more for whole ones where they leave something in
         doubt; None where it cannot be made so."""
         sampling = cast(TopSampling, self._sampling)
-        whole = [replace(span, top=0) for span in spans]
-        if not sampling.prepare(spans if self.hidden is None else whole):
+        if not sampling.prepare(spans if self.hidden is None else _whole(spans)):
             return None
         self._call(context, spans)
         found = sampling.read(spans)
         if found is not None and sampling.is_checked(spans):
             return cast(list[Logits], found)
         self._undo(spans)
-        sampling.prepare(whole)
+        sampling.prepare(_whole(spans))
         self._call(context, spans)
         rows = self._rows(context, spans)
         if found is not None:
@@ -320,18 +321,27 @@ class GgufModel:
 
     def _rows(self, context: Any, spans: Sequence[Span]) -> list[Logits]:
         """Views of the library's own buffer, which holds the wanted rows in batch order."""
-        num_rows, size = sum(span.rows for span in spans), self.vocabulary.size
+        num_rows = sum([span.rows for span in spans])
         if num_rows:
             address = self._library.functions.llama_get_logits(context)
             if not address:
                 raise BackendError(self.name, "the library gave no logits", "Choose a text-generation model.")
-            values = (ctypes.c_float * (num_rows * size)).from_address(address)
-            buffer = np.ctypeslib.as_array(values).reshape(num_rows, size)
         else:
             self._library.functions.llama_synchronize(context)
-            buffer = np.empty((0, size), dtype=np.float32)
+            address = 0
+        if (buffer := self._buffers.get((address, num_rows))) is None:
+            buffer = self._buffers[address, num_rows] = self._view(address, num_rows)
+        if len(spans) == 1:
+            return [buffer]
         ends = accumulate(span.rows for span in spans)
         return [buffer[end - span.rows : end] for span, end in zip(spans, ends, strict=True)]
+
+    def _view(self, address: int, num_rows: int) -> Logits:
+        size = self.vocabulary.size
+        if not num_rows:
+            return np.empty((0, size), dtype=np.float32)
+        values = (ctypes.c_float * (num_rows * size)).from_address(address)
+        return np.ctypeslib.as_array(values).reshape(num_rows, size)
 
     def _close_gaps(self, context: int) -> None:
         """A single sequence is only ever cut at its end; several leave free cells among each other's."""
@@ -440,3 +450,8 @@ class GgufModel:
 
     def close(self) -> None:
         self._native.close()
+
+
+def _whole(spans: Sequence[Span]) -> list[Span]:
+    """Spans that ask for whole rows."""
+    return [replace(span, top=0) for span in spans]
