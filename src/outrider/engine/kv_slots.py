@@ -7,13 +7,12 @@ from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.core.contracts import Model, Vocabulary
 from outrider.core.data import DraftWork, Request
 from outrider.core.errors import RewindUnsupported
-from outrider.core.saved import SavingModel
 from outrider.core.sequences import common_prefix
 from outrider.engine.sequence import RunningRequest, num_missing
 from outrider.engine.tiers.store import KvTiers, Reading
@@ -29,10 +28,19 @@ _REUSE_RATE = 0.15
 """weight of the last request in the share of prompts that could be reused"""
 _MIN_SAVED_TOKENS = 64
 """What a sequence holds beyond a shared beginning is given up where it is fewer tokens than this."""
+_MIN_TURN_TOKENS = 64
+"""Fewer are read again."""
+_MESSAGE_TOKENS = 256
+"""of a message that is worth a copy at its end"""
+_PART_TOKENS = 1024
+"""Longer messages, and texts without control tokens, are worth one in so many: they may be edited inside."""
+_LAST_TOKENS = 16
+"""The next turn begins like this prompt, but for what its template puts before an answer."""
+_MIN_AWAITED_TOKENS = 16
+"""Fewer are read with the call that a request would wait for."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
+class _Held(NamedTuple):
     """The tokens that a sequence stores, or will store up to what it holds now."""
 
     tokens: Sequence[int]
@@ -56,8 +64,6 @@ class Slots:
 
     def __init__(self, target: Model, store: KvTiers | None = None) -> None:
         self._target = target
-        self.saving = target if isinstance(target, SavingModel) else None
-        """the target, where its sequences can be copied out of it and back"""
         self._store = store
         self._running: dict[int, _Held] = {}
         self._kept: OrderedDict[int, _Held] = OrderedDict()
@@ -68,7 +74,6 @@ class Slots:
 
     @property
     def used_tokens(self) -> int:
-        """Tokens that are stored for running and ended requests."""
         return sum(self._target.length(slot) for slot in (*self._running, *self._kept))
 
     def take(self, request: Request, tokens: Sequence[int]) -> int:
@@ -84,31 +89,69 @@ class Slots:
                     self._target.copy(source, slot, shared)
         self._note_reusable(request, self._target.length(slot))
         self._running[slot] = _Held(tokens, request.scope)
-        if self._store is not None and self.saving is not None and self.saving.attends_to_all:
+        if self._store is not None and self._store.model.attends_to_all:
             for other in list(self._kept):
                 self._evict(other)
         assert self._target.length(slot) < len(request.prompt)
         return slot
 
     def as_served(self, request: Request) -> Request:
-        """A request whose prompt is text with the tokens that were generated for it, as far as these are
-        stored."""
+        """A request whose prompt is text with the tokens that were generated for it, as far as some text that
+        is stored has them."""
         if not (request.from_text and request.cache_prompt):
             return request
-        texts = [held.tokens for _, held in self._of(request.scope)]
-        more = self._store.texts(request.scope, request.prompt) if self._store is not None else []
-        return _as_served(request, [*texts, *more], self._target)
+        prompt, texts = request.prompt, [held.tokens for _, held in self._of(request.scope)]
+        if self._store is not None:
+            texts += self._store.texts(request.scope, prompt)
+        equal = [common_prefix(text, prompt) for text in texts]
+        longest = max(equal, default=0)
+        alike = [text for text, length in zip(texts, equal, strict=True) if length == longest]
+        found = [respelled(prompt, text, self._target.vocabulary) for text in alike]
+        prompt, reached, num_other = max(found, key=lambda one: one[1], default=(prompt, 0, 0))
+        if reached <= longest or len(prompt) >= self._target.context_length:
+            return request
+        return replace(request, prompt=prompt, from_text=False, respelled_tokens=num_other)
 
-    def num_stored(self, request: Request) -> int:
-        """Tokens of a prompt that a request can go on from: some sequence stores them, or copies do."""
+    # Where texts part: what the next one may share, which a model that goes back to copies of its state alone
+    # has to keep one of.
+
+    def turns_of(self, request: Request) -> list[int]:
+        """Numbers of tokens after which a text may go on otherwise, in ascending order: the end of the system
+        prompt and of each long message, where a control token stands; places within what has none; the end of
+        what the prompt has in common with an earlier text; and shortly before the prompt's end."""
+        prompt, end = request.prompt, len(request.prompt) - _LAST_TOKENS
+        if not self._target.rewinding.keeps_turns or len(prompt) < _MIN_TURN_TOKENS:
+            return []
+        is_control = self._target.vocabulary.is_control
+        controls = {at for at, token in enumerate(prompt[:end]) if is_control(token)}
+        system = min((at for at in controls if at >= _MIN_TURN_TOKENS), default=0)
+        found = [system] if system else []
+        for at in range(system, end):
+            size = at - (found[-1] if found else 0)
+            if size >= _PART_TOKENS or (size >= _MESSAGE_TOKENS and at in controls):
+                found.append(at)
+        common = max((common_prefix(held.tokens, prompt) for _, held in self._of(request.scope)), default=0)
+        if common < end and all(abs(common - at) >= _MIN_TURN_TOKENS for at in (0, *found)):
+            found.append(common)
+        return sorted({*found, end})
+
+    def will_share(self, other: RunningRequest, request: Request) -> bool:
+        """Whether a running request is about to store a beginning of a prompt that nothing stores yet. To
+        wait for it takes no longer than to read it: the other is ahead, and both would share their calls."""
+        target = self._target
+        if not (request.cache_prompt and target.rewinding.copies_beginnings):
+            return False
+        if other.request.scope != request.scope or other.num_generated or not num_missing(target, other):
+            return False
         stored = self._match(request)[1]
-        return max(stored, self._store.num_found(*self._sought(request)) if self._store is not None else 0)
-
-    def num_common(self, request: Request) -> int:
-        """Tokens that a prompt has in common with some text, though its state there may be lost."""
-        return max(
-            (common_prefix(one.tokens, request.prompt) for _, one in self._of(request.scope)), default=0
-        )
+        if self._store is not None:
+            stored = max(stored, self._store.num_found(*self._sought(request)))
+        shared = min(common_prefix(other.tokens, request.prompt), len(request.prompt) - 1)
+        if shared <= target.length(other.slot) or shared - stored < _MIN_AWAITED_TOKENS:
+            return False
+        if target.rewinding.keeps_turns and shared not in other.turns:
+            insort(other.turns, shared)
+        return True
 
     def _of(self, scope: str) -> Iterator[tuple[int, _Held]]:
         """The sequences of a scope: those of ended requests first, what was used last before others."""
@@ -285,20 +328,6 @@ class DraftKv:
 # be any. Where both spell the same, the tokens that were served are the ones whose KV is stored.
 
 
-def _as_served(request: Request, texts: Sequence[Sequence[int]], target: Model) -> Request:
-    """A request whose prompt is text with the tokens that were served for it, as far as one of the stored
-    `texts` has them."""
-    prompt = request.prompt
-    equal = [common_prefix(text, prompt) for text in texts]
-    longest = max(equal, default=0)
-    alike = [text for text, length in zip(texts, equal, strict=True) if length == longest]
-    found = [respelled(prompt, text, target.vocabulary) for text in alike]
-    prompt, reached, num_other = max(found, key=lambda one: one[1], default=(prompt, 0, 0))
-    if reached <= longest or len(prompt) >= target.context_length:
-        return request
-    return replace(request, prompt=prompt, from_text=False, respelled_tokens=num_other)
-
-
 def respelled(
     prompt: Sequence[int], served: Sequence[int], vocabulary: Vocabulary
 ) -> tuple[tuple[int, ...], int, int]:
@@ -337,52 +366,3 @@ def _same_text(
         del mine[:shared], its[:shared]
         if not (mine or its):
             return at, other_at
-
-
-# Where texts part: what the next one may share, which a model that goes back to copies of its state alone has
-# to keep one of.
-
-_MIN_TURN_TOKENS = 64
-"""Fewer are read again."""
-_MESSAGE_TOKENS = 256
-"""of a message that is worth a copy at its end"""
-_PART_TOKENS = 1024
-"""Longer messages, and texts without control tokens, are worth one in so many: they may be edited inside."""
-_LAST_TOKENS = 16
-"""The next turn begins like this prompt, but for what its template puts before an answer."""
-_MIN_AWAITED_TOKENS = 16
-"""Fewer are read with the call that a request would wait for."""
-
-
-def turns_of(prompt: Sequence[int], target: Model, num_common: int) -> list[int]:
-    """Numbers of tokens after which a text may go on otherwise, in ascending order: the end of the system
-    prompt and of each long message, where a control token stands; places within what has none; the end of
-    what the prompt has in common with an earlier text; and shortly before the prompt's end."""
-    end = len(prompt) - _LAST_TOKENS
-    if not target.rewinding.keeps_turns or len(prompt) < _MIN_TURN_TOKENS:
-        return []
-    controls = {at for at, token in enumerate(prompt[:end]) if target.vocabulary.is_control(token)}
-    system = min((at for at in controls if at >= _MIN_TURN_TOKENS), default=0)
-    found = [system] if system else []
-    for at in range(system, end):
-        size = at - (found[-1] if found else 0)
-        if size >= _PART_TOKENS or (size >= _MESSAGE_TOKENS and at in controls):
-            found.append(at)
-    if num_common < end and all(abs(num_common - at) >= _MIN_TURN_TOKENS for at in (0, *found)):
-        found.append(num_common)
-    return sorted({*found, end})
-
-
-def will_share(other: RunningRequest, request: Request, target: Model, slots: Slots) -> bool:
-    """Whether a running request is about to store a beginning of a prompt that nothing stores yet. To wait
-    for it takes no longer than to read it: the other is ahead, and both would share their calls."""
-    if not (request.cache_prompt and target.rewinding.copies_beginnings):
-        return False
-    if other.request.scope != request.scope or other.num_generated or not num_missing(target, other):
-        return False
-    shared = min(common_prefix(other.tokens, request.prompt), len(request.prompt) - 1)
-    if shared <= target.length(other.slot) or shared - slots.num_stored(request) < _MIN_AWAITED_TOKENS:
-        return False
-    if target.rewinding.keeps_turns and shared not in other.turns:
-        insort(other.turns, shared)
-    return True

@@ -23,7 +23,7 @@ from outrider.core.data import Completion, Draft, Grammar, Piece, Request, Updat
 from outrider.core.errors import ConstraintError, InputError, PromptError
 from outrider.core.notices import notify
 from outrider.engine.interrupts import deferred
-from outrider.engine.kv_slots import DraftKv, Slots, rewind, turns_of, will_share
+from outrider.engine.kv_slots import DraftKv, Slots, rewind
 from outrider.engine.prefill import MAX_TOKENS, PATIENT_STEPS, Pace, chunks
 from outrider.engine.sequence import (
     RunningRequest,
@@ -140,7 +140,7 @@ class Engine:
         if seed is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0])
         tokens = list(request.prompt)
-        turns = turns_of(request.prompt, self.target, self.slots.num_common(request))
+        turns = self.slots.turns_of(request)
         slot = self.slots.take(request, tokens)
         try:
             sequence = RunningRequest(
@@ -179,7 +179,7 @@ class Engine:
 
     def should_wait(self, request: Request) -> bool:
         """Whether a request had better wait for a running one that reads the same beginning, and share it."""
-        return any(will_share(other, request, self.target, self.slots) for other in self._running)
+        return any(self.slots.will_share(other, request) for other in self._running)
 
     def read_ahead(self, request: Request, when_done: Callable[[], None]) -> list[Reading]:
         """Begin to read what the KV stores have on disk for a request, so that `submit` need not wait for it

@@ -123,7 +123,7 @@ class KvTiers:
         disk: Disk | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self._model = model
+        self.model = model
         self._clock = clock
         self._memory_bytes = memory_bytes
         self.disk = disk
@@ -152,7 +152,7 @@ class KvTiers:
         """Copy what a sequence stores: the first of these tokens. Nothing is done where that cannot be, or to
         read them takes no longer than to restore them. False where the disk does not keep up, so that the
         copy is in memory alone."""
-        held: Tokens = np.array(tokens[: self._model.length(sequence)], np.int32)
+        held: Tokens = np.array(tokens[: self.model.length(sequence)], np.int32)
         same = next((entry for entry in self._of(scope) if entry.covers(held)), None)
         if same is not None:
             same.used_s = monotonic()
@@ -162,7 +162,7 @@ class KvTiers:
             return True
         before = self._clock()
         try:
-            state = self._model.save(sequence)
+            state = self.model.save(sequence)
         except (BackendError, MemoryError) as error:
             _log.warning("a text is not kept: %s", error or "there is no memory for it")
             return True
@@ -229,7 +229,7 @@ class KvTiers:
         sequence is empty then."""
         entry, before = found.entry, self._clock()
         try:
-            self._model.restore(sequence, found.state)
+            self.model.restore(sequence, found.state)
         except BackendError as error:
             _log.warning("kept KV is not used: %s", error)
             self._drop(entry)
