@@ -19,7 +19,7 @@ from outrider.core.data import (
     StepRecord,
     TopLogits,
 )
-from outrider.core.params import Drafting, SamplingParams
+from outrider.core.params import Drafting
 
 UNLIMITED = 2**31 - 1
 
@@ -234,15 +234,12 @@ class Sampler(Protocol):
     """
 
     @property
-    def params(self) -> SamplingParams: ...
-
-    @property
     def top(self) -> int:
         """How many of a row's most likely tokens are enough where nothing `adjusts` it; 0: all are needed."""
 
     def adjusts(self, drafted: Sequence[int]) -> bool:
-        """Whether bias, bans, penalties or a constraint apply at this position. If not, `distribution` also
-        takes the logits of a part of the vocabulary, and returns indices into that part."""
+        """Whether bias, bans, penalties or a constraint apply at this position. If not, `look` also takes the
+        logits of a part of the vocabulary, and returns indices into that part."""
 
     def adjust(self, row: Row, drafted: Sequence[int]) -> Row:
         """The logits after bias, bans and penalties; the row itself if none applies."""
@@ -250,6 +247,12 @@ class Sampler(Protocol):
     def distribution(self, row: Row | TopLogits, drafted: Sequence[int]) -> Distribution:
         """The distribution that plain decoding would sample from here; of TopLogits (of `top`) only where
         nothing `adjusts` it."""
+
+    def look(
+        self, row: Row | TopLogits, *, with_distribution: bool
+    ) -> tuple[int, float, Distribution | None]:
+        """The most likely token of logits as `adjust` gives them, an estimate of its probability before
+        temperature and filters, and the distribution if asked for."""
 
 
 @dataclass(frozen=True, slots=True)

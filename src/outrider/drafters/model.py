@@ -31,7 +31,6 @@ from outrider.core.data import (
 from outrider.core.errors import ConstraintError, RewindUnsupported, SettingError
 from outrider.core.sequences import common_prefix
 from outrider.models.vocab import Alignment
-from outrider.sampling import look
 
 _PREFILL_CHUNK_TOKENS = 256
 _SPARE_TOKENS = 32
@@ -457,16 +456,16 @@ class Rows:
         alignment, sampler = self._alignment, request.sampler
         needs_probs = request.draw is not None or request.with_mode_of
         if isinstance(row, TopLogits):
-            return look(row, sampler.params, with_distribution=needs_probs)
+            return sampler.look(row, with_distribution=needs_probs)
         if alignment.identical:
-            return look(sampler.adjust(row, drafted), sampler.params, with_distribution=needs_probs)
+            return sampler.look(sampler.adjust(row, drafted), with_distribution=needs_probs)
         is_plain = not sampler.adjusts(drafted)
         if is_plain:
             values = alignment.common_part(row)
         else:  # one buffer for all: a sampler keeps no row, and large ones are slow to allocate
             self._spread = alignment.in_target(row, self._spread)
             values = sampler.adjust(self._spread, drafted)
-        best, certainty, probs = look(values, sampler.params, with_distribution=needs_probs)
+        best, certainty, probs = sampler.look(values, with_distribution=needs_probs)
         if request.constraint is None and len(alignment.foreign):
             gaps = row[alignment.foreign] - values[best]
             if request.draw is None and gaps.max() > 0:

@@ -1,7 +1,7 @@
 """From logits to the distribution that plain decoding would sample from."""
 
 from outrider.core.data import point_mass
-from outrider.sampling.chain import distribution, draw, look, probability
+from outrider.sampling.chain import distribution, draw, probability
 from outrider.sampling.sampler import LazyDistributions, RequestSampler, score_tokens
 from outrider.sampling.selection import argmax, most_likely
 
@@ -11,7 +11,6 @@ __all__ = [
     "argmax",
     "distribution",
     "draw",
-    "look",
     "most_likely",
     "point_mass",
     "probability",

@@ -39,62 +39,89 @@ _NEGLIGIBLE = -1000.0
 """A logit so far below the best is as good as any other without weight, and can be squared."""
 
 
-def num_needed(params: SamplingParams) -> int:
-    """Of how many most likely tokens the distribution is made; 0: of all."""
-    if params.top_k == 1 or (params.is_greedy and params.typical_p == 1):
-        return 1
-    return params.top_k if params.top_n_sigma <= 0 else 0
+class Chain:
+    """The filters of some settings: what these come to is worked out once for all rows."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.needed = params.top_k if params.top_n_sigma <= 0 else 0
+        """of how many most likely tokens a distribution is made; 0: of all"""
+        if params.top_k == 1 or (params.is_greedy and params.typical_p == 1):
+            self.needed = 1
+        self._params = params
+        # No two tokens can both have more than half of the probability.
+        self._excludes_top_choices = params.xtc_probability > 0 and params.xtc_threshold <= 0.5
+        keeps_most_likely = params.typical_p >= 1 and not params.dynatemp_range
+        self._is_of_few = 1 < self.needed <= _FEW and keeps_most_likely and not self._excludes_top_choices
+        """whether it is made of few tokens, of which each filter keeps the most likely"""
+
+    def distribution(self, row: Row | TopLogits) -> Distribution:
+        """The distribution that the next token is sampled from, given one row of logits to which bias,
+        bans and penalties were already applied, or as many of its tokens as are needed.
+
+        Raises BackendError when the logits are not numbers.
+        """
+        if self.needed == 1:
+            return point_mass(argmax(row))
+        if self._is_of_few:
+            few = row if isinstance(row, TopLogits) else best_few(row, self.needed)[0]
+            return _of_few(few, self._params)
+        params, candidates = self._params, self._survivors(row)
+        probs = _tempered(candidates, params)
+        if self._excludes_top_choices:
+            rest = _without_top_choices(candidates, params.xtc_threshold)
+            if rest is not None:
+                # Both outcomes of the coin that llama.cpp tosses: a distribution, not a draw.
+                others = _tempered(candidates.only(rest, candidates.num_impossible), params)
+                probs *= 1 - params.xtc_probability
+                probs[rest] += params.xtc_probability * others
+        tokens = candidates.tokens
+        if probs.min() > 0:
+            return Distribution(tokens, probs)
+        kept = np.flatnonzero(probs)
+        return Distribution(tokens[kept], probs[kept])
+
+    def look(
+        self, row: Row | TopLogits, *, with_distribution: bool
+    ) -> tuple[int, float, Distribution | None]:
+        """What `most_likely` says of a row, and its distribution if asked for: in one pass where that is made
+        of few tokens."""
+        if not with_distribution:
+            return *most_likely(row), None
+        if isinstance(row, TopLogits) or not self._is_of_few:
+            return *most_likely(row), self.distribution(row)
+        few, certainty = best_few(row, self.needed)
+        return int(few.tokens[0]), certainty, _of_few(few, self._params)
+
+    def _survivors(self, row: Row | TopLogits) -> Candidates:
+        """What the filters before XTC leave."""
+        needed, params = self.needed, self._params
+        if isinstance(row, TopLogits):
+            order = row.tokens[:needed].argsort()
+            candidates = Candidates(row.tokens[order], row.logits[order], float(row.logits[0]))
+        elif 0 < needed < len(row):
+            tokens = np.sort(ranked(row, needed))
+            logits = row[tokens]
+            candidates = Candidates(tokens, logits, float(logits.max()))
+        else:
+            candidates = Candidates(all_tokens(len(row)), row, float(row[argmax(row)]))
+            if params.top_n_sigma > 0:
+                candidates = _top_n_sigma(candidates.possible(), params.top_n_sigma)
+            if 0 < params.top_k < candidates.num_listed:
+                kept = np.sort(ranked(candidates.logits, params.top_k))
+                candidates = candidates.only(kept, params.top_k - len(kept))
+        candidates = candidates.possible()
+        if params.typical_p < 1:
+            candidates = _typical(candidates, params.typical_p)
+        if params.top_p < 1:
+            candidates = _top_p(candidates, params.top_p)
+        if params.min_p:
+            candidates = _min_p(candidates, params.min_p)
+        return candidates
 
 
 def distribution(row: Row | TopLogits, params: SamplingParams) -> Distribution:
-    """The distribution that the next token is sampled from, given one row of logits to which bias,
-    bans and penalties were already applied, or as many of its tokens as are needed.
-
-    Raises BackendError when the logits are not numbers.
-    """
-    if num_needed(params) == 1:
-        return point_mass(argmax(row))
-    if _keeps_few(params):
-        return _of_few(row if isinstance(row, TopLogits) else best_few(row, params.top_k)[0], params)
-    candidates = _survivors(row, params)
-    probs = _tempered(candidates, params)
-    if _excludes_top_choices(params):
-        rest = _without_top_choices(candidates, params.xtc_threshold)
-        if rest is not None:
-            # Both outcomes of the coin that llama.cpp tosses: a distribution, not a draw.
-            num_impossible = candidates.num_impossible
-            probs *= 1 - params.xtc_probability
-            probs[rest] += params.xtc_probability * _tempered(candidates.only(rest, num_impossible), params)
-    tokens = candidates.tokens
-    if probs.min() > 0:
-        return Distribution(tokens, probs)
-    kept = np.flatnonzero(probs)
-    return Distribution(tokens[kept], probs[kept])
-
-
-def look(
-    row: Row | TopLogits, params: SamplingParams, *, with_distribution: bool
-) -> tuple[int, float, Distribution | None]:
-    """What `most_likely` says of a row, and its distribution if asked for: in one pass where that is made of
-    few tokens."""
-    if not with_distribution:
-        return *most_likely(row), None
-    if isinstance(row, TopLogits) or not _keeps_few(params):
-        return *most_likely(row), distribution(row, params)
-    few, certainty = best_few(row, params.top_k)
-    return int(few.tokens[0]), certainty, _of_few(few, params)
-
-
-# A few tokens, of which each filter keeps the most likely
-
-
-def _keeps_few(params: SamplingParams) -> bool:
-    return (
-        1 < num_needed(params) <= _FEW
-        and params.typical_p >= 1
-        and not params.dynatemp_range
-        and not _excludes_top_choices(params)
-    )
+    """As `Chain.distribution`."""
+    return Chain(params).distribution(row)
 
 
 def _of_few(few: TopLogits, params: SamplingParams) -> Distribution:
@@ -165,32 +192,6 @@ class Candidates:
         return self.only(kept, self.num_listed - len(kept))
 
 
-def _survivors(row: Row | TopLogits, params: SamplingParams) -> Candidates:
-    """What the filters before XTC leave."""
-    needed = num_needed(params)
-    if isinstance(row, TopLogits):
-        order = row.tokens[:needed].argsort()
-        candidates = Candidates(row.tokens[order], row.logits[order], float(row.logits[0]))
-    elif 0 < needed < len(row):
-        tokens = np.sort(ranked(row, needed))
-        candidates = Candidates(tokens, row[tokens], float(row[tokens].max()))
-    else:
-        candidates = Candidates(all_tokens(len(row)), row, float(row[argmax(row)]))
-        if params.top_n_sigma > 0:
-            candidates = _top_n_sigma(candidates.possible(), params.top_n_sigma)
-        if 0 < params.top_k < candidates.num_listed:
-            kept = np.sort(ranked(candidates.logits, params.top_k))
-            candidates = candidates.only(kept, params.top_k - len(kept))
-    candidates = candidates.possible()
-    if params.typical_p < 1:
-        candidates = _typical(candidates, params.typical_p)
-    if params.top_p < 1:
-        candidates = _top_p(candidates, params.top_p)
-    if params.min_p:
-        candidates = _min_p(candidates, params.min_p)
-    return candidates
-
-
 def _top_n_sigma(candidates: Candidates, n: float) -> Candidates:
     """Keep logits within n standard deviations of the best (Tang et al. 2024, arXiv:2411.07641)."""
     logits = candidates.logits
@@ -226,11 +227,6 @@ def _min_p(candidates: Candidates, share: float) -> Candidates:
     if is_kept.all() and not candidates.num_impossible:
         return candidates
     return candidates.only(is_kept.nonzero()[0])
-
-
-def _excludes_top_choices(params: SamplingParams) -> bool:
-    # No two tokens can both have more than half of the probability.
-    return params.xtc_probability > 0 and params.xtc_threshold <= 0.5
 
 
 def _without_top_choices(candidates: Candidates, threshold: float) -> Indices | None:

@@ -12,7 +12,7 @@ from outrider.core.contracts import Constraint, Sampler, Vocabulary
 from outrider.core.data import Distribution, Logits, Mask, Row, TokenLogprob, TopLogits, point_mass
 from outrider.core.errors import ConstraintError, OutriderError, SettingError
 from outrider.core.params import SamplingParams
-from outrider.sampling.chain import distribution, num_needed
+from outrider.sampling.chain import Chain
 from outrider.sampling.penalties import Dry, TokenCounts, bias_of, penalise, penalises, with_end_barred
 from outrider.sampling.selection import argmax, ranked
 
@@ -33,7 +33,8 @@ class RequestSampler:
         constraint: Constraint | None = None,
     ) -> None:
         self.params = params
-        self.top = num_needed(params)
+        self._chain = Chain(params)
+        self.top = self._chain.needed
         self._constraint = constraint
         self._num_generated = 0
         self._bias = bias_of(params, vocabulary)
@@ -65,9 +66,12 @@ class RequestSampler:
         return self._adjusted(row, drafted, allowed)
 
     def distribution(self, row: Row | TopLogits, drafted: Sequence[int]) -> Distribution:
-        if isinstance(row, TopLogits):
-            return distribution(row, self.params)
-        return distribution(self.adjust(row, drafted), self.params)
+        return self._chain.distribution(row if isinstance(row, TopLogits) else self.adjust(row, drafted))
+
+    def look(
+        self, row: Row | TopLogits, *, with_distribution: bool
+    ) -> tuple[int, float, Distribution | None]:
+        return self._chain.look(row, with_distribution=with_distribution)
 
     def _applies(self, drafted: Sequence[int]) -> bool:
         """Whether bias, bans or penalties apply."""
@@ -153,8 +157,7 @@ class LazyDistributions(Sequence[Distribution]):
             return [self[i] for i in range(*index.indices(len(self)))]
         found = self._computed.get(index)
         if found is None:
-            i = self._position(index)
-            found = self._computed[i] = self._compute(i)
+            found = self._computed[index] = self._compute(index)
         return found
 
     def _compute(self, i: int) -> Distribution:
@@ -178,9 +181,8 @@ class LazyDistributions(Sequence[Distribution]):
         except ConstraintError as error:
             return self._end_at(i, error)
 
-    def row(self, index: int) -> Row:
+    def row(self, i: int) -> Row:
         """The logits after bias, bans and penalties. Raises ConstraintError at a dead end."""
-        i = self._position(index)
         return self._sampler.adjust(self._logits[i], self._drafted[:i])
 
     def ratio(self, index: int, token: int) -> float:
@@ -191,9 +193,6 @@ class LazyDistributions(Sequence[Distribution]):
         except ConstraintError:
             return 0.0
         return math.exp(float(row[token]) - float(row[argmax(row)]))
-
-    def _position(self, index: int) -> int:
-        return range(len(self))[index]
 
 
 def score_tokens(
