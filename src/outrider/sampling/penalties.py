@@ -16,10 +16,7 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.data import Row
 from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams
-from outrider.sampling.dry_breakers import MAX_TAIL_TOKENS, Breakers, breakers_of
 from outrider.sampling.selection import Tokens
-
-Counts = npt.NDArray[np.int64]
 
 
 def penalises(params: SamplingParams) -> bool:
@@ -28,25 +25,17 @@ def penalises(params: SamplingParams) -> bool:
     return params.repeat_last_n != 0 and not neutral
 
 
-def penalise(row: Row, tokens: Tokens, counts: Counts, params: SamplingParams) -> None:
-    """Lower, in place, the logits of tokens that occurred so many times.
+class Penalties:
+    """The penalties of one request, on tokens among the last of a growing text.
 
     The repetition penalty divides positive logits and multiplies the others (Keskar et al. 2019,
     arXiv:1909.05858, and what llama.cpp made of it); the frequency penalty is then subtracted
     once per occurrence, the presence penalty once.
     """
-    logits = row[tokens]
-    if params.repeat_penalty != 1:
-        penalty = np.float32(params.repeat_penalty)
-        logits = np.where(logits > 0, logits / penalty, logits * penalty)
-    row[tokens] = logits - (counts * params.frequency_penalty + params.presence_penalty)
 
-
-class TokenCounts:
-    """How often each token occurs among the last `window` tokens of a growing text (-1: of all)."""
-
-    def __init__(self, window: int, tokens: Sequence[int]) -> None:
-        self._window = deque(tokens, maxlen=window if window >= 0 else None)
+    def __init__(self, params: SamplingParams, tokens: Sequence[int]) -> None:
+        self._params = params
+        self._window = deque(tokens, maxlen=params.repeat_last_n if params.repeat_last_n >= 0 else None)
         self._counts = Counter(self._window)
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -54,11 +43,15 @@ class TokenCounts:
         self._counts = +self._after(tokens)  # those alone that occur
         self._window.extend(tokens)
 
-    def after(self, drafted: Sequence[int]) -> tuple[Tokens, Counts]:
-        """The tokens in the window, were the text followed by these, and how often each occurs."""
-        found = self._after(drafted)
+    def lower(self, row: Row, drafted: Sequence[int]) -> None:
+        """Change a row of logits in place, as if the text were followed by `drafted`."""
+        params, found = self._params, +self._after(drafted)
         tokens, counts = np.fromiter(found, np.int64, len(found)), np.fromiter(found.values(), np.int64)
-        return tokens[counts > 0], counts[counts > 0]
+        logits = row[tokens]
+        if params.repeat_penalty != 1:
+            penalty = np.float32(params.repeat_penalty)
+            logits = np.where(logits > 0, logits / penalty, logits * penalty)
+        row[tokens] = logits - (counts * params.frequency_penalty + params.presence_penalty)
 
     def _after(self, tokens: Sequence[int]) -> Counter[int]:
         counts = self._counts.copy()
@@ -129,110 +122,3 @@ def end_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
         found = tuple(token for token in range(vocabulary.size) if vocabulary.ends_generation(token))
         _end_tokens[vocabulary] = found
     return found
-
-
-# DRY: a penalty on the token that would go on repeating what the text said before.
-
-_LOG_MAX_FLOAT = 88.7228391
-"""Natural logarithm of the largest float32: larger powers of the base are cut to it."""
-
-Lengths = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """The last tokens of a text.
-
-    `lengths[j]` is the number of tokens in front of `tokens[j]` that are also the text's last: how
-    long a repetition `tokens[j]` would go on. `heads[j]`: whether a breaker may begin in it.
-    """
-
-    tokens: Tokens
-    lengths: Lengths
-    heads: npt.NDArray[np.bool_]
-
-    def appended(self, token: int, is_head: bool, size: int) -> _Window:
-        """The window one token later. What that token repeats grew by one; all else starts again at 0."""
-        lengths = np.where(self.tokens == token, self.lengths + 1, 0)
-        start = max(0, len(self.tokens) + 1 - size) if size >= 0 else 0
-        return _Window(
-            np.append(self.tokens, token)[start:],
-            np.concatenate([[0], lengths])[start:],
-            np.append(self.heads, is_head)[start:],
-        )
-
-
-class Dry:
-    """The DRY penalty of one request; a position costs time linear in the window."""
-
-    def __init__(self, params: SamplingParams, vocabulary: Vocabulary, tokens: Sequence[int]) -> None:
-        self._params = params
-        self._breakers = breakers_of(params.dry_sequence_breakers, vocabulary)
-        last = tokens[-params.dry_penalty_last_n :] if params.dry_penalty_last_n > 0 else tokens
-        heads = np.array([token in self._breakers for token in last], dtype=np.bool_)
-        self._window = _Window(np.array(last, dtype=np.int64), _repeat_lengths(last), heads)
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """These tokens follow the text."""
-        self._window = self._after(tokens)
-
-    def _after(self, tokens: Sequence[int]) -> _Window:
-        window = self._window
-        for token in tokens:
-            window = window.appended(token, token in self._breakers, self._params.dry_penalty_last_n)
-        return window
-
-    def penalties(self, drafted: Sequence[int]) -> tuple[Tokens, npt.NDArray[np.float32]]:
-        """Tokens that would go on a repetition, were the text followed by these, and what to
-        subtract from the logit of each: multiplier * base ** (repeated tokens - allowed length)."""
-        repeats = _longest_repeats(self._after(drafted), self._params.dry_allowed_length, self._breakers)
-        kept = {token: n for token, n in repeats.items() if () not in self._breakers.get(token, ())}
-        exponents = np.fromiter(kept.values(), np.float64, len(kept)) - self._params.dry_allowed_length
-        base = self._params.dry_base
-        largest = int(_LOG_MAX_FLOAT / math.log(base)) if base > 1.000001 else 0
-        if largest:
-            np.minimum(exponents, largest, out=exponents)
-        with np.errstate(over="ignore"):  # an infinite penalty is a ban
-            penalties = (self._params.dry_multiplier * base**exponents).astype(np.float32)
-        return np.fromiter(kept, np.int64, len(kept)), penalties
-
-
-def _repeat_lengths(tokens: Sequence[int]) -> Lengths:
-    """`_Window.lengths` of a whole text in linear time: the Z-algorithm on the text reversed."""
-    size = len(tokens)
-    text = tokens[::-1]
-    matches = [0] * size
-    left = right = 0  # the match that reaches furthest is text[left:right]
-    for i in range(1, size):
-        n = min(right - i, matches[i - left]) if i < right else 0
-        while i + n < size and text[n] == text[i + n]:
-            n += 1
-        matches[i] = n
-        if i + n > right:
-            left, right = i, i + n
-    # The match that begins at i in the reversed text ends in front of tokens[size - i].
-    return np.array([0, *matches[:0:-1]][:size], dtype=np.int64)
-
-
-def _longest_repeats(window: _Window, allowed: int, breakers: Breakers) -> dict[int, int]:
-    """Each token that would go on a repetition of `allowed` or more tokens, and the longest such."""
-    size = len(window.tokens)
-    limit = _unbroken(window, breakers)
-    if size <= allowed or limit < allowed:
-        return {}
-    lengths = np.minimum(np.minimum(window.lengths, np.arange(size)), limit)
-    found = np.flatnonzero(lengths[1:] >= allowed) + 1
-    found = found[np.argsort(lengths[found], kind="stable")]  # the longest last: it is kept
-    return dict(zip(window.tokens[found].tolist(), lengths[found].tolist(), strict=True))
-
-
-def _unbroken(window: _Window, breakers: Breakers) -> int:
-    """How many tokens follow the last breaker; all when there is none."""
-    size = len(window.tokens)
-    for head in reversed(np.flatnonzero(window.heads).tolist()):
-        following = window.tokens[head + 1 :][:MAX_TAIL_TOKENS].tolist()
-        tails = breakers[int(window.tokens[head])]
-        whole = [len(tail) for tail in tails if tuple(following[: len(tail)]) == tail]
-        if whole:
-            return size - 1 - head - max(whole)
-    return size

@@ -13,7 +13,8 @@ from outrider.core.data import Distribution, Logits, Mask, Row, TokenLogprob, To
 from outrider.core.errors import ConstraintError, OutriderError, SettingError
 from outrider.core.params import SamplingParams
 from outrider.sampling.chain import Chain
-from outrider.sampling.penalties import Dry, TokenCounts, bias_of, penalise, penalises, with_end_barred
+from outrider.sampling.dry import Dry
+from outrider.sampling.penalties import Penalties, bias_of, penalises, with_end_barred
 from outrider.sampling.selection import argmax, ranked
 
 
@@ -39,10 +40,10 @@ class RequestSampler:
         self._num_generated = 0
         self._bias = bias_of(params, vocabulary)
         self._early_bias = with_end_barred(params, vocabulary) if params.min_tokens else self._bias
-        self._counts = TokenCounts(params.repeat_last_n, tokens) if penalises(params) else None
-        repeats_cost = params.dry_multiplier > 0 and params.dry_penalty_last_n != 0
-        self._dry = Dry(params, vocabulary, tokens) if repeats_cost else None
-        self._adjusts_all = bool(self._bias) or self._counts is not None or self._dry is not None
+        self._penalties: list[Penalties | Dry] = [Penalties(params, tokens)] if penalises(params) else []
+        if params.dry_multiplier > 0 and params.dry_penalty_last_n != 0:
+            self._penalties.append(Dry(params, vocabulary, tokens))
+        self._adjusts_all = bool(self._bias or self._penalties)
 
     def constrain(self, constraint: Constraint | None) -> None:
         """From the next token on this is what the output may be."""
@@ -51,10 +52,8 @@ class RequestSampler:
     def accept(self, tokens: Sequence[int]) -> None:
         """These tokens became final."""
         self._num_generated += len(tokens)
-        if self._counts is not None:
-            self._counts.extend(tokens)
-        if self._dry is not None:
-            self._dry.extend(tokens)
+        for penalty in self._penalties:
+            penalty.extend(tokens)
 
     def adjusts(self, drafted: Sequence[int]) -> bool:
         return self._constraint is not None or self._applies(drafted)
@@ -87,11 +86,8 @@ class RequestSampler:
         with np.errstate(over="ignore", invalid="ignore"):
             if bias:
                 bias.add_to(adjusted)
-            if self._counts is not None:
-                penalise(adjusted, *self._counts.after(drafted), self.params)
-            if self._dry is not None:
-                tokens, penalties = self._dry.penalties(drafted)
-                adjusted[tokens] -= penalties
+            for penalty in self._penalties:
+                penalty.lower(adjusted, drafted)
         best = float(adjusted.max())
         if not math.isfinite(best):
             argmax(row)
