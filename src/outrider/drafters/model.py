@@ -187,13 +187,13 @@ class ModelDrafter:
         """Give up what ended requests left, the oldest first, until so many more tokens can be stored."""
         if len(self._contexts) < 2:
             return
-        used = sum(map(self.model.length, self._contexts))
-        idle = (s for s, c in self._contexts.items() if not c.is_running and self.model.length(s))
-        for sequence in sorted(idle, key=lambda s: self._contexts[s].last_used):
-            if used + num_tokens <= self.model.capacity_tokens:
+        excess = sum(map(self.model.length, self._contexts)) + num_tokens - self.model.capacity_tokens
+        for sequence in sorted(self._contexts, key=lambda s: self._contexts[s].last_used):
+            if excess <= 0:
                 return
-            used -= self.model.length(sequence)
-            self._evict(sequence)
+            if not self._contexts[sequence].is_running:
+                excess -= self.model.length(sequence)
+                self._evict(sequence)
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         self._contexts[sequence].extend(self.alignment.read(tokens))
