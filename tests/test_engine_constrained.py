@@ -80,11 +80,12 @@ def test_a_text_that_is_complete_with_its_last_token_says_stop() -> None:
     assert engine([LONG]).generate(asked(max_tokens=size)).finish_reason == "stop"
 
 
+@pytest.mark.parametrize("verification", [Verification(), Verification("stable"), Verification(lenience=0.5)])
 @pytest.mark.parametrize("draft", [False, True])
-def test_a_dead_end_carries_what_was_produced(draft: bool) -> None:
+def test_a_dead_end_carries_what_was_produced(draft: bool, verification: Verification) -> None:
     dead = engine(["abc" + "x"], draft=draft)  # no token spells an x
     with pytest.raises(ConstraintError) as caught:
-        dead.generate(asked())
+        dead.generate(asked(verification=verification))
     assert caught.value.text == "abc" and WORDS.text(caught.value.tokens) == "abc"
     again = dead.generate(asked(grammar=None, max_tokens=3))  # the engine is as it was
     assert len(again.tokens) == 3
@@ -98,14 +99,6 @@ def test_forced_tokens_that_are_banned_are_a_dead_end(rule: Rule, temperature: f
         request = asked(sampling=settings, verification=Verification(rule), speculate=speculate)
         with pytest.raises(ConstraintError, match="bans"):
             engine(["ac"]).generate(request)
-
-
-@pytest.mark.parametrize("verification", [Verification("stable"), Verification(lenience=0.5)])
-def test_what_stood_before_a_dead_end_is_kept_under_every_rule(verification: Verification) -> None:
-    dead = engine(["abcx"])
-    with pytest.raises(ConstraintError) as caught:
-        dead.generate(asked(verification=verification))
-    assert caught.value.text == "abc" and WORDS.text(caught.value.tokens) == "abc"
 
 
 def test_log_probabilities_reach_up_to_a_dead_end() -> None:

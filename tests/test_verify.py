@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engines import VOCABULARY, sampler
 from exactness import Drawn, Rng, dense, expected_accepted, explore, language, offer, verdicts
 from outrider.core.data import Distribution, Draft, DraftToken, Request, Verdict
-from outrider.core.errors import BackendError, SettingError
+from outrider.core.errors import SettingError
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
 from outrider.sampling import LazyDistributions, point_mass, probability
 from outrider.verify import (
@@ -132,21 +132,6 @@ def test_what_is_kept_of_a_draft_is_what_the_target_chooses(own: list[int], draf
     assert emitted == tuple(own[: len(emitted)])
     assert verdict.num_accepted == len(drafted) or drafted[verdict.num_accepted] != verdict.token
     assert verdict.kind == ("bonus" if verdict.num_accepted == len(drafted) else "recovered")
-
-
-# Logits that are not numbers
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("rule", ["token", "block", "stable"])
-@pytest.mark.parametrize("params", [SAMPLED, SamplingParams(temperature=0), SamplingParams()])
-def test_logits_that_are_no_numbers_are_refused(value: float, rule: Rule, params: SamplingParams) -> None:
-    row = np.zeros((2, VOCABULARY.size), dtype=np.float32)
-    row[0, 2] = value
-    verifier = Verifier(Verification(rule), 1, greedy=params.is_greedy)
-    for draft in (offer((1,)), offer((1,), [dense([1.0] * VOCABULARY.size)])):
-        with pytest.raises(BackendError):
-            verifier.verify(LazyDistributions(row, sampler(params), draft.tokens), draft, 0)
 
 
 def test_a_row_that_rules_out_tokens_is_no_error() -> None:
