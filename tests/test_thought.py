@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,40 +17,20 @@ from outrider.core.params import SamplingParams
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.thought import ThoughtLimit
 from outrider.session import Session
+from vocabularies import TableVocabulary, Token, bytes_and
 
 GREEDY = SamplingParams(temperature=0, top_k=0, top_p=1, min_p=0)
 
 
-class Marked(FakeVocabulary):
+MARKS = ("<think>", "</think>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>")
+
+
+class Marked(TableVocabulary):
     """Bytes, an end token, and control tokens for the markers of two formats."""
 
-    MARKS = ("<think>", "</think>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>")
-
     def __init__(self, *, controls: bool = True) -> None:
-        super().__init__("")
-        self._marks = self.MARKS if controls else ()
-        self.size = 257 + len(self._marks)
-
-    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        del add_special
-        tokens: list[int] = []
-        while text:
-            mark = next((m for m in self._marks if parse_special and text.startswith(m)), "")
-            tokens += [257 + self._marks.index(mark)] if mark else text[0].encode()
-            text = text[len(mark) or 1 :]
-        return tokens
-
-    def piece(self, token: int) -> bytes:
-        return bytes([token]) if token < 256 else b""
-
-    def spelling(self, token: int) -> bytes:
-        return self._marks[token - 257].encode() if token > 256 else self.piece(token) or b"<eos>"
-
-    def is_control(self, token: int) -> bool:
-        return token > 255
-
-    def ends_generation(self, token: int) -> bool:
-        return token == 256
+        marks = [Token(mark.encode(), control=True) for mark in MARKS if controls]
+        super().__init__([*bytes_and(), Token(b"<eos>", control=True, end=True), *marks])
 
     def text(self, tokens: Sequence[int]) -> str:
         return b"".join(map(self.spelling, tokens)).decode(errors="replace")
@@ -82,9 +62,8 @@ def saying(vocabulary: Marked, text: str) -> Any:
 
 
 def session_of(vocabulary: Marked, next_logits: Any, *, drafts: bool = True) -> Session:
-    model = FakeModel(
-        vocabulary, next_logits, context_length=512, max_sequences=2, max_batch_tokens=512, max_rows=512
-    )
+    options: dict[str, Any] = {"context_length": 512, "max_batch_tokens": 512, "max_rows": 512}
+    model = FakeModel(cast(FakeVocabulary, vocabulary), next_logits, max_sequences=2, **options)
     return Session(model, [SuffixDrafter()] if drafts else [])
 
 
