@@ -48,18 +48,11 @@ def test_every_module_is_brought_by_its_extra() -> None:
 
 def test_what_is_missing_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(SettingError) as caught:
-        require_extra("outrider serve", "serve")
-    assert str(caught.value) == (
-        "outrider serve: Uvicorn is not installed. "
-        "It comes with the extra serve: in Outrider's checkout, pip install '.[serve]'."
-    )
     monkeypatch.setitem(sys.modules, "fastapi", None)
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(SettingError) as caught:
         require_extra("outrider serve", "serve", "run it elsewhere")
     assert str(caught.value) == (
-        "outrider serve: FastAPI, Uvicorn and prometheus-client are not installed. "
+        "outrider serve: FastAPI and Uvicorn are not installed. "
         "They come with the extra serve: in Outrider's checkout, pip install '.[serve]'; "
         "or run it elsewhere."
     )
@@ -103,11 +96,6 @@ def test_a_plain_run_imports_nothing_of_the_extras(tmp_path: Path, arguments: li
     )
     assert done.returncode == 0 and done.stdout, done.stderr
     assert json.loads(done.stderr.splitlines()[-1]) == []
-
-
-def test_ray_is_imported_by_its_flag_alone() -> None:
-    program = "import sys, outrider.cli.bench, outrider.lab.bench.sweep; assert 'ray' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment(), timeout=2 * PATIENCE_S)
 
 
 def test_a_cluster_without_ray_names_the_extra(outrider: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,23 +132,6 @@ def test_more_connections_than_allowed_are_refused() -> None:
         assert run.is_well()
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"nonsense\r\n\r\n",
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 70_000,
-        b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: x\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-    ],
-)
-def test_what_is_no_http_is_refused(sent: bytes) -> None:
-    with running() as run:
-        assert status(received(run.connect(body=sent))) == 400
-        assert run.is_well()
-
-
 def test_a_body_that_breaks_midway_ends_the_request() -> None:
     small = Small()
     with running(small) as run:

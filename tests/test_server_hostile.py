@@ -227,18 +227,14 @@ def mutated(draw: st.DrawFn) -> tuple[str, Any]:
     return path, body
 
 
-def hold_mutated(served: Serving, most: int) -> None:
-    @settings(max_examples=examples(most), suppress_health_check=list(HealthCheck), derandomize=True)
+def test_mutated_bodies_are_answered_or_refused(served: Serving) -> None:
+    @settings(max_examples=examples(250), suppress_health_check=list(HealthCheck), derandomize=True)
     @given(mutated())
     def hold(case: tuple[str, Any]) -> None:
         harmless(send(served, case[0], json.dumps(case[1]).encode()))
 
     hold()
     well(served)
-
-
-def test_mutated_bodies_are_answered_or_refused(served: Serving) -> None:
-    hold_mutated(served, 250)
 
 
 def ends(parameter: Any) -> st.SearchStrategy[float]:
