@@ -98,6 +98,11 @@ def test_a_plain_run_imports_nothing_of_the_extras(tmp_path: Path, arguments: li
     assert json.loads(done.stderr.splitlines()[-1]) == []
 
 
+def test_ray_is_imported_by_its_flag_alone() -> None:
+    program = "import sys, outrider.cli.bench, outrider.lab.bench.sweep; assert 'ray' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment(), timeout=2 * PATIENCE_S)
+
+
 def test_a_cluster_without_ray_names_the_extra(outrider: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     said = refused(outrider("bench", "-m", "none.gguf", "--ray", "local"))
