@@ -109,7 +109,7 @@ vars(guard)["_run_child"] = remembering(Path(os.environ["OUTRIDER_CACHE"], "firs
 vars(libraries)["native_library"] = vars(libraries)["cuda_library"] = lambda: None
 
 # A choice between libraries need not be a good one here: one round of calls is enough.
-vars(options)["_QUICK_SECONDS"] = 0.0
+vars(options)["_STAGE_SECONDS"] = 0.0
 
 
 @pytest.fixture(scope="session")

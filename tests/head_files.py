@@ -4,7 +4,8 @@ that have real headers and no real weights."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
 
+from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
+from outrider.core.data import Request
 from outrider.core.errors import OutriderError
+from outrider.engine import Engine
 from outrider.session.pair import Pair
 from tiny import Sizes
 from tiny_gguf import MERGES, WIDTH, vocabulary, write_tiny
@@ -124,6 +128,11 @@ class Files:
 
     target: Path
     head: Path | None
+
+    def plain_text(self, request: Request) -> tuple[int, ...]:
+        """What the target says by itself."""
+        with closing(Weights(self.target, replace(OPTIONS, heads=False))) as weights:
+            return Engine(weights.open(256)).generate(request).tokens
 
     def why_refused(self, options: LoadOptions = OPTIONS) -> str:
         """Why they do not run together, in a line."""

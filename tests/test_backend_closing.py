@@ -68,16 +68,6 @@ def test_closed_weights_close_their_contexts_and_vocabulary(backend: Native, tmp
 
 
 @over_native
-def test_a_context_may_be_closed_after_its_weights(backend: Native, tmp_path: Path) -> None:
-    weights = backend.fresh(tmp_path)
-    model = weights.open(64)
-    weights.close()
-    model.close()
-    with pytest.raises(BackendError):
-        model.truncate(0, 0)
-
-
-@over_native
 def test_what_nobody_refers_to_is_freed_contexts_first(
     backend: Native, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,7 +68,9 @@ def test_models_of_a_kind_that_a_library_does_not_run_are_refused(backend: Nativ
 
 
 @over_native
-@pytest.mark.parametrize(("arch", "reason"), [("oddity", "'oddity'"), ("llama", "key not found")])
+@pytest.mark.parametrize(
+    ("arch", "reason"), [("oddity", "'oddity'"), ("llama", "key not found"), ("clip", "")]
+)
 def test_a_file_that_no_library_can_run_is_refused_in_its_words(
     backend: Native, tmp_path: Path, arch: str, reason: str
 ) -> None:
@@ -86,11 +88,6 @@ def test_a_log_that_another_package_took_comes_back(backend: Native, tmp_path: P
     open_library(backend.file).functions.llama_log_set(callback, None)
     assert "'oddity'" in refusal(backend, write_odd(tmp_path / "memory-alloc.gguf", "oddity"))
     assert taken == []
-
-
-@over_native
-def test_a_part_of_a_model_that_sees_is_refused(backend: Native, tmp_path: Path) -> None:
-    assert refusal(backend, write_odd(tmp_path / "mmproj.gguf", "clip"))
 
 
 @over_native

@@ -20,9 +20,10 @@ from outrider.backends.bitwise import (
     measure_price,
     needs_no_padding,
 )
-from outrider.backends.fake import FakeModel, Rounding, random_logits
+from outrider.backends.fake import FakeModel, random_logits
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
+from rounded import RoundedModel, Rounding
 from timed_models import TimedModel
 
 NO_SINGLE = Rounding((1,))
@@ -31,7 +32,7 @@ UP_TO_SEVEN = Rounding((7, 63))
 
 def rounded(rounding: Rounding, context_length: int = 512, **options: Any) -> FakeModel:
     settings = {"max_sequences": 1, "max_batch_tokens": 128, "max_rows": 128} | options
-    return FakeModel(VOCABULARY, LANGUAGE, context_length=context_length, rounding=rounding, **settings)
+    return RoundedModel(VOCABULARY, LANGUAGE, rounding, context_length=context_length, **settings)
 
 
 def bitwise(rounding: Rounding, sizes: Sequence[int], num_sequences: int = 1, **options: Any) -> BitwiseModel:
@@ -70,12 +71,9 @@ def test_any_number_of_tokens_is_cut_into_calls_of_known_sizes(known: set[int], 
         assert size - taken <= sizes.padding
 
 
-def test_sizes_in_words_and_as_data() -> None:
+def test_sizes_in_words() -> None:
     sizes = EqualSizes((2, 3, 4, 8, 12, 13))
     assert str(sizes) == "2-4, 8, 12-13"
-    found = Equality(sizes)
-    assert Equality.from_json(found.as_json()) == found
-    assert Equality.from_json(Equality(None, "why").as_json()) == Equality(None, "why")
     for wrong in ((), (0, 1), (3, 2), (2, 2)):
         with pytest.raises(ValueError, match="no sizes"):
             EqualSizes(wrong)
@@ -107,21 +105,20 @@ def test_no_two_sizes_agree() -> None:
 
 
 def test_sizes_that_agree_on_a_short_text_alone_are_refused() -> None:
-    class Forgetful(FakeModel):
+    class Forgetful(RoundedModel):
         """Beyond some tokens another kernel takes over, which knows more sizes."""
 
-        def _mark(self, sequence: int, num_tokens: int) -> int:
-            beyond = len(self.stored(sequence)) == 100
-            return super()._mark(sequence, num_tokens) + 7 * num_tokens * beyond
+        def _mark(self, sequence: int, num_tokens: int, length: int) -> int:
+            return super()._mark(sequence, num_tokens, length) + 7 * num_tokens * (length == 100)
 
     model = Forgetful(
         VOCABULARY,
         LANGUAGE,
+        Rounding(()),
         context_length=512,
         max_sequences=1,
         max_batch_tokens=128,
         max_rows=128,
-        rounding=Rounding(()),
     )
     found = find_equality(model)
     assert found.sizes is None and "longer text" in found.reason

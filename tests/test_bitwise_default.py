@@ -74,6 +74,17 @@ def test_an_impossible_context_is_named_as_it_was_asked_for(weights: Weights) ->
     assert f"context of {HUGE} tokens" in caught.value.what
 
 
+def test_what_is_found_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    found = [Equality(EqualSizes((1, 16)), flash_attention="on", price=Price(0.01, 0.0))]
+    monkeypatch.setattr(equality, "_find", lambda *_, **__: found.pop())
+    expected = found[0]
+    with closing(Weights(write_tiny(tmp_path / "tiny.gguf"), LoadOptions(threads=1))) as weights:
+        for measure in (True, True, False):
+            known = equality.known_equality(weights, lambda _part: None, measure=measure)
+            assert known == expected
+
+
 @pytest.mark.parametrize("name", NATIVE)
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_every_library_opens_what_it_runs(

@@ -24,7 +24,7 @@ from engines import (
 )
 from examples import examples
 from outrider.backends.bitwise import BitwiseModel, EqualSizes
-from outrider.backends.fake import FakeModel, Rounding, random_logits
+from outrider.backends.fake import FakeModel, random_logits
 from outrider.core.contracts import Drafter, Model, Policy
 from outrider.core.data import Request, Row
 from outrider.core.params import SamplingParams, Verification
@@ -34,6 +34,7 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FixedPolicy
+from rounded import RoundedModel, Rounding
 
 STABLE = SamplingParams(temperature=1.0, seed=5)
 CONTEXT = 160
@@ -64,16 +65,12 @@ DRAFTERS: dict[str, Callable[[], list[Drafter]]] = {
 
 
 def shared(rounding: Rounding, num_sequences: int) -> FakeModel:
-    return FakeModel(
-        VOCABULARY, language, context_length=CONTEXT, max_sequences=num_sequences, rounding=rounding
-    )
+    return RoundedModel(VOCABULARY, language, rounding, context_length=CONTEXT, max_sequences=num_sequences)
 
 
 def equal(rounding: Rounding, sizes: Sequence[int], num_sequences: int) -> BitwiseModel:
     return BitwiseModel(
-        lambda length: FakeModel(
-            VOCABULARY, language, context_length=length, max_sequences=1, rounding=rounding
-        ),
+        lambda length: RoundedModel(VOCABULARY, language, rounding, context_length=length, max_sequences=1),
         EqualSizes(tuple(sizes)),
         context_length=CONTEXT,
         max_sequences=num_sequences,

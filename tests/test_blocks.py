@@ -24,8 +24,8 @@ from llama_cpp_models import TEXT
 from outrider.backends.gguf.head_model import BlockModel, HeadWeights, open_own
 from outrider.backends.gguf.memory import HOST
 from outrider.backends.gguf.model import GgufModel, Weights
-from outrider.backends.tuning.scoring import subject_of
-from outrider.core.data import Block, Request, Span
+from outrider.backends.tuning.curves import subject_of
+from outrider.core.data import Block, Span
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
 from outrider.core.saved import SavingModel
@@ -215,13 +215,6 @@ def good(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return write_files(tmp_path_factory.mktemp("good"), request.param)
 
 
-def plain_text(files: Files, request: Request) -> tuple[int, ...]:
-    weights = Weights(files.target, replace(OPTIONS, heads=False))
-    found = Engine(weights.open(256)).generate(request)
-    weights.close()
-    return found.tokens
-
-
 def test_greedy_texts_equal_plain_ones(heads: Files) -> None:
     """Of several sequences in a batch, of one on KV that is there, after one that was cancelled, and where
     the context ends."""
@@ -243,7 +236,7 @@ def test_greedy_texts_equal_plain_ones(heads: Files) -> None:
         again = session.engine.generate(requests[0])
         longest = session.engine.generate(replace(requests[0], max_tokens=500))
     for request, completion in zip(requests, found, strict=True):
-        assert completion.tokens == plain_text(heads, request)
+        assert completion.tokens == heads.plain_text(request)
     assert again.tokens == found[0].tokens and longest.tokens[:50] == again.tokens
     assert longest.finish_reason == "context" and len(longest.tokens) > 100
     records = [record for completion in found for record in completion.records if record.draft]
@@ -264,7 +257,7 @@ def test_the_automatic_choice_asks_for_a_block_once_a_step(good: Files, temperat
     ):
         found = session.engine.generate(request)
     if not temperature:
-        assert found.tokens == plain_text(good, request)
+        assert found.tokens == good.plain_text(request)
     calls = {record.work.calls for record in found.records} - {0}
     is_block = good.head is not None and read_card(good.head).kind == "dflash"
     assert calls and (not is_block or (calls == {1} and policy.state.block in (7, 8)))
@@ -293,7 +286,7 @@ def test_for_kv_that_left_and_came_back_drafts_go_on(good: Files) -> None:
         turn = replace(first, prompt=(*first.prompt, *answer, *TEXT[80:84]), max_tokens=40)
         again = engine.generate(turn)
     assert tiers.counts.hits["memory"] == 1 and again.reused_tokens == 99
-    assert again.tokens == plain_text(good, turn)
+    assert again.tokens == good.plain_text(turn)
     assert any(record.num_accepted for record in again.records)
 
 
@@ -310,7 +303,7 @@ def test_a_failed_call_costs_nothing_but_itself(good: Files) -> None:
         with patch.object(native, "llama_process", lambda *_: -3), pytest.raises(BackendError):
             session.engine.step()
         [completion] = run(session.engine)
-    assert completion.tokens == plain_text(good, request)
+    assert completion.tokens == good.plain_text(request)
 
 
 def test_what_a_block_costs_is_measured(heads: Files) -> None:

@@ -11,7 +11,7 @@ import pytest
 import test_certify
 from engines import VOCABULARY, ScriptedDrafter, oracle
 from outrider.backends.bitwise import TRIED, BitwiseModel, EqualSizes
-from outrider.backends.fake import FakeModel, Rounding
+from outrider.backends.fake import FakeModel
 from outrider.cli.verify import print_verdict
 from outrider.core.data import Logits, Span
 from outrider.core.errors import SettingError
@@ -19,6 +19,7 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.lab.certify.certificate import as_json, certify, reasons
 from outrider.lab.certify.faults import unequal_sizes
 from outrider.lab.certify.plan import BESIDE, GREEDY, REPEATED, Subject
+from rounded import RoundedModel, Rounding
 from test_certify import EAGER, LANGUAGE, PROMPTS, Shaky, certificate_of
 
 QUICK = replace(test_certify.QUICK, num_seeded=16, num_repeated=2, samples=40)
@@ -32,9 +33,7 @@ NEEDED = replace(ONE_RULE, fault="unequal-calls")
 
 def bitwise(rounding: Rounding, sizes: Sequence[int], num_sequences: int = 1) -> BitwiseModel:
     return BitwiseModel(
-        lambda length: FakeModel(
-            VOCABULARY, LANGUAGE, context_length=length, max_sequences=1, rounding=rounding
-        ),
+        lambda length: RoundedModel(VOCABULARY, LANGUAGE, rounding, context_length=length, max_sequences=1),
         EqualSizes(tuple(sizes)),
         context_length=256,
         max_sequences=num_sequences,

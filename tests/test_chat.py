@@ -133,12 +133,6 @@ def test_what_the_sandbox_or_python_refuses_is_an_input_error(source: str) -> No
         template(source).render([USER])
 
 
-DOUBLE = (
-    "{{% set n = namespace(x={start}) %}}"
-    "{{% for i in range(99) %}}{{% set n.x = n.x {op} n.x %}}{{% endfor %}}"
-)
-
-
 @pytest.mark.parametrize(
     "source",
     [
@@ -146,13 +140,6 @@ DOUBLE = (
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% for i in range(99999) %}{{ 'abcdefgh' * 1000 }}{% endfor %}",
-        "{{ 'a' * 10000000000 }}",
-        "{{ 10000000000 * 'a' }}",
-        "{{ 9 ** 999999999 }}",
-        DOUBLE.format(start="'a'", op="~"),
-        DOUBLE.format(start="'a'", op="+"),
-        DOUBLE.format(start="[1]", op="+"),
-        DOUBLE.format(start="9", op="*"),
         "{{ range(10 ** 12) | list }}",
     ],
 )
@@ -171,13 +158,6 @@ def test_a_stopped_template_can_be_used_again() -> None:
 def test_a_long_conversation_is_no_endless_one() -> None:
     messages = [USER, ANSWER] * 5000
     assert template(PLAIN).render(messages).count("<user>Hi") == 5000
-
-
-def test_strip_bos_takes_one_and_only_in_front() -> None:
-    chat = template(PLAIN)
-    assert chat.strip_bos("<s>a<s>") == "a<s>"
-    assert chat.strip_bos("a<s>") == "a<s>"
-    assert template(PLAIN, bos="").strip_bos("a") == "a"
 
 
 @pytest.mark.parametrize("adds", [True, False])

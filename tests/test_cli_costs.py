@@ -64,12 +64,6 @@ def test_several_sequences_are_measured_when_asked_for(costs: Call) -> None:
     assert {entry["sequences"] for entry in calls} == {1, 2}
 
 
-def test_tuning_shows_what_was_tried(costs: Call) -> None:
-    outcome = costs("--tune")
-    assert outcome.status == 0 and "options tried" in outcome.out
-    assert "repacked kernels off" in outcome.out and "flash attention off" in outcome.out
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.tuning.side_by_side import measure_side_by_side
+from outrider.backends.tuning.options import measure_side_by_side
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
 from outrider.costs import CallCosts

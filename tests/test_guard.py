@@ -149,13 +149,6 @@ def test_plain_kernels_are_tried_as_well(tmp_path: Path) -> None:
     assert check(memory, Children(works), plain) == (plain, None)
 
 
-def test_each_file_is_tried(tmp_path: Path) -> None:
-    memory, run = tmp_path / "builds.json", Children(works)
-    for file in ("one", "another", "one"):
-        check(memory, run, file=file)
-    assert len(run.tried) == 2
-
-
 def test_builds_kinds_of_model_devices_and_cpus_are_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,16 +156,18 @@ def test_builds_kinds_of_model_devices_and_cpus_are_told_apart(
     check(memory, run)
     check(memory, run, build="build 2")
     check(memory, run, kind="llama Q4_0")
+    check(memory, run, file="another")
     check(memory, run, LoadOptions(gpu_layers=0))
     monkeypatch.setattr(guard, "cpu_id", lambda: "another")
     check(memory, run)
-    assert len(run.tried) == 5
-    # All five are still known.
+    assert len(run.tried) == 6
+    # All six are still known.
     check(memory, run, build="build 1")
     monkeypatch.undo()
     for options, build, kind in [(OPTIONS, "build 2", "llama Q4_1"), (OPTIONS, "build 1", "llama Q4_0")]:
         check(memory, run, options, build=build, kind=kind)
-    assert len(run.tried) == 5
+    check(memory, run, file="another")
+    assert len(run.tried) == 6
 
 
 def test_what_does_not_change_the_kernels_is_not_tried_again(tmp_path: Path) -> None:

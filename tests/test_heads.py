@@ -17,9 +17,8 @@ from head_files import OPTIONS, Files, write_files
 from llama_cpp_models import SMALL, TEXT
 from outrider.backends.gguf.head_model import HeadModel, HeadWeights
 from outrider.backends.gguf.model import GgufModel, Weights
-from outrider.core.data import Logits, Request, Span
+from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
-from outrider.engine import Engine
 from outrider.models.gguf import read_card
 from outrider.models.heads import read_head
 from outrider.policy.fixed import FixedPolicy
@@ -169,13 +168,6 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return write_files(tmp_path_factory.mktemp("own"), "own qwen35")
 
 
-def plain_text(files: Files, request: Request) -> tuple[int, ...]:
-    weights = Weights(files.target, replace(OPTIONS, heads=False))
-    found = Engine(weights.open(256)).generate(request)
-    weights.close()
-    return found.tokens
-
-
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_failed_call_of_the_head_costs_nothing_but_itself(good: Files, failing: int) -> None:
     """Of those that read the target's states, and of those that read tokens."""
@@ -197,7 +189,7 @@ def test_a_failed_call_of_the_head_costs_nothing_but_itself(good: Files, failing
         with patch.object(native, "llama_process", process), pytest.raises(BackendError):
             session.engine.step()
         [completion] = run(session.engine)
-    assert completion.tokens == plain_text(good, request)
+    assert completion.tokens == good.plain_text(request)
 
 
 # A model's own head
@@ -212,20 +204,6 @@ def test_heads_are_left_alone_where_they_are_not_wanted(own: Files, tmp_path: Pa
                 assert not any("MTP" in notice for notice in session.notices)
                 target = session.target
                 assert isinstance(target, GgufModel) and target.hidden is None
-
-
-def test_without_the_librarys_calls_a_line_says_so(own: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.backends.gguf.heads._SIGNATURES", {"llama_no_such_call": (None,)})
-    with (
-        closing(Pair.load(own.target, options=OPTIONS)) as pair,
-        Session.open(pair, SessionOptions(128, policy=THREE)) as session,
-    ):
-        assert pair.draft_name is None
-        [notice] = [notice for notice in session.notices if "MTP" in notice]
-        assert (
-            notice
-            == "target has an MTP head, which is not used: llama.cpp as it is here lacks the calls for it"
-        )
 
 
 def test_layers_that_llama_cpp_would_die_of_are_left_alone(tmp_path: Path) -> None:

@@ -137,12 +137,12 @@ def test_only_models_are_models(tmp_path: Path) -> None:
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
         (b"GGUF" + struct.pack("<IQQ", 4, 0, 0), "version 4"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63), "more than the file has room for"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 2**63, 0), "more than the file has room for"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63), "within its header"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**63, 0), "within its header"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**62) + bytes(40), "within its header"),
         (b"GGUF" + struct.pack("<IQQQcI", 3, 0, 1, 1, b"k", 77) + bytes(20), "unknown type 77"),
-        (b"GGUF" + struct.pack("<IQQQcIIQ", 3, 0, 1, 1, b"k", 9, 8, 2**60) + bytes(20), "strings"),
-        (b"GGUF" + struct.pack("<IQQQcIIQ", 3, 0, 1, 1, b"k", 9, 4, 2**60) + bytes(20), "array entries"),
+        (b"GGUF" + struct.pack("<IQQQcIIQ", 3, 0, 1, 1, b"k", 9, 8, 2**60) + bytes(20), "within its header"),
+        (b"GGUF" + struct.pack("<IQQQcIIQ", 3, 0, 1, 1, b"k", 9, 4, 2**60) + bytes(20), "within its header"),
         (b"GGUF" + struct.pack("<IQQQcIIQ", 3, 0, 1, 1, b"k", 9, 9, 1) + bytes(20), "array of arrays"),
         (b"GGUF" + struct.pack("<IQQQcIQ", 3, 1, 0, 1, b"t", 2**31, 0) + bytes(20), "dimensions"),
         (b"GGUF" + struct.pack("<IQQQcIQQIQ", 3, 1, 0, 1, b"t", 2, 2**40, 2**40, 0, 0), "impossible size"),
@@ -178,7 +178,7 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     # Not by its mode: the superuser, as whom tests run in containers, may read everything.
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(ModelFileError, match="permissions"):
+    with pytest.raises(ModelFileError, match="(?i)permission"):
         read_card(path)
 
 

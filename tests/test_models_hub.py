@@ -47,7 +47,7 @@ def test_absent_quantization_lists_what_there_is(quantization: str) -> None:
     with pytest.raises(HubError, match=quantization) as caught:
         choose_file(_NAMES, quantization)
     assert "m-Q8_0.gguf" in caught.value.way_out
-    assert "Q6_K/m-Q6_K-00001-of-00002.gguf (2 parts)" in caught.value.way_out
+    assert "Q6_K/m-Q6_K-00001-of-00002.gguf" in caught.value.way_out
     assert "mmproj" not in caught.value.way_out
 
 
@@ -171,11 +171,8 @@ def test_unreachable_hub(options: HubOptions) -> None:
     for reference in ("hf:owner/model-GGUF", "hf:owner/model-GGUF/m-Q8_0.gguf"):
         with pytest.raises(HubError, match="cannot be reached"):
             resolve(reference, hub=nowhere)
-
-
-def test_unreachable_hub_leaves_the_cache(options: HubOptions) -> None:
     path = resolve("hf:owner/model-GGUF:Q8_0", hub=options)
-    assert resolve("hf:owner/model-GGUF:Q8_0", hub=_but(options, endpoint="http://127.0.0.1:9")) == path
+    assert resolve("hf:owner/model-GGUF:Q8_0", hub=nowhere) == path, "it leaves the cache"
 
 
 @pytest.mark.parametrize("status", [500, 503, 403, 401, 429])

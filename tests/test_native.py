@@ -93,14 +93,6 @@ def test_another_cpu_another_source_and_another_recipe_need_builds_of_their_own(
 # What is fetched
 
 
-def test_another_hash_is_refused(machine: Machine) -> None:
-    machine.source = replace(machine.source, sha256="0" * 64)
-    with pytest.raises(BuildError, match="SHA-256 differs"):
-        machine.build()
-    assert machine.left == []
-    assert not any(call.startswith("cmake") for call in machine.calls)
-
-
 @pytest.mark.parametrize("archive", [b"not an archive", archive_of({"tiny-ik-1.0/README": ""})])
 def test_a_source_that_is_no_source_is_refused(machine: Machine, archive: bytes) -> None:
     machine.serve(archive)
@@ -297,6 +289,6 @@ def test_tools_that_are_missing_are_fetched_for_the_build_alone(
 def test_an_old_cmake_counts_as_missing(machine: Machine) -> None:
     machine.program("cmake", '#!/bin/sh\necho "cmake version 3.16.3"\n')
     machine.program("pip3", f"{PIP}case $target in *installed) exit 3 ;; esac\n{DELIVERS}")
-    with pytest.raises(BuildError, match=r"cmake could not be fetched: .*exit status 3"):
+    with pytest.raises(BuildError, match=r"cmake: it could not be fetched: .*exit status 3"):
         machine.build()
     assert machine.left == []

@@ -12,9 +12,9 @@ import pytest
 from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.tuning import options, scoring
-from outrider.backends.tuning.options import choose_options, tune, tuned_options
-from outrider.backends.tuning.scoring import costs_of, subject_of
+from outrider.backends.tuning import options
+from outrider.backends.tuning.curves import costs_of, subject_of
+from outrider.backends.tuning.options import Choice, choose_options
 from outrider.core.contracts import Model
 from outrider.core.notices import collect_notices
 from outrider.costs import CallCosts, CallPoint
@@ -26,7 +26,6 @@ Speed = Callable[[LoadOptions, int], float]
 
 
 LIBRARIES = {library.backend: library for library in candidates(LoadOptions())}
-ONE = LIBRARIES["llama.cpp"]
 
 
 def named(backend: str = "llama.cpp", **changes: Any) -> LoadOptions:
@@ -36,13 +35,19 @@ def named(backend: str = "llama.cpp", **changes: Any) -> LoadOptions:
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is worth a trial, in the one library that is there."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(options, "check_build", lambda _path, given, **_settings: (given, None))
-    for module in (options, scoring):
-        monkeypatch.setattr(module, "physical_cores", lambda: 4)
-    monkeypatch.setattr(options, "logical_cores", lambda: 4)
-    monkeypatch.setattr(options, "candidates", lambda _given: [ONE])
+    monkeypatch.setattr(options, "candidates", lambda _given: [LIBRARIES["llama.cpp"]])
+    monkeypatch.setattr(options, "_MIN_FILE_BYTES", 1)
     return write_tiny(tmp_path / "tiny.gguf")
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch, model: Path) -> Path:
+    """The same with two libraries."""
+    monkeypatch.setattr(options, "candidates", lambda _given: [LIBRARIES["ik"], LIBRARIES["llama.cpp"]])
+    return model
 
 
 def script(
@@ -72,9 +77,8 @@ def script(
     return measured
 
 
-def kept(model: Path, given: LoadOptions) -> LoadOptions | None:
-    found = tuned_options(model, given)
-    return found.options if found else None
+def kept(model: Path, given: LoadOptions, *, draft: bool = False) -> Choice:
+    return choose_options(model, given, draft=draft, measure=False)
 
 
 def _plain_kernels_win(given: LoadOptions, _n: int) -> float:
@@ -85,29 +89,12 @@ def _alike(_given: LoadOptions, _n: int) -> float:
     return 1.0
 
 
-def test_each_option_is_tried_against_the_best_so_far(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_kernel_is_tried_against_what_is_there(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = script(monkeypatch, _plain_kernels_win, lambda given: _plain_kernels_win(given, 1))
-    found = tune(model, LoadOptions())
-    assert found.options == named(extra_buffer_types=False)
-    assert [len(sets) for sets in measured] == [3, 3]
-    kernels = [(given.extra_buffer_types, given.flash_attention) for given in measured[0]]
+    assert choose_options(model, LoadOptions()).options == named(extra_buffer_types=False)
+    [sets] = measured
+    kernels = [(given.extra_buffer_types, given.flash_attention) for given in sets]
     assert kernels == [(True, "auto"), (True, "off"), (False, "auto")]
-    assert not any(given.extra_buffer_types for given in measured[1])
-    assert [(given.threads, given.threads_batch) for given in measured[1]] == [(0, 0), (2, 2), (3, 3)]
-    assert [trial.score for trial in found.trials] == pytest.approx([1.0, 0.8, 1.0, 0.8, 0.8])
-    assert "repacked kernels off" in found.trials[1].changed
-
-
-def test_single_tokens_and_batches_get_threads_of_their_own(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def speed(given: LoadOptions, n: int) -> float:
-        fewer = {0: 1.0, 2: 0.7, 3: 0.8}[given.threads]
-        return fewer if n == 1 else 1 / fewer
-
-    script(monkeypatch, speed)
-    found = tune(model, LoadOptions()).options
-    assert (found.threads, found.threads_batch) == (2, 4)
 
 
 @pytest.mark.parametrize(("plain", "chosen"), [(1.015, True), (1.03, False)])
@@ -119,13 +106,13 @@ def test_plain_decoding_is_never_given_up(
         return 1.0 if given.extra_buffer_types else plain if n == 1 else 0.3
 
     script(monkeypatch, speed)
-    assert tune(model, LoadOptions()).options.extra_buffer_types is not chosen
+    assert choose_options(model, LoadOptions()).options.extra_buffer_types is not chosen
 
 
 def test_what_is_hardly_better_changes_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(monkeypatch, lambda given, _n: 1.0 if given == named() else 0.99)
-    assert tune(model, LoadOptions()).options == named()
-    assert kept(model, LoadOptions()) == named()
+    assert choose_options(model, LoadOptions()).options == named()
+    assert kept(model, LoadOptions()).options == named()
 
 
 def test_a_draft_is_judged_by_its_own_short_calls(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,22 +120,25 @@ def test_a_draft_is_judged_by_its_own_short_calls(model: Path, monkeypatch: pyte
         return 1.0 if given.extra_buffer_types else 0.9 if n < 3 else 5.0
 
     script(monkeypatch, speed)
-    assert not tune(model, LoadOptions(), draft=True).options.extra_buffer_types
-    assert tune(model, LoadOptions()).options.extra_buffer_types
+    assert not choose_options(model, LoadOptions(), draft=True).options.extra_buffer_types
+    assert choose_options(model, LoadOptions()).options.extra_buffer_types
 
 
 def test_the_choice_is_remembered_for_what_it_was_made_for(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tuned_options(model, LoadOptions()) is None
-    script(monkeypatch, _plain_kernels_win)
-    tune(model, LoadOptions())
-    found = kept(model, LoadOptions(max_rows=9, mmap=False))
+    assert kept(model, LoadOptions()) == Choice(LoadOptions())
+    measured = script(monkeypatch, _plain_kernels_win)
+    choose_options(model, LoadOptions())
+    found = kept(model, LoadOptions(max_rows=9, mmap=False)).options
     assert found == named(max_rows=9, mmap=False, extra_buffer_types=False)
-    assert tuned_options(model, LoadOptions(), draft=True) is None
-    assert tuned_options(model, LoadOptions(gpu_layers=0)) is None
+    assert choose_options(model, LoadOptions()).options == named(extra_buffer_types=False)
+    assert kept(model, LoadOptions(backend="llama.cpp")).options == named(extra_buffer_types=False)
+    assert len(measured) == 1
+    assert kept(model, LoadOptions(), draft=True).options == LoadOptions()
+    assert kept(model, LoadOptions(gpu_layers=0)).options == LoadOptions(gpu_layers=0)
     other = write_tiny(model.with_name("other.gguf"), seed=1)
-    assert tuned_options(other, LoadOptions()) is None
+    assert kept(other, LoadOptions()).options == LoadOptions()
 
 
 def test_what_the_user_has_set_is_neither_tried_nor_changed(
@@ -157,10 +147,10 @@ def test_what_the_user_has_set_is_neither_tried_nor_changed(
     measured = script(monkeypatch, lambda given, _n: 1.0 if given.flash_attention == "auto" else 0.8)
     given = LoadOptions(threads=1, extra_buffer_types=False)
     expected = named(threads=1, extra_buffer_types=False, flash_attention="off")
-    assert tune(model, given).options == expected
+    assert choose_options(model, given).options == expected
     assert len(measured) == 1
-    assert kept(model, given) == expected
-    assert tuned_options(model, LoadOptions()) is None
+    assert kept(model, given).options == expected
+    assert kept(model, LoadOptions()).options == LoadOptions()
 
 
 def test_kernels_that_crash_are_not_tried(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,14 +159,14 @@ def test_kernels_that_crash_are_not_tried(model: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(options, "check_build", survives)
     measured = script(monkeypatch, _alike)
-    tune(model, LoadOptions(threads=1))
+    choose_options(model, LoadOptions(threads=1))
     assert [given.flash_attention for given in measured[0]] == ["auto", "off"]
     assert not any(given.extra_buffer_types for sets in measured for given in sets)
 
 
 def test_a_quantized_cache_keeps_flash_attention(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = script(monkeypatch, _alike)
-    tune(model, LoadOptions(cache_type_v="q8_0", threads=1))
+    choose_options(model, LoadOptions(cache_type_v="q8_0"))
     assert [len(sets) for sets in measured] == [2]
 
 
@@ -185,24 +175,25 @@ def test_one_copy_of_the_weights_at_a_time_where_memory_is_short(
 ) -> None:
     monkeypatch.setattr(options, "available_bytes", lambda: 1.0)
     measured = script(monkeypatch, _plain_kernels_win)
-    assert not tune(model, LoadOptions(threads=1)).options.extra_buffer_types
+    assert not choose_options(model, LoadOptions()).options.extra_buffer_types
     assert [len(sets) for sets in measured] == [2, 1]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"tuned": {"mmap": false}}', '{"tuned": {"threads": -7}}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"tuned": {"mmap": false}}', '{"tuned": {"flash_attention": 7}}']
+)
 def test_a_damaged_memory_means_no_choice(model: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
     script(monkeypatch, _plain_kernels_win)
-    tune(model, LoadOptions())
+    choose_options(model, LoadOptions())
     [file] = (model.parent / "cache" / "costs").glob("tuned-*.json")
     file.write_text(content)
-    assert tuned_options(model, LoadOptions()) is None
+    assert kept(model, LoadOptions()).options == LoadOptions()
 
 
-# The library
-
-
-def both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "candidates", lambda _given: [LIBRARIES["ik"], ONE])
+def test_a_small_file_is_not_worth_a_trial(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = script(monkeypatch, _alike)
+    monkeypatch.setattr(options, "_MIN_FILE_BYTES", 1 << 30)
+    assert choose_options(model, LoadOptions()).options == LoadOptions() and measured == []
 
 
 def _ik_checks_cheaply(given: LoadOptions, n: int) -> float:
@@ -210,58 +201,40 @@ def _ik_checks_cheaply(given: LoadOptions, n: int) -> float:
 
 
 def test_the_faster_library_is_chosen_and_named_in_a_line(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+    both: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both(monkeypatch)
     measured = script(monkeypatch, _ik_checks_cheaply)
-    found = tune(model, LoadOptions(threads=1), quick=True)
+    found = choose_options(both, LoadOptions())
     assert found.options.backend == "ik"
     assert found.compared == (
         "ik_llama.cpp: a plain step as fast, a check of 4 tokens 2.0x faster, against llama.cpp"
     )
-    assert {given.backend for given in measured[0]} == {"ik", "llama.cpp"}
-    again = tuned_options(model, LoadOptions(threads=1))
-    assert again is not None and (again.options, again.compared) == (found.options, found.compared)
+    assert [{given.backend for given in sets} for sets in measured] == [{"ik", "llama.cpp"}, {"ik"}]
+    assert kept(both, LoadOptions()) == found
 
 
 @pytest.mark.parametrize(("ik_reading", "chosen"), [(1.0, "ik"), (4.0, "llama.cpp")])
 def test_prompts_are_waited_for_too(
-    model: Path, monkeypatch: pytest.MonkeyPatch, ik_reading: float, chosen: str
+    both: Path, monkeypatch: pytest.MonkeyPatch, ik_reading: float, chosen: str
 ) -> None:
-    both(monkeypatch)
     script(
         monkeypatch,
         lambda given, n: 0.8 if given.backend == "ik" and n > 1 else 1.0,
         lambda given: ik_reading if given.backend == "ik" else 1.0,
     )
-    assert tune(model, LoadOptions(threads=1), quick=True).options.backend == chosen
+    assert choose_options(both, LoadOptions()).options.backend == chosen
 
 
-def test_a_library_that_cannot_load_the_file_is_left_out(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert model.exists()
-    both(monkeypatch)
+def test_a_library_that_cannot_load_the_file_is_left_out(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(monkeypatch, _ik_checks_cheaply)
-    path = write_tiny(tmp_path / "jamba.gguf", arch="jamba")  # ik_llama.cpp does not know it
-    assert tune(path, LoadOptions(threads=1)).options.backend == "llama.cpp"
+    path = write_tiny(both.with_name("jamba.gguf"), arch="jamba")  # ik_llama.cpp does not know it
+    assert choose_options(path, LoadOptions()).options.backend == "llama.cpp"
 
 
-def test_a_small_file_is_not_worth_a_trial(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = script(monkeypatch, _alike)
-    assert choose_options(model, LoadOptions()).options == LoadOptions() and measured == []
-    monkeypatch.setattr(options, "_MIN_FILE_BYTES", 1)
-    assert choose_options(model, LoadOptions()).options == named() and measured
-    del measured[:]
-    assert choose_options(model, LoadOptions()).options == named() and measured == [], "it is remembered"
-
-
-def test_tuning_for_real(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "physical_cores", lambda: 1)
-    monkeypatch.setattr(options, "logical_cores", lambda: 1)
+def test_a_trial_for_real(model: Path) -> None:
     stages: list[str] = []
-    found = tune(model, LoadOptions(), seconds=0.2, progress=lambda what, _part: stages.append(what))
-    assert len(found.trials) == 3
+    found = choose_options(model, LoadOptions(threads=1), progress=lambda what, _part: stages.append(what))
+    assert replace(found.options, extra_buffer_types=True, flash_attention="auto") == named(threads=1)
     assert set(stages) == {"kernels"}
 
 

@@ -13,13 +13,12 @@ import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise, repeat
 from operator import eq
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -67,7 +66,6 @@ class EqualSizes:
 
     @property
     def most(self) -> int:
-        """The largest call."""
         return self.sizes[-1]
 
     @property
@@ -83,7 +81,6 @@ class EqualSizes:
         return [(count, self.sizes[bisect_left(self.sizes, count)]) for count in counts]
 
     def __str__(self) -> str:
-        """As people write it: `2-9, 12, 16`."""
         sizes = set(self.sizes)
         firsts = [size for size in self.sizes if size - 1 not in sizes]
         lasts = [size for size in self.sizes if size + 1 not in sizes]
@@ -93,8 +90,7 @@ class EqualSizes:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What equal bits cost: how much longer a plain step and reading a prompt take, as parts of the time
-    that they took."""
+    """How much longer a plain step and reading a prompt take, as parts of the time that they took."""
 
     step: float
     prompt: float
@@ -116,21 +112,6 @@ class Equality:
     reason: str = ""
     flash_attention: str = "auto"
     price: Price | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self) | {"sizes": list(self.sizes.sizes) if self.sizes else []}
-
-    @classmethod
-    def from_json(cls, data: Any) -> Equality:
-        """What `as_json` gave. Raises ValueError, TypeError or KeyError for anything else."""
-        sizes, price = data["sizes"], data["price"]
-        return cls(
-            EqualSizes(tuple(int(size) for size in sizes)) if sizes else None,
-            str(data["reason"]),
-            str(data["flash_attention"]),
-            None if price is None else Price(float(price["step"]), float(price["prompt"])),
-        )
 
 
 def find_equality(model: Model, *, progress: Progress = lambda _part: None) -> Equality:
@@ -197,7 +178,6 @@ class _Calls(AbstractContextManager["_Calls"]):
         self.clear()
 
     def clear(self) -> None:
-        """Leave the sequence empty."""
         self._model.truncate(0, 0)
 
     def any_of(self, sizes: EqualSizes, seed: int) -> Iterator[tuple[int, int]]:
@@ -239,8 +219,7 @@ class _Calls(AbstractContextManager["_Calls"]):
 
 
 def measure_price(plain: Model, equal: Model, *, clock: Clock = perf_counter) -> Price:
-    """The two models' times of a plain step and of a prompt, call by call in turn, after a short context.
-    Sequence 0 of both is empty afterwards."""
+    """By calls of both in turn, after a short context. Sequence 0 of both is empty afterwards."""
     timers = [CallTimer(model, "last", clock, random.Random(0)) for model in (plain, equal)]
     size = min(_PROMPT_TOKENS, plain.context_length - 1, equal.context_length - 1)
     prompts: tuple[list[float], list[float]] = ([], [])

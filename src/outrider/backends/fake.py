@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -95,25 +94,9 @@ def scripted_logits(vocabulary: FakeVocabulary, text: str) -> NextLogits:
     return next_logits
 
 
-@dataclass(frozen=True, slots=True)
-class Rounding:
-    """How a model's logits depend on more than the tokens, as those of real kernels do. `kernels` are the
-    last sizes of calls that each kernel takes; a call of more rows or tokens is another kernel's. With
-    `mixes` the cells that other sequences have in the cache count too. The difference goes into what is
-    stored, and on from there; `scale` is how large it is, in logits."""
-
-    kernels: tuple[int, ...] = ()
-    mixes: bool = True
-    scale: float = 1.0
-
-    def kernel(self, size: int) -> int:
-        """The number of the kernel that takes a call of this size."""
-        return sum(size > last for last in self.kernels)
-
-
 class FakeModel:
-    """A model over `next_logits`, with the KV bookkeeping of a real one. `rewind` is how it goes back.
-    `rounding`: its logits are not exact. `calls` holds the spans of every call made."""
+    """A model over `next_logits`, with the KV bookkeeping of a real one. `rewind` is how it goes back, and
+    `calls` are the spans of every call."""
 
     def __init__(
         self,
@@ -127,7 +110,6 @@ class FakeModel:
         max_batch_tokens: int = 64,
         max_rows: int = 64,
         rewind: RewindKind = "free",
-        rounding: Rounding | None = None,
     ) -> None:
         self.name = name
         self.vocabulary = vocabulary
@@ -142,10 +124,7 @@ class FakeModel:
         self.calls: list[tuple[Span, ...]] = []
         self.fail_at_call: int | None = None
         self._next_logits = next_logits
-        self._rounding = rounding
         self._stored: dict[int, list[int]] = {}
-        self._marks: dict[int, list[int]] = {}
-        """how each stored token was rounded, for every sequence"""
         self._handed_out: list[Logits] = []
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
@@ -153,8 +132,7 @@ class FakeModel:
             check_spans(self, spans)
         except BackendError as error:
             raise ContractBroken(str(error)) from error
-        num_tokens, num_rows = sum(len(span.tokens) for span in spans), sum(span.rows for span in spans)
-        used = sum(map(len, self._stored.values())) + num_tokens
+        used = sum(map(len, self._stored.values())) + sum(len(span.tokens) for span in spans)
         _insist(used <= self.capacity_tokens, f"{used} tokens in a cache for {self.capacity_tokens}")
         for rows in self._handed_out:
             rows.fill(np.nan)
@@ -163,43 +141,28 @@ class FakeModel:
             raise BackendError("fake model", "a failure was planned for this call")
         self._rewinder.before_call(spans)
         try:
-            self._handed_out = [self._evaluate(span, num_tokens, num_rows) for span in spans]
+            self._handed_out = [self._evaluate(span) for span in spans]
             self._rewinder.after_call(spans)
         except BaseException:  # what a test's `next_logits` raises
             for span in spans:
                 del self._stored.get(span.sequence, [])[span.start :]
-                del self._marks.get(span.sequence, [])[span.start :]
             raise
         return self._handed_out
 
-    def _evaluate(self, span: Span, num_tokens: int, num_rows: int) -> Logits:
+    def _evaluate(self, span: Span) -> Logits:
         stored = self._stored.setdefault(span.sequence, [])
-        marks = self._marks.setdefault(span.sequence, [])
         rows = np.empty((span.rows, self.vocabulary.size), dtype=np.float32)
         for i, token in enumerate(span.tokens):
             stored.append(token)
-            marks.append(self._mark(span.sequence, num_tokens))
             if (row := i - len(span.tokens) + span.rows) >= 0:
                 rows[row] = self._next_logits(stored)
-                if self._rounding is not None:  # normal noise that the history of roundings fixes
-                    rng = _generator((*marks, self._rounding.kernel(num_rows)))
-                    noise = rng.standard_normal(self.vocabulary.size) * self._rounding.scale
-                    rows[row] += noise.astype(np.float32)
         return rows
-
-    def _mark(self, sequence: int, num_tokens: int) -> int:
-        """What a token's KV was rounded by: the kernel, and the cells of others beside its own."""
-        if self._rounding is None:
-            return 0
-        others = sum(len(stored) for other, stored in self._stored.items() if other != sequence)
-        return self._rounding.kernel(num_tokens) + 1000 * others * self._rounding.mixes
 
     def length(self, sequence: int) -> int:
         _insist(0 <= sequence < self.max_sequences, f"no sequence {sequence}")
         return len(self._stored.get(sequence, ()))
 
     def stored(self, sequence: int) -> tuple[int, ...]:
-        """The tokens whose KV is stored."""
         return tuple(self._stored.get(sequence, ()))
 
     def reach(self, sequence: int, length: int) -> int:
@@ -213,7 +176,6 @@ class FakeModel:
         if length < self.length(sequence):
             self._rewinder.truncated(sequence, length)
         self._stored[sequence] = self._stored.get(sequence, [])[:length]
-        self._marks[sequence] = self._marks.get(sequence, [])[:length]
 
     def copy(self, source: int, sequence: int, length: int) -> None:
         _insist(0 < length <= self.length(source), f"sequence {source} does not hold {length} tokens")
@@ -222,27 +184,25 @@ class FakeModel:
             raise RewindUnsupported(self.name, "the state of a part of the text is not kept")
         self._rewinder.copied(source, sequence, length)
         self._stored[sequence] = self._stored[source][:length]
-        self._marks[sequence] = self._marks[source][:length]
 
     def save(self, sequence: int) -> SavedState:
         length = self.length(sequence)
         _insist(length > 0, f"sequence {sequence} is empty")
         extent, states = self._rewinder.save(sequence, length)
-        stored = np.array([self._stored[sequence], self._marks[sequence]], dtype=np.int64)
-        return SavedState(extent, (stored.view(np.uint8).ravel(), *states))
+        stored = np.array(self._stored[sequence], dtype=np.int64)
+        return SavedState(extent, (stored.view(np.uint8), *states))
 
     def restore(self, sequence: int, state: SavedState) -> None:
         _insist(not self.length(sequence), f"sequence {sequence} is not empty")
-        tokens, marks = state.parts[0].view(np.int64).reshape(2, -1).tolist()
+        tokens = state.parts[0].view(np.int64).tolist()
         _insist(len(tokens) == state.extent.length <= self.context_length, "there is no room for it")
         used = sum(map(len, self._stored.values())) + len(tokens)
         _insist(used <= self.capacity_tokens, f"{used} tokens in a cache for {self.capacity_tokens}")
-        self._stored[sequence], self._marks[sequence] = tokens, marks
+        self._stored[sequence] = tokens
         self._rewinder.restored(sequence, state)
 
     def close(self) -> None:
         self._stored.clear()
-        self._marks.clear()
 
 
 def _rewinder(kind: RewindKind) -> Rewinder:

@@ -31,11 +31,6 @@ def _cpuinfo() -> list[str]:
         return []
 
 
-def logical_cores() -> int:
-    """Hardware threads that this process may run on."""
-    return len(_cpus())
-
-
 @cache
 def physical_cores() -> int:
     """Physical cores that this process may use: hyper-threads only slow matrix products."""

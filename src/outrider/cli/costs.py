@@ -5,15 +5,11 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-from rich.text import Text
 
 from outrider.backends.gguf.log import show_log
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.tuning.options import Tuning, tune, tuned_options
-from outrider.backends.tuning.scoring import Loaded, costs_of, subject_of
+from outrider.backends.tuning.curves import Loaded, costs_of, subject_of
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.load_options import load_options
 from outrider.cli.output import readable, write_json
@@ -23,7 +19,6 @@ from outrider.cli.settings import CostsSettings
 from outrider.core.errors import SettingError
 from outrider.core.files import check_writable
 from outrider.core.notices import collect_notices, notify
-from outrider.core.numbers import digits
 from outrider.costs import MAX_TOKENS, CallCosts
 from outrider.costs.calibrate import Rows
 from outrider.costs.expected_speed import StepCosts, best_call, good_sizes
@@ -32,10 +27,8 @@ from outrider.models.finding import AUTO_DRAFT
 from outrider.models.hub import HubOptions
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, SessionOptions
 from outrider.session.drafts import resolve_models
-from outrider.session.loading import in_same_library
 
 _SECONDS = 20.0
-_TUNE_SECONDS = 60.0
 _LONGEST_CONTEXT_TOKENS = 8192 + 64
 """Room for the longer contexts that calls are measured at."""
 
@@ -55,16 +48,14 @@ def costs(settings: CostsSettings) -> int:
         named = resolve_models(target, draft, hub_options(settings))
         found = [] if named.found is None else [draft.card for draft in named.found.drafts]
         cards = {"target": named.target, "draft": named.draft or next(iter(found), None)}
-        paths = {role: card.path for role, card in cards.items() if card is not None}
-        tunings = _tune(settings, paths, options, report) if settings.tune else {}
-        references = {role: str(path) for role, path in paths.items()}
+        references = {role: str(card.path) for role, card in cards.items() if card is not None}
         if named.found is not None:
             references["draft"] = AUTO_DRAFT
-        pair = _measure(settings, references, options, report, tunings)
+        pair, compared = _measure(settings, references, options, report)
     if settings.costs is not None:
         export_costs(settings.costs, pair)
     errors.note(*notices)
-    _show(settings, pair, notices, tunings)
+    _show(settings, pair, notices, compared)
     return 0
 
 
@@ -72,29 +63,11 @@ def _check(settings: CostsSettings) -> None:
     check_context("-c", settings.ctx_size)
     if settings.costs is None:
         return
-    if settings.costs.exists() and (settings.fresh or settings.tune):
-        what = "--fresh" if settings.fresh else "--tune"
-        raise SettingError(
-            f"{what} and --costs", f"{settings.costs} exists, so it would be shown", "Remove it first."
-        )
+    if settings.costs.exists() and settings.fresh:
+        why = f"{settings.costs} exists, so it would be shown"
+        raise SettingError("--fresh and --costs", why, "Remove it first.")
     if not settings.costs.exists():
         check_writable(settings.costs, "costs")
-
-
-def _tune(
-    settings: CostsSettings, paths: dict[str, Path], options: dict[str, LoadOptions], report: Report
-) -> dict[str, Tuning]:
-    def progress(role: str, what: str, part: float) -> None:
-        report(f"{role}: {what}", part)
-
-    seconds = settings.seconds or _TUNE_SECONDS
-    found: dict[str, Tuning] = {}
-    for role, path in paths.items():
-        is_draft, given, told = role == "draft", options[role], partial(progress, role)
-        if is_draft:
-            given = in_same_library(found["target"].options, given)
-        found[role] = tune(path, given, draft=is_draft, seconds=seconds, progress=told)
-    return found
 
 
 def _measure(
@@ -102,9 +75,9 @@ def _measure(
     references: dict[str, str],
     options: dict[str, LoadOptions],
     report: Report,
-    tunings: dict[str, Tuning],
-) -> PairCosts:
-    """Both models' curves, one after the other, in the contexts that a session would have."""
+) -> tuple[PairCosts, dict[str, str]]:
+    """Both models' curves, one after the other, in the contexts that a session would have; and why each has
+    its library, in a line."""
     report("loading")
     opening = SessionOptions(settings.ctx_size, max_running=settings.sequences, measure=True)
     pair = Pair.load(
@@ -130,31 +103,19 @@ def _measure(
             found[role] = costs_of(
                 model, rows=rows, seconds=seconds, fresh=settings.fresh, progress=partial(report, role)
             )
-        for role, weights in zip(("target", "draft"), pair.models, strict=False):
-            own = options[role] if role == "target" else in_same_library(pair.target.options, options[role])
-            if tuning := tuned_options(weights.path, own, draft=role == "draft"):
-                tunings.setdefault(role, tuning)
+        compared = dict(zip(("target", "draft"), (each.compared for each in pair.models), strict=False))
         about = {role: asdict(subject_of(model, rows)) for role, (model, rows) in models.items()}
-    return PairCosts(found["target"], found.get("draft"), about)
+    return PairCosts(found["target"], found.get("draft"), about), compared
 
 
-def _show(settings: CostsSettings, pair: PairCosts, notices: list[str], tunings: dict[str, Tuning]) -> None:
+def _show(settings: CostsSettings, pair: PairCosts, notices: list[str], compared: dict[str, str]) -> None:
     if settings.print_json:
-        tried = {
-            role: {
-                "options": asdict(tuning.options),
-                "trials": [{"changed": trial.changed, "time_ratio": trial.score} for trial in tuning.trials],
-            }
-            for role, tuning in tunings.items()
-        }
-        write_json(costs_json(pair) | {"tuned": tried, "notices": notices})
+        write_json(costs_json(pair) | {"compared": compared, "notices": notices})
         return
     console = Screen(soft_wrap=True)
-    for role, tuning in tunings.items():
-        if tuning.trials:
-            print_trials(console, role, tuning)
-        elif tuning.compared:
-            console.say(f"{role}: {tuning.compared}")
+    for role, line in compared.items():
+        if line:
+            console.say(f"{role}: {line}")
     print_costs(console, pair)
 
 
@@ -230,26 +191,6 @@ def costs_json(pair: PairCosts) -> dict[str, Any]:
         ],
         "good_sizes": list(good_sizes(pair.target.calls_s(MAX_TOKENS, context=0))),
     }
-
-
-_TRIED_SIZES = (1, 2, 4, 8, 16)
-
-
-def print_trials(console: Screen, role: str, tuning: Tuning) -> None:
-    """The load options that were tried."""
-    what = "ms of a call by its tokens; ratio: time per token"
-    console.print(Text(f"{role}: options tried", style="bold").append(f" ({what})", style="not bold"))
-    head = [*map(str, _TRIED_SIZES), "ratio", "options"]
-    rows = [
-        (
-            *(digits(1e3 * trial.costs.call_s(n, context=0)) for n in _TRIED_SIZES),
-            f"{trial.score:.2f}",
-            trial.changed,
-        )
-        for trial in tuning.trials
-    ]
-    console.table(head, rows, left=("options",))
-    console.print()
 
 
 def _acceptance(value: float | None) -> str:

@@ -105,8 +105,3 @@ def _print(source: Path, made: Sequence[Quantized]) -> None:
     console = Screen(soft_wrap=True)
     console.say(f"made of {source.name} ({made[0].source_quantization})")
     console.table(head, rows, left=("file", "type", "weights in"))
-    about_source = requantizing(source)  # said already
-    for one in made:
-        for note in one.notes:
-            if note != about_source:
-                console.say(f"{one.quantization}: {note}")

@@ -146,14 +146,9 @@ class CostsSettings(Models, JsonOutput, Verbose, Context, Loading):
     """Those of `costs`."""
 
     seconds: Annotated[float, Field(gt=0, le=3600)] | None = setting(
-        None, panel="Measuring", help="Time to measure each model for. Default: 20, and 60 for --tune."
+        None, panel="Measuring", help="Time to measure each model for. Default: 20."
     )
     fresh: bool = setting(False, panel="Measuring", help="Measure again, whatever was measured before.")
-    tune: bool = setting(
-        False,
-        panel="Measuring",
-        help="Try the load options that change only the speed, and remember the best for `run`.",
-    )
     costs: Path | None = setting(
         None, panel=OUTPUT, help="Write the curves there; if it exists, show its curves."
     )

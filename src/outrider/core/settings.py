@@ -385,16 +385,6 @@ class Positions(Group):
         0.0, metavar="X", help="RoPE frequency factor: 1 / --rope-scale; 0: the model's."
     )
     yarn_orig_ctx: Natural = setting(0, help="YaRN: the original context; 0: the model's.")
-    yarn_ext_factor: Number = setting(
-        -1.0, metavar="X", help="YaRN: extrapolation mix; 0: interpolate, -1: the model's."
-    )
-    yarn_attn_factor: Number = setting(-1.0, metavar="X", help="YaRN: attention scale; -1: the model's.")
-    yarn_beta_fast: Number = setting(
-        -1.0, metavar="X", help="YaRN: low correction dimension; -1: the model's."
-    )
-    yarn_beta_slow: Number = setting(
-        -1.0, metavar="X", help="YaRN: high correction dimension; -1: the model's."
-    )
 
 
 class Loading(Threads, Placement, Positions):
@@ -420,10 +410,6 @@ class Loading(Threads, Placement, Positions):
     )
     cache_type_v_draft: str | None = setting(
         None, "-ctvd", metavar="TYPE", help="Type of the draft's values; default: as -ctv."
-    )
-    lora: list[Path] = setting([], panel=MODELS, help="Add a LoRA adapter (GGUF) to the target (repeatable).")
-    lora_scaled: list[str] = setting(
-        [], panel=MODELS, metavar="FILE:SCALE", help="The same with a scale: FILE:0.5 (repeatable)."
     )
     mmap: bool = setting(True, help="Map the file into memory instead of reading it.")
     mlock: bool = setting(False, help="Lock the weights in memory.")

@@ -165,7 +165,8 @@ def remembered(
         try:
             found = read(data)
         except (SettingError, KeyError, TypeError, ValueError) as error:
-            notify(f"{path}: {error.why if isinstance(error, SettingError) else error}: measuring again")
+            why = error.why if isinstance(error, SettingError) else str(error).partition("\n")[0]
+            notify(f"{path}: {why}: measuring again")
         else:
             if found is not None and not data.get(_BUSY_CORES):
                 return found

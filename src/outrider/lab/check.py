@@ -223,8 +223,7 @@ def _flatter(calls: Sequence[float]) -> tuple[str, ...]:
         return ()
     return (
         f"another quantization of the target: its calls over 4 tokens cost {calls[3] / calls[0]:.1f} steps; "
-        "IQ4_NL, Q4_0 and (of small models) BF16 files are often flatter (`outrider quantize` makes them, "
-        "`outrider costs --tune` tries kernels and threads)",
+        "IQ4_NL, Q4_0 and (of small models) BF16 files are often flatter (`outrider quantize` makes them)",
     )
 
 

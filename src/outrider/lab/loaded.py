@@ -15,7 +15,7 @@ from outrider.backends.gguf.head_model import HeadWeights, open_own
 from outrider.backends.gguf.heads import HiddenStates, why_no_heads
 from outrider.backends.gguf.model import GgufModel
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.tuning.scoring import costs_of
+from outrider.backends.tuning.curves import costs_of
 from outrider.core.contracts import FREE, Constraint, Model, Rewinding
 from outrider.core.data import Grammar
 from outrider.core.errors import PromptError

@@ -56,8 +56,7 @@ def _fingerprint(states: tuple[tuple[Path, int, int], ...]) -> str:
 
 
 def read_entry(path: Path, consequence: str = "") -> dict[str, Any] | None:
-    """A JSON object from the cache. None where there is none that can be used; a notice says what follows
-    from that, if anything does."""
+    """A JSON object, if there is one that can be used; a notice says what follows from it, if anything."""
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -75,7 +74,6 @@ def read_entry(path: Path, consequence: str = "") -> dict[str, Any] | None:
 
 
 def _unusable(error: BaseException | None) -> str:
-    """One line for one cause, however many entries it concerns."""
     reason = "something else is in its place"
     if isinstance(error, OSError) and error.errno in _CAUSES:
         reason = os.strerror(error.errno).lower()

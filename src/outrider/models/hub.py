@@ -46,26 +46,23 @@ class HubOptions:
         return self.offline or is_offline_mode()
 
 
-def list_files(name: str, options: HubOptions, *, with_sizes: bool = False) -> dict[str, int | None]:
-    """The files of repository `name`, sorted, and their bytes where asked for (None: the hub does not say);
-    only the cached ones when the hub does not answer. Raises HubError when the repository cannot be found or
-    seen."""
+def list_files(name: str, options: HubOptions) -> list[str]:
+    """The files of repository `name`, sorted; only the cached ones when the hub does not answer. Raises
+    HubError when the repository cannot be found or seen."""
     from huggingface_hub import HfApi
 
     what, snapshot = f"hf:{name}", _snapshot(name, options)
     if not options.is_offline:
         try:
-            api = HfApi(endpoint=options.endpoint, token=options.token)
-            info = api.model_info(name, timeout=_TIMEOUT_S, files_metadata=with_sizes)
-            return dict(sorted((sibling.rfilename, sibling.size) for sibling in info.siblings or ()))
+            info = HfApi(endpoint=options.endpoint, token=options.token).model_info(name, timeout=_TIMEOUT_S)
+            return sorted(sibling.rfilename for sibling in info.siblings or ())
         except Exception as error:
             # Out of reach, or it does not let this user in (any more), which says nothing about the files.
             if snapshot is None or not (_is_unreachable(error) or _status(error) in (401, 403, 429)):
                 raise _explain(error, what, options.cache) from error
     if snapshot is None:
         raise _not_cached(what)
-    paths = [path for path in snapshot.rglob("*") if path.is_file()]
-    return dict(sorted((path.relative_to(snapshot).as_posix(), path.stat().st_size) for path in paths))
+    return sorted(path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file())
 
 
 def _snapshot(name: str, options: HubOptions) -> Path | None:
@@ -138,9 +135,6 @@ def _download(name: str, file: str, commit: str, options: HubOptions) -> None:
         if blob.exists():
             return
         with incomplete.open("ab") as content:
-            if content.tell() > size:  # two processes wrote to it, on a disk where locks do not hold
-                content.seek(0)
-                content.truncate()
             check_room(blob.parent, size - content.tell(), lambda why: HubError(what, why, _NO_ROOM))
             headers = build_hf_headers(token=options.token)
             http_get(
@@ -212,8 +206,7 @@ def _explain(error: Exception, what: str, cache: Path) -> HubError:
 
 
 def cache_dir() -> Path:
-    """Outrider's own cache folder, which may not exist yet: $OUTRIDER_CACHE, else
-    $XDG_CACHE_HOME/outrider, else ~/.cache/outrider."""
+    """$OUTRIDER_CACHE, else $XDG_CACHE_HOME/outrider, else ~/.cache/outrider; it may not exist yet."""
     if own := os.environ.get("OUTRIDER_CACHE"):
         return Path(own).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -40,7 +40,6 @@ class Infill:
     def prompt(
         self, before: Sequence[int], after: Sequence[int], *, suffix_first: bool = False
     ) -> tuple[int, ...]:
-        """What the text between `before` and `after` is the continuation of."""
         parts = [(self.prefix, *before), (self.suffix, *after)]
         first, second = reversed(parts) if suffix_first else parts
         return (*first, *second, self.middle)

@@ -69,8 +69,7 @@ def _uv_source(name: str, pin: str, pinned: Path, folder: Path) -> Iterator[list
 def _fetch(
     pip: list[str], uv: Iterable[list[str]], folder: Path, expected_bytes: int, progress: Progress | None
 ) -> str | None:
-    """Let the clients of this machine try in turn, the closest to this interpreter first; None when one of
-    them managed. `uv` are its commands, each made when those before it have succeeded."""
+    """Let the clients here try in turn; `uv` are its commands, each made when those before have succeeded."""
     clients: list[tuple[str, list[str], Iterable[list[str]]]] = []
     if importlib.util.find_spec("pip"):
         clients.append(("pip", [sys.executable, "-m", "pip"], [pip]))
@@ -102,8 +101,7 @@ class _Failure(Exception):
 
 
 def _run(command: list[str], folder: Path, show: Callable[[int], None]) -> None:
-    """Run a client to its end. Raises _Failure. Both clients work in TMPDIR before they deliver, so `folder`
-    grows as the download does."""
+    """Run a client, which works in TMPDIR: `folder` grows as the download does. Raises _Failure."""
     log = folder / "client.log"
     environment = {**os.environ, "TMPDIR": str(folder)}
     with log.open("wb") as output:
@@ -142,11 +140,9 @@ def _bar(progress: Progress | None) -> Iterator[Progress]:
         yield progress
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Bars(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bars:
+    with Bars(console=console, disable=not console.is_terminal) as bars:
         task = bars.add_task("Fetching the default model", total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)

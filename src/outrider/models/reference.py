@@ -68,7 +68,7 @@ def resolve(reference: str, *, hub: HubOptions | None = None) -> Path:
         return local_shards(Path(os.path.expanduser(reference)))[0]
     options, (repository, file, quantization) = hub or HubOptions(), _parse(reference)
     if file is None:
-        file = choose_file([*list_files(repository, options)], quantization, what=reference)
+        file = choose_file(list_files(repository, options), quantization, what=reference)
     return fetch(repository, shard_names(file), options)[0]
 
 
@@ -119,15 +119,14 @@ def choose_file(
             return min(ranked)[1]
     if not quantization:
         return models[0]
-    parts = {name: len(shard_names(name)) for name in models[:_SHOWN]}
-    shown = ", ".join(name if count == 1 else f"{name} ({count} parts)" for name, count in parts.items())
     more = f" and {len(models) - _SHOWN} more" if len(models) > _SHOWN else ""
-    raise HubError(what, f"the repository has no {quantization}", f"It has: {shown}{more}.")
+    raise HubError(
+        what, f"the repository has no {quantization}", f"It has: {', '.join(models[:_SHOWN])}{more}."
+    )
 
 
 def _rank(name: str, quantization: str) -> tuple[bool, bool] | None:
-    """How far a file is from being plainly of this quantization; None when it is of another. Q4_K_M is no
-    word of UD-Q4_K_M-XL: a size that follows belongs to the quantization."""
+    """How far a file is from being plainly of this quantization; None when it is of another."""
     word = rf"(?<![A-Z0-9_])(UD-)?{re.escape(quantization.upper())}(?![A-Z0-9_])(?!-(?:XXS|XS|S|M|L|XL)\b)"
     stem = re.sub(r"(-\d{5}-OF-\d{5})?\.GGUF$", "", name.upper())
     matches = list(re.finditer(word, stem))

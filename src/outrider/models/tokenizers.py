@@ -6,31 +6,18 @@ from __future__ import annotations
 from outrider.models.constants import Keys, TokenType
 from outrider.models.gguf import ModelCard
 from outrider.models.header import fields_of, read_header
-from outrider.models.vocab.alignment import (
-    MIN_TEXT_RATIO,
-    SHOWN_DIFFERENCES,
-    made_for_another,
-    too_few_in_common,
-)
-from outrider.models.vocab.subset import read_part
+from outrider.models.vocab.alignment import MIN_TEXT_RATIO, SHOWN_DIFFERENCES, too_few_in_common
 
 _CONTROL = (int(TokenType.CONTROL), int(TokenType.UNUSED))
 
 
 def check_tokenizers(target: ModelCard, draft: ModelCard) -> None:
-    """Raise VocabularyMismatch where the spellings of the draft's text tokens, or of those that a reduced
-    vocabulary maps to the target's, are not the target's. A file that has no tokens is passed over."""
-    if target.tokens is None or draft.tokens is None:
+    """Raise VocabularyMismatch where too few spellings of text tokens are the target's. A file that has no
+    tokens is passed over, and a reduced vocabulary, whose map is read when it is loaded."""
+    if target.tokens is None or draft.tokens is None or draft.has_reduced_vocabulary:
         return
     (ours, our_texts), (theirs, their_texts) = _tokens(target), _tokens(draft)
     if ours == theirs:
-        return
-    if draft.has_reduced_vocabulary:
-        part = read_part(draft.path)
-        known = [(i, j) for i, j in enumerate(part.target_tokens[: len(theirs)]) if j >= 0]
-        right = sum(j < len(ours) and theirs[i] == ours[j] for i, j in known)
-        if right < MIN_TEXT_RATIO * len(known):
-            raise made_for_another(part.name, target.tokenizer)
         return
     texts, own, others = (
         (our_texts, ours, theirs) if len(our_texts) < len(their_texts) else (their_texts, theirs, ours)

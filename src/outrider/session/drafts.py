@@ -11,7 +11,7 @@ from outrider.backends.gguf.head_model import HeadWeights
 from outrider.backends.gguf.heads import why_no_heads
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.tuning.scoring import machine_id
+from outrider.backends.tuning.curves import machine_id
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, VocabularyMismatch
 from outrider.core.notices import notify
 from outrider.core.numbers import gigabytes
@@ -134,7 +134,7 @@ def load_head(target: Weights, of_target: ModelCard, card: ModelCard, options: L
         why = f"it holds {HEADS[card.kind]}, and {target.library.title} cannot run it here: {lacks}"
         raise ModelFileError(path, why, "Choose --backend llama.cpp, or another draft.")
     same = target.options.backend, target.options.library
-    options = replace(options, backend=same[0], library=same[1], adapters=())
+    options = replace(options, backend=same[0], library=same[1])
     file = f"{fingerprint(target.path)} {fingerprint(card.path)}"
     check_head(target, head, options, file=file, memory=cache_dir() / "builds.json")
     return HeadWeights(head, options)
@@ -180,8 +180,6 @@ def load_found(
     listed_files = listed(named.target, found)
     notify(*(str(file) for file in listed_files if file.place in _SAID and file.reference not in said))
     notify(*(f"-md auto skips {Path(error.what).name}: {error.why}" for error in found.broken))
-    if found.num_unread:
-        notify(f"-md auto: {found.num_unread} more GGUF files were not looked at")
     return taken
 
 
@@ -233,10 +231,10 @@ def listed(target: ModelCard, found: Found) -> list[FoundFile]:
         note, size = why_no_head(head.card, target) or what, head.card.file_bytes
         files.append(FoundFile(str(head.card.path), head.card.kind, size, None, head.place, note=note))
     for file in found.on_hub:
-        words = file.reference.rsplit("/", 1)[-1].lower().replace("dspark", "dflash")
+        words = file.rsplit("/", 1)[-1].lower().replace("dspark", "dflash")
         kind: ModelKind = next((kind for kind in HEADS if kind in words), "model")
         why = f"by its name it holds {HEADS[kind]}" if kind in HEADS else ""
-        files.append(FoundFile(file.reference, kind, file.file_bytes, None, _ON_HUB, note=why))
+        files.append(FoundFile(file, kind, None, None, _ON_HUB, note=why))
     relative = found.relative
     share = 1.0 if relative is None else relative.parameters / max(target.active_parameters, 1)
     if relative is not None and not found.drafts and share <= MAX_SHARE:

@@ -113,8 +113,7 @@ def _advice(calls_s: Sequence[float], draft_s: float | None, acceptance: dict[st
     if calls_s[3] > 2.2 * plain_s:
         found.append(
             f"cheaper calls over 4 tokens than now ({calls_s[3] / plain_s:.1f} plain steps): "
-            "`outrider costs --tune` tries kernels and threads; IQ4_NL, Q4_0 and (of small models) "
-            "BF16 files are often flatter"
+            "IQ4_NL, Q4_0 and (of small models) BF16 files are often flatter"
         )
     lookup = acceptance.get("lookup")
     if lookup is not None and lookup < (StepCosts(calls_s).break_even(1) or 1.0):

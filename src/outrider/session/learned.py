@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf.model import GgufModel
-from outrider.backends.tuning.scoring import (
+from outrider.backends.tuning.curves import (
     Loaded,
     costs_at_once,
     costs_of,
     native_of,
-    rare_settings,
     spare_cores,
     subject_of,
 )
@@ -131,7 +130,8 @@ class Learned:
         """Where acceptance is stored: by the files' content and the options that change their output."""
         models = [native_of(model) for model, _ in self._models.values()]
         files = [fingerprint(model.weights.path) for model in models]
-        files += [json.dumps(changed) for model in models if (changed := rare_settings(model))]
+        options = [model.weights.options.rarely_set() for model in models]
+        files += [json.dumps(changed) for changed in options if changed]
         key = blake2b(" ".join(files).encode(), digest_size=12).hexdigest()
         return cache_dir() / "acceptance" / f"{key}.json"
 

@@ -108,7 +108,6 @@ def check_layout(function: Any, kind: type[Params], what: str) -> None:
 
 
 def _bytes_beyond(function: Any, kind: type[ctypes.Structure]) -> int:
-    """How many bytes after its structure a function writes that returns `kind`."""
     size = ctypes.sizeof(kind)
     buffer = (ctypes.c_ubyte * (size + _ROOM_BYTES))(*[_UNTOUCHED] * (size + _ROOM_BYTES))
     function.restype, function.argtypes = None, [ctypes.c_void_p]

@@ -122,8 +122,7 @@ def free_bytes(library: CLibrary, device: Device) -> int:
 
 @cache
 def device_array(library: CLibrary, names: tuple[str, ...]) -> Any:
-    """The devices of these names as a library takes them: pointers, and a last one that is null. Raises
-    SettingError for a name that the library has no GPU of."""
+    """Pointers, and a last one that is null. Raises SettingError for what is no GPU of the library's."""
     gpus = {device.name: device.pointer for device in list_devices(library) if device.is_gpu}
     wanted = [name for name in names if name != NO_DEVICE]
     for name in wanted:
@@ -135,8 +134,7 @@ def device_array(library: CLibrary, names: tuple[str, ...]) -> Any:
 
 @cache
 def share_array(library: CLibrary, shares: tuple[float, ...]) -> Any:
-    """Shares of the model for each GPU, as many as a library reads. Raises SettingError for too many, where
-    there are GPUs at all."""
+    """As many as a library reads. Raises SettingError for too many, where there are GPUs at all."""
     library.declare(functions("size llama_max_devices"))
     most = library.functions.llama_max_devices()
     if len(shares) > most and library.functions.llama_supports_gpu_offload():
@@ -147,8 +145,7 @@ def share_array(library: CLibrary, shares: tuple[float, ...]) -> Any:
 
 @cache
 def override_array(library: CLibrary, overrides: tuple[str, ...]) -> Any:
-    """Where tensors lie whose names match: PATTERN=BUFFER each, the first match counts. The last one is null.
-    Raises SettingError for a buffer that the library does not have."""
+    """PATTERN=BUFFER each, the first match counts; the last entry is null. Raises SettingError."""
     library.declare(_BUFFERS)
     native, entries = library.functions, []
     there = (native.ggml_backend_cpu_buffer_type(), *(each.buffer_type for each in list_devices(library)))
@@ -174,7 +171,6 @@ class Places:
         self.overrides = (_Override * native.llama_max_tensor_buft_overrides())()
 
     def decided(self) -> dict[str, Any]:
-        """It as load options have it."""
         found = [f"{e.pattern.decode()}={self._name(e.buft).decode()}" for e in self.overrides if e.pattern]
         shares = tuple(self.shares) if any(self.shares) else ()
         return {"tensor_split": shares, "tensor_overrides": tuple(found)}
@@ -200,8 +196,7 @@ _DENSE = r"\.ffn_(up|down|gate)\."
 
 
 def on_processor(*, experts: int | None = 0, dense: int = 0) -> tuple[str, ...]:
-    """The overrides that keep feed-forward weights of the first layers off the GPU: the experts of so many
-    layers (None: of all), and the dense ones of so many."""
+    """The overrides that keep experts of so many first layers (None: all), and dense ones, off GPUs."""
     if experts is None:
         return (f"{_EXPERTS}=CPU",)
     patterns = [rf"blk\.{layer}{_EXPERTS}=CPU" for layer in range(experts)]

@@ -41,9 +41,6 @@ _CHOOSE = "choose another library (--backend, --llama-library)"
 
 WRONG = 3
 """the exit status of a child whose library computes wrongly"""
-
-_KILLED = (-signal.SIGKILL, -signal.SIGTERM) if os.name == "posix" else ()
-
 _LIMIT_S = 120.0
 """for a child's first calls, beside the time that the file takes to be read from a slow disk"""
 _SLOW_DISK_BYTES_PER_S = 10e6
@@ -81,32 +78,22 @@ def check_build(
 
 def check_head(target: Weights, head: HeadFile, options: LoadOptions, *, file: str, memory: Path) -> None:
     """Make a head's first calls beside its target, in a child process. `file` names the content of both,
-    `memory` is as in `check_build`. Raises BackendCrash where the child dies, does not come back, or where
-    calls over few and over many tokens disagree, OutOfMemory when the system killed it."""
+    `memory` is as in `check_build`. Raises BackendCrash where the child dies (as it does where the library
+    does not give the inputs of the target's layers) or does not come back, or where calls over few and over
+    many tokens disagree, OutOfMemory when the system killed it."""
     build = target.library.build_id
     key = f"{_HEAD_TRIAL} | {build} | {head.kind} {file} | gpu layers {options.gpu_layers} | cpu {cpu_id()}"
     outcomes = read_entry(memory) or {}
     if outcomes.get(key) == _WORKS:
         return
-    title = build.rpartition(" ")[0] or build
-
-    def status_beside(options: LoadOptions, file: list[str] | None) -> int:
-        given = [asdict(target.options), asdict(options), [*head.target_layers], file]
-        return _first_calls(target.path, json.dumps(given))
-
-    status = status_beside(options, [str(head.path), head.kind])
-    if status < 0 and head.target_layers and status_beside(target.options, None) < 0:
-        kind = target.metadata("general.architecture")
-        why = f"{title} does not give the inputs of layers of {kind} models, which the head reads"
-        way_out = "Use a draft model (-md), or another library (--llama-library)."
-        raise BackendCrash(str(head.path), why, way_out)
+    given = [asdict(target.options), asdict(options), head.target_layers, str(head.path), head.kind]
+    status = _first_calls(target.path, json.dumps(given))
     if status < 0 or status == WRONG:
         died = f"dies at its first call ({_signal_name(-status)})"
+        title = build.rpartition(" ")[0] or build
         why = f"beside {target.name} {title} {'computes it wrongly' if status == WRONG else died}"
-        way_out = (
-            "Is the file whole, and made for this model? If so, choose another library (--llama-library)."
-        )
-        raise BackendCrash(str(head.path), why, way_out)
+        way_out = "Is the file whole, and made for this model? If so, use a draft model (-md), or "
+        raise BackendCrash(str(head.path), why, f"{way_out}another library (--llama-library).")
     if status == 0:
         write_entry(memory, outcomes | {key: _WORKS}, quiet=True)
 
@@ -118,8 +105,7 @@ def _without_fault(options: LoadOptions, outcome: str) -> LoadOptions:
 
 
 def _try_out(path: Path, options: LoadOptions, version: str) -> str | None:
-    """What becomes of a child's first calls; None when it could not even load the model, which
-    the real load will explain better."""
+    """What becomes of first calls; None where the file is not even loaded, which the real load explains."""
 
     def child(options: LoadOptions) -> int:
         return _first_calls(path, json.dumps(asdict(options)))
@@ -155,7 +141,7 @@ def _first_calls(path: Path, given: str) -> int:
     except subprocess.TimeoutExpired as error:
         why = f"its first calls did not end within {error.timeout:.0f} s"
         raise BackendCrash(str(path), why, f"Is the file whole? If it is, {_CHOOSE}.") from None
-    if status in _KILLED:
+    if os.name == "posix" and status in (-signal.SIGKILL, -signal.SIGTERM):
         cause = f"the system ended its first call ({_signal_name(-status)})"
         way_out = "Choose a smaller quantization, or end other programs."
         raise OutOfMemory(str(path), f"{cause}, most likely because memory ran out", way_out)
@@ -163,7 +149,6 @@ def _first_calls(path: Path, given: str) -> int:
 
 
 def _run_child(command: Sequence[str], limit_s: float) -> int:
-    # A child that crashes on purpose should leave no core file and no output.
     # A session of its own: Ctrl-C must not look like a crash of the build.
     silent = subprocess.DEVNULL
     return subprocess.run(
@@ -190,8 +175,7 @@ _MIN_CORRELATION = 0.9
 
 def main(path: str, given: str) -> int:
     """Load `path` under the options (JSON), read one text in small calls and in a large one, and compare. For
-    a head (`check_head`) they are a list: the target's options, the head's, the layers that it reads, and its
-    file with its kind, or nothing: then the target alone is called."""
+    a head they are what `check_head` gives."""
     asked = json.loads(given)
     of_target, *of_head = asked if isinstance(asked, list) else [asked]
     try:
@@ -231,21 +215,10 @@ def _read(model: GgufModel, text: tuple[int, ...], part: int) -> Logits:
 
 
 def _read_beside(
-    target: GgufModel,
-    text: tuple[int, ...],
-    options: dict[str, Any],
-    layers: list[int],
-    file: list[Any] | None,
+    target: GgufModel, text: tuple[int, ...], options: dict[str, Any], layers: list[int], path: str, kind: Any
 ) -> tuple[Logits, Logits]:
-    """A head's last rows, where target and head read a text in small calls, and where they read most of it at
-    once. Rows that disagree where the states are not what was computed."""
-    if file is None:
-        target.keep_hidden_states(layers)
-        [rows] = target.decode([Span(0, text, 0, 1)])
-        return rows, rows
-    path, kind = file
-    head = HeadFile(Path(path), kind, tuple(layers))
-    weights = HeadWeights(head, _beside_others(options))
+    """A head's last rows after small calls, and after large ones; unlike rows where states are stale."""
+    weights = HeadWeights(HeadFile(Path(path), kind, tuple(layers)), _beside_others(options))
     model, found = weights.open_beside(target, 2 * len(text)), []
     for part, start in zip(_PARTS, (0, len(text) - _COMPARED_ROWS), strict=True):
         model.truncate(0, 0)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from outrider.backends.gguf.c_types import LibraryRefused
-from outrider.backends.gguf.heads import Entry, FeatureStates, HeadBatch, HeadStates, State, entries
+from outrider.backends.gguf.heads import Entry, HeadBatch, State
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import MTP_CONTEXT, LoadOptions
 from outrider.backends.gguf.rewinding import RewindSupport
@@ -36,36 +37,35 @@ class HeadModel(GgufModel):
             weights or target.weights,
             target.context_length,
             target.max_sequences,
-            target.options if weights is None else self._settings(target, weights.options),
+            target.options if weights is None else weights.options_beside(target),
             capacity_tokens,
             support=RewindSupport("free"),  # its layers are attention alone
             beside=None if weights is None else target,
         )
         self.name = f"{target.name}, MTP head" if weights is None else weights.name
         self._beside = target
-        self._states = self._open_states(target)
+        layers = () if weights is None else weights.head.target_layers
+        kept = None if layers else target.hidden
+        self._states = kept or target.keep_hidden_states(layers)
+        """the target's"""
         native = self._library.functions
         native.llama_set_embeddings_nextn(self._native.pointer, True, True)
-        self._width = int(native.llama_model_n_embd_out(self.weights.handle))
-        self._head_batch = HeadBatch(self._library, self._native.pointer, self._width)
-
-    def _settings(self, target: GgufModel, options: LoadOptions) -> LoadOptions:
-        del target
-        return options
-
-    def _open_states(self, target: GgufModel) -> HeadStates:
-        hidden = target.hidden or target.keep_hidden_states()
-        return HeadStates(hidden, hidden.width)
+        width = int(native.llama_model_n_embd_out(self.weights.handle))
+        self._head_batch = HeadBatch(self._library, self._native.pointer, width)
+        self._no_state: State = np.zeros(self._states.width, dtype=np.float32)
+        self._own: dict[int, tuple[int, State]] = {}
+        """the head's own state of each sequence's last token, and its position"""
+        self._read: dict[int, int] = {}
+        """tokens of each sequence that were read with the target's states"""
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        """As every model's, but for no more than the last row of each span."""
         # Libraries give the states of some architectures' heads in the order of the rows, of others' in that
         # of the tokens: the same in calls in which every token has a row, or none.
-        bodies = [body for span in spans if (body := self._states.known_part(span))]
+        bodies = [body for span in spans if (body := self._known_part(span))]
         if bodies:
             super().decode(bodies)
             for body in bodies:
-                self._states.after_call(body, None)
+                self._note(body, None)
         read = {body.sequence: len(body.tokens) for body in bodies}
         waiting = [_after(span, read.get(span.sequence, 0)) for span in spans]
         rows: dict[int, Logits] = {}
@@ -73,11 +73,29 @@ class HeadModel(GgufModel):
             singles = [replace(span, tokens=span.tokens[:1], rows=1) for span in waiting]
             found = super().decode(singles)
             for i, (single, logits) in enumerate(zip(singles, found, strict=True)):
-                self._states.after_call(single, self._own_state(i), is_kept=self._is_kept)
+                self._note(single, self._own_state(i))
                 rows[single.sequence] = logits.copy()
             waiting = [_after(span, 1) for span in waiting]
         empty = np.empty((0, self.vocabulary.size), dtype=np.float32)
         return [rows[span.sequence] if span.rows else empty for span in spans]
+
+    def _known_part(self, span: Span) -> Span | None:
+        """The first tokens of a span that can be read at once, if any; not its last, where it has a row."""
+        count = len(span.tokens) - span.rows
+        if self._states.knows_any(span.sequence):  # else a call without a text is being measured
+            known = (self._states.before(span.sequence, span.start + i) is not None for i in range(count))
+            count = sum(takewhile(bool, known))
+        return replace(span, tokens=span.tokens[:count], rows=0) if count else None
+
+    def _note(self, span: Span, own: State | None) -> None:
+        """The tokens of such a part, or a single one, were read; `own` is the head's state of the last."""
+        read, end = self._read.get(span.sequence, 0), span.start + len(span.tokens)
+        if read >= span.start:  # after a failed call it may have been more
+            is_kept = self._is_kept or own is None
+            with_targets = self._states.before(span.sequence, span.start) is not None
+            self._read[span.sequence] = end if is_kept and with_targets else span.start
+        if own is not None:
+            self._own[span.sequence] = (end - 1, own)
 
     def _own_state(self, index: int) -> State:
         return self._head_batch.state(index)
@@ -86,24 +104,45 @@ class HeadModel(GgufModel):
         del context
         return self._head_batch.evaluate(self._places(spans))
 
-    def _places(self, spans: Sequence[Span]) -> Iterable[Entry]:
-        return entries(spans, self._states.before(spans))
+    def _places(self, spans: Sequence[Span]) -> list[Entry]:
+        """The tokens of such parts, or single ones, each with the state before it."""
+        found = [[self._target_state(span, i) for i in range(len(span.tokens))] for span in spans]
+        projected = iter(self._project([state for states in found for state in states if state is not None]))
+        places = []
+        for span, states in zip(spans, found, strict=True):
+            first = len(span.tokens) - span.rows
+            for i, (token, state) in enumerate(zip(span.tokens, states, strict=True)):
+                before = self._own_before(span) if state is None else next(projected)
+                places.append(Entry(span.sequence, span.start + i, token, before, i >= first))
+        return places
+
+    def _target_state(self, span: Span, index: int) -> State | None:
+        is_measured = not span.rows and not self._states.knows_any(span.sequence)
+        return self._states.none if is_measured else self._states.before(span.sequence, span.start + index)
+
+    def _project(self, states: Sequence[State]) -> Sequence[State]:
+        """What the head reads, of its target's states."""
+        return states
+
+    def _own_before(self, span: Span) -> State:
+        at, own = self._own.get(span.sequence, (-1, self._no_state))
+        return own if at == span.start - 1 else self._no_state
 
     def reach(self, sequence: int, length: int) -> int:
         # What it drafted it read with states of its own: with the target's it drafts better.
-        return self._states.reach(sequence, super().reach(sequence, length))
+        return min(super().reach(sequence, length), self._read.get(sequence, 0))
 
     def truncate(self, sequence: int, length: int) -> None:
         super().truncate(sequence, length)
-        self._states.truncate(sequence, length)
+        self._read[sequence] = min(self._read.get(sequence, 0), length)
 
     def copy(self, source: int, sequence: int, length: int) -> None:
         super().copy(source, sequence, length)
-        self._states.copied(source, sequence, length)
+        self._read[sequence] = min(self._read.get(source, 0), length)
 
     def restore(self, sequence: int, state: SavedState) -> None:
         super().restore(sequence, state)
-        self._states.restored(sequence, state.extent.length)
+        self._read[sequence] = state.extent.length
 
 
 class ChainedModel(HeadModel):
@@ -124,7 +163,7 @@ class ChainedModel(HeadModel):
         return self._head_batch.state(self._ends[index])
 
     def _evaluate(self, context: Any, spans: Sequence[Span]) -> int:
-        places = list(self._places(spans))
+        places = self._places(spans)
         if spans[0].rows:
             return self._draft(context, spans, places)
         status = 0
@@ -138,10 +177,13 @@ class ChainedModel(HeadModel):
         chained: list[Entry] = []
         self._ends = []
         for span, place in zip(spans, places, strict=True):
-            before = self._chains.get(span.sequence, []) if self._states.follows_own(span) else []
-            goes_on = bool(before) and before[-1].position == span.start - 1
-            before = [entry._replace(wanted=False) for entry in before] if goes_on else []
-            self._chains[span.sequence] = [*before, place]
+            before = self._chains.get(span.sequence, [])
+            # The head has only a state of its own before it.
+            goes_on = self._states.before(span.sequence, span.start) is None
+            goes_on = goes_on and self._states.knows_any(span.sequence)
+            if not (goes_on and before and before[-1].position == span.start - 1):
+                before = []
+            self._chains[span.sequence] = [*(entry._replace(wanted=False) for entry in before), place]
             chained += self._chains[span.sequence]
             self._ends.append(len(chained) - 1)
         self._clear(chained)
@@ -168,14 +210,11 @@ class EagleModel(HeadModel):
     context_type: ClassVar[int] = 0
 
     def __init__(self, target: GgufModel, capacity_tokens: int, weights: HeadWeights) -> None:
-        self._layers = weights.head.target_layers
         super().__init__(target, capacity_tokens, weights)
-
-    def _open_states(self, target: GgufModel) -> HeadStates:
         width = int(self._library.functions.llama_model_n_embd(self.weights.handle))
-        return HeadStates(target.keep_hidden_states(self._layers), width, self._encode)
+        self._no_state = np.zeros(width, dtype=np.float32)
 
-    def _encode(self, states: Sequence[State]) -> list[State]:
+    def _project(self, states: Sequence[State]) -> list[State]:
         most = min(self.max_rows, self.micro_batch_tokens)
         try:
             parts = [states[i : i + most] for i in range(0, len(states), most)]
@@ -192,15 +231,6 @@ class AssistantModel(HeadModel):
     """The Model of a Gemma 4 assistant. Its layers attend to what the target stores, and store nothing: what
     it drafts all stands at the place of the text's last token."""
 
-    def _settings(self, target: GgufModel, options: LoadOptions) -> LoadOptions:
-        return replace(
-            options,
-            flash_attention=target.flash_attention,
-            cache_type_k=target.options.cache_type_k,
-            cache_type_v=target.options.cache_type_v,
-            full_window=target.options.full_window,
-        )
-
     def _evaluate(self, context: Any, spans: Sequence[Span]) -> int:
         # What the target has read lies in its KV.
         drafting = [span for span in spans if span.rows]
@@ -208,9 +238,9 @@ class AssistantModel(HeadModel):
             return 0
         return super()._evaluate(context, drafting)
 
-    def _places(self, spans: Sequence[Span]) -> Iterable[Entry]:
+    def _places(self, spans: Sequence[Span]) -> list[Entry]:
         at = {span.sequence: self._beside.length(span.sequence) for span in spans}
-        return (place._replace(position=at[place.sequence]) for place in super()._places(spans))
+        return [place._replace(position=at[place.sequence]) for place in super()._places(spans)]
 
 
 class BlockModel(HeadModel):
@@ -220,7 +250,6 @@ class BlockModel(HeadModel):
     context_type: ClassVar[int] = 0
 
     def __init__(self, target: GgufModel, capacity_tokens: int, weights: HeadWeights) -> None:
-        self._layers = weights.head.target_layers
         super().__init__(target, capacity_tokens, weights)
         native, context, metadata = self._library.functions, self._native.pointer, weights.metadata
         tensors = weights.layout.tensors
@@ -236,10 +265,6 @@ class BlockModel(HeadModel):
         native.llama_set_causal_attn(context, metadata("dflash.attention.causal") == "true")
         if self._top:  # its candidates come without rows
             native.llama_set_embeddings_nextn(context, True, False)
-
-    def _open_states(self, target: GgufModel) -> HeadStates:
-        self._features = FeatureStates(target.keep_hidden_states(self._layers))
-        return self._features
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
         return GgufModel.decode(self, spans)  # not as heads do that read token by token
@@ -260,41 +285,50 @@ class BlockModel(HeadModel):
         """Store the target's states of these spans, but for those of last tokens with a row."""
         unread: list[Entry] = []
         for span in spans:
-            first, states = self._features.unread(span)
+            first, states = self._unread(span)
             stored = self._library.functions.llama_memory_seq_pos_max(self._memory, span.sequence)
             self._forget(span.sequence, first if first <= stored + 1 else -1)
             unread += [Entry(span.sequence, first + i, None, state) for i, state in enumerate(states)]
         for i in range(0, len(unread), self.micro_batch_tokens):
             self._evaluate_places(unread[i : i + self.micro_batch_tokens])
 
+    def _unread(self, span: Span) -> tuple[int, list[State]]:
+        """What it has to read before a span's last token, or all of the span where it has no row: the first
+        position, and the states from there on, each at its own. Those that were not kept are left out at the
+        beginning."""
+        target, sequence = self._states, span.sequence
+        start = min(self._read.get(sequence, 0), span.start)
+        end = span.start + len(span.tokens) - bool(span.rows)
+        if not target.knows_any(sequence):  # a call without a text is being measured
+            self._read[sequence] = end
+            return start, [target.none] * (end - start)
+        found = [target.before(sequence, position + 1) for position in range(start, end)]
+        known = [state for state in found if state is not None]
+        lost = sum(state is target.none for state in known)
+        self._read[sequence] = start + len(known)
+        # What the target has yet to evaluate again is read as nothing, and once more when it is known.
+        return start + lost, known[lost:] + [target.none] * (len(found) - len(known))
+
     def _draft(self, spans: Sequence[Span], *, keep: bool) -> dict[int, Logits]:
         masks = (self._mask,) * (self._size - 1)
-        blocks = [
-            Span(
-                s.sequence,
-                (s.tokens[-1], *masks),
-                s.start + len(s.tokens) - 1,
-                0 if self._top else self._size,
-            )
-            for s in spans
-        ]
+        rows = 0 if self._top else self._size
+        blocks = [Span(s.sequence, (s.tokens[-1], *masks), s.start + len(s.tokens) - 1, rows) for s in spans]
         places = [
             Entry(span.sequence, span.start + i, token, None, bool(span.rows))
             for span in blocks
             for i, token in enumerate(span.tokens)
         ]
         self._evaluate_places(places)
-        rows = self._rows(self._native.pointer, blocks)
+        found_rows = self._rows(self._native.pointer, blocks)
         states = self._head_batch.states(len(places)) if self._top or self._has_confidence else None
         found: dict[int, Logits] = {}
-        for i, (span, logits) in enumerate(zip(blocks, rows, strict=True)):
+        for i, (span, logits) in enumerate(zip(blocks, found_rows, strict=True)):
             own = None if states is None else states[i * self._size + self._first : (i + 1) * self._size]
             found[span.sequence] = cast(Logits, self._block(logits[self._first :], own, keep=keep))
-            self._forget(span.sequence, self._features.stored(span.sequence))
+            self._forget(span.sequence, self._read.get(span.sequence, 0))
         return found
 
     def _block(self, rows: Logits, own: State | None, *, keep: bool) -> Block:
-        """Of the rows and the drafter's own states of its places; views where it need not `keep` them."""
         if own is not None and self._top:
             top = self._top
             scores = own[:, top : top + top * top].reshape(-1, top, top).copy()
@@ -310,7 +344,7 @@ _USUAL_BLOCK = 16
 
 
 def open_own(target: GgufModel, capacity_tokens: int) -> HeadModel:
-    """A context of the MTP layers of a model itself. Raises OutOfMemory."""
+    """A context of a model's own MTP layers. Raises OutOfMemory."""
     return (ChainedModel if target.weights.num_heads > 1 else HeadModel)(target, capacity_tokens)
 
 
@@ -337,12 +371,17 @@ class HeadWeights(Weights):
     def rewind_support(self) -> RewindSupport:
         return RewindSupport("free")
 
+    def options_beside(self, target: GgufModel) -> LoadOptions:
+        """The options of a context beside a target. An assistant attends to what the target stores."""
+        if self.head.kind != "assistant":
+            return self.options
+        shared = ("cache_type_k", "cache_type_v", "full_window")
+        given = {name: getattr(target.options, name) for name in shared}
+        return replace(self.options, flash_attention=target.flash_attention, **given)
+
     def open_beside(self, target: GgufModel, capacity_tokens: int) -> HeadModel:
-        """The head's context, for as many sequences as the target has. Raises OutOfMemory."""
-        kinds: dict[str, type[HeadModel]] = {
-            "eagle3": EagleModel,
-            "dflash": BlockModel,
-            "assistant": AssistantModel,
-        }
-        mtp = ChainedModel if self.num_heads > 1 else HeadModel
-        return kinds.get(self.head.kind, mtp)(target, capacity_tokens, self)
+        kind = _KINDS.get(self.head.kind, ChainedModel if self.num_heads > 1 else HeadModel)
+        return kind(target, capacity_tokens, self)
+
+
+_KINDS: dict[str, type[HeadModel]] = {"eagle3": EagleModel, "dflash": BlockModel, "assistant": AssistantModel}

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,10 +106,8 @@ class HiddenStates:
             raise BackendError(library.title, f"it cannot run heads: {lacks}")
         self._native = native = library.functions
         self.layers = tuple(layers)
-        num_layers, end = (
-            native.llama_model_n_layer(model),
-            partial(native.llama_get_embeddings_nextn, context),
-        )
+        num_layers = native.llama_model_n_layer(model)
+        end = partial(native.llama_get_embeddings_nextn, context)
         for layer in layers:
             if layer < num_layers:
                 native.llama_set_embeddings_layer_inp(context, layer, True)
@@ -127,7 +124,6 @@ class HiddenStates:
         self._most = max(MAX_STATES_BYTES // (4 * width), 2)
 
     def after_call(self, spans: Sequence[Span]) -> None:
-        """A call was made over these spans."""
         count, start = sum(len(span.tokens) for span in spans), 0
         found = [_floats(get(), count * self._part).reshape(count, self._part) for get in self._outputs]
         rows = np.concatenate(found, axis=1)
@@ -142,17 +138,14 @@ class HiddenStates:
                 known.first += excess
 
     def truncate(self, sequence: int, length: int) -> None:
-        """The sequence stores only so many tokens now."""
         if known := self._known.get(sequence):
             del known.states[max(length - known.first, 0) :]
 
     def copy(self, source: int, sequence: int, length: int) -> None:
-        """A sequence took over the first `length` tokens of another."""
         known = self._known.get(source, _Known())
         self._known[sequence] = _Known(known.first, known.states[: max(length - known.first, 0)])
 
     def restored(self, sequence: int, length: int) -> None:
-        """The sequence holds so many tokens that were evaluated at another time."""
         self._known[sequence] = _Known(length)
 
     def before(self, sequence: int, position: int) -> State | None:
@@ -165,7 +158,6 @@ class HiddenStates:
         return known.states[index] if index >= 0 else self.none
 
     def knows_any(self, sequence: int) -> bool:
-        """Whether any of a sequence's are known."""
         return bool(self._known.get(sequence, _Known()).states)
 
 
@@ -190,7 +182,6 @@ class HeadBatch:
         weakref.finalize(self, self._native.llama_batch_ext_free, self._batch).atexit = False
 
     def evaluate(self, entries: Iterable[Entry]) -> int:
-        """The library's status of a call over these."""
         native, batch, size = self._native, self._batch, 0
         native.llama_batch_ext_clear(batch)
         for index, (sequence, position, token, state, wanted) in enumerate(entries):
@@ -212,8 +203,7 @@ class HeadBatch:
         return int(native.llama_process(self._context, _DECODE, batch)) if size else 0
 
     def encode(self, states: Sequence[State], memory: int) -> list[State]:
-        """The states that an EAGLE-3 head reads, of those of its target: fused, each for itself. Raises
-        LibraryRefused where the call fails; no more than the context has rows for."""
+        """The states that an EAGLE-3 head reads, made of its target's. Raises LibraryRefused."""
         native, batch = self._native, self._batch
         native.llama_batch_ext_clear(batch)
         # It stores nothing, but its positions must be those that come next.
@@ -227,7 +217,6 @@ class HeadBatch:
         return list(self.states(len(states)).copy())
 
     def state(self, index: int) -> State:
-        """The head's own hidden state of the call's token of this index, which must have had a row."""
         address = self._native.llama_get_embeddings_nextn_ith(self._context, index)
         return _floats(address, self._width).copy()
 
@@ -235,14 +224,6 @@ class HeadBatch:
         """Views of the `count` states of the last call, shape (count, width)."""
         address = self._native.llama_get_embeddings_nextn(self._context)
         return _floats(address, count * self._width).reshape(count, self._width)
-
-
-def entries(spans: Sequence[Span], states: Sequence[Sequence[State]]) -> Iterable[Entry]:
-    """Those of spans; `states` are each span's, one before each of its tokens."""
-    for span, before in zip(spans, states, strict=True):
-        first = len(span.tokens) - span.rows
-        for i, (token, state) in enumerate(zip(span.tokens, before, strict=True)):
-            yield Entry(span.sequence, span.start + i, token, state, i >= first)
 
 
 def _embedding(state: State) -> ctypes.Structure:
@@ -253,105 +234,3 @@ def _embedding(state: State) -> ctypes.Structure:
 def _floats(address: int, count: int) -> State:
     values: Any = (ctypes.c_float * count).from_address(address)
     return np.ctypeslib.as_array(values)
-
-
-Project = Callable[[Sequence[State]], Sequence[State]]
-"""What a head reads, of its target's states."""
-
-
-class HeadStates:
-    """What a head reads its tokens with, and how much of what it stores it read with the target's states.
-    `width` is that of its own states, `project` makes such states of the target's."""
-
-    def __init__(self, target: HiddenStates, width: int, project: Project = lambda states: states) -> None:
-        self._target = target
-        self._project = project
-        self._none: State = np.zeros(width, dtype=np.float32)
-        self._own: dict[int, tuple[int, State]] = {}
-        """of each sequence's last token, and its position"""
-        self._read: dict[int, int] = {}
-        """tokens of each sequence that were read with the target's states"""
-
-    def known_part(self, span: Span) -> Span | None:
-        """The first tokens of a span that can be read at once, without the last where it has a row; None for
-        none."""
-        count = len(span.tokens) - span.rows
-        if self._target.knows_any(span.sequence):  # else a call without a text is being measured
-            known = (self._target.before(span.sequence, span.start + i) is not None for i in range(count))
-            count = sum(takewhile(bool, known))
-        return replace(span, tokens=span.tokens[:count], rows=0) if count else None
-
-    def before(self, spans: Sequence[Span]) -> list[list[State]]:
-        """The state before each token of such parts, or of single ones."""
-        found = [[self._of_target(span, i) for i in range(len(span.tokens))] for span in spans]
-        projected = iter(self._project([state for states in found for state in states if state is not None]))
-        return [
-            [self._own_before(span) if state is None else next(projected) for state in states]
-            for span, states in zip(spans, found, strict=True)
-        ]
-
-    def _of_target(self, span: Span, index: int) -> State | None:
-        is_measured = not span.rows and not self._target.knows_any(span.sequence)
-        return self._target.none if is_measured else self._target.before(span.sequence, span.start + index)
-
-    def _own_before(self, span: Span) -> State:
-        at, own = self._own.get(span.sequence, (-1, self._none))
-        return own if at == span.start - 1 else self._none
-
-    def follows_own(self, span: Span) -> bool:
-        """Whether the head has only a state of its own before a span of a text."""
-        known = self._target.before(span.sequence, span.start) is not None
-        return not known and self._target.knows_any(span.sequence)
-
-    def after_call(self, span: Span, own: State | None, *, is_kept: bool = True) -> None:
-        """The tokens of such a part were read, and need not be again if that `is_kept`; `own` is the head's
-        state of the last."""
-        read, end = self._read.get(span.sequence, 0), span.start + len(span.tokens)
-        if read >= span.start:  # after a failed call it may have been more
-            with_targets = self._target.before(span.sequence, span.start) is not None
-            self._read[span.sequence] = end if is_kept and with_targets else span.start
-        if own is not None:
-            self._own[span.sequence] = (end - 1, own)
-
-    def truncate(self, sequence: int, length: int) -> None:
-        """The sequence stores only so many tokens now."""
-        self._read[sequence] = min(self._read.get(sequence, 0), length)
-
-    def copied(self, source: int, sequence: int, length: int) -> None:
-        """A sequence took over the first `length` tokens of another."""
-        self._read[sequence] = self.reach(source, length)
-
-    def restored(self, sequence: int, length: int) -> None:
-        """The sequence holds so many tokens that were read at another time."""
-        self._read[sequence] = length
-
-    def reach(self, sequence: int, length: int) -> int:
-        """How many of the first `length` tokens need not be read again, now that more states are known."""
-        return min(length, self._read.get(sequence, 0))
-
-
-class FeatureStates(HeadStates):
-    """The same of a block drafter, which reads states alone, each at its own position."""
-
-    def __init__(self, target: HiddenStates) -> None:
-        super().__init__(target, target.width)
-
-    def unread(self, span: Span) -> tuple[int, list[State]]:
-        """What it has to read before a span's last token, or all of the span where it has no row: the first
-        position, and the states from there on. Those that were not kept are left out at the beginning."""
-        target, sequence = self._target, span.sequence
-        start = min(self._read.get(sequence, 0), span.start)
-        end = span.start + len(span.tokens) - bool(span.rows)
-        if not target.knows_any(sequence):  # a call without a text is being measured
-            self._read[sequence] = end
-            return start, [target.none] * (end - start)
-        found = [target.before(sequence, position + 1) for position in range(start, end)]
-        known = [state for state in found if state is not None]
-        lost = sum(state is target.none for state in known)
-        self._read[sequence] = start + len(known)
-        # What the target has yet to evaluate again is read as nothing, and once more when it is known.
-        return start + lost, known[lost:] + [target.none] * (len(found) - len(known))
-
-    def stored(self, sequence: int) -> int:
-        """How many tokens' states it has read."""
-        return self._read.get(sequence, 0)

@@ -4,7 +4,7 @@ with parameters of its own."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from outrider.backends.gguf.c_types import functions, structure
 from outrider.backends.gguf.devices import NO_DEVICE
 from outrider.backends.gguf.library import BATCH, Library
-from outrider.backends.gguf.options import ROPE_NUMBERS, UNQUANTIZED, LoadOptions
+from outrider.backends.gguf.options import UNQUANTIZED, LoadOptions
 from outrider.core.errors import SettingError
 
 _LAYER_CACHE_TYPES = """
@@ -38,8 +38,6 @@ random tokens and still wrote "I'shine" into the first answer that was asked for
 _BLOCK_CELLS = 32
 """To find the end of the cells in use the library looks at the last cell of each such block alone; with flash
 attention it is a multiple."""
-
-_YARN = {name for name in ROPE_NUMBERS if name.startswith("yarn_")}
 
 
 @cache
@@ -122,7 +120,6 @@ class Ik(Library):
     state_flags = (0,)
     split_modes = ("none", "layer")
     names = {  # noqa: RUF012
-        "llama_adapter_lora_init": "llama_lora_adapter_init",
         "llama_model_free": "llama_free_model",
         "llama_model_n_ctx_train": "llama_n_ctx_train",
         "llama_model_n_layer": "llama_n_layer",
@@ -134,7 +131,6 @@ class Ik(Library):
     }
     signatures = functions(
         """
-        i32 llama_lora_adapter_set (ptr ptr f32)
         void llama_kv_cache_defrag (ptr)
         i32 llama_kv_cache_update (ptr)
         view llama_kv_cache_view_init (ptr i32)
@@ -160,7 +156,7 @@ class Ik(Library):
         if not options.op_offload:
             return "--no-op-offload"
         scales = options.rope_scaling in ("linear", "yarn") or options.rope_freq_scale not in (0.0, 1.0)
-        if scales or any(options.rarely_set().keys() & _YARN):  # tried: the logits stay as they are
+        if scales or options.yarn_orig_ctx:  # tried: the logits stay as they are
             return "scaled positions (RoPE, YaRN)"
         gpus = [name for name in options.devices if name != NO_DEVICE]
         return f"a device {gpus[0]}" if gpus and not self.functions.llama_supports_gpu_offload() else ""
@@ -203,24 +199,16 @@ class Ik(Library):
     def _set_context_params(self, params: Any, options: LoadOptions, max_sequences: int) -> None:  # noqa: ARG002
         params.flash_attn = options.flash_attention != "off"
 
-    def use_adapters(self, context: int, adapters: Sequence[tuple[int, float]]) -> bool:
-        apply = self.functions.llama_lora_adapter_set
-        return all(apply(context, adapter, scale) == 0 for adapter, scale in adapters)
-
     def window_tokens(self, model: int) -> int:
         return self._attention(model, "sliding_window")
 
     def _attention(self, model: int, name: str) -> int:
-        """A number of the model's attention, from its metadata; 0 where it is absent, or differs between
-        layers."""
+        """A number in the model's metadata; 0 where it is absent, or differs between layers."""
         arch = self.metadata(model, "general.architecture")
         value = self.metadata(model, f"{arch}.attention.{name}")
         return int(value) if value.isdigit() else 0
 
     def is_diffusion(self, model: int) -> bool:  # noqa: ARG002
-        return False
-
-    def needs_invocation(self, adapter: int) -> bool:  # noqa: ARG002
         return False
 
     def memory(self, context: int) -> int:

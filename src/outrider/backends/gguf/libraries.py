@@ -44,8 +44,7 @@ def refusals() -> list[str]:
 
 @cache
 def installed() -> tuple[LibraryFile, ...]:
-    """The libraries that are here, the preferred backend first: those that were compiled for this machine,
-    and of each backend the one of the preferred package."""
+    """The preferred backend first: what was compiled here, and of each backend the preferred package's."""
     built = [
         (native_library(), "ik_llama.cpp for this CPU", IK.version),
         (cuda_library(), "llama.cpp for NVIDIA cards", MAINLINE.version),
@@ -187,8 +186,7 @@ def _named(options: LoadOptions) -> Library:
 
 
 def find_quantizer() -> tuple[Library, Any]:
-    """The first installed library that quantizes, llama.cpp before ik_llama.cpp, and the default parameters
-    of its quantizer. Raises BackendError."""
+    """A library that quantizes, llama.cpp before ik_llama.cpp, and its parameters. Raises BackendError."""
     reasons = []
     for file in sorted(installed(), key=lambda file: file.source.startswith("ik")):
         try:
@@ -201,8 +199,7 @@ def find_quantizer() -> tuple[Library, Any]:
 
 
 def load_model(path: Path, options: LoadOptions) -> tuple[Library, int]:
-    """The library that runs the file, and the native model in it. Raises ModelFileError, OutOfMemory, or what
-    `candidates` does."""
+    """The library that runs the file, and the native model. Raises ModelFileError, OutOfMemory or more."""
     failure: ModelFileError | None = None
     for library in candidates(options):
         library.take_log()

@@ -8,7 +8,7 @@ import ctypes
 import hashlib
 import os
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -64,7 +64,6 @@ SHARED = functions("""
     i32 llama_model_n_ctx_train llama_model_n_embd llama_model_n_layer (ptr)
     i32 llama_n_threads llama_n_threads_batch (ptr)
     u32 llama_n_batch llama_n_ctx llama_n_ubatch (ptr)
-    ptr llama_adapter_lora_init (ptr str)
     i32 llama_model_meta_val_str (ptr str str size)
     void llama_memory_seq_cp (ptr i32 i32 i32 i32)
     i32 llama_memory_seq_pos_min (ptr i32)
@@ -125,7 +124,6 @@ class Handle:
 
     @property
     def pointer(self) -> int:
-        """The native pointer. Raises BackendError when it was closed."""
         if not self._finalizer.alive:
             raise BackendError(self._name, "the model was closed", "Load it again.")
         return self._pointer
@@ -148,7 +146,6 @@ class LibraryFile:
 
     @property
     def build_id(self) -> str:
-        """Names this build: where it comes from, and a hash of its binaries' sizes and dates."""
         digest = hashlib.blake2b(digest_size=6)
         folder = self.path.parent
         for path in sorted(folder.glob("*")) if folder.name == "lib" else [self.path]:
@@ -169,8 +166,6 @@ class Library(CLibrary):
         "llama_model_tensor_buft_overridePmjPK22common_fit_extra_model14ggml_log_level",
     }
     signatures: ClassVar[Signatures] = functions("""
-        u64 llama_adapter_get_alora_n_invocation_tokens (ptr)
-        i32 llama_set_adapters_lora (ptr ptr size ptr)
         ptr llama_get_memory (ptr)
         bool llama_model_is_diffusion (ptr)
         i32 llama_model_n_swa (ptr)
@@ -244,8 +239,7 @@ class Library(CLibrary):
         functions.llama_backend_init()
 
     def take_log(self) -> None:
-        """Let the library's log come here. Another package of the process may have taken it: llama_cpp does
-        when it is imported."""
+        """Let its log come here: llama_cpp takes it when it is imported."""
         self.functions.llama_log_set(log_callback, None)
 
     def _default_params(self, what: str, *versions: type[Params]) -> Any:
@@ -270,7 +264,6 @@ class Library(CLibrary):
 
     @cached_property
     def build_id(self) -> str:
-        """Names this build."""
         return self.file.build_id
 
     @cached_property
@@ -279,7 +272,6 @@ class Library(CLibrary):
         return tuple(device.description for device in list_devices(self))
 
     def uses_gpu(self, options: LoadOptions) -> bool:
-        """Whether layers of a model may be computed on a GPU."""
         on_processor = options.gpu_layers == 0 or options.devices == (NO_DEVICE,)
         return not on_processor and bool(self.functions.llama_supports_gpu_offload())
 
@@ -291,7 +283,6 @@ class Library(CLibrary):
     # Models
 
     def suits(self, options: LoadOptions) -> bool:  # noqa: ARG002
-        """Whether it can do what the options ask for."""
         return True
 
     def load_model(self, path: Path, options: LoadOptions) -> int | None:
@@ -310,12 +301,7 @@ class Library(CLibrary):
             places = Places(self)
         except LibraryRefused:
             return None
-        model, context = self._model_params(options), self._new_context_params()
-        context.n_ctx, context.n_ubatch = tokens, options.micro_batch_tokens
-        context.type_k = CONTEXT_TYPES[options.cache_type_k]
-        context.type_v = CONTEXT_TYPES[options.cache_type_v]
-        context.offload_kqv = options.kv_offload
-        self._set_context_params(context, options, 1)
+        model, context = self._model_params(options), self._context_params(options, tokens, 1)
         spare = (ctypes.c_size_t * len(places.shares))(*[spare_bytes] * len(places.shares))
         given = (ctypes.byref(each) for each in (model, context, places.shares, places.overrides, spare))
         with silenced():
@@ -346,11 +332,9 @@ class Library(CLibrary):
         params.load_mtp = options.heads
 
     def why_not(self, model: int) -> str:  # noqa: ARG002
-        """Why it cannot run a model that it has loaded; empty where it can."""
         return ""
 
     def is_diffusion(self, model: int) -> bool:
-        """Whether the model writes all of a text at once."""
         return bool(self.functions.llama_model_is_diffusion(model))
 
     def window_tokens(self, model: int) -> int:
@@ -358,7 +342,6 @@ class Library(CLibrary):
         return int(self.functions.llama_model_n_swa(model))
 
     def token_attributes(self, model: int, vocab: int, token: int) -> int:  # noqa: ARG002
-        """The bits of `llama_token_attr`."""
         return int(self.functions.llama_vocab_get_attr(vocab, token))
 
     def metadata(self, model: int, key: str) -> str:
@@ -377,25 +360,6 @@ class Library(CLibrary):
         is_whole = not 0 <= options.gpu_layers <= num_layers
         return options.backend_sampling and self.uses_gpu(options) and is_whole
 
-    # LoRA adapters
-
-    def load_adapter(self, model: int, path: Path) -> int | None:
-        """The native LoRA adapter of a file; None where the model cannot have it (the log says why)."""
-        with silenced():
-            adapter: int | None = self.functions.llama_adapter_lora_init(model, os.fsencode(path))
-        return adapter
-
-    def needs_invocation(self, adapter: int) -> bool:
-        """Whether an adapter is for the text after certain tokens alone."""
-        return bool(self.functions.llama_adapter_get_alora_n_invocation_tokens(adapter))
-
-    def use_adapters(self, context: int, adapters: Sequence[tuple[int, float]]) -> bool:
-        """Add these adapters, each with its scale, to what a context computes; False where that failed."""
-        count = len(adapters)
-        pointers = (ctypes.c_void_p * count)(*(adapter for adapter, _ in adapters))
-        scales = (ctypes.c_float * count)(*(scale for _, scale in adapters))
-        return bool(self.functions.llama_set_adapters_lora(context, pointers, count, scales) == 0)
-
     # Contexts
 
     def cache_types(self, flash_attention: str) -> tuple[Collection[str], Collection[str]]:  # noqa: ARG002
@@ -405,24 +369,19 @@ class Library(CLibrary):
     def open_context(self, model: int, opening: Opening) -> int | None:
         """The native context; None where there is no room for it (the log says why)."""
         options, max_sequences = opening.options, opening.max_sequences
-        params = self._new_context_params()
-        params.n_ctx = opening.capacity_tokens
+        params = self._context_params(options, opening.capacity_tokens, max_sequences)
         params.n_seq_max = max_sequences + opening.spare_sequences
         params.n_batch = max(options.batch_tokens, options.max_rows)
-        params.n_ubatch = min(options.micro_batch_tokens, params.n_batch)
+        params.n_ubatch = min(params.n_ubatch, params.n_batch)
         if max_sequences > 1 and self.keeps_windows and self.window_tokens(model):
             # It chooses the cells for all parts of a call before it computes the first, and then lets go of
             # tokens outside the window of the last part that are inside that of the first.
             params.n_batch = params.n_ubatch = max(params.n_ubatch, options.max_rows)
         params.n_threads = options.threads or physical_cores()
         params.n_threads_batch = options.threads_batch or params.n_threads
-        params.type_k = CONTEXT_TYPES[options.cache_type_k]
-        params.type_v = CONTEXT_TYPES[options.cache_type_v]
-        params.offload_kqv = options.kv_offload
         params.rope_scaling_type = ROPE_SCALINGS[options.rope_scaling]
         for name in ROPE_NUMBERS:
             setattr(params, name, getattr(options, name))
-        self._set_context_params(params, options, max_sequences)
         if opening.kind:
             params.ctx_type = opening.kind
         if opening.beside:
@@ -430,6 +389,15 @@ class Library(CLibrary):
         with silenced():
             context: int | None = self.functions.llama_init_from_model(model, params)
         return context
+
+    def _context_params(self, options: LoadOptions, capacity_tokens: int, max_sequences: int) -> Any:
+        params = self._new_context_params()
+        params.n_ctx, params.n_ubatch = capacity_tokens, options.micro_batch_tokens
+        params.type_k = CONTEXT_TYPES[options.cache_type_k]
+        params.type_v = CONTEXT_TYPES[options.cache_type_v]
+        params.offload_kqv = options.kv_offload
+        self._set_context_params(params, options, max_sequences)
+        return params
 
     def _set_context_params(self, params: Any, options: LoadOptions, max_sequences: int) -> None:
         params.kv_unified = True  # else sequences with drafts of different length share no call
@@ -442,7 +410,6 @@ class Library(CLibrary):
     # The KV cache
 
     def memory(self, context: int) -> int:
-        """What the functions about the KV cache take."""
         memory: int = self.functions.llama_get_memory(context)
         return memory
 

@@ -108,9 +108,9 @@ def place_layers(library: Library, path: Path, models: Sequence[Contexts]) -> Lo
     spare = _MARGIN_BYTES + round(beside / len(names))
     chosen = library.fit(path, target.options, target.capacity_tokens, spare)
     if chosen is None:
-        counts = range(num_layers + 1)
-        fitting = bisect_left(counts, True, key=lambda count: not _fits_gpus(target, count, beside, room))
-        chosen = replace(target.options, gpu_layers=max(fitting - 1, 0))
+        counts, on_gpus = range(num_layers + 1), {GPUS: room[GPUS]}
+        fitting = _largest(counts, lambda count: [_with(target, gpu_layers=count), *others], on_gpus)
+        chosen = replace(target.options, gpu_layers=fitting or 0)
     is_moved = chosen.tensor_overrides != target.options.tensor_overrides
     if not (is_moved or 0 <= chosen.gpu_layers < num_layers):
         return target.options
@@ -119,11 +119,6 @@ def place_layers(library: Library, path: Path, models: Sequence[Contexts]) -> Lo
     what += ", but for some experts" if is_moved else ""
     notify(f"{what}, of which {gigabytes(free[GPUS])} are free; the rest is computed on the processor (-ngl)")
     return chosen
-
-
-def _fits_gpus(target: Contexts, count: int, beside: float, room: Mapping[str, float]) -> bool:
-    needed = replace(target, options=replace(target.options, gpu_layers=count)).needed(on_gpus=True)
-    return sum(needed[GPUS]) + beside <= room[GPUS]
 
 
 def what_would_fit(library: Library, model: Contexts, *, is_loaded: bool = False) -> str:
@@ -156,54 +151,51 @@ def _fits(models: Sequence[Contexts], free: Mapping[str, float]) -> bool:
     return all(sum(sum(need[place]) for need in needs) <= free[place] for place in free)
 
 
+def _largest(
+    counts: range, models: Callable[[int], Sequence[Contexts]], free: Mapping[str, float]
+) -> int | None:
+    """The largest of ascending counts whose models fit; None where the first does not."""
+    index = bisect_left(counts, True, key=lambda count: not _fits(models(count), free))
+    return counts[index - 1] if index else None
+
+
+def _with(model: Contexts, **options: Any) -> Contexts:
+    return replace(model, options=replace(model.options, **options))
+
+
 def _way_out(models: Sequence[Contexts], free: Mapping[str, float]) -> str:
     """Single changes that make everything fit, the most useful first; of numbers the largest that do."""
     target, *others = models
-    options, tokens = target.options, target.capacity_tokens
+    tokens = target.capacity_tokens
 
     def shorter(count: int) -> list[Contexts]:
-        sizes = [
-            (model.capacity_tokens * count // tokens, model.head_tokens * count // tokens) for model in models
-        ]
         return [
-            replace(model, capacity_tokens=own, head_tokens=head)
-            for model, (own, head) in zip(models, sizes, strict=True)
+            replace(
+                model,
+                capacity_tokens=model.capacity_tokens * count // tokens,
+                head_tokens=model.head_tokens * count // tokens,
+            )
+            for model in models
         ]
 
-    def otherwise(*changed: Contexts, **options: Any) -> list[Contexts]:
-        return [replace(model, options=replace(model.options, **options)) for model in changed]
+    def helps(changed: Sequence[Contexts]) -> bool:
+        return [*changed] != [*models] and _fits(changed, free)
 
-    can_shrink = tokens and options.cache_type_k == "f16" and options.flash_attention != "off"
-    keeps = any(model.options.mlock or not model.options.mmap for model in models)
-    layers = len(target.layout.layers) + 2 if GPUS in free else 0
-    # In words, the numbers that it can have (one where it has none), and what each makes of the models.
-    changes: list[tuple[str, range, Callable[[int], list[Contexts]]]] = [
-        (
-            "a smaller context (-c: {} tokens over all requests)",
-            range(_MIN_CONTEXT, tokens + 1, _MIN_CONTEXT),
-            shorter,
+    context = _largest(range(_MIN_CONTEXT, tokens + 1, _MIN_CONTEXT), shorter, free)
+    layers = range(len(target.layout.layers) + 2 if GPUS in free else 0)
+    on_gpu = _largest(layers, lambda count: [_with(target, gpu_layers=count), *others], free)
+    types = dict.fromkeys(("cache_type_k", "cache_type_v"), "q8_0")
+    can_shrink = tokens and target.options.flash_attention != "off"
+    changes = {
+        f"a smaller context (-c: {context} tokens over all requests)": context is not None,
+        f"{on_gpu} layers on the GPU (-ngl)": on_gpu is not None,
+        "a smaller cache type (-ctk q8_0 -ctv q8_0)": can_shrink
+        and helps([_with(model, **types) for model in models]),
+        "no draft model (-md none)": helps([target]),
+        "weights that are mapped (--mmap, without --mlock)": helps(
+            [_with(model, mmap=True, mlock=False) for model in models]
         ),
-        (
-            "{} layers on the GPU (-ngl)",
-            range(layers),
-            lambda count: [*otherwise(target, gpu_layers=count), *others],
-        ),
-        (
-            "a smaller cache type (-ctk q8_0 -ctv q8_0)",
-            range(bool(can_shrink)),
-            lambda _: otherwise(*models, cache_type_k="q8_0", cache_type_v="q8_0"),
-        ),
-        ("no draft model (-md none)", range(bool(others)), lambda _: [target]),
-        (
-            "weights that are mapped (--mmap, without --mlock)",
-            range(keeps),
-            lambda _: otherwise(*models, mmap=True, mlock=False),
-        ),
-    ]
-    found = []
-    for text, counts, change in changes:
-        index = bisect_left(counts, True, key=lambda count: not _fits(change(count), free))
-        found += [text.format(counts[index - 1])] if index else []
-    if not found:
+    }
+    if not (found := [text for text, fits in changes.items() if fits]):
         return "Choose a smaller quantization, or a smaller cache type (-ctk, -ctv)."
     return f"What would fit: {'; or '.join(found)}."

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from outrider.backends.gguf.devices import check_overrides
 from outrider.backends.gguf.registry import DIALECTS
@@ -32,15 +31,7 @@ CONTEXT_TYPES = {
 ROPE_SCALINGS = {"": -1, "none": 0, "linear": 1, "yarn": 2}
 """How positions beyond the trained context are squeezed into it; "": as the model says."""
 
-ROPE_NUMBERS = (
-    "rope_freq_base",
-    "rope_freq_scale",
-    "yarn_orig_ctx",
-    "yarn_ext_factor",
-    "yarn_attn_factor",
-    "yarn_beta_fast",
-    "yarn_beta_slow",
-)
+ROPE_NUMBERS = ("rope_freq_base", "rope_freq_scale", "yarn_orig_ctx")
 """Options that llama_context_params has under the same names."""
 
 ALL_LAYERS = 10_000
@@ -68,8 +59,7 @@ class LoadOptions:
     `devices` are GPUs by name, in order ("none" alone: no GPU), `tensor_split` their shares of the model,
     `tensor_overrides` single tensors' places (PATTERN=BUFFER, see `devices.override_array`). Without
     `kv_offload` the KV cache stays on the host, without `op_offload` so do large products of weights there.
-    `adapters` are LoRA files with their scales. `rope_…` and `yarn_…` stretch the context; 0 and -1: as the
-    model says.
+    `rope_…` and `yarn_…` stretch the context; 0: as the model says.
 
     Raises SettingError for a value out of range."""
 
@@ -97,19 +87,14 @@ class LoadOptions:
     tensor_overrides: tuple[str, ...] = ()
     kv_offload: bool = True
     op_offload: bool = True
-    adapters: tuple[tuple[str, float], ...] = ()
     rope_scaling: str = ""
     rope_freq_base: float = 0.0
     rope_freq_scale: float = 0.0
     yarn_orig_ctx: int = 0
-    yarn_ext_factor: float = -1.0
-    yarn_attn_factor: float = -1.0
-    yarn_beta_fast: float = -1.0
-    yarn_beta_slow: float = -1.0
 
     def __post_init__(self) -> None:
-        for name in ("devices", "tensor_split", "tensor_overrides", "adapters"):  # JSON has lists
-            object.__setattr__(self, name, _tuples(getattr(self, name)))
+        for name in ("devices", "tensor_split", "tensor_overrides"):  # JSON has lists
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         _choice("backend", self.backend, BACKENDS)
         _choice("split mode", self.split_mode, SPLIT_MODES)
         _choice("flash attention", self.flash_attention, FLASH_ATTENTION)
@@ -131,9 +116,8 @@ class LoadOptions:
         check_overrides(self.tensor_overrides)
         _choice("rope scaling", self.rope_scaling, ROPE_SCALINGS)
         _in_range("yarn original context", self.yarn_orig_ctx, 0, 2**31 - 1)
-        numbers = [*self.tensor_split, *(scale for _, scale in self.adapters)]
-        if not all(map(math.isfinite, numbers)) or min(self.tensor_split, default=0) < 0:
-            raise SettingError("tensor split or scale", "it is not a finite number", "Give 0 or more.")
+        if not all(0 <= share < math.inf for share in self.tensor_split):
+            raise SettingError("tensor split", "it is not a finite number", "Give 0 or more.")
         for name in ("rope_freq_base", "rope_freq_scale"):
             if not 0 <= getattr(self, name) < math.inf:
                 what, value = name.replace("_", " "), getattr(self, name)
@@ -182,16 +166,11 @@ RARELY_SET = (
     "tensor_overrides",
     "kv_offload",
     "op_offload",
-    "adapters",
     *ROPE_NUMBERS,
     "rope_scaling",
 )
 """Options that are named in what a curve, or a choice, belongs to only where they are set, so that the usual
 names stay short."""
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def _choice(name: str, value: str, choices: Iterable[str]) -> None:

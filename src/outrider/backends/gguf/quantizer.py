@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -22,7 +23,7 @@ from typing import IO, Any
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
 from outrider.backends.gguf.libraries import find_quantizer
-from outrider.backends.gguf.log import ERROR_LEVEL, LOG_CALLBACK
+from outrider.backends.gguf.log import clear_log, last_error
 from outrider.backends.machine import physical_cores
 from outrider.core.errors import BackendCrash, BackendError, OutOfMemory, OutriderError, SettingError
 from outrider.core.files import check_room, check_writable
@@ -32,12 +33,13 @@ from outrider.models.header import TensorInfo, read_header
 from outrider.models.reference import local_shards
 
 _ENDS = ("token_embd.weight", "output.weight")
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
     """A file that was made. `tensor_types` are the types of its weight matrices with their share of the
-    weights, the largest first; `notes` what its user should know."""
+    weights, the largest first."""
 
     path: Path
     quantization: str
@@ -47,14 +49,13 @@ class Quantized:
     source_bytes: int
     seconds: float
     tensor_types: dict[str, float]
-    notes: tuple[str, ...]
 
 
 def requantizing(source: Path) -> str | None:
     """What a user should know before `source` is quantized; None where its weights are still floats. Raises
     ModelFileError."""
-    card, tensors = read_card(source), _matrices(source)
-    if all(tensor.type_name in UNQUANTIZED for tensor in tensors):
+    card = read_card(source)
+    if all(tensor.type_name in UNQUANTIZED for tensor in _matrices(source)):
         return None
     return (
         f"{card.path.name} is itself quantized ({card.quantization}): nothing that is made of it is better, "
@@ -73,19 +74,6 @@ def check_output(source: Path, output: Path, *, force: bool) -> None:
     if exists and not force:
         raise SettingError(str(output), "it exists", "Give --force to replace it, or --out FOLDER.")
     check_writable(output, "model")
-
-
-def _launch(command: Sequence[str], errors: IO[bytes]) -> subprocess.Popen[str]:
-    # A session of its own: Ctrl-C reaches the parent alone, which ends the child and cleans up.
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        text=True,
-        encoding="utf-8",
-        start_new_session=True,
-    )
 
 
 def quantize(
@@ -119,57 +107,44 @@ def quantize(
         "output": str(partial),
         "ftype": LlamaFileType[f"ALL_{to}" if to == "F32" else f"MOSTLY_{to}"],
         "threads": threads or physical_cores(),
-        "ends_type": _tensor_type(_fitting(card.path, ends)) if ends else None,
+        "ends_type": _fitting(card.path, ends) if ends else None,
     }
     begun = time.perf_counter()
     try:
-        _run(card, json.dumps(request), partial, progress or (lambda _part: None))
+        _run(card, request, _least_bytes(card, to), progress or (lambda _part: None))
         made = read_card(partial)
         if (made.quantization, made.parameters) != (to, card.parameters):
             why = f"llama.cpp wrote {made.quantization} with {made.parameters:,} weights instead of {to}"
             raise BackendError(str(card.path), f"{why} with {card.parameters:,}", "Report this.")
-        tensor_types, notes = _account(card, made, to, ends or to)
+        tensor_types = _shares(partial)
         partial.replace(place)
     finally:
         partial.unlink(missing_ok=True)
-    seconds = time.perf_counter() - begun
-    sizes = (made.file_bytes, card.file_bytes)
-    return Quantized(output, to, card.path, card.quantization, *sizes, seconds, tensor_types, notes)
-
-
-def _account(
-    card: ModelCard, made: ModelCard, to: str, ends: str
-) -> tuple[dict[str, float], tuple[str, ...]]:
-    matrices, weights = _matrices(made.path), Counter[str]()
-    for tensor in matrices:
-        weights[tensor.type_name] += tensor.num_parameters
-    shares = {name: count / max(weights.total(), 1) for name, count in weights.most_common()}
-    outer = [tensor for tensor in matrices if tensor.name in _ENDS and ends != to]
-    inner = [tensor for tensor in matrices if tensor not in outer]
-    notes = [requantizing(card.path), _fallbacks(inner, to), _fallbacks(outer, ends)]
-    if made.file_bytes >= card.file_bytes:
-        notes.append("it is larger than its source, and no better")
-    return shares, tuple(note for note in notes if note)
-
-
-def _fitting(source: Path, ends: str) -> str:
-    """The type, or what replaces it where rows are no multiple of its blocks: the library looks after
-    that only for types that it chose itself."""
-    rows = [tensor.shape[0] for tensor in _tensors(source) if tensor.name in _ENDS]
-    return next(name for name in (ends, "Q8_0", "F16") if not any(row % _block_size(name) for row in rows))
-
-
-def _fallbacks(matrices: Sequence[TensorInfo], to: str) -> str | None:
-    block = _block_size(to)
-    # What is F32 was never to be quantized: the router of a mixture of experts, a convolution.
-    narrow = [tensor for tensor in matrices if tensor.shape[0] % block and tensor.type_name != "F32"]
-    if not narrow:
-        return None
-    types = ", ".join(sorted({tensor.type_name for tensor in narrow}))
-    return (
-        f"the rows of {len(narrow)} of {len(matrices)} matrices are no multiple of {block} long, which {to} "
-        f"needs: they are {types}"
+    return Quantized(
+        output,
+        to,
+        card.path,
+        card.quantization,
+        made.file_bytes,
+        card.file_bytes,
+        time.perf_counter() - begun,
+        tensor_types,
     )
+
+
+def _shares(path: Path) -> dict[str, float]:
+    weights = Counter[str]()
+    for tensor in _matrices(path):
+        weights[tensor.type_name] += tensor.num_parameters
+    return {name: count / max(weights.total(), 1) for name, count in weights.most_common()}
+
+
+def _fitting(source: Path, ends: str) -> GGMLQuantizationType:
+    """The type of the matrices at the ends, or what replaces it where rows are no multiple of its blocks: the
+    library looks after that only for types that it chose itself."""
+    rows = [tensor.shape[0] for tensor in _tensors(source) if tensor.name in _ENDS]
+    types = (_tensor_type(name) for name in (ends, "Q8_0", "F16"))
+    return next(kind for kind in types if not any(row % GGML_QUANT_SIZES[kind][0] for row in rows))
 
 
 def _matrices(path: Path) -> list[TensorInfo]:
@@ -180,48 +155,62 @@ def _tensors(path: Path) -> list[TensorInfo]:
     return [tensor for part in local_shards(path) for tensor in read_header(part).tensors]
 
 
-def _run(card: ModelCard, request: str, partial: Path, progress: Callable[[float], None]) -> None:
+def _least_bytes(card: ModelCard, to: str) -> int:
+    """About what a file of this type takes: a mixture of types takes a little more."""
+    block, block_bytes = GGML_QUANT_SIZES[_tensor_type(to)]
+    total = card.file_bytes
+    for tensor in _matrices(card.path):
+        total += tensor.num_parameters // block * block_bytes - (tensor.num_bytes or 0)
+    return total
+
+
+def _launch(command: Sequence[str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    # A session of its own: Ctrl-C reaches the parent alone, which ends the child and cleans up.
+    nowhere = subprocess.DEVNULL
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=nowhere, stderr=errors, start_new_session=True
+    )
+
+
+def _run(
+    card: ModelCard, request: dict[str, Any], expected_bytes: int, progress: Callable[[float], None]
+) -> None:
     # -P: whatever lies in the working folder is not part of the program.
-    command = [sys.executable, "-P", "-m", "outrider.backends.gguf.quantizer", request]
-    reason = ""
-    # Metadata, mostly the vocabulary: the same in every file of the model.
-    metadata_bytes = card.file_bytes - sum(tensor.num_bytes or 0 for tensor in _tensors(card.path))
+    command = [sys.executable, "-P", "-m", "outrider.backends.gguf.quantizer", json.dumps(request)]
+    output = Path(request["output"])
 
     def no_room(why: str) -> SettingError:
         return SettingError("quantized file", why, "Free some space, or choose another folder (--out).")
 
+    check_room(output.parent, expected_bytes, no_room)
     with tempfile.TemporaryFile() as errors, _launch(command, errors) as child:
         try:
-            for line in child.stdout or ():
-                event = json.loads(line)
-                reason = event.get("error", reason)
-                if "bytes" in event:
-                    check_room(partial.parent, event["bytes"] + metadata_bytes, no_room)
-                progress(event.get("part", 0.0))
-        except BaseException:
-            child.kill()
-            raise
+            while child.poll() is None:
+                progress(min(output.stat().st_size / expected_bytes, 0.99) if output.exists() else 0.0)
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(_POLL_S)
         finally:
+            child.kill()
             status = child.wait()
         if status:
             errors.seek(0)
-            said = errors.read().decode(errors="replace").strip().partition("\n")[0]
-            raise _failure(card, partial.parent, status, reason, said)
+            said = errors.read().decode(errors="replace").strip().splitlines() or ["it does not say why"]
+            raise _failure(card, output.parent, status, said)
 
 
-def _failure(card: ModelCard, folder: Path, status: int, reason: str, said: str) -> BackendError:
+def _failure(card: ModelCard, folder: Path, status: int, said: Sequence[str]) -> BackendError:
+    """What a child has come to that said these lines: `main` the reason last, an assertion its own first."""
     kind: type[BackendError] = BackendError
     way_out = "Try another type, or download the file again."
-    why = f"llama.cpp could not quantize it ({reason or said or 'it does not say why'})"
+    why = f"llama.cpp could not quantize it ({said[-1]})"
     if status == -signal.SIGKILL:
         kind, way_out = OutOfMemory, "End other programs, or do it on a larger machine."
         why = "the system ended llama.cpp while it quantized it, most likely because memory ran out"
     elif status < 0:
         kind = BackendCrash
-        why = f"llama.cpp died while it quantized it ({signal.Signals(-status).name})"
-        why += f": {said}" if said else ""
+        why = f"llama.cpp died while it quantized it ({signal.Signals(-status).name}): {said[0]}"
         way_out = "The file is damaged, or of a kind that this build cannot quantize: try another type."
-    elif "iostream" in reason:  # all that the library says when it cannot write any further
+    elif "iostream" in said[-1]:  # all that the library says when it cannot write any further
         free = shutil.disk_usage(folder).free
         why = f"{folder} took no more ({gigabytes(free)} are free): the file was not written"
         way_out = "Free some space, or choose another folder (--out)."
@@ -240,18 +229,14 @@ UNQUANTIZED = ("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64")
 """Types of tensors that lost nothing to quantization."""
 
 _USUAL_SIZE = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
-_NEED_MATRIX = ("IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "Q2_K_S")
 
 
 def read_type(name: str) -> str:
     """The type as `TYPES` has it, in whatever case it is written. Raises SettingError."""
     wanted = name.strip().upper()
     wanted = _USUAL_SIZE.get(wanted, wanted)
-    if wanted in _NEED_MATRIX:
-        why = "llama.cpp makes it only with an importance matrix, measured on a text, which is not supported"
-        raise SettingError(name, why, "Choose another type, or make it with llama-quantize --imatrix.")
     if wanted not in TYPES:
-        way_out = f"Choose among {', '.join(TYPES)}."
+        way_out = f"Choose among {', '.join(TYPES)}; llama-quantize --imatrix makes others."
         raise SettingError(name or "''", "it is not a type to quantize to", way_out)
     return wanted
 
@@ -262,60 +247,27 @@ def _tensor_type(name: str) -> GGMLQuantizationType:
     return GGMLQuantizationType[usual]
 
 
-def _block_size(name: str) -> int:
-    return GGML_QUANT_SIZES[_tensor_type(name)][0]
-
-
 # A program that lets a native library quantize one file: what `quantizer` runs in a child process.
-
-_TENSOR = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
-_SIZE = re.compile(r"quant size\s*=\s*([\d.]+) Mi?B")
-_FUNCTION = re.compile(r"^\w+: (?:failed to quantize: )?")
 
 
 def main(request: str) -> int:
-    """Quantize as the request says, and report: what it needs, how far it is, and why it fails. The library's
-    log is the only place that shows this."""
-    asked, report = json.loads(request), _reporter()
+    """Quantize as the request says; where that fails, the reason is the last line on standard error."""
+    asked = json.loads(request)
     Thread(target=_end_with_parent, args=(Path(asked["output"]),), daemon=True).start()
     try:
         library, params = find_quantizer()
     except OutriderError as failure:
-        report({"error": str(failure)})
+        print(failure, file=sys.stderr)
         return 1
-    error = "it does not say why"
-
-    def read_log(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
-        nonlocal error
-        line = text.decode("utf-8", errors="replace").strip()
-        if level == ERROR_LEVEL and line:
-            error = _FUNCTION.sub("", line)
-        elif params.dry_run and (size := _SIZE.search(line)):
-            report({"bytes": int(float(size[1]) * 2**20)})
-        elif not params.dry_run and (tensor := _TENSOR.match(line)):
-            report({"part": (int(tensor[1]) - 1) / int(tensor[2])})
-
-    callback = LOG_CALLBACK(read_log)
-    library.functions.llama_log_set(callback, None)
-    params.ftype, params.nthread = asked["ftype"], asked["threads"]
+    params.ftype, params.nthread, params.allow_requantize = asked["ftype"], asked["threads"], True
     if asked["ends_type"] is not None:
         params.output_tensor_type = params.token_embedding_type = asked["ends_type"]
-    params.allow_requantize = True
-    for dry_run in (True, False):
-        params.dry_run = dry_run
-        paths = os.fsencode(asked["source"]), os.fsencode(asked["output"])
-        if library.functions.llama_model_quantize(*paths, ctypes.byref(params)) != 0:
-            report({"error": error})
-            return 1
-    return 0
-
-
-def _reporter() -> Callable[[dict[str, Any]], None]:
-    """Writes an event to what was standard output; whatever the library itself prints goes nowhere."""
-    events = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-    return lambda event: print(json.dumps(event), file=events)
+    paths = os.fsencode(asked["source"]), os.fsencode(asked["output"])
+    clear_log()
+    if library.functions.llama_model_quantize(*paths, ctypes.byref(params)) == 0:
+        return 0
+    print(last_error("it does not say why").removeprefix("failed to quantize: "), file=sys.stderr)
+    return 1
 
 
 def _end_with_parent(output: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from typing import Any
 
 from outrider.backends.gguf.library import Handle, Library
@@ -34,9 +35,8 @@ class GgufVocabulary:
         self.adds_bos: bool = lib.llama_vocab_get_add_bos(vocab)
         self.part_of = part_of
         # Asked for every token of every text; what the library says never changes.
-        self._pieces: dict[int, bytes] = {}
-        self._controls: dict[int, bool] = {}
-        self._ends: dict[int, bool] = {}
+        self.piece, self.is_control = cache(self._piece), cache(self._is_control)
+        self.ends_generation = cache(self._ends_generation)
 
     @property
     def _vocab(self) -> Any:
@@ -63,35 +63,23 @@ class GgufVocabulary:
                 return buffer[is_double:count]
             size = -count
 
-    def piece(self, token: int) -> bytes:
-        piece = self._pieces.get(token)
-        if piece is None:
-            piece = self._pieces[token] = b"" if self.is_control(token) else self._read_piece(token)
-        return piece
-
-    def _read_piece(self, token: int) -> bytes:
-        size = _PIECE_BYTES
-        while True:
+    def _piece(self, token: int) -> bytes:
+        size = 0 if self.is_control(token) else _PIECE_BYTES
+        while size:
             buffer = ctypes.create_string_buffer(size)
             count = self._library.functions.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
             if count >= 0:
                 return ctypes.string_at(buffer, count)
             size = -count
+        return b""
 
     def spelling(self, token: int) -> bytes:
         text: bytes | None = self._library.functions.llama_vocab_get_text(self._vocab, self._checked(token))
         return text or b""
 
-    def is_control(self, token: int) -> bool:
-        model, known = self._model.pointer, self._controls.get(token)
-        if known is None:
-            attributes = self._library.token_attributes(model, self._vocab, self._checked(token))
-            known = self._controls[token] = bool(attributes & _CONTROL)
-        return known
+    def _is_control(self, token: int) -> bool:
+        attributes = self._library.token_attributes(self._model.pointer, self._vocab, self._checked(token))
+        return bool(attributes & _CONTROL)
 
-    def ends_generation(self, token: int) -> bool:
-        vocab, known = self._vocab, self._ends.get(token)
-        if known is None:
-            known = bool(self._library.functions.llama_vocab_is_eog(vocab, self._checked(token)))
-            self._ends[token] = known
-        return known
+    def _ends_generation(self, token: int) -> bool:
+        return bool(self._library.functions.llama_vocab_is_eog(self._vocab, self._checked(token)))

@@ -19,14 +19,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
-from outrider.backends.machine import logical_cores, total_bytes
+from outrider.backends.machine import total_bytes
 from outrider.backends.native.cuda import CudaPlan
-from outrider.backends.native.place import IK, RECIPE, Source, builds_dir, disk_full, is_full, library_path
+from outrider.backends.native.place import (
+    IK,
+    RECIPE,
+    Source,
+    builds_dir,
+    disk_full,
+    is_full,
+    library_path,
+    not_fetched,
+)
 from outrider.core.errors import BuildError, SettingError
 from outrider.core.files import check_room, reason_of
-from outrider.models.hub import file_sha256
 from outrider.models.package_clients import fetch_source, install_wheels
 
 Progress = Callable[[str, float], None]
@@ -145,7 +152,7 @@ def _compile(
     start, build, library = monotonic(), f"{work / 'build'}", work / "build" / source.library
     progress("compiling", 0.0)
     # As many compilers as cores, as far as the memory goes.
-    number = max(1, min(logical_cores(), int(min(total_bytes(), 1e15) // _BYTES_A_COMPILER)))
+    number = max(1, min(os.cpu_count() or 1, int(min(total_bytes(), 1e15) // _BYTES_A_COMPILER)))
     configure = [f"-S{recipe}", f"-B{build}", f"-DSOURCE={code}", f"-DNAME={source.target}", *given]
     for arguments in (configure, ["--build", build, "--target", source.target, "--parallel", str(number)]):
         if _run_logged(["cmake", *arguments], work, environment, show) != 0:
@@ -237,21 +244,16 @@ def with_tools(folder: Path, environment: Mapping[str, str], on_fetch: Callable[
     """The environment, in which cmake runs with ninja: those of this machine; else wheels that are installed
     below `folder`, which lasts as long as the build (`on_fetch` is called before). Raises BuildError."""
     found = dict(environment)
-
     missing = [] if _is_cmake_usable(found) else [f"cmake>={'.'.join(map(str, _CMAKE_NEEDED))}"]
     missing += [] if shutil.which("ninja", path=found.get("PATH", os.defpath)) else ["ninja"]
     if missing:
         on_fetch()
         if failures := install_wheels(missing, folder, lambda _done, _total: None):
-            names = " and ".join(name.partition(">")[0] for name in missing)
-            reason = f"{names} could not be fetched: {failures}"
-            raise BuildError("build tools", reason, "Install them, or try again with network access.")
+            raise not_fetched(" and ".join(name.partition(">")[0] for name in missing), failures)
         # The wheels' programs are partly Python scripts.
         installed, python_path = folder / "installed", found.get("PYTHONPATH")
         found["PATH"] = os.pathsep.join([str(installed / "bin"), found.get("PATH", os.defpath)])
         found["PYTHONPATH"] = os.pathsep.join([str(installed), *([python_path] if python_path else [])])
-    if not _is_cmake_usable(found):
-        raise BuildError("build tools", "the cmake that was fetched does not start", "Install cmake.")
     return found | {"CMAKE_GENERATOR": "Ninja"}
 
 
@@ -268,27 +270,18 @@ def _is_cmake_usable(environment: Mapping[str, str]) -> bool:
 def fetched(source: Source, folder: Path, progress: Callable[[float], None]) -> Path:
     """The folder of the source that is compiled, somewhere below `folder`. `progress` is called with the part
     of it that is there, from 0 to 1. Raises BuildError."""
-    pinned = f"{source.name}=={source.version}"
-
-    def refused(why: str, way_out: str = "Try again, or check the package index in use.") -> BuildError:
-        return BuildError(pinned, why, way_out)
-
+    pinned, way_out = f"{source.name}=={source.version}", "Try again, or check the package index in use."
     expected = source.sha256, folder, source.archive_bytes
     if failures := fetch_source(pinned, *expected, lambda done, total: progress(done / total)):
-        if is_full(failures):
-            raise disk_full()
-        way_out = "With network access and pip or uv, run the same command again."
-        raise refused(f"its source could not be fetched: {failures}", way_out)
+        raise not_fetched(pinned, failures)
     for archive in folder.rglob("*.tar.gz"):
-        if file_sha256(archive) != source.sha256:
-            raise refused("what was fetched is not the published source (its SHA-256 differs)")
-        # The first releases of Python 3.11 have no filters; the hash says that it is the right one.
-        safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         try:
             with tarfile.open(archive) as opened:
-                opened.extractall(folder / "unpacked", **safe)
+                # The first releases of Python 3.11 have no filters.
+                opened.extraction_filter = getattr(tarfile, "data_filter", None)
+                opened.extractall(folder / "unpacked")
         except tarfile.TarError as error:
-            raise refused(f"its source cannot be unpacked ({error})") from error
+            raise BuildError(pinned, f"its source cannot be unpacked ({error})", way_out) from error
     for found in folder.rglob(f"{source.folder}/CMakeLists.txt"):
         return found.parent
-    raise refused(f"there is no {source.folder} in its source")
+    raise BuildError(pinned, f"there is no {source.folder} in its source", way_out)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from outrider.backends.native.place import ANY_CPU, cuda_libraries, disk_full, is_full
+from outrider.backends.native.place import ANY_CPU, cuda_libraries, not_fetched
 from outrider.core.errors import BuildError, SettingError
 from outrider.models.package_clients import install_wheels
 
@@ -147,10 +147,7 @@ def _fetched(folder: Path, recipe: Path, progress: Callable[[float], None]) -> P
     """CUDA's compiler and libraries, in the way that CMake looks for them."""
     wanted = ["--no-deps", "--require-hashes", "--requirement", str(recipe / _PACKAGES)]
     if failures := install_wheels(wanted, folder, lambda done, total: progress(done / total), _PACKAGE_BYTES):
-        if is_full(failures):
-            raise disk_full()
-        way_out = "With network access and pip or uv, run the same command again, or install CUDA's toolkit."
-        raise BuildError(f"CUDA {_PACKAGED}", f"its compiler could not be fetched: {failures}", way_out)
+        raise not_fetched(f"CUDA {_PACKAGED}", failures)
     for compiler in folder.glob("installed/nvidia/*/bin/nvcc"):
         root = compiler.parent.parent
         (root / "lib64").symlink_to("lib")

@@ -94,3 +94,11 @@ def disk_full() -> BuildError:
 def is_full(said: str) -> bool:
     """Whether a program says that it found no room."""
     return os.strerror(errno.ENOSPC) in said
+
+
+def not_fetched(what: str, failures: str) -> BuildError:
+    """The error of packages that no client could fetch."""
+    if is_full(failures):
+        return disk_full()
+    way_out = "With network access and pip or uv, run the same command again, or install it."
+    return BuildError(what, f"it could not be fetched: {failures}", way_out)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
+
+from pydantic import TypeAdapter
 
 from outrider.backends.bitwise import BitwiseModel, Equality, find_equality, measure_price, needs_no_padding
 from outrider.backends.gguf.model import Weights
-from outrider.backends.tuning.scoring import Loaded, spare_cores, subject_of
+from outrider.backends.tuning.curves import Loaded, spare_cores, subject_of
 from outrider.core.errors import OutOfMemory, SettingError
 from outrider.costs.calibrate import Progress
 from outrider.costs.store import costs_dir, remembered
@@ -18,6 +20,7 @@ from outrider.models.cache import read_entry
 MAX_DEFAULT_PRICE = 0.02
 """Where neither plain steps nor prompts take this much longer, equal bits are the default."""
 _CONTEXT_TOKENS = 512
+_EQUALITY = TypeAdapter(Equality)
 
 
 def open_target(
@@ -74,21 +77,20 @@ def known_equality(
     place = costs_dir() / f"equal-{subject.key()}.json"
     if not measure:
         try:
-            return Equality.from_json(read_entry(place) or {})
-        except (KeyError, TypeError, ValueError):
+            return _EQUALITY.validate_python(read_entry(place))
+        except ValueError:
             return Equality(None, "it is not known yet")
     return remembered(
         place,
         lambda: _find(weights, progress, hasty=hasty),
-        read=Equality.from_json,
-        write=lambda found: {"model": weights.name, "about": about, **found.as_json()},
+        read=_EQUALITY.validate_python,
+        write=lambda found: {"model": weights.name, "about": about, **asdict(found)},
         spare_cores=spare,
     )
 
 
 def _find(weights: Weights, progress: Progress, *, hasty: bool) -> Equality:
-    """The first kind of attention under which single tokens need no padding, else the first under which
-    any calls are equal. `hasty`: nothing is said of those that need padding."""
+    """The first kind of attention without padding, else the first with any equal calls (not if `hasty`)."""
     if reason := _why_not(weights):
         return Equality(None, reason)
     options = weights.options

@@ -1,88 +1,88 @@
-"""Load options that change what calls cost, and nothing else: which of them suit this machine."""
+"""The native library and the kernels that suit a file on this machine: a trial of a few seconds finds them,
+and is remembered. They change what calls cost, and nothing else."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from time import perf_counter, sleep
 
 from outrider.backends.gguf.guard import check_build
 from outrider.backends.gguf.libraries import candidates, installed
 from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.model import Weights
-from outrider.backends.gguf.options import RARELY_SET, LoadOptions
-from outrider.backends.machine import available_bytes, logical_cores, physical_cores
-from outrider.backends.tuning.scoring import (
-    COMPARED_TOKENS,
-    Trial,
-    choose_best,
-    compare_libraries,
-    machine_id,
-)
-from outrider.backends.tuning.side_by_side import FEW_SIDE_SIZES, SIDE_SIZES, measure_side_by_side
+from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.gguf.registry import TITLES
+from outrider.backends.machine import available_bytes
+from outrider.backends.native import cuda_library, native_library
+from outrider.backends.tuning.curves import machine_id
 from outrider.core.contracts import Model
 from outrider.core.errors import BackendCrash, ModelFileError, SettingError
+from outrider.costs.calibrate import CallTimer, Clock, Rows, Samples
+from outrider.costs.calibrate import Progress as PartDone
 from outrider.costs.curve import CallCosts
+from outrider.costs.expected_speed import StepCosts, best_call
 from outrider.costs.store import costs_dir
 from outrider.models.cache import fingerprint, read_entry, write_entry
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import cache_dir
 
-DEFAULT_SECONDS = 60.0
-_QUICK_SECONDS = 8.0
-"""of measuring for the choice that is made by itself; loading comes on top"""
+_STAGE_SECONDS = 4.0
+"""of measuring the libraries, and then the kernels of the best; loading comes on top"""
 _DRAFT_SHARE = 0.5
 """of that time, for a draft model, whose calls are shorter"""
 _MIN_FILE_BYTES = 4 << 20
 """A smaller file is called in no time by any library."""
 
-_TUNED = ("backend", "library", "extra_buffer_types", "flash_attention", "threads", "threads_batch")
+_TUNED = ("backend", "library", "extra_buffer_types", "flash_attention")
 """Options that are tried out. One that is not at its default was the user's choice, and stays."""
 _WITHOUT_EFFECT = ("mmap", "mlock", "max_rows", "batch_tokens", "heads")
 """Options that the choice does not depend on."""
-_KERNELS = {"extra_buffer_types": False, "flash_attention": "off"}
-"""Kernels that are tried without, and how they are switched off."""
 
 _CONTEXT_TOKENS = 512
 """Flash attention shows once there is something to attend to."""
+_SIZES = (1, 1, 2, 4, 8, 16)
+"""tokens of the calls of a round"""
+_COMPARED_TOKENS = 32
+"""of the largest call that is weighed"""
+_READ_TOKENS = 32
+"""of a prompt, read once under each: as many at once take no longer a token"""
+_FILL_SHARE = 0.3
+_MAX_ROUNDS = 30
 _PAUSE_S = 0.01
 """before each call where several libraries take turns: each has a pool of threads that spins after a call"""
 _WEIGHTS_ROOM = 1.3
 """Free memory, in sizes of the file, that a copy of the weights is taken to need."""
 
-Progress = Callable[[str, float], None]
-"""Called with what is being tried, and the part of the time that is spent."""
+_DRAFT_SHARES = (0.65, 0.25, 0.1)
+"""of a draft model's single tokens, calls over two, and reading in its score"""
+_ACCEPTANCES = {0.0: 0.4, 0.5: 0.2, 0.7: 0.2, 0.9: 0.2}
+"""Acceptance rates that drafts may have, with weights; at 0 decoding is plain, which weighs most."""
+_MIN_GAIN = 0.02
+"""A set must be this much better to be preferred over the options as they are, and beyond the noise."""
+_MAX_PLAIN_LOSS = 0.02
+"""A set whose calls over a single token are slower than the first's by more than this is never chosen."""
+_CHECKED_TOKENS = 4
+"""of the call over a draft that two libraries are compared by, in words"""
+_ABOUT_EQUAL = 0.05
 
-Stage = Callable[[LoadOptions], list[LoadOptions]]
-"""The sets to try beside the best one so far."""
+Progress = Callable[[str, float], None]
+"""Called with what is being tried, and the part of it that is done."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
-    """The options to use, and every set that was tried just now, in order. `compared` is the chosen library
-    against the other in a line, where there were two."""
+class Choice:
+    """The options to use. `compared`: the chosen library against another in a line, where there were two."""
 
     options: LoadOptions
-    trials: tuple[Trial, ...]
     compared: str = ""
-
-
-def tuned_options(path: Path, options: LoadOptions, *, draft: bool = False) -> Tuning | None:
-    """What `tune` found for this model under these options; None where there is nothing, or nothing that can
-    be used. What the user has set away from its default is kept."""
-    data = read_entry(_place(path, options, draft))
-    if data is None:
-        return None
-    try:
-        chosen = replace(options, **{name: data["tuned"][name] for name in _TUNED})
-    except (SettingError, TypeError, KeyError, ValueError):
-        return None
-    here = {str(library.file.path) for library in candidates(options)}
-    return Tuning(chosen, (), str(data.get("compared", ""))) if chosen.library in here else None
 
 
 def choose_options(
@@ -91,83 +91,50 @@ def choose_options(
     *,
     draft: bool = False,
     measure: bool = True,
-    progress: Progress | None = None,
-) -> Tuning:
+    progress: Progress = lambda _what, _part: None,
+) -> Choice:
     """The library and the load options for a model: what was found before, or what a short trial finds now.
 
-    Nothing is tried without `measure`, where there is no choice, or where the file is too small for it to
-    matter. Raises what `tune` raises.
+    What the user has set away from its default is kept. Nothing is tried without `measure`, where there is no
+    choice, or where the file is too small for it to matter. `draft` weighs the calls of a draft model: mostly
+    single tokens. Raises ModelFileError, OutOfMemory or BackendError.
     """
-    if found := tuned_options(path, options, draft=draft):
+    if found := _remembered(path, options, draft):
         return found
     if options.backend != "auto":  # was it tried beside the others?
-        found = tuned_options(path, replace(options, backend="auto"), draft=draft)
+        found = _remembered(path, replace(options, backend="auto"), draft)
         if found and found.options.backend == options.backend:
             return found
     if not measure or read_card(path).file_bytes < _MIN_FILE_BYTES:
-        return Tuning(options, ())
+        return Choice(options)
     libraries = _libraries(path, options)
     if len(libraries) == 1 and (_is_on_gpu(libraries[0]) or not _without(libraries[0])):
-        return Tuning(options, ())
-    seconds = _QUICK_SECONDS * (_DRAFT_SHARE if draft else 1.0)
-    return tune(path, options, draft=draft, seconds=seconds, progress=progress, quick=True)
-
-
-def tune(
-    path: Path,
-    options: LoadOptions,
-    *,
-    draft: bool = False,
-    seconds: float = DEFAULT_SECONDS,
-    progress: Progress | None = None,
-    quick: bool = False,
-) -> Tuning:
-    """Try the options that change what calls cost, one after another, and remember the best set.
-
-    Each is measured against the best so far, call by call in turn: native libraries, repacked kernels and
-    flash attention, then thread counts. `draft` weighs the calls of a draft model instead: mostly
-    single tokens. `quick` looks at fewer sizes of calls, and leaves the thread counts out.
-
-    Raises ModelFileError, OutOfMemory or BackendError.
-    """
-    libraries = _libraries(path, options)
-    stages: dict[str, Stage] = {"libraries": lambda _best: libraries, "kernels": _without}
-    stages |= {} if quick else {"threads": _threads}
-    survived = best = libraries[0]
-    stages = {what: stage for what, stage in stages.items() if any(tried != best for tried in stage(best))}
-    trials, gained, compared = list[Trial](), 1.0, ""
-    for i, (what, stage) in enumerate(stages.items()):
-        costs = _measure(
-            path,
-            [best, *(tried for tried in stage(best) if tried != best)],
-            seconds=seconds / len(stages),
-            draft=draft,
-            context=_CONTEXT_TOKENS if what == "kernels" else 0,
-            sizes=FEW_SIDE_SIZES if quick else SIDE_SIZES,
-            report=_part(i, len(stages), partial(progress or _silent, what)),
-        )
-        survived = survived if survived in costs else next(iter(costs))
-        best, reached, new = choose_best(survived, list(costs), list(costs.values()), draft)
-        trials += [replace(trial, score=trial.score * gained) for trial in new[1 if trials else 0 :]]
-        gained *= reached
-        compared = compared or compare_libraries(best, new)
+        return Choice(options)
+    best, compared = libraries[0], ""
+    for what in ("libraries", "kernels"):
+        rivals = libraries if what == "libraries" else [best, *_without(best)]
+        if len(rivals) > 1:
+            context = _CONTEXT_TOKENS if what == "kernels" else 0
+            costs = _measure(path, rivals, draft=draft, context=context, report=partial(progress, what))
+            ranked = _ranked(costs, draft)
+            best, compared = ranked[0], compared or _comparison(ranked, costs)
     tuned = {name: getattr(best, name) for name in _TUNED}
     write_entry(_place(path, options, draft), {"model": path.name, "tuned": tuned, "compared": compared})
-    return Tuning(best, tuple(trials), compared)
+    return Choice(best, compared)
 
 
-def _silent(_what: str, _part: float) -> None: ...
-
-
-def _part(index: int, count: int, report: Callable[[float], None]) -> Callable[[float], None]:
-    """Reports how much of the whole is done, called with what is done of one of its equal parts."""
-    return lambda part: report((index + part) / count)
+def _remembered(path: Path, options: LoadOptions, draft: bool) -> Choice | None:
+    data = read_entry(_place(path, options, draft)) or {}
+    try:
+        chosen = replace(options, **{name: data["tuned"][name] for name in _TUNED})
+    except (SettingError, TypeError, KeyError, ValueError):
+        return None
+    here = {str(library.file.path) for library in candidates(options)}
+    return Choice(chosen, str(data.get("compared", ""))) if chosen.library in here else None
 
 
 def _place(path: Path, options: LoadOptions, draft: bool) -> Path:
-    left_out = (*_WITHOUT_EFFECT, *RARELY_SET)
-    kept = {name: value for name, value in asdict(options).items() if name not in left_out}
-    kept |= options.rarely_set()
+    kept = {name: value for name, value in asdict(options).items() if name not in _WITHOUT_EFFECT}
     builds = [file.build_id for file in installed()]
     facts = json.dumps([fingerprint(path), builds, machine_id(), kept, draft])
     return costs_dir() / f"tuned-{blake2b(facts.encode(), digest_size=12).hexdigest()}.json"
@@ -177,10 +144,7 @@ def _place(path: Path, options: LoadOptions, draft: bool) -> Path:
 
 
 def _libraries(path: Path, options: LoadOptions) -> list[LoadOptions]:
-    """Every library that runs this file here, the preferred one first.
-
-    Raises BackendError, or BackendCrash, where there is none.
-    """
+    """The options with every library that runs this file, the preferred first. Raises BackendError."""
     card, found, failure = read_card(path), list[LoadOptions](), None
     libraries = list(candidates(options))
     if libraries[0].uses_gpu(options):  # one for processors alone is no match, and would read the file too
@@ -217,40 +181,29 @@ def _is_on_gpu(options: LoadOptions) -> bool:
 def _without(options: LoadOptions) -> list[LoadOptions]:
     """Sets that lack one of the kernels each, as far as the user left the choice open."""
     found = []
-    for name in _KERNELS:
-        if getattr(options, name) == getattr(LoadOptions(), name):
-            with suppress(SettingError):  # a quantized cache needs flash attention
-                found.append(replace(options, **{name: _KERNELS[name]}))  # type: ignore[arg-type]
+    if options.extra_buffer_types:
+        found.append(replace(options, extra_buffer_types=False))
+    if options.flash_attention == "auto":
+        with suppress(SettingError):  # a quantized cache needs it
+            found.append(replace(options, flash_attention="off"))
     return found
-
-
-def _threads(options: LoadOptions) -> list[LoadOptions]:
-    """Fewer threads than cores (memory may be what limits), and one for each hardware thread."""
-    if options.threads or options.threads_batch:
-        return []
-    cores = physical_cores()
-    counts = {max(cores // 2, 1), max(cores * 3 // 4, 1), logical_cores()} - {cores}
-    return [replace(options, threads=n, threads_batch=n) for n in sorted(counts)]
 
 
 def _measure(
     path: Path,
     sets: Sequence[LoadOptions],
     *,
-    seconds: float,
     draft: bool,
     context: int,
-    sizes: Sequence[int],
-    report: Callable[[float], None],
+    report: PartDone,
 ) -> dict[LoadOptions, CallCosts]:
-    """The curve of each set that the file can be loaded with, measured for `seconds` in all, call by call in
-    turn, with a context of so many tokens; one kind of weights after the other where memory does not hold
-    all. Raises ModelFileError where there is none."""
-    sharing: dict[tuple[str, str, bool], list[LoadOptions]] = {}
+    """The curve of each set that the file can be loaded with, measured call by call in turn, with a context
+    of so many tokens; one kind of weights after the other where memory does not hold all. Raises
+    ModelFileError where there is none."""
+    sharing: dict[tuple[str, bool], list[LoadOptions]] = {}
     """sets that share their weights"""
     for options in sets:
-        kind = options.backend, options.library, options.extra_buffer_types
-        sharing.setdefault(kind, []).append(options)
+        sharing.setdefault((options.library, options.extra_buffer_types), []).append(options)
     has_room = available_bytes() > _WEIGHTS_ROOM * len(sharing) * read_card(path).file_bytes
     has_room = has_room and not _is_on_gpu(sets[0])  # whose memory is another
     groups = [list(sharing.values())] if has_room else [[sharers] for sharers in sharing.values()]
@@ -262,18 +215,131 @@ def _measure(
                 with suppress(ModelFileError):
                     weights = opened.enter_context(closing(Weights(path, sharers[0])))
                     for options in sharers:
-                        models[options] = weights.open(context + 2 * COMPARED_TOKENS, options=options)
+                        models[options] = weights.open(context + 2 * _COMPARED_TOKENS, options=options)
             if models:
                 costs = measure_side_by_side(
                     list(models.values()),
-                    seconds=seconds / len(groups),
+                    seconds=_STAGE_SECONDS * (_DRAFT_SHARE if draft else 1.0) / len(groups),
                     rows="last" if draft else "all",
                     context=context,
-                    progress=_part(i, len(groups), report),
-                    sizes=sizes,
                     pause_s=_PAUSE_S if len({options.library for options in models}) > 1 else 0.0,
+                    progress=_part(i, len(groups), report),
                 )
                 found |= dict(zip(models, costs, strict=True))
     if not found:
         Weights(path, sets[0]).close()  # says why
     return {options: found[options] for options in sets if options in found}
+
+
+def _part(index: int, count: int, report: PartDone) -> PartDone:
+    return lambda part: report((index + part) / count)
+
+
+def measure_side_by_side(
+    models: Sequence[Model],
+    *,
+    seconds: float,
+    rows: Rows = "all",
+    context: int = 0,
+    sizes: Sequence[int] = _SIZES,
+    pause_s: float = 0.0,
+    clock: Clock = perf_counter,
+    progress: PartDone = lambda _part: None,
+) -> list[CallCosts]:
+    """The curve of each model, from rounds in which each makes the same calls, in shuffled order.
+
+    First each reads a piece of a prompt. A size that comes twice is measured twice as often. It takes about
+    `seconds` in all, at least a round. The calls are made at a context of `context` tokens, or what three
+    tenths of the time can fill. The models' sequences are empty before and after. Raises BackendError when a
+    call fails.
+    """
+    rng = random.Random(0)
+    timers = [CallTimer(model, rows, clock, random.Random(0)) for model in models]
+    sizes = [size for size in sizes if all(size <= timer.largest for timer in timers)]
+    context = min(context, *(model.context_length - max(sizes) for model in models))
+    taken = [{size: Samples(size) for size in sizes} for _ in models]
+    started = clock()
+    with ExitStack() as stack:
+        for timer in timers:
+            stack.enter_context(timer)
+        read_s = [timer.fill(_READ_TOKENS) for timer in timers]
+        for timer in timers:
+            timer.clear()
+        while timers[0].stored() < context and clock() - started < _FILL_SHARE * seconds:
+            for timer in timers:
+                timer.fill(context - timer.stored())
+        num_rounds, first_s = 0, clock()
+        while num_rounds == 0 or (
+            num_rounds < _MAX_ROUNDS and clock() - started + (clock() - first_s) / num_rounds <= seconds
+        ):
+            for size in rng.sample(sizes, len(sizes)):
+                for i in rng.sample(range(len(models)), len(models)):
+                    sleep(pause_s)
+                    taken[i][size].seconds.append(timers[i].call_s(size))
+                progress(min((clock() - started) / max(seconds, 1e-9), 1.0))
+            num_rounds += 1
+    return [
+        CallCosts([samples.point() for samples in kinds.values()], prefill_token_s=seconds or None)
+        for kinds, seconds in zip(taken, read_s, strict=True)
+    ]
+
+
+# Which is the best, by what their calls took
+
+
+def _ranked(costs: Mapping[LoadOptions, CallCosts], draft: bool) -> list[LoadOptions]:
+    """The best set, then the others from the fastest to the slowest. The first that was measured stays where
+    no other is better beyond the noise and about as fast at single tokens."""
+    first, *_ = costs
+    plain_s = {options: cost.call_s(1, context=0) for options, cost in costs.items()}
+    weighted_s = {options: _weighted_s(cost, draft=draft) for options, cost in costs.items()}
+    # How uncertain the time of a single token is, as a part of it.
+    spreads = (min(p.spread_ratio for p in cost.points if p.num_tokens == 1) for cost in costs.values())
+    enough_s = (1 - max(_MIN_GAIN, 2 * max(spreads))) * weighted_s[first]
+    better = [
+        options
+        for options in costs
+        if weighted_s[options] < enough_s and plain_s[options] <= (1 + _MAX_PLAIN_LOSS) * plain_s[first]
+    ]
+    best = min(better, key=weighted_s.__getitem__, default=first)
+    return sorted(costs, key=lambda options: (options != best, weighted_s[options]))
+
+
+def _weighted_s(cost: CallCosts, *, draft: bool) -> float:
+    """Seconds per token, with one token of a prompt read for each, since users wait for both: the geometric
+    mean over a spread of acceptances, each with the draft length that suits it and free drafts. For a draft
+    model, that of its own calls."""
+    calls_s, read_s = cost.calls_s(_COMPARED_TOKENS, context=0), cost.prefill_s(1)
+    if draft:
+        parts = list(zip((calls_s[0], calls_s[1], read_s), _DRAFT_SHARES, strict=True))
+    else:
+        costs, parts = StepCosts(calls_s), []
+        for acceptance, weight in _ACCEPTANCES.items():
+            speedup = costs.speedup(best_call(calls_s, acceptance) - 1, acceptance)
+            parts.append((calls_s[0] / speedup + read_s, weight))
+    return math.exp(sum(weight * math.log(seconds) for seconds, weight in parts))
+
+
+def _comparison(ranked: Sequence[LoadOptions], costs: Mapping[LoadOptions, CallCosts]) -> str:
+    """The chosen library (the first) against the best of another backend, or else of another build, in words:
+    a plain step, and a call over four tokens. Empty where all are of one library."""
+    best, others = ranked[0], [options for options in ranked if options.library != ranked[0].library]
+    # False comes first, and what ties keeps its order.
+    other = min(others, key=lambda options: options.backend == best.backend, default=None)
+    if other is None:
+        return ""
+
+    def faster(tokens: int) -> str:
+        ratio = costs[other].call_s(tokens, context=0) / costs[best].call_s(tokens, context=0)
+        if abs(ratio - 1) <= _ABOUT_EQUAL:
+            return "as fast"
+        return f"{ratio:.1f}x faster" if ratio > 1 else f"{1 / ratio:.1f}x slower"
+
+    steps = f"a plain step {faster(1)}, a check of {_CHECKED_TOKENS} tokens {faster(_CHECKED_TOKENS)}"
+    return f"{_title(best)}: {steps}, against {_title(other)}"
+
+
+def _title(options: LoadOptions) -> str:
+    title = TITLES.get(options.backend, options.backend)
+    built = {str(native_library()): "this CPU", str(cuda_library()): "NVIDIA cards"}
+    return f"{title} built for {built[options.library]}" if options.library in built else title

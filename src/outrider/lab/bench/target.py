@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.model import GgufModel
-from outrider.backends.tuning.scoring import costs_of
+from outrider.backends.tuning.curves import costs_of
 from outrider.core.errors import (
     BackendError,
     ConstraintError,

@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 
 from outrider.backends.gguf.heads import State
-from outrider.backends.tuning.scoring import Loaded, native_of
+from outrider.backends.tuning.curves import Loaded, native_of
 from outrider.core.contracts import Model
 from outrider.core.data import Block, Completion, DraftToken, Logits, Request, Span
 from outrider.drafters.model import ModelDrafter

@@ -29,7 +29,6 @@ from outrider.backends.gguf.quantizer import quantize, read_type
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
 from outrider.core.files import check_writable, reason_of
-from outrider.core.notices import notify
 from outrider.lab.model_file import Tensor, read_tensors, write_model_file
 from outrider.models.header import Field, Header, fields_of, read_header
 from outrider.models.reference import local_shards
@@ -277,7 +276,7 @@ def write_gguf(
         reason = f"its {checkpoint.shape.vocabulary:,} tokens are not those of its map ({subset.size:,})"
         raise SettingError("the draft", reason, "Restrict its weights to the same tokens first.")
     floats = "F32" if {to, ends} & {"F32", "BF16"} else "F16"
-    fields, notes = tokenizer_fields(checkpoint.metadata, subset, target.size)
+    fields = tokenizer_fields(checkpoint.metadata, subset, target.size)
     fields |= _own_fields(checkpoint, floats, provenance)
     if subset.has_other:
         fields |= part_fields(subset.to_target.tolist(), target, window=window)
@@ -290,7 +289,6 @@ def write_gguf(
         write_model_file(partial, checkpoint.shape.architecture, fields, _stored(checkpoint, floats))
         if not np.array_equal(read_subset(partial, target).to_target, subset.to_target):
             raise VocabularyMismatch(str(path), "llama.cpp reads other tokens in it", "Report this.")
-        notify(*notes)
         if to == ends == floats:
             partial.replace(place)
             return {to: 1.0}
@@ -300,7 +298,6 @@ def write_gguf(
         raise SettingError(str(path), reason, "Free some space, or name another file.") from error
     finally:
         partial.unlink(missing_ok=True)
-    notify(*made.notes)
     return made.tensor_types
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.tuning.scoring import costs_of
+from outrider.backends.tuning.curves import costs_of
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import Rows
 from outrider.costs.expected_speed import StepCosts

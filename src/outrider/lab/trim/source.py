@@ -16,7 +16,6 @@ from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
 from outrider.core.files import check_room, reason_of
-from outrider.core.notices import notify
 from outrider.lab.model_file import Tensor, read_tensors, write_model_file
 from outrider.models.gguf import read_card
 from outrider.models.header import Field, fields_of
@@ -123,7 +122,7 @@ def write_trimmed(
     Raises SettingError (room on the disk) and VocabularyMismatch.
     """
     subset = cut.subset
-    fields, notes = tokenizer_fields(source.fields, subset, source.vocabulary)
+    fields = tokenizer_fields(source.fields, subset, source.vocabulary)
     if subset.has_other:
         ids = np.append(to_target[subset.to_target[:-1]], -1).tolist()
         fields |= part_fields(ids, target, reads_pieces=True)
@@ -141,7 +140,6 @@ def write_trimmed(
         known = align(target, weights.vocabulary).report.common_tokens
     if subset.has_other and known != subset.size - 1:
         raise VocabularyMismatch(path.name, "llama.cpp reads other tokens in it", "Report this.")
-    notify(*notes)
 
 
 def _own_fields(source: Source, size: int) -> dict[str, Field]:

@@ -50,7 +50,6 @@ class Cuts:
 
     @property
     def ratio(self) -> float:
-        """Common pieces / pieces, 0-1; 1 where nothing was cut."""
         return self.common_pieces / self.pieces if self.pieces else 1.0
 
 
@@ -80,12 +79,10 @@ class AlignmentReport:
 
     @property
     def text_ratio(self) -> float:
-        """Common text tokens / text tokens of the smaller vocabulary, 0-1."""
         return self.common_text_tokens / max(self.text_tokens, 1)
 
     @property
     def usable(self) -> bool:
-        """Whether one model can draft for the other."""
         agrees = self.text_ratio >= MIN_TEXT_RATIO and self.cuts.ratio >= MIN_CUT_RATIO
         return agrees and self.map_fault is None
 
@@ -112,18 +109,15 @@ class Alignment:
 
     @cached_property
     def common(self) -> Ids:
-        """The target's ids of the tokens that both have, ascending."""
         return np.flatnonzero(self.to_draft >= 0)
 
     @cached_property
     def foreign(self) -> Ids:
-        """The draft's ids of the tokens that the target lacks, ascending."""
         return np.flatnonzero(self.to_target < 0)
 
     @cached_property
     def _common_in_draft(self) -> Ids | slice:
-        """The draft's ids of `common`, in its order; a slice, which copies nothing, where they are
-        consecutive."""
+        """The draft's ids of `common`; a slice, which copies nothing, where they are consecutive."""
         ids = self.to_draft[self.common]
         first = int(ids[0]) if len(ids) else 0
         is_run = np.array_equal(ids, np.arange(first, first + len(ids)))
@@ -191,8 +185,7 @@ class Pieces:
         return tuple(found)
 
 
-def inverse(matches: Ids, size: int) -> Ids:
-    """A map of ids turned round, for `size` ids on the other side; -1 where nothing leads."""
+def _inverse(matches: Ids, size: int) -> Ids:
     inverse = np.full(size, -1, dtype=np.int64)
     mapped = np.flatnonzero(matches >= 0)
     inverse[matches[mapped]] = mapped
@@ -231,8 +224,7 @@ _SAMPLES = (
 )
 
 
-def compare_cuts(target: Vocabulary, draft: Vocabulary) -> Cuts:
-    """How two tokenizers cut some text of many kinds."""
+def _compare_cuts(target: Vocabulary, draft: Vocabulary) -> Cuts:
 
     def pieces(vocabulary: Vocabulary, text: str) -> Iterator[tuple[int, bytes]]:
         """With the distance in bytes from the text's end: some tokenizers put a blank before its begin."""
@@ -266,40 +258,25 @@ def tokenizer_id(vocabulary: Vocabulary) -> str:
 # Is the map right that a draft with a reduced vocabulary brings along?
 
 
-def other_tokenizer(target_kind: str) -> str:
-    """What is wrong with a draft of another target."""
-    return f"its reduced vocabulary was made for another tokenizer than the target's, {target_kind}"
-
-
-def fault_of(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
-    """Why the map cannot be used; None if it can."""
+def _fault_of(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
     if part.target_tokenizer and part.target_tokenizer != tokenizer_id(target):
-        return other_tokenizer(target.kind)
-    damage = _damage_of(target, draft, part, ids)
-    return None if damage is None else f"the map of its reduced vocabulary is damaged: {damage}"
-
-
-def _damage_of(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
-    if not part.target_tokenizer:
-        return "it does not say for which tokenizer it was made"
-    if len(ids) != draft.size:
-        return f"it has {len(ids):,} entries for {draft.size:,} tokens"
-    unknown = [] if part.other_token is None else [part.other_token]
-    if np.flatnonzero(ids == -1).tolist() != unknown:
-        return "not exactly the token that represents all others has no counterpart"
-    known = ids[ids != -1]
-    outside = known[(known < 0) | (known >= target.size)]
-    if len(outside):
-        return f"it names token {outside[0]:,}, and the target has {target.size:,} tokens"
-    if len(np.unique(known)) < len(known):
-        return "two tokens have the same counterpart"
-    if part.other_token is not None and not draft.is_control(part.other_token):
-        return "the token that represents all others is text"
+        why = "its reduced vocabulary was made for another tokenizer than the target's"
+        return f"{why}, {target.kind}"
+    known, unknown = ids[ids != -1], [] if part.other_token is None else [part.other_token]
+    is_map = len(ids) == draft.size and np.flatnonzero(ids == -1).tolist() == unknown
+    is_map = is_map and known.min(initial=0) >= 0 and known.max(initial=0) < target.size
+    if not (is_map and part.target_tokenizer and len(np.unique(known)) == len(known)):
+        return f"{_DAMAGED}: it does not name one of the target's tokens for each of its own"
+    if unknown and not draft.is_control(unknown[0]):
+        return f"{_DAMAGED}: the token that represents all others is text"
     for token, counterpart in enumerate(ids.tolist()):
         if counterpart >= 0 and _traits(draft, token) != _traits(target, counterpart):
             ours, theirs = describe(draft, token), describe(target, counterpart)
-            return f"{token} is {ours}, its counterpart {counterpart} is {theirs}"
+            return f"{_DAMAGED}: {token} is {ours}, its counterpart {counterpart} is {theirs}"
     return None
+
+
+_DAMAGED = "the map of its reduced vocabulary is damaged"
 
 
 def _traits(vocabulary: Vocabulary, token: int) -> tuple[bytes, bool, bool]:
@@ -350,11 +327,6 @@ def too_few_in_common(
     return VocabularyMismatch(_for_target(target_kind, draft_kind), why, _OTHER_DRAFT + shown)
 
 
-def made_for_another(draft: str, target_kind: str) -> VocabularyMismatch:
-    """The error for a draft whose reduced vocabulary is not of the target's tokens."""
-    return VocabularyMismatch(f"draft {draft}", other_tokenizer(target_kind), _MAKE_ONE)
-
-
 def compare(target: Vocabulary, draft: Vocabulary) -> Alignment:
     """Like `align`, for any pair: whether it is usable is in the report."""
     part = draft.part_of
@@ -363,7 +335,7 @@ def compare(target: Vocabulary, draft: Vocabulary) -> Alignment:
     target_names, draft_names = _names(target), _names(draft)
     to_target = _match(draft_names, target_names)
     to_target[_unlike(target, draft, draft_names, to_target)] = -1
-    to_draft = inverse(to_target, target.size)
+    to_draft = _inverse(to_target, target.size)
     names, found = (target_names, to_draft) if target.size < draft.size else (draft_names, to_target)
     lacking = sorted(np.flatnonzero(found < 0).tolist(), key=lambda i: names[i][1])
     report = _report(
@@ -372,7 +344,7 @@ def compare(target: Vocabulary, draft: Vocabulary) -> Alignment:
         draft_names,
         to_target,
         text_tokens=min(_count_text(target_names), _count_text(draft_names)),
-        cuts=compare_cuts(target, draft),
+        cuts=_compare_cuts(target, draft),
         differences=tuple(
             f"token {i} is {describe(target, i)} in the target, {describe(draft, i)} in the draft"
             for i in lacking[:SHOWN_DIFFERENCES]
@@ -383,15 +355,14 @@ def compare(target: Vocabulary, draft: Vocabulary) -> Alignment:
 
 
 def _compare_by_map(target: Vocabulary, draft: Vocabulary, part: PartOf) -> Alignment:
-    """Line up a draft by its own map of the target's tokens, `part`. Whether the map can be used is in the
-    report; if not, nothing is mapped."""
+    """Line up a draft by its own map; nothing is mapped where that cannot be used."""
     ids = np.asarray(part.target_tokens, dtype=np.int64)
-    fault = fault_of(target, draft, part, ids)
+    fault = _fault_of(target, draft, part, ids)
     if fault is not None:
         ids = np.full(draft.size, -1, dtype=np.int64)
     report = _report(target, draft, _names(draft), ids, is_reduced=True, map_fault=fault)
     other = part.other_token if fault is None else None
-    to_draft = _frozen(inverse(ids, target.size))
+    to_draft = _frozen(_inverse(ids, target.size))
     pieces = Pieces(target, draft) if part.reads_pieces and other is not None else None
     return Alignment(_frozen(ids), to_draft, False, report, other, max(part.window, 0), pieces)
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from outrider.core.contracts import PartOf, Vocabulary
 from outrider.core.errors import SettingError
+from outrider.core.notices import notify
 from outrider.models.constants import GGUFValueType, Keys, TokenType
 from outrider.models.header import Field, read_header
 from outrider.models.vocab.alignment import tokenizer_id
@@ -38,12 +39,10 @@ class Subset:
 
     @property
     def size(self) -> int:
-        """Tokens of the draft, `<|other|>` included."""
         return len(self.to_target)
 
     @classmethod
     def whole(cls, size: int) -> Subset:
-        """Every token of the target."""
         return cls(np.arange(size), np.arange(size), has_other=False)
 
     @classmethod
@@ -78,8 +77,7 @@ def ranked(counts: npt.NDArray[Any], needed: Ids) -> Ids:
 
 
 def needed_tokens(vocabulary: Vocabulary) -> Ids:
-    """Control tokens, tokens of a single byte and all that end an answer: without them some text cannot be
-    written at all."""
+    """Control tokens, single bytes and all that end an answer: without them some text cannot be written."""
     needed = [
         token
         for token in range(vocabulary.size)
@@ -108,22 +106,18 @@ _OF_THE_WHOLE = (Keys.Tokenizer.HF_JSON, Keys.Tokenizer.RWKV)
 _NOT_BY_TOKEN = (Keys.Tokenizer.PRECOMPILED_CHARSMAP, Keys.Tokenizer.CHAT_TEMPLATES)
 
 
-def tokenizer_fields(
-    metadata: Mapping[str, Field], subset: Subset, size: int
-) -> tuple[dict[str, Field], list[str]]:
-    """The tokenizer's fields for a draft that knows `subset` of a tokenizer's `size` tokens, and lines for
-    the user. `metadata` is of a file with that tokenizer, or with the tokens of the subset. Raises
-    SettingError when it is neither, or when too few tokens are kept for any to be put together from others.
-    """
+def tokenizer_fields(metadata: Mapping[str, Field], subset: Subset, size: int) -> dict[str, Field]:
+    """The tokenizer's fields for a draft that knows `subset` of a tokenizer's `size` tokens. `metadata` is of
+    a file with that tokenizer, or with the tokens of the subset. Raises SettingError when it is neither, or
+    when too few tokens are kept for any to be put together from others."""
     fields = {key: found for key, found in metadata.items() if key.startswith("tokenizer.")}
     fields = {key: found for key, found in fields.items() if found.value or found.items is None}
     tokens: list[bytes] = fields[Keys.Tokenizer.LIST].value if Keys.Tokenizer.LIST in fields else []
     if len(tokens) == subset.size and (not subset.has_other or tokens[-1] == OTHER.encode()):
-        return fields, []
+        return fields
     if len(tokens) != size:
         reason = f"it has {len(tokens):,} tokens, the target {size:,} and the draft {subset.size:,}"
         raise SettingError("the draft's tokenizer", reason, "Start from the target, or from a draft of it.")
-    notes: list[str] = []
     known = subset.to_target[:-1].tolist()
     normal = Field([int(TokenType.NORMAL)] * size, GGUFValueType.ARRAY, GGUFValueType.INT32)
     fields.setdefault(Keys.Tokenizer.TOKEN_TYPE, normal)
@@ -141,10 +135,10 @@ def tokenizer_fields(
         elif key == Keys.Tokenizer.MERGES:
             kept[key] = replace(found, value=_kept_merges(found.value, {tokens[token] for token in known}))
         elif key in _OF_THE_WHOLE or (found.items is not None and key not in _NOT_BY_TOKEN):
-            notes.append(f"{key} is left out: it is about tokens that the draft does not know")
+            notify(f"{key} is left out: it is about tokens that the draft does not know")
         else:
             kept[key] = found
-    return kept | _special_ids(fields, subset, notes), notes
+    return kept | _special_ids(fields, subset)
 
 
 def _kept_merges(merges: Sequence[bytes], kept: Collection[bytes]) -> list[bytes]:
@@ -160,7 +154,7 @@ def _kept_merges(merges: Sequence[bytes], kept: Collection[bytes]) -> list[bytes
     return found
 
 
-def _special_ids(fields: Mapping[str, Field], subset: Subset, notes: list[str]) -> dict[str, Field]:
+def _special_ids(fields: Mapping[str, Field], subset: Subset) -> dict[str, Field]:
     given = {key: found for key, found in fields.items() if key.endswith("_token_id")}
     family = fields.get(Keys.Tokenizer.MODEL)
     for key, token in _ASSUMED.get(family.value if family else b"", {}).items():
@@ -171,12 +165,12 @@ def _special_ids(fields: Mapping[str, Field], subset: Subset, notes: list[str]) 
         place = int(subset.to_draft[found.value]) if is_token else other
         name = key.removeprefix("tokenizer.ggml.").removesuffix("_token_id")
         if place == other and key not in (_BOS, _EOS, _UNKNOWN):
-            notes.append(f"the {name} token is not known to the draft, and is left out")
+            notify(f"the {name} token is not known to the draft, and is left out")
             continue
         # Left out, llama.cpp would take whatever token has the usual id.
         ids[key] = replace(found, value=place)
         if place == other:
-            notes.append(f"the {name} token is not known to the draft: {OTHER} is in its place")
+            notify(f"the {name} token is not known to the draft: {OTHER} is in its place")
     return ids
 
 
