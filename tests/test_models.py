@@ -178,7 +178,7 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     # Not by its mode: the superuser, as whom tests run in containers, may read everything.
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(ModelFileError, match="(?i)permission"):
+    with pytest.raises(ModelFileError, match=r"(?i)permission"):
         read_card(path)
 
 
