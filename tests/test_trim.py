@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -226,7 +227,7 @@ def run(
     [
         (("--vocabulary", "200"), "small.gguf", "--vocabulary 200: 263 are needed in any case: bytes,"),
         (("-o", "small.gguf"), "small.gguf", "small.gguf: it is the source itself"),
-        (("-o", "/dev/null", "--force"), "small.gguf", "/dev/null: it is not a file that could be replaced"),
+        (("-o", "pipe", "--force"), "small.gguf", "pipe: it is not a file that could be replaced"),
         (("-o", "none/out.gguf"), "small.gguf", "none/out.gguf: its folder does not exist"),
         (("--seconds", "-1"), "small.gguf", "seconds"),
         (("--corpus", "gone.txt"), "small.gguf", "gone.txt: there is no such file or folder"),
@@ -239,6 +240,7 @@ def test_what_cannot_be_done_is_said_before_anyone_waits(
     run: Callable[..., Outcome], tmp_path: Path, arguments: tuple[str, ...], small: str, said: str
 ) -> None:
     write_tiny(tmp_path / "foreign.gguf", merges=[merge[::-1] for merge in MERGES])
+    os.mkfifo(tmp_path / "pipe")  # and no device: where the check fails, it is replaced
     before = sorted(path.name for path in tmp_path.iterdir())
     outcome = run(*arguments, small=small)
     assert outcome.status == 2 and said in outcome.said and "Traceback" not in outcome.err
