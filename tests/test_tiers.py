@@ -98,10 +98,10 @@ def test_what_slows_other_calls_is_put_away_when_one_begins(attends_to_all: bool
 
 
 def test_of_memory_no_more_is_used_than_may_be_and_the_oldest_goes_first() -> None:
-    server = Server(None, 16 * 100 * 2, max_sequences=1)  # two of the texts: a fake's token has 16 bytes
+    server = Server(None, 8 * 100 * 2, max_sequences=1)  # two of the texts: a fake's token has 8 bytes
     for text in TEXTS:
         server.reused(text)
-    assert server.tiers.counts.num_bytes["memory"] <= 3200
+    assert server.tiers.counts.num_bytes["memory"] <= 1600
     assert server.reused(TEXTS[0]) == 0
     assert server.reused(TEXTS[3]) == 89
 
