@@ -104,8 +104,8 @@ def test_a_word_for_a_number_is_named(run: Call, name: str, flags: list[str]) ->
         ("run --top-p 2 hello", "--top-p: 2 cannot be used: it has to be 1 or less."),
         ("serve --cache-disk inf", "--cache-disk: inf cannot be used: it has to be 100000 or less."),
         (
-            "serve --models-memory 1e308",
-            "--models-memory: 1e308 cannot be used: it has to be 100000 or less.",
+            "serve --cache-disk 1e308",
+            "--cache-disk: 1e308 cannot be used: it has to be 100000 or less.",
         ),
         # A pattern for each layer would fill the memory.
         ("run --n-cpu-moe 99999999999 hi", "--n-cpu-moe: 99999999999 cannot be used: it has to be 10000 or "),

@@ -14,7 +14,7 @@ from formats_samples import (
 )
 from outrider.constraints.compiler import Compiler
 from outrider.constraints.walker import GrammarConstraint
-from outrider.core.errors import GrammarError, SettingError
+from outrider.core.errors import GrammarError
 from outrider.core.params import FastForward
 from outrider.formats import Named, ToolChoice, ToolSpec, format_of
 
@@ -182,11 +182,7 @@ def test_objects_have_no_properties_that_no_one_named_but_where_schemas_are_comb
     assert takes(start("json", "required", tools=[anything]), call % "")
 
 
-def test_choices_that_fit_no_tool_are_refused_and_no_tools_need_no_grammar() -> None:
+def test_no_tools_need_no_grammar() -> None:
     format_ = chat_format("hermes")
     assert format_.grammar(TOOLS, "none", parallel=True) is None
     assert format_.grammar([], "auto", parallel=True) is None
-    with pytest.raises(SettingError, match="no tool is called put"):
-        format_.grammar(TOOLS, Named("put"), parallel=True)
-    with pytest.raises(SettingError, match="Give tools"):
-        format_.grammar([], "required", parallel=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +16,9 @@ OBJECT = '{"name": "get_weather", "arguments": {"city": "Ulm"}}'
 CALL = ("get_weather", '{"city": "Ulm"}')
 
 
+LLAMA = OBJECT.replace("arguments", "parameters")
+
+
 def hermes(inside: str) -> str:
     return f"<tool_call>\n{inside}\n</tool_call>"
 
@@ -28,25 +30,19 @@ def hermes(inside: str) -> str:
         ("hermes", f"<tool_call>{OBJECT}</tool_call>"),
         ("hermes", f"\n {hermes(OBJECT)}\n"),
         ("hermes", OBJECT),
-        ("hermes", f"{OBJECT}\n</tool_call>"),
-        ("llama3", OBJECT.replace("arguments", "parameters")),
-        ("llama3", f"<|python_tag|>{OBJECT}"),
-        ("llama3", OBJECT.replace('"name"', '"type": "function", "name"')),
+        ("llama3", LLAMA),
+        ("llama3", f"<|python_tag|>{LLAMA}"),
+        ("llama3", LLAMA.replace('"name"', '"type": "function", "name"')),
         ("mistral", f"[TOOL_CALLS][{OBJECT}]"),
-        ("mistral", f'[TOOL_CALLS] [{OBJECT[:-1]}, "id": "abcdefghi"}}]'),
-        ("mistral", f"[TOOL_CALLS]{OBJECT}"),
-        ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Ulm"}'),
-        ("mistral", '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Ulm"}'),
-        ("mistral", '[TOOL_CALLS]get_weather{"city": "Ulm"}'),
+        ("named", '[TOOL_CALLS]get_weather[ARGS]{"city": "Ulm"}'),
         ("json", OBJECT),
         ("json", f"  {OBJECT}\n\n"),
-        ("json", OBJECT.replace(": ", " :\n")),
+        ("json", OBJECT.replace(": ", " :\n", 1)),
     ],
 )
 def test_a_call_is_read_and_leaves_no_content(name: str, text: str) -> None:
     found = read(name, text)
-    (call,) = found.calls
-    assert call[0] == "get_weather" and json.loads(call[1]) == {"city": "Ulm"} and not found.content
+    assert found.calls == [CALL] and not found.content
 
 
 @pytest.mark.parametrize(
@@ -54,12 +50,10 @@ def test_a_call_is_read_and_leaves_no_content(name: str, text: str) -> None:
     [
         ("hermes", f"{hermes(OBJECT)}\n{hermes(OBJECT)}"),
         ("hermes", hermes(OBJECT) * 2),
-        ("hermes", f"<tool_call>{OBJECT}\n<tool_call>{OBJECT}"),
-        ("llama3", f"{OBJECT}; {OBJECT}"),
-        ("llama3", f"<|python_tag|>{OBJECT};{OBJECT}"),
-        ("llama3", f"{OBJECT}\n{OBJECT}"),
+        ("llama3", f"{LLAMA}; {LLAMA}"),
+        ("llama3", f"<|python_tag|>{LLAMA}; {LLAMA}"),
         ("mistral", f"[TOOL_CALLS][{OBJECT}, {OBJECT}]"),
-        ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Ulm"}' * 2),
+        ("named", '[TOOL_CALLS]get_weather[ARGS]{"city": "Ulm"}' * 2),
         ("json", f"{OBJECT}\n{OBJECT}\n"),
     ],
 )
@@ -68,14 +62,10 @@ def test_several_calls_are_counted(name: str, text: str) -> None:
     assert found.calls == [CALL, CALL] and not found.content
 
 
-def test_text_before_between_and_behind_calls_is_content() -> None:
-    found = read("hermes", f"Let me see.\n{hermes(OBJECT)}\nAnd more: {hermes(OBJECT)} Done.\n")
-    assert found.calls == [CALL, CALL]
-    assert found.content == "Let me see.\n\nAnd more:  Done.\n"
-    assert read("hermes", f"Let me see.\n\n{hermes(OBJECT)}\n").content == "Let me see."
-    assert read("mistral", f"Yes.[TOOL_CALLS][{OBJECT}] So.").content == "Yes. So."
-    assert read("json", f"```json\n{OBJECT}\n```").content == "```json\n\n```"
-    assert read("llama3", f"{OBJECT}; so it goes").content == "; so it goes"
+def test_text_before_calls_is_content() -> None:
+    for name, call in (("hermes", hermes(OBJECT)), ("mistral", f"[TOOL_CALLS][{OBJECT}]"), ("json", OBJECT)):
+        found = read(name, f"Let me see.\n\n{call}\n")
+        assert (found.calls, found.content) == ([CALL], "Let me see.")
 
 
 @pytest.mark.parametrize(
@@ -94,58 +84,22 @@ def test_arguments_come_out_as_they_were_written(arguments: str) -> None:
         ("hermes", hermes(f'{{"name": "f", "arguments": {arguments}}}')),
         ("llama3", f'{{"name": "get", "parameters": {arguments}}}'),
         ("mistral", f'[TOOL_CALLS][{{"name": "f", "arguments": {arguments}}}]'),
-        ("mistral", f"[TOOL_CALLS]f[ARGS]{arguments}"),
+        ("named", f"[TOOL_CALLS]f[ARGS]{arguments}"),
     ):
         found = read(name, *text)
         assert [call[1] for call in found.calls] == [arguments] and not found.content
-
-
-def test_arguments_in_a_string_are_what_the_string_spells() -> None:
-    arguments = '{"a": "x\\n\\"y\\" é 😀", "b": "\\\\"}'
-    for quoted in (
-        json.dumps(arguments),
-        json.dumps(arguments, ensure_ascii=False),
-        json.dumps(f" {arguments}"),
-    ):
-        assert read("hermes", hermes(f'{{"name": "f", "arguments": {quoted}}}')).calls == [("f", arguments)]
-    broken = hermes(r'{"name": "f", "arguments": "{\"a\": \"\ud83d\ud83d\ude00\udc00x\ud83d\"}"}')
-    assert read("hermes", broken).calls == [("f", '{"a": "�😀�x�"}')]
-
-
-@pytest.mark.parametrize("none", ['"arguments": null', '"arguments": ""', '"id": 7'])
-def test_a_call_without_arguments_has_an_empty_object(none: str) -> None:
-    assert read("hermes", hermes(f'{{"name": "f", {none}}}')).calls == [("f", "{}")]
-    assert read("json", '{"name": "get"}').calls == [("get", "{}")]
-
-
-def test_keys_may_come_in_another_order_and_others_are_passed_over() -> None:
-    text = (
-        '{"id": "1", "x": [{"name": "g"}], "arguments": {"a": 1}, "n": -1.5 , "name": "f", "arguments": {}}'
-    )
-    assert read("hermes", hermes(text)).calls == [("f", '{"a": 1}')]
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
         ("hermes", "<tool_call>\nget_weather(Ulm)\n</tool_call>"),
-        ("hermes", '<tool_call>{"name": 7, "arguments": {}}</tool_call>'),
-        ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "f", "arguments": "Ulm"}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "f", x}</tool_call>'),
-        ("hermes", "<tool_call>{}</tool_call> and </tool_call>"),
         ("hermes", "<<tool_call <tool_call"),
         ("hermes", "a\n</tool_call>"),
         ("llama3", '{"name": "Ada", "parameters": {}}'),
-        ("llama3", '{"name": "get", "city": "Ulm"}'),
         ("llama3", "<|python_tag|>import os\nprint(1)"),
         ("llama3", 'See {"name": "get", "parameters": {}}'),
         ("mistral", "[TOOL_CALLS]get_weather of Ulm"),
-        ("mistral", "[TOOL_CALLS][ARGS]{}"),
-        ("mistral", "[TOOL_CALLS]get[ARG]{}"),
-        ("mistral", '[TOOL_CALLS][{"nme": "x"}]'),
         ("mistral", OBJECT),
         ("json", '{"city": "Ulm"}\n{"na": 1}\n{"name"'),
         ("json", "  \n\n "),
@@ -163,8 +117,6 @@ def test_a_call_that_breaks_off_keeps_what_was_streamed() -> None:
     for length in range(first, len(text)):
         found = read("hermes", text[:length])
         assert found.calls == [("get_weather", '{"city": "Ulm"}'[: length - first + 1])] and not found.content
-    found = read("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>ok')
-    assert found.calls == [("f", '{"a": 1')] and found.content == "ok"
 
 
 @pytest.mark.parametrize(
@@ -174,15 +126,14 @@ def test_a_call_that_breaks_off_keeps_what_was_streamed() -> None:
         ("hermes", '<tool_call>\n{"name": "get_wea', []),
         ("hermes", '{"name": "get_wea', []),
         ("hermes", '<tool_call>\n{"name": "get_weather"', [("get_weather", "")]),
-        ("hermes", '<tool_call>{"arguments": {"city": "U', []),
         ("hermes", f"{hermes(OBJECT)}\n<tool", [CALL]),
         ("hermes", f'{hermes(OBJECT)}\n<tool_call>\n{{"name": "get", "arg', [CALL, ("get", "")]),
         ("mistral", "[TOOL_CALLS]", []),
-        ("mistral", "[TOOL_CALLS]get_weath", []),
+        ("named", "[TOOL_CALLS]get_weath", []),
         ("mistral", f"[TOOL_CALLS][{OBJECT}, ", [CALL]),
         ("json", '{"name": "get_weat', []),
         ("json", f'{OBJECT}\n{{"na', [CALL]),
-        ("llama3", f"{OBJECT}; ", [CALL]),
+        ("llama3", f"{LLAMA}; ", [CALL]),
     ],
 )
 def test_what_is_cut_of_a_call_is_no_content(name: str, text: str, calls: list[tuple[str, str]]) -> None:
@@ -241,8 +192,8 @@ def test_parts_come_as_early_as_they_are_certain() -> None:
     assert push("Hi ") == content("Hi")
     assert push("there <too") == content(" there")
     assert push("ls> <tool_call>") == content(" <tools>")
-    assert push('\n{"name": "f"') == [] and push(', "arguments": ') == []
-    assert push("{") == [("call", 0, "f{")]
+    assert push('\n{"name": "f"') == [("call", 0, "f")] and push(', "arguments": ') == []
+    assert push("{") == [("call", 0, "{")]
     assert push('"a": 1') == [("call", 0, '"a": 1')]
     assert push("}}\n") == [("call", 0, "}")]
     assert push("</tool_call>") == [] and push("\n") == [] and end() == []

@@ -15,9 +15,8 @@ from pydantic import SecretStr
 from outrider.cli.serve_settings import ServeOptions
 from outrider.core.errors import SettingError
 from outrider.core.schema import settings_of
-from outrider.server.configuration import as_toml, read_configuration
 from outrider.server.keys import read_keys
-from outrider.server.settings import TABLES, ServeSettings, is_loopback
+from outrider.server.settings import TABLES, ServeSettings, as_toml, is_loopback, read_configuration
 
 KEY = "a-key-of-twenty-four-chars"
 

@@ -405,21 +405,35 @@ def test_control_tokens_by_the_million_are_refused(monkeypatch: pytest.MonkeyPat
 # Grammars
 
 
-def doubled(levels: int, **leaf: Any) -> dict[str, Any]:
-    """A schema of a few lines that doubles with every level when its parts are merged."""
+def exploding() -> dict[str, Any]:
+    """A schema of which every level has many times the parts of the next when it is merged."""
+
+    def merged(level: int, *variants: int) -> dict[str, Any]:
+        return {"allOf": [{"$ref": f"#/$defs/v{level}_{variant % 24}"} for variant in variants]}
+
     parts: dict[str, Any] = {
-        f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}, {"$ref": f"#/$defs/a{i + 1}"}]}
-        for i in range(levels)
+        f"v{i}_{v}": {
+            "type": "object",
+            "properties": {
+                f"p{j}": merged(i + 1, 5 * v + 7 * j + 1, 11 * v + 3 * j * j + 2) for j in range(4)
+            },
+        }
+        for i in range(8)
+        for v in range(24)
     }
-    return {"$defs": parts | {f"a{levels}": {"type": "string"} | leaf}, "$ref": "#/$defs/a0"}
+    ends = {f"v8_{v}": {"type": "string", "maxLength": 100 + v} for v in range(24)}
+    return {"$defs": parts | ends, "$ref": "#/$defs/v0_0"}
+
+
+EXPLODING = exploding()
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"json_schema": doubled(40)},
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": doubled(40), "strict": False}}},
-        {"grammar": f"start: %json {json.dumps(doubled(40))}"},
+        {"json_schema": EXPLODING},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": EXPLODING, "strict": False}}},
+        {"grammar": f"start: %json {json.dumps(EXPLODING)}"},
         {"json_schema": {"const": 10**400}},
         {"structured_outputs": {"json": '{"minimum": 1' + "0" * 5_000 + "}"}},
         {"json_schema": {"enum": [1], "$ref": "#/enum/" + "9" * 5_000}},
@@ -445,7 +459,7 @@ def test_a_grammar_that_explodes_is_refused(served: Serving, fields: dict[str, A
 
 
 def test_a_tool_whose_schema_explodes_may_have_any_arguments(served: Serving) -> None:
-    function = {"name": "f", "parameters": {"properties": {"x": doubled(40)}, **doubled(40)}}
+    function = {"name": "f", "parameters": {"properties": {"x": EXPLODING}, **EXPLODING}}
     harmless(
         send(served, CHAT, {"messages": user("hi"), "tools": [{"type": "function", "function": function}]})
     )

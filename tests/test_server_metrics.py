@@ -23,7 +23,7 @@ from engines import (
 )
 from outrider.backends.fake import FakeModel, scripted_logits
 from outrider.core.contracts import Drafter
-from outrider.core.data import Completion, Draft, Grammar, Request, StepRecord, Update
+from outrider.core.data import Completion, Grammar, Request, StepRecord
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.engine.tiers.store import TierCounts
@@ -33,7 +33,6 @@ from outrider.server.worker import WorkerState
 
 DOCS = Path(__file__).parents[1] / "docs"
 REQUEST = Request(PROMPT, GREEDY, max_tokens=12, ignore_end=True)
-
 
 IDLE = WorkerState(
     running=0, waiting=0, max_running=4, kv_tokens_used=0, kv_tokens_capacity=1024, draining=False
@@ -211,44 +210,6 @@ def test_gauges_are_read_when_somebody_asks() -> None:
     assert b"outrider_num_requests_running 1.0" in metrics.render()[0]
 
 
-def test_label_values_are_bounded() -> None:
-    metrics, done = new_metrics(), finished()
-    metrics.observe_request(done, key="the first")
-    drafted = first_update()
-    for i in range(200):
-        metrics.observe_request(done, key=f"key {i}")
-        metrics.observe_error(400, f"code {i}")
-        metrics.observe_steps([renamed(drafted, f"drafter {i}")])
-    metrics.observe_request(done, key="the first")
-    for name, label, most in (
-        ("requests_finished", "key", 21),
-        ("errors", "code", 41),
-        ("spec_decode_num_draft_tokens", "drafter", 17),
-        ("spec_decode_num_accepted_tokens", "drafter", 17),
-    ):
-        seen = {
-            s.labels[label]
-            for family in metrics.registry.collect()
-            for s in family.samples
-            if s.name == f"outrider_{name}_total"
-        }
-        assert len(seen) == most and "other" in seen, name
-    assert value(metrics, "requests_finished_total", finish_reason="length", key="the first") == 2
-    assert total(metrics, "errors") == 200
-
-
-def first_update() -> Update:
-    """Of a request that is drafted for from its first step on."""
-    running = engine(language_model(), ScriptedDrafter(oracle(LANGUAGE), "x"))
-    running.submit(Request(PROMPT[:1], GREEDY, max_tokens=8, ignore_end=True))
-    return running.step()[0]
-
-
-def renamed(update: Update, drafter: str) -> Update:
-    draft = Draft(tuple(token._replace(source=drafter) for token in update.record.draft.items))
-    return replace(update, record=replace(update.record, draft=draft))
-
-
 # What is sent
 
 
@@ -287,12 +248,6 @@ def test_nothing_that_is_offered_stays_at_zero() -> None:
 
 
 # The documents
-
-
-def sample_names() -> set[str]:
-    """Every name that a query may use."""
-    text = everything().render()[0].decode()
-    return {sample.name for family in read_text(text) for sample in family.samples}
 
 
 def test_the_page_lists_every_metric() -> None:

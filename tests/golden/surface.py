@@ -15,8 +15,7 @@ from golden.api import serve
 from outrider.cli.commands import app
 from outrider.lab.bench.plan import SweepPlan, plan_text
 from outrider.lab.workloads.reading import WorkloadSpec
-from outrider.server.configuration import Configuration, as_toml
-from outrider.server.settings import ServeSettings
+from outrider.server.settings import Configuration, ServeSettings, as_toml
 
 __all__ = ["commands", "endpoints", "package", "settings"]
 

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from outrider.backends.gguf.libraries import build_id
-from outrider.backends.machine import available_bytes
 from outrider.cli.opening import load_pair, open_session
 from outrider.cli.plans import PairPlan, plan_pair
 from outrider.cli.screen import Screen
@@ -19,18 +18,15 @@ from outrider.core.notices import collect_notices
 from outrider.core.settings import sampling_params
 from outrider.policy.auto import AutoPolicy
 from outrider.server.assembly import assemble
-from outrider.server.configuration import Configuration
 from outrider.server.keys import KeyRing, key_ring
 from outrider.server.logs import log_to_stderr
-from outrider.server.metrics import AllMetrics, Metrics
+from outrider.server.metrics import Metrics
 from outrider.server.models import Model, Models, keep_few_heaps
-from outrider.server.running import Server, address_of, bind, close, tls_context
+from outrider.server.running import Server, address_of, bind, check_tls, close
 from outrider.server.service import Service
-from outrider.server.settings import ServeSettings, is_loopback
-from outrider.server.worker import Turns
+from outrider.server.settings import Configuration, ServeSettings, is_loopback
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
 from outrider.session.drafts import resolve_models
-from outrider.session.loading import Room
 
 LOG = logging.getLogger("outrider.server")
 
@@ -40,27 +36,22 @@ def serve(configuration: Configuration) -> int:
     before a model is loaded; who connects meanwhile waits."""
     settings = configuration.settings
     settings.check()
-    is_one = not configuration.models
     plans = {name: (each, _plan(each)) for name, each in (configuration.models or {"": settings}).items()}
     with collect_notices() as notices:
         ring = key_ring(settings)
-    tls = tls_context(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
+    if settings.tls_cert and settings.tls_key:
+        check_tls(settings.tls_cert, settings.tls_key)
     log_to_stderr(as_json=settings.log_json)
     errors = Screen(stderr=True, quiet=settings.log_json, soft_wrap=True)
-    several = None if is_one else _several(settings, plans)
+    several = _several(settings, plans) if configuration.models else None
     sockets = bind(settings.host, settings.port)
-    said = [*configuration.notices, *notices]
     try:
-        if several is None:
-            served, overview = _one(settings, plans[""][1], errors)
-            said += served.services()[0].notices
-        else:
-            served, overview, notes = several
-            said += notes
+        served, overview, notes = several or _one(settings, plans[""][1], errors)
         app = assemble(served, settings, ring)
-        overview |= _overview(settings, ring, address_of(sockets, tls=tls is not None))
+        overview |= _overview(settings, ring, address_of(sockets, tls=settings.tls_cert is not None))
+        said = [*configuration.notices, *notices, *notes]
         ready = partial(_announce, settings, overview, said, errors)
-        server = Server(app, settings, tls=tls, drain=served.drain, ready=ready)
+        server = Server(app, settings, drain=served.drain, ready=ready)
         with closing(served):
             server.run(sockets)
         return server.status
@@ -81,18 +72,18 @@ def _plan(settings: ServeSettings) -> PairPlan:
     return replace(plan, opening=opening)
 
 
-def _one(settings: ServeSettings, plan: PairPlan, errors: Screen) -> tuple[Models, dict[str, str]]:
+_Served = tuple[Models, dict[str, str], Sequence[str]]
+"""models, their overview, and notices about them"""
+
+
+def _one(settings: ServeSettings, plan: PairPlan, errors: Screen) -> _Served:
     service, pair = _opened(settings, plan, errors)
     service.start()
-    return Models.of(service), _overview_of_model(settings, service.session, pair)
+    return Models.of(service), _overview_of_model(settings, service.session, pair), service.notices
 
 
 def _opened(
-    settings: ServeSettings,
-    plan: PairPlan,
-    errors: Screen,
-    metrics: Metrics | None = None,
-    turns: Turns | None = None,
+    settings: ServeSettings, plan: PairPlan, errors: Screen, metrics: Metrics | None = None
 ) -> tuple[Service, Pair]:
     pair = load_pair(plan, errors)
     try:
@@ -101,77 +92,46 @@ def _opened(
         pair.close()
         raise
     target = session.target
+    counted = metrics or Metrics(target.name, build_id(), context_tokens=str(target.context_length))
     return Service(
-        session,
-        settings,
-        verification=plan.verification,
-        metrics=metrics or Metrics(target.name, build_id(), context_tokens=str(target.context_length)),
-        turns=turns,
-        release=session.close,
+        session, settings, verification=plan.verification, metrics=counted, release=session.close
     ), pair
 
 
-_MEMORY_SHARE = 0.9
-"""of the free memory, for all models together by default"""
-
-
-def _several(
-    settings: ServeSettings, plans: Mapping[str, tuple[ServeSettings, PairPlan]]
-) -> tuple[Models, dict[str, str], list[str]]:
-    """Models to load on demand, their overview, and notices about unusable files of a folder. Raises
-    ModelFileError for any other unusable file."""
+def _several(settings: ServeSettings, plans: Mapping[str, tuple[ServeSettings, PairPlan]]) -> _Served:
+    """Models to load on demand. A file of a folder that cannot be used gets a notice; raises ModelFileError
+    for any other."""
     keep_few_heaps()
-    turns = Turns()
-    limit = settings.models_memory
-    memory = int(_MEMORY_SHARE * available_bytes() if limit is None else limit * 2**30)
-    counted: dict[str, Metrics] = {}
     found, notices = [], []
+    metrics = Metrics(", ".join(plans), build_id())
     for name, (own, plan) in plans.items():
-        metrics = Metrics(name, build_id())
-        model = _model(name, own, plan, turns, metrics)
         try:
             if plan.target is None or not plan.target.startswith("hf:"):
-                model.needed_bytes()
+                resolve_models(plan.target, plan.draft, plan.hub)
         except ModelFileError as error:
             if settings.models_dir is None or Path(error.what).parent != settings.models_dir:
                 raise  # the user named it
             notices.append(f"{error.what} is not served: {error.why}")
             continue
-        counted[name] = metrics
-        found.append(model)
+        load = partial(_load, name, own, plan, metrics)
+        found.append(Model(tuple(dict.fromkeys(filter(None, (name, own.alias)))), load))
     if not found:
         raise SettingError(f"--models-dir {settings.models_dir}", notices[0], "Name another folder.")
-    models = Models(
-        found,
-        max_loaded=settings.models_max,
-        memory_bytes=memory,
-        idle_s=settings.idle,
-        any_model=settings.any_model,
-        metrics=AllMetrics(counted),
-    )
-    idle = "" if settings.idle is None else f"after {settings.idle:g} s without a request, and "
+    models = Models(found, idle_s=settings.idle, any_model=settings.any_model, metrics=metrics)
+    idle = "" if settings.idle is None else f", unloaded after {settings.idle:g} s without a request"
     overview = {
         "models": ", ".join(models.first_names),
-        "loaded": f"when asked for, up to {settings.models_max} in {memory / 2**30:.1f} GiB",
-        "unloaded": f"{idle}when another one needs the room",
+        "loaded": f"one at a time, when asked for{idle}",
     }
     return models, overview, notices
 
 
-def _model(name: str, settings: ServeSettings, plan: PairPlan, turns: Turns, metrics: Metrics) -> Model:
+def _load(name: str, settings: ServeSettings, plan: PairPlan, metrics: Metrics) -> Service:
     own = settings.model_copy(update={"alias": name})
-
-    def load() -> Service:
-        service, _ = _opened(own, plan, Screen(stderr=True, quiet=True), metrics, turns)
-        for notice in service.session.notices:
-            LOG.info("note", extra={"fields": {"model": name, "note": notice}})
-        return service
-
-    def needed_bytes() -> int:
-        named = resolve_models(plan.target, plan.draft, plan.hub)
-        return Room(named.target, named.draft, plan.options, plan.draft_options, plan.opening).total_bytes
-
-    return Model(tuple(dict.fromkeys(filter(None, (name, settings.alias)))), load, needed_bytes)
+    service, _ = _opened(own, plan, Screen(stderr=True, quiet=True), metrics)
+    for notice in service.session.notices:
+        LOG.info("note", extra={"fields": {"model": name, "note": notice}})
+    return service
 
 
 def _overview_of_model(settings: ServeSettings, session: Session, pair: Pair) -> dict[str, str]:

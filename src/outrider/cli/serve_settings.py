@@ -8,8 +8,7 @@ from pathlib import Path
 from outrider.cli.output import write
 from outrider.core.extras import require_extra
 from outrider.core.schema import setting
-from outrider.server.configuration import as_toml, read_configuration
-from outrider.server.settings import ServeSettings
+from outrider.server.settings import ServeSettings, as_toml, read_configuration
 
 
 class ServeOptions(ServeSettings):

@@ -12,10 +12,8 @@ from time import perf_counter
 
 from llguidance import LLMatcher, LLParserLimits
 
-from outrider.constraints.complaints import place, reason
-from outrider.constraints.sources import KINDS, lark_source
-from outrider.constraints.tokenizer import Tokenizer, tokenizer_for
-from outrider.constraints.trigger import after
+from outrider.constraints.sources import KINDS, after, lark_source
+from outrider.constraints.tokenizer import Tokenizer, place, reason, tokenizer_for
 from outrider.constraints.walker import GrammarConstraint, SharedMatcher, Walker
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar

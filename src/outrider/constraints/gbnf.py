@@ -27,7 +27,7 @@ from llguidance.gbnf_to_lark import (
     SequenceNode,
 )
 
-from outrider.constraints.complaints import NOTHING_FITS
+from outrider.constraints.tokenizer import NOTHING_FITS
 from outrider.core.errors import GrammarError
 
 _LAST_CODE_POINT = 0x10FFFF

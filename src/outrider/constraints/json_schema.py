@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote, urldefrag, urljoin
 
 from llguidance import LLMatcher, LLParserLimits
 
-from outrider.constraints.complaints import reason
+from outrider.constraints.tokenizer import is_too_large, reason
 from outrider.core.errors import GrammarError
 from outrider.core.params import JsonStyle
 
@@ -26,8 +26,6 @@ MAX_DEPTH = 100
 """Of lists and objects inside each other; llguidance reads 128."""
 MAX_PROPERTIES = 2000
 """Of one object: the grammar grows with the square of it."""
-_MAX_MERGED = 100_000
-"""Parts of a schema once they are merged: a fraction of a second, and some hundred megabytes."""
 _MAX_REPAIRS = 100
 _MAX_REPAIRING_S = 5.0
 """Each repair compiles the schema many times over."""
@@ -110,7 +108,6 @@ def prepare(text: str, style: JsonStyle, *, lenient: bool) -> tuple[str, tuple[s
     """The schema in the form that follows `%json`, and notices of what was left out. Raises GrammarError."""
     root = _read(text)
     check = _SchemaCheck(root, lenient)
-    check_merging(root)
     until_s = perf_counter() + _MAX_REPAIRING_S
     for _ in range(_MAX_REPAIRS):
         if (problem := _problem(root)) is None:
@@ -385,51 +382,6 @@ def _as_texts(values: Iterable[Any]) -> set[str]:
     return {json.dumps(value, sort_keys=True) for value in whole}
 
 
-# Merging: schemas side by side (`allOf`, or a `$ref` with other keywords) have to hold at once. llguidance
-# merges them, each time again: parts that name the next one twice double with every level. A few hundred
-# bytes can come to more than any memory holds, and llguidance has no limit of its own for that.
-
-
-def check_merging(root: Node) -> None:
-    """Raises GrammarError for a schema that would grow beyond bounds."""
-    document = Document(root)
-    sizes: dict[int, int] = {}
-    for node in document.places.values():
-        if isinstance(node, dict) and _merges(node) and _size(document, node, sizes) > _MAX_MERGED:
-            why = f"its parts come to more than {_MAX_MERGED:,} when they are put together"
-            raise _broken(why, "Put less of it into allOf, or into $ref beside other keywords.")
-
-
-def _merges(node: Node) -> bool:
-    alternatives = node.get("allOf")
-    several = isinstance(alternatives, list) and len(alternatives) > 1
-    applied = (*_SCHEMA_MAPS, *_SCHEMA_LISTS[1:], *_SCHEMAS)
-    return several or ("$ref" in node) + ("allOf" in node) + any(key in node for key in applied) > 1
-
-
-def _size(document: Document, start: Node, known: dict[int, int]) -> int:
-    """How many parts a part comes to with all that it refers to, up to a little beyond the bound; a way back
-    to itself counts once. `known` are the sizes so far, by the parts' ids."""
-
-    def parts(node: Node) -> list[Node]:
-        target = document.target(node) if "$ref" in node else None
-        inside = [child for _, child in _children(node)]
-        return [part for part in (*inside, target and target[1]) if isinstance(part, dict)]
-
-    known.setdefault(id(start), 1)
-    path = [(start, iter(parts(start)))]
-    while path:
-        node, others = path[-1]
-        child = next(others, None)
-        if child is None:
-            path.pop()
-            known[id(node)] = min(1 + sum(known[id(part)] for part in parts(node)), _MAX_MERGED + 1)
-        elif id(child) not in known:
-            known[id(child)] = 1
-            path.append((child, iter(parts(child))))
-    return known[id(start)]
-
-
 # What llguidance refuses, found and left out
 
 
@@ -462,7 +414,7 @@ def _repair(check: _SchemaCheck, problem: str) -> None:
 
 def _locate(check: _SchemaCheck, problem: str) -> tuple[str, str]:
     """The innermost part that cannot be compiled, and the error there."""
-    if len(check.parts) <= _MAX_LOCATED_PARTS:
+    if len(check.parts) <= _MAX_LOCATED_PARTS and not is_too_large(problem):
         inside = _as_definition(check)
         for pointer in reversed(check.parts):
             inner = _problem({**inside, "$ref": f"#/$defs/root{quote(pointer[1:])}"})

@@ -1,11 +1,10 @@
-"""A vocabulary in the form that llguidance works with.
-
-llguidance needs the bytes of every token, which tokens end a text, which are no text at all, and how
-the model's own tokenizer cuts text: forced text is tokenized as the model is used to.
-"""
+"""What llguidance is told of a vocabulary, and what its errors mean. It needs the bytes of every token, which
+tokens end a text, which are no text at all, and how the model's own tokenizer cuts text: forced text is
+tokenized as the model is used to."""
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,3 +81,44 @@ class _Described:
             if self.tokens[token].endswith(_SENTINEL.encode()):
                 return tokens[i + 1 :]
         return tokens
+
+
+# Its error messages, cut down to the reason
+
+_REGEX_ERROR = re.compile(r"^error: (.+)$", re.MULTILINE)
+_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
+_LEADS = re.compile(
+    r'^(?:failed to compile JSON schema: |Unsatisfiable schema: |invalid regex ".*" \(in regex\): )+'
+)
+NOTHING_FITS = "NoExtensionBias"
+_TOO_LARGE = ("too big", "too large", "too many expressions", "size limit", "too complex", "limit exceeded")
+
+
+def reason(message: str) -> str:
+    """What is wrong, in one line without a full stop."""
+    if NOTHING_FITS in message:
+        return "nothing can match it"
+    line = message.strip().split("\n", 1)[0]
+    line = _LEADS.sub("", _PLACE.sub("", line))
+    detail = _REGEX_ERROR.search(message)
+    if is_too_large(line):
+        return f"it is too large ({line})"
+    return (detail[1] if detail else line).strip().rstrip(".:")
+
+
+def is_too_large(message: str) -> bool:
+    """Whether a limit of llguidance's was reached."""
+    return any(sign in message for sign in _TOO_LARGE)
+
+
+def place(message: str) -> tuple[int, int] | None:
+    """The line and the column that a message names."""
+    found = _PLACE.match(message)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def dead_end(message: str) -> str:
+    """Why a matcher cannot go on."""
+    if NOTHING_FITS in message:
+        return "the grammar leaves no token that may follow"
+    return f"the next token could not be worked out ({reason(message)})"

@@ -16,8 +16,7 @@ from typing import TypeVar
 import numpy as np
 from llguidance import LLMatcher
 
-from outrider.constraints.complaints import dead_end
-from outrider.constraints.tokenizer import tokenizer_for
+from outrider.constraints.tokenizer import dead_end, tokenizer_for
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Mask
 from outrider.core.errors import ConstraintError

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import AnswerReader, Grammar, Thought
-from outrider.core.errors import InputError, SettingError
+from outrider.core.errors import InputError
 from outrider.core.params import FastForward
 from outrider.formats.conversation import (
     Message,
@@ -36,7 +36,7 @@ from outrider.formats.harmony import (
     harmony_thought,
 )
 from outrider.formats.reader import Reader
-from outrider.formats.syntaxes import JSON, PROBE, CallSyntax, Mistral, syntax_of
+from outrider.formats.syntaxes import JSON, PROBE, CallSyntax, syntax_of
 from outrider.models.chat import ChatTemplate
 
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -100,8 +100,8 @@ class ChatFormat:
             plain = results_as_text(plain)
         if not can.several:
             plain = one_call_each(plain)
-        is_mistral = isinstance(self._syntax, Mistral)
-        adapt(plain, reasoning=can.reasoning, argument_texts=not can.objects, short_ids=is_mistral)
+        short_ids = self.name == "mistral"
+        adapt(plain, reasoning=can.reasoning, argument_texts=not can.objects, short_ids=short_ids)
         if not can.tools:
             return with_guide(plain, given, self._syntax.written, parallel=parallel), None
         return plain, [tool_entry(tool) for tool in given] or None
@@ -121,10 +121,12 @@ class ChatFormat:
 
         A named tool is called once; otherwise there are up to `MAX_CALLS` calls, or one unless
         `parallel`. With "auto" text is free until a call begins, and over with the calls. The model may
-        reason first, where its template does. Raises SettingError where the choice fits no tool,
-        GrammarError for a strict tool whose schema cannot be enforced.
+        reason first, where its template does. Raises GrammarError for a strict tool whose schema cannot be
+        enforced.
         """
-        allowed = _allowed(tools, choice)
+        allowed = [] if choice == "none" else list(tools)
+        if isinstance(choice, Named):
+            allowed = [tool for tool in tools if tool.name == choice.name]
         if not allowed:
             return content and replace(content, after=self.content_follows(prompt))
         required, state, rules = choice != "auto", self._state(prompt), Rules(self._control)
@@ -210,18 +212,6 @@ def _control(marker: str, vocabulary: Vocabulary) -> int | None:
         if is_control and vocabulary.spelling(token) == marker.encode():
             return token
     return None
-
-
-def _allowed(tools: Sequence[ToolSpec], choice: ToolChoice) -> list[ToolSpec]:
-    """The tools that may be called."""
-    if isinstance(choice, Named):
-        named = [tool for tool in tools if tool.name == choice.name]
-        if not named:
-            raise SettingError("tool_choice", f"no tool is called {choice.name}", "Name one of the tools.")
-        return named
-    if choice == "required" and not tools:
-        raise SettingError("tool_choice", "there is no tool that could be called", "Give tools.")
-    return [] if choice == "none" else list(tools)
 
 
 # What a template does with tools is found out by rendering small conversations.

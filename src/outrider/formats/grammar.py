@@ -13,28 +13,22 @@ from outrider.constraints.json_schema import closed, prepare
 from outrider.core.errors import GrammarError
 from outrider.formats.conversation import ReasoningMarkers, ToolSpec
 
-NUMBER = "{number}"
-"""Where a call is numbered. It is short: a small model does not end a long one."""
+NUMBER, ID, BLANK = "{number}", "{id}", "{blank}"
+"""Where a call has a number (short: small models do not end a long one) or an id, or may have a blank."""
+_PLACEHOLDERS = {NUMBER: "/[0-9]{1,3}/", ID: "/[a-zA-Z0-9]{9}/", BLANK: '(" ")?'}
+MARKER = re.compile(r'<[^<>\s="]+>|\[[A-Z_]+\]')
+"""What may be a control token."""
 MAX_CALLS = 16
 """Of one constrained answer: a small model that may repeat itself does not stop."""
 
 
-def _schema_of(tool: ToolSpec, schema: Any, place: str) -> tuple[str, tuple[str, ...]]:
+@lru_cache(maxsize=512)
+def _prepared(name: str, text: str, strict: bool, place: str) -> tuple[str, tuple[str, ...]]:
     """A schema as `%json` takes it, and notices about parts that are not enforced. `place` says what of the
     tool it is of; empty: its arguments, an object.
 
     Raises GrammarError, which names the tool, where that of a strict one cannot be enforced.
     """
-    try:
-        text = json.dumps(schema)
-    except (TypeError, ValueError, RecursionError) as error:
-        why = f"the schema of its arguments is not JSON ({error})"
-        raise GrammarError(f"tool {tool.name}", why, "Give plain data.") from None
-    return _prepared(tool.name, text, tool.strict, place)
-
-
-@lru_cache(maxsize=512)
-def _prepared(name: str, text: str, strict: bool, place: str) -> tuple[str, tuple[str, ...]]:
     try:
         schema = json.loads(text)
         schema = closed(schema) if place else _object(schema)
@@ -68,14 +62,13 @@ class Rules:
     notices: list[str] = field(default_factory=list)
 
     def marker(self, text: str) -> str:
-        """A text as the vocabulary writes it, with `NUMBER` for any number of a call."""
+        """A text as the vocabulary writes it, placeholders included."""
         return " ".join(self._parts(text))
 
     def _parts(self, text: str) -> list[str]:
-        special = "|".join(map(re.escape, [*self.control, NUMBER]))
-        parts = filter(None, re.split(f"({special})", text))
-        known = {NUMBER: "/[0-9]{1,3}/", **{name: f"<[{i}]>" for name, i in self.control.items()}}
-        return [known.get(part) or json.dumps(part) for part in parts]
+        known = _PLACEHOLDERS | {name: f"<[{token}]>" for name, token in self.control.items()}
+        parts = re.split(f"({'|'.join(map(re.escape, known))})", text)
+        return [known.get(part) or json.dumps(part) for part in parts if part]
 
     def text_up_to(self, pattern: str, tag: str) -> str:
         """A text of that pattern up to the first occurrence of a tag, and the tag."""
@@ -84,16 +77,15 @@ class Rules:
         return self.named(f"{pattern} {json.dumps(tag)}", "[lazy]")
 
     def opener(self, text: str, *, free: bool) -> str:
-        """A text with markers, `free`: after any text in which its beginning does not occur. That is its
-        first line, or what comes before the first control token."""
+        """A text with markers, `free`: after any text in which its trigger does not occur."""
         if not free:
             return self.marker(text)
         head, *others = self._parts(text)
         if head.startswith("<["):
             return " ".join(["free", head, *others])
-        line, newline, rest = str(json.loads(head)).partition("\n")
-        first = self.text_up_to("/(?s:.*)/", line)
-        return " ".join([first, *([json.dumps(newline + rest)] if newline else []), *others])
+        trigger, rest = split_trigger(json.loads(head))
+        first = self.text_up_to("/(?s:.*)/", trigger)
+        return " ".join([first, *([json.dumps(rest)] if rest else []), *others])
 
     def named(self, body: str, flags: str = "") -> str:
         """A rule of its own."""
@@ -108,7 +100,7 @@ class Rules:
 
     def value(self, tool: ToolSpec, schema: Any, place: str) -> str:
         """A value of what of the tool is at a place, likewise."""
-        prepared, notices = _schema_of(tool, schema, place)
+        prepared, notices = _prepared(tool.name, json.dumps(schema), tool.strict, place)
         self.notices += notices
         return self.named(f"%json {prepared}")
 
@@ -124,6 +116,13 @@ class Rules:
     def choice(self, alternatives: Sequence[str]) -> str:
         """One of several."""
         return self.named(" | ".join(alternatives))
+
+
+def split_trigger(text: str) -> tuple[str, str]:
+    """What of an opener makes it certain that a call begins, a marker or a line, and the rest."""
+    found = MARKER.match(text)
+    trigger = found[0] if found else text.partition("\n")[0]
+    return trigger, text.removeprefix(trigger)
 
 
 def repeated(first: str, following: str, max_calls: int) -> str:

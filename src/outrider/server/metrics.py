@@ -1,6 +1,6 @@
 """The metrics of `/metrics`, for Prometheus. Counts and times are taken from a `StepRecord` or a
 `Completion`; gauges are read at each scrape. Names follow vLLM's where it has the same metric
-(docs/metrics.md). Label values are bounded: after the first few of a kind come "other"."""
+(docs/metrics.md). No label has a value that a client chose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -19,10 +18,6 @@ from outrider.core.data import Completion, StepRecord, Update
 from outrider.server.worker import WorkerState
 from outrider.session.readout import read_out
 
-OTHER = "other"
-MAX_DRAFTERS = 16
-MAX_KEYS = 20
-MAX_CODES = 40
 POSITIONS = 16
 """positions of a draft that are counted apart; later ones share a label"""
 
@@ -109,24 +104,6 @@ _TIERS: dict[str, tuple[str, str, type[CounterMetricFamily | GaugeMetricFamily]]
 """Help of each metric of the tiers, `outrider_NAME`, the field of `TierCounts`, and its type."""
 
 
-class Bounded:
-    """Label values: the first `limit` of them as they are, all others as one."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._known: set[str] = set()
-
-    def __call__(self, value: str) -> str:
-        if value not in self._known and len(self._known) < self._limit:
-            self._known.add(value)
-        return value if value in self._known else OTHER
-
-
-def _render(collected: Any, accept: str) -> tuple[bytes, str]:
-    encode, content_type = choose_encoder(accept)
-    return encode(collected), content_type
-
-
 class Metrics:
     """All collectors of one model, in a registry of their own. `observe_…` may be called from any thread.
     `build` is the library's; `facts` about the model become labels."""
@@ -149,9 +126,6 @@ class Metrics:
         for gauge_name, (help_, shown) in _GAUGES.items():
             gauge = Gauge(f"outrider_{gauge_name}", help_, registry=self.registry)
             gauge.set_function(partial(self._gauge, shown))
-        self._drafters = Bounded(MAX_DRAFTERS)
-        self._keys = Bounded(MAX_KEYS)
-        self._codes = Bounded(MAX_CODES)
         builds = {"version": version("outrider"), "llama_cpp": build}
         for what, found in (("model", {"name": name} | facts), ("build", builds)):
             Info(f"outrider_{what}", f"The {what} that is served", registry=self.registry).info(found)
@@ -174,7 +148,8 @@ class Metrics:
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The metrics as text, and its content type: OpenMetrics where the `Accept` header names it."""
-        return _render(self.registry, accept)
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
 
     def _gauge(self, name: str) -> float:
         return float(getattr(self.state(), name))
@@ -188,7 +163,7 @@ class Metrics:
 
     def observe_error(self, status: int, code: str) -> None:
         """Count a request that got an error: its HTTP status and the error's code."""
-        self._count("errors", 1, str(status), self._codes(code))
+        self._count("errors", 1, str(status), code)
 
     # Steps
 
@@ -230,7 +205,7 @@ class Metrics:
 
     def _observe_draft(self, record: StepRecord) -> None:
         self._count("spec_decode_num_drafts", 1)
-        sources = [self._drafters(source) for source in record.draft.sources]
+        sources = record.draft.sources
         for drafter, number in Tally(sources).items():
             self._count("spec_decode_num_draft_tokens", number, drafter)
         for drafter, number in Tally(sources[: record.num_accepted]).items():
@@ -248,7 +223,6 @@ class Metrics:
         """Count one generation that has ended. `queued_s` is how long it waited before the engine took it,
         `key` the name of its API key (empty: none), `speedup` the estimate over plain decoding."""
         readout = read_out(completion)
-        key = self._keys(key) if key else ""
         self._count("requests_finished", 1, completion.finish_reason, key)
         self._count("prompt_tokens", readout.prompt_tokens)
         self._count("prompt_tokens_cached", readout.reused_tokens)
@@ -272,38 +246,3 @@ class Metrics:
             self._observe("inter_token_latency_seconds", later.end_s - earlier.end_s)
         if num_later := num_tokens - len(bursts[0].tokens):
             self._observe("request_time_per_output_token_seconds", (last_s - first_s) / num_later)
-
-
-class AllMetrics:
-    """The collectors of several models, by their names, as one: the label `model_name` says whose a sample
-    is. Errors count for the first model."""
-
-    def __init__(self, models: Mapping[str, Metrics]) -> None:
-        self._models = models
-        self._process = CollectorRegistry()
-        ProcessCollector(registry=self._process)
-
-    def collect(self) -> Iterator[Metric]:
-        """Every metric once, with the samples of all models."""
-        families: dict[str, Metric] = {}
-        for model, metrics in self._models.items():
-            for metric in metrics.registry.collect():
-                if metric.name.startswith("process_"):  # it is one process
-                    continue
-                family = families.setdefault(
-                    metric.name, Metric(metric.name, metric.documentation, metric.type, metric.unit)
-                )
-                family.samples += [
-                    sample._replace(labels={"model_name": model, **sample.labels})
-                    for sample in metric.samples
-                ]
-        yield from families.values()
-        yield from self._process.collect()
-
-    def render(self, accept: str = "") -> tuple[bytes, str]:
-        """As `Metrics.render`."""
-        return _render(self, accept)
-
-    def observe_error(self, status: int, code: str) -> None:
-        """As `Metrics.observe_error`."""
-        next(iter(self._models.values())).observe_error(status, code)

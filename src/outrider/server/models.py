@@ -1,5 +1,5 @@
-"""The models of a server, by name: loaded on demand, unloaded when they were idle for long or another one
-needs their memory."""
+"""The models of a server, by name. Of several, one is loaded at a time: the next that is asked for takes its
+place when its requests have ended."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from typing import Any
 
 from starlette.requests import HTTPConnection
 
-from outrider.core.errors import OutOfMemory, OutriderError
+from outrider.core.errors import OutriderError
 from outrider.server.errors import Problem
-from outrider.server.metrics import AllMetrics, Metrics
+from outrider.server.metrics import Metrics
 from outrider.server.service import Service
+from outrider.server.worker import WorkerState
 
 _log = logging.getLogger("outrider.server")
 
 _LOOK_S = 0.05
 """between checks whether a model that has to make room is idle"""
 _WATCH_S = 1.0
-"""between checks for models that were idle for long"""
+"""between checks whether a model was idle for long"""
 _RETRY_S = 2.0
 _ARENA_MAX, _MAX_HEAPS = -8, 2
 """a setting of glibc's `mallopt`, and its value"""
@@ -34,88 +35,54 @@ _ARENA_MAX, _MAX_HEAPS = -8, 2
 
 @dataclass(eq=False, slots=True)
 class Model:
-    """A model that a server can load. `load` and `needed_bytes` (what it takes at most) are called in other
-    threads and raise OutriderError."""
+    """A model that can be served. `load` is called in another thread and raises OutriderError; without it the
+    model is loaded as long as the server runs."""
 
     names: tuple[str, ...]
     """what clients call it; the first is its own name"""
-    load: Callable[[], Service]
-    needed_bytes: Callable[[], int] = lambda: 0
-    is_fixed: bool = False
-    """whether it is loaded as long as the server runs"""
-    service: Service | None = None
-    """of one that is loaded"""
-    loading: asyncio.Task[None] | None = None
-    is_leaving: bool = False
-    """whether it takes no more requests, so that it can be unloaded for another one"""
+    load: Callable[[], Service] | None = None
     error: OutriderError | None = None
     """why it could not be loaded the last time"""
-    memory_bytes: int = 0
-    num_waiting: int = 0
-    """requests that wait until it is loaded"""
-    num_preparing: int = 0
-    """requests that are being prepared or handed in"""
-    loaded_s: float = 0.0
-    used_s: float = 0.0
-
-    @property
-    def name(self) -> str:
-        return self.names[0]
-
-    @property
-    def serves(self) -> bool:
-        """Whether it takes requests. One whose engine has failed is loaded anew."""
-        if self.service is None or self.is_fixed:
-            return self.is_fixed
-        return not self.is_leaving and not self.service.worker.state().failed
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether it must stay loaded."""
-        if self.service is None:
-            return False
-        state = self.service.worker.state()
-        return (
-            self.is_fixed
-            or self.num_preparing > 0
-            or (state.running + state.waiting > 0 and not state.failed)
-        )
 
 
 class Models:
-    """The models that are served. A request that names none means the first, with `any_model` one of an
-    unknown name too. At most `max_loaded` are loaded at once, in `memory_bytes` (None: no limit). The least
-    recently used model makes room for another one, never one with a request. Those that nobody has asked for
-    in `idle_s` are unloaded."""
+    """The models that are served; `service` is of the one that is loaded. A request that names none means the
+    first, with `any_model` one of an unknown name too. A model that nobody has asked for in `idle_s` is
+    unloaded."""
 
     def __init__(
         self,
         models: Sequence[Model],
         *,
-        max_loaded: int = 1,
-        memory_bytes: int | None = None,
+        service: Service | None = None,
         idle_s: float | None = None,
         any_model: bool = False,
-        metrics: Metrics | AllMetrics | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._models = models
         self._by_name = {name: model for model in reversed(models) for name in model.names}
-        self._max_loaded = max_loaded
-        self._memory_bytes = memory_bytes
+        self.service = service
+        self._loaded = models[0]
+        """the model that the service is of"""
         self._idle_s = idle_s
+        self._used_s = 0.0
         self._any_model = any_model
         self.metrics = metrics or Metrics()
         self.started_unix_s = int(time.time())
         self.is_draining = False
-        self._changing: asyncio.Lock | None = None
-        """held while models are loaded or unloaded: one at a time"""
+        self._num_preparing = 0
+        """requests that are being prepared or handed in"""
+        self._entrance = asyncio.Lock()
+        """Requests pass it in the order of arrival; one that needs another model waits for that in it."""
+        self._loading: tuple[Model, asyncio.Task[None]] | None = None
+        """the last model that was loaded, or still is"""
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
     def of(cls, service: Service) -> Models:
         """One model, which is loaded as long as the server runs."""
-        model = Model(service.names, lambda: service, is_fixed=True, service=service)
-        return cls([model], any_model=service.settings.any_model, metrics=service.metrics)
+        any_model = service.settings.any_model
+        return cls([Model(service.names)], service=service, any_model=any_model, metrics=service.metrics)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -125,7 +92,7 @@ class Models:
     @property
     def first_names(self) -> tuple[str, ...]:
         """The models, each by its own name."""
-        return tuple(model.name for model in self._models)
+        return tuple(model.names[0] for model in self._models)
 
     def _find(self, name: str | None) -> Model:
         if name is None:
@@ -139,27 +106,19 @@ class Models:
     def loaded(self, name: str | None = None) -> Service | None:
         """The service of a model (None: of the first); None where it is not loaded. Raises Problem (404) for
         a model that is not served here."""
-        return self._find(name).service
+        return self.service if self._find(name) is self._loaded else None
 
-    def name_of(self, name: str | None) -> str:
-        """A model's own name. Raises Problem (404)."""
-        return self._find(name).name
-
-    def services(self) -> tuple[Service, ...]:
-        """Of the models that are loaded."""
-        return tuple(model.service for model in self._models if model.service)
-
-    def card(self, name: str) -> dict[str, Any]:
+    def card(self, name: str | None) -> dict[str, Any]:
         """The model card of a name. Raises Problem (404)."""
-        model = self._find(name)
-        service = model.service
+        model, service = self._find(name), self.loaded(name)
+        loads = self._loading is not None and self._loading[0] is model and not self._loading[1].done()
         card: dict[str, Any] = {
             "id": name,
             "object": "model",
             "created": service.started_unix_s if service else self.started_unix_s,
             "owned_by": "outrider",
-            "root": model.name,
-            "status": {"value": "loaded" if service else "loading" if model.loading else "unloaded"},
+            "root": model.names[0],
+            "status": {"value": "loading" if loads else "loaded" if service else "unloaded"},
         }
         if service is not None:
             card["max_model_len"] = service.context_tokens
@@ -173,118 +132,87 @@ class Models:
         loaded until they have ended. Raises Problem: 404 for a model that is not served here, 503 for one
         that cannot be loaded."""
         model = self._find(name)
-        model.num_waiting += 1
+        if model.load is not None:
+            async with self._entrance:
+                if self._loading is not None:  # perhaps for a client that has left
+                    await asyncio.wait([self._loading[1]])
+                if not self._serves(model):
+                    self._loading = model, asyncio.create_task(self._load(model))
+                    await asyncio.shield(self._loading[1])
+                self._num_preparing += 1
         try:
-            while not model.serves:
-                if model.loading is None:
-                    model.loading = asyncio.create_task(self._load(model))
-                    # An error that nobody waited for is logged by the task itself.
-                    model.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
-                await asyncio.shield(model.loading)  # others wait for it too
+            assert self.service is not None, "what serves is loaded"
+            yield self.service
         finally:
-            model.num_waiting -= 1
-        model.num_preparing += 1
-        try:
-            assert model.service is not None, "what serves is loaded"
-            yield model.service
-        finally:
-            model.num_preparing -= 1
-            model.used_s = time.monotonic()
+            self._num_preparing -= model.load is not None
+            self._used_s = time.monotonic()
 
-    def _lock(self) -> asyncio.Lock:
-        self._changing = self._changing or asyncio.Lock()
-        return self._changing
+    def _serves(self, model: Model) -> bool:
+        """Whether a model takes requests. One whose engine has failed is loaded anew."""
+        return self.service is not None and model is self._loaded and not self.state.failed
+
+    @property
+    def state(self) -> WorkerState:
+        """How busy the loaded model is."""
+        return self.service.worker.state() if self.service else WorkerState()
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether the loaded model has requests."""
+        state = self.state
+        return self._num_preparing > 0 or (state.running + state.waiting > 0 and not state.failed)
 
     async def _load(self, model: Model) -> None:
+        """Put a model in the place of another one, when that has no more requests. Raises Problem."""
+        while self._is_busy:
+            if self.is_draining:
+                raise Problem(503, "the server is shutting down. Try another one.", code="draining")
+            await asyncio.sleep(_LOOK_S)
+        await self._unload()
+        fields = {"model": model.names[0]}
+        _log.info("loading", extra={"fields": fields})
+        assert model.load is not None, "others are always loaded"
         try:
-            async with self._lock():
-                if model.serves:
-                    return
-                await self._unload(model)  # one that has failed
-                model.memory_bytes = await asyncio.to_thread(model.needed_bytes)
-                await self._make_room(model)
-                _log.info("loading", extra={"fields": {"model": model.name}})
-                while model.service is None:
-                    try:
-                        model.service = await asyncio.to_thread(model.load)
-                    except OutOfMemory:  # of the system: idle models make room as long as there are any
-                        idle = self._idle_models()
-                        if not idle:
-                            raise
-                        await self._unload(idle[0])
-                model.service.start()
-                model.error, model.loaded_s = None, time.monotonic()
-                model.used_s = model.loaded_s
-                _log.info("loaded", extra={"fields": {"model": model.name}})
-            if self._idle_s is not None and self._watching is None:
-                self._watching = asyncio.create_task(self._watch(self._idle_s))
+            self.service = await asyncio.to_thread(model.load)
         except OutriderError as error:
             model.error = error
-            _log.error("not loaded", extra={"fields": {"model": model.name, "why": str(error)}})
+            _log.error("not loaded", extra={"fields": fields | {"why": str(error)}})
             # What the error is about is a file of the server's, which a client does not have.
-            why = f"{model.name} cannot be loaded: {error.why}. The server's log may say more."
+            why = f"{model.names[0]} cannot be loaded: {error.why}. The server's log may say more."
             raise Problem(503, why, code="model_not_loaded", retry_after_s=_RETRY_S) from None
-        finally:
-            model.loading = None
+        self._loaded, model.error = model, None
+        self.service.start()
+        _log.info("loaded", extra={"fields": fields})
+        if self._idle_s is not None and self._watching is None:
+            self._watching = asyncio.create_task(self._watch(self._idle_s))
 
-    async def _make_room(self, model: Model) -> None:
-        """Unload others until there is room for a model. Where all have requests, the one that was loaded
-        first takes no more and is unloaded when its requests have ended. Raises OutOfMemory for a model that
-        never fits, and Problem when nobody waits for it any more."""
-        limit = self._memory_bytes
-        if limit is not None and model.memory_bytes > limit:
-            needed, given = model.memory_bytes / 1e9, limit / 1e9
-            why = f"it takes {needed:.1f} GB, and all models together may take {given:.1f} GB"
-            raise OutOfMemory(model.name, why, "Raise --models-memory.")
-        while others := [other for other in self._models if other.service and other is not model]:
-            total = model.memory_bytes + sum(other.memory_bytes for other in others)
-            if len(others) < self._max_loaded and (limit is None or total <= limit):
-                return
-            leaving = (self._idle_models() or sorted(others, key=lambda other: other.loaded_s))[0]
-            leaving.is_leaving = True
-            try:
-                while leaving.is_busy:
-                    if self.is_draining or not model.num_waiting:
-                        raise Problem(503, "the server is shutting down. Try another one.", code="draining")
-                    await asyncio.sleep(_LOOK_S)
-                await self._unload(leaving)
-            finally:
-                leaving.is_leaving = False
-
-    def _idle_models(self) -> list[Model]:
-        """Models that may be unloaded, the least recently used first."""
-        idle = [model for model in self._models if model.service and not model.is_busy]
-        return sorted(idle, key=lambda model: model.used_s)
-
-    async def _unload(self, model: Model) -> None:
-        if model.service is None:
+    async def _unload(self) -> None:
+        if self.service is None:
             return
-        held, model.service = [model.service], None
-        _log.info("unloading", extra={"fields": {"model": model.name}})
+        held, self.service = [self.service], None
+        _log.info("unloading", extra={"fields": {"model": self._loaded.names[0]}})
         await asyncio.to_thread(_free, held)
 
     async def _watch(self, idle_s: float) -> None:
-        """Unload models that were idle for so long, until cancelled."""
+        """Unload a model that was idle for so long, until cancelled."""
         while True:
             await asyncio.sleep(min(_WATCH_S, idle_s / 4))
-            for model in self._models:
-                if model.is_busy:
-                    model.used_s = time.monotonic()
-                elif model.service and time.monotonic() - model.used_s >= idle_s:
-                    async with self._lock():
-                        if not model.is_busy:
-                            await self._unload(model)
+            async with self._entrance:
+                if self._is_busy:
+                    self._used_s = time.monotonic()
+                elif time.monotonic() - self._used_s >= idle_s:
+                    await self._unload()
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests and wait for the others, at most so long; then they are cancelled."""
         self.is_draining = True
-        await asyncio.gather(*(service.worker.drain(timeout_s) for service in self.services()))
+        if self.service is not None:
+            await self.service.worker.drain(timeout_s)
 
     def close(self) -> None:
-        """End the services and free their models. Closing twice is harmless."""
-        for model in self._models:
-            if model.service is not None:
-                model.service.close()
+        """End the service and free its model. Closing twice is harmless."""
+        if self.service is not None:
+            self.service.close()
 
 
 def models_of(request: HTTPConnection) -> Models:

@@ -79,27 +79,15 @@ def close(sockets: Sequence[socket.socket]) -> None:
         opened.close()
 
 
-def tls_context(cert: Path, key: Path) -> ssl.SSLContext:
-    """The context for HTTPS, TLS 1.2 or later. Raises SettingError for files that cannot be used."""
-    for path in (cert, key):
-        try:
-            path.read_bytes()
-        except OSError as error:
-            why = reason_of(error)
-            raise SettingError(str(path), why, "Name readable PEM files (--tls-cert, --tls-key).") from None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
+def check_tls(cert: Path, key: Path) -> None:
+    """Raise SettingError for files that cannot be used for HTTPS."""
     try:
         # A password is given so that a protected key fails at once instead of asking at the terminal.
-        context.load_cert_chain(cert, key, password="")
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key, password="")
     except (ssl.SSLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or str(error)
-        why = f"certificate and key do not work ({str(reason).lower().replace('_', ' ')})"
-        raise SettingError(
-            f"{cert}, {key}", why, "Give a PEM chain and its key, without passphrase."
-        ) from None
-    return context
+        reason = (getattr(error, "reason", None) or reason_of(error)).lower().replace("_", " ")
+        what, why = f"{cert}, {key}", f"certificate and key do not work ({reason})"
+        raise SettingError(what, why, "Give a PEM chain and its key, without passphrase.") from None
 
 
 def address_of(sockets: Sequence[socket.socket], *, tls: bool) -> str:
@@ -109,8 +97,7 @@ def address_of(sockets: Sequence[socket.socket], *, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{shown}:{port}"
 
 
-def http_config(app: ASGIApp, settings: ServeSettings, tls: ssl.SSLContext | None) -> uvicorn.Config:
-    """How uvicorn serves an application."""
+def _http_config(app: ASGIApp, settings: ServeSettings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         interface="asgi3",
@@ -127,7 +114,8 @@ def http_config(app: ASGIApp, settings: ServeSettings, tls: ssl.SSLContext | Non
         timeout_keep_alive=_IDLE_S,
         timeout_graceful_shutdown=int(settings.drain_timeout) + _GRACE_S,
         h11_max_incomplete_event_size=_LARGEST_HEAD_BYTES,
-        ssl_context_factory=(lambda *_: tls) if tls else None,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
     )
 
 
@@ -144,11 +132,10 @@ class Server(uvicorn.Server):
         app: ASGIApp,
         settings: ServeSettings,
         *,
-        tls: ssl.SSLContext | None = None,
         drain: Drain | None = None,
         ready: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(http_config(app, settings, tls))
+        super().__init__(_http_config(app, settings))
         self.status = 0
         """the exit status: 0 after draining, else 128 and the signal's number"""
         self._drain_timeout_s = settings.drain_timeout
@@ -215,8 +202,7 @@ class Server(uvicorn.Server):
         LOG.warning("ended at once", extra={"fields": running})
         self._note_end()
         for connection in list(self.server_state.connections):
-            transport = getattr(connection, "transport", None)
-            if transport is not None:
+            if transport := getattr(connection, "transport", None):
                 transport.abort()
 
 
@@ -239,8 +225,8 @@ class GuardedProtocol(H11Protocol):
         self._start_timer("head", self._settings.body_timeout, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer("head")
-        self._stop_timer("write")
+        for name in list(self._timers):
+            self._stop_timer(name)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

@@ -28,7 +28,7 @@ from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.keys import Caller
 from outrider.server.metrics import Metrics
 from outrider.server.settings import ServeSettings
-from outrider.server.worker import Turns, Worker, WorkerState
+from outrider.server.worker import Worker, WorkerState
 
 if TYPE_CHECKING:
     from outrider.session import Session
@@ -48,7 +48,6 @@ class Service:
         settings: Names, default sampling, and limits of a request.
         verification: How drafts are verified where a request does not say.
         metrics: What counts; None: metrics of its own.
-        turns: Whose turn it is to compute, among several services.
         release: Frees the model when the service is closed; by default it stays its owner's.
     """
 
@@ -59,14 +58,13 @@ class Service:
         *,
         verification: Verification | None = None,
         metrics: Metrics | None = None,
-        turns: Turns | None = None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
         self.session = session
         self.settings = settings = settings or ServeSettings()
         self.metrics = metrics or Metrics(session.target.name)
         observe = self.metrics.observe_steps
-        self.worker = Worker(session, max_waiting=settings.max_waiting, observe=observe, turns=turns)
+        self.worker = Worker(session, max_waiting=settings.max_waiting, observe=observe)
         self.metrics.state = self.worker.state
         self._release = release
         self.names = tuple(name for name in (settings.alias, session.target.name) if name)

@@ -1,21 +1,25 @@
-"""Every setting of the server, in one model.
-
-A setting has one name: `max_running` in the TOML file, `OUTRIDER_MAX_RUNNING` in the environment,
-`--max-running` on the command line. The tables below are the file's; `outrider.server.configuration`
-says which source wins. Times are in seconds, sizes in bytes unless a name says tokens.
-"""
+"""The server's settings, and where they come from: the command line, else the environment, else the TOML
+file, else defaults. A setting has one name: `--max-running`, `OUTRIDER_MAX_RUNNING`, `max_running`. Times are
+in seconds, sizes in bytes unless a name says tokens."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationError
 
 from outrider.core.errors import SettingError
-from outrider.core.schema import Count, Group, Natural, setting
+from outrider.core.files import read_toml, reason_of
+from outrider.core.notices import collect_notices, notify
+from outrider.core.schema import Count, Group, Natural, setting, setting_error
 from outrider.core.settings import (
     Context,
     DraftContext,
@@ -30,6 +34,7 @@ from outrider.core.settings import (
     Verbose,
 )
 from outrider.engine.tiers.folder import Folder
+from outrider.models.reference import is_companion, is_sidecar
 from outrider.session.options import Keeping
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False)]
@@ -73,18 +78,12 @@ class Server(Group):
         False, help="Fill-in-the-middle: the text after the gap comes first, as some models have it."
     )
     models_dir: Path | None = setting(
-        None, help="Serve each GGUF file of this folder under its name; loaded when it is asked for."
-    )
-    models_max: Count = setting(4, help="Models that are loaded at once, of those that are served.")
-    models_memory: Gibibytes | None = setting(
-        None,
-        metavar="GIB",
-        help="Memory that all loaded models may take. Default: nine tenths of what is free.",
+        None, help="Serve each GGUF file of this folder under its name, one at a time."
     )
     idle: Annotated[float, Field(gt=0)] | None = setting(
         None,
         metavar="SECONDS",
-        help="Of several models, unload those without a request for this long. Default: never.",
+        help="Of several models, unload the loaded one after so long without a request. Default: never.",
     )
     tls_cert: Path | None = setting(None, help="Certificate chain (PEM): serve HTTPS.")
     tls_key: Path | None = setting(None, help="Its private key (PEM), without a passphrase.")
@@ -259,14 +258,180 @@ class ServeSettings(
         return bool(self.api_key) or self.api_keys is not None
 
 
-def table_of(name: str) -> str | None:
-    """The table that a setting is in; None for what is no setting."""
-    return next((table for table, fields in TABLES.items() if name in fields.model_fields), None)
-
-
 def is_loopback(host: str) -> bool:
     """Whether an address to listen at can be reached from this machine alone."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+# Where they come from
+
+PREFIX = "OUTRIDER_"
+CONFIG_VARIABLE = f"{PREFIX}CONFIG"
+_OTHERS = frozenset({CONFIG_VARIABLE, f"{PREFIX}CACHE"})
+"""Outrider's variables that are no settings of the server."""
+_ALIKE = 0.8
+"""Names at least this similar to a setting's are taken for slips."""
+_FIELDS = ServeSettings.model_fields
+_Given = dict[str, tuple[Any, str]]
+"""values by the names of settings, each with where it comes from"""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The settings in force; `origins` says where each that is not a default comes from. `models` has the
+    settings of each of several models, by name."""
+
+    settings: ServeSettings
+    origins: Mapping[str, str]
+    notices: tuple[str, ...] = ()
+    models: Mapping[str, ServeSettings] = field(default_factory=dict)
+
+
+def read_configuration(
+    flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None
+) -> Configuration:
+    """The settings in force; `flags` are those that the command line gave, by name.
+
+    Without `file` the variable OUTRIDER_CONFIG may name one. Raises SettingError.
+    """
+    path = file or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
+    found: _Given = {}
+    several: dict[str, _Given] = {}
+    for key, value in (read_toml(path, "Name a TOML file (--config).") if path else {}).items():
+        is_table = isinstance(value, dict) and key in TABLES
+        for name, inner in value.items() if is_table else [(key, value)]:
+            if key == "models" and isinstance(inner, dict):
+                several[name] = _of_table(f"{path}: models.{name}.", inner, _OF_MODELS, "a model")
+            else:
+                known = TABLES[key].model_fields if is_table else _FIELDS
+                found |= _of_table(f"{path}: ", {name: inner}, known, f"[{key}]")
+    with collect_notices() as notices:
+        found |= _of_environment(environment)
+    found |= {name: (value, f"--{name.replace('_', '-')}") for name, value in flags.items()}
+    settings = _validated(found)
+    origins = {name: origin for name, (_, origin) in found.items()}
+    return Configuration(settings, origins, tuple(notices), _several(settings, found, several))
+
+
+def _of_table(place: str, values: Mapping[str, Any], known: Iterable[str], whose: str) -> _Given:
+    for name in values:
+        if name not in known:
+            table = next((table for table, group in TABLES.items() if name in group.model_fields), None)
+            if table is None:
+                close = get_close_matches(name, _FIELDS, 1, 0.6)
+                all_ = "`outrider serve --print-config` shows all."
+                way_out = f"Did you mean {close[0]}?" if close else all_
+                raise SettingError(place + name, "no such setting", way_out)
+            raise SettingError(place + name, f"not a setting of {whose}", f"Move it to [{table}].")
+    return {name: (value, place + name) for name, value in values.items()}
+
+
+def _of_environment(environment: Mapping[str, str]) -> _Given:
+    """An empty variable gives nothing."""
+    found: _Given = {}
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX) or variable in _OTHERS or not text:
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name in _FIELDS and variable == PREFIX + name.upper():
+            is_list = get_origin(_FIELDS[name].annotation) is list
+            items = [item.strip() for item in text.split(",") if item.strip()]
+            found[name] = items if is_list else text, variable
+        elif close := get_close_matches(name, _FIELDS, 1, _ALIKE):
+            raise SettingError(variable, "no such setting", f"Did you mean {PREFIX}{close[0].upper()}?")
+        else:
+            notify(f"{variable} is not a setting of the server and has no effect")
+    return found
+
+
+def _validated(given: _Given) -> ServeSettings:
+    for name, (value, origin) in given.items():
+        annotation = _FIELDS[name].annotation
+        # True or false where a number or text belongs would pass for 1 or 0.
+        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
+            raise SettingError(origin, "not true or false", _FIELDS[name].description or "")
+    values = {name: value for name, (value, _) in given.items()}
+    try:
+        return ServeSettings.model_validate(values)
+    except ValidationError as error:
+        origins = {name: origin for name, (_, origin) in given.items()}
+        raise setting_error(error, ServeSettings, values, origins) from None
+
+
+def as_toml(configuration: Configuration) -> str:
+    """The settings in force as a file that can be read back. Secrets are left out, with a comment."""
+    lines = []
+    for table, fields in TABLES.items():
+        lines += ["", f"[{table}]"]
+        for name in fields.model_fields:
+            value = getattr(configuration.settings, name)
+            origin = configuration.origins.get(name, "default")
+            origin = "".join(character if character.isprintable() else "?" for character in origin)
+            if value is None or value == []:
+                lines.append(f"# {name}: not set")
+            elif _is_secret(value):
+                lines.append(f"# {name}: set, not shown  # {origin}")
+            else:
+                lines.append(f"{name} = {_toml(value)}  # {origin}")
+    for model, settings in configuration.models.items():
+        lines += ["", f"[models.{json.dumps(model)}]"]
+        for name in sorted(_OF_MODELS):
+            value = getattr(settings, name)
+            if value != getattr(configuration.settings, name) and not _is_secret(value):
+                lines.append(f"{name} = {_toml(value)}")
+    return "\n".join(lines[1:]) + "\n"
+
+
+def _is_secret(value: Any) -> bool:
+    return isinstance(value, SecretStr) or (isinstance(value, list) and isinstance(value[0], SecretStr))
+
+
+def _toml(value: Any) -> str:
+    # JSON's escapes are TOML's but for DEL, which TOML wants escaped too.
+    return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
+
+
+# Several models: a table [models.NAME] for each, files of a folder, and the one that -m names.
+
+_OF_MODELS = {
+    name for group in (ServedModels, Speculation, ServedSampling, Machine) for name in group.model_fields
+} | {"alias"}
+"""settings that a model may have for itself"""
+_NAMING = {*Models.model_fields, "alias", "chat_template_file"} - {"hf_token", "offline"}
+"""of these, the ones that no other model inherits"""
+_SPLIT = re.compile(r"(.+)-(\d{5})-of-\d{5}")
+
+
+def _several(settings: ServeSettings, found: _Given, own: dict[str, _Given]) -> dict[str, ServeSettings]:
+    """The settings of each of several models: its own over the shared ones. Empty where there is one
+    model."""
+    if settings.models_dir is not None:
+        for name, path in _files_in(settings.models_dir).items():
+            own.setdefault(name, {"model": (str(path), str(path))})
+    if own and (reference := settings.model or settings.hf_repo):
+        first = settings.alias or Path(reference).stem
+        own = {first: {name: value for name, value in found.items() if name in _NAMING}} | {
+            name: given for name, given in own.items() if name != first
+        }
+    shared = {name: value for name, value in found.items() if name not in _NAMING}
+    return {name: _validated(shared | given) for name, given in own.items()}
+
+
+def _files_in(folder: Path) -> dict[str, Path]:
+    """The GGUF files of a folder by name: the first part of a split one, and no companions (mmproj)."""
+    try:
+        files = sorted(path for path in folder.iterdir() if path.suffix == ".gguf")
+    except OSError as error:
+        raise SettingError(f"--models-dir {folder}", reason_of(error), "Name a folder.") from None
+    found: dict[str, Path] = {}
+    for path in files:
+        part = _SPLIT.fullmatch(path.stem)
+        if is_companion(path.name) or is_sidecar(path.name) or (part and part[2] != "00001"):
+            continue
+        found[part[1] if part else path.stem] = path
+    if not found:
+        raise SettingError(f"--models-dir {folder}", "there is no .gguf file in it", "Name another folder.")
+    return found

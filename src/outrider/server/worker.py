@@ -11,7 +11,7 @@ import queue
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from threading import Condition, Thread
+from threading import Thread
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -77,32 +77,6 @@ class WorkerState:
     """what became of KV that left the cache"""
 
 
-class Turns:
-    """A fair lock: waiters get it in order of arrival. Engines that share a machine take turns: two that
-    computed at once would slow each other down."""
-
-    def __init__(self) -> None:
-        self._changed = Condition()
-        self._next_ticket = 0
-        self._serving = 0
-
-    def __enter__(self) -> None:
-        with self._changed:
-            ticket = self._next_ticket
-            self._next_ticket += 1
-            self._changed.wait_for(lambda: self._serving == ticket)
-
-    def __exit__(self, *error: object) -> None:
-        with self._changed:
-            self._serving += 1
-            self._changed.notify_all()
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether someone is waiting for it."""
-        return self._next_ticket - self._serving > 1
-
-
 class Worker:
     """Runs the engine of a session for many callers.
 
@@ -111,7 +85,6 @@ class Worker:
         max_waiting: How many requests may wait besides those that run.
         observe: Called with the updates of every step, in the worker's thread.
         idle_s: Seconds without a request until costs that were measured on a busy machine are measured again.
-        turns: Whose turn it is to compute, among several workers.
     """
 
     def __init__(
@@ -121,10 +94,8 @@ class Worker:
         max_waiting: int = 64,
         observe: Callable[[Sequence[Update]], None] | None = None,
         idle_s: float = IDLE_S,
-        turns: Turns | None = None,
     ) -> None:
         self._session = session
-        self._turns = turns or Turns()
         self._idle_s = idle_s
         self._engine = session.engine
         self._max_waiting = max_waiting
@@ -256,9 +227,7 @@ class Worker:
             with contextlib.suppress(queue.Empty):
                 return self._commands.get(timeout=self._idle_s)
             try:
-                with self._turns:
-                    is_new = self._session.measure_again(others, self._stop_measuring)
-                if is_new:
+                if self._session.measure_again(others, self._stop_measuring):
                     _log.info("what calls cost was measured: the machine is quiet now")
             except _Awaited:
                 pass
@@ -267,7 +236,7 @@ class Worker:
         return self._commands.get()
 
     def _stop_measuring(self, _what: str, _part: float | None) -> None:
-        if not self._commands.empty() or self._turns.is_wanted:
+        if not self._commands.empty():
             raise _Awaited
 
     def _enter(self, job: Job) -> None:
@@ -309,8 +278,7 @@ class Worker:
 
     def _step(self) -> None:
         try:
-            with self._turns:
-                updates = self._engine.step()
+            updates = self._engine.step()
             self._has_step_failed = False
         except Exception:
             _log.exception("a step failed")
@@ -336,8 +304,7 @@ class Worker:
         updates: list[Update] = []
         for request_id, job in list(self._running.items()):
             try:
-                with self._turns:
-                    updates += self._engine.step(only=request_id)
+                updates += self._engine.step(only=request_id)
             except Exception as error:
                 ended = self._engine.cancel(request_id)
                 del self._running[request_id]

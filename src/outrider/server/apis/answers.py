@@ -8,7 +8,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -63,7 +63,6 @@ class Choice:
     calls: list[ToolCall] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_COUNTS, 0)))
     job: Job = field(init=False)
-    queued_s: float = 0.0
     began_s: float = 0.0
     """loop time of the first tokens"""
     is_cut: bool = False
@@ -176,19 +175,25 @@ class Answer(ABC):
         return {"usage": usage, "outrider": account}
 
 
-class PartedAnswer(Answer):
-    """An answer of one choice in parts (blocks, items), whole or as events; both come of the same parts. Each
-    part is opened, grows and is closed before the next is opened."""
+@dataclass(slots=True)
+class AnswerPart:
+    """A block or an item of an answer: pieces of one kind, of a call its arguments."""
 
-    types: ClassVar[Mapping[Kind, str]]
-    """what a part of each kind is called"""
+    kind: Kind
+    index: int
+    call: ToolCall | None
+    id: str = field(default_factory=lambda: uuid4().hex)
+    text: str = ""
+    logprobs: list[Json] = field(default_factory=list)
+
+
+class PartedAnswer(Answer):
+    """An answer of one choice in parts, whole or as events. Each part is complete when the next begins."""
 
     def __init__(self, service: Service, plan: GenerationPlan) -> None:
         super().__init__(service, plan)
         [self._choice] = self.choices
-        self._parts: list[Json] = []
-        self._is_open = False
-        """whether the last part may still grow"""
+        self._parts: list[AnswerPart] = []
 
     def whole(self) -> Json:
         for _ in self.next(self._choice, self._choice.pieces):
@@ -197,26 +202,33 @@ class PartedAnswer(Answer):
 
     def next(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[Json]:
         for piece in pieces:
-            kind = self.types[piece.kind]
-            if not self._is_open or self._parts[-1]["type"] != kind or piece.name:
-                yield from self._close()
-                yield from self._open(kind, piece)
+            part = self._parts[-1] if self._parts else None
+            if part is None or part.kind != piece.kind or piece.name:
+                call = choice.calls[piece.call] if piece.name else None
+                self._parts.append(AnswerPart(piece.kind, len(self._parts), call))
+                if part is not None:
+                    yield from self._closed(part)
+                part = self._parts[-1]
+                yield from self._opened(part)
             if not piece.name:
-                yield self._grow(piece)
+                part.text += piece.text
+                yield self._grown(part, piece)
         if choice.is_over:
+            if self._parts:
+                yield from self._closed(self._parts[-1])
             yield from self._end()
 
-    # The whole answer, when its parts are complete, and the events that begin a part with its first piece,
-    # add to the last part, end it if it is open, and end the answer.
+    # The whole answer, when its parts are complete, and the events for a part that begins, has grown by a
+    # piece or is complete, and for the end of the answer.
 
     @abstractmethod
     def _whole(self) -> Json: ...
     @abstractmethod
-    def _open(self, kind: str, piece: Piece) -> Iterator[Json]: ...
+    def _opened(self, part: AnswerPart) -> Iterator[Json]: ...
     @abstractmethod
-    def _grow(self, piece: Piece) -> Json: ...
+    def _grown(self, part: AnswerPart, piece: Piece) -> Json: ...
     @abstractmethod
-    def _close(self) -> Iterator[Json]: ...
+    def _closed(self, part: AnswerPart) -> Iterator[Json]: ...
     @abstractmethod
     def _end(self) -> Iterator[Json]: ...
 
@@ -347,7 +359,7 @@ def account_of(choice: Choice, policy: AutoPolicy | None) -> Json:
         "reused_prompt_tokens": readout.reused_tokens,
         "respelled_prompt_tokens": choice.completion.respelled_tokens,
         "times": {
-            "queued_s": choice.queued_s,
+            "queued_s": choice.job.queued_s,
             "prefill_s": readout.prefill_s,
             "decode_s": readout.decode_s,
             "target_s": time.verify,
@@ -420,7 +432,6 @@ class Generations:
         if isinstance(outcome, Update):
             used.completion_tokens += len(outcome.record.tokens)
         elif isinstance(outcome, Completion):
-            choice.queued_s = job.queued_s
             estimate, _ = estimate_of(outcome, self.service.policy)
             speedup, key = estimate.speedup if estimate else None, self.caller.name
             self.service.metrics.observe_request(outcome, queued_s=job.queued_s, key=key, speedup=speedup)

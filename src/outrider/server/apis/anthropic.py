@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field, Tag, model_validator
 from starlette.responses import Response
 
-from outrider.core.data import Piece
+from outrider.core.data import Kind, Piece
 from outrider.server.apis import shapes
-from outrider.server.apis.answers import PartedAnswer, answer, parsed_arguments
+from outrider.server.apis.answers import AnswerPart, PartedAnswer, answer, parsed_arguments
 from outrider.server.apis.chat import ChatRequest, fitting_effort, plan_chat
 from outrider.server.apis.plan import GenerationPlan
 from outrider.server.apis.shapes import Json, Many, Shape, TextPart, text_of, unsupported
@@ -278,23 +278,20 @@ def _assistant(turn: Turn) -> Json:
 
 # The answer
 
-_DELTAS = {
-    "text": ("text_delta", "text"),
-    "thinking": ("thinking_delta", "thinking"),
-    "tool_use": ("input_json_delta", "partial_json"),
+_BLOCK_TYPES: dict[Kind, tuple[str, str, str]] = {
+    "content": ("text", "text_delta", "text"),
+    "reasoning": ("thinking", "thinking_delta", "thinking"),
+    "call": ("tool_use", "input_json_delta", "partial_json"),
 }
+"""Of blocks and of their deltas, and the fields of the deltas' text."""
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
 
 
 class MessageAnswer(PartedAnswer):
     """The answer to one request for a message, in blocks."""
 
-    types: ClassVar = {"content": "text", "reasoning": "thinking", "call": "tool_use"}
-
     def __init__(self, service: Service, body: MessagesRequest, plan: GenerationPlan) -> None:
         super().__init__(service, plan)
-        self._arguments = ""
-        """JSON text of the last block, a call"""
         self._head: Json = {
             "id": f"msg_{self.id}",
             "type": "message",
@@ -311,7 +308,7 @@ class MessageAnswer(PartedAnswer):
         yield {"type": "ping"}
 
     def _whole(self) -> Json:
-        return self._head | self._stop | {"content": self._parts} | self._sums()
+        return self._head | self._stop | {"content": [_block(part) for part in self._parts]} | self._sums()
 
     @property
     def _stop(self) -> Json:
@@ -326,42 +323,33 @@ class MessageAnswer(PartedAnswer):
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return sums | {"usage": _usage(usage["prompt_tokens"], cached, usage["completion_tokens"])}
 
-    def _open(self, kind: str, piece: Piece) -> Iterator[Json]:
-        block: Json = {"type": kind}
-        if piece.name:
-            block |= {"id": self._choice.calls[piece.call].id, "name": piece.name, "input": {}}
-        else:
-            block |= {"text": ""} if kind == "text" else {"thinking": "", "signature": ""}
-        self._parts.append(block)
-        self._is_open, self._arguments = True, ""
-        yield self._event("content_block_start", content_block=dict(block))
+    def _opened(self, part: AnswerPart) -> Iterator[Json]:
+        yield {"type": "content_block_start", "index": part.index, "content_block": _block(part)}
 
-    def _grow(self, piece: Piece) -> Json:
-        block = self._parts[-1]
-        delta, name = _DELTAS[block["type"]]
-        if block["type"] == "tool_use":
-            self._arguments += piece.text
-        else:
-            block[name] += piece.text
-        return self._event("content_block_delta", delta={"type": delta, name: piece.text})
+    def _grown(self, part: AnswerPart, piece: Piece) -> Json:
+        _, kind, name = _BLOCK_TYPES[part.kind]
+        return _delta(part, {"type": kind, name: piece.text})
 
-    def _close(self) -> Iterator[Json]:
-        if not self._is_open:
-            return
-        self._is_open, block = False, self._parts[-1]
-        if block["type"] == "tool_use":
-            block["input"] = parsed_arguments(self._arguments) or {}
-        elif block["type"] == "thinking":
-            yield self._event("content_block_delta", delta={"type": "signature_delta", "signature": ""})
-        yield self._event("content_block_stop")
+    def _closed(self, part: AnswerPart) -> Iterator[Json]:
+        if part.kind == "reasoning":
+            yield _delta(part, {"type": "signature_delta", "signature": ""})
+        yield {"type": "content_block_stop", "index": part.index}
 
     def _end(self) -> Iterator[Json]:
-        yield from self._close()
         yield {"type": "message_delta", "delta": self._stop, **self._sums()}
         yield {"type": "message_stop"}
 
-    def _event(self, kind: str, **fields: Any) -> Json:
-        return {"type": kind, "index": len(self._parts) - 1, **fields}
+
+def _delta(part: AnswerPart, delta: Json) -> Json:
+    return {"type": "content_block_delta", "index": part.index, "delta": delta}
+
+
+def _block(part: AnswerPart) -> Json:
+    if part.call is not None:
+        arguments = parsed_arguments(part.text) or {}
+        return {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": arguments}
+    kind = _BLOCK_TYPES[part.kind][0]
+    return {"type": kind, kind: part.text} | ({"signature": ""} if kind == "thinking" else {})
 
 
 def _usage(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, int]:

@@ -129,9 +129,8 @@ async def show_model(model: str, request: Request) -> Any:
 async def status(request: Request, model: str | None = None) -> Any:
     """A model, its drafters, and the seconds of a call over 1 to 32 tokens, where they are known."""
     models = models_of(request)
-    service = models.loaded(model)
-    name, loaded = models.name_of(model), service is not None
-    served = {"model": name, "models": list(models.first_names), "is_loaded": loaded}
+    service, name = models.loaded(model), models.card(model)["root"]
+    served = {"model": name, "models": list(models.first_names), "is_loaded": service is not None}
     if service is None:
         unknown = ("draft", "context_tokens", "policy", "chat_format", "plain_token_s", "calls_s")
         return served | dict.fromkeys(unknown) | {"drafters": [], "bitwise": False, "notices": []}
@@ -159,10 +158,10 @@ async def status(request: Request, model: str | None = None) -> Any:
 @router.get("/health", tags=["state"])
 async def health(request: Request) -> Any:
     """`ok`, or an error (503) when the server is ending, or its engine has failed."""
-    states = [service.worker.state() for service in models_of(request).services()]
-    if any(state.failed for state in states):
+    models = models_of(request)
+    if models.state.failed:
         raise Problem(503, "the engine has failed. Restart the server.", code="engine_failed")
-    if any(state.draining for state in states):
+    if models.is_draining or models.state.draining:
         raise Problem(503, "the server is shutting down. Try another one.", code="draining", retry_after_s=5)
     return {"status": "ok"}
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
-from uuid import uuid4
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field, Tag, model_validator
 from starlette.responses import Response
 
-from outrider.core.data import Piece
+from outrider.core.data import Kind, Piece
 from outrider.server.apis import shapes
-from outrider.server.apis.answers import PartedAnswer, answer, logprobs_of
+from outrider.server.apis.answers import AnswerPart, PartedAnswer, answer, logprobs_of
 from outrider.server.apis.chat import ChatRequest, plan_chat
 from outrider.server.apis.plan import GenerationPlan
 from outrider.server.apis.shapes import Json, Many, Shape, text_of
@@ -197,18 +196,16 @@ def _add_to_assistant(turns: list[Json], item: Item) -> None:
 
 # The answer
 
-_TEXT_EVENTS = {
-    "message": "response.output_text",
-    "reasoning": "response.reasoning_text",
-    "function_call": "response.function_call_arguments",
+_ITEMS: dict[Kind, tuple[str, str, str]] = {
+    "content": ("message", "msg", "response.output_text"),
+    "reasoning": ("reasoning", "rs", "response.reasoning_text"),
+    "call": ("function_call", "fc", "response.function_call_arguments"),
 }
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+"""Their types, the beginnings of their ids, and of the events of their text."""
 
 
 class ResponseAnswer(PartedAnswer):
     """The answer to one request for a response, in items."""
-
-    types: ClassVar = {"content": "message", "reasoning": "reasoning", "call": "function_call"}
 
     def __init__(self, service: Service, body: ResponseRequest, plan: GenerationPlan) -> None:
         super().__init__(service, plan)
@@ -219,8 +216,11 @@ class ResponseAnswer(PartedAnswer):
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._head)
 
+    def failed(self, problem: Problem, path: str) -> Json:
+        error = problem.body_at(path)["error"]
+        return self._event("error", **{name: error[name] for name in ("code", "message", "param")})
+
     def _end(self) -> Iterator[Json]:
-        yield from self._close(self._status)
         yield self._event(f"response.{self._status}", response=self._whole())
 
     @property
@@ -234,76 +234,61 @@ class ResponseAnswer(PartedAnswer):
             "status": self._status,
             "completed_at": None if is_cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": self._parts,
+            "output": [self._item(part) for part in self._parts],
             "usage": _usage(sums["usage"]),
             "outrider": sums["outrider"],
         }
 
-    def failed(self, problem: Problem, path: str) -> Json:
-        error = problem.body_at(path)["error"]
-        return self._event("error", **{name: error[name] for name in ("code", "message", "param")})
+    def _item(self, part: AnswerPart, *, begins: bool = False) -> Json:
+        is_last = self._choice.is_over and part is self._parts[-1]
+        kind, prefix, _ = _ITEMS[part.kind]
+        status = "in_progress" if begins else self._status if is_last else "completed"
+        item: Json = {"id": f"{prefix}_{part.id}", "type": kind, "status": status}
+        if part.call is not None:
+            return item | {"call_id": part.call.id, "name": part.call.name, "arguments": part.text}
+        content = [] if begins else [_content(part)]
+        more: Json = {"role": "assistant"} if kind == "message" else {"summary": []}
+        return item | more | {"content": content}
 
     def _event(self, kind: str, **fields: Any) -> Json:
         self._num_events += 1
         return {"type": kind, "sequence_number": self._num_events - 1, **fields}
 
-    # The last item
+    def _text_event(self, kind: str, of: AnswerPart, **fields: Any) -> Json:
+        place = {"item_id": f"{_ITEMS[of.kind][1]}_{of.id}", "output_index": of.index}
+        return self._event(kind, **place, **({} if of.call else {"content_index": 0}), **fields)
 
-    def _item_event(self, kind: str, **fields: Any) -> Json:
-        item = self._parts[-1]
-        place = {"item_id": item["id"], "output_index": len(self._parts) - 1}
-        return self._event(kind, **place, **({"content_index": 0} if "content" in item else {}), **fields)
+    def _opened(self, part: AnswerPart) -> Iterator[Json]:
+        item = self._item(part, begins=True)
+        yield self._event("response.output_item.added", output_index=part.index, item=item)
+        if part.call is None:
+            yield self._text_event("response.content_part.added", part, part=_content(part))
 
-    def _whole_item_event(self, kind: str) -> Json:
-        """An event with a copy of the last item, which goes on growing."""
-        item = dict(self._parts[-1])
-        if "content" in item:
-            item["content"] = [dict(part) for part in item["content"]]
-        return self._event(kind, output_index=len(self._parts) - 1, item=item)
-
-    def _open(self, kind: str, piece: Piece) -> Iterator[Json]:
-        item: Json = {"id": f"{_PREFIXES[kind]}_{uuid4().hex}", "type": kind, "status": "in_progress"}
-        self._parts.append(item)
-        self._is_open = True
-        part: Json = {"type": "reasoning_text", "text": ""}
-        if piece.name:
-            item |= {"call_id": self._choice.calls[piece.call].id, "name": piece.name, "arguments": ""}
-        elif kind == "message":
-            item |= {"role": "assistant", "content": []}
-            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        else:
-            item |= {"summary": [], "content": []}
-        yield self._whole_item_event("response.output_item.added")
-        if not piece.name:
-            item["content"].append(part)
-            yield self._item_event("response.content_part.added", part=dict(part))
-
-    def _grow(self, piece: Piece) -> Json:
-        item, more = self._parts[-1], dict[str, Any]()
-        if piece.kind == "call":
-            item["arguments"] += piece.text
-        else:
-            part = item["content"][0]
-            part["text"] += piece.text
+    def _grown(self, part: AnswerPart, piece: Piece) -> Json:
+        more: Json = {}
         if piece.kind == "content":
-            more = {"logprobs": logprobs_of([piece], self.service)}
-            part["logprobs"] += more["logprobs"]
+            more["logprobs"] = logprobs_of([piece], self.service)
+            part.logprobs += more["logprobs"]
             if self.plan.show_sources:
                 more["outrider"] = self._choice.progress([piece])
-        return self._item_event(f"{_TEXT_EVENTS[item['type']]}.delta", delta=piece.text, **more)
+        return self._text_event(f"{_ITEMS[part.kind][2]}.delta", part, delta=piece.text, **more)
 
-    def _close(self, status: str = "completed") -> Iterator[Json]:
-        """Finish the last item: "completed", or "incomplete" where the answer breaks off in it."""
-        if not self._is_open:
-            return
-        self._is_open, item = False, self._parts[-1]
-        item["status"] = status
-        whole = item if item["type"] == "function_call" else dict(item["content"][0])
-        said = {name: whole[name] for name in ("name", "arguments", "text", "logprobs") if name in whole}
-        yield self._item_event(f"{_TEXT_EVENTS[item['type']]}.done", **said)
-        if whole is not item:
-            yield self._item_event("response.content_part.done", part=whole)
-        yield self._whole_item_event("response.output_item.done")
+    def _closed(self, part: AnswerPart) -> Iterator[Json]:
+        text, done = _content(part), f"{_ITEMS[part.kind][2]}.done"
+        if part.call is not None:
+            yield self._text_event(done, part, name=part.call.name, arguments=part.text)
+        else:
+            said = {name: text[name] for name in ("text", "logprobs") if name in text}
+            yield self._text_event(done, part, **said)
+            yield self._text_event("response.content_part.done", part, part=text)
+        item = self._item(part)
+        yield self._event("response.output_item.done", output_index=part.index, item=item)
+
+
+def _content(part: AnswerPart) -> Json:
+    if part.kind == "reasoning":
+        return {"type": "reasoning_text", "text": part.text}
+    return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": [*part.logprobs]}
 
 
 def _usage(usage: Json) -> Json:
