@@ -9,6 +9,7 @@ uses.
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import argument_parser, read_rows, run_program, table
 from outrider.lab.plan.acceptance import ALL, of_draft, of_head

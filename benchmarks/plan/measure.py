@@ -13,6 +13,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from harness import Row, append, argument_parser, describe, resume, run_program
 from outrider.lab.plan.catalogue import catalogue
 from outrider.lab.plan.shapes import find_shape

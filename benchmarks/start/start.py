@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from harness import Row, Spread, append, argument_parser, describe, in_turn, read_rows, run_program, table
 
 OUTRIDER = (sys.executable, "-P", "-m", "outrider", "run", "-n", "8", "--temp", "0", "Name three rivers.")
