@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.data import Row
 from outrider.core.errors import BackendError
 from outrider.costs import CallCosts
 from outrider.lab.bench.plan import SweepPlan
-from outrider.lab.bench.target import Loader
-from outrider.lab.loaded import LoadedDraft, LoadedTarget
+from outrider.lab.loaded import LoadedDraft, LoadedTarget, Loader, pair_row
 from outrider.lab.models import ModelFile
 from outrider.lab.rows import ModelRow, PairRow, Role
-from outrider.lab.subject import pair_row
 from outrider.models.gguf import ModelCard
+from outrider.models.hub import HubOptions
 from outrider.models.vocab import align
 from recordings import FLAT, SMALL, curve
 
@@ -45,6 +45,7 @@ class FakeLoader(Loader):
     Every backend is here but those that are `missing`."""
 
     def __init__(self, missing: Sequence[str] = ()) -> None:
+        super().__init__(LoadOptions(), LoadOptions(), HubOptions())
         self.loaded: list[str] = []
         self._missing = missing
 
@@ -97,15 +98,15 @@ def plan(folder: Path, **changes: Any) -> SweepPlan:
     for name, texts in {"letters": ("abc abc", "dd ef"), "words": ("gab hag. gab", "a.b.c.")}.items():
         path = folder / f"{name}.jsonl"
         path.write_text("".join(f'{{"prompt": "{text}"}}\n' for text in texts))
-        files.append({"file": str(path), "max_tokens": 24})
+        files.append(str(path))
     values: dict[str, Any] = {
-        "name": "made up",
-        "targets": ("target",),
-        "drafts": ("twin", "stranger", "foreign"),
-        "workloads": tuple(files),
+        "targets": ["target"],
+        "drafts": ["twin", "stranger", "foreign"],
+        "workload": files,
+        "max_tokens": 24,
         "draft_lengths": "0-6",
-        "p_mins": (0.0, 0.5),
+        "p_mins": "0,0.5",
         "repetitions": 2,
-        "costs": str(folder / "given.json"),
+        "costs": folder / "given.json",
     }
     return SweepPlan(**(values | changes))

@@ -95,7 +95,6 @@ def model_row(name: str, role: Role) -> ModelRow:
         model=name, role=role, path=f"models/{name}.gguf", fingerprint=f"{crc32(name.encode()):08x}" * 8,
         architecture="llama", quantization=name.rpartition("-")[2], parameters=size, active_parameters=size,
         file_bytes=size, trained_context=8192, effective={"threads": 8, "gpu_layers": 0},
-        memory_bytes=size + (200 << 20),
     )  # fmt: skip
 
 
@@ -120,7 +119,7 @@ def _recorded(target: str, drafts: Sequence[str], workload: str, case: str) -> I
     place: dict[str, Any] = {"target": target, "workload": workload, "case": case}
     yield AnswerRow(
         prompt=tuple(range(PROMPT_TOKENS)), tokens=tuple(range(length)), text=f"The answer to {case}.",
-        finish_reason="length", prefill_s=1.0, decode_s=length * CALL_S[target], own_s=0.0, seed=0, **place,
+        finish_reason="length", prefill_s=1.0, decode_s=length * CALL_S[target], seed=0, **place,
     )  # fmt: skip
     for draft in drafts:
         tokens, confidence = tuple(range(length)), (0.5,) * length

@@ -248,19 +248,6 @@ def test_repetitions_are_drawn_in_pairs() -> None:
     assert pairs.high - pairs.low < 1e-9
 
 
-@pytest.mark.parametrize(
-    ("cases", "repetitions", "caveat"),
-    [(1, 1, "one case, run once"), (1, 4, "one case: other"), (4, 1, "run once: the machine"), (4, 4, None)],
-)
-def test_what_an_interval_cannot_know_is_said(cases: int, repetitions: int, caveat: str | None) -> None:
-    rng = np.random.default_rng(2)
-    found = estimate([measured(rng, cases, repetitions, 1.5, 0.1, 0.02)])
-    shown = found.caveat
-    assert shown is None if caveat is None else shown is not None and shown.startswith(caveat)
-    if cases == repetitions == 1:
-        assert found.low == found.value == found.high
-
-
 @pytest.mark.parametrize(("cases", "between", "within"), [(6, 0.2, 0.03), (8, 0.02, 0.05), (16, 0.2, 0.02)])
 def test_intervals_hold_the_truth_as_often_as_they_say(cases: int, between: float, within: float) -> None:
     rng = np.random.default_rng(3)

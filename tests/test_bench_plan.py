@@ -1,4 +1,4 @@
-"""What is swept: from the written file, from files of users, from their slips; models by their names."""
+"""What is swept: settings and their slips; models by their names."""
 
 from __future__ import annotations
 
@@ -6,114 +6,44 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from outrider.core.errors import HubError, ModelFileError, SettingError
-from outrider.lab.bench.plan import SweepPlan, make_plan, parse_lengths, plan_text, plan_values
+from outrider.lab.bench.plan import SweepPlan, parse_lengths
 from outrider.lab.models import ModelFile, find_models
-from outrider.lab.workloads import BUILT_IN
-from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.models.hub import HubOptions
 from tiny_gguf import write_tiny
 
 OFFLINE = HubOptions(offline=True)
 
 
-def read_plan(path: Path) -> SweepPlan:
-    return make_plan(plan_values(path), f"{path}: ")
-
-
-def written(folder: Path, text: str, name: str = "sweep.toml") -> Path:
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def refusal(folder: Path, text: str) -> str:
-    path = written(folder, text)
-    with pytest.raises(SettingError) as caught:
-        read_plan(path)
-    message = str(caught.value)
-    assert str(path) in caught.value.what and caught.value.way_out and "\n" not in message
-    return message.replace(str(path), "FILE")
-
-
-def test_the_written_file_reads_back_to_the_defaults_and_names_every_setting(tmp_path: Path) -> None:
-    assert read_plan(written(tmp_path, plan_text(), "other.toml")) == SweepPlan()
-    for name in (*SweepPlan.model_fields, *WorkloadSpec.model_fields, *BUILT_IN):
-        assert name in plan_text(), name
-    assert max(map(len, plan_text().splitlines())) <= 110
-
-
-def test_lengths_as_people_write_them(tmp_path: Path) -> None:
+def test_lengths_as_people_write_them() -> None:
     assert parse_lengths("0-3,8") == (0, 1, 2, 3, 8)
-    for text, lengths in (
-        ('"2,4,8"', (2, 4, 8)),
-        ("[8, 2, 2]", (2, 8)),
-        ("5", (5,)),
-        ('["0-2", 9]', (0, 1, 2, 9)),
-    ):
-        assert read_plan(written(tmp_path, f"draft_lengths = {text}")).draft_lengths == lengths
-    for text in ('"3-1"', '"1-900"', '"few"', "[1.5]", "[true]", "[]", "-1"):
-        assert "FILE: draft_lengths" in refusal(tmp_path, f"draft_lengths = {text}"), text
+    assert parse_lengths("8, 2,2") == (2, 8)
+    for text in ("3-1", "1-900", "few", "1.5", "-1", ""):
+        with pytest.raises(ValidationError, match="is not a length of 0 to 64"):
+            SweepPlan(draft_lengths=text)
 
 
-def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "plans [1]"
-    folder.mkdir()
-    write_tiny(folder / "a.gguf")
-    path = written(
-        folder,
-        'targets = ["*.gguf", "default", "hf:a/b:Q4_K_M"]\ndrafts = "sub/x.gguf"\ncosts = "c.json"\n'
-        'workloads = ["chat", "mine.jsonl#math", {file = "code", name = "hot", temperature = 0.8}]',
-    )
-    monkeypatch.chdir(tmp_path)
-    plan = read_plan(Path("plans [1]") / path.name)
-    assert plan.targets[1:] == ("default", "hf:a/b:Q4_K_M")
-    assert [model.path for model in find_models(plan.targets[:1], hub=OFFLINE)] == [folder / "a.gguf"]
-    assert plan.drafts == (str(folder / "sub/x.gguf"),) and plan.costs == folder / "c.json"
-    chat, mine, hot = plan.workloads
-    assert chat == WorkloadSpec(name="chat")
-    assert (mine.name, mine.file) == ("mine math", f"{folder}/mine.jsonl#math")
-    assert (hot.name, hot.file, hot.temperature) == ("hot", "code", 0.8)
+def test_settings_that_need_no_draft_model_are_replayed_without_one_alone() -> None:
+    plan = SweepPlan(draft_lengths="2", p_mins="0,0.5", controls=["auto model", "lookup 4"])
+    alone = ["plain", "auto lookup", "lookup 2", "lookup 2/0.5", "lookup 4"]
+    assert [setting.name for setting in plan.settings(None)] == alone
+    assert [s.name for s in plan.settings("d")] == [
+        "auto", "auto model", "model 2", "model 2/0.5", "both 2", "both 2/0.5",
+    ]  # fmt: skip
+    assert [setting.name for setting in plan.settings(None, can_draft=False)] == ["plain"]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("finalist = 3", "FILE: finalist: no such setting. Did you mean finalists?"),
-        ("[[workloads]]\nname='chat'\ntemprature=1", "workloads[1].temprature: no such setting. "),
-        ("finalists = -1", "FILE: finalists: -1: it has to be 0 or more"),
-        ("finalists = true", "finalists is not a switch"),
-        ("finalists = 'many'", "FILE: finalists: 'many': it has to be a whole number"),
-        ("minutes = 0", "FILE: minutes: 0: it has to be more than 0"),
-        ("minutes = inf", "FILE: minutes: inf: it has to be a finite number"),
-        ("p_mins = [0.5, 1.5]", "FILE: p_mins[2]: 1.5: it has to be 1 or less"),
-        ("drafters = ['lookup', 'oracle']", "FILE: drafters[2]: 'oracle': it has to be \"lookup\""),
-        ("controls = ['model three']", "FILE: controls: 'model three': it is not a setting; write plain"),
-        ("targets = []", "FILE: targets: "),
-        ("workloads = []", "FILE: workloads: "),
-        ("workloads = ['chat', 'chat']", "two of the workloads are called 'chat'; give one another name"),
-        ("[[workloads]]\nname = 'chats'", "there is no built-in workload 'chats'; name its file"),
-        ("[[workloads]]\nprompts = 3", "FILE: workloads[1]: it has neither name nor file"),
-        ("[[workloads]]\nname = 'chat'\n[[workloads]]\nname='code'\nprompts=0", ": workloads[2].prompts: 0"),
-        ("lookup_only = false", "there is no draft model and lookup_only is off"),
-        ("repetitions = 0", "FILE: repetitions: 0: it has to be 1 or more"),
-        ("flash_attention = 'maybe'", "flash attention: 'maybe' is not known; choose one of"),
-        ("name = '../elsewhere'", "FILE: name: '../elsewhere': "),
-        ("targets = 'a", "FILE: it is not valid TOML"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_names_file_field_reason_and_way_out(tmp_path: Path, text: str, said: str) -> None:
-    assert said in refusal(tmp_path, text)
-
-
-def test_files_that_are_no_plans(tmp_path: Path) -> None:
-    for path, why in ((tmp_path / "none.toml", "no such file"), (tmp_path, "is a directory")):
-        with pytest.raises(SettingError, match=why):
-            read_plan(path)
-    (tmp_path / "latin.toml").write_bytes(b"name = '\xe9'")
-    with pytest.raises(SettingError, match="UTF-8"):
-        read_plan(tmp_path / "latin.toml")
+def test_workloads_of_one_name_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.jsonl").write_text('{"prompt": "x"}\n')
+    twice = [str(tmp_path / name / "mine.jsonl") for name in ("a", "b")]
+    with pytest.raises(SettingError, match="--workload mine: two of the workloads would have this name"):
+        SweepPlan(workload=twice).workloads()
+    [one] = SweepPlan(workload=[twice[0]] * 2, max_tokens=9, temperature=0.5).workloads()
+    assert (one.name, one.max_tokens, one.sampling.temperature) == ("mine", 9, 0.5)
 
 
 # Models

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from cli_helpers import COMMAND, TEMPLATE
+from outrider.backends.gguf.options import LoadOptions
 from outrider.costs.store import PairCosts, export_costs
 from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.bench.results import Results, read_rows
 from outrider.lab.bench.sweep import run_sweep
+from outrider.lab.loaded import Loader
 from outrider.lab.rows import PairRow, SkippedRow
 from outrider.models.hub import HubOptions
 from recordings import FLAT, SMALL, curve
@@ -21,7 +23,8 @@ from tiny_gguf import MERGES, write_tiny
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Results]:
+    """Over the same prompts, greedy and sampled."""
     folder = tmp_path_factory.mktemp("real")
     write_tiny(folder / "big.F32.gguf", chat_template=TEMPLATE, name="big")
     write_tiny(folder / "draft.gguf", noise=0.3, name="draft")
@@ -40,27 +43,27 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Results:
     (folder / "mine.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     export_costs(folder / "costs.json", PairCosts(curve(FLAT, 0.01), curve(SMALL, 0.002)))
     values: dict[str, Any] = {
-        "targets": (str(folder / "big.F32.gguf"),),
-        "drafts": (str(folder / "draft.gguf"), str(folder / "foreign.gguf")),
-        "workloads": (
-            {"file": str(folder / "mine.jsonl"), "max_tokens": 16},
-            {
-                "name": "hot",
-                "file": str(folder / "mine.jsonl"),
-                "max_tokens": 16,
-                "temperature": 0.9,
-                "prompts": 2,
-            },
-        ),
+        "targets": [str(folder / "big.F32.gguf")],
+        "drafts": [str(folder / "draft.gguf"), str(folder / "foreign.gguf")],
+        "workload": [str(folder / "mine.jsonl")],
+        "max_tokens": 16,
         "draft_lengths": "0-4",
-        "p_mins": (0.0,),
+        "p_mins": "0",
         "repetitions": 1,
-        "costs": str(folder / "costs.json"),
-        "context": 512,
-        "threads": 1,
+        "costs": folder / "costs.json",
     }
-    run_sweep(SweepPlan(**values), folder / "run", hub=HubOptions(offline=True))
-    return Results.read(folder / "run")
+    options = LoadOptions(threads=1)
+    found = []
+    for name, more in (("run", {}), ("hot", {"temperature": 0.9, "prompts": 2, "drafts": []})):
+        loader = Loader(options, options, HubOptions(offline=True), 512, values["costs"])
+        run_sweep(SweepPlan(**(values | more)), folder / name, loader)
+        found.append(Results.read(folder / name))
+    return found[0], found[1]
+
+
+@pytest.fixture(scope="module")
+def swept(both: tuple[Results, Results]) -> Results:
+    return both[0]
 
 
 def test_pairs_that_do_not_line_up_are_left_out_and_said(swept: Results) -> None:
@@ -71,22 +74,21 @@ def test_pairs_that_do_not_line_up_are_left_out_and_said(swept: Results) -> None
 
 
 def test_a_conversation_goes_on_behind_the_targets_own_answer(swept: Results) -> None:
-    mine = [a for a in swept.answers if a.workload == "mine"]
-    first, second = ({a.case: a for a in mine}[case] for case in ("1", "1/2"))
+    first, second = ({a.case: a for a in swept.answers}[case] for case in ("1", "1/2"))
     assert second.prompt[: len(first.prompt) - 1] == first.prompt[:-1]
     assert len(second.prompt) > len(first.prompt) + len(first.tokens) / 2
 
 
-def test_greedy_runs_give_the_recorded_answer(swept: Results) -> None:
-    greedy = [run for run in swept.runs if run.workload == "mine"]
+def test_greedy_runs_give_the_recorded_answer(both: tuple[Results, Results]) -> None:
+    greedy = both[0].runs
     assert len(greedy) > 15
     assert sum(bool(run.equal) for run in greedy) / len(greedy) > 0.9  # near-ties may part
     assert all(run.divergence is not None for run in greedy if not run.equal)
-    assert {run.equal for run in swept.runs if run.workload == "hot"} == {None}
+    assert {run.equal for run in both[1].runs} == {None}
 
 
 def test_forced_text_is_drafted_and_predicted(swept: Results) -> None:
-    limited = [run for run in swept.runs if run.workload == "mine" and run.case == "4"]
+    limited = [run for run in swept.runs if run.case == "4"]
     assert any(run.forced > 3 for run in limited)
     text = next(a.text for a in swept.answers if a.case == "4")
     assert json.loads(text)["a"] in ("the", "and")

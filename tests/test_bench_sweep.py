@@ -15,12 +15,13 @@ from bench_models import SPOKEN, VOCABULARY, FakeLoader, plan
 from bench_models import row as model_row
 from counted_time import counted_time
 from outrider.backends.fake import FakeModel
+from outrider.backends.gguf.libraries import candidates
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.data import Completion
 from outrider.core.errors import ConstraintError, InputError, ModelFileError, SettingError
 from outrider.lab.bench.results import ROWS, Results, Store, read_rows
-from outrider.lab.bench.runs import _Runner
 from outrider.lab.bench.sweep import run_sweep
-from outrider.lab.bench.target import Progress
+from outrider.lab.bench.target import _Runner
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.lab.record import Case
@@ -36,6 +37,7 @@ from outrider.lab.rows import (
     RunRow,
 )
 from outrider.lab.settings import Setting
+from outrider.lab.subject import Progress
 
 
 def of(rows: list[Row], kind: type[Any]) -> list[Any]:
@@ -44,7 +46,9 @@ def of(rows: list[Row], kind: type[Any]) -> list[Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _the_same_times() -> Iterator[None]:
-    """Which settings become finalists depends on the time that the choosing takes."""
+    """Which settings become finalists depends on the time that the choosing takes; a run's head names the
+    libraries that are open."""
+    next(candidates(LoadOptions()))
     with counted_time():
         yield
 
@@ -207,9 +211,9 @@ def test_a_finished_sweep_loads_nothing_again(tmp_path: Path) -> None:
 
 
 def test_another_plan_needs_another_folder(tmp_path: Path) -> None:
-    run_sweep(plan(tmp_path, drafts=()), tmp_path / "run", loader=FakeLoader())
+    run_sweep(plan(tmp_path, drafts=[]), tmp_path / "run", loader=FakeLoader())
     with pytest.raises(SettingError, match="another plan: draft_lengths"):
-        run_sweep(plan(tmp_path, drafts=(), draft_lengths="0-3"), tmp_path / "run", loader=FakeLoader())
+        run_sweep(plan(tmp_path, drafts=[], draft_lengths="0-3"), tmp_path / "run", loader=FakeLoader())
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
@@ -251,7 +255,7 @@ def test_rows_that_are_none_are_named(tmp_path: Path) -> None:
 
 
 def test_other_prompts_or_another_file_need_another_folder(tmp_path: Path) -> None:
-    small = {"drafts": (), "finalists": 0, "repetitions": 1}
+    small = {"drafts": [], "finalists": 0, "repetitions": 1}
     first = plan(tmp_path, **small)
     run_sweep(first, tmp_path / "run", loader=FakeLoader())
 
@@ -313,8 +317,8 @@ def test_with_little_time_the_automatic_choice_runs_and_later_the_rest(
 
 
 def test_repetitions_can_be_added_to_a_run(tmp_path: Path) -> None:
-    run_sweep(plan(tmp_path, drafts=(), repetitions=1), tmp_path / "run", loader=FakeLoader())
-    results = run_sweep(plan(tmp_path, drafts=(), repetitions=3), tmp_path / "run", loader=FakeLoader())
+    run_sweep(plan(tmp_path, drafts=[], repetitions=1), tmp_path / "run", loader=FakeLoader())
+    results = run_sweep(plan(tmp_path, drafts=[], repetitions=3), tmp_path / "run", loader=FakeLoader())
     assert Counter(block.workload for block in results.blocks) == {"letters": 3, "words": 3}
 
 
@@ -330,7 +334,7 @@ def test_a_text_that_cannot_go_on_is_left_out(tmp_path: Path, monkeypatch: pytes
         return run(runner, case, answer, seed)
 
     monkeypatch.setattr(_Runner, "run", stuck)
-    results = run_sweep(plan(tmp_path, drafts=()), tmp_path / "run", loader=FakeLoader())
+    results = run_sweep(plan(tmp_path, drafts=[]), tmp_path / "run", loader=FakeLoader())
     assert [(row.what, row.why) for row in results.skipped] == [
         ("auto lookup for target: words 2", "round 1: no token is allowed")
     ]
@@ -346,7 +350,7 @@ def test_a_target_that_cannot_rewind_only_decodes_plainly(tmp_path: Path) -> Non
             return LoadedTarget(file.name, model), model_row(file, "target")
 
     loader = Recurrent()
-    results = run_sweep(plan(tmp_path, lookup_only=False), tmp_path / "run", loader=loader)
+    results = run_sweep(plan(tmp_path), tmp_path / "run", loader=loader)
     assert loader.loaded == ["target"], "no draft is loaded for it"
     assert {row.setting for row in results.predictions} == {"plain"}
     assert {(run.draft, run.setting, run.equal) for run in results.runs} == {(None, "plain", True)}
@@ -365,7 +369,7 @@ def test_a_model_that_cannot_be_loaded_is_left_out(tmp_path: Path) -> None:
                 raise ModelFileError("twin.gguf", "it is damaged")
             return super().draft(file, target)
 
-    some = plan(tmp_path, targets=("bad", "target"), drafts=("twin", "stranger"))
+    some = plan(tmp_path, targets=["bad", "target"], drafts=["twin", "stranger"])
     results = run_sweep(some, tmp_path / "run", loader=Broke())
     assert [row.target for row in results.done] == ["target"]
     assert {run.draft for run in results.runs} == {None, "stranger"}
@@ -374,4 +378,4 @@ def test_a_model_that_cannot_be_loaded_is_left_out(tmp_path: Path) -> None:
         "twin for target": "it could not be loaded: it is damaged",
     }
     with pytest.raises(ModelFileError, match="truncated"):
-        run_sweep(plan(tmp_path, targets=("bad",)), tmp_path / "other", loader=Broke())
+        run_sweep(plan(tmp_path, targets=["bad"]), tmp_path / "other", loader=Broke())

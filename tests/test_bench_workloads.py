@@ -16,7 +16,6 @@ from outrider.core.data import Grammar
 from outrider.core.errors import PromptError
 from outrider.lab.prompts import Workload
 from outrider.lab.workloads import BUILT_IN, load_workload
-from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.server.logs import RequestLog, log_to_stderr
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
@@ -29,7 +28,7 @@ def read(folder: Path, *lines: Any, suffix: str = "", **settings: Any) -> Worklo
     path = folder / "mine.jsonl"
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     path.write_text("\n".join(texts) + "\n", encoding="utf-8")
-    return load_workload(WorkloadSpec(file=f"{path}{suffix}", **settings))
+    return load_workload(f"{path}{suffix}", **settings)
 
 
 def refusal(folder: Path, *lines: Any, **settings: Any) -> PromptError:
@@ -65,13 +64,13 @@ def test_categories_by_the_name_of_the_file_or_by_a_field(tmp_path: Path) -> Non
     lines = [{"id": i, "category": "abc"[i % 3], "turns": ["x"]} for i in range(9)]
     by_name = read(tmp_path, *lines, suffix="#b")
     assert [prompt.id for prompt in by_name.prompts] == ["1", "4", "7"] and by_name.name == "mine b"
-    both = read(tmp_path, *lines, suffix="#b", categories=["c"])
+    both = read(tmp_path, *lines, suffix="#b,c")
     assert [prompt.id for prompt in both.prompts] == ["1", "2", "4", "5", "7", "8"]
     missing = refusal(tmp_path, *lines, suffix="#d")
     assert "no category 'd'" in missing.why and missing.way_out == "It has: a, b, c."
     hashed = tmp_path / "odd#b"
     hashed.write_text('{"prompt": "x"}')
-    assert len(load_workload(WorkloadSpec(file=str(hashed))).prompts) == 1
+    assert len(load_workload(str(hashed)).prompts) == 1
 
 
 def test_chat_requests(tmp_path: Path) -> None:
@@ -145,7 +144,7 @@ def test_files_that_hold_nothing(tmp_path: Path) -> None:
     assert "it holds no prompts" in refusal(tmp_path, "").why
     for path, why in ((tmp_path / "none.jsonl", "no such file"), (tmp_path, "is a directory")):
         with pytest.raises(PromptError, match=why):
-            load_workload(WorkloadSpec(file=str(path)))
+            load_workload(str(path))
 
 
 # Recorded traffic
@@ -233,7 +232,7 @@ def test_a_log_without_bodies_says_what_to_log(tmp_path: Path, traffic: Traffic)
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_workloads(name: str) -> None:
-    workload = load_workload(WorkloadSpec(name=name))
+    workload = load_workload(name)
     assert (workload.name, workload.source, len(workload.prompts)) == (name, "built in", 8)
     assert len({prompt.id for prompt in workload.prompts}) == 8
     for prompt in workload.prompts:

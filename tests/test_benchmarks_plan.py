@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from outrider.lab.plan.calls import model_error
 from outrider.lab.plan.catalogue import token_ratios
-from outrider.lab.recording import read_recordings
 from plan import acceptance, check
+from policy.recorded import read_recordings
 
 BUNDLED = Path(__file__).parents[1] / "src/outrider/lab/plan/acceptance.toml"
 

@@ -5,40 +5,39 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bench_models import FakeLoader, card
+from bench_models import row as model_row
 from engines import LANGUAGE
 from engines import VOCABULARY as LETTERS
 from outrider.backends.fake import FakeModel, FakeVocabulary
-from outrider.core.contracts import FREE, UNABLE
+from outrider.core.contracts import RewindKind
 from outrider.core.notices import collect_notices
 from outrider.core.numbers import Interval
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
-from outrider.lab import predict
 from outrider.lab.check import (
-    DraftNumbers,
     DraftReport,
-    DraftVerdict,
-    acceptance_of,
+    LookupReport,
+    Verdict,
+    agreement_of,
     cannot_work,
     judge,
     judge_draft,
     judge_lookup,
     judge_lookup_alone,
     overall,
-    tokenizers_of,
 )
-from outrider.lab.loaded import LoadedDraft, LoadedTarget
-from outrider.lab.models import ModelFacts
-from outrider.lab.predict import expect
+from outrider.lab.loaded import LoadedDraft, LoadedTarget, pair_row
+from outrider.lab.models import ModelFacts, ModelFile
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.record import ANSWER_TOKENS, Answer, Case, questions_of, record_answers
-from outrider.lab.rows import AnswerRow
-from outrider.lab.settings import PLAIN
-from outrider.lab.statistics import share_of, speedup_of
-from outrider.lab.subject import TOO_LONG, DraftOffers, Subject, offered, why_unusable
+from outrider.lab.record import ANSWER_TOKENS, questions_of, record_answers, recording_of
+from outrider.lab.rows import AnswerRow, CostsRow, ModelRow, OffersRow, PairRow, Role, Row
+from outrider.lab.statistics import speedup_of
+from outrider.lab.subject import Subject
 from outrider.models.gguf import read_card
 from outrider.models.vocab import compare
 from recordings import FLAT, SMALL, STEEP, DraftKind, TextKind, curve, recording
@@ -47,65 +46,65 @@ from tiny_gguf import WIDTH, vocabulary, write_tiny
 
 FACTS = ModelFacts("m", "m.gguf", "llama", "Q8_0", 1000, 1000, 0, 0, 1000, 900, 4096)
 GREEDY = SamplingParams(temperature=0)
+TARGET, DRAFT = (ModelFile(name, Path(f"{name}.gguf"), card(name), name) for name in ("m", "d"))
 
 
-def answer(number: int, text: TextKind, draft: DraftKind | None, length: int = 48) -> Answer:
-    """A made-up answer, with the offers of a draft of this quality."""
-    made = recording(text, draft, seed=number, length=length)
-    case = Case(Workload("made", (), GREEDY, 4 * length, "here"), Prompt(made.id, "x"), 0)
-    calls = tuple((1, len(made.prompt) + i, 0.1, 0.0002) for i in range(length))
-    row = AnswerRow(
-        target="m", workload="made", case=made.id, prompt=made.prompt, tokens=made.tokens, text="",
-        finish_reason="length", prefill_s=1.0, decode_s=0.1 * length, own_s=0.0, calls=calls, seed=0,
-    )  # fmt: skip
-    return Answer(case, row, replace(made, finish_reason="cancelled"), 0.25)
+def costs_row(model: str, role: Role, costs: CallCosts) -> CostsRow:
+    beside = "m" if role == "draft" else None
+    return CostsRow(model=model, role=role, curve=costs.as_json(), own_s={"plain": 0.0002}, beside=beside)
 
 
 def subject(
-    text: TextKind, draft: DraftKind | None, ratios: dict[int, float] = FLAT, count: int = 6
-) -> tuple[Subject, list[Answer]]:
-    answers = [answer(i, text, draft) for i in range(count)]
-    target = LoadedTarget("m", FakeModel(LETTERS, LANGUAGE))
-    return Subject(target, FACTS, curve(ratios), tuple(answers)), answers
-
-
-@pytest.fixture(autouse=True)
-def _few_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those that are replayed a few are enough."""
-    monkeypatch.setattr(predict, "_LENGTHS", (1, 3, 8))
-    monkeypatch.setattr(predict, "_P_MINS", (0.0,))
-
-
-def judged(known: Subject, costs: CallCosts, answers: list[Answer]) -> DraftReport:
-    same = compare(LETTERS, LETTERS)
-    offers = DraftOffers(FACTS, "free", same, None, costs, tuple(answers))
-    return judge(known, offers)
+    text: TextKind,
+    draft: DraftKind | None = None,
+    costs: CallCosts | None = None,
+    ratios: dict[int, float] = FLAT,
+    *,
+    count: int = 6,
+    length: int = 48,
+    rewind: RewindKind = "free",
+    limit: int = 192,
+) -> Subject:
+    """A target that gave made-up answers, each cut off at this length, and a draft of this quality."""
+    made = [recording(text, draft, seed=number, length=length) for number in range(count)]
+    workload = Workload("made", tuple(Prompt(one.id, "x") for one in made), GREEDY, limit, "here")
+    rows: list[Row] = [costs_row("m", "target", curve(ratios))]
+    for one in made:
+        where: dict[str, Any] = {"target": "m", "workload": "made", "case": one.id}
+        answer = AnswerRow(
+            prompt=one.prompt, tokens=one.tokens, text="", finish_reason="cancelled", prefill_s=1.0,
+            decode_s=0.1 * length, seed=0, **where,
+        )  # fmt: skip
+        rows.append(answer)
+        for offers in one.offers.values():
+            said = {name: getattr(offers, name) for name in ("tokens", "confidence", "departures")}
+            rows.append(OffersRow(draft="d", seconds=0.1, **said, **where))
+    if costs is not None:
+        report = compare(LETTERS, LETTERS).report
+        rows += [costs_row("d", "draft", costs), pair_row("m", "d", report, identical=True)]
+    target = LoadedTarget("m", FakeModel(LETTERS, LANGUAGE, rewind=rewind))
+    return Subject(TARGET, target, [workload], FakeLoader(), rows, rows.append)
 
 
 # Judged on replays
 
 
 def test_a_cheap_draft_that_is_right_pays() -> None:
-    known, answers = subject("random", "target")
-    report = judged(known, curve(SMALL, 0.005), answers)
+    report = judge(subject("random", "target", curve(SMALL, 0.005)), DRAFT)
     assert report.verdict.outcome == "pays" and report.verdict.pays
-    assert report.acceptance is not None and report.acceptance.rate.value == 1.0
-    assert report.step_ratio == pytest.approx(0.05) and report.bytes_ratio == 1.0
-    assert report.speedups is not None and report.speedups.llama_cpp_default is not None
-    assert report.speedups.auto.value > 1.5
-    assert report.speedups.best.value >= report.speedups.auto.value - 1e-9
+    assert (report.agreement, report.positions) == (1.0, 6 * 48)
+    assert report.step_ratio == pytest.approx(0.05) and report.bytes_ratio == 1.0 and report.answers == 6
+    assert report.over_plain is not None and report.over_plain.value > 1.5 and report.alone is not None
 
 
 def test_a_draft_that_is_never_right_does_not_pay() -> None:
-    known, answers = subject("random", "wrong")
-    report = judged(known, curve(SMALL, 0.03), answers)
+    report = judge(subject("random", "wrong", curve(SMALL, 0.03)), DRAFT)
     assert report.verdict.outcome == "does not pay" and not report.verdict.pays
     assert "0.30 of a target step" in report.verdict.sentence and "0% are" in report.verdict.sentence
 
 
 def test_a_draft_as_slow_as_the_target_does_not_pay_however_right_it_is() -> None:
-    known, answers = subject("random", "target", STEEP)
-    report = judged(known, curve(SMALL, 0.1), answers)
+    report = judge(subject("random", "target", curve(SMALL, 0.1), STEEP), DRAFT)
     assert report.verdict.outcome == "does not pay"
     assert "even drafts that are always right are slower" in report.verdict.sentence
     assert any("smaller draft" in advice for advice in report.verdict.advice)
@@ -113,70 +112,71 @@ def test_a_draft_as_slow_as_the_target_does_not_pay_however_right_it_is() -> Non
 
 def test_a_draft_that_adds_nothing_to_lookup_does_not_pay() -> None:
     # Of a few answers it cannot be told: the first ones are spent on finding out.
-    known, answers = subject("copying", "wrong", count=12)
-    assert judge_lookup_alone(known).verdict.outcome == "pays"
-    report = judged(known, curve(SMALL, 0.05), answers)
+    known = subject("copying", "wrong", curve(SMALL, 0.05), count=12)
+    lookup = judge_lookup_alone(known)
+    assert lookup.verdict.outcome == "pays" and 0 < lookup.accepted <= lookup.drafted
+    report = judge(known, DRAFT)
     assert report.verdict.outcome == "does not pay" and "lookup alone gives" in report.verdict.sentence
     assert any(advice.startswith("lookup alone") for advice in report.verdict.advice)
 
 
 def test_what_is_read_once_counts_for_a_cut_answer_in_its_part() -> None:
-    known, answers = subject("random", "target", count=1)
-    slow = replace(known, answers=tuple(replace(a, whole_ratio=1.0) for a in answers))
+    """Of an answer that would have become four times as long the draft's reading of the prompt counts a
+    quarter, and against lookup and plain decoding nothing changes."""
     costs = curve(SMALL, 0.02)
-    cut, whole = (expect(s.answers, s.prices(costs)).seconds["model 3"] for s in (known, slow))
-    read_s = costs.prefill_s(len(answers[0].row.prompt))
-    assert whole[0] - cut[0] == pytest.approx(0.75 * read_s)
-    assert expect(known.answers, known.prices(costs)).seconds[PLAIN.name][0] == pytest.approx(
-        expect(slow.answers, slow.prices(costs)).seconds[PLAIN.name][0]
-    )
+    cut, whole = (judge(subject("random", "target", costs, limit=limit), DRAFT) for limit in (192, 48))
+    assert cut.over_plain is not None and whole.over_plain is not None
+    assert cut.over_plain.value > 1.03 * whole.over_plain.value and cut.lookup == whole.lookup
 
 
 # Pairs that cannot work
 
 
 def test_tokenizers_that_do_not_line_up_are_a_verdict() -> None:
-    known, _ = subject("random", None)
-    other = FakeVocabulary("wxyz ")
-    alignment = compare(LETTERS, other)
-    refusal = why_unusable(known, FREE, alignment)
-    assert refusal is not None
-    report = judge(known, DraftOffers(FACTS, "free", alignment, refusal))
-    assert report.verdict.outcome == "cannot work" and report.speedups is None
-    assert "do not line up" in report.verdict.sentence and report.tokenizers.report.differences
+    known = subject("random")
+    known.append(pair_row("m", "d", compare(LETTERS, FakeVocabulary("wxyz ")).report))
+    report = judge(known, DRAFT)
+    assert report.verdict.outcome == "cannot work" and report.over_plain is None
+    assert "do not line up" in report.verdict.sentence and report.pair is not None
     assert any("model family" in advice for advice in report.verdict.advice)
-    assert report.tokenizers.why_not is not None and report.tokenizers.lost_tokens == 4
 
 
-def test_models_that_cannot_rewind_are_a_verdict() -> None:
-    known, _ = subject("random", None)
-    same = compare(LETTERS, LETTERS)
-    assert why_unusable(known, FREE, same) is None
-    draft = why_unusable(known, UNABLE, same)
-    assert draft is not None and "the draft cannot forget" in draft[0]
-    recurrent = LoadedTarget("m", FakeModel(LETTERS, LANGUAGE, rewind="none"))
-    target = why_unusable(replace(known, target=recurrent), FREE, same)
-    assert target is not None and "the target cannot take rejected" in target[0]
+def test_a_target_that_cannot_rewind_is_a_verdict() -> None:
+    known = subject("random", rewind="none")
+    assert not known.can_draft
+    report = judge(known, DRAFT)
+    assert report.verdict.outcome == "cannot work" and "the target cannot take" in report.verdict.sentence
+
+
+class OneDraft(FakeLoader):
+    """Loads this model as the draft."""
+
+    def __init__(self, model: FakeModel) -> None:
+        super().__init__()
+        self._model = model
+
+    def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:
+        del target
+        same = compare(self._model.vocabulary, self._model.vocabulary)
+        return LoadedDraft(file.name, self._model, same), model_row(file, "draft")
 
 
 def test_a_draft_that_holds_no_prompt_is_a_verdict() -> None:
-    known, _ = subject("random", None)
-    same = compare(LETTERS, LETTERS)
-    draft = LoadedDraft("d", FakeModel(LETTERS, LANGUAGE, context_length=2), same)
-    assert offered(known, draft, seconds=1) == ([], len(known.answers))
-    report = judge(known, DraftOffers(FACTS, "free", same, TOO_LONG))
+    known = subject("random")
+    known.loader = OneDraft(FakeModel(LETTERS, LANGUAGE, context_length=2))
+    known.score(DRAFT)
+    report = judge(known, DRAFT)
     assert report.verdict.outcome == "cannot work" and "the draft's context" in report.verdict.sentence
 
 
-def test_lost_tokens_are_counted_in_the_answers() -> None:
-    first = answer(0, "random", None)
-    answers = [replace(first, row=replace_tokens(first.row, (0, 0, 4, 0)))]
-    lacking = tokenizers_of(compare(LETTERS, FakeVocabulary("abcd")), LETTERS, answers)
-    assert lacking.lost_tokens == 1 and lacking.lost_ratio == 0.25 and not lacking.identical
-
-
-def replace_tokens(row: AnswerRow, tokens: tuple[int, ...]) -> AnswerRow:
-    return row.model_copy(update={"tokens": tokens})
+def test_a_draft_is_scored_on_a_few_answers_when_the_time_is_up() -> None:
+    target = LoadedTarget("m", TimedModel())
+    rows: list[Row] = [costs_row("m", "target", curve(FLAT))]
+    known = Subject(TARGET, target, [workload("one", 9)], OneDraft(TimedModel()), rows, rows.append)
+    for row in record_answers(target, questions_of(known.workloads, target), curve({1: 1.0}), seconds=99):
+        known.append(row)
+    known.score(DRAFT, seconds=0)
+    assert len(known.of(OffersRow)) == 4 and len(known.of(AnswerRow)) == 9
 
 
 # From numbers to verdicts
@@ -185,7 +185,7 @@ CALLS = [1.0, 1.2, 1.3, 1.4, 1.5, 1.6, 1.8, 2.0, 2.1]
 STEEP_CALLS = [1.0, 1.8, 2.4, 3.0, 3.6, 4.2, 4.6, 5.0, 5.5]
 
 
-def numbers(
+def judged(
     over_plain: tuple[float, float, float],
     over_lookup: tuple[float, float, float],
     *,
@@ -194,10 +194,13 @@ def numbers(
     right: float = 0.8,
     needed: float | None = 0.3,
     calls: list[float] = CALLS,
-) -> DraftNumbers:
-    acceptance = Interval(right, right - 0.05, right + 0.05)
-    gains = Interval(*over_plain), Interval(*over_lookup)
-    return DraftNumbers(calls, step, acceptance, needed, Interval(*lookup), *gains)
+) -> Verdict:
+    found = DraftReport(
+        FACTS, "model", None, 0.5, 0.0, cannot_work(""), step_ratio=step, needed=needed,
+        agreement=right, over_plain=Interval(*over_plain),
+        over_lookup=Interval(*over_lookup), lookup=Interval(*lookup),
+    )  # fmt: skip
+    return judge_draft(found, calls)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +220,7 @@ def numbers(
 def test_a_draft_pays_over_plain_decoding_and_over_lookup(
     over_plain: tuple[float, float, float], over_lookup: tuple[float, float, float], outcome: str, pays: bool
 ) -> None:
-    verdict = judge_draft(numbers(over_plain, over_lookup))
+    verdict = judged(over_plain, over_lookup)
     assert (verdict.outcome, verdict.pays) == (outcome, pays)
     assert "inf" not in verdict.sentence and ("one answer" in verdict.sentence) == math.isinf(over_plain[2])
     assert ("where 1.02x pays" in verdict.sentence) == (outcome == "undecided")
@@ -235,21 +238,21 @@ def test_a_draft_pays_over_plain_decoding_and_over_lookup(
 )
 def test_the_reason_why_it_does_not_pay(changes: dict[str, object], reason: str) -> None:
     given: dict[str, object] = {"over_plain": (0.9, 0.8, 1.0), "over_lookup": (0.9, 0.8, 1.0)} | changes
-    assert reason in judge_draft(numbers(**given)).sentence  # type: ignore[arg-type]
+    assert reason in judged(**given).sentence  # type: ignore[arg-type]
 
 
 def test_what_to_try_instead_follows_from_the_numbers() -> None:
     slow = (0.9, 0.8, 1.0)
 
     def advice(**changes: object) -> str:
-        return " | ".join(judge_draft(numbers(slow, slow, **changes)).advice)  # type: ignore[arg-type]
+        return " | ".join(judged(slow, slow, **changes).advice)  # type: ignore[arg-type]
 
     assert "smaller draft" in advice(step=0.6) and "smaller draft" not in advice(step=0.1)
     assert "another quantization" in advice(calls=STEEP_CALLS) and "another quantization" not in advice()
     assert "closer to the target" in advice(right=0.3) and "closer to the target" not in advice(right=0.9)
     assert "leave the draft out" in advice(lookup=(1.3, 1.1, 1.5))
     assert "--corpus" in advice() and "distill" not in advice()
-    undecided = judge_draft(numbers((1.1, 0.9, 1.3), (1.1, 0.9, 1.3)))
+    undecided = judged((1.1, 0.9, 1.3), (1.1, 0.9, 1.3))
     assert any("outrider bench" in line for line in undecided.advice)
 
 
@@ -269,32 +272,36 @@ def test_lookup_is_judged_against_plain_decoding(
     assert (verdict.outcome, verdict.pays) == (outcome, pays) and "lookup alone" in verdict.sentence
 
 
+def report(name: str, verdict: Verdict, gain: float = 1.2) -> DraftReport:
+    return DraftReport(
+        replace(FACTS, name=name), "model", None, 0.5, 0.0, verdict, over_plain=Interval(gain, 1.1, 2.0)
+    )
+
+
 def test_the_verdict_over_all_drafts() -> None:
     lookup_pays, lookup_not = (
-        DraftVerdict("pays", True, "L pays"),
-        DraftVerdict("does not pay", False, "L does not"),
+        LookupReport(9, 5, Interval(1.2, 1.1, 1.3), verdict)
+        for verdict in (Verdict("pays", True, "L pays"), Verdict("does not pay", False, "L does not"))
     )
-    good, better = DraftVerdict("pays", True, "good"), DraftVerdict("pays", True, "better")
-    bad, broken = DraftVerdict("does not pay", False, "bad"), cannot_work("no", ())
-    fast, faster = Interval(1.2, 1.1, 1.3), Interval(1.6, 1.5, 1.7)
+    good, better = (
+        report("a", Verdict("pays", True, "good")),
+        report("b", Verdict("pays", True, "better"), 1.6),
+    )
+    bad, broken = report("c", Verdict("does not pay", False, "bad")), report("d", cannot_work("no"))
+    unsure = report("e", Verdict("undecided", False, "open"))
     assert overall(lookup_pays, []) == ("L pays", True)
     assert overall(lookup_not, []) == ("L does not", False)
     assert overall(None, [])[1] is False
-    assert overall(lookup_not, [("a", good, fast)]) == ("good", True)
-    assert overall(lookup_not, [("a", good, fast), ("b", better, faster)]) == ("best with b: better", True)
-    assert overall(lookup_pays, [("a", bad, fast)]) == ("bad", True), "lookup is there, whatever the draft"
-    assert overall(lookup_not, [("a", bad, fast)]) == ("bad", False)
-    assert overall(lookup_pays, [("a", broken, None)])[1] is False, (
-        "the pair that was asked about cannot work"
-    )
-    assert overall(lookup_pays, [("a", broken, None), ("b", bad, fast)])[1] is True
-    assert overall(lookup_not, [("a", bad, fast), ("b", bad, fast)])[0].startswith("none of the drafts pays")
-    assert overall(lookup_not, [("a", broken, None), ("b", bad, fast)])[0] == "b: bad"
-    open_ = DraftVerdict("undecided", False, "open")
-    assert overall(lookup_pays, [("a", open_, fast)]) == ("open; L pays", True)
-    assert overall(lookup_not, [("a", open_, fast), ("b", bad, fast)])[0].startswith(
-        "none of the drafts is likely to pay"
-    )
+    assert overall(lookup_not, [good]) == ("good", True)
+    assert overall(lookup_not, [good, better]) == ("best with b: better", True)
+    assert overall(lookup_pays, [bad]) == ("bad; L pays", True), "lookup is there, whatever the draft"
+    assert overall(lookup_not, [bad]) == ("bad; L does not", False)
+    assert overall(lookup_pays, [broken])[1] is False, "the pair that was asked about cannot work"
+    assert overall(lookup_pays, [broken, bad])[1] is True
+    assert overall(lookup_not, [bad, bad])[0].startswith("none of the drafts pays")
+    assert overall(lookup_pays, [unsure]) == ("open; L pays", True)
+    assert overall(lookup_not, [unsure, bad])[0].startswith("none of the drafts is likely to pay")
+    assert overall(lookup_not, [broken, broken])[0].startswith("none of the drafts can work")
 
 
 # Figures
@@ -308,18 +315,13 @@ def test_intervals_hold_their_value_and_widen_with_spread_and_error() -> None:
     assert narrow.low < narrow.value < narrow.high and wide.high - wide.low > narrow.high - narrow.low
     shaken = speedup_of(plain, plain, error=0.05)
     assert shaken.low == pytest.approx(math.exp(-0.098), rel=0.01) and shaken.value == 1.0
-    share = share_of([1, 3, 2, 4], [4, 4, 4, 4])
-    assert 0 <= share.low < share.value == 0.625 < share.high <= 1
 
 
-def test_acceptance_by_place_counts_only_what_was_met() -> None:
-    made = answer(0, "random", "target", length=4).recording
+def test_the_agreement_is_over_all_positions() -> None:
+    made = recording("random", "target", length=4)
     offers = made.offers["draft"]
     wrong = (offers.tokens[0], offers.tokens[1] + 1, *offers.tokens[2:])
-    found = acceptance_of([replace(made, offers={"draft": replace(offers, tokens=wrong)})], "draft")
-    # Drafts begin at each of 4 places: right at 3; of the three that reach a second place, right at ...
-    assert found.positions == 4 and found.rate.value == 0.75
-    assert found.by_position[:3] == (0.75, 0.5, None)
+    assert agreement_of([replace(made, offers={"draft": replace(offers, tokens=wrong)})]) == (0.75, 4)
 
 
 def test_a_token_reads_neither_idle_experts_nor_a_looked_up_embedding(tmp_path: Path) -> None:
@@ -349,10 +351,11 @@ def test_answers_end_with_the_time_and_come_from_all_workloads() -> None:
     assert [case.workload.name for case in questions[:4]] == ["one", "two"] * 2
     answers = record_answers(target, questions, curve({1: 1.0}), seconds=30, clock=model.clock)
     assert 4 <= len(answers) < 18 and model.now < 45
-    assert {a.row.workload for a in answers} == {"one", "two"}
-    assert all(16 <= len(a.row.tokens) <= ANSWER_TOKENS for a in answers)
-    assert answers[0].recording.finish_reason == "cancelled"
-    assert answers[0].whole_ratio == len(answers[0].row.tokens) / 128
+    assert {row.workload for row in answers} == {"one", "two"}
+    assert all(16 <= len(row.tokens) <= ANSWER_TOKENS for row in answers)
+    assert answers[0].finish_reason == "cancelled"
+    made = recording_of(target, questions[0], answers[0])
+    assert made.whole_ratio == len(answers[0].tokens) / 128
 
 
 def test_answers_that_end_at_once_are_left_out_and_counted() -> None:
@@ -362,4 +365,4 @@ def test_answers_that_end_at_once_are_left_out_and_counted() -> None:
     with collect_notices() as notices:
         answers = record_answers(target, questions, curve({1: 1.0}), seconds=60)
     assert "left out for ending within a few tokens" in notices[0] and ": 3 of the answers" in notices[0]
-    assert [a.row.workload for a in answers] == ["two", "two"]
+    assert [row.workload for row in answers] == ["two", "two"]

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -16,11 +15,11 @@ from bench_rows import bench_rows
 from cli_helpers import Call, call, refused
 from outrider.costs.store import PairCosts, export_costs
 from outrider.lab.bench.figures import bests
-from outrider.lab.bench.plan import SweepPlan, plan_text
+from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.bench.results import ROWS, Results
-from outrider.lab.bench.target import Progress
+from outrider.lab.loaded import Loader
 from outrider.lab.settings import Setting
-from outrider.lab.workloads.reading import WorkloadSpec
+from outrider.lab.subject import Progress
 from outrider.models.hub import HubOptions
 from outrider.session import describe_policy
 from recordings import FLAT, SMALL, curve
@@ -33,24 +32,24 @@ class Sweep:
     def __init__(self) -> None:
         self.plans: list[SweepPlan] = []
         self.folders: list[Path] = []
-        self.hubs: list[HubOptions] = []
+        self.loaders: list[Loader] = []
         self.raises: BaseException | None = None
 
     def __call__(
         self,
         plan: SweepPlan,
         folder: Path,
+        loader: Loader,
         *,
-        hub: HubOptions,
         progress: Callable[[Progress], None],
         elsewhere: None,
     ) -> Results:
         assert elsewhere is None
         self.plans.append(plan)
         self.folders.append(folder)
-        self.hubs.append(hub)
-        progress(Progress("recording", 0.25, 7500.0, "tiny, chat"))
-        progress(Progress("running", 0.5, 60.0, "tiny, chat"))
+        self.loaders.append(loader)
+        progress(Progress("recording", 0.25, "tiny, chat"))
+        progress(Progress("running", 0.5, "tiny, chat"))
         if self.raises is not None:
             raise self.raises
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,9 +61,7 @@ def sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sweep:
     module, stand_in = ModuleType("outrider.lab.bench.sweep"), Sweep()
     vars(module)["run_sweep"] = stand_in
     monkeypatch.setitem(sys.modules, "outrider.lab.bench.sweep", module)
-    monkeypatch.setattr(
-        "outrider.lab.bench.report.write_report", lambda _, path: path.write_text("<!doctype")
-    )
+    monkeypatch.setattr("outrider.cli.bench.write_report", lambda _, path: path.write_text("<!doctype"))
     monkeypatch.chdir(tmp_path)
     return stand_in
 
@@ -90,69 +87,51 @@ def test_without_anything_the_defaults_are_swept(run: Call, sweep: Sweep, tmp_pa
     assert sweep.plans == [SweepPlan()] and sweep.folders == [Path("bench")]
     assert (tmp_path / "bench" / "report.html").read_text().startswith("<!")
     assert outcome.out.strip() and outcome.err.strip().endswith("report: bench/report.html")
-    assert "sweeping: 25%, 2 h 5 min left, recording, tiny, chat" in outcome.err
+    assert "sweeping: 25%, recording, tiny, chat" in outcome.err
     assert "running, tiny" not in outcome.err, "one line in ten seconds"
-
-
-def test_flags_override_the_file(run: Call, sweep: Sweep, tmp_path: Path) -> None:
-    plan = tmp_path / "mine.toml"
-    plan.write_text(
-        'targets = ["a.gguf"]\nbackend = "ik"\nfinalists = 5\n'
-        'workloads = ["chat", {name = "code", max_tokens = 9}]'
-    )
-    assert run(plan, "-md", "d.gguf", "-md", "e*.gguf", "--finalists", 1, "--temp", "0.5").status == 0
-    found = sweep.plans[0]
-    assert found.backend == "ik"
-    assert found.targets == (str(tmp_path / "a.gguf"),) and found.drafts == ("d.gguf", "e*.gguf")
-    assert found.finalists == 1 and found.name == "mine" and sweep.folders == [Path("mine")]
-    assert found.workloads == (
-        WorkloadSpec(name="chat", temperature=0.5),
-        WorkloadSpec(name="code", temperature=0.5, max_tokens=9),
-    )
 
 
 def test_every_flag_arrives(run: Call, sweep: Sweep, tmp_path: Path) -> None:
     export_costs(tmp_path / "costs.json", PairCosts(curve(FLAT, 0.01), curve(SMALL, 0.002)))
     (tmp_path / "q.jsonl").write_text('{"category": "math", "turns": ["1 + 1?"]}')
     flags = shlex.split("""
-        -m t.gguf --draft d.gguf --no-lookup-only --workload edits --workload q.jsonl#math --prompts 3
-        --max-tokens 40 --temp 0.2 --seed 7 --drafters lookup,model --draft-lengths 2,4-6 --p-mins 0,0.9
+        -m t.gguf --draft d.gguf --draft e.gguf --workload edits --workload q.jsonl#math --prompts 3
+        --max-tokens 40 --temp 0.2 --seed 7 --draft-lengths 2,4-6 --p-mins 0,0.9
         --finalists 4 --control auto --repetitions 5 --minutes 1.5 --costs costs.json
-        -c 512 -t 2 -tb 3 -ngl 12 -fa on --backend ik --offline -hft secret -o out
+        -c 512 -t 2 -tb 3 -ngl 12 -ngld 7 -fa on --backend ik --offline -hft secret -o out
     """)
     outcome = run(*flags)
     assert outcome.status == 0, outcome.err
     plan = sweep.plans[0]
-    assert (plan.targets, plan.drafts, plan.lookup_only) == (("t.gguf",), ("d.gguf",), False)
-    said: dict[str, Any] = {"prompts": 3, "max_tokens": 40, "temperature": 0.2, "seed": 7}
-    assert plan.workloads == (
-        WorkloadSpec(name="edits", **said),
-        WorkloadSpec(name="q math", file="q.jsonl#math", **said),
-    )
-    assert (plan.drafters, plan.draft_lengths, plan.p_mins) == (("lookup", "model"), (2, 4, 5, 6), (0.0, 0.9))
-    assert (plan.finalists, plan.controls, plan.seed) == (4, ("auto",), 7)
-    assert (plan.repetitions, plan.minutes, plan.costs) == (5, 1.5, Path("costs.json"))
-    options = plan.load_options()
+    assert (plan.targets, plan.drafts) == (["t.gguf"], ["d.gguf", "e.gguf"])
+    assert plan.workload == ["edits", "q.jsonl#math"]
+    assert (plan.prompts, plan.max_tokens, plan.temperature, plan.seed) == (3, 40, 0.2, 7)
+    assert (plan.draft_lengths, plan.p_mins) == ("2,4-6", "0,0.9")
+    assert (plan.finalists, plan.controls, plan.repetitions) == (4, ["auto"], 5)
+    assert (plan.minutes, plan.costs, sweep.folders) == (1.5, Path("costs.json"), [Path("out")])
+    [loader] = sweep.loaders
+    options = loader.options
     loading = options.backend, options.threads, options.threads_batch, options.gpu_layers
-    assert (plan.context, *loading, options.flash_attention) == (512, "ik", 2, 3, 12, "on")
-    assert sweep.hubs == [HubOptions(token="secret", offline=True)] and sweep.folders == [Path("out")]
+    assert (loader.context, *loading, options.flash_attention) == (512, "ik", 2, 3, 12, "on")
+    assert loader.draft_options.gpu_layers == 7 and loader.costs_file == plan.costs
+    assert loader.hub == HubOptions(token="secret", offline=True)
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("none.toml", "none.toml: no such file"),
-        ("--draft-lengths 9-3", "--draft-lengths: '9-3' is not a length"),
-        ("--repetitions 0", "--repetitions: 0: it has to be 1 or more"),
-        ("--finalists -1", "--finalists: -1: it has to be 0 or more"),
-        ("--drafters oracle", "--drafters: 'oracle': it has to be"),
-        ("--p-mins 0,x", "--p-mins: 'x': it has to be a number"),
-        ("--control fast", "--control: 'fast': it is not a setting"),
-        ("--workload chats --prompts 0", "--workload: 0: it has to be 1 or more"),
+        ("--draft-lengths 9-3", "--draft-lengths: 9-3 cannot be used: '9-3' is not a length"),
+        ("--repetitions 0", "--repetitions: 0 cannot be used: it has to be 1 or more"),
+        ("--finalists -1", "--finalists: -1 cannot be used: "),
+        ("--p-mins 0,x", "--p-mins: 0,x cannot be used: they are probabilities"),
+        ("--minutes inf", "--minutes: inf cannot be used: "),
+        ("--control fast", "'fast': it is not a setting"),
+        ("--prompts 0", "--prompts: 0 cannot be used: "),
         ("--workload none.jsonl", "none.jsonl: no such file"),
+        ("--workload chats", "built-in workload: chat, code"),
         ("--workload other/file", "other/file: it holds no prompts"),
-        ("--backend cuda", "backend: 'cuda' is not known; choose one of auto, ik, llama.cpp"),
-        ("-ngl some", "-ngl some: not a number of layers"),
+        ("--backend cuda", "backend: 'cuda' is not known"),
+        ("-ngl some", "-ngl: 'some' is not a number"),
         ("--costs none.json", "none.json: there is no such file"),
         ("-o other", "other: the folder holds other files, and no run to continue"),
         ("-o other/file", "other/file: it is a file, not a folder"),
@@ -203,19 +182,6 @@ def test_the_summary_as_json(run: Call, finished: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("finished/*.html")), "a report is written where it is asked for"
 
 
-def test_init_writes_the_plan_and_never_over_another(run: Call, tmp_path: Path, sweep: Sweep) -> None:
-    outcome = run("init")
-    assert outcome.status == 0 and "outrider bench bench.toml" in outcome.out
-    assert (tmp_path / "bench.toml").read_text() == plan_text()
-    (tmp_path / "bench.toml").write_text("mine")
-    assert "bench.toml: the file exists" in refused(run("init"))
-    assert (tmp_path / "bench.toml").read_text() == "mine"
-    assert run("init", "bench.toml", "--force").status == 0
-    assert run("bench.toml").status == 0 and sweep.plans == [SweepPlan()]
-    assert "its folder does not exist" in refused(run("init", tmp_path / "no" / "p.toml"))
-
-
-@pytest.mark.slow
 def test_a_page_of_a_run(run: Call, finished: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     outcome = run("report", finished, "--html", page)

@@ -24,10 +24,10 @@ from clusters import TESTS, cluster, kill_node
 from outrider.core.errors import BackendError, SettingError
 from outrider.lab.bench.results import read_rows
 from outrider.lab.bench.sweep import run_sweep
-from outrider.lab.bench.target import Progress
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.lab.rows import BlockRow, CostsRow, ModelRow, PredictionRow, Row, RunRow
+from outrider.lab.subject import Progress
 from outrider.models.hub import HubOptions
 from test_bench_sweep import signature
 from test_cluster_pieces import of_kind
@@ -46,7 +46,7 @@ from outrider.fleet.ray.joining import joined  # noqa: E402
 from outrider.fleet.ray.sweeping import RaySweep  # noqa: E402
 
 LABELS = ("alpha", "beta", "gamma")
-CONTROLS = {"finalists": 0, "controls": ("model 3", "lookup 4")}
+CONTROLS = {"finalists": 0, "controls": ["model 3", "lookup 4"]}
 """What runs for real does not depend on the time that choosing takes."""
 
 
@@ -68,7 +68,7 @@ def sweep(folder: Path, address: str, **given: Any) -> list[Row]:
     loader, made = given.pop("loader", SlowLoader()), plan(folder, **CONTROLS)
     machines = given.pop("machines", ())
     with joined(address):
-        elsewhere = RaySweep(made.backend, loader.check_backend, HubOptions(), machines, has_files=False)
+        elsewhere = RaySweep("auto", loader.check_backend, HubOptions(), machines, has_files=False)
         run_sweep(made, folder / "run", loader=loader, elsewhere=elsewhere, **given)
     return read_rows(folder / "run")
 

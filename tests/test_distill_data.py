@@ -25,7 +25,6 @@ from outrider.lab.distill.starting import Material
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt, conversation_hash, is_held_out
 from outrider.lab.workloads import BUILT_IN, load_workload
-from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.lab.written_prompts import written_prompts
 from outrider.models.vocab.subset import Subset
 
@@ -335,7 +334,7 @@ def test_no_bundled_prompt_that_trains_is_one_that_measures() -> None:
     found = asked(Data(num_prompts=2000))
     training = {conversation_hash(q.prompt) for q in found.training}
     held_out = {conversation_hash(q.prompt) for q in found.held_out}
-    workloads = [load_workload(WorkloadSpec(name=name)) for name in BUILT_IN]
+    workloads = [load_workload(name) for name in BUILT_IN]
     built_in = {conversation_hash(prompt) for workload in workloads for prompt in workload.prompts}
     assert len(built_in) > 50 and len(held_out) > 80
     assert not training & held_out and not (training | held_out) & built_in

@@ -10,7 +10,6 @@ import pytest
 from outrider.core.errors import SettingError
 from outrider.lab.prompts import HELD_OUT_SHARE, Prompt, conversation_hash, is_held_out
 from outrider.lab.workloads import BUILT_IN, load_workload
-from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.lab.written_prompts import FIELD, Written, written_prompts
 
 ENOUGH = 12_000
@@ -56,7 +55,7 @@ def test_all_slots_are_filled_and_turns_alternate(prompts: list[Written]) -> Non
 
 
 def test_no_prompt_is_one_that_is_measured(prompts: list[Written]) -> None:
-    built_in = [prompt for name in BUILT_IN for prompt in load_workload(WorkloadSpec(name=name)).prompts]
+    built_in = [prompt for name in BUILT_IN for prompt in load_workload(name).prompts]
     measured = {asked(prompt.messages) for prompt in built_in}
     measured |= {text for prompt in built_in for text in prompt.follow_ups}
     assert len(measured) > 50

@@ -62,8 +62,6 @@ def test_what_is_missing_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -
     ("module", "command", "said"),
     [
         ("fastapi", ["serve", "-m", "none.gguf"], "outrider serve: FastAPI is not installed. "),
-        ("matplotlib", ["bench", "-m", "none.gguf"], "outrider bench: Matplotlib is not installed. "),
-        ("matplotlib", ["bench", "report", "none", "--html", "a.html"], "a.html: Matplotlib is not "),
         ("torch", ["distill", "-m", "none.gguf"], "outrider distill: PyTorch is not installed. "),
     ],
 )

@@ -21,13 +21,12 @@ from outrider.core.notices import collect_notices
 from outrider.costs.store import PairCosts, export_costs
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
-from outrider.lab import predict
 from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.bench.report.words import choices
 from outrider.lab.bench.results import Results
 from outrider.lab.bench.sweep import run_sweep
-from outrider.lab.check import acceptance_of
-from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget
+from outrider.lab.check import agreement_of
+from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget, Loader
 from outrider.lab.models import OWN_HEAD, find_model, find_models, own_head
 from outrider.lab.predict import DRAFT
 from outrider.lab.recording import Offers, Recording
@@ -139,8 +138,7 @@ def test_a_head_departs_from_right_tokens_too() -> None:
     offers = Offers((5, 6, 7), (0.9, 0.9, 0.9), {0: ((8, 0.9),), 1: ((7, 0.9),), 2: ()})
     assert offers.num_right((5, 6, 7)) == [1, 2, 1] and offers.rereads((5, 6, 7))
     known = Recording("1", "made", (1,), (5, 6, 7), "length", {DRAFT: offers})
-    found = acceptance_of([known], DRAFT)
-    assert found.rate.value == 1.0 and found.by_position[:3] == (1.0, 0.5, None)
+    assert agreement_of([known]) == (1.0, 3)
     model = Offers((5, 6, 9), (0.9, 0.9, 0.9), {2: ((8, 0.9),)})
     assert model.num_right((5, 6, 7)) == [2, 1, 0] and not model.rereads((5, 6, 7))
 
@@ -180,8 +178,6 @@ def program(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[
     """A command among the tiny models, whose costs are measured once."""
     monkeypatch.chdir(models)
     monkeypatch.setenv("OUTRIDER_CACHE", str(models / "cache"))
-    monkeypatch.setattr(predict, "_LENGTHS", (3, 16))  # of the settings that are replayed a few are enough
-    monkeypatch.setattr(predict, "_P_MINS", (0.0,))
     return lambda *arguments: call(monkeypatch, capfdbinary, *arguments)
 
 
@@ -194,10 +190,9 @@ def test_check_measures_the_targets_own_head(program: Call) -> None:
     [head] = shown["drafts"]
     assert (head["model"]["name"], head["kind"]) == ("mtp", "mtp")
     assert head["verdict"]["outcome"] in ("pays", "undecided", "does not pay")
-    assert 0 < head["acceptance"]["rate"]["value"] < 1 and 0 < head["answers"] <= shown["sample"]["answers"]
-    assert head["step_ratio"] > 0 and head["break_even"] and 0 < head["bytes_ratio"] < 1
-    assert head["speedups"]["best"]["value"] >= head["speedups"]["auto"]["value"] > 0
-    assert head["model"]["path"] == shown["target"]["path"] and head["rewind"] == "free"
+    assert 0 < head["agreement"] < 1 and 0 < head["answers"] <= sum(shown["answers"].values())
+    assert head["step_ratio"] > 0 and 0 < head["bytes_ratio"] < 1 and head["over_plain"]["value"] > 0
+    assert head["model"]["path"] == shown["target"]["path"]
     assert shown["pays"] == any(found["verdict"]["pays"] for found in (*shown["drafts"], shown["lookup"]))
 
 
@@ -208,7 +203,7 @@ def test_a_file_of_heads_is_measured_as_a_draft(kind: str, program: Call, tmp_pa
     shown = json.loads(program("check", str(files.target), str(files.head), *usual).out)
     [head] = shown["drafts"]
     assert (head["model"]["name"], head["kind"]) == ("head", kind.split()[0])
-    assert head["acceptance"]["positions"] > 0 and head["step_ratio"] > 0
+    assert head["positions"] > 0 and head["step_ratio"] > 0
     assert (
         any("llama.cpp alone runs" in line for line in shown["notices"]) and shown["backend"] == "llama.cpp"
     )
@@ -246,21 +241,21 @@ def swept(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     write_tiny(folder / "headless.gguf", name="headless")
     export_costs(folder / "costs.json", PairCosts(curve(FLAT, 0.01), curve(SMALL, 0.002)))
     values: dict[str, Any] = {
-        "targets": (str(models / "target.gguf"), str(folder / "headless.gguf")),
-        "drafts": (OWN_HEAD,),
-        "workloads": ({"file": str(models / "prompts.jsonl"), "max_tokens": 24, "prompts": 3},),
+        "targets": [str(models / "target.gguf"), str(folder / "headless.gguf")],
+        "drafts": [OWN_HEAD],
+        "workload": [str(models / "prompts.jsonl")],
+        "max_tokens": 24,
+        "prompts": 3,
         "draft_lengths": "1-4",
-        "p_mins": (0.0,),
-        "controls": ("model 3", "model 2", "lookup 4"),
+        "p_mins": "0",
+        "controls": ["model 3", "model 2", "lookup 4"],
         "finalists": 1,
         "repetitions": 1,
-        "context": 512,
-        "threads": 1,
-        "costs": str(folder / "costs.json"),
-        "cache_type_k": "f32",
-        "cache_type_v": "f32",
+        "costs": folder / "costs.json",
     }
-    run_sweep(SweepPlan(**values), folder / "run", hub=HubOptions(offline=True))
+    plan, options = SweepPlan(**values), replace(OPTIONS, backend="auto")
+    loader = Loader(options, options, HubOptions(offline=True), 512, plan.costs)
+    run_sweep(plan, folder / "run", loader)
     return Results.read(folder / "run")
 
 
@@ -274,7 +269,7 @@ def test_a_sweep_runs_a_head_as_a_draft(swept: Results) -> None:
     assert [row.why for row in swept.skipped if row.what == "other libraries than llama.cpp"] == [alone]
     [costs] = [row for row in swept.costs if row.role == "draft"]
     assert (costs.model, costs.beside) == (OWN_HEAD, "target")
-    assert len(swept.offers) == 3
+    assert {len(row.cases) for row in swept.predictions} == {3}
     predicted = {
         (row.draft, row.setting, row.workload, case.case): case
         for row in swept.predictions

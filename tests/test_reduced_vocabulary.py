@@ -22,9 +22,8 @@ from outrider.core.data import Draft, Mask, Row
 from outrider.core.errors import SettingError, VocabularyMismatch
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter, Rows
-from outrider.lab.check import tokenizers_of
+from outrider.lab.loaded import pair_row
 from outrider.lab.recording import record_offers
-from outrider.lab.subject import pair_row
 from outrider.models.vocab import Alignment, align, compare, tokenizer_id
 from outrider.models.vocab.subset import Subset, choose_subset, coverage
 from outrider.policy.fixed import FixedPolicy, grow
@@ -329,12 +328,9 @@ def test_recorded_offers_are_the_drafters_own() -> None:
 
 
 def test_a_check_and_a_sweep_say_how_much_is_known() -> None:
-    found = tokenizers_of(align(VOCABULARY, REDUCED), VOCABULARY, [])
-    assert found.why_not is None and (found.report.common_tokens, found.lost_tokens) == (4, 2)
     row = pair_row("t", "d", align(VOCABULARY, REDUCED).report)
     assert (row.usable, row.reduced_from, row.common_tokens) == (True, 6, 4)
     refused = compare(FakeVocabulary("bd xyz"), REDUCED)
-    assert "another tokenizer" in str(tokenizers_of(refused, FakeVocabulary("bd xyz"), []).why_not)
     assert "another tokenizer" in str(pair_row("t", "d", refused.report).why_not)
     assert pair_row("t", "d", compare(VOCABULARY, VOCABULARY).report).reduced_from is None
 

@@ -24,8 +24,8 @@ from outrider.lab.bench.report.pictures import draw
 from outrider.lab.plan.calls import PlannedModel, machine_of
 from outrider.lab.plan.catalogue import catalogue
 from outrider.lab.plan.shapes import ModelShape
-from outrider.lab.recording import read_recordings
 from policy.choices import AUTO
+from policy.recorded import read_recordings
 from policy.replay import Scene
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 32)

@@ -11,9 +11,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import argument_parser, run_program
 from outrider.costs import CallCosts, CallPoint
 from outrider.lab.plan.acceptance import ALL, LONGEST, Acceptance
-from outrider.lab.recording import Recording, read_recordings
+from outrider.lab.recording import Recording
 from outrider.lab.replay import replay
 from outrider.lab.settings import Setting
+from policy.recorded import read_recordings
 
 RECORDINGS = Path(__file__).parents[1] / "policy" / "qwen_q4.recordings.jsonl"
 KINDS = {

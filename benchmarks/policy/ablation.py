@@ -36,7 +36,6 @@ from harness import (
     run_program,
     table,
 )
-from outrider.lab.recording import read_recordings
 from outrider.lab.replay import Replayed
 from outrider.policy import auto, choice, estimates, objective, state
 from outrider.policy.auto import AutoPolicy
@@ -44,6 +43,7 @@ from outrider.policy.objective import StepCosts
 from policy.choices import AUTO, settings
 from policy.curves import read_costs
 from policy.limit import informed_limit
+from policy.recorded import read_recordings
 from policy.replay import DRAFT, Scene, with_draft
 
 HERE = Path(__file__).parent

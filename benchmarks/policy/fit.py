@@ -26,11 +26,12 @@ from outrider.core.data import Request
 from outrider.costs import CallCosts
 from outrider.drafters.earlier import EarlierDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.lab.recording import Recording, read_recordings
+from outrider.lab.recording import Recording
 from outrider.lab.replay import replay
 from outrider.policy.auto import AutoPolicy
 from outrider.policy.estimates import INITIAL_WEIGHTS, RequestBias, features, initial_weights
 from policy.curves import read_costs
+from policy.recorded import read_recordings
 
 LENGTH = 32
 """tokens of a lookup's offer that are looked at"""

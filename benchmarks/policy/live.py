@@ -32,12 +32,12 @@ from outrider import LoadOptions, Request
 from outrider.core.errors import SettingError
 from outrider.costs.calibrate import calibrate
 from outrider.costs.store import PairCosts
-from outrider.lab.recording import as_json
 from outrider.policy.fixed import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions, settings_of
 from policy.bench import Bench, Plan, draft_of
 from policy.choices import Choice, fixed
 from policy.curves import WRONG, as_row
+from policy.recorded import as_json
 from policy.summary import token_s
 
 SAME = ("threads", "context", "tokens", "repetitions", "modes", "told", "busy", "settings", "models", "cpu")

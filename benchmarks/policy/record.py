@@ -20,9 +20,10 @@ from harness import Row, append, argument_parser, describe, read_rows, resume, r
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
-from outrider.lab.recording import Recording, as_json, record_offers
+from outrider.lab.recording import Recording, record_offers
 from outrider.models.reference import DEFAULT_DRAFT
 from outrider.session import Pair, Session, SessionOptions
+from policy.recorded import as_json
 
 SAME = ("models", "tokens", "context")
 """What all rows of a file share."""

@@ -28,13 +28,14 @@ from harness import argument_parser, geometric_mean, run_program, table
 from outrider.core.contracts import Policy
 from outrider.costs import CallCosts
 from outrider.costs.store import PairCosts
-from outrider.lab.recording import Offers, Recording, read_recordings
+from outrider.lab.recording import Offers, Recording
 from outrider.lab.replay import Replayed
 from outrider.policy.auto import AutoPolicy
 from policy.bound import hindsight_bound
 from policy.choices import AUTO, Choice, autos, settings
 from policy.curves import WRONG, read_costs
 from policy.limit import informed_limit
+from policy.recorded import read_recordings
 from policy.summary import best_single
 
 DRAFT = "draft"

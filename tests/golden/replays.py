@@ -15,11 +15,12 @@ from golden.normal import rounded
 from outrider.core.contracts import Policy
 from outrider.costs import CallCosts
 from outrider.costs.store import PairCosts, import_costs
-from outrider.lab.recording import Recording, read_recordings
+from outrider.lab.recording import Recording
 from outrider.lab.replay import replay
 from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FixedPolicy
 from policy.bound import hindsight_bound
+from policy.recorded import read_recordings
 
 __all__ = ["few_replays", "replays"]
 

@@ -13,14 +13,13 @@ import typer
 import outrider
 from golden.api import serve
 from outrider.cli.commands import app
-from outrider.lab.bench.plan import SweepPlan, plan_text
-from outrider.lab.workloads.reading import WorkloadSpec
+from outrider.lab.bench.plan import SweepPlan
 from outrider.server.settings import Configuration, ServeSettings, as_toml
 
 __all__ = ["commands", "endpoints", "package", "settings"]
 
 
-_SUBCOMMANDS = ("bench init", "bench report", "bench export")
+_SUBCOMMANDS = ("bench report", "bench export")
 
 
 def commands() -> Any:
@@ -61,10 +60,9 @@ def settings() -> Any:
     tables = tomllib.loads("\n".join(line.removeprefix("# ").replace(": not set", ' = "not set"')
                                      for line in shown.splitlines()))  # fmt: skip
     variables = sorted(f"OUTRIDER_{name.upper()}" for table in tables.values() for name in table)
-    plan = tomllib.loads(plan_text())
-    fields = {kind.__name__: sorted(kind.model_fields) for kind in (SweepPlan, WorkloadSpec)}
+    plan = {name: _plain(field.default) for name, field in SweepPlan.model_fields.items()}
     others = ["OUTRIDER_CACHE", "OUTRIDER_CONFIG"]
-    return {"server": tables, "variables": variables + others, "plan": plan, "plan fields": fields}
+    return {"server": tables, "variables": variables + others, "plan": plan}
 
 
 def endpoints() -> Any:

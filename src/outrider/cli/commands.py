@@ -48,7 +48,7 @@ class Commands(TyperGroup):
                 self.add_command(TyperCommand(name, help=spec.help, rich_markup_mode=None))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        # `bench init` and its like are commands of their own; anything else after `bench` is a plan.
+        # `bench report` and its like are commands of their own.
         name = " ".join(args[:2])
         if name in COMMANDS and len(args) > 1:
             return name, _made(name), args[2:]

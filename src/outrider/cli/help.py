@@ -19,7 +19,8 @@ _USUAL = frozenset(
     prompt_argument prompt file system interactive predict stop model hf_repo model_draft hf_repo_draft
     ctx_size threads gpu_layers backend temp top_p seed json_schema grammar policy draft_max corpus prediction
     show_source compare explain quiet print_json trace offline verbose host port api_key alias models_dir
-    max_running config print_config log_prompts plan workload prompts minutes out quick tokens output base
+    max_running config print_config log_prompts targets drafts workload prompts repetitions minutes out quick
+    tokens output base
     """.split()  # noqa: SIM905 (names are read, not quotation marks)
 )
 """Settings that most people need"""
@@ -34,7 +35,7 @@ Exit status: 0; 2 for an error; 3 for an output cut off before its schema or gra
 """
 _BENCH = """Find the pairing and the settings that win here: sweep targets, drafts, settings and workloads.
 
-outrider bench init writes a commented plan; bench report and export read runs (-h says more).
+bench report and bench export read runs (-h says more).
 A sweep that was interrupted continues when it is started again.
 """
 
@@ -69,11 +70,6 @@ COMMANDS = {
         "Measure what model calls cost here, and what acceptance drafts must reach.",
     ),
     "bench": CommandSpec("bench_settings:BenchSettings", "bench:bench", _BENCH),
-    "bench init": CommandSpec(
-        "bench_settings:InitSettings",
-        "bench:init",
-        "Write a plan, ready to run, that explains every setting.",
-    ),
     "bench report": CommandSpec(
         "bench_settings:ReportSettings", "bench:report", "Show the report of a run, finished or not."
     ),
@@ -188,4 +184,5 @@ def _written(setting: Setting) -> str:
 
 def _meaning(setting: Setting) -> str:
     default = "on" if setting.default is True else setting.default
+    default = ", ".join(default) if isinstance(default, list) else default
     return setting.help if default in (None, False, "") else f"{setting.help} [{default}]"

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from outrider.backends.gguf.log import show_log
 from outrider.backends.gguf.quantizer import check_output
-from outrider.cli.check import model_of, workload_of
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.load_options import load_options
 from outrider.cli.output import INTERRUPTED, readable, write_json
@@ -19,8 +18,9 @@ from outrider.cli.settings import TrimSettings
 from outrider.core.errors import SettingError
 from outrider.core.numbers import gigabytes, milliseconds, percent
 from outrider.lab.check import as_text
-from outrider.lab.models import ModelFile
+from outrider.lab.models import ModelFile, find_model
 from outrider.lab.trim.trim import Report, TrimRequest, agreement_of, step_s_of, trim
+from outrider.lab.workloads import load_workload
 from outrider.models.reference import local_shards
 
 _SHOWN_SIZES = 7
@@ -51,7 +51,7 @@ def _asked(settings: TrimSettings) -> TrimRequest:
     """The request. Whatever can be refused is refused here, before anyone waits."""
     check_context("-c", settings.ctx_size)
     hub = hub_options(settings)
-    target, small = model_of(settings.target, hub), model_of(settings.small, hub)
+    target, small = (find_model(name, hub=hub) for name in (settings.target, settings.small))
     out = settings.out or _usual_place(settings, small)
     check_output(small.path, out, force=settings.force)
     if out.exists() and any(out.samefile(part) for part in local_shards(target.path)):
@@ -61,7 +61,7 @@ def _asked(settings: TrimSettings) -> TrimRequest:
         target=target,
         out=out,
         vocabulary=settings.vocabulary,
-        workloads=tuple(map(workload_of, dict.fromkeys(settings.prompts))),
+        workloads=tuple(map(load_workload, dict.fromkeys(settings.prompts))),
         corpora=tuple(settings.corpus),
         seconds=settings.seconds,
         keep_types=settings.keep_types,
@@ -101,7 +101,7 @@ def _made(report: Report) -> Rows:
     ]
     types = [
         f"{tried.quantization}: {gigabytes(tried.file_bytes)}, step {milliseconds(tried.step_s)}, "
-        f"agreement {percent(tried.agreement.value, 1)}, {tried.speedup:.2f}x"
+        f"agreement {percent(tried.agreement, 1)}, {tried.speedup:.2f}x"
         for tried in report.types
     ]
     return [
@@ -119,7 +119,7 @@ def _compared(report: Report) -> list[tuple[str, ...]]:
         ("file", [draft.model.file_bytes for draft in drafts], gigabytes),
         ("step", list(map(step_s_of, drafts)), milliseconds),
         ("of the target's", [draft.step_ratio or 0.0 for draft in drafts], lambda ratio: f"{ratio:.2f}"),
-        ("agreement", [agreement_of(draft).value for draft in drafts], lambda share: percent(share, 1)),
+        ("agreement", list(map(agreement_of, drafts)), lambda share: percent(share, 1)),
     ]
     speeds = {
         "speed, with lookup": [draft.over_plain for draft in drafts],

@@ -19,15 +19,6 @@ class Interval:
     cases: int = 0
     repetitions: int = 0
 
-    @property
-    def caveat(self) -> str | None:
-        """What the interval cannot tell; None if nothing is missing."""
-        if self.cases == 1 and self.repetitions == 1:
-            return "one case, run once: no interval"
-        if self.cases == 1:
-            return "one case: other prompts may differ"
-        return "run once: the machine's noise is not in it" if self.repetitions == 1 else None
-
 
 def speedup(interval: Interval | None) -> str:
     """Its value, to two places.

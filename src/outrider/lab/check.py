@@ -1,45 +1,49 @@
-"""A target, then one draft after the other: loaded, measured, judged on the target's own answers."""
+"""Would a draft pay? A small sweep in memory: the target answers for some seconds, and what the automatic
+choice would have made of its answers with each draft, and without one, is replayed at measured costs."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from time import perf_counter
 from typing import Any, Literal
 
-import numpy as np
 from pydantic_core import to_jsonable_python
 
 from outrider.backends.gguf.libraries import device_names
+from outrider.backends.gguf.model import GgufModel
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.machine import physical_cores
-from outrider.core.contracts import RewindKind, Vocabulary
+from outrider.core.contracts import RewindKind
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, SettingError
 from outrider.core.notices import collect_notices, notify
 from outrider.core.numbers import Interval
-from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.costs.expected_speed import StepCosts
-from outrider.lab.loaded import Loaded, LoadedTarget, Progress
+from outrider.lab.loaded import Loader, Progress
 from outrider.lab.models import ModelFacts, ModelFile
-from outrider.lab.predict import DRAFT, Speedups, expect, with_policy_times
+from outrider.lab.predict import DRAFT, expect
 from outrider.lab.prompts import Workload
-from outrider.lab.record import MAX_ANSWERS, Answer, questions_of
+from outrider.lab.record import MAX_ANSWERS, questions_of, record_answers
 from outrider.lab.recording import Recording
-from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN, Setting
-from outrider.lab.statistics import share_of
-from outrider.lab.subject import DraftOffers, Subject, offers_along, tokenizer_fault
+from outrider.lab.rows import AnswerRow, PairRow, Row
+from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN
+from outrider.lab.subject import Progress as Stage
+from outrider.lab.subject import Subject
 from outrider.models.gguf import ModelKind
+from outrider.models.hub import HubOptions
 from outrider.models.tokenizers import check_tokenizers
-from outrider.models.vocab import Alignment, AlignmentReport
 from outrider.session.drafts import FoundFile, for_heads
 
 SCHEMA = "outrider.check/1"
+SHOWN_CALLS = 17
+SIZES = (1, 2, 4, 8, 16)
+"""of calls whose times are reported"""
 
-# From numbers to a verdict and to what else could be tried: nothing is measured or shown here.
+# From numbers to a verdict and to what else could be tried
 
 Outcome = Literal["pays", "undecided", "does not pay", "cannot work"]
 
@@ -59,13 +63,20 @@ _TRIMMED_PART = 0.75
 """of an output layer that a trim takes away, about"""
 
 _LOOK_UP = "more to look up: `outrider run` takes --corpus FILES and --prediction FILE"
-_BENCH = "`outrider bench` runs the candidates for real and tells"
-_WANTED = f", where {PAYS_FROM:.2f}x pays"
-_TELL_MORE = "a firmer answer: more of your own prompts (--prompts FILE), more time (--seconds)"
+_TELL_MORE = (
+    "`outrider bench` runs the candidates for real and tells",
+    "a firmer answer: more of your own prompts (--prompts FILE), more time (--seconds)",
+)
+_OTHERS = (
+    "another draft: of the target's own model family, with attention alone",
+    "lookup, which needs no second model",
+)
+_NO_REWIND = "the target cannot take rejected drafts back (recurrent or hybrid state)"
+_TOO_LONG = "none of the answers fits the draft's context"
 
 
 @dataclass(frozen=True, slots=True)
-class DraftVerdict:
+class Verdict:
     """`sentence` says it, `advice` what else to try; `pays` is the outcome, an undecided one by its
     middle."""
 
@@ -76,88 +87,48 @@ class DraftVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftNumbers:
-    """What decides about a draft. `calls` are the costs of target calls over 1, 2, … tokens and `step` that
-    of a draft step, in target steps; `needed` the least acceptance at which some draft length breaks even
-    (None: at none). `lookup` is what lookup alone gives over plain decoding, `over_plain` and `over_lookup`
-    what the automatic choice with the draft gives over either. `output_ratio`: the output layer's part of
-    the bytes that a draft step reads."""
+class LookupReport:
+    """Lookup alone: of the tokens that the automatic choice looked up those that were right, and its gain
+    over plain decoding."""
 
-    calls: Sequence[float]
-    step: float
-    acceptance: Interval
-    needed: float | None
-    lookup: Interval
+    drafted: int
+    accepted: int
     over_plain: Interval
-    over_lookup: Interval
-    output_ratio: float = 0.0
-    is_head: bool = False
+    verdict: Verdict
 
 
-def judge_lookup(speedup: Interval, calls: Sequence[float]) -> DraftVerdict:
-    """Whether lookup alone pays; `calls` as in DraftNumbers."""
-    outcome, number = _outcome(speedup), f"{as_text(speedup)} plain decoding"
-    if outcome == "pays":
-        return DraftVerdict(outcome, True, f"lookup alone pays: {number}")
-    if outcome == "undecided":
-        sentence = f"undecided: lookup alone gives {number}{_WANTED}"
-        return DraftVerdict(
-            outcome, speedup.value >= PAYS_FROM, sentence, (_TELL_MORE, _BENCH, *_flatter(calls))
-        )
-    sentence = f"lookup alone does not pay on these prompts: {number}"
-    return DraftVerdict(outcome, False, sentence, (_LOOK_UP, *_flatter(calls)))
+@dataclass(frozen=True, slots=True)
+class DraftReport:
+    """One draft model, or a head. What could not be found out, since the pair cannot work, is None.
 
-
-def judge_draft(numbers: DraftNumbers) -> DraftVerdict:
-    """Whether the draft pays: over plain decoding and over lookup alone, which needs no draft."""
-    gains = {"plain decoding": numbers.over_plain, "lookup alone": numbers.over_lookup}
-    outcomes = {_outcome(gain) for gain in gains.values()}
-    if outcomes == {"pays"}:
-        sentence = f"pays: {', '.join(f'{as_text(gain)} {rival}' for rival, gain in gains.items())}"
-        return DraftVerdict("pays", True, sentence, _cheaper(numbers))
-    if "does not pay" not in outcomes:
-        rival, gain = min(gains.items(), key=lambda item: item[1].value)
-        sentence = f"undecided: the draft gives {as_text(gain)} {rival}{_WANTED}"
-        advice = (_BENCH, _TELL_MORE, *_cheaper(numbers))
-        return DraftVerdict("undecided", gain.value >= PAYS_FROM, sentence, advice)
-    without = f"lookup alone gives {as_text(numbers.lookup)} on these prompts"
-    if _outcome(numbers.lookup) == "does not pay":
-        without = f"nor does lookup alone: {as_text(numbers.lookup)}"
-    sentence = f"will not pay here: {_reason(numbers)}; {without}"
-    return DraftVerdict("does not pay", False, sentence, _instead(numbers))
-
-
-def cannot_work(why: str, advice: Sequence[str]) -> DraftVerdict:
-    """A pair, or a target, that cannot speculate at all."""
-    return DraftVerdict("cannot work", False, f"cannot work: {why}", tuple(advice))
-
-
-def overall(
-    lookup: DraftVerdict | None, drafts: Sequence[tuple[str, DraftVerdict, Interval | None]]
-) -> tuple[str, bool]:
-    """One sentence over all drafts (name, verdict, expected speed-up), and whether anything pays.
-
-    Where none of the drafts can work the answer is no, even if lookup pays: the drafts were asked about.
+    Args:
+        pair: How its tokenizer lines up.
+        bytes_ratio: Of a token's weights, those that it reads against the target's; `output_ratio` is the
+            output layer's part of the former.
+        step_s: Of one of its calls; `step_ratio` in target steps.
+        agreement: How often its most likely token is the target's, over so many `positions`.
+        needed: The least acceptance at which some draft length breaks even; None: at none.
+        answers: So many it was replayed on.
+        over_plain: What the automatic choice gains with it over plain decoding, `over_lookup` over lookup
+            alone; `lookup` is what that gains over plain decoding, `alone` the draft without lookup.
     """
-    said = [lookup.sentence] if lookup is not None else []
-    pays = lookup is not None and lookup.pays
-    able = [draft for draft in drafts if draft[1].outcome != "cannot work"]
-    paying = [draft for draft in able if draft[1].pays and draft[2] is not None]
-    if not drafts:
-        return "".join(said) or "nothing can be drafted for this target", pays
-    if paying:
-        name, verdict, _ = max(paying, key=lambda draft: draft[2].value if draft[2] else 0.0)
-        return (verdict.sentence if len(drafts) == 1 else f"best with {name}: {verdict.sentence}"), True
-    if len(drafts) == 1 or len(able) == 1:
-        name, verdict, _ = (able or drafts)[0]
-        sentence = verdict.sentence if len(drafts) == 1 else f"{name}: {verdict.sentence}"
-        # A draft that does not pay says by itself what lookup does.
-        more = [] if verdict.outcome == "does not pay" else said
-        return "; ".join([sentence, *more]), pays and bool(able)
-    if not able:
-        return "; ".join(["none of the drafts can work with this target", *said]), False
-    is_open = any(verdict.outcome == "undecided" for _, verdict, _ in able)
-    return "; ".join([f"none of the drafts {'is likely to pay' if is_open else 'pays'}", *said]), pays
+
+    model: ModelFacts
+    kind: ModelKind
+    pair: PairRow | None
+    bytes_ratio: float
+    output_ratio: float
+    verdict: Verdict
+    step_s: float | None = None
+    step_ratio: float | None = None
+    agreement: float | None = None
+    positions: int = 0
+    needed: float | None = None
+    answers: int = 0
+    over_plain: Interval | None = None
+    over_lookup: Interval | None = None
+    lookup: Interval | None = None
+    alone: Interval | None = None
 
 
 def as_text(interval: Interval) -> str:
@@ -167,213 +138,181 @@ def as_text(interval: Interval) -> str:
     return f"{interval.value:.2f}x ({interval.low:.2f} to {interval.high:.2f})"
 
 
-def _outcome(gain: Interval) -> Outcome:
+def outcome_of(gain: Interval) -> Outcome:
+    """What a gain alone amounts to."""
     if gain.low >= PAYS_FROM:
         return "pays"
     return "does not pay" if gain.high < PAYS_FROM else "undecided"
 
 
-def _reason(numbers: DraftNumbers) -> str:
-    cost = f"a draft step costs {numbers.step:.2f} of a target step"
-    right = f"{numbers.acceptance.value:.0%}"
-    if numbers.needed is None:
+def cannot_work(why: str) -> Verdict:
+    """Of a pair, or a target, that cannot speculate at all."""
+    return Verdict("cannot work", False, f"cannot work: {why}", _OTHERS)
+
+
+def judge_lookup(gain: Interval, calls_s: Sequence[float]) -> Verdict:
+    """Whether lookup alone pays; `calls_s` are the times of target calls over 1, 2, … tokens."""
+    outcome, number = outcome_of(gain), f"{as_text(gain)} plain decoding"
+    if outcome == "pays":
+        return Verdict(outcome, True, f"lookup alone pays: {number}")
+    if outcome == "undecided":
+        sentence = f"undecided: lookup alone gives {number}, where {PAYS_FROM:.2f}x pays"
+        return Verdict(outcome, gain.value >= PAYS_FROM, sentence, (*_TELL_MORE, *_flatter(calls_s)))
+    sentence = f"lookup alone does not pay on these prompts: {number}"
+    return Verdict(outcome, False, sentence, (_LOOK_UP, *_flatter(calls_s)))
+
+
+def judge_draft(draft: DraftReport, calls_s: Sequence[float]) -> Verdict:
+    """Whether a draft pays: over plain decoding and over lookup alone, which needs no draft."""
+    assert draft.over_plain is not None and draft.over_lookup is not None and draft.lookup is not None
+    gains = {"plain decoding": draft.over_plain, "lookup alone": draft.over_lookup}
+    outcomes = {outcome_of(gain) for gain in gains.values()}
+    if outcomes == {"pays"}:
+        sentence = f"pays: {', '.join(f'{as_text(gain)} {rival}' for rival, gain in gains.items())}"
+        return Verdict("pays", True, sentence, _cheaper(draft, calls_s))
+    if "does not pay" not in outcomes:
+        rival, gain = min(gains.items(), key=lambda item: item[1].value)
+        sentence = f"undecided: the draft gives {as_text(gain)} {rival}, where {PAYS_FROM:.2f}x pays"
+        advice = (*_TELL_MORE, *_cheaper(draft, calls_s))
+        return Verdict("undecided", gain.value >= PAYS_FROM, sentence, advice)
+    lookup_pays = outcome_of(draft.lookup) != "does not pay"
+    without = f"{'lookup alone gives' if lookup_pays else 'nor does lookup alone:'} {as_text(draft.lookup)}"
+    instead = f"lookup alone ({'leave the draft out' if draft.kind == 'model' else '--no-mtp'})"
+    advice = (*_cheaper(draft, calls_s), instead if lookup_pays else _LOOK_UP)
+    return Verdict("does not pay", False, f"will not pay here: {_reason(draft)}; {without}", advice)
+
+
+def _reason(draft: DraftReport) -> str:
+    assert draft.agreement is not None and draft.over_plain is not None
+    cost = f"a draft step costs {draft.step_ratio:.2f} of a target step"
+    right = f"{draft.agreement:.0%}"
+    if draft.needed is None:
         return f"{cost}, so that even drafts that are always right are slower"
-    if numbers.acceptance.value < numbers.needed and right != f"{numbers.needed:.0%}":
-        return f"{cost}, so {numbers.needed:.0%} of its tokens must be right, and {right} are"
-    if _outcome(numbers.over_plain) != "does not pay":
+    if draft.agreement < draft.needed and right != f"{draft.needed:.0%}":
+        return f"{cost}, so {draft.needed:.0%} of its tokens must be right, and {right} are"
+    if outcome_of(draft.over_plain) != "does not pay":
         return f"{cost}, and it adds nothing to lookup"
     return f"{cost} and {right} of its tokens are right, which saves too little"
 
 
-def _instead(numbers: DraftNumbers) -> tuple[str, ...]:
-    found = [*_cheaper(numbers)]
-    if numbers.step <= _EXPENSIVE_STEP and numbers.acceptance.value < _POOR_ACCEPTANCE:
-        found.append(
-            "a draft that is closer to the target: of its own family and tuning, larger or less quantized"
-        )
-    alone = f"lookup alone ({'--no-mtp' if numbers.is_head else 'leave the draft out'})"
-    return (*found, alone if _outcome(numbers.lookup) != "does not pay" else _LOOK_UP)
-
-
-def _cheaper(numbers: DraftNumbers) -> tuple[str, ...]:
-    right = numbers.acceptance.value
+def _cheaper(draft: DraftReport, calls_s: Sequence[float]) -> tuple[str, ...]:
+    assert draft.agreement is not None and draft.step_ratio is not None
+    right, step = draft.agreement, draft.step_ratio
 
     def reach(step: float) -> float:
-        return max(1.0, StepCosts(numbers.calls, step).best_speedup(right))
+        return max(1.0, StepCosts(calls_s, step * calls_s[0]).best_speedup(right))
 
-    now, cheap = reach(numbers.step), reach(_CHEAP_STEP)
     found = []
-    if numbers.step > _EXPENSIVE_STEP and cheap > _WORTH_SAYING * now:
+    if step > _EXPENSIVE_STEP and reach(_CHEAP_STEP) > _WORTH_SAYING * reach(step):
         found.append(
-            f"a smaller draft: one whose step costs {_CHEAP_STEP} of the target's could reach {cheap:.1f}x "
-            f"if it were right as often ({right:.0%})"
+            f"a smaller draft: one whose step costs {_CHEAP_STEP} of the target's could reach "
+            f"{reach(_CHEAP_STEP):.1f}x if it were right as often ({right:.0%})"
         )
-    if numbers.output_ratio > _LARGE_OUTPUT:
-        step = numbers.step * (1 - _TRIMMED_PART * numbers.output_ratio)
+    if draft.output_ratio > _LARGE_OUTPUT:
+        trimmed = step * (1 - _TRIMMED_PART * draft.output_ratio)
         found.append(
-            f"`outrider trim`: {numbers.output_ratio:.0%} of what a draft step reads is the output layer; "
-            f"with fewer tokens it costs about {step:.2f} of the target's, which could reach "
-            f"{reach(step):.2f}x by the draft alone, not {now:.2f}x"
+            f"`outrider trim`: {draft.output_ratio:.0%} of what a draft step reads is the output layer; with "
+            f"fewer tokens a step costs about {trimmed:.2f} of the target's, which could reach "
+            f"{reach(trimmed):.2f}x by the draft alone, not {reach(step):.2f}x"
         )
-    return (*found, *_flatter(numbers.calls))
+    if step <= _EXPENSIVE_STEP and right < _POOR_ACCEPTANCE:
+        found.append("a draft closer to the target: of its own family and tuning, larger or less quantized")
+    return (*found, *_flatter(calls_s))
 
 
-def _flatter(calls: Sequence[float]) -> tuple[str, ...]:
-    if len(calls) < 4 or calls[3] <= _STEEP_CALLS * calls[0]:
+def _flatter(calls_s: Sequence[float]) -> tuple[str, ...]:
+    if len(calls_s) < 4 or calls_s[3] <= _STEEP_CALLS * calls_s[0]:
         return ()
     return (
-        f"another quantization of the target: its calls over 4 tokens cost {calls[3] / calls[0]:.1f} steps; "
-        "IQ4_NL, Q4_0 and (of small models) BF16 files are often flatter (`outrider quantize` makes them)",
+        f"another quantization of the target: its calls over 4 tokens cost {calls_s[3] / calls_s[0]:.1f} "
+        "steps; IQ4_NL, Q4_0 and (of small models) BF16 files are often flatter (`outrider quantize` makes "
+        "them)",
     )
+
+
+def overall(lookup: LookupReport | None, drafts: Sequence[DraftReport]) -> tuple[str, bool]:
+    """One sentence over all drafts, and whether anything pays.
+
+    Where none of the drafts can work the answer is no, even if lookup pays: the drafts were asked about.
+    """
+    said = [lookup.verdict.sentence] if lookup is not None else []
+    pays = lookup is not None and lookup.verdict.pays
+    able = [draft for draft in drafts if draft.verdict.outcome != "cannot work"]
+    paying = [draft for draft in able if draft.verdict.pays]
+    if not drafts:
+        return "".join(said) or f"nothing can be drafted for this target: {_NO_REWIND}", pays
+    if paying:
+        best = max(paying, key=lambda draft: draft.over_plain.value if draft.over_plain else 0.0)
+        sentence = best.verdict.sentence
+        return sentence if len(drafts) == 1 else f"best with {best.model.name}: {sentence}", True
+    if len(drafts) == 1:
+        said.insert(0, drafts[0].verdict.sentence)
+    elif able:
+        is_open = any(draft.verdict.outcome == "undecided" for draft in able)
+        said.insert(0, f"none of the drafts {'is likely to pay' if is_open else 'pays'}")
+    else:
+        said.insert(0, "none of the drafts can work with this target")
+    return "; ".join(said), pays and bool(able)
 
 
 # What decides about it, on recorded answers
 
-_SIZES = (1, 2, 4, 8, 16)
-_DRAFTED = (1, 3, 8)
-POSITIONS = 8
-"""Places of a draft that are counted separately."""
-SHOWN_CALLS = 17
+
+def agreement_of(recordings: Sequence[Recording]) -> tuple[float, int]:
+    """How often the draft model's most likely token is the answer's, over how many positions."""
+    pairs = [(r.offers[DRAFT].tokens, r.tokens) for r in recordings]
+    same = [a == b for offered, tokens in pairs for a, b in zip(offered, tokens, strict=True)]
+    return sum(same) / len(same), len(same)
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """What calls cost: `call_s` over one token, `ratios` by number of tokens against that."""
-
-    call_s: float
-    ratios: Mapping[int, float]
-
-
-def _calls_of(costs: CallCosts) -> Calls:
-    calls_s = costs.calls_s(max(_SIZES), context=0)
-    return Calls(float(calls_s[0]), {n: float(calls_s[n - 1] / calls_s[0]) for n in _SIZES})
-
-
-def _break_even(costs: CallCosts, draft: CallCosts | None = None) -> dict[int, float | None]:
-    """By draft length the acceptance from which drafts, looked-up ones or a draft model's, are no slower than
-    plain decoding; None: never."""
-    step = StepCosts.of(costs, draft)
-    return {n: step.break_even(n) for n in _DRAFTED}
-
-
-@dataclass(frozen=True, slots=True)
-class Tokenizers:
-    """How two vocabularies line up; `why_not`: why the draft cannot work with the target. The draft cannot
-    offer `lost_tokens` of the target's text tokens, which are `lost_ratio` of those in the recorded answers.
-    """
-
-    report: AlignmentReport
-    identical: bool
-    lost_tokens: int
-    lost_ratio: float | None
-    why_not: str | None
-
-
-def tokenizers_of(alignment: Alignment, target: Vocabulary, answers: Sequence[Answer]) -> Tokenizers:
-    """How a pair lines up, and how much of these answers the draft cannot offer."""
-    missing = np.flatnonzero(alignment.to_draft < 0).tolist()
-    lost = {token for token in missing if not target.is_control(token)}
-    tokens = [token for answer in answers for token in answer.row.tokens]
-    ratio = sum(token in lost for token in tokens) / len(tokens) if tokens else None
-    why_not = tokenizer_fault(alignment.report)
-    return Tokenizers(alignment.report, alignment.identical, len(lost), ratio, why_not)
-
-
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """How often the draft's most likely token is the answer's: over all positions, and at the first,
-    second, … place of a draft, those before it being right (None: never met). A head is less often right at
-    later places, which it reads with states of its own."""
-
-    rate: Interval
-    positions: int
-    by_position: tuple[float | None, ...]
-
-
-def acceptance_of(recordings: Sequence[Recording], name: str) -> Acceptance:
-    """The acceptance of the draft model's offers on at least one answer that is not empty."""
-    runs = [recording.offers[name].num_right(recording.tokens) for recording in recordings]
-    met, right = np.zeros(POSITIONS, dtype=int), np.zeros(POSITIONS, dtype=int)
-    for answer in runs:
-        for start, accepted in enumerate(answer):
-            right[:accepted] += 1
-            met[: min(accepted + 1, len(answer) - start)] += 1
-    return Acceptance(
-        rate=share_of([sum(map(bool, answer)) for answer in runs], list(map(len, runs))),
-        positions=sum(map(len, runs)),
-        by_position=tuple(float(r / m) if m else None for r, m in zip(right, met, strict=True)),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class DraftReport:
-    """One draft model, or a head. What could not be found out, since the pair cannot work, is None.
-
-    `bytes_ratio` and `step_ratio` are a draft step's bytes and time against the target's; `over_plain` and
-    `over_lookup` what the automatic choice gains with the draft over doing without it, `alone` what it does
-    over plain decoding with the draft but without lookup.
-    """
-
-    model: ModelFacts
-    tokenizers: Tokenizers
-    rewind: RewindKind
-    bytes_ratio: float
-    verdict: DraftVerdict
-    calls: Calls | None = None
-    step_ratio: float | None = None
-    break_even: Mapping[int, float | None] = field(default_factory=dict)
-    acceptance: Acceptance | None = None
-    answers: int = 0
-    speedups: Speedups | None = None
-    over_plain: Interval | None = None
-    over_lookup: Interval | None = None
-    alone: Interval | None = None
-    seconds: float = 0.0
-    kind: ModelKind = "model"
-
-
-def judge(subject: Subject, draft: DraftOffers, settings: Sequence[Setting] | None = None) -> DraftReport:
-    """What a draft is good for, or why it cannot work with this target: settings (None: all) replayed over
-    those answers that have its offers, plain decoding and the automatic choices among them."""
+def judge(subject: Subject, file: ModelFile) -> DraftReport:
+    """What a draft that was scored is good for, or why it cannot work with this target: plain decoding and
+    the automatic choices are replayed over those answers that have its offers."""
+    card, target_card = file.card, subject.file.card
+    pair = next(iter(subject.of(PairRow, draft=file.name)), None)
+    is_whole = not (file.is_head or (pair is not None and pair.reduced_from is not None))
+    cases = subject.recordings(file.name)
+    why_not = pair.why_not if pair is not None else _NO_REWIND
     report = DraftReport(
-        model=draft.facts,
-        tokenizers=tokenizers_of(draft.alignment, subject.target.model.vocabulary, subject.answers),
-        rewind=draft.rewind,
-        bytes_ratio=draft.facts.bytes_per_token / subject.facts.bytes_per_token,
-        verdict=cannot_work(*(draft.refusal or ("", ()))),
-        kind=draft.kind,
+        model=ModelFacts.of(file),
+        kind=card.kind,
+        pair=pair,
+        bytes_ratio=card.bytes_per_token / target_card.bytes_per_token,
+        output_ratio=card.output_bytes / card.bytes_per_token if is_whole else 0.0,
+        verdict=cannot_work(why_not or _TOO_LONG),
     )
-    if draft.refusal is not None or draft.costs is None:
+    prices = subject.prices(file.name)
+    if why_not is not None or not cases or prices.draft is None:
         return report
-    prices = subject.prices(draft.costs, draft.prior)
-    found = expect(draft.answers, with_policy_times([a.recording for a in draft.answers], prices), settings)
-    acceptance = acceptance_of([answer.recording for answer in draft.answers], DRAFT)
-    call_s = subject.costs.call_s(1, context=0)
-    needed = StepCosts.of(subject.costs, draft.costs).least_needed()
-    numbers = DraftNumbers(
-        calls=[call / call_s for call in subject.costs.calls_s(SHOWN_CALLS, context=0)],
-        step=draft.costs.call_s(1, context=0) / call_s,
-        acceptance=acceptance.rate,
-        needed=needed and needed[0],
-        lookup=found.over(AUTO_LOOKUP.name, PLAIN.name),
-        over_plain=found.over(AUTO.name, PLAIN.name),
-        over_lookup=found.over(AUTO.name, AUTO_LOOKUP.name),
-        output_ratio=draft.output_ratio,
-        is_head=draft.kind != "model",
-    )
-    return replace(
+    found = expect(cases, prices, (PLAIN, AUTO_LOOKUP, AUTO, AUTO_MODEL))
+    agreement, positions = agreement_of(cases)
+    needed = StepCosts.of(prices.target, prices.draft).least_needed()
+    step_s = prices.draft.call_s(1, context=0)
+    report = replace(
         report,
-        verdict=judge_draft(numbers),
-        calls=_calls_of(draft.costs),
-        step_ratio=numbers.step,
-        break_even=_break_even(subject.costs, draft.costs),
-        acceptance=acceptance,
-        answers=len(draft.answers),
-        speedups=found.speedups(AUTO),
-        over_plain=numbers.over_plain,
-        over_lookup=numbers.over_lookup,
-        alone=found.over(AUTO_MODEL.name, PLAIN.name),
+        step_s=step_s,
+        step_ratio=step_s / prices.target.call_s(1, context=0),
+        agreement=agreement,
+        positions=positions,
+        needed=needed and needed[0],
+        answers=len(cases),
+        over_plain=found.over(AUTO, PLAIN),
+        over_lookup=found.over(AUTO, AUTO_LOOKUP),
+        lookup=found.over(AUTO_LOOKUP, PLAIN),
+        alone=found.over(AUTO_MODEL, PLAIN),
     )
+    calls_s = prices.target.calls_s(SHOWN_CALLS, context=0).tolist()
+    return replace(report, verdict=judge_draft(report, calls_s))
+
+
+def judge_lookup_alone(subject: Subject) -> LookupReport:
+    """What lookup makes of the answers."""
+    prices = subject.prices(None)
+    found = expect(subject.recordings(None), prices, (PLAIN, AUTO_LOOKUP))
+    outcomes, gain = found.outcomes[AUTO_LOOKUP], found.over(AUTO_LOOKUP, PLAIN)
+    drafted, accepted = (sum(sum(getattr(o, name)) for o in outcomes) for name in ("drafted", "accepted"))
+    verdict = judge_lookup(gain, prices.target.calls_s(SHOWN_CALLS, context=0).tolist())
+    return LookupReport(drafted, accepted, gain, verdict)
 
 
 # A whole check
@@ -396,11 +335,6 @@ class CheckRequest:
     """what a search for drafts came to, where none was named: of those one that cannot be loaded is passed
     over"""
 
-    @property
-    def costs_s(self) -> float:
-        """The time for a model's cost curve, where none is known."""
-        return min(DEFAULT_SECONDS, self.seconds / 4)
-
     def __post_init__(self) -> None:
         if not 1 <= self.seconds <= 3600:
             reason = "not a time to measure for"
@@ -408,48 +342,32 @@ class CheckRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """The recorded answers: how many of each workload, and how fast plain decoding made them."""
-
-    answers: int
-    tokens: int
-    workloads: Mapping[str, int]
-    plain_tokens_per_s: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class LookupReport:
-    """Lookup alone. `drafted` tokens were looked up by the automatic choice, `accepted` of them were
-    right."""
-
-    break_even: Mapping[int, float | None]
-    drafted: int
-    accepted: int
-    speedups: Speedups
-    verdict: DraftVerdict
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a check found, in seconds, bytes and tokens; ratios are of target steps or of plain
-    decoding. `pays` is the exit status as a question."""
+    """Everything that a check found, in seconds, bytes and tokens. `pays` is the exit status as a question.
+
+    Args:
+        library: What runs the target here, and why; `backend` is its name.
+        calls_s: Times of target calls by their tokens.
+        answers: The number of recorded answers by workload.
+        plain_tokens_per_s: How fast plain decoding made them.
+        found: What could draft, where no draft was named.
+    """
 
     machine: str
     target: ModelFacts
+    library: str
+    backend: str
     rewind: RewindKind
-    calls: Calls
-    sample: Sample | None
+    calls_s: Mapping[int, float]
+    answers: Mapping[str, int]
+    plain_tokens_per_s: float | None
     lookup: LookupReport | None
     drafts: tuple[DraftReport, ...]
     verdict: str
     pays: bool
-    notices: tuple[str, ...]
-    seconds: float
-    backend: str = ""
-    """the native library that all of it was measured with"""
+    notices: tuple[str, ...] = ()
+    seconds: float = 0.0
     found: tuple[FoundFile, ...] = ()
-    """what could draft, where no draft was named"""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, for JSON: an unknown end of an interval is None."""
@@ -459,99 +377,93 @@ class Report:
 def check(request: CheckRequest, progress: Progress = lambda _what, _part: None) -> Report:
     """Judge lookup and every draft on the target's own answers.
 
-    Costs of calls are taken from earlier measurements on this machine where there are any. A draft whose
-    tokenizer cuts text otherwise, or a target that cannot rewind, is a verdict. Raises VocabularyMismatch for
-    a draft that was named and has other tokens, ModelFileError, PromptError, OutOfMemory or BackendError.
+    Costs of calls are taken from earlier measurements on this machine where there are any. A target or draft
+    that cannot rewind is a verdict. Raises VocabularyMismatch for a draft that was named and has other
+    tokens, ModelFileError, PromptError, OutOfMemory or BackendError.
     """
     started = perf_counter()
-    for file in [file for file in request.drafts if request.found is None and not file.is_head]:
-        check_tokenizers(request.target.card, file.card)
-    heads = [file.card for file in request.drafts if file.is_head and file.path != request.target.path]
+    options, rows = request.options, list[Row]()
+    if request.found is None:
+        for file in [file for file in request.drafts if not file.is_head]:
+            check_tokenizers(request.target.card, file.card)
     with collect_notices() as notices:
+        heads = [file.card for file in request.drafts if file.is_head and file.path != request.target.path]
         if heads and request.found is None:  # those that were found may be passed over
-            request = replace(request, options=for_heads(request.options, heads[0]))
-        with Loaded(request.target, request.options, progress) as target:
-            subject, sample = _measured(request, target, progress)
-            lookup: LookupReport | None = None
-            if sample is not None:
-                progress("replaying lookup", None)
+            options = for_heads(options, heads[0])
+        costs_s = min(DEFAULT_SECONDS, request.seconds / 4)
+        draft_options = request.draft_options or options
+        loader = Loader(options, draft_options, HubOptions(), request.context_length, costs_s=costs_s)
+        file = replace(request.target, backend=options.backend)
+        progress(f"loading {file.name}", None)
+        target, _ = loader.target(file)
+        with closing(target):
+
+            def tell(now: Stage) -> None:
+                progress(f"{now.stage}, {now.detail}", None)
+
+            subject = Subject(file, target, request.workloads, loader, rows, rows.append, tell)
+            lookup = None
+            if subject.can_draft:
+                record_within(subject, request.seconds, request.max_answers, progress)
                 lookup = judge_lookup_alone(subject)
-            drafts = _judged(request, subject, progress)
-            library = target.weights.library
-    verdicts = [(d.model.name, d.verdict, d.speedups.auto if d.speedups else None) for d in drafts]
-    sentence, pays = overall(lookup.verdict if lookup else None, verdicts)
+            else:
+                subject.measure_target()
+            drafts = _judged(request, subject)
+            report = _report(subject, lookup, drafts)
+    found, seconds = request.found or (), perf_counter() - started
+    return replace(report, notices=tuple(notices), found=found, seconds=seconds)
+
+
+def _report(subject: Subject, lookup: LookupReport | None, drafts: tuple[DraftReport, ...]) -> Report:
+    model, calls, answers = subject.target.model, subject.prices(None).target, subject.of(AnswerRow)
+    assert isinstance(model, GgufModel), "it was loaded from a file"
+    sentence, pays = overall(lookup, drafts)
+    decode_s = sum(row.decode_s for row in answers)
     return Report(
         machine=f"{', '.join(device_names())}, {physical_cores()} cores",
-        target=subject.facts,
-        rewind=subject.target.model.rewinding.kind,
-        calls=_calls_of(subject.costs),
-        sample=sample,
+        target=ModelFacts.of(subject.file),
+        library=model.weights.library_line,
+        backend=model.weights.library.backend,
+        rewind=model.rewinding.kind,
+        calls_s={size: calls.call_s(size, context=0) for size in SIZES},
+        answers=dict(Counter(row.workload for row in answers)),
+        plain_tokens_per_s=sum(len(row.tokens) for row in answers) / decode_s if decode_s else None,
         lookup=lookup,
         drafts=drafts,
-        verdict=f"{sentence} (measured with {library.title})",
+        verdict=f"{sentence} (measured with {model.weights.library.title})",
         pays=pays,
-        notices=tuple(notices),
-        seconds=perf_counter() - started,
-        backend=library.backend,
-        found=request.found or (),
     )
 
 
-def _measured(request: CheckRequest, loaded: Loaded, progress: Progress) -> tuple[Subject, Sample | None]:
-    target = LoadedTarget(request.target.name, loaded.open(request.context_length), loaded.template)
-    questions = questions_of(request.workloads, target)
-    subject = Subject(target, loaded.facts(), loaded.costs("all", request.costs_s))
-    if not target.model.rewinding.is_possible:
-        return subject, None
-    started = perf_counter()
-    report = partial(progress, "the target answers")
-    subject = subject.answering(questions, seconds=request.seconds, most=request.max_answers, progress=report)
-    tokens = sum(len(answer.row.tokens) for answer in subject.answers)
-    sample = Sample(
-        answers=len(subject.answers),
-        tokens=tokens,
-        workloads=dict(Counter(answer.row.workload for answer in subject.answers)),
-        plain_tokens_per_s=tokens / sum(answer.row.decode_s for answer in subject.answers),
-        seconds=perf_counter() - started,
+def record_within(subject: Subject, seconds: float, most: int, progress: Progress) -> None:
+    """Let the target answer prompts of its workloads for so many seconds, and say what its calls cost. Raises
+    PromptError where it answers none, BackendError when a call fails."""
+    questions = questions_of(subject.workloads, subject.target)
+    subject.say("measuring calls")
+    measured = subject.loader.costs(subject.target, "target")
+    answers = record_answers(
+        subject.target,
+        questions,
+        measured,
+        seconds=seconds,
+        most=most,
+        progress=lambda part: progress("the target answers", part),
     )
-    return replace(subject, facts=loaded.facts()), sample
+    for row in answers:
+        subject.append(row)
+    subject.measure_target(measured)
 
 
-def _judged(request: CheckRequest, subject: Subject, progress: Progress) -> tuple[DraftReport, ...]:
-    """Every draft on the target's answers. Raises ModelFileError, OutOfMemory or BackendError."""
-    found: list[DraftReport] = []
-    costs: dict[object, CallCosts | None] = {}
-    """by shape and types: what differs in its weights alone costs the same"""
+def _judged(request: CheckRequest, subject: Subject) -> tuple[DraftReport, ...]:
+    found = []
     for file in request.drafts:
-        begun, card = perf_counter(), file.card
-        alike = card.architecture, card.block_count, card.quantization, card.bytes_per_token, card.kind
-        try:
-            offers = offers_along(
-                subject,
-                file,
-                request.draft_options or request.options,
-                progress,
-                seconds=request.seconds,
-                costs_s=request.costs_s,
-                known=costs.get(alike),
-            )
-        except (BackendCrash, ModelFileError, OutOfMemory) as error:
-            if request.found is None:
-                raise
-            notify(f"{file.name} is skipped: {error.why}")
-            continue
-        costs[alike] = offers.costs
-        progress(f"replaying {file.name}", None)
-        found.append(replace(judge(subject, offers), seconds=perf_counter() - begun))
+        if subject.can_draft:
+            try:
+                subject.score(file, request.seconds)
+            except (BackendCrash, ModelFileError, OutOfMemory) as error:
+                if request.found is None:
+                    raise
+                notify(f"{file.name} is skipped: {error.why}")
+                continue
+        found.append(judge(subject, file))
     return tuple(found)
-
-
-def judge_lookup_alone(subject: Subject) -> LookupReport:
-    """What lookup makes of the answers."""
-    prices = with_policy_times([answer.recording for answer in subject.answers], subject.prices())
-    found = expect(subject.answers, prices)
-    speedups = found.speedups(AUTO_LOOKUP)
-    drafted, accepted = found.looked_up
-    calls = subject.costs.calls_s(SHOWN_CALLS, context=0).tolist()
-    verdict = judge_lookup(speedups.auto, calls)
-    return LookupReport(_break_even(subject.costs), drafted, accepted, speedups, verdict)

@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf.head_model import HeadWeights, open_own
 from outrider.backends.gguf.heads import HiddenStates, why_no_heads
+from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.model import GgufModel
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.tuning.curves import costs_of
 from outrider.core.contracts import FREE, Constraint, Model, Rewinding
 from outrider.core.data import Grammar
-from outrider.core.errors import PromptError
+from outrider.core.errors import SettingError
+from outrider.core.notices import collect_notices, notify
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import Rows
+from outrider.costs.store import import_costs
 from outrider.engine import Engine
 from outrider.formats import ToolSpec, format_of
 from outrider.lab.comparison import teacher_forced
-from outrider.lab.models import ModelFacts, ModelFile, card_fields
+from outrider.lab.models import ModelFile, card_fields, find_models
 from outrider.lab.prompts import Prompt
 from outrider.lab.recording import Offers, Recording, record_offers
-from outrider.lab.rows import ModelRow, Role
+from outrider.lab.rows import ModelRow, PairRow, Role
 from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import read_card
-from outrider.models.vocab import Alignment
+from outrider.models.hub import HubOptions
+from outrider.models.vocab import Alignment, AlignmentReport, compare
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.policy.state import PretrainedCalibration
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Session
 from outrider.session.drafts import load_head
 from outrider.session.learned import prior_in
-from outrider.session.loading import load_draft, load_weights, template_of
+from outrider.session.loading import load_draft, load_weights, template_of, why_no_draft
+
+_ROOM_TOKENS = 8
+"""of a context beyond the longest text: a call's draft is cut to what is left of it"""
 
 Progress = Callable[[str, float | None], None]
 """Called with what is being done, and which part of it is done (None: not known)."""
@@ -46,30 +51,17 @@ class Loaded(ExitStack):
     """Weights, and a context once it is opened; leaving or closing it frees both, but not the weights that a
     head shares with its target.
 
-    A draft is loaded `beside` its target. For a head, which has the
-    target's weights or those of a file, the target is opened once more: what else is measured of it does
-    without the hidden states that a head reads. Raises ModelFileError or OutOfMemory, for a head of a file
-    BackendCrash.
+    A draft is loaded `beside` its target. For a head, which has the target's weights or those of a file, the
+    target is opened once more: what else is measured of it does without the hidden states that a head reads.
+    Raises ModelFileError or OutOfMemory, for a head of a file BackendCrash.
     """
 
-    def __init__(
-        self,
-        file: ModelFile,
-        options: LoadOptions,
-        progress: Progress = lambda _what, _part: None,
-        *,
-        beside: Model | None = None,
-    ) -> None:
+    def __init__(self, file: ModelFile, options: LoadOptions, *, beside: Model | None = None) -> None:
         super().__init__()
-        self._progress = progress
         self._file = file
-        self._before = resident_bytes()
         self._model: GgufModel | None = None
         self._feeder: LoadedTarget | None = None
         self._beside = beside
-        self.opened_bytes: int | None = None
-        """the memory that weights and context took at first; None where that is not known"""
-        progress(f"loading {file.name}", None)
         if isinstance(beside, GgufModel) and file.is_head and file.path == beside.weights.path:
             self.weights = beside.weights
         elif isinstance(beside, GgufModel) and file.is_head:
@@ -116,7 +108,6 @@ class Loaded(ExitStack):
             self.callback(self._model.close)
         else:
             self._model = self.weights.open(context_length)
-        self.opened_bytes = self._grown()
         return self._model
 
     def draft(self, alignment: Alignment) -> LoadedDraft:
@@ -125,31 +116,6 @@ class Loaded(ExitStack):
         is_own_head = self._feeder is not None and not isinstance(self.weights, HeadWeights)
         prior = None if is_own_head else prior_in(self._model)
         return LoadedDraft(self._file.name, self._model, alignment, prior, self._feeder, self.close)
-
-    def _grown(self) -> int | None:
-        now = resident_bytes()
-        return None if now is None or self._before is None else max(now - self._before, 0)
-
-    def costs(self, rows: Rows, seconds: float) -> CallCosts:
-        """What calls of the open model cost: known here, or measured for `seconds`. Its sequences are
-        empty afterwards. Raises BackendError."""
-        assert self._model is not None, "open it first"
-        what = f"measuring the calls of {self._file.name}"
-        return costs_of(self._model, rows=rows, seconds=seconds, progress=partial(self._progress, what))
-
-    def facts(self) -> ModelFacts:
-        """The model as it is now: its memory grows with use."""
-        card = self._file.card
-        return ModelFacts(
-            name=self._file.name,
-            path=str(card.path),
-            experts=card.expert_count,
-            experts_used=card.expert_used_count,
-            bytes_per_token=card.bytes_per_token,
-            memory_bytes=None if self._model is None else self._grown(),
-            library=self.weights.library_line,
-            **card_fields(card),
-        )
 
     def row(self, role: Role, notices: Sequence[str], target: str | None = None) -> ModelRow:
         """What a sweep writes down about the open model, of a draft for this target."""
@@ -169,7 +135,6 @@ class Loaded(ExitStack):
             fingerprint=self._file.fingerprint,
             effective=effective | ({"notices": list(notices)} if notices else {}),
             backend=model.options.backend,
-            memory_bytes=self.opened_bytes or None,
             beside=target if self._file.is_head else None,
             **card_fields(self._file.card),
         )
@@ -194,16 +159,15 @@ class LoadedTarget:
         return format_of(self.template, self.model.vocabulary)
 
     def encode(self, prompt: Prompt, answers: Sequence[str] = ()) -> tuple[int, ...]:
-        """The tokens of a prompt, or of the follow-up that comes after these answers.
-
-        Raises PromptError where the chat template cannot hold it, or where there is none.
+        """The tokens of a prompt, or of the follow-up that comes after these answers. Without a chat template
+        a conversation is one text, and a notice says so. Raises PromptError where the template refuses it.
         """
         messages = prompt.after(answers)
-        if isinstance(messages, str):
-            return self._session.encode(messages)
-        if self.template is None:
-            why = f"{self.name} has no chat template"
-            raise PromptError(prompt.id, why, "Sweep it with prompts of plain text.")
+        if self.template is None and not isinstance(messages, str):
+            notify(f"{self.name} has no chat template: conversations are read as text")
+            messages = "".join(f"{message.get('content') or ''}\n\n" for message in messages)
+        if isinstance(messages, str) or self.template is None:
+            return self._session.encode(str(messages))
         functions = [tool.get("function", tool) for tool in prompt.tools]
         tools = [ToolSpec(f["name"], f.get("description", ""), f.get("parameters") or {}) for f in functions]
         turns, listed = self._format.conversation(messages, tools)
@@ -255,12 +219,109 @@ class LoadedDraft:
                 self.feeder.model.truncate(0, 0)
 
 
-def resident_bytes() -> int | None:
-    """Memory that this process holds, mapped files included; None where the system does not say."""
-    if not sys.platform.startswith("linux"):
+def tokenizer_fault(report: AlignmentReport) -> str | None:
+    """Why the draft's tokenizer does not do for the target; None where it does."""
+    if report.usable:
         return None
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    if report.map_fault is not None:
+        return report.map_fault
+    kinds = f"the tokenizers do not line up ({report.target_kind}; {report.draft_kind})"
+    if report.common_text_tokens < report.text_tokens:
+        kinds += f": {report.common_text_tokens:,} of {report.text_tokens:,} text tokens agree"
+    return f"{kinds}, and {report.cuts.ratio:.0%} of sample text is cut alike"
+
+
+def pair_row(
+    target: str,
+    draft: str,
+    report: AlignmentReport,
+    *,
+    identical: bool = False,
+    why_not: str | None = None,
+    prior: PretrainedCalibration | None = None,
+) -> PairRow:
+    """How two tokenizers line up, and why the draft takes no part if it does not; `prior`: the draft's."""
+    why_not = why_not or tokenizer_fault(report)
+    return PairRow(
+        target=target,
+        draft=draft,
+        usable=why_not is None,
+        identical=identical,
+        common_tokens=report.common_tokens,
+        text_ratio=report.text_ratio,
+        cut_ratio=report.cuts.ratio,
+        reduced_from=report.target_tokens if report.is_reduced else None,
+        why_not=why_not,
+        prior=dict(prior) if prior is not None else None,
+    )
+
+
+@dataclass
+class Loader:
+    """Finds and loads the models of a sweep through their native library, and measures what calls cost.
+
+    Args:
+        options: How targets are loaded, and `draft_options` drafts.
+        context: In tokens; 0: as trained, None: as usual.
+        costs_file: Cost curves to take instead of measuring them.
+        costs_s: How long to measure a model's calls that are not known here; None: all anew.
+    """
+
+    options: LoadOptions
+    draft_options: LoadOptions
+    hub: HubOptions
+    context: int | None = None
+    costs_file: Path | None = None
+    costs_s: float | None = None
+
+    def find(self, references: Sequence[str], taken: Sequence[ModelFile] = ()) -> list[ModelFile]:
+        """Raises ModelFileError and HubError, which name the reference that leads nowhere."""
+        return find_models(references, hub=self.hub, taken=taken)
+
+    def check_backend(self, backend: str) -> None:
+        """Raises BackendError where no library here is of this backend."""
+        next(candidates(replace(self.options, backend=backend)))
+
+    def target(self, file: ModelFile) -> tuple[LoadedTarget, ModelRow]:
+        """Raises ModelFileError or OutOfMemory."""
+        with collect_notices() as notices:
+            loaded = Loaded(file, replace(self.options, backend=file.backend))
+            try:
+                longest = self.context and min(self.context + _ROOM_TOKENS, loaded.weights.trained_context)
+                model = loaded.open(longest)
+            except BaseException:
+                loaded.close()
+                raise
+        notify(*notices)
+        return LoadedTarget(file.name, model, loaded.template), loaded.row("target", notices)
+
+    def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:
+        """Raises ModelFileError or OutOfMemory."""
+        with collect_notices() as notices, ExitStack() as stack:
+            loaded = stack.enter_context(Loaded(file, self.draft_options, beside=target.model))
+            alignment = compare(target.model.vocabulary, loaded.weights.vocabulary)
+            useless = loaded.why_not or None
+            if isinstance(target.model, GgufModel) and not file.is_head:
+                useless = why_no_draft(target.model.weights, loaded.weights)
+            row = pair_row(target.name, file.name, alignment.report, why_not=useless)
+            if not row.usable:
+                return row
+            length = target.model.context_length
+            loaded.open(length if file.is_head else min(length, loaded.weights.trained_context))
+            draft = loaded.draft(alignment)
+            stack.pop_all()  # it is the caller's now
+        notify(*notices)
+        return draft, loaded.row("draft", notices, target.name)
+
+    def costs(self, model: LoadedTarget | LoadedDraft, role: Role) -> CallCosts:
+        """Measured now, or those of `costs_file`. Raises SettingError, or BackendError when a call fails."""
+        if self.costs_file is not None:
+            pair = import_costs(self.costs_file)
+            curve = pair.target if role == "target" else pair.draft
+            if curve is None:
+                why = "it has no costs of a draft model"
+                raise SettingError(str(self.costs_file), why, "Write one with -md.")
+            return curve
+        assert isinstance(model.model, GgufModel), "it was loaded from a file"
+        rows: Rows = "all" if role == "target" else "last"
+        return costs_of(model.model, rows=rows, seconds=self.costs_s, fresh=self.costs_s is None)

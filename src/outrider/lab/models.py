@@ -77,14 +77,12 @@ def find_models(
     return [known[identity] for identity in found]
 
 
-def find_model(reference: str, *, hub: HubOptions, purpose: str = "", way_out: str = "") -> ModelFile:
-    """The one whole model that is meant; an error about several adds what one is wanted for (`purpose`).
-    Raises what `find_models` raises."""
+def find_model(reference: str, *, hub: HubOptions) -> ModelFile:
+    """The one whole model that is meant. Raises what `find_models` raises."""
     found = find_models([reference], hub=hub)
     if len(found) > 1:
-        raise ModelFileError(
-            reference, f"{len(found)} files match{purpose}", f"Name one of them{way_out or '.'}"
-        )
+        way_out = "Name one of them; `outrider bench` compares several."
+        raise ModelFileError(reference, f"{len(found)} files match", way_out)
     check_whole(found[0].card)
     return found[0]
 
@@ -107,15 +105,13 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _folder(path: Path) -> str:
-    """The folder that a file lies in; of one in the hub's cache, its repository."""
     repository = next((part for part in path.parts if part.startswith("models--")), None)
     return repository.split("--")[-1] if repository else path.absolute().parent.name
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model's file. `bytes_per_token` are the weights that a call over one token reads, `memory_bytes` what
-    the model added to this process, None where the system does not say."""
+    """A model's file. `bytes_per_token` are the weights that a call over one token reads."""
 
     name: str
     path: str
@@ -128,9 +124,18 @@ class ModelFacts:
     file_bytes: int
     bytes_per_token: int
     trained_context: int | None
-    memory_bytes: int | None = None
-    library: str = ""
-    """what runs it here, and why"""
+
+    @classmethod
+    def of(cls, file: ModelFile) -> ModelFacts:
+        card = file.card
+        return cls(
+            name=file.name,
+            path=str(card.path),
+            experts=card.expert_count,
+            experts_used=card.expert_used_count,
+            bytes_per_token=card.bytes_per_token,
+            **card_fields(card),
+        )
 
 
 def card_fields(card: ModelCard) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,11 +16,10 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import PreferredTokenization
 from outrider.engine.tokenization import PreferredConstraint
-from outrider.lab.record import Answer
 from outrider.lab.recording import Recording
 from outrider.lab.replay import replay
 from outrider.lab.rows import AnswerRow, CaseOutcome
-from outrider.lab.settings import AUTO, AUTO_LOOKUP, LLAMA_CPP_DEFAULT, PLAIN, Setting, grid
+from outrider.lab.settings import AUTO, AUTO_LOOKUP, Setting
 from outrider.lab.statistics import speedup_of
 from outrider.policy.state import PretrainedCalibration
 
@@ -30,9 +28,6 @@ DRAFT = ModelDrafter.name
 _MIN_CALLS = 3
 """of a size that make its time known"""
 _TIMED_CASES = 3
-_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
-_P_MINS = (0.0, 0.5, 0.75)
-_DRAFTERS = ("lookup", "model", "both")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +122,11 @@ def predict(cases: Sequence[Recording], setting: Setting, prices: Prices) -> lis
         )
         places = range(len(case.prompt), len(case.prompt) + len(case.tokens))
         plain_s = sum(prices.target.call_s(1, context=place) + prices.plain_own_s for place in places)
-        found.append(outcome_of(case.id, played.records, plain_s))
+        outcome = outcome_of(case.id, played.records, plain_s)
+        if outcome.draft_calls and prices.draft is not None:
+            unread_s = prices.draft.prefill_s(len(case.prompt)) * (1 - case.whole_ratio)
+            outcome = outcome.model_copy(update={"seconds": outcome.seconds - unread_s})
+        found.append(outcome)
     return found
 
 
@@ -151,78 +150,30 @@ def outcome_of(case: str, records: Sequence[StepRecord], plain_s: float) -> Case
 
 
 @dataclass(frozen=True, slots=True)
-class Speedups:
-    """Expected speed-ups over plain decoding. `best` is the fastest of all settings, chosen on these
-    prompts."""
-
-    auto: Interval
-    best_setting: str
-    best: Interval
-    llama_cpp_default: Interval | None
-
-
-@dataclass(frozen=True, slots=True)
 class Expectation:
-    """What each answer came to under each setting, and its decoding seconds. `error` is how uncertain the
-    costs of steps with a draft are against those of plain ones, as a relative standard error."""
+    """What some answers came to under each setting. `error` is how uncertain the costs of steps with a draft
+    are against those of plain ones, as a relative standard error."""
 
-    outcomes: Mapping[str, Sequence[CaseOutcome]]
-    seconds: Mapping[str, tuple[float, ...]]
+    outcomes: Mapping[Setting, Sequence[CaseOutcome]]
     error: float
 
-    @property
-    def looked_up(self) -> tuple[int, int]:
-        """The tokens that lookup alone drafted, and those of them that were right."""
-        found = self.outcomes[AUTO_LOOKUP.name]
-        return sum(sum(one.drafted) for one in found), sum(sum(one.accepted) for one in found)
+    def over(self, setting: Setting, other: Setting) -> Interval:
+        """How much faster one setting is than another."""
+        slow_s, fast_s = ([one.seconds for one in self.outcomes[who]] for who in (other, setting))
+        drafting = max(self._drafting(setting), self._drafting(other))
+        return speedup_of(slow_s, fast_s, error=0.0 if slow_s == fast_s else self.error * drafting)
 
-    def _drafting(self, setting: str) -> float:
+    def _drafting(self, setting: Setting) -> float:
         """The share of a setting's steps that have a draft."""
         found = self.outcomes[setting]
         drafts = sum(outcome.drafted[0] for outcome in found if outcome.drafted)
         return drafts / max(sum(outcome.target_calls for outcome in found), 1)
 
-    def over(self, setting: str, other: str) -> Interval:
-        """How much faster one setting is than another."""
-        slow_s, fast_s = self.seconds[other], self.seconds[setting]
-        drafting = max(self._drafting(setting), self._drafting(other))
-        return speedup_of(slow_s, fast_s, error=0.0 if slow_s == fast_s else self.error * drafting)
 
-    def speedups(self, auto: Setting) -> Speedups:
-        """Over plain decoding; `auto` is the automatic choice in question."""
-        best = min(self.seconds, key=lambda name: sum(map(math.log, self.seconds[name])))
-        default = LLAMA_CPP_DEFAULT.name
-        return Speedups(
-            auto=self.over(auto.name, PLAIN.name),
-            best_setting=best,
-            best=self.over(best, PLAIN.name),
-            llama_cpp_default=self.over(default, PLAIN.name) if default in self.seconds else None,
-        )
-
-
-def expect(
-    answers: Sequence[Answer], prices: Prices, settings: Sequence[Setting] | None = None
-) -> Expectation:
-    """Replay settings (None: all there are) over the answers; those of a draft model need its offers in each
-    of them.
-
-    An automatic setting goes on learning from one answer to the next, as a session does. Of an answer that
-    was cut for time only a part of the draft model's reading of its prompt counts.
-    """
-    target, draft = prices.target, prices.draft
-    if settings is None:
-        settings = grid(_LENGTHS, _P_MINS, _DRAFTERS, has_model=draft is not None)
-    read_s = [0.0 if draft is None else draft.prefill_s(len(answer.recording.prompt)) for answer in answers]
-    recordings = [answer.recording for answer in answers]
-    outcomes = {setting.name: predict(recordings, setting, prices) for setting in settings}
-    seconds = {
-        name: tuple(
-            outcome.seconds - (reading_s * (1 - answer.whole_ratio) if outcome.draft_calls else 0.0)
-            for answer, outcome, reading_s in zip(answers, found, read_s, strict=True)
-        )
-        for name, found in outcomes.items()
-    }
+def expect(cases: Sequence[Recording], prices: Prices, settings: Sequence[Setting]) -> Expectation:
+    """Replay settings over the answers; those of a draft model need its offers in each of them."""
     # A call over a single token, which all ratios are to, is as uncertain as its measured spread.
-    curves = [target] if draft is None else [target, draft]
+    curves = [prices.target] if prices.draft is None else [prices.target, prices.draft]
     single = [[p.spread_ratio for p in c.points if p.num_tokens == p.num_sequences == 1] for c in curves]
-    return Expectation(outcomes, seconds, max(min(found, default=0.05) for found in single))
+    error = max(min(found, default=0.05) for found in single)
+    return Expectation({setting: predict(cases, setting, prices) for setting in settings}, error)

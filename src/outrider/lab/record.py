@@ -23,7 +23,6 @@ from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.recording import Offers, Recording
 from outrider.lab.rows import AnswerRow
-from outrider.lab.workloads.lines import text_of
 from outrider.policy.fixed import FixedPolicy
 
 _Key = TypeVar("_Key")
@@ -112,7 +111,6 @@ def record_case(
         finish_reason=plain.finish_reason,
         prefill_s=sum(r.total_s if r.kind == "prefill" else r.read_s for r in plain.records),
         decode_s=sum(record.total_s - record.read_s for record in decode),
-        own_s=sum(record.total_s - record.read_s - record.verify_s for record in decode),
         calls=tuple((r.num_evaluated, r.position, r.verify_s, r.total_s - r.verify_s) for r in timed),
         seed=plain.seed,
     )
@@ -145,9 +143,9 @@ def recording_of(
 ) -> Recording:
     """The recording of an answer, with these offers by drafter's name."""
     constrain = target.constrain(case.prompt.grammar)
-    return Recording(
-        row.case, row.workload, row.prompt, row.tokens, row.finish_reason, offers or {}, constrain
-    )
+    whole_ratio = len(row.tokens) / case.max_tokens if row.finish_reason == "cancelled" else 1.0
+    given = row.case, row.workload, row.prompt, row.tokens, row.finish_reason, offers or {}
+    return Recording(*given, constrain=constrain, whole_ratio=whole_ratio)
 
 
 ANSWER_TOKENS = 64
@@ -162,18 +160,6 @@ _WANTED_ANSWERS = 8
 """An answer may take such a part of the time: a slow target makes shorter ones, not fewer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A recorded answer, with the offers of at most one draft model (by the name "draft"). `whole_ratio` is
-    its part of the answer that it would have become: what is read once for all of it counts in this part.
-    """
-
-    case: Case
-    row: AnswerRow
-    recording: Recording
-    whole_ratio: float
-
-
 def questions_of(workloads: Sequence[Workload], target: LoadedTarget) -> list[Case]:
     """The prompts of all workloads in turn, those of each in a shuffled order. Of conversations with
     follow-ups the first turn is asked.
@@ -184,42 +170,30 @@ def questions_of(workloads: Sequence[Workload], target: LoadedTarget) -> list[Ca
     with collect_notices() as notices:
         columns = [_column(workload, target) for workload in workloads]
     notify(*notices)
-    found = [asked for row in zip_longest(*columns) for asked in row if asked is not None]
+    found = [case for row in zip_longest(*columns) for case in row if case is not None]
     if not found:
         why = notices[-1] if notices else "there are none"
-        raise PromptError("prompts", why, "Name a workload or a file (--prompts).")
-    context = target.model.context_length
-    fitting = [case for case, tokens in found if len(tokens) + 2 * ANSWER_TOKENS <= context]
-    if not fitting:
-        why = f"each of them needs more than the target's context of {context} tokens"
-        raise PromptError("prompts", why, "Give shorter ones (--prompts), or a larger context (-c).")
-    if len(fitting) < len(found):
-        notify(f"{len(found) - len(fitting)} of {len(found)} prompts do not fit the target's context")
-    return fitting
-
-
-def _column(workload: Workload, target: LoadedTarget) -> list[tuple[Case, tuple[int, ...]]]:
-    prompts = list(workload.prompts)
-    random.Random(0).shuffle(prompts)
-    if target.template is None and any(not isinstance(prompt.messages, str) for prompt in prompts):
-        notify(f"{target.name} has no chat template: conversations of {workload.name} are read as text")
-        prompts = [as_text(prompt) for prompt in prompts]
-    found = []
-    for prompt in prompts:
-        case = Case(workload, prompt, 0)
-        try:
-            found.append((case, target.encode(prompt)))
-        except PromptError as error:
-            notify(f"{workload.name}, {prompt.id} is left out: {error.why}")
+        raise PromptError("prompts", why, "Give others (--prompts), or a larger context (-c).")
     return found
 
 
-def as_text(prompt: Prompt) -> Prompt:
-    """A prompt as one text, for a target without a chat template."""
-    if isinstance(prompt.messages, str):
-        return prompt
-    texts = [text_of(message.get("content")) or "" for message in prompt.messages]
-    return replace(prompt, messages="".join(f"{text}\n\n" for text in texts))
+def _column(workload: Workload, target: LoadedTarget) -> list[Case]:
+    prompts, context = list(workload.prompts), target.model.context_length
+    random.Random(0).shuffle(prompts)
+    found: list[Case] = []
+    too_long = 0
+    for prompt in prompts:
+        try:
+            is_short = len(target.encode(prompt)) + 2 * ANSWER_TOKENS <= context
+        except PromptError as error:
+            notify(f"{workload.name}, {prompt.id} is left out: {error.why}")
+            continue
+        found += [Case(workload, prompt, 0)] if is_short else []
+        too_long += not is_short
+    if too_long:
+        of_all = f"{too_long} of the {len(prompts)} prompts of {workload.name}"
+        notify(f"{of_all} are left out: they do not fit the target's context of {context} tokens")
+    return found
 
 
 def record_answers(
@@ -231,15 +205,15 @@ def record_answers(
     most: int = MAX_ANSWERS,
     clock: Callable[[], float] = perf_counter,
     progress: Callable[[float], None] = lambda _part: None,
-) -> list[Answer]:
+) -> list[AnswerRow]:
     """The answers to as many questions as the time allows, of the first `most`; notices say what is left out.
 
-    Each may take its part of the time, which `costs` turn into tokens. After every third answer, calls over
-    more tokens are timed. `progress` is called with the part of the time that is spent. Raises BackendError
-    when a call fails.
+    Each may take its part of the time, which `costs` turn into tokens; one that would have gone on is
+    "cancelled". After every third answer, calls over more tokens are timed. `progress` is called with the
+    part of the time that is spent. Raises PromptError where none is left, BackendError when a call fails.
     """
     started = clock()
-    found: list[Answer] = []
+    found: list[AnswerRow] = []
     short = 0
     for number, case in enumerate(questions[:most]):
         spent = clock() - started
@@ -260,13 +234,14 @@ def record_answers(
         if len(row.tokens) < SHORT_TOKENS:
             short += 1
             continue
-        is_cut = row.finish_reason == "length" and limit < case.max_tokens
-        recording = recording_of(target, case, row)
-        if is_cut:  # it would have gone on: no policy is to know where it ends
-            recording = replace(recording, finish_reason="cancelled")
-        found.append(Answer(case, row, recording, len(row.tokens) / case.max_tokens if is_cut else 1.0))
+        if row.finish_reason == "length" and limit < case.max_tokens:  # no policy is to know where it ends
+            row = row.model_copy(update={"finish_reason": "cancelled"})
+        found.append(row)
     if short:
         notify(f"left out for ending within a few tokens, where drafts save nothing: {short} of the answers")
+    if not found:
+        why = f"the target answers none of them with {SHORT_TOKENS} tokens or more"
+        raise PromptError("prompts", why, "Give others (--prompts).")
     return found
 
 

@@ -13,24 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
 
 from outrider.backends.gguf.heads import HiddenStates
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Block, FinishReason, Row, Span
-from outrider.core.errors import BackendError, ConstraintError, InputError
-from outrider.core.files import parse_json, reason_of
-from outrider.core.invalid import invalid
+from outrider.core.errors import BackendError, ConstraintError
 from outrider.core.sequences import common_prefix
 from outrider.lab.comparison import teacher_forced
 from outrider.models.vocab import Alignment
 from outrider.sampling import most_likely
-
-SCHEMA = "outrider.recording/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +35,7 @@ class Offers:
     """
 
     tokens: tuple[int, ...]
-    confidence: tuple[Annotated[float, Field(gt=0, le=1)], ...]
+    confidence: tuple[float, ...]
     departures: Mapping[int, tuple[tuple[int, float], ...]]
     block: int = 1
 
@@ -66,58 +59,17 @@ class Offers:
 @dataclass(frozen=True, slots=True)
 class Recording:
     """A prompt, the target's answer to it (token ids both), and the offers by drafter's name. `constrain`
-    makes the request's constraint afresh, where it has one; it is not written to files."""
+    makes the request's constraint afresh, where it has one. `whole_ratio` is its part of the answer that it
+    would have become: what is read once for all of it counts in this part."""
 
     id: str
     category: str
-    prompt: Annotated[tuple[int, ...], Field(min_length=1)]
+    prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     finish_reason: FinishReason
     offers: Mapping[str, Offers]
-    constrain: Annotated[Callable[[], Constraint] | None, Field(exclude=True)] = None
-
-
-_FORMAT = TypeAdapter(Recording)
-
-
-def as_json(recording: Recording) -> dict[str, Any]:
-    """A recording as plain data."""
-    return {"kind": "recording", "schema": SCHEMA, **_FORMAT.dump_python(recording)}
-
-
-def from_json(data: Mapping[str, Any]) -> Recording:
-    """The recording that `as_json` made plain data of. Raises ValueError, in one line."""
-    if data.get("schema") != SCHEMA:
-        raise ValueError(f"its schema is not {SCHEMA}")
-    try:
-        recording = _FORMAT.validate_python(data)
-    except ValidationError as error:
-        raise ValueError(str(invalid(error))) from None
-    for offers in recording.offers.values():
-        if not len(offers.tokens) == len(offers.confidence) == len(recording.tokens):
-            raise ValueError("an offer for each token of the answer is needed")
-    return recording
-
-
-def read_recordings(path: Path) -> list[Recording]:
-    """Read JSON lines; those of another kind (a machine's description) are passed over.
-
-    Raises InputError for a file that cannot be read or holds a damaged recording.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = reason_of(error)
-        raise InputError(str(path), reason, "Name a file of recordings.") from error
-    found = []
-    for number, line in enumerate(lines, 1):
-        try:
-            if "prompt" in (data := parse_json(line)):
-                found.append(from_json(data))
-        except (ValueError, TypeError, AttributeError) as error:
-            reason = f"it is not a recording ({error})"
-            raise InputError(f"{path}, line {number}", reason, "Record it again.") from error
-    return found
+    constrain: Callable[[], Constraint] | None = None
+    whole_ratio: float = 1.0
 
 
 _Offer = tuple[int, float]

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.core.data import FinishReason
 from outrider.costs import CallCosts
+from outrider.lab.recording import Offers
 
 SCHEMA = "outrider.bench/1"
 
@@ -35,7 +36,9 @@ class Ran(BaseModel):
 
 
 class _Row(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    """A row; what older runs wrote beside its fields is passed over."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     ran: Ran | None = None
     """None: in the sweep's own process"""
@@ -79,8 +82,6 @@ class ModelRow(_MachineRow):
     """the load options in force: threads, GPU layers, batch sizes"""
     backend: str = ""
     """the native library that ran it: "llama.cpp" or "ik"; empty where a run does not say"""
-    memory_bytes: int | None = None
-    """what loading weights and contexts added to the process; None where it was not measured"""
     beside: str | None = None
 
 
@@ -116,8 +117,6 @@ class AnswerRow(_Row):
     finish_reason: FinishReason
     prefill_s: float
     decode_s: float
-    own_s: float
-    """of `decode_s` what was spent beside model calls"""
     calls: tuple[tuple[int, int, float, float], ...] = ()
     """of each target call, those of probing included: its tokens, its context, its seconds, and the
     engine's own seconds in that step"""
@@ -143,7 +142,7 @@ class CostsRow(_MachineRow):
 
 
 class OffersRow(_Row):
-    """What a draft model offers at every position of an answer (`replay.Offers` as plain data)."""
+    """What a draft model offers at every position of an answer."""
 
     kind: Literal["offers"] = "offers"
     target: str
@@ -156,26 +155,33 @@ class OffersRow(_Row):
     block: int = 1
     seconds: float
 
+    def offers(self) -> Offers:
+        return Offers(self.tokens, self.confidence, self.departures, self.block)
 
-class CaseOutcome(BaseModel):
-    """What a setting made of one case. In predictions `seconds` is decoding, the draft model's reading of the
-    prompt included."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _Counted(BaseModel):
+    """What a setting made of one case."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     case: str
     tokens: int
-    seconds: float
-    plain_s: float
     target_calls: int
     draft_calls: int
     drafted: tuple[int, ...]
     """tokens drafted at the first, second, … place of a draft"""
     accepted: tuple[int, ...]
-    draft_s: float
-    """of `seconds`, the draft model's calls (its reading of the prompt included)"""
-    verify_s: float
-    """of `seconds`, the target's calls"""
+    draft_s: float = 0.0
+    """the draft model's calls (its reading of the prompt included)"""
+    verify_s: float = 0.0
+    """the target's calls"""
+
+
+class CaseOutcome(_Counted):
+    """Of a prediction. `seconds` is decoding, the draft model's reading of the prompt included."""
+
+    seconds: float
+    plain_s: float
 
 
 class PredictionRow(_MachineRow):
@@ -189,7 +195,7 @@ class PredictionRow(_MachineRow):
     cases: tuple[CaseOutcome, ...]
 
 
-class RunRow(_MachineRow):
+class RunRow(_MachineRow, _Counted):
     """One request that ran for real.
 
     `decode_s` starts when the target has read the prompt and includes the draft model's own reading of it.
@@ -201,20 +207,11 @@ class RunRow(_MachineRow):
     draft: str | None = None
     setting: str
     workload: str
-    case: str
     repetition: int
     order: int
     """its place in the block's shuffled order"""
-    tokens: int
     prefill_s: float
     decode_s: float
-    target_calls: int
-    draft_calls: int
-    drafted: tuple[int, ...]
-    """tokens drafted at the first, second, … place of a draft"""
-    accepted: tuple[int, ...]
-    draft_s: float = 0.0
-    verify_s: float = 0.0
     forced: int = 0
     """accepted tokens that a grammar forced"""
     equal: bool | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -113,20 +113,3 @@ AUTO = Setting("both")
 """Decides by itself among everything there is."""
 AUTO_LOOKUP = Setting("lookup")
 AUTO_MODEL = Setting("model")
-LLAMA_CPP_DEFAULT = Setting("model", 3)
-"""What llama.cpp does with a draft model when nothing is set."""
-
-
-def grid(
-    lengths: Iterable[int], p_mins: Iterable[float], drafters: Iterable[str], *, has_model: bool
-) -> list[Setting]:
-    """Plain decoding, the automatic choice of each kind, and every fixed setting; without a draft model those
-    of lookup alone."""
-    kinds = [kind for kind in drafters if has_model or kind == "lookup"]
-    found = [PLAIN, AUTO if has_model else AUTO_LOOKUP]
-    found += [AUTO_LOOKUP, AUTO_MODEL] if has_model else []
-    steps = sorted({length for length in lengths if length > 0})
-    for kind in kinds:
-        for length in steps:
-            found += [Setting.of(f"{kind} {length}/{p:g}") for p in sorted(set(p_mins))]
-    return list(dict.fromkeys(found))

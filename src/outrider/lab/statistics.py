@@ -148,18 +148,3 @@ def speedup_of(slow_s: Sequence[float], fast_s: Sequence[float], *, error: float
     below, above = math.log(found.value / found.low), math.log(found.high / found.value)
     low, high = (math.exp(math.hypot(width, _NORMAL * error)) for width in (below, above))
     return Interval(found.value, found.value / low, found.value * high, len(cases))
-
-
-def share_of(parts: Sequence[float], wholes: Sequence[float]) -> Interval:
-    """Sum over sum, a share of 0 to 1, with the percentiles of resampled answers; 0 to 1 for a single
-    answer."""
-    some, all_ = np.asarray(parts, dtype=np.float64), np.asarray(wholes, dtype=np.float64)
-    value, count = float(some.sum() / all_.sum()), len(some)
-    if count < 2:
-        return Interval(value, 0.0, 1.0, count)
-    drawn = np.random.default_rng(0).integers(0, count, (DRAWS, count))
-    wholes_drawn = all_[drawn].sum(axis=1)
-    counted = wholes_drawn > 0  # a draw of answers that hold nothing has no share
-    ratios = some[drawn].sum(axis=1)[counted] / wholes_drawn[counted]
-    low, high = np.quantile(ratios, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
-    return Interval(value, float(low), float(high), count)

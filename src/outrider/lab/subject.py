@@ -1,98 +1,267 @@
-"""A target whose calls were measured and whose answers were recorded, and drafts beside it: how they line
-up, what they would have offered all along the answers, and what their calls cost."""
+"""A target whose answers are recorded and whose calls are measured, and drafts beside it: how they line up,
+what they would have offered all along the answers, and what their calls cost. All of it is rows."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
 
-from outrider.backends.gguf.options import LoadOptions
-from outrider.core.contracts import Rewinding, RewindKind
 from outrider.core.data import StepRecord
-from outrider.core.errors import PromptError
-from outrider.core.notices import collect_notices, notify
+from outrider.core.errors import BackendError, ConstraintError
 from outrider.costs import CallCosts, CallPoint
-from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.drafters.model import ModelDrafter
-from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget, Progress
-from outrider.lab.models import ModelFacts, ModelFile
-from outrider.lab.predict import DRAFT, Prices, prices_of
-from outrider.lab.record import MAX_ANSWERS, Answer, Case, record_answers, recording_of, request_of
-from outrider.lab.rows import AnswerRow, OffersRow, PairRow
-from outrider.models.gguf import ModelKind
-from outrider.models.vocab import Alignment, AlignmentReport, compare
+from outrider.lab.loaded import LoadedDraft, LoadedTarget, Loader, pair_row
+from outrider.lab.models import ModelFile
+from outrider.lab.predict import DRAFT, Prices, prices_of, with_policy_times
+from outrider.lab.prompts import Workload
+from outrider.lab.record import SHORT_TOKENS, Case, cases_of, record_case, recording_of, request_of
+from outrider.lab.recording import Recording
+from outrider.lab.rows import AnswerRow, CostsRow, ModelRow, OffersRow, PairRow, Role, Row, SkippedRow
 from outrider.policy.fixed import FixedPolicy
-from outrider.policy.state import PretrainedCalibration
+
+_R = TypeVar("_R")
 
 _MIN_ANSWERS = 4
+"""that a draft is scored on even if the time is up"""
 _MIN_CALLS = 3
 """of a size that make its ratio known"""
 _MAX_RATIO = 4.0
 """A larger ratio is a disturbance of the machine."""
-_PROBED_ANSWERS = 2
 _PROBED_LENGTH = 4
 _PROBED_TOKENS = 24
-_OTHER_FAMILY = "a draft of the target's own model family, whose tokenizer is the same"
-LOOKUP = "lookup, which needs no second model"
-TOO_LONG = (
-    "none of the prompts fits the draft's context",
-    ("shorter prompts (--prompts FILE)", "a draft with a longer context", LOOKUP),
-)
+_PROBED_PLACES = (0.25, 0.5, 1.0)
+"""of the cases by length of their prompts, on which the draft model is timed"""
+PROBED_ANSWERS = 2
+"""of each workload, after which calls of every size are timed"""
+_STAGES = {
+    "loading": (0.0, 0.0),
+    "recording": (0.0, 0.3),
+    "measuring calls": (0.3, 0.0),
+    "scoring": (0.3, 0.2),
+    "replaying": (0.5, 0.1),
+    "running": (0.6, 0.4),
+}
+"""Where each begins in the work on a target, and about which part of it it is."""
 
 
-def tokenizer_fault(report: AlignmentReport) -> str | None:
-    """Why the draft's tokenizer does not do for the target; None where it does."""
-    if report.usable:
-        return None
-    if report.map_fault is not None:
-        return report.map_fault
-    kinds = f"the tokenizers do not line up ({report.target_kind}; {report.draft_kind})"
-    if report.common_text_tokens < report.text_tokens:
-        kinds += f": {report.common_text_tokens:,} of {report.text_tokens:,} text tokens agree"
-    return f"{kinds}, and {report.cuts.ratio:.0%} of sample text is cut alike"
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`stage` is what is being done, `detail` on what; `done` is the part of everything, 0 to 1."""
+
+    stage: str
+    done: float
+    detail: str
 
 
-def pair_row(
-    target: str,
-    draft: str,
-    report: AlignmentReport,
-    *,
-    identical: bool = False,
-    why_not: str | None = None,
-    prior: PretrainedCalibration | None = None,
-) -> PairRow:
-    """How two tokenizers line up, and why the draft takes no part if it does not; `prior`: the draft's."""
-    why_not = why_not or tokenizer_fault(report)
-    return PairRow(
-        target=target,
-        draft=draft,
-        usable=why_not is None,
-        identical=identical,
-        common_tokens=report.common_tokens,
-        text_ratio=report.text_ratio,
-        cut_ratio=report.cuts.ratio,
-        reduced_from=report.target_tokens if report.is_reduced else None,
-        why_not=why_not,
-        prior=dict(prior) if prior is not None else None,
-    )
+@dataclass
+class Subject:
+    """A target, what is known about it, and the work that finds out more.
 
+    Every stage writes rows, and does only what has no row yet: that is how a sweep goes on where it was.
 
-def score_case(target: LoadedTarget, draft: LoadedDraft, case: Case, answer: AnswerRow) -> OffersRow:
-    """A draft's offers along one answer. Raises BackendError when a call fails or the text does not fit."""
-    before = perf_counter()
-    offers = draft.offers(recording_of(target, case, answer))
-    return OffersRow(
-        target=target.name,
-        draft=draft.name,
-        workload=answer.workload,
-        case=answer.case,
-        seconds=perf_counter() - before,
-        **asdict(offers),
-    )
+    Args:
+        file: Its file, and `target` what was loaded of it.
+        rows: All rows so far; `add` appends one.
+        machine: The kind of machine that timings hold for, of several; empty: the one of the head.
+    """
+
+    file: ModelFile
+    target: LoadedTarget
+    workloads: Sequence[Workload]
+    loader: Loader
+    rows: Sequence[Row]
+    add: Callable[[Row], None]
+    tell: Callable[[Progress], None] = lambda _progress: None
+    machine: str = ""
+    drafts: dict[str, ModelFile] = field(default_factory=dict)
+    """those that line up with the target"""
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether the target can take rejected drafts back. One that cannot only decodes plainly."""
+        return self.target.model.rewinding.is_possible
+
+    def say(self, stage: str, detail: str = "", part: float = 0.0) -> None:
+        """Tell which part of a stage is done."""
+        begin, share = _STAGES[stage]
+        self.tell(Progress(stage, begin + share * part, detail or self.name))
+
+    # What is known
+
+    def of(self, kind: type[_R], **fields: object) -> list[_R]:
+        """The rows of a kind about this target, or about no target, whose fields have these values."""
+        return [
+            row
+            for row in self.rows
+            if isinstance(row, kind)
+            and getattr(row, "target", self.name) == self.name
+            and getattr(row, "machine", self.machine) == self.machine
+            and all(getattr(row, name) == value for name, value in fields.items())
+        ]
+
+    def append(self, row: Row) -> None:
+        """Add a row; one that holds for a kind of machine does so for this one."""
+        is_local = self.machine and hasattr(row, "machine")
+        self.add(row.model_copy(update={"machine": self.machine}) if is_local else row)
+
+    @property
+    def here(self) -> str:
+        """Names the machine after what took no part on it, where there are several."""
+        return f" on {self.machine}" if self.machine else ""
+
+    def skip(self, what: str, why: str) -> None:
+        if not self.of(SkippedRow, what=what):
+            self.append(SkippedRow(what=what, why=why))
+
+    def note_model(self, row: ModelRow) -> None:
+        """Write down a model in its role under its backend, once; a head beside its target."""
+        if not self.of(ModelRow, model=row.model, role=row.role, backend=row.backend, beside=row.beside):
+            self.append(row)
+
+    def answered(self, workload: str) -> dict[str, AnswerRow]:
+        return {row.case: row for row in self.of(AnswerRow, workload=workload)}
+
+    def cases(self, workload: Workload | None = None) -> list[tuple[Case, AnswerRow]]:
+        """The cases of a workload (None: of all) that were answered at some length, in that order."""
+        workloads = self.workloads if workload is None else [workload]
+        known = {(one.name, case.id): case for one in workloads for case in cases_of(one)}
+        rows = [row for row in self.of(AnswerRow) if len(row.tokens) >= SHORT_TOKENS]
+        return [(known[key], row) for row in rows if (key := (row.workload, row.case)) in known]
+
+    def prices(self, draft: str | None) -> Prices:
+        """The costs in force for a pair."""
+        mine = self.costs(self.name, "target")
+        assert mine is not None
+        theirs = None if draft is None else self.costs(draft, "draft")
+        pair = next(iter(self.of(PairRow, draft=draft)), None)
+        return Prices(
+            target=mine.costs(),
+            draft=None if theirs is None else theirs.costs(),
+            own_s=mine.own_s,
+            own_token_s=mine.own_token_s,
+            prior=None if pair is None else pair.prior,
+            rewinding=self.target.model.rewinding,
+        )
+
+    def costs(self, model: str, role: Role) -> CostsRow | None:
+        beside = self.name if role == "draft" else None
+        return next(iter(self.of(CostsRow, model=model, role=role, beside=beside)), None)
+
+    def recordings(self, draft: str | None, workload: Workload | None = None) -> list[Recording]:
+        """The answers of a workload (None: of all) with a draft's offers; those without are left out."""
+        offers = {(row.workload, row.case): row for row in self.of(OffersRow, draft=draft)} if draft else {}
+        found = []
+        for case, answer in self.cases(workload):
+            row = offers.get((answer.workload, answer.case))
+            if draft is None or row is not None:
+                made = {} if row is None else {DRAFT: row.offers()}
+                found.append(recording_of(self.target, case, answer, made))
+        return found
+
+    # Finding out
+
+    def measure_target(self, measured: CallCosts | None = None) -> None:
+        """What its calls cost, as measured before its answers or (None) now, and as these show."""
+        if self.costs(self.name, "target") is not None:
+            return
+        self.say("measuring calls")
+        # On a cluster they were answered on another machine, or beside other work.
+        answers = self._timed_again() if self.machine else [row for _, row in self.cases()]
+        curve = measured or self.loader.costs(self.target, "target")
+        if self.loader.costs_file is None:  # else it is another machine's, perhaps
+            curve = corrected(curve, (call[:3] for answer in answers for call in answer.calls))
+        prices = with_policy_times(self.recordings(None), prices_of(curve, answers))
+        self.append(
+            CostsRow(
+                model=self.name,
+                role="target",
+                curve=curve.as_json(),
+                own_s=dict(prices.own_s),
+                own_token_s=prices.own_token_s,
+            )
+        )
+
+    def _timed_again(self) -> list[AnswerRow]:
+        found: list[AnswerRow] = []
+        for workload in self.workloads:
+            answered = self.answered(workload.name)
+            for case, row in self.cases(workload)[:PROBED_ANSWERS]:
+                found.append(record_case(self.target, case, answered, seed=row.seed, probe=len(found)))
+        return found
+
+    def score(self, file: ModelFile, seconds: float = math.inf) -> None:
+        """Whether a draft lines up, what it would have offered along the answers (along as many as there is
+        time for, a few at least), and what its calls cost.
+
+        Raises ModelFileError, OutOfMemory or BackendError where it cannot be loaded.
+        """
+        end_s = perf_counter() + seconds
+        pair = next(iter(self.of(PairRow, draft=file.name)), None)
+        if pair is not None and not pair.usable:
+            return
+        missing = self._offered(file.name, known=False)
+        is_timed = self.costs(file.name, "draft") is not None
+        if pair is None or missing or not is_timed:
+            self.say("scoring", f"{file.name} for {self.name}")
+            loaded = self.loader.draft(file, self.target)
+            if isinstance(loaded, PairRow):
+                self.append(loaded)
+                return
+            with closing(loaded[0]) as draft:
+                self.note_model(loaded[1])
+                if pair is None:
+                    report, identical = draft.alignment.report, draft.alignment.identical
+                    row = pair_row(self.name, draft.name, report, identical=identical, prior=draft.prior)
+                    self.append(row)
+                self._score_all(draft, missing, end_s)
+                if not is_timed:
+                    self._measure_draft(draft)
+        self.drafts[file.name] = file
+
+    def _offered(self, draft: str, *, known: bool) -> list[tuple[Case, AnswerRow]]:
+        offered = {(row.workload, row.case) for row in self.of(OffersRow, draft=draft)}
+        return [(c, a) for c, a in self.cases() if ((a.workload, a.case) in offered) == known]
+
+    def _score_all(self, draft: LoadedDraft, missing: Sequence[tuple[Case, AnswerRow]], end_s: float) -> None:
+        for number, (case, answer) in enumerate(missing):
+            if perf_counter() > end_s and number >= _MIN_ANSWERS:
+                break
+            what = f"{draft.name} for {self.name}: {answer.workload} {answer.case}"
+            self.say("scoring", what, number / len(missing))
+            before_s = perf_counter()
+            try:
+                offers = asdict(draft.offers(recording_of(self.target, case, answer)))
+            except (BackendError, ConstraintError) as error:
+                self.skip(what, f"{error.what}: {error.why}")
+                continue
+            where = {"workload": answer.workload, "case": answer.case}
+            seconds = perf_counter() - before_s
+            self.append(OffersRow(target=self.name, draft=draft.name, seconds=seconds, **where, **offers))
+
+    def _measure_draft(self, draft: LoadedDraft) -> None:
+        fitting = self._offered(draft.name, known=True)
+        if not fitting:
+            return
+        self.say("measuring calls", draft.name)
+        free = [(case, answer) for case, answer in fitting if case.prompt.grammar is None] or fitting
+        by_length = sorted(free, key=lambda pair: len(pair[1].prompt))
+        probed = [by_length[int(place * (len(by_length) - 1))] for place in _PROBED_PLACES]
+        curve = self.loader.costs(draft, "draft")
+        if self.loader.costs_file is None:
+            records = probe_draft(self.target, draft, probed)
+            curve = corrected_by_drafts(curve, records, self.prices(None).target)
+        self.append(CostsRow(model=draft.name, role="draft", curve=curve.as_json(), beside=self.name))
 
 
 def probe_draft(
@@ -166,154 +335,3 @@ def corrected_by_drafts(measured: CallCosts, records: Sequence[StepRecord], targ
 
 def _bounded(ratio: float) -> float:
     return min(max(ratio, 1 / _MAX_RATIO), _MAX_RATIO)
-
-
-def target_costs(measured: CallCosts, answers: Sequence[AnswerRow]) -> CallCosts:
-    """The target's curve, corrected by all calls of its answers: one that is measured by itself is not quite
-    the one in a generation, where other memory was used in between and all rows of logits are read."""
-    return corrected(measured, (call[:3] for answer in answers for call in answer.calls))
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A target that was measured: what its calls cost, and its own answers."""
-
-    target: LoadedTarget
-    facts: ModelFacts
-    costs: CallCosts
-    answers: tuple[Answer, ...] = ()
-
-    def answering(
-        self,
-        questions: Sequence[Case],
-        *,
-        seconds: float,
-        most: int = MAX_ANSWERS,
-        progress: Callable[[float], None] = lambda _part: None,
-    ) -> Subject:
-        """With its answers to these questions, and what their calls say about the costs. Raises PromptError
-        where it has none, BackendError when a call fails."""
-        with collect_notices() as notices:
-            answers = record_answers(
-                self.target, questions, self.costs, seconds=seconds, most=most, progress=progress
-            )
-        notify(*notices)
-        if not answers:
-            why = notices[-1] if notices else "the target answers none of them"
-            raise PromptError("prompts", why, "Give others (--prompts).")
-        costs = target_costs(self.costs, [answer.row for answer in answers])
-        return replace(self, costs=costs, answers=tuple(answers))
-
-    def prices(self, draft: CallCosts | None = None, prior: PretrainedCalibration | None = None) -> Prices:
-        """What calls cost, and the engine's own time beside them; `prior`: the draft's."""
-        prices = prices_of(self.costs, [answer.row for answer in self.answers], draft, prior)
-        return replace(prices, rewinding=self.target.model.rewinding)
-
-
-def why_unusable(
-    subject: Subject, rewinding: Rewinding, alignment: Alignment, why_not: str = ""
-) -> tuple[str, tuple[str, ...]] | None:
-    """Why a draft, whose own contexts go back so, cannot work with this target, and what to try instead;
-    None for one that can. `why_not`: why it could not with any."""
-    if not subject.target.model.rewinding.is_possible:
-        why = "the target cannot take rejected drafts back (recurrent or hybrid state)"
-        return why, ("a target of another architecture, with attention alone",)
-    if (fault := tokenizer_fault(alignment.report)) is not None:
-        return fault, (_OTHER_FAMILY, LOOKUP)
-    if why_not:
-        return why_not, ("another library (--backend llama.cpp)", LOOKUP)
-    if not rewinding.is_possible:
-        why = "the draft cannot forget tokens (recurrent or hybrid state), so rejected ones would stay"
-        return why, ("a draft of another architecture, with attention alone", LOOKUP)
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class DraftOffers:
-    """A draft beside a subject: how its tokens line up, what its calls cost, and the answers that fit its
-    context, with its offers. `refusal`: why it takes no part, and what to try instead; there is no more then.
-    """
-
-    facts: ModelFacts
-    rewind: RewindKind
-    alignment: Alignment
-    refusal: tuple[str, tuple[str, ...]] | None = None
-    costs: CallCosts | None = None
-    answers: tuple[Answer, ...] = ()
-    prior: PretrainedCalibration | None = None
-    output_ratio: float = 0.0
-    """of what a step reads, the part that is the output layer; 0 for a reduced vocabulary, and for a head"""
-    kind: ModelKind = "model"
-
-
-def offers_along(
-    subject: Subject,
-    file: ModelFile,
-    options: LoadOptions,
-    progress: Progress,
-    *,
-    seconds: float,
-    costs_s: float = DEFAULT_SECONDS,
-    known: CallCosts | None = None,
-) -> DraftOffers:
-    """Load a draft, and let it draft along the subject's answers, for `seconds` in all.
-
-    Its calls are measured for up to `costs_s` where they are not known here; `known`: the costs of a draft of
-    the same shape and types. Raises ModelFileError, OutOfMemory or BackendError.
-    """
-    started = perf_counter()
-    with Loaded(file, options, progress, beside=subject.target.model) as draft:
-        alignment = compare(subject.target.model.vocabulary, draft.weights.vocabulary)
-        is_whole = not (alignment.report.is_reduced or file.is_head)
-        ratio = file.card.output_bytes / file.card.bytes_per_token if is_whole else 0.0
-        kind = file.card.kind
-        found = DraftOffers(draft.facts(), draft.rewinding.kind, alignment, output_ratio=ratio, kind=kind)
-        if refusal := why_unusable(subject, draft.rewinding, alignment, draft.why_not):
-            return replace(found, refusal=refusal)
-        length = subject.target.model.context_length
-        draft.open(length if file.is_head else min(length, draft.weights.trained_context))
-        costs = known or draft.costs("last", costs_s)
-        loaded = draft.draft(alignment)
-        answers, skipped = offered(
-            subject,
-            loaded,
-            seconds=max(seconds - (perf_counter() - started), 1.0),
-            progress=lambda part: progress(f"{file.name} scores the answers", part),
-        )
-        if not answers:
-            return replace(found, facts=draft.facts(), refusal=TOO_LONG)
-        if skipped:
-            notify(f"{file.name}: {skipped} of the answers do not fit its context")
-        if known is None:
-            progress(f"{file.name} drafts", None)
-            few = [(answer.case, answer.row) for answer in answers[:_PROBED_ANSWERS]]
-            costs = corrected_by_drafts(costs, probe_draft(subject.target, loaded, few), subject.costs)
-        prior = loaded.prior
-        return replace(found, facts=draft.facts(), costs=costs, answers=tuple(answers), prior=prior)
-
-
-def offered(
-    subject: Subject,
-    draft: LoadedDraft,
-    *,
-    seconds: float,
-    clock: Callable[[], float] = perf_counter,
-    progress: Callable[[float], None] = lambda _part: None,
-) -> tuple[list[Answer], int]:
-    """As many of the answers as the time allows (a few at least; none where none fits its context) with the
-    draft model's offers, and how many did not fit. Raises BackendError when a call fails."""
-    started = clock()
-    found: list[Answer] = []
-    skipped = 0
-    for done, answer in enumerate(subject.answers):
-        if clock() - started > seconds and len(found) >= _MIN_ANSWERS:
-            break
-        recording = answer.recording
-        length = len(draft.alignment.read(recording.prompt)) + 2 * len(draft.alignment.read(recording.tokens))
-        if length > draft.model.context_length:
-            skipped += 1
-            continue
-        offers = draft.offers(recording)
-        found.append(replace(answer, recording=replace(recording, offers={DRAFT: offers})))
-        progress((done + 1) / len(subject.answers))
-    return found, skipped

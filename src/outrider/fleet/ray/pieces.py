@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 from outrider.fleet.ray.machines import at_hand
 from outrider.lab.bench.plan import SweepPlan
-from outrider.lab.bench.runs import find_out
-from outrider.lab.bench.target import Loader, Meter, Progress, TargetWork
+from outrider.lab.bench.target import TargetWork
+from outrider.lab.loaded import Loader
 from outrider.lab.models import ModelFile
 from outrider.lab.prompts import Workload
 from outrider.lab.rows import Ran, Row
+from outrider.lab.subject import Progress, Subject
 from outrider.models.hub import HubOptions
 
 Item = Row | Progress
@@ -123,11 +124,12 @@ class _Found:
 
 
 def _do(piece: Piece, kit: Kit, found: _Found, left_s: float) -> None:
-    meter, end_s, file = Meter(found.put), monotonic() + left_s, kit.find(piece.target)
-    meter.say("loading", file.name)
+    end_s, file = monotonic() + left_s, kit.find(piece.target)
+    found.put(Progress("loading", 0.0, file.name))
     target, row = kit.loader.target(file)
     with closing(target):
-        given = kit.plan, kit.workloads, kit.loader, file, target, found.rows, found.append, meter
-        work = TargetWork(*given, piece.machine)
-        work.note_model(row)
-        find_out(work, [kit.find(draft) for draft in piece.drafts], lambda: end_s - monotonic())
+        given = file, target, kit.workloads, kit.loader, found.rows, found.append, found.put
+        subject = Subject(*given, piece.machine)
+        subject.note_model(row)
+        drafts = [kit.find(draft) for draft in piece.drafts]
+        TargetWork(kit.plan, subject).find_out(drafts, lambda: end_s - monotonic())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import ray
@@ -17,9 +16,9 @@ from outrider.fleet.ray.joining import ENVIRONMENT, find_nodes, nodes_alive
 from outrider.fleet.ray.machines import MissingFile, Node, same_kind
 from outrider.fleet.ray.pieces import Item, Kit, Piece, Where, work
 from outrider.lab.bench.sweep import Sweep
-from outrider.lab.bench.target import Progress
 from outrider.lab.models import ModelFile
 from outrider.lab.rows import AnswerRow, MachineRow, Row
+from outrider.lab.subject import Progress
 from outrider.models.hub import HubOptions
 
 _MAX_ATTEMPTS = 5
@@ -223,7 +222,7 @@ class _Driver:
             if isinstance(item, Progress):
                 self._say(piece, item)
             elif isinstance(item, str):
-                self._say(piece, Progress("starting", 0.0, None, item))
+                self._say(piece, Progress("starting", 0.0, item))
             else:
                 self.sweep.store.append(item)
 
@@ -266,12 +265,9 @@ class _Driver:
 
     def _say(self, piece: Piece, now: Progress) -> None:
         total = len(self.targets) * len(self.kinds)
-        spent_s = perf_counter() - self.sweep.started_s
-        ended = len(self.done)
-        left_s = spent_s * max(total - ended, 1) / (ended + 1)
-        self.sweep.meter.expect("cluster", left_s)
+        done = min((len(self.done) + now.done) / total, 1.0)
         on = f"{piece.machine}: " if len(self.kinds) > 1 else ""
-        self.sweep.meter.say(now.stage, f"{on}{now.detail}")
+        self.sweep.progress(Progress(now.stage, done, f"{on}{now.detail}"))
 
 
 def _has_answers(rows: Sequence[Row], target: str) -> bool:
@@ -291,7 +287,7 @@ def _on_a_node(
     try:
         for item in work(piece, kit, rows, here, left_s):
             if isinstance(item, Progress) and len(where) > 1:
-                item = Progress(item.stage, item.done, item.left_s, f"{here.node}: {item.detail}")
+                item = Progress(item.stage, item.done, f"{here.node}: {item.detail}")
             yield item
     except OutriderError as error:
         raise _Failed(error, here.host) from None

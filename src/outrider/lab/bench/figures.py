@@ -18,7 +18,7 @@ import numpy as np
 
 from outrider.core.numbers import Interval
 from outrider.lab.bench.results import Cell, Results
-from outrider.lab.rows import AnswerRow, CaseOutcome, RunRow
+from outrider.lab.rows import CaseOutcome, RunRow
 from outrider.lab.settings import PLAIN
 from outrider.lab.statistics import LEVEL, Floats, Strata, estimate, holm, self_ratio, t_tail
 
@@ -316,11 +316,3 @@ def _parts(results: Results, cell: Cell) -> Sequence[RunRow | CaseOutcome]:
         return runs
     replayed = [results.prediction_by_cell[one] for one in cells if one in results.prediction_by_cell]
     return [case for row in replayed for case in row.cases]
-
-
-def model_seconds(results: Results) -> float:
-    """What the model calls of the rows took: answers, scoring, real requests. Loading and measuring costs
-    leave none."""
-    requests: list[AnswerRow | RunRow] = [*results.answers, *results.runs]
-    scored_s = sum(row.seconds for row in results.offers)
-    return sum(row.prefill_s + row.decode_s for row in requests) + scored_s

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import FileIO
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -34,7 +34,6 @@ from outrider.lab.rows import (
     HeadRow,
     MachineRow,
     ModelRow,
-    OffersRow,
     PairRow,
     PredictionRow,
     Row,
@@ -48,8 +47,6 @@ _R = TypeVar("_R")
 ROWS = "rows.jsonl"
 
 _ADAPTER: TypeAdapter[Row] = TypeAdapter(Row)
-_DIGITS = 9
-"""of every float: nanoseconds, and probabilities finer than they are known"""
 _MAY_CHANGE = ("plan: minutes", "plan: repetitions")
 """when a run goes on"""
 _BEGINNING = b'{"kind":"head"'
@@ -96,7 +93,7 @@ class Store(AbstractContextManager["Store"]):
     def append(self, row: Row) -> None:
         """Add a row. Raises SettingError, and leaves the file as it was, where it cannot be written."""
         plain = row.model_dump(mode="json", exclude_defaults=not isinstance(row, HeadRow))
-        data = (json.dumps(_rounded({"kind": row.kind, **plain}), separators=(",", ":")) + "\n").encode()
+        data = (json.dumps({"kind": row.kind, **plain}, separators=(",", ":")) + "\n").encode()
         start = self._file.tell()
         try:
             written = 0
@@ -167,7 +164,6 @@ def _row(line: bytes, where: str) -> Row:
 
 
 def _check_same(first: Row, head: HeadRow, folder: Path) -> None:
-    """Rows of different plans, machines or builds do not belong together."""
     assert isinstance(first, HeadRow)
     now, then = (json.loads(row.model_dump_json()) for row in (head, first))
     different = [
@@ -181,16 +177,6 @@ def _check_same(first: Row, head: HeadRow, folder: Path) -> None:
     if different:
         why = f"it holds a run with another {', '.join(different)}"
         raise SettingError(str(folder), why, "Name another folder (-o), or run it as it was.")
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, _DIGITS)
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    return value
 
 
 # Read back
@@ -224,7 +210,6 @@ class Results:
     pairs: tuple[PairRow, ...]
     answers: tuple[AnswerRow, ...]
     costs: tuple[CostsRow, ...]
-    offers: tuple[OffersRow, ...]
     predictions: tuple[PredictionRow, ...]
     runs: tuple[RunRow, ...]
     blocks: tuple[BlockRow, ...]
@@ -248,14 +233,12 @@ class Results:
         if kinds := [row for row in rows if isinstance(row, MachineRow)]:
             sheets = {kind.machine: cls.of(_on(rows, kind, head)) for kind in kinds}
             return replace(next(iter(sheets.values())), head=head, sheets=sheets)
-        case = ("target", "workload", "case")
         return cls(
             head=head,
             models=_last(rows, ModelRow, "model", "role", "backend", "beside"),
             pairs=_last(rows, PairRow, "target", "draft"),
-            answers=_last(rows, AnswerRow, *case),
+            answers=_last(rows, AnswerRow, "target", "workload", "case"),
             costs=_last(rows, CostsRow, "model", "role", "beside"),
-            offers=_last(rows, OffersRow, "draft", *case),
             predictions=_last(rows, PredictionRow, "target", "draft", "workload", "setting"),
             runs=_counted(rows),
             blocks=_last(rows, BlockRow, "block"),
@@ -292,9 +275,8 @@ class Results:
 
     @cached_property
     def columns(self) -> list[str | None]:
-        """None for targets without a draft model, unless the plan left that out; then the drafts."""
-        alone = self.head.plan.get("lookup_only", True) or not self.drafts
-        return [None, *self.drafts] if alone else [*self.drafts]
+        """None for targets without a draft model; then the drafts."""
+        return [None, *self.drafts]
 
     def columns_of(self, target: str) -> list[str | None]:
         """The columns of one target, without drafts that do not line up with it and others' own heads."""

@@ -1,172 +1,44 @@
-"""What a sweep finds out about one target that is loaded: answers, costs, what drafts offer, predictions.
-
-Every stage writes rows, and does only what has no row yet: that is how a run goes on where it was. The real
-runs that follow are in `runs`.
-"""
+"""The work of a sweep on one target: answers, costs, what drafts offer, predictions, and real runs in blocks
+of plain decoding and the chosen settings in turn over the same cases."""
 
 from __future__ import annotations
 
+import math
+import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import geometric_mean
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
-from outrider.backends.gguf.libraries import candidates
-from outrider.backends.gguf.model import GgufModel
-from outrider.backends.tuning.curves import costs_of
-from outrider.core.errors import (
-    BackendError,
-    ConstraintError,
-    GrammarError,
-    ModelFileError,
-    PromptError,
-    SettingError,
-)
-from outrider.core.notices import collect_notices
-from outrider.costs import CallCosts
-from outrider.costs.store import import_costs
+from outrider.core.contracts import Drafter
+from outrider.core.data import Completion
+from outrider.core.errors import BackendError, ConstraintError, GrammarError, ModelFileError, PromptError
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.engine import PreferredTokenization
 from outrider.lab.bench.plan import SweepPlan
-from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget
-from outrider.lab.models import OWN_HEAD, ModelFile, find_models
-from outrider.lab.predict import Prices, predict, prices_of, with_policy_times
+from outrider.lab.loaded import LoadedDraft, LoadedTarget
+from outrider.lab.models import OWN_HEAD, ModelFile
+from outrider.lab.predict import Prices, outcome_of, predict
 from outrider.lab.prompts import Workload
-from outrider.lab.record import SHORT_TOKENS, Case, cases_of, record_case, recording_of
-from outrider.lab.recording import Offers, Recording
-from outrider.lab.rows import (
-    AnswerRow,
-    CostsRow,
-    ModelRow,
-    OffersRow,
-    PairRow,
-    PredictionRow,
-    Role,
-    Row,
-    SkippedRow,
-)
-from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting, grid
-from outrider.lab.subject import corrected_by_drafts, pair_row, probe_draft, score_case, target_costs
-from outrider.models.hub import HubOptions
-from outrider.models.vocab import compare
-from outrider.session.loading import why_no_draft
+from outrider.lab.record import SHORT_TOKENS, Case, cases_of, record_case, request_of
+from outrider.lab.rows import AnswerRow, BlockRow, DoneRow, PairRow, PredictionRow, RunRow, SkippedRow
+from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting
+from outrider.lab.subject import PROBED_ANSWERS, Subject
+from outrider.policy.forced import FORCED
 
-_R = TypeVar("_R")
-
-PROBED_ANSWERS = 2
-"""of each workload, after which calls of every size are timed"""
-_PROBED_PLACES = (0.25, 0.5, 1.0)
-"""of the cases by length of their prompts, on which the draft model is timed"""
 _DEFAULT_CONTEXT_TOKENS = 4096
-_ROOM_TOKENS = 8
-"""of a context beyond the longest text: a call's draft is cut to what is left of it"""
+_SLOWNESS = 1.25
+"""what runs take beside what was predicted of them, as long as none has run"""
+_LEAST_REPETITIONS = 2
+"""that the settings which run have to have time for: a single one has no spread"""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """`stage` is what is being done, `detail` on what; `done` is the part of everything, 0 to 1, `left_s` the
-    seconds that the rest may take, None while nothing is known."""
-
-    stage: str
-    done: float
-    left_s: float | None
-    detail: str
-
-
-class Meter:
-    """Adds up what each part of the work is expected to take, and tells of it.
-
-    Parts have any names; what is expected of one is replaced when more is known, and is 0 when it is over.
-    """
-
-    def __init__(self, tell: Callable[[Progress], None]) -> None:
-        self._tell = tell
-        self._started_s = perf_counter()
-        self._expected_s: dict[str, float] = {}
-        self.is_known = False
-        """whether the expectations rest on measured times"""
-
-    def expect(self, part: str, seconds: float) -> None:
-        """So much is left of this part."""
-        self._expected_s[part] = max(seconds, 0.0)
-
-    def did(self, part: str, share: float) -> None:
-        """This share of what was left of the part is done."""
-        self._expected_s[part] = self._expected_s.get(part, 0.0) * (1 - share)
-
-    def say(self, stage: str, detail: str = "") -> None:
-        left_s, spent_s = sum(self._expected_s.values()), perf_counter() - self._started_s
-        done = spent_s / (spent_s + left_s) if spent_s + left_s > 0 else 0.0
-        self._tell(Progress(stage, done, left_s if self.is_known else None, detail))
-
-
-class Loader:
-    """Finds and loads the models of a sweep through their native library, and measures what calls cost."""
-
-    def __init__(self, plan: SweepPlan, workloads: Sequence[Workload], hub: HubOptions) -> None:
-        self._plan = plan
-        self._hub = hub
-        self._context = plan.context or _context(workloads)
-
-    def find(self, references: Sequence[str], taken: Sequence[ModelFile] = ()) -> list[ModelFile]:
-        """Raises ModelFileError and HubError, which name the reference that leads nowhere."""
-        return find_models(references, hub=self._hub, taken=taken)
-
-    def check_backend(self, backend: str) -> None:
-        """Raises BackendError where no library here is of this backend."""
-        next(candidates(self._plan.load_options(backend)))
-
-    def target(self, file: ModelFile) -> tuple[LoadedTarget, ModelRow]:
-        """Raises ModelFileError or OutOfMemory."""
-        with collect_notices() as notices:
-            loaded = Loaded(file, self._plan.load_options(file.backend))
-            model = self._open(loaded)
-        return LoadedTarget(file.name, model, loaded.template), loaded.row("target", notices)
-
-    def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:
-        """Raises ModelFileError or OutOfMemory."""
-        with collect_notices() as notices, ExitStack() as stack:
-            options = self._plan.load_options()
-            loaded = stack.enter_context(Loaded(file, options, beside=target.model))
-            alignment = compare(target.model.vocabulary, loaded.weights.vocabulary)
-            useless = loaded.why_not or None
-            if isinstance(target.model, GgufModel) and not file.is_head:
-                useless = why_no_draft(target.model.weights, loaded.weights)
-            row = pair_row(target.name, file.name, alignment.report, why_not=useless)
-            if not row.usable:
-                return row
-            if file.is_head:  # in a context of the target's own size
-                loaded.open(target.model.context_length)
-            else:
-                self._open(loaded)
-            draft = loaded.draft(alignment)
-            stack.pop_all()  # it is the caller's now
-        return draft, loaded.row("draft", notices, target.name)
-
-    def _open(self, loaded: Loaded) -> GgufModel:
-        """A context for the longest text and the draft after it; 0: as trained."""
-        try:
-            longest = self._context and min(self._context + _ROOM_TOKENS, loaded.weights.trained_context)
-            return loaded.open(longest)
-        except BaseException:
-            loaded.close()
-            raise
-
-    def costs(self, model: LoadedTarget | LoadedDraft, role: Role) -> CallCosts:
-        """Measured now, or those of the plan's file. Raises SettingError, or BackendError when a call
-        fails."""
-        if self._plan.costs is not None:
-            pair = import_costs(self._plan.costs)
-            curve = pair.target if role == "target" else pair.draft
-            if curve is None:
-                why = "it has no costs of a draft model"
-                raise SettingError(str(self._plan.costs), why, "Write one with -md.")
-            return curve
-        assert isinstance(model.model, GgufModel), "it was loaded from a file"
-        return costs_of(model.model, rows="all" if role == "target" else "last", fresh=True)
-
-
-def _context(workloads: Sequence[Workload]) -> int:
+def context_for(workloads: Sequence[Workload]) -> int:
+    """Tokens of a context that holds their prompts and answers."""
     needed = [_DEFAULT_CONTEXT_TOKENS]
     for workload in workloads:
         for prompt in workload.prompts:
@@ -176,278 +48,310 @@ def _context(workloads: Sequence[Workload]) -> int:
     return max(needed)
 
 
+class Entry(NamedTuple):
+    """What runs in a block: a setting with its draft."""
+
+    draft: str | None
+    setting: str
+
+
+_PLAIN = Entry(None, PLAIN.name)
+
+
 @dataclass
 class TargetWork:
-    """The work on a target.
-
-    Args:
-        file: Its file, and `target` what was loaded of it.
-        rows: All rows of the sweep so far; `add` appends one.
-        machine: The kind of machine that timings hold for, of several; empty: the one of the head.
-    """
+    """What a plan wants to know of a target."""
 
     plan: SweepPlan
-    workloads: Sequence[Workload]
-    loader: Loader
-    file: ModelFile
-    target: LoadedTarget
-    rows: Sequence[Row]
-    add: Callable[[Row], None]
-    meter: Meter
-    machine: str = ""
-    drafts: dict[str, ModelFile] = field(default_factory=dict)
-    """those that line up with the target"""
+    subject: Subject
+    _end_s: float = math.inf
+    """of real runs, by `perf_counter`"""
+    _drafts: dict[str, LoadedDraft] = field(default_factory=dict)
+    _slowness: float = _SLOWNESS
 
-    @property
-    def name(self) -> str:
-        return self.file.name
-
-    @property
-    def can_draft(self) -> bool:
-        """Whether the target can take rejected drafts back. One that cannot only decodes plainly."""
-        return self.target.model.rewinding.is_possible
-
-    # What is known
-
-    def of(self, kind: type[_R], **fields: object) -> list[_R]:
-        """The rows of a kind about this target, or about no target, whose fields have these values."""
-        return [
-            row
-            for row in self.rows
-            if isinstance(row, kind)
-            and getattr(row, "target", self.name) == self.name
-            and getattr(row, "machine", self.machine) == self.machine
-            and all(getattr(row, name) == value for name, value in fields.items())
-        ]
-
-    def append(self, row: Row) -> None:
-        """Add a row; one that holds for a kind of machine does so for this one."""
-        is_local = self.machine and hasattr(row, "machine")
-        self.add(row.model_copy(update={"machine": self.machine}) if is_local else row)
-
-    @property
-    def here(self) -> str:
-        """Names the machine after what took no part on it, where there are several."""
-        return f" on {self.machine}" if self.machine else ""
-
-    def skip(self, what: str, why: str) -> None:
-        if not self.of(SkippedRow, what=what):
-            self.append(SkippedRow(what=what, why=why))
-
-    def note_model(self, row: ModelRow) -> None:
-        """Write down a model in its role under its backend, once; a head beside its target."""
-        if not self.of(ModelRow, model=row.model, role=row.role, backend=row.backend, beside=row.beside):
-            self.append(row)
-
-    def answered(self, workload: str) -> dict[str, AnswerRow]:
-        return {row.case: row for row in self.of(AnswerRow, workload=workload)}
-
-    def cases(self, *workloads: Workload) -> list[tuple[Case, AnswerRow]]:
-        """The cases of these workloads (of all, if none is named) that were answered at some length."""
-        found = []
-        for workload in workloads or self.workloads:
-            rows = self.answered(workload.name)
-            known = [(case, rows[case.id]) for case in cases_of(workload) if case.id in rows]
-            found += [(case, row) for case, row in known if len(row.tokens) >= SHORT_TOKENS]
-        return found
-
-    def prices(self, draft: str | None) -> Prices:
-        """The costs in force for a pair."""
-        mine = self._costs(self.name, "target")
-        assert mine is not None
-        theirs = None if draft is None else self._costs(draft, "draft")
-        pair = next(iter(self.of(PairRow, draft=draft)), None)
-        return Prices(
-            target=mine.costs(),
-            draft=None if theirs is None else theirs.costs(),
-            own_s=mine.own_s,
-            own_token_s=mine.own_token_s,
-            prior=None if pair is None else pair.prior,
-            rewinding=self.target.model.rewinding,
-        )
-
-    def _costs(self, model: str, role: Role) -> CostsRow | None:
-        beside = self.name if role == "draft" else None
-        return next(iter(self.of(CostsRow, model=model, role=role, beside=beside)), None)
-
-    def _recordings(self, workload: Workload, draft: str | None) -> list[Recording]:
-        """The answers of a workload with the offers of a draft; those without offers are left out."""
-        rows = self.of(OffersRow, draft=draft, workload=workload.name) if draft else []
-        offers = {r.case: {"draft": Offers(r.tokens, r.confidence, r.departures, r.block)} for r in rows}
-        return [
-            recording_of(self.target, case, answer, offers.get(answer.case, {}))
-            for case, answer in self.cases(workload)
-            if draft is None or answer.case in offers
-        ]
-
-    # The stages
+    def find_out(
+        self,
+        drafts: Sequence[ModelFile],
+        left_s: Callable[[], float],
+        on_first: Callable[[AnswerRow], None] = lambda _answer: None,
+    ) -> None:
+        """Everything that has no row yet: answers, costs, offers, predictions, then real runs for the seconds
+        that are left once they begin. `on_first` is called with the first answer."""
+        if not self.record(on_first):
+            self.subject.append(DoneRow(target=self.subject.name, repetitions=self.plan.repetitions))
+            return
+        self.subject.measure_target()
+        self.score(drafts)
+        self.replay()
+        self._end_s = perf_counter() + left_s()
+        self._run()
 
     def record(self, on_first: Callable[[AnswerRow], None] = lambda _answer: None) -> bool:
         """Let the target answer every case that it has not answered; False when there are no answers to go
         on with. `on_first` is called with the first one as soon as it is there."""
-        cases = [case for workload in self.workloads for case in cases_of(workload)]
+        cases = [case for workload in self.subject.workloads for case in cases_of(workload)]
         is_told = False
         for number, case in enumerate(cases):
-            what = f"{self.name}: {case.workload.name} {case.id}"
-            self.meter.say("recording", what)
-            if not self.of(SkippedRow, what=what):
+            what = f"{self.subject.name}: {case.workload.name} {case.id}"
+            self.subject.say("recording", what, number / len(cases))
+            if not self.subject.of(SkippedRow, what=what):
                 self._record(case, what)
-            self.meter.did("record", 1 / (len(cases) - number))
-            if not is_told and (found := self.cases()):
+            if not is_told and (found := self.subject.cases()):
                 on_first(found[0][1])
                 is_told = True
         if not is_told:
-            self.skip(self.name, f"it answered none of the prompts with {SHORT_TOKENS} tokens or more")
+            why = f"it answered none of the prompts with {SHORT_TOKENS} tokens or more"
+            self.subject.skip(self.subject.name, why)
         return is_told
 
     def _record(self, case: Case, what: str) -> None:
-        answered = self.answered(case.workload.name)
+        answered = self.subject.answered(case.workload.name)
         if any(earlier not in answered for earlier in case.earlier):
-            self.skip(what, "the turn before it was left out")
+            self.subject.skip(what, "the turn before it was left out")
             return
         if (row := answered.get(case.id)) is None:
             number = cases_of(case.workload).index(case)
-            offset = [w.name for w in self.workloads].index(case.workload.name) * PROBED_ANSWERS
+            offset = [w.name for w in self.subject.workloads].index(case.workload.name) * PROBED_ANSWERS
             probe = number + offset if number < PROBED_ANSWERS else None
             seed = (case.workload.sampling.seed or 0) + number
             try:
-                row = record_case(self.target, case, answered, seed=seed, probe=probe)
+                row = record_case(self.subject.target, case, answered, seed=seed, probe=probe)
             except (PromptError, GrammarError, ConstraintError) as error:
-                self.skip(what, f"{error.what}: {error.why}")
+                self.subject.skip(what, f"{error.what}: {error.why}")
                 return
-            self.append(row)
+            self.subject.append(row)
         if len(row.tokens) < SHORT_TOKENS:  # also after a run that was killed before it said so
-            self.skip(what, f"its answer ends after {len(row.tokens)} tokens")
-
-    def measure_target(self) -> None:
-        if self._costs(self.name, "target") is not None:
-            return
-        self.meter.say("measuring calls", self.name)
-        # On a cluster they were answered on another machine, or beside other work.
-        answers = self._timed_again() if self.machine else [row for _, row in self.cases()]
-        curve = self.loader.costs(self.target, "target")
-        if self.plan.costs is None:  # else it is another machine's, perhaps
-            curve = target_costs(curve, answers)
-        scored = [case for workload in self.workloads for case in self._recordings(workload, None)]
-        prices = with_policy_times(scored, prices_of(curve, answers))
-        self.append(
-            CostsRow(
-                model=self.name,
-                role="target",
-                curve=curve.as_json(),
-                own_s=dict(prices.own_s),
-                own_token_s=prices.own_token_s,
-            )
-        )
-
-    def _timed_again(self) -> list[AnswerRow]:
-        found: list[AnswerRow] = []
-        for workload in self.workloads:
-            answered = self.answered(workload.name)
-            for case, row in self.cases(workload)[:PROBED_ANSWERS]:
-                found.append(record_case(self.target, case, answered, seed=row.seed, probe=len(found)))
-        return found
+            self.subject.skip(what, f"its answer ends after {len(row.tokens)} tokens")
 
     def score(self, drafts: Sequence[ModelFile]) -> None:
         """What those drafts offer that the target can have, and what they cost."""
-        if not self.can_draft:
+        known = self.subject
+        if not known.can_draft:
             why = "it cannot take tokens back (recurrent or hybrid state): it decodes plainly"
-            self.skip(f"drafts and lookup for {self.name}", why)
-        if OWN_HEAD in self.plan.drafts and self.file.card.own_head is None:
-            self.skip(f"{OWN_HEAD} for {self.name}", "its file has no head of its own")
+            known.skip(f"drafts and lookup for {known.name}", why)
+        if OWN_HEAD in self.plan.drafts and known.file.card.own_head is None:
+            known.skip(f"{OWN_HEAD} for {known.name}", "its file has no head of its own")
         for draft in drafts:
-            if draft.fingerprint == self.file.fingerprint and not draft.is_head:
-                self.skip(f"{draft.name} for {self.name}", "it is the target itself")
-            elif self.can_draft:
-                self._score(draft)
-            self.meter.expect(f"score {draft.name}", 0)
-
-    def _score(self, file: ModelFile) -> None:
-        """Whether a draft lines up, what it would have offered along the answers, and its costs."""
-        pair = next(iter(self.of(PairRow, draft=file.name)), None)
-        if pair is not None and not pair.usable:
-            return
-        missing = self._offered(file.name, known=False)
-        is_timed = self._costs(file.name, "draft") is not None
-        if pair is None or missing or not is_timed:
-            self.meter.say("scoring", f"{file.name} for {self.name}")
-            try:
-                loaded = self.loader.draft(file, self.target)
-            except (ModelFileError, BackendError) as error:
-                what = f"{file.name} for {self.name}{self.here}"
-                self.skip(what, f"it could not be loaded: {error.why}")
-                return
-            if isinstance(loaded, PairRow):
-                self.append(loaded)
-                return
-            with closing(loaded[0]) as draft:
-                self.note_model(loaded[1])
-                if pair is None:
-                    report, identical = draft.alignment.report, draft.alignment.identical
-                    row = pair_row(self.name, draft.name, report, identical=identical, prior=draft.prior)
-                    self.append(row)
-                self._score_all(draft, missing)
-                if not is_timed:
-                    self._measure_draft(draft)
-        self.drafts[file.name] = file
-
-    def _offered(self, draft: str, *, known: bool) -> list[tuple[Case, AnswerRow]]:
-        offered = {(row.workload, row.case) for row in self.of(OffersRow, draft=draft)}
-        return [(c, a) for c, a in self.cases() if ((a.workload, a.case) in offered) == known]
-
-    def _score_all(self, draft: LoadedDraft, missing: Sequence[tuple[Case, AnswerRow]]) -> None:
-        for number, (case, answer) in enumerate(missing):
-            what = f"{draft.name} for {self.name}: {answer.workload} {answer.case}"
-            self.meter.say("scoring", what)
-            try:
-                self.append(score_case(self.target, draft, case, answer))
-            except (BackendError, ConstraintError) as error:
-                self.skip(what, f"{error.what}: {error.why}")
-            self.meter.did(f"score {draft.name}", 1 / (len(missing) - number + 1))
-
-    def _measure_draft(self, draft: LoadedDraft) -> None:
-        fitting = self._offered(draft.name, known=True)
-        if not fitting:
-            return
-        self.meter.say("measuring calls", draft.name)
-        free = [(case, answer) for case, answer in fitting if case.prompt.grammar is None] or fitting
-        by_length = sorted(free, key=lambda pair: len(pair[1].prompt))
-        probed = [by_length[int(place * (len(by_length) - 1))] for place in _PROBED_PLACES]
-        curve = self.loader.costs(draft, "draft")
-        if self.plan.costs is None:
-            records = probe_draft(self.target, draft, probed)
-            curve = corrected_by_drafts(curve, records, self.prices(None).target)
-        self.append(CostsRow(model=draft.name, role="draft", curve=curve.as_json(), beside=self.name))
+            if draft.fingerprint == known.file.fingerprint and not draft.is_head:
+                known.skip(f"{draft.name} for {known.name}", "it is the target itself")
+            elif known.can_draft:
+                try:
+                    known.score(draft)
+                except (ModelFileError, BackendError) as error:
+                    what = f"{draft.name} for {known.name}{known.here}"
+                    known.skip(what, f"it could not be loaded: {error.why}")
 
     def replay(self) -> None:
         """Every setting over the recorded answers, without a draft model and with each that was scored."""
-        is_alone = self.plan.lookup_only or not self.can_draft
-        if not is_alone and not self.drafts:
-            self.skip(f"real runs of {self.name}", "no draft is left, and lookup_only is off")
-        for draft in [*([None] if is_alone else []), *self.drafts]:
-            prices = self.prices(draft)
-            for workload in self.workloads:
+        for draft in [None, *self.subject.drafts]:
+            prices = self.subject.prices(draft)
+            for workload in self.subject.workloads:
                 self._predict(draft, workload, prices)
 
     def _predict(self, draft: str | None, workload: Workload, prices: Prices) -> None:
-        cases = self._recordings(workload, draft)
+        cases = self.subject.recordings(draft, workload)
         cell: dict[str, Any] = {"draft": draft, "workload": workload.name}
-        known = {row.setting for row in self.of(PredictionRow, **cell)}
-        for setting in self._settings(draft) if cases else ():
+        known = {row.setting for row in self.subject.of(PredictionRow, **cell)}
+        settings = self.plan.settings(draft, can_draft=self.subject.can_draft)
+        for setting in settings if cases else ():
             if setting.name in known:
                 continue
-            self.meter.say("replaying", f"{self.name}, {draft or 'no draft'}: {workload.name}")
+            self.subject.say("replaying", f"{self.subject.name}, {draft or 'no draft'}: {workload.name}")
             outcomes = tuple(predict(cases, setting, prices))
-            self.append(PredictionRow(target=self.name, setting=setting.name, cases=outcomes, **cell))
+            row = PredictionRow(target=self.subject.name, setting=setting.name, cases=outcomes, **cell)
+            self.subject.append(row)
 
-    def _settings(self, draft: str | None) -> list[Setting]:
-        """What needs no draft model is replayed without one alone."""
-        if not self.can_draft:
-            return [PLAIN]
-        has_model = draft is not None
-        found = grid(self.plan.draft_lengths, self.plan.p_mins, self.plan.drafters, has_model=has_model)
-        found += [Setting.of(name) for name in self.plan.controls]
-        return list(dict.fromkeys(setting for setting in found if setting.uses_model == has_model))
+    # Real runs
+
+    @property
+    def _left_s(self) -> float:
+        return self._end_s - perf_counter()
+
+    def _run(self) -> None:
+        """Every block of every repetition that there is time for; a row says when all is done."""
+        chosen = self._chosen()
+        with ExitStack() as stack:
+            self._load(stack, {entry.draft for entries in chosen.values() for entry in entries})
+            chosen = {
+                workload: [entry for entry in entries if entry.draft in (None, *self._drafts)]
+                for workload, entries in chosen.items()
+            }
+            fitting = self._fitting(chosen)
+            is_whole = fitting == chosen
+            todo = [(number, w) for number in range(self.plan.repetitions) for w in fitting]
+            todo = [(number, w) for number, w in todo if not self._is_done(number, w, fitting[w])]
+            for place, (number, workload) in enumerate(todo):
+                later = [self._takes_s(w, fitting[w]) for _, w in todo[place:]]
+                # The first repetition runs as long as there is any time: without it nothing is measured.
+                if later[0] > self._left_s and (number > 0 or self._left_s <= 0):
+                    is_whole = False
+                    break
+                self._block(number, workload, fitting[workload], (place, len(todo)))
+        if is_whole:
+            self.subject.append(DoneRow(target=self.subject.name, repetitions=self.plan.repetitions))
+
+    # What runs
+
+    def _chosen(self) -> dict[str, list[Entry]]:
+        """By workload plain decoding and what was chosen, what matters most first: the automatic choice of
+        each draft, by its prediction; then the other settings, by theirs."""
+        found: dict[str, list[Entry]] = {}
+        pooled: dict[Entry, list[float]] = defaultdict(list)
+        for row in self.subject.of(PredictionRow):
+            pooled[Entry(row.draft, row.setting)].append(predicted_ratio(row))
+
+        def rank(entry: Entry) -> tuple[bool, float]:
+            return not Setting.of(entry.setting).is_auto, -geometric_mean(pooled[entry])
+
+        for workload in self.subject.workloads:
+            rows = self.subject.of(PredictionRow, workload=workload.name)
+            chosen: list[Entry] = []
+            for draft in dict.fromkeys(row.draft for row in rows):
+                if draft is None or draft in self.subject.drafts:
+                    cell = [row for row in rows if row.draft == draft]
+                    chosen += [Entry(draft, setting) for setting in choose(cell, self.plan)]
+            if rows:
+                found[workload.name] = [_PLAIN, *sorted(chosen, key=rank)]
+        return found
+
+    def _fitting(self, chosen: dict[str, list[Entry]]) -> dict[str, list[Entry]]:
+        """As much of it as there is time to repeat; plain decoding and the first in any case."""
+        repetitions = min(_LEAST_REPETITIONS, self.plan.repetitions)
+        for size in range(max(map(len, chosen.values()), default=0), 1, -1):
+            cut = {workload: entries[:size] for workload, entries in chosen.items()}
+            takes_s = repetitions * sum(self._takes_s(w, entries) for w, entries in cut.items())
+            if takes_s <= self._left_s or size == 2:
+                return cut
+        return chosen
+
+    def _takes_s(self, workload: str, entries: Sequence[Entry]) -> float:
+        predicted: dict[Entry, float] = {}
+        for row in self.subject.of(PredictionRow, workload=workload):
+            predicted[Entry(row.draft, row.setting)] = sum(case.seconds for case in row.cases)
+            predicted.setdefault(_PLAIN, sum(case.plain_s for case in row.cases))
+        prompts_s = sum(answer.prefill_s for _, answer in self._cases(workload))
+        return self._slowness * sum(predicted.get(entry, 0.0) for entry in entries) + prompts_s
+
+    def _is_done(self, number: int, workload: str, entries: Sequence[Entry]) -> bool:
+        """Whether the block is there with all of this: one that had less time is run again."""
+        block = self._block_id(number, workload)
+        ran = {Entry(row.draft, row.setting) for row in self.subject.of(RunRow, block=block)}
+        return bool(self.subject.of(BlockRow, block=block)) and ran >= set(entries)
+
+    def _block_id(self, number: int, workload: str) -> str:
+        return f"{self.subject.name} | {workload} | {number + 1}"
+
+    def _cases(self, workload: str) -> list[tuple[Case, AnswerRow]]:
+        return [pair for pair in self.subject.cases() if pair[1].workload == workload]
+
+    def _load(self, stack: ExitStack, wanted: set[str | None]) -> None:
+        for name, file in self.subject.drafts.items():
+            if name not in wanted:
+                continue
+            self.subject.say("loading", name)
+            what = f"real runs of {name} for {self.subject.name}{self.subject.here}"
+            try:
+                loaded = self.subject.loader.draft(file, self.subject.target)
+            except (ModelFileError, BackendError) as error:  # all of them at once take more memory
+                self.subject.skip(what, f"it could not be loaded: {error.why}")
+                continue
+            if isinstance(loaded, PairRow):  # it did line up before
+                self.subject.skip(what, loaded.why_not or "it does not line up")
+                continue
+            self._drafts[name] = loaded[0]
+            stack.callback(loaded[0].close)
+
+    # Running it
+
+    def _block(self, number: int, workload: str, entries: Sequence[Entry], place: tuple[int, int]) -> None:
+        """Every request once; a row says in the end that the block is complete. `place`: which block of how
+        many it is."""
+        work, block = self.subject, self._block_id(number, workload)
+        expected_s, started_s = self._takes_s(workload, entries), perf_counter()
+        runners = [
+            _Runner(work.target, Setting.of(setting), self._drafts.get(draft or ""), work.prices(draft))
+            for draft, setting in entries
+        ]
+        cases = self._cases(workload)
+        total, done = len(cases) * len(runners), 0
+        for case, answer in cases:
+            turns = [*runners]
+            random.Random(f"{self.plan.seed} {block} {case.id}").shuffle(turns)
+            for engine in {runner.engine for runner in runners}:
+                engine.reset()
+            for order, runner in enumerate(turns):
+                done += 1
+                what = f"{work.name}: {workload}, round {number + 1}, {done} of {total}"
+                work.say("running", what, (place[0] + done / total) / place[1])
+                at_s = perf_counter() - started_s
+                if (made := self._request(runner, case, answer, number)) is not None:
+                    made |= {"block": block, "target": work.name, "workload": workload, "case": answer.case}
+                    made |= {"repetition": number, "order": order, "started_s": at_s}
+                    work.append(RunRow(**made))
+        work.append(BlockRow(block=block, target=work.name, workload=workload, repetition=number))
+        if expected_s > 0:
+            self._slowness *= min(max((perf_counter() - started_s) / expected_s, 0.5), 2.0)
+
+    def _request(
+        self, runner: _Runner, case: Case, answer: AnswerRow, repetition: int
+    ) -> dict[str, Any] | None:
+        """What a request made, as fields of its row; None where a constraint leaves a sampled text nothing to
+        go on with. A sampled text is another one in each repetition, and the same for all settings."""
+        draft = runner.draft.name if runner.draft is not None else None
+        try:
+            completion = runner.run(case, answer, answer.seed + repetition)
+        except ConstraintError as error:
+            drafted = f" with {draft}" if draft else ""
+            what = f"{runner.setting.name}{drafted} for {self.subject.name}: {answer.workload} {case.id}"
+            self.subject.skip(what, f"round {repetition + 1}: {error.why}")
+            return None
+        made = outcome_of(answer.case, completion.records, 0.0)
+        same = {"tokens", "target_calls", "draft_calls", "drafted", "accepted", "draft_s", "verify_s"}
+        is_greedy = case.workload.sampling.is_greedy  # then its answer is the same each time
+        return made.model_dump(include=same) | {
+            "draft": draft,
+            "setting": runner.setting.name,
+            "prefill_s": sum(r.total_s if r.kind == "prefill" else r.read_s for r in completion.records),
+            "decode_s": made.seconds,
+            "forced": sum(s == FORCED for r in completion.records for s in r.draft.sources[: r.num_accepted]),
+            **(_difference(completion.tokens, answer.tokens) if is_greedy else {}),
+            "finish_reason": completion.finish_reason,
+            "seed": completion.seed,
+        }
+
+
+class _Runner:
+    """A setting with its own drafters, policy and memory of spellings, which last for a block."""
+
+    def __init__(
+        self, target: LoadedTarget, setting: Setting, draft: LoadedDraft | None, prices: Prices
+    ) -> None:
+        self.setting = setting
+        self.draft = draft
+        self.engine = ((draft and draft.feeder) or target).engine
+        """a head's is that of the target that feeds it"""
+        self._policy = setting.policy(prices.target, prices.drafts(setting), prices.prior)
+        self._spelling = PreferredTokenization()
+        self._drafters: list[Drafter] = [SuffixDrafter()] if setting.uses_lookup else []
+        if setting.uses_model and draft is not None:
+            self._drafters.append(ModelDrafter(draft.model, draft.alignment))
+
+    def run(self, case: Case, answer: AnswerRow, seed: int) -> Completion:
+        self.engine.equip(self._drafters, self._policy, self._spelling)
+        request = request_of(case, answer.prompt, seed, speculate=self.setting != PLAIN)
+        try:
+            return self.engine.generate(request)
+        finally:
+            for drafter in self._drafters:
+                drafter.reset()
+
+
+def _difference(tokens: Sequence[int], recorded: Sequence[int]) -> dict[str, Any]:
+    if tuple(tokens) == tuple(recorded):
+        return {"equal": True}
+    pairs = enumerate(zip(tokens, recorded, strict=False))
+    shorter = min(len(tokens), len(recorded))
+    return {"equal": False, "divergence": next((i for i, (a, b) in pairs if a != b), shorter)}
 
 
 def predicted_ratio(row: PredictionRow) -> float:

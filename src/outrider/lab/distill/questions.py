@@ -8,14 +8,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from outrider.core.errors import SettingError
-from outrider.core.invalid import invalid
 from outrider.lab.distill.plan import Data
 from outrider.lab.prompts import Prompt, conversation_hash, is_held_out
 from outrider.lab.workloads import BUILT_IN, load_workload
-from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.lab.written_prompts import written_prompts
 
 DEFAULT_PROMPTS = 2000
@@ -82,7 +78,7 @@ def asked(plan: Data) -> Asked:
 @cache
 def _measured() -> frozenset[str]:
     """The conversations of the built-in workloads, which drafts are measured on by `check` and `bench`."""
-    workloads = (load_workload(WorkloadSpec(name=name)) for name in BUILT_IN)
+    workloads = map(load_workload, BUILT_IN)
     return frozenset(conversation_hash(prompt) for workload in workloads for prompt in workload.prompts)
 
 
@@ -92,9 +88,4 @@ def _of_file(name: str) -> list[tuple[str, Prompt]]:
         raise SettingError(
             f"--prompts {name}", reason, "Name a file; without one the bundled prompts are used."
         )
-    try:
-        spec = WorkloadSpec.model_validate(name)
-    except ValidationError as error:
-        way_out = "Name a JSON-lines file or a server's log."
-        raise SettingError(f"--prompts {name}", invalid(error).reason, way_out) from None
-    return [(Path(name).stem, prompt) for prompt in load_workload(spec).prompts]
+    return [(Path(name).stem, prompt) for prompt in load_workload(name).prompts]

@@ -21,8 +21,7 @@ from outrider.core.params import SamplingParams
 from outrider.engine import Engine
 from outrider.lab.prompts import Prompt, Workload, conversation_hash, is_held_out
 from outrider.lab.record import answered
-from outrider.lab.workloads.lines import text_of
-from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
+from outrider.lab.workloads import BUILT_IN, load_workload, text_of
 from outrider.lab.written_prompts import written_prompts
 from outrider.models.vocab.subset import Ids, ranked
 
@@ -60,7 +59,7 @@ class Prompts:
 def prompts_of(own: Sequence[Workload]) -> Prompts:
     """The prompts of the user's own workloads, a part of which measures; without any the bundled ones, and
     the built-in workloads to measure with."""
-    built_in = tuple(load_workload(WorkloadSpec(name=name)) for name in BUILT_IN)
+    built_in = tuple(map(load_workload, BUILT_IN))
     if not own:
         counted = tuple(written.prompt for written in written_prompts(_BUNDLED))
         return Prompts(counted, built_in, "the bundled prompts")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -20,17 +20,16 @@ from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.quantizer import quantize
 from outrider.core.errors import BackendError, ModelFileError, PromptError, SettingError
 from outrider.core.notices import collect_notices, notify
-from outrider.core.numbers import Interval
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.costs.expected_speed import StepCosts
 from outrider.engine import Engine
-from outrider.lab.check import SHOWN_CALLS, DraftReport, judge
-from outrider.lab.loaded import Loaded, LoadedTarget, Progress
+from outrider.lab.check import SHOWN_CALLS, DraftReport, judge, record_within
+from outrider.lab.loaded import Loaded, LoadedTarget, Loader, Progress
 from outrider.lab.models import ModelFacts, ModelFile, find_models
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.record import as_text, questions_of
-from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN
-from outrider.lab.subject import Subject, offers_along
+from outrider.lab.record import MAX_ANSWERS
+from outrider.lab.rows import AnswerRow, Row
+from outrider.lab.subject import Subject
 from outrider.lab.trim.counting import (
     Answer,
     Counted,
@@ -96,14 +95,14 @@ class TrimRequest:
 
 def step_s_of(report: DraftReport) -> float:
     """Seconds of a step of a draft that was measured."""
-    assert report.calls is not None
-    return report.calls.call_s
+    assert report.step_s is not None
+    return report.step_s
 
 
-def agreement_of(report: DraftReport) -> Interval:
+def agreement_of(report: DraftReport) -> float:
     """How often its most likely token is the target's."""
-    assert report.acceptance is not None
-    return report.acceptance.rate
+    assert report.agreement is not None
+    return report.agreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ class Tried:
     quantization: str
     file_bytes: int
     step_s: float
-    agreement: Interval
+    agreement: float
     speedup: float
 
 
@@ -159,17 +158,19 @@ def trim(asked: TrimRequest, progress: Progress = lambda _what, _part: None) -> 
     started = perf_counter()
     source = read_source(asked.small.path)
     prompts = prompts_of(asked.workloads)
-    with collect_notices() as notices, Loaded(asked.target, asked.options, progress) as target:
-        model = target.open(asked.context_length)
-        alignment, floor = _line_up(asked, model, progress)
-        loaded = LoadedTarget(asked.target.name, model, target.template)
-        usage, origins = _count(asked, loaded, prompts, alignment, floor, progress)
-        seconds = asked.measuring_seconds
-        subject = Subject(loaded, target.facts(), target.costs("all", min(DEFAULT_SECONDS, seconds)))
-        report = partial(progress, "the target answers prompts to measure with")
-        questions = questions_of(prompts.measured, loaded)
-        subject = subject.answering(questions, seconds=seconds, progress=report)
-        held_out = [_in_draft(Answer(np.array(one.row.tokens)), alignment) for one in subject.answers]
+    options, seconds, rows = asked.options, asked.measuring_seconds, list[Row]()
+    draft_options, costs_s = asked.draft_options or options, min(DEFAULT_SECONDS, seconds)
+    loader = Loader(options, draft_options, HubOptions(), asked.context_length, costs_s=costs_s)
+    file = replace(asked.target, backend=options.backend)
+    progress(f"loading {file.name}", None)
+    with collect_notices() as notices, closing(loader.target(file)[0]) as target:
+        assert isinstance(target.model, GgufModel), "it was loaded from a file"
+        alignment, floor = _line_up(asked, target.model)
+        usage, origins = _count(asked, target, prompts, alignment, floor, progress)
+        subject = Subject(file, target, prompts.measured, loader, rows, rows.append)
+        record_within(subject, seconds, MAX_ANSWERS, progress)
+        loader.costs_s = min(_COSTS_SECONDS, seconds)
+        held_out = [_in_draft(Answer(np.array(row.tokens)), alignment) for row in subject.of(AnswerRow)]
         run = _Run(asked, source, subject, alignment, origins, progress)
         before = run.measure(asked.small)
         sizes = run.sizes(usage, held_out, before)
@@ -178,7 +179,7 @@ def trim(asked: TrimRequest, progress: Progress = lambda _what, _part: None) -> 
         tried, after = run.make(cut)
     return Report(
         path=str(asked.out),
-        target=subject.facts,
+        target=ModelFacts.of(file),
         counted=tuple(origins),
         known_tokens=cut.subset.size - cut.subset.has_other,
         source_tokens=source.vocabulary,
@@ -191,10 +192,10 @@ def trim(asked: TrimRequest, progress: Progress = lambda _what, _part: None) -> 
     )
 
 
-def _line_up(asked: TrimRequest, target: GgufModel, progress: Progress) -> tuple[Alignment, Ids]:
+def _line_up(asked: TrimRequest, target: GgufModel) -> tuple[Alignment, Ids]:
     """How the draft and its target line up, and tokens that it cannot do without."""
     options = asked.draft_options or asked.options
-    with Loaded(asked.small, options, progress, beside=target) as draft:
+    with Loaded(asked.small, options, beside=target) as draft:
         alignment = align(target.vocabulary, draft.weights.vocabulary)
         if why := why_no_draft(target.weights, draft.weights):
             raise ModelFileError(str(asked.small.path), why, "Use another pair of models.")
@@ -246,7 +247,7 @@ def _ask(
     asked: list[tuple[int, ...]] = []
     for prompt in prompts:
         with suppress(PromptError):
-            asked.append(target.encode(as_text(prompt) if target.template is None else prompt))
+            asked.append(target.encode(prompt))
     asked = [tokens for tokens in asked if len(tokens) <= _PROMPT_TOKENS]
     assert isinstance(target.model, GgufModel), "it was loaded from a file"
     length = min(2 * _PROMPT_TOKENS, target.model.weights.trained_context)
@@ -265,16 +266,10 @@ class _Run:
 
     def measure(self, file: ModelFile) -> DraftReport:
         """A draft on the held-out answers. Raises ModelFileError for one that cannot work."""
-        offers = offers_along(
-            self.subject,
-            file,
-            self.asked.draft_options or self.asked.options,
-            self.progress,
-            seconds=self.asked.measuring_seconds,
-            costs_s=min(_COSTS_SECONDS, self.asked.measuring_seconds),
-        )
-        judged = judge(self.subject, offers, (PLAIN, AUTO, AUTO_LOOKUP, AUTO_MODEL))
-        if judged.acceptance is None:
+        self.progress(f"measuring {file.name}", None)
+        self.subject.score(file, self.asked.measuring_seconds)
+        judged = judge(self.subject, file)
+        if judged.agreement is None:
             raise ModelFileError(str(file.path), judged.verdict.sentence, "Use another draft.")
         return judged
 
@@ -288,7 +283,7 @@ class _Run:
         for size, lost in zip(sizes, usage.lost(sizes, held_out), strict=True):
             lost = 0.0 if size == whole else lost
             step_s = step_s_of(before) * (1 - ratio * (1 - size / whole))
-            right = agreement_of(before).value * (1 - lost)
+            right = agreement_of(before) * (1 - lost)
             found.append(Choice(size, lost, step_s, self._best(step_s, right)))
         return tuple(found)
 
@@ -308,9 +303,9 @@ class _Run:
                 elif not self._quantized(found[0][2], name, path):
                     continue
                 [file] = find_models([str(path)], hub=HubOptions())
-                measured = self.measure(file)
+                measured = self.measure(replace(file, name=f"{file.name} {name or own}"))
                 step_s, agreement = step_s_of(measured), agreement_of(measured)
-                speedup = self._best(step_s, agreement.value)
+                speedup = self._best(step_s, agreement)
                 kind = name or file.card.quantization
                 tried = Tried(kind, path.stat().st_size, step_s, agreement, speedup)
                 found.append((tried, measured, path))
@@ -327,7 +322,7 @@ class _Run:
         return made.file_bytes < source.stat().st_size
 
     def _best(self, step_s: float, agreement: float) -> float:
-        calls_s = self.subject.costs.calls_s(SHOWN_CALLS, context=0).tolist()
+        calls_s = self.subject.prices(None).target.calls_s(SHOWN_CALLS, context=0).tolist()
         return StepCosts(calls_s, step_s).best_speedup(agreement)
 
     def _write(self, cut: Cut, path: Path) -> None:

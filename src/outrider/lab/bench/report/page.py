@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from outrider.core import numbers
+from outrider.core.files import check_writable, write_whole
 from outrider.lab.bench.figures import Best, best
-from outrider.lab.bench.report import tables, words
+from outrider.lab.bench.report import words
 from outrider.lab.bench.report.pictures import PICTURES, Picture
 from outrider.lab.bench.results import Results
 
 _LONGEST_BOUND = 2.0
 """times its value: an interval that reaches farther is cut off, or it would make all bars short"""
+
+
+def write_report(results: Results, path: Path) -> None:
+    """Write the page to `path`, all of it or nothing. Raises SettingError where it cannot be written."""
+    check_writable(path, "report")
+    write_whole(path, page(results), "report")
 
 
 def page(results: Results) -> str:
@@ -49,13 +57,13 @@ def _sheet(results: Results) -> str:
         targets=_targets(results),
         notes=[*words.notes(results), *(made for made in drawn if isinstance(made, str))],
         pictures=[made for made in drawn if isinstance(made, Picture)],
-        measured=tables.measured(results),
+        measured=words.measured(results),
         method=words.METHOD,
         setup=[
-            tables.skipped(results),
-            tables.facts("Machine and builds", results.head.machine),
-            tables.models(results),
-            tables.facts("Plan", results.head.plan),
+            words.skipped(results),
+            words.facts("Machine and builds", results.head.machine),
+            words.models(results),
+            words.facts("Plan", results.head.plan),
         ],
     )
 

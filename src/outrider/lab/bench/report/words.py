@@ -1,10 +1,11 @@
-"""What a run says, in sentences and as a command: for the terminal, for the page and for programs."""
+"""What a run says in sentences, as a command and in tables: for the terminal, the page and programs."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from outrider.core import numbers
 from outrider.core.numbers import Interval
@@ -20,8 +21,6 @@ METHOD = (
     "intervals are 95 %. A tie lies within the noise, or is uncertain and within 5 % of 1; farther away it "
     "is unsettled. docs/method.md of Outrider says all of this in full."
 )
-
-_WORDS = {"faster": "wins on", "unsettled": "is unsettled on", "slower": "loses on", "tie": "ties on"}
 
 
 def draft_name(draft: str | None) -> str:
@@ -47,13 +46,13 @@ class Choice:
     command: tuple[str, ...]
 
 
-def best_cell(results: Results, target: str, *, measured: bool = False) -> Best | None:
-    """The best way to speculate with a target over all workloads, of those that are `measured` or of all.
+def best_cell(results: Results, target: str, workload: str | None, *, measured: bool = False) -> Best | None:
+    """The best way to speculate with a target under a workload, of those that are `measured` or of all.
 
     None where nothing is known. What is faster for certain comes before what only looks faster, and no draft
     model before one that adds nothing.
     """
-    cells = [best(results, target, draft, results.pooled) for draft in results.columns]
+    cells = [best(results, target, draft, workload) for draft in results.columns]
     cells = [cell for cell in cells if cell.is_measured or not measured]
     ranked = [((cell.outcome == "faster", cell.speedup.value), cell) for cell in cells if cell.speedup]
     if not ranked:
@@ -71,7 +70,7 @@ def choices(results: Results) -> list[Choice]:
     be."""
     found = []
     for target in results.targets:
-        most = best_cell(results, target, measured=True)
+        most = best_cell(results, target, results.pooled, measured=True)
         ran = most.cell if most is not None and most.is_faster else None
         ran = ran or Cell(target, None, PLAIN.name, results.pooled)
         if speed := figures.measured_speed(results, ran):
@@ -97,30 +96,27 @@ def _command(results: Results, ran: Cell) -> tuple[str, ...]:
 
 
 def verdict(results: Results, target: str) -> list[str]:
-    """What to do with a target on this machine, in a sentence, and those that say more of it."""
-    found = best_cell(results, target)
+    """What to do with a target on this machine, in a sentence, and what settles it where it is not settled.
+
+    What gains nothing over all workloads may gain on some: then these are named."""
+    found = best_cell(results, target, results.pooled)
     if found is None or found.speedup is None:
         return [f"{target}: nothing was measured or predicted yet."]
     start = "On this machine" if found.is_measured else "By prediction, not yet measured"
     ran, speedup, workload = _setting(found.cell), numbers.speedup(found.speedup), found.cell.workload
     if found.is_faster:
-        mine = _by_workload(results, found)
-        is_settled = found.outcome == "faster" and found.is_measured
         likely = "fastest" if found.outcome == "faster" else "most likely fastest"
         bounds = f" ({numbers.bounds(found.speedup)})" if found.is_measured else ""
-        gain = f"{speedup}{bounds} plain decoding over {workload_name(workload)}"
-        more = [f"Each workload at its best setting, it {_details(mine)}."] if len(mine) > 1 else []
-        more += _of_drafts(results, found) if is_settled else [unsettled(found)]
-        return [f"{start}, {target} is {likely} with {ran}, {gain}{_rates(found)}.", *more]
+        gain = f"{speedup}{bounds} plain decoding over {workload_name(workload)}{_rates(found)}"
+        settling = [] if found.outcome == "faster" and found.is_measured else [unsettled(found)]
+        return [f"{start}, {target} is {likely} with {ran}, {gain}.", *settling]
     verb = {"tie": "ties", "unsettled": "is most likely slower"}.get(found.outcome or "", "is slower")
-    cells = [best(results, target, draft, workload) for draft in results.columns]
-    for cell in sorted(cells, key=lambda cell: cell is not found):
-        mine = _by_workload(results, cell)
-        if winners := [single for single in mine if single.is_faster]:
-            other = "" if cell is found else f" with {draft_name(cell.cell.draft)}"
-            settling = [] if any(w.outcome == "faster" for w in winners) else [unsettled(winners[0])]
-            said = f"{target} gains nothing over all workloads ({ran} {verb} at {speedup}), but by workload"
-            return [f"{start}, {said}{other} it {_details(mine)}.", *settling]
+    each = [best_cell(results, target, name) for name in results.workloads]
+    if wins := [one for one in each if one is not None and one.is_faster]:
+        gains = joined(f"{w.cell.workload} ({_setting(w.cell)}, {numbers.speedup(w.speedup)})" for w in wins)
+        said = f"gains nothing over all workloads ({ran} {verb} at {speedup}), but it does on {gains}"
+        is_settled = any(one.outcome == "faster" for one in wins)
+        return [f"{start}, {target} {said}.", *([] if is_settled else [unsettled(wins[0])])]
     return [f"{start}, decode {target} plainly: the best that was tried, {ran}, {verb} ({speedup})."]
 
 
@@ -151,18 +147,9 @@ def unsettled(found: Best) -> str:
 
 
 def winners(results: Results) -> list[tuple[str, str]]:
-    """Of a sweep over several kinds of machines, by their names, what wins on each with each target."""
+    """Of a sweep over several kinds of machines, by their names, what to do with each target on each."""
     sheets = results.sheets.items()
-    return [(name, _winner(sheet, target)) for name, sheet in sheets for target in sheet.targets]
-
-
-def _winner(results: Results, target: str) -> str:
-    if (found := best_cell(results, target)) is None:
-        return f"{target}: nothing was measured or predicted yet."
-    if not found.is_faster:
-        return f"{target}: plain decoding."
-    how = ", by prediction" if not found.is_measured else "" if found.outcome == "faster" else ", not settled"
-    return f"{target}: {_setting(found.cell)}, {numbers.speedup(found.speedup)} plain decoding{how}."
+    return [(name, verdict(sheet, target)[0]) for name, sheet in sheets for target in sheet.targets]
 
 
 def _setting(ran: Cell) -> str:
@@ -172,41 +159,14 @@ def _setting(ran: Cell) -> str:
     return f"{draft} and the setting “{ran.setting}”"
 
 
-def _of_drafts(results: Results, found: Best) -> list[str]:
-    """What draft models add to lookup alone, where that is nothing."""
-    target, workload = found.cell.target, found.cell.workload
-    drafts = [draft for draft in results.columns_of(target) if draft is not None]
-    has_ran = any(best(results, target, draft, workload).is_measured for draft in drafts)
-    if found.cell.draft is not None or not found.is_measured or not has_ran:
-        return []
-    return ["No draft model adds anything to that beyond the noise."]
-
-
-def _by_workload(results: Results, found: Best) -> list[Best]:
-    return [best(results, found.cell.target, found.cell.draft, workload) for workload in results.workloads]
-
-
-def _details(found: Sequence[Best]) -> str:
-    """On which workloads it wins, ties, loses: each at the setting that is best there."""
-    parts = []
-    for outcome, word in _WORDS.items():
-        named = [
-            f"{one.cell.workload} ({'' if one.is_measured else '≈ '}{numbers.speedup(one.speedup)})"
-            for one in found
-            if one.speedup and one.outcome == outcome
-        ]
-        parts += [f"{word} {joined(named)}"] if named else []
-    return joined(parts, ", ")
-
-
-def joined(names: Iterable[str], last: str = " and ") -> str:
+def joined(names: Iterable[str]) -> str:
     """A list as people write it.
 
     >>> joined(["a", "b", "c"])
     'a, b and c'
     """
     *others, end = list(names) or [""]
-    return f"{', '.join(others)}{last}{end}" if others else end
+    return f"{', '.join(others)} and {end}" if others else end
 
 
 # What to keep in mind
@@ -218,15 +178,7 @@ def notes(results: Results) -> list[str]:
     found = [(target, figures.noise(results, target, results.pooled)) for target in results.targets]
     if noises := [f"{target} ±{numbers.percent(n.high - 1, 1)}" for target, n in found if n]:
         said.append(f"Noise of plain decoding against itself: {joined(noises)}.")
-    measured = [one.speedup for one in figures.bests(results).values() if one.is_measured and one.speedup]
-    caveats = Counter(speedup.caveat for speedup in measured if speedup.caveat)
-    said += [
-        f"{count} of {len(measured)} measured best settings have too few repetitions or prompts ({caveat})."
-        for caveat, count in caveats.items()
-    ]
-    took_s = figures.model_seconds(results)
-    spent = [f"Model calls took {numbers.duration(took_s)}."] if took_s else []
-    return [*said, *_equality(results), _prediction_line(results), *spent]
+    return [*said, *_equality(results), _prediction_line(results)]
 
 
 def _prediction_line(results: Results) -> str:
@@ -252,3 +204,94 @@ def _equality(results: Results) -> list[str]:
         "nearly as likely, and rounding decided between them. `outrider verify` says by what margin; "
         "--bitwise excludes it."
     ]
+
+
+# Tables of texts
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of plain texts by column, all with the same columns; those in `figures` are aligned right. `bars`
+    are drawn in the last one, as long as these percentages of it."""
+
+    caption: str
+    rows: Sequence[Mapping[str, str]]
+    figures: Collection[str] = ()
+    bars: Sequence[float] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Their heads; none where there are no rows."""
+        return tuple(self.rows[0]) if self.rows else ()
+
+
+def measured(results: Results) -> Table:
+    """Everything that ran for real, predicted beside measured."""
+    rows = []
+    for verdict in figures.verdicts(results):
+        cell = verdict.cell
+        per_call = figures.tokens_per_target_call(results, cell)
+        row = {
+            "target": cell.target,
+            "backend": results.backend(cell.target) or numbers.NOTHING,
+            "draft": draft_name(cell.draft),
+            "workload": workload_name(cell.workload),
+            "setting": cell.setting,
+            "tokens/s": numbers.rate(figures.measured_speed(results, cell)),
+            "predicted": numbers.speedup(figures.predicted_speedup(results, cell)),
+            "measured": numbers.speedup(verdict.speedup),
+            "95 % interval": numbers.bounds(verdict.speedup),
+            "tokens a target call": numbers.NOTHING if per_call is None else f"{per_call:.2f}",
+            "verdict": verdict.outcome,
+        }
+        rows.append(row)
+    right = ("tokens/s", "predicted", "measured", "tokens a target call")
+    return Table("Everything that ran for real", rows, right)
+
+
+def models(results: Results) -> Table:
+    """The files that took part, by their content."""
+    rows = [
+        {
+            "model": row.model,
+            "role": row.role,
+            "backend": row.backend or numbers.NOTHING,
+            "architecture": row.architecture,
+            "quantization": row.quantization,
+            "parameters": numbers.short_count(row.parameters),
+            "of these active": numbers.short_count(row.active_parameters),
+            "file": numbers.gigabytes(row.file_bytes),
+            "fingerprint": row.fingerprint,
+            "load options": _plain(row.effective),
+            "path": row.path,
+        }
+        for row in results.models
+    ]
+    return Table("Models", rows, ("parameters", "of these active", "file"))
+
+
+def skipped(results: Results) -> Table:
+    """What takes no part, and why."""
+    left_out = [(row.what, row.why) for row in results.skipped]
+    left_out += [
+        (f"{pair.draft} for {pair.target}", pair.why_not or "its tokenizer does not line up")
+        for pair in results.pairs
+        if not pair.usable
+    ]
+    return Table("What took no part", [{"what": what, "why": why} for what, why in left_out])
+
+
+def facts(caption: str, values: Mapping[str, Any]) -> Table:
+    """What was measured on, or what was asked for."""
+    rows = [{"what": name.replace("_", " "), "value": _plain(value)} for name, value in values.items()]
+    return Table(caption, rows)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = [f"{name} {_plain(part)}" for name, part in value.items()]
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value)) or numbers.NOTHING
+    if value is None:
+        return numbers.NOTHING
+    return value if isinstance(value, str) else json.dumps(value)
