@@ -13,14 +13,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from matplotlib.figure import Figure
 
 from harness import Row, argument_parser, geometric_mean, read_rows, run_program, table
 from outrider.costs import CallCosts
 from outrider.costs.store import PairCosts
-from outrider.lab.bench.report.pictures import draw
 from outrider.lab.plan.calls import PlannedModel, machine_of
 from outrider.lab.plan.catalogue import catalogue
 from outrider.lab.plan.shapes import ModelShape
@@ -81,14 +81,14 @@ def replayed(curves: dict[str, CallCosts], files: Sequence[Path], pairs: Sequenc
 
 
 def picture(curves: dict[str, CallCosts], path: Path) -> None:
-    def paint(axes: Any) -> None:
-        for name, costs in curves.items():
-            calls_s = costs.calls_s(32, context=0)
-            axes.plot(range(1, 33), calls_s / calls_s[0], label=name)
-        axes.set(xlabel="tokens of a call", ylabel="time of a plain step")
-        axes.legend()
-
-    path.write_text(draw("calls", 640, 400, "What a call over n tokens costs", paint), encoding="utf-8")
+    figure = Figure(figsize=(8, 5))
+    axes = figure.add_subplot()
+    for name, costs in curves.items():
+        calls_s = costs.calls_s(32, context=0)
+        axes.plot(range(1, 33), calls_s / calls_s[0], label=name)
+    axes.set(xlabel="tokens of a call", ylabel="time of a plain step")
+    axes.legend()
+    figure.savefig(path)
 
 
 def main() -> None:

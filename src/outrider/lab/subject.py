@@ -245,9 +245,15 @@ class Subject:
             except (BackendError, ConstraintError) as error:
                 self.skip(what, f"{error.what}: {error.why}")
                 continue
-            where = {"workload": answer.workload, "case": answer.case}
-            seconds = perf_counter() - before_s
-            self.append(OffersRow(target=self.name, draft=draft.name, seconds=seconds, **where, **offers))
+            row = OffersRow(
+                target=self.name,
+                draft=draft.name,
+                workload=answer.workload,
+                case=answer.case,
+                seconds=perf_counter() - before_s,
+                **offers,
+            )
+            self.append(row)
 
     def _measure_draft(self, draft: LoadedDraft) -> None:
         fitting = self._offered(draft.name, known=True)

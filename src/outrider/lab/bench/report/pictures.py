@@ -48,11 +48,11 @@ def acceptance(results: Results) -> Picture | str:
             rows.append(row | {"accepted": numbers.percent(share, 1)})
             shares.append(share or 0.0)
     target, name, counts = max(known, key=lambda one: one[2].ratios[0] or 0.0)
-    share = numbers.percent(counts.ratios[0])
+    first = numbers.percent(counts.ratios[0])
     return Picture(
         id="acceptance",
         title=title,
-        finding=f"The first drafted token is accepted most often by {target} from {name}: {share}.",
+        finding=f"The first drafted token is accepted most often by {target} from {name}: {first}.",
         reading="The share of tokens drafted at a position that were accepted, which needs all tokens before "
         "them to be accepted too, by the longest fixed draft that ran or was replayed.",
         table=Table(title, rows, ("position", "drafted", "accepted"), bars(shares)),
