@@ -280,7 +280,7 @@ def test_the_json_says_what_was_done(sound: Findings, tmp_path: Path) -> None:
     document = json.loads(path.read_text())
     assert document["schema"] == SCHEMA == "outrider.verify/1"
     assert set(document) == {
-        "schema", "verdict", "kind", "reasons", "lossy", "counts", "compared_logits",
+        "schema", "verdict", "kind", "reasons", "counts", "compared_logits",
         "detectable_acceptance_error", "speculates", "stand_in", "texts", "sampled", "decisions",
         "sampled_calls", "bit_equal", "drafts", "plan", "prompts", "models", "versions", "machine",
         "settings", "started", "duration_s",

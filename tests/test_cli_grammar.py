@@ -192,33 +192,27 @@ def dead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("dead")
-def test_a_dead_end_keeps_the_text_and_the_trace(run: Call, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    outcome = run("--regex", "[a-z]{40}", "--trace", str(trace))
+def test_a_dead_end_keeps_the_text(run: Call) -> None:
+    outcome = run("--regex", "[a-z]{40}")
     assert outcome.status == 2
     assert re.fullmatch("[a-z]{4,}\n", outcome.out)
     assert outcome.err.splitlines()[-1] == "error: constrained output: nothing may follow here."
-    lines = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert sum(len(line["tokens"]) for line in lines) == 4 and lines[-1]["finish_reason"] == "error"
 
 
 @pytest.mark.usefixtures("dead")
-def test_a_conversation_goes_on_behind_a_dead_end(limited: Call, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    outcome = limited("chat", "--regex", "[a-z]{40}", "--trace", str(trace), stdin="hello\nagain\n")
+def test_a_conversation_goes_on_behind_a_dead_end(limited: Call) -> None:
+    outcome = limited("chat", "--regex", "[a-z]{40}", stdin="hello\nagain\n")
     assert outcome.status == 0 and outcome.err.count("nothing may follow here") == 2
     assert len(outcome.out.splitlines()) == 2
-    assert len({json.loads(line)["request"] for line in trace.read_text().splitlines()}) == 2
 
 
 # Conversations
 
 
 def test_every_answer_of_a_conversation_is_limited(limited: Call) -> None:
-    outcome = limited("chat", "--choice", "yes", "--choice", "no", stdin="hello\nagain\n/readout\n")
+    outcome = limited("chat", "--choice", "yes", "--choice", "no", stdin="hello\nagain\n")
     assert outcome.status == 0
     assert [line in ("yes", "no") for line in outcome.out.splitlines()] == [True, True]
-    assert "one of several texts" in outcome.err
     cut = limited("chat", "-j", PROSE, "-n", "5", stdin="hello\n")
     assert "the JSON is incomplete" in cut.err
 
@@ -251,7 +245,6 @@ def test_every_answer_of_a_conversation_is_limited(limited: Call) -> None:
         (["-j", "empty.json"], "schema empty.json: it is empty"),
         (["-j", "latin.json"], "schema latin.json: it is not UTF-8 (byte 1 is 0xe9)"),
         (["-j", "large.json"], "schema large.json: it is larger than 1,000,000 bytes"),
-        (["-j", "{" + " " * MAX_BYTES], "--json-schema: it is larger than 1,000,000 bytes"),
         (["-j", "zero\0.json"], "zero"),
         (["-j", '{"type": '], "line 1"),
         (["-j", '{"type": "integer", "minimum": 3, "maximum": 2}'], "minimum"),

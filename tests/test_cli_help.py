@@ -24,10 +24,10 @@ def test_help_begins_with_what_most_need_and_leads_to_the_rest(outrider: Call, c
     assert first.status == whole.status == 0
     assert len(first.out.splitlines()) < 100 < len(whole.out.splitlines())
     assert "--model MODEL" in first.out and "--help-all" in first.out
-    assert "--rope-freq-base" in whole.out and "--rope-freq-base" not in first.out
+    assert "--override-tensor" in whole.out and "--override-tensor" not in first.out
     assert "--help-all" not in outrider("setup", "--help").out, "it is short"
     assert max(map(len, whole.out.splitlines())) <= 80
-    for name in ("-m", "-md", "-c", "-cd", "-ngl", "-ngld", "-t", "-hf", "-hfd"):
+    for name in ("-m", "-md", "-c", "-ngl", "-ngld", "-t", "-hf", "-hfd"):
         assert f"  {name}, --" in whole.out
 
 

@@ -115,7 +115,7 @@ def test_a_conversation_has_a_corpus_but_no_prediction(run: Call, tmp_path: Path
     chat = {"command": "chat", "model": "chat.gguf"}
     assert "note: corpus: indexed 1 file" in run("--corpus", tmp_path / "text", **chat).err
     refused = run("--prediction", tmp_path / "text", **chat)
-    assert refused.status == 2 and "--prediction: not available in a conversation" in refused.err
+    assert refused.status == 2 and "--prediction: outrider chat has no such option" in refused.err
 
 
 # The Python API

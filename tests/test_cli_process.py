@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import resource
 import signal
 import subprocess
 import sys
@@ -120,21 +119,6 @@ def test_ctrl_c_is_heard_while_the_library_writes_its_log(start: Start) -> None:
     assert program.returncode == 130
     assert b"Exception ignored" not in err and b"Traceback" not in err
     assert out == b"" or json.loads(out)["finish_reason"] == "cancelled"
-
-
-def test_a_trace_that_cannot_be_written_is_one_message(models: Path, tmp_path: Path) -> None:
-    def limit_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
-
-    command = [*COMMAND, "run", "-q", "-m", str(models / "target.gguf"), *PLAINLY, "--ignore-eos", "--raw"]
-    trace = tmp_path / "trace.jsonl"
-    done = subprocess.run(
-        [*command, "--trace", str(trace), "-n", "4", "hello"],
-        capture_output=True, env=environment(), check=False, preexec_fn=limit_files,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert str(trace).encode() in done.stderr and b"Traceback" not in done.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_closed_standard_streams_are_survived(models: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.cli.word_wrap import WordWrap
+from outrider.cli.stream import WordWrap
 
 
 def wrapped(pieces: list[str], width: int) -> str:

@@ -189,7 +189,6 @@ def test_the_margin_of_a_seed_stable_difference_is_that_of_the_draw() -> None:
         (SamplingParams(top_k=1), Verification(), True),
         (SamplingParams(), Verification(), False),
         (SamplingParams(), Verification(rule="stable"), True),
-        (GREEDY, Verification(lenience=0.5), False),
         (SamplingParams(temperature=0, xtc_probability=0.5), Verification(), False),
     ],
 )

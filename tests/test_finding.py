@@ -16,22 +16,17 @@ from head_files import write_heads
 from hub_standin import Repository, serve
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.tuning.curves import machine_id
 from outrider.core.contracts import UNABLE
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory
-from outrider.costs import CallCosts
-from outrider.costs.store import Subject, costs_dir, known_costs
 from outrider.lab.models import find_model
-from outrider.models.cache import fingerprint
 from outrider.models.finding import AUTO_DRAFT, RELATIVES, Found, find_drafts, relative_of
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
 from outrider.models.reference import choose_file
 from outrider.policy.fixed import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions, drafts
-from outrider.session.drafts import listed, of_draft, resolve_models
+from outrider.session.drafts import listed, resolve_models
 from outrider.session.loading import load_draft
-from recordings import FLAT, SMALL, curve
 from tiny_gguf import MERGES, write_tiny
 
 Make = Callable[..., Path]
@@ -355,48 +350,3 @@ def test_a_draft_that_is_named_is_not_looked_for(make: Make, hub: HubOptions) ->
     assert named.draft is not None and (named.draft.path, named.found) == (other, None)
     named = resolve_models(str(target), None, hub)
     assert (named.target.path, named.draft, named.found) == (target, None, None)
-
-
-# Whether it would pay, where both were measured before
-
-
-def keep(path: Path, rows: str, call_s: float, build: str = "a build", machine: str = "") -> None:
-    subject = Subject(
-        path.stem, fingerprint(path), build, machine or machine_id(), {"rows": rows, "at": str(call_s)}
-    )
-    points = curve(FLAT if rows == "all" else SMALL, call_s).points
-    known_costs(subject, lambda: CallCosts([*points] * 8))
-
-
-@pytest.mark.parametrize(
-    ("step_s", "build", "machine", "said"),
-    [
-        (0.01, "a build", "", "a step costs 0.10 of the target's here, so it pays from "),
-        (0.2, "a build", "", "so it cannot pay"),
-        (0.01, "another", "", ""),
-        (0.01, "a build", "another; 1 cores", ""),
-    ],
-)
-def test_known_costs_say_whether_a_draft_would_pay(
-    make: Make,
-    hub: HubOptions,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    step_s: float,
-    build: str,
-    machine: str,
-    said: str,
-) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    target, small = make("target", layers=40), make("small", layers=4)
-    keep(target, "all", 0.1)
-    keep(small, "last", step_s, build, machine)
-    (costs_dir() / "damaged.json").write_text('{"subject": {"file": 3}}')
-    card = read_card(target)
-    file = of_draft(card, find_drafts(card, hub).drafts[0])
-    assert said in file.note and bool(said) == bool(file.note)
-    assert file.never_pays == ("cannot" in said)
-    if file.never_pays:
-        draft, notices = loaded(target, hub)
-        assert draft is None
-        assert any("skips small.gguf (" in line and "it cannot pay" in line for line in notices)

@@ -10,7 +10,7 @@ import pytest
 from cli_helpers import Call, refused
 from outrider.backends.gguf.options import LoadOptions
 from outrider.cli.llama_options import COMMANDS, table, translate
-from outrider.cli.load_options import load_options
+from outrider.cli.plans import load_options
 from outrider.cli.serve_settings import ServeOptions
 from outrider.cli.settings import ChatSettings, RunSettings
 from outrider.core.errors import SettingError
@@ -112,7 +112,6 @@ def test_a_line_becomes_one_of_ours(arguments: str, found: str) -> None:
         ("--spec-type ngram-mod --draft-p-min 0.7 -n 5", "--policy lookup -n 5", ["--draft-p-min"]),
         ("--spec-type none --spec-draft-n-max 16", "--policy plain", ["--spec-draft-n-max"]),
         ("--spec-type ngram-mod --spec-ngram-mod-n-max 48", "--policy lookup --draft-max 48", []),
-        ("--spec-draft-sampling probabilistic", "--draft-sampling sampled", []),
         ("--spec-draft-threads 2 -ctkd q8_0 -p --policy", "-td 2 -ctkd q8_0 -p --policy", []),
         ("--spec-type none -p hi -- --spec-type", "--policy plain -p hi -- --spec-type", []),
     ],
@@ -145,7 +144,6 @@ def test_the_names_of_its_programs_lead_to_ours(outrider: Call, program: str, ou
             "--spec-type draft-tree: it is not supported. Choose from none, ",
         ),
         ("--spec-type none --policy auto", "--spec-type: --policy says who drafts, too. Give one of them."),
-        ("--spec-draft-sampling best", "--spec-draft-sampling best: no such way. Choose greedy or"),
         ("--spec-type", "--spec-type : it is not supported"),
     ],
 )

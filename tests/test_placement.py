@@ -17,9 +17,9 @@ from cli_helpers import TEMPLATE, Outcome, call
 from outrider.backends.gguf.devices import (
     check_overrides,
     device_array,
+    experts_on_host,
     list_devices,
     load_parts,
-    on_processor,
     override_array,
     share_array,
 )
@@ -30,7 +30,7 @@ from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.tuning.curves import subject_of
 from outrider.cli.llama_options import translate
-from outrider.cli.load_options import load_options
+from outrider.cli.plans import load_options
 from outrider.cli.settings import RunSettings
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, OutriderError, SettingError
@@ -267,7 +267,7 @@ def test_the_library_gets_what_was_asked(name: str, model: Path, monkeypatch: py
         options = native(
             name,
             tensor_split=(2.0,),
-            tensor_overrides=on_processor(experts=None),
+            tensor_overrides=experts_on_host(None),
             devices=("none",),
             main_gpu=0,
             kv_offload=False,
@@ -318,22 +318,21 @@ def test_llama_cpps_names_for_placement_are_taken() -> None:
     found = options_of("-dev CUDA1,CUDA0 -ts 3,1 -sm row -mg 1 -ngl 20 -nkvo --no-op-offload")
     assert (found.devices, found.tensor_split, found.split_mode) == (("CUDA1", "CUDA0"), (3.0, 1.0), "row")
     assert (found.main_gpu, found.gpu_layers, found.kv_offload, found.op_offload) == (1, 20, False, False)
-    found = options_of(r"-ot blk\.1{1,2}\.=CPU,exps=CUDA0 -ot up=CPU -ncmoe 2 -ncffn 1")
-    experts, dense = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU", r"\.ffn_(up|down|gate)\.=CPU"
-    layers = (rf"blk\.0{experts}", rf"blk\.1{experts}", rf"blk\.0{dense}")
+    found = options_of(r"-ot blk\.1{1,2}\.=CPU,exps=CUDA0 -ot up=CPU -ncmoe 2")
+    experts = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"
+    layers = (rf"blk\.0{experts}", rf"blk\.1{experts}")
     assert found.tensor_overrides == (r"blk\.1{1,2}\.=CPU", "exps=CUDA0", "up=CPU", *layers)
-    assert options_of("--cpu-moe").tensor_overrides == on_processor(experts=None)
+    assert options_of("--cpu-moe").tensor_overrides == experts_on_host(None)
     found = options_of("--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 8192")
     assert (found.rope_scaling, found.rope_freq_scale, found.yarn_orig_ctx) == ("yarn", 0.25, 8192)
 
 
 def test_the_draft_is_placed_by_itself() -> None:
-    target, draft = _both("-dev CUDA0 -devd CUDA1 -ngld 3 -ot a=CPU -otd b=CPU")
-    assert (draft.devices, draft.gpu_layers, draft.tensor_overrides) == (("CUDA1",), 3, ("b=CPU",))
+    target, draft = _both("-dev CUDA0 -devd CUDA1 -ngld 3 -ot a=CPU")
+    assert (draft.devices, draft.gpu_layers, draft.tensor_overrides) == (("CUDA1",), 3, ())
     assert target.tensor_overrides == ("a=CPU",)
-    _, draft = _both("-dev CUDA0 -ts 1,2 --rope-scale 2 -cmoed")
+    _, draft = _both("-dev CUDA0 -ts 1,2 --rope-scale 2")
     assert (draft.devices, draft.tensor_split, draft.rope_freq_scale) == (("CUDA0",), (1.0, 2.0), 0.5)
-    assert draft.tensor_overrides == on_processor(experts=None)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
@@ -50,7 +50,7 @@ def record(
 
 def completion(*records: StepRecord, finish_reason: FinishReason = "stop") -> Completion:
     tokens = tuple(token for record in records if record.kind == "decode" for token in record.tokens)
-    return Completion("text", tokens, finish_reason, 11, 5, 3, "rule", False, records)
+    return Completion("text", tokens, finish_reason, 11, 5, 3, "rule", records)
 
 
 RECORDS = (
@@ -93,8 +93,6 @@ def test_times() -> None:
     assert readout.prefill_s + readout.decode_s == sum(record.total_s for record in RECORDS)
     assert readout.tokens_per_s == 8 / 60
     assert readout.overhead == pytest.approx((60 - 8 - 0.75) / 60)
-    assert readout.burst_latency_s is not None
-    assert asdict(readout.burst_latency_s) == pytest.approx({"p50": 1.0, "p95": 2.8, "max": 3.0})
 
 
 def test_nothing_drafted_and_nothing_generated() -> None:
@@ -104,8 +102,6 @@ def test_nothing_drafted_and_nothing_generated() -> None:
     nothing = read_out(completion(RECORDS[0], finish_reason="cancelled"))
     assert (nothing.generated_tokens, nothing.target_calls, nothing.tokens_per_s) == (0, 0, 0.0)
     assert (nothing.tokens_per_target_call, nothing.target_calls_saved, nothing.overhead) == (0, 0, 0)
-    assert nothing.burst_latency_s is None
-    assert read_out(completion(record())).burst_latency_s is None
 
 
 def test_a_run_of_the_engine_adds_up_and_is_plain_data() -> None:

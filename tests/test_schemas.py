@@ -145,4 +145,4 @@ def test_an_answer_that_a_stop_string_cut_is_not_parsed(session: Session) -> Non
 
 
 def answered(tokens: list[int]) -> Completion:
-    return Completion("not read", tuple(tokens), "stop", 1, 0, 0, "token", False, ())
+    return Completion("not read", tuple(tokens), "stop", 1, 0, 0, "token", ())

@@ -88,7 +88,6 @@ def test_what_cannot_repeat_says_so_and_has_no_fingerprint(served: Serving) -> N
             ({"speculation": {"rule": "block"}, "temperature": 0}, True),
             ({"speculation": {"rule": "block"}, "seed": None}, True),
             ({"speculation": {"rule": "block"}}, False),
-            ({"speculation": {"lenience": 0.5}}, False),
         ):
             body = served.post(path, **ASKED[path] | more).json()
             said = [line for line in body["outrider"]["notices"] if line.startswith("seed: ")]

@@ -161,11 +161,19 @@ def test_what_fails_while_loading_leaves_nothing_open(
     assert opened and all(map(is_closed, opened))
 
 
-def test_a_draft_without_room_closes_the_target_context(path: Callable[..., Path]) -> None:
+def test_a_draft_without_room_closes_the_target_context(
+    path: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object, **_options: object) -> None:
+        raise OutOfMemory("draft", "there is no room")
+
     pair = Pair.load(path(), path(noise=0.02), options=OPTIONS)
-    with pytest.raises(OutOfMemory):
-        Session.open(pair, SessionOptions(64, 2**31))
-    with Session.open(pair, SessionOptions(64, 64)) as session:  # the pair itself is as good as before
+    assert pair.draft is not None
+    with monkeypatch.context() as patch, pytest.raises(OutOfMemory):
+        patch.setattr(pair.draft.weights, "open", full)
+        Session.open(pair, SessionOptions(64))
+    assert not pair.target.contexts
+    with Session.open(pair, SessionOptions(64)) as session:  # the pair itself is as good as before
         assert session.generate(PROMPT, max_tokens=3, sampling=GREEDY, ignore_end=True).tokens
     pair.close()
 
@@ -229,13 +237,13 @@ def test_a_sliding_window_is_speculated_on_and_gives_the_same_text(path: Callabl
 def test_contexts_have_the_sizes_asked_for(path: Callable[..., Path]) -> None:
     pair = Pair.load(path(), path(noise=0.02, context_length=256), options=OPTIONS)
 
-    def sizes(length: int, of_draft: int = 0) -> tuple[int, int, int]:
-        session = Session.open(pair, SessionOptions(length, of_draft))
+    def sizes(length: int) -> tuple[int, int, int]:
+        session = Session.open(pair, SessionOptions(length))
         settings = settings_of(session, Request((1,), GREEDY), 0)
         return settings["target"]["context_length"], settings["draft"]["context_length"], len(session.notices)
 
     assert sizes(0) == (512, 256, 1)  # as they were trained, and the draft with less
-    assert sizes(256, 512) == (256, 512, 0)
+    assert sizes(256) == (256, 256, 0)
     assert sizes(1024) == (1024, 256, 2)
     [notice, *_] = Session.open(pair, SessionOptions(1024)).notices
     assert "trained with a context of 512 tokens, not 1024" in notice
@@ -245,7 +253,7 @@ def test_contexts_have_the_sizes_asked_for(path: Callable[..., Path]) -> None:
 def test_the_settings_are_those_that_were_loaded(path: Callable[..., Path]) -> None:
     options = LoadOptions(threads=1, batch_tokens=4096, cache_type_k="q8_0", full_window=False)
     pair = Pair.load(path(), path(noise=0.02), options=options, draft_options=OPTIONS)
-    with Session.open(pair, SessionOptions(256, 256, policy=FixedPolicy(draft_max=3))) as session:
+    with Session.open(pair, SessionOptions(256, policy=FixedPolicy(draft_max=3))) as session:
         settings = settings_of(session, Request((1,), GREEDY), 77)
     assert settings["sampling"]["seed"] == 77 and settings["sampling"]["temperature"] == 0
     assert settings["context_length"] == 256 and settings["rewind"] == "free"

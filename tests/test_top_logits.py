@@ -149,7 +149,6 @@ REQUESTS = [
         (SamplingParams(seed=2, top_k=0), {}),
         (replace(GREEDY, logit_bias=((5, 50.0),), presence_penalty=60.0), {}),
         (GREEDY, {"logprobs": 2}),
-        (GREEDY, {"verification": Verification("token", lenience=0.5)}),
         (SamplingParams(seed=3, min_tokens=10), {}),
     )
 ]

@@ -1,4 +1,4 @@
-"""The rules' parts: properties over any distributions, lenience, and one request's choice of a rule."""
+"""The rules' parts: properties over any distributions, and one request's choice of a rule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engines import VOCABULARY, sampler
 from exactness import Drawn, Rng, dense, expected_accepted, explore, language, offer, verdicts
-from outrider.core.data import Distribution, Draft, DraftToken, Request, Verdict
+from outrider.core.data import Distribution, Draft, DraftToken, Request
 from outrider.core.errors import SettingError
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
 from outrider.sampling import LazyDistributions, point_mass, probability
@@ -56,12 +56,10 @@ def test_acceptance_and_residual_add_up_to_the_target(p: Distribution, q: Distri
     assert np.abs(total + rejected * spread(rest) - spread(p)).max() < 1e-12
 
 
-@given(p=DISTRIBUTIONS, q=DISTRIBUTIONS, scale=st.floats(0, 1), lenience=st.floats(0.01, 1))
-def test_the_excess_is_what_the_target_has_more(
-    p: Distribution, q: Distribution, scale: float, lenience: float
-) -> None:
-    expected = np.maximum(scale * spread(p) - lenience * spread(q), 0)[p.tokens]
-    assert excess(p, q, scale, lenience) == pytest.approx(expected, abs=0)
+@given(p=DISTRIBUTIONS, q=DISTRIBUTIONS, scale=st.floats(0, 1))
+def test_the_excess_is_what_the_target_has_more(p: Distribution, q: Distribution, scale: float) -> None:
+    expected = np.maximum(scale * spread(p) - spread(q), 0)[p.tokens]
+    assert excess(p, q, scale) == pytest.approx(expected, abs=0)
 
 
 @given(p=DISTRIBUTIONS)
@@ -141,98 +139,21 @@ def test_a_row_that_rules_out_tokens_is_no_error() -> None:
     assert verifier.verify(LazyDistributions(row, sampler(SAMPLED), ()), Draft(), 0).token == 3
 
 
-# Lenience
-
-
-@given(p=DISTRIBUTIONS, q=DISTRIBUTIONS, lenience=st.sampled_from([0.1, 0.5, 0.9, 1.0]))
-def test_lenience_gives_no_token_more_than_its_share(
-    p: Distribution, q: Distribution, lenience: float
-) -> None:
-    def lenient(target: Sequence[Distribution], draft: Draft, rng: Rng) -> Verdict:
-        return verify_tokens(target, draft, rng, lenience)
-
-    out = np.zeros(SIZE)
-    for x, share in zip(q.tokens.tolist(), q.probs.tolist(), strict=True):
-        for verdict, weight in verdicts(lenient, [p, p], offer((x,), (q,))):
-            assert verdict.token is not None
-            out[x if verdict.num_accepted else verdict.token] += share * weight
-    assert (out <= spread(p) / lenience + 1e-12).all()
-    if lenience == 1:
-        assert np.abs(out - spread(p)).max() < 1e-12
-
-
-def test_lenience_replaces_what_it_rejects_by_what_is_left_then() -> None:
-    p, q = dense([0.2, 0.3, 0.5]), dense([0.6, 0.4, 0.0])
-    found = dict.fromkeys(range(3), 0.0)
-    # A 0 is accepted with 0.2 / 0.3, and leaves max(0, p - q / 2), which is 0, 0.1 and 0.5.
-    for verdict, weight in explore(lambda rng: verify_tokens([p, p], offer((0,), (q,)), rng, 0.5)):
-        if verdict.num_accepted == 0:
-            assert verdict.token is not None
-            found[verdict.token] += weight
-    assert list(found.values()) == pytest.approx([0, 1 / 18, 5 / 18])
-
-
-def test_lenience_accepts_more_and_biases_the_text() -> None:
-    p, q = language(3, 1), language(3, 2)
-
-    def kept(lenience: float) -> float:
-        return expected_accepted(lambda t, d, rng: verify_tokens(t, d, rng, lenience), p, Drawn(q, 2))
-
-    assert kept(1.0) + 0.05 < kept(0.5) < kept(0.1)
-
-
-def logits(*rows: Sequence[float]) -> np.ndarray:
-    return np.log(np.array(rows, dtype=np.float32))
-
-
-@pytest.mark.parametrize(
-    ("lenience", "accepted"), [(1.0, 0), (0.81, 0), (0.79, 1), (0.5, 1), (0.24, 2), (0.01, 2)]
-)
-def test_greedy_lenience_accepts_within_the_ratio(lenience: float, accepted: int) -> None:
-    rows = logits(
-        [0.1, 0.2, 0.25, 0.2, 0.2, 0.05], [0.4, 0.1, 0.2, 0.1, 0.1, 0.1], [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]
-    )
-    draft = offer((1, 4))  # 0.8 and 0.25 of the best
-    verifier = Verifier(Verification(lenience=lenience), 1, greedy=True)
-    verdict = verifier.verify(LazyDistributions(rows, sampler(), draft.tokens), draft, 0)
-    assert verdict.num_accepted == accepted and verdict.token == (2, 0, 0)[accepted]
-
-
-def test_greedy_lenience_never_accepts_a_banned_token() -> None:
-    rows = logits([0.4, 0.3, 0.1, 0.1, 0.05, 0.05], [0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
-    banning = sampler(SamplingParams(temperature=0, banned=(1,)))
-    verifier = Verifier(Verification(lenience=0.01), 1, greedy=True)
-    verdict = verifier.verify(LazyDistributions(rows, banning, (1,)), offer((1,)), 0)
-    assert (verdict.num_accepted, verdict.token) == (0, 0)
-
-
-def test_nothing_is_lossy_unless_asked_for() -> None:
-    assert Verification().lenience == 1 and not Verification().is_lossy
-    assert Verification(lenience=0.9).is_lossy and Verification("token", lenience=0.9).is_lossy
-    assert "lossy" in Verifier(Verification(lenience=0.9), 1, greedy=True).name
-    for settings in (
-        {"lenience": 0.0},
-        {"lenience": 1.1},
-        {"lenience": float("nan")},
-        {"rule": "block", "lenience": 0.5},
-        {"rule": "stable", "lenience": 0.5},
-        {"rule": "none"},
-        {"draft_sampling": "some"},
-    ):
-        with pytest.raises(SettingError):
-            Verification(**cast(Any, settings))
-
-
 def test_a_text_that_no_draft_may_touch_is_drawn_by_the_stable_rule() -> None:
     usual = Verification()
     assert usual.keeps_text(greedy=True) and not usual.keeps_text(greedy=False)
     assert usual.bitwise(greedy=True) == usual
     assert usual.bitwise(greedy=False) == Verification("stable")
     assert Verification("stable").bitwise(greedy=False).keeps_text(greedy=False)
-    assert not Verification(lenience=0.5).keeps_text(greedy=True)
-    for verification in (Verification(lenience=0.5), Verification("token"), Verification("block")):
+    for verification in (Verification("token"), Verification("block")):
         with pytest.raises(SettingError, match="bitwise"):
             verification.bitwise(greedy=False)
+
+
+def test_what_verification_does_not_know_is_refused() -> None:
+    for settings in ({"rule": "none"}, {"draft_sampling": "some"}):
+        with pytest.raises(SettingError):
+            Verification(**cast(Any, settings))
 
 
 # One request's Verifier

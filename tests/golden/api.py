@@ -161,7 +161,6 @@ ASKS: dict[str, Ask] = {
     "chat, a prediction": _chat(
         _PREDICTED, temperature=0, prediction={"type": "content", "content": _PREDICTED}
     ),
-    "chat, lenient": _chat("abc", speculation={"rule": "token", "lenience": 0.5}),
     "chat, what is not enforced": _chat(
         WEATHER,
         temperature=0,

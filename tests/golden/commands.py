@@ -41,7 +41,6 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "sampled, draft model": (*_SAMPLED, *_FIXED, "--no-lookup", *_PAIR),
     "sampled, the stable rule": (*_SAMPLED, *_FIXED, *_PAIR, "--rule", "stable"),
     "a schema, sampled": (*_SAMPLED, *_FIXED, "--json-schema", _SCHEMA),
-    "log probabilities": (*_GREEDY, *_FIXED, *_PAIR, "--logprobs", "2", "-n", "6"),
     "penalties": (*_SAMPLED, *_FIXED, *_PAIR, "--repeat-penalty", "1.2", "--dry-multiplier", "0.8"),
     "raw": (*_GREEDY, *_FIXED, *_PAIR, "--raw"),
     "automatic": (*_GREEDY, *_PAIR),
@@ -101,12 +100,9 @@ def _run(name: str, *options: str) -> Any:
 
 
 def costs() -> Any:
-    """`costs` of a stored curve with all figures, and of a measurement its form."""
+    """`costs`: the form of a measurement."""
     with tiny_models():
-        copy(CURVE, "curve.json")
-        shown = program("costs", "--costs", "curve.json", "--json")
-        measured = program("costs", *_TARGET, *_PAIR, *_MACHINE, "--seconds", "0.3", "--json")
-    return {"shown": rounded(shown), "measured": shape(measured)}
+        return shape(program("costs", *_TARGET, *_PAIR, *_MACHINE, "--seconds", "0.3", "--json"))
 
 
 def plan() -> Any:

@@ -9,9 +9,8 @@ from rich.text import Text
 
 from outrider.backends.gguf.log import show_log
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.load_options import load_options
 from outrider.cli.output import readable, write_json
-from outrider.cli.plans import check_context, hub_options
+from outrider.cli.plans import check_context, hub_options, load_options
 from outrider.cli.screen import Rows, Screen
 from outrider.cli.settings import CheckSettings
 from outrider.core.contracts import RewindKind
@@ -82,7 +81,7 @@ def _drafts_here(
 ) -> tuple[list[str], tuple[FoundFile, ...]]:
     found = find_drafts(target.card, hub, reference)
     heads = [head for head in found.heads if not why_no_head(head.card, target.card)]
-    drafts = [of_draft(target.card, draft) for draft in (*heads, *found.drafts)]
+    drafts = [of_draft(draft) for draft in (*heads, *found.drafts)]
     here = {file.reference for file in drafts}
     others = [file for file in listed(target.card, found) if file.reference not in here]
     return [file.reference for file in drafts[:_MAX_FOUND]], (*drafts, *others)

@@ -76,19 +76,25 @@ def _check(settings: Structure) -> str | None:
 
 
 def _kind_and_text(settings: Structure) -> tuple[GrammarKind, str]:
-    if settings.json_schema is not None:
-        return "json_schema", _schema(settings.json_schema)
+    if (given := settings.json_schema) is not None:
+        is_schema = given.lstrip().startswith("{") or given.strip() in ("true", "false")
+        return "json_schema", given if is_schema else _read(given, "schema", "--json-schema")
     if settings.json_mode:
         return "json", ""
     if settings.regex is not None:
         return "regex", settings.regex
     if settings.choices:
         return "choice", json.dumps(settings.choices, ensure_ascii=False)
-    return _grammar(settings.grammar or "")
+    given = settings.grammar or ""
+    if grammar_kind(given) == "gbnf":  # it has a `::=`, and hardly any path has
+        return "gbnf", given
+    from outrider.constraints.sources import KINDS
+
+    by_suffix = {kind.suffix: name for name, kind in KINDS.items() if kind.suffix}
+    return by_suffix.get(Path(given).suffix, "gbnf"), _read(given, "grammar", "--grammar")
 
 
 def _belongs(name: str, is_given: bool, flag: str | None, to: tuple[str, ...]) -> None:
-    """Raise SettingError for an option that would have no effect."""
     if not is_given or flag in to:
         return
     why = (
@@ -97,34 +103,10 @@ def _belongs(name: str, is_given: bool, flag: str | None, to: tuple[str, ...]) -
     raise SettingError(name, why, f"Leave it out, or give {' or '.join(to)}.")
 
 
-def _schema(given: str) -> str:
-    start = given.lstrip()
-    if start.startswith("{") or start.rstrip() in ("true", "false"):
-        return _bounded(given, "--json-schema")
-    return _read(given, "schema", "--json-schema")
-
-
-def _grammar(given: str) -> tuple[GrammarKind, str]:
-    """A grammar from its file, by the suffix, or as it was given: GBNF has a `::=`, and hardly any path."""
-    from outrider.constraints.sources import KINDS
-
-    if grammar_kind(given) == "gbnf":
-        return "gbnf", _bounded(given, "--grammar")
-    by_suffix = {kind.suffix: name for name, kind in KINDS.items() if kind.suffix}
-    return by_suffix.get(Path(given).suffix, "gbnf"), _read(given, "grammar", "--grammar")
-
-
-def _bounded(text: str, name: str) -> str:
-    if len(text) > MAX_BYTES:
-        raise _too_large(name)
-    return text
-
-
 def _read(given: str, what: str, flag: str) -> str:
     if not given.strip():
         raise GrammarError(flag, "it is empty", f"It takes {_FORMS[flag]}.")
-    name = "standard input" if given == _STDIN else given
-    place = f"{what} {name}"
+    place = f"{what} {'standard input' if given == _STDIN else given}"
     try:
         if given == _STDIN:
             data = sys.stdin.buffer.read(MAX_BYTES + 1)
@@ -132,10 +114,10 @@ def _read(given: str, what: str, flag: str) -> str:
             with Path(given).open("rb") as file:
                 data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
-        reason = reason_of(error)
-        raise GrammarError(place, reason, f"{flag} takes {_FORMS[flag]}.") from error
+        raise GrammarError(place, reason_of(error), f"{flag} takes {_FORMS[flag]}.") from error
     if len(data) > MAX_BYTES:
-        raise _too_large(place)
+        why = f"it is larger than {MAX_BYTES:,} bytes"
+        raise GrammarError(place, why, "Split it, or leave parts of it out.")
     text = decoded(data, place, GrammarError)
     if not text.strip():
         raise GrammarError(place, "it is empty", f"Name a file with a {what}.")
@@ -146,9 +128,3 @@ _FORMS = {
     "--json-schema": "a file, - for standard input, or the schema itself: {…}, true or false",
     "--grammar": "a file, - for standard input, or a GBNF grammar itself: root ::= …",
 }
-
-
-def _too_large(place: str) -> GrammarError:
-    return GrammarError(
-        place, f"it is larger than {MAX_BYTES:,} bytes", "Split it, or leave parts of it out."
-    )

@@ -18,7 +18,7 @@ _USUAL = frozenset(
     """
     prompt_argument prompt file system interactive predict stop model hf_repo model_draft hf_repo_draft
     ctx_size threads gpu_layers backend temp top_p seed json_schema grammar policy draft_max corpus prediction
-    show_source compare explain quiet print_json trace offline verbose host port api_key alias models_dir
+    show_source compare explain quiet print_json offline verbose host port api_key alias models_dir
     max_running config print_config log_prompts targets drafts workload prompts repetitions minutes out quick
     tokens output base
     """.split()  # noqa: SIM905 (names are read, not quotation marks)
@@ -43,12 +43,11 @@ A sweep that was interrupted continues when it is started again.
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
     """A command: its settings' class and its function, which returns the exit status, as MODULE:NAME in
-    `outrider.cli`; `hidden` are settings that the help omits."""
+    `outrider.cli`."""
 
     settings: str
     function: str
     help: str
-    hidden: str = ""
 
 
 COMMANDS = {
@@ -57,7 +56,6 @@ COMMANDS = {
         "settings:ChatSettings",
         "chat:chat",
         "Hold a conversation; its KV is kept between turns.",
-        hidden="settings:NOT_IN_CHAT",
     ),
     "verify": CommandSpec(
         "settings:VerifySettings",
@@ -139,8 +137,7 @@ def asked_for(arguments: Sequence[str]) -> str | None:
 def help_of(name: str, *, everything: bool) -> str:
     """The help of a command: the settings that most people need, or everything."""
     spec = COMMANDS[name]
-    hidden = load(spec.hidden) if spec.hidden else ()
-    settings = [s for s in settings_of(load(spec.settings)).values() if s.name not in hidden]
+    settings = settings_of(load(spec.settings)).values()
     is_short = len(settings) > _LONG and not everything
     panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
     usage = [f"Usage: outrider {name} [OPTIONS]"]
@@ -174,7 +171,6 @@ def _rows(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
 
 
 def _written(setting: Setting) -> str:
-    """A setting's short names and one long name."""
     if setting.is_argument:
         return setting.metavar or ""
     short = [name for name in setting.names if not name.startswith("--")]

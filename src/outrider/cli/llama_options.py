@@ -34,13 +34,12 @@ _NUMBER = re.compile(r"-\d|-\.\d")
 _ATTACHED = re.compile(r"(-[A-Za-z])(-?\d.*)")
 """A value right after a short name: -n64"""
 
-DRAFTING = ("--spec-type", "--spec-default", "--spec-draft-sampling")
-"""Options that together choose who drafts"""
+DRAFTING = ("--spec-type", "--spec-default")
+"""Options that choose who drafts"""
 _DRAFT_MODELS = ("draft-simple", "draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark")
 _LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 _DEFAULT_TYPES = ("ngram-mod",)
 """What --spec-default stands for."""
-_SAMPLING = {"greedy": "greedy", "probabilistic": "sampled"}
 _MODEL_CAP = "--spec-draft-n-max"
 _FIXED_LENGTHS = ("draft_min", "draft_p_min")
 """Settings that llama.cpp has only for draft models"""
@@ -114,12 +113,6 @@ class _Line:
             self._read_other(name, word, [attached] if equals else [])
 
     def _read_drafting(self, name: str, value: str) -> None:
-        if name == "--spec-draft-sampling":
-            if value not in _SAMPLING:
-                way_out = f"Choose {' or '.join(_SAMPLING)}."
-                raise SettingError(f"{name} {value}", "no such way", way_out)
-            self.found.append(("--draft-sampling", [_SAMPLING[value]]))
-            return
         known = ("none", *_DRAFT_MODELS, *_LOOKUPS)
         for kind in _DEFAULT_TYPES if name == "--spec-default" else value.split(","):
             if kind not in known:

@@ -6,13 +6,10 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
+from typing import Any, NoReturn, TextIO, cast
 
 from outrider.core.errors import SettingError
 from outrider.core.files import reason_of
-
-if TYPE_CHECKING:  # rich loads slowly, and --help needs none of it
-    pass
 
 INTERRUPTED = 130
 """exit status after Ctrl-C, as in shells"""

@@ -1,44 +1,50 @@
-"""Settings, checked before anything is loaded, become options of sessions and requests."""
+"""Settings, checked before anything is loaded, become options of sessions and requests; models are loaded and
+sessions opened by them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.gguf.devices import experts_on_host
+from outrider.backends.gguf.log import show_log
+from outrider.backends.gguf.options import ALL_LAYERS, LoadOptions
 from outrider.cli.grammar import read_grammar
-from outrider.cli.load_options import load_options
+from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.prompt import encodable
-from outrider.cli.settings import RunSettings
-from outrider.core.contracts import Vocabulary
+from outrider.cli.screen import Screen
+from outrider.cli.settings import RunSettings, TextSettings
 from outrider.core.data import Grammar, Request
 from outrider.core.errors import InputError, SettingError
-from outrider.core.files import check_writable, list_files, read_text
+from outrider.core.files import list_files, read_text
 from outrider.core.params import NO_DRAFT, SamplingParams, Verification
+from outrider.core.schema import values_for
 from outrider.core.settings import (
     Drafting,
     DraftModel,
     DraftSources,
     Hub,
-    Lenience,
+    Loading,
     PairSettings,
     Sampling,
     Target,
     sampling_params,
 )
+from outrider.costs.other_programs import is_quiet
 from outrider.models.chat import ChatTemplate
 from outrider.models.hub import HubOptions
 from outrider.policy.fixed import FixedPolicy
+from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
 from outrider.session.options import AutoSettings, SessionOptions
-
-if TYPE_CHECKING:
-    from outrider.session import Session
 
 UNLIMITED_TOKENS = 2048
 """room for an answer of unknown length"""
+_MIN_ROWS = 128
+"""rows of logits of a call; long drafts need more"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +65,12 @@ class PairPlan:
     notices: tuple[str, ...] = ()
     """about the settings"""
 
-    @property
-    def drafts(self) -> bool:
-        policy = self.opening.policy
-        return not (isinstance(policy, FixedPolicy) and policy.draft_max == 0)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """What `run` or `chat` is to do, with these settings for every request."""
 
-    settings: RunSettings
+    settings: TextSettings
     pair: PairPlan
     sampling: SamplingParams
     max_tokens: int | None
@@ -80,30 +81,32 @@ class RunPlan:
         return (self.max_tokens or UNLIMITED_TOKENS) + 1
 
     def request(self, prompt: tuple[int, ...], session: Session) -> Request:
-        """The request for a prompt. Raises SettingError for tokens outside the vocabulary."""
-        settings = self.settings
+        """The request for a prompt. Raises SettingError for a bias on what is no token."""
+        settings, size = self.settings, session.target.vocabulary.size
+        if unknown := [token for token, _ in self.sampling.logit_bias if token >= size]:
+            raise SettingError(f"-l {unknown[0]}", f"the vocabulary has {size} tokens", "Give a smaller id.")
         budget, message = settings.reasoning_budget, settings.reasoning_budget_message or ""
-        limited = budget >= 0 and not settings.raw
+        limited = budget >= 0 and not (isinstance(settings, RunSettings) and settings.raw)
         return Request(
             prompt=prompt,
-            sampling=_with_tokens(self.sampling, settings.ban, session.target.vocabulary),
+            sampling=self.sampling,
             max_tokens=self.max_tokens,
             stop=tuple(settings.stop),
             ignore_end=settings.ignore_eos,
             verification=self.pair.verification,
-            logprobs=settings.logprobs,
             grammar=self.grammar,
             thought=session.thought(prompt, budget, message) if limited else None,
         )
 
 
-def plan_run(settings: RunSettings, stdin_gives: str | None) -> RunPlan:
+def plan_run(settings: TextSettings, stdin_gives: str | None) -> RunPlan:
     """The plan of `run` or `chat`. `stdin_gives` names what else needs standard input. Raises SettingError,
     PromptError or GrammarError."""
     sampling = _sampling(settings)
     pair = plan_pair(settings, greedy=sampling.is_greedy)
     notices = list(pair.notices)
-    if pair.drafts and (unrepeatable := pair.verification.unrepeatable(sampling)):
+    drafts = isinstance(pair.opening.policy, AutoSettings)
+    if drafts and (unrepeatable := pair.verification.unrepeatable(sampling)):
         notices.append(f"--seed {settings.seed}: {unrepeatable}")
     if settings.predict == -2:
         notices.append("-n -2: an answer ends with its text, at the latest with the context")
@@ -112,12 +115,8 @@ def plan_run(settings: RunSettings, stdin_gives: str | None) -> RunPlan:
     encodable(settings.system or "", "system message")
     if "" in settings.stop:
         raise SettingError("-r", "an empty text would end every answer at once", "Leave it out.")
-    if settings.logprobs is not None and not settings.print_json:
-        raise SettingError("--logprobs", "they are part of the JSON output", "Add --json.")
-    if settings.explain and not isinstance(pair.opening.policy, AutoSettings):
+    if settings.explain and not drafts:
         raise SettingError("--explain", "nothing is drafted, so there is nothing to explain", "Leave it out.")
-    if settings.trace:
-        check_writable(settings.trace, "trace")
     max_tokens = _max_tokens(settings.predict)
     grammar = read_grammar(settings, stdin_gives)
     if grammar is not None and settings.ignore_eos:
@@ -129,11 +128,7 @@ def plan_run(settings: RunSettings, stdin_gives: str | None) -> RunPlan:
 def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
     """The plan of a pair for `greedy` or sampled text. Raises SettingError."""
     sources = settings if isinstance(settings, DraftSources) else DraftSources()
-    verification = Verification(
-        rule=settings.rule,
-        draft_sampling=sources.draft_sampling,
-        lenience=settings.lenience if isinstance(settings, Lenience) else 1.0,
-    )
+    verification = Verification(settings.rule, sources.draft_sampling)
     draft = draft_reference(settings)
     notices: list[str] = []
     if settings.policy in ("plain", "lookup") or settings.draft_max == 0:
@@ -142,7 +137,6 @@ def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
             notices.append(f"{draft} is not loaded: under {why} no draft model is asked")
         draft = NO_DRAFT
     check_context("-c", settings.ctx_size)
-    check_context("-cd", settings.ctx_size_draft)
     plan = PairPlan(
         settings=settings,
         target=target_reference(settings),
@@ -152,7 +146,6 @@ def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
         draft_options=load_options(settings, draft=True, max_draft=settings.draft_max),
         opening=SessionOptions(
             settings.ctx_size,
-            settings.ctx_size_draft,
             policy=drafting_policy(settings),
             lookup=settings.lookup,
             corpus=sources.corpus,
@@ -167,7 +160,6 @@ def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
 
 
 def _sampling(settings: Sampling) -> SamplingParams:
-    """The samplers without --ban, which needs a vocabulary. Raises SettingError."""
     given: dict[str, Any] = {"logit_bias": tuple(map(_bias, settings.logit_bias))}
     if settings.dry_sequence_breaker:
         breakers = (text for text in settings.dry_sequence_breaker if text != "none")
@@ -215,7 +207,7 @@ def _reference(path: str | None, repo: str | None, path_flag: str, repo_flag: st
 
 
 def hub_options(settings: Hub) -> HubOptions:
-    """The options of the hub."""
+    """How the hub is asked."""
     token = None if settings.hf_token is None else settings.hf_token.get_secret_value()
     return HubOptions(token=token, offline=settings.offline)
 
@@ -253,24 +245,131 @@ def _bias(text: str) -> tuple[int, float]:
     return int(found[1]), float(found[2])
 
 
-def _with_tokens(params: SamplingParams, bans: Sequence[str], vocabulary: Vocabulary) -> SamplingParams:
-    for token, bias in params.logit_bias:
-        _known(token, f"-l {token}{bias:+g}", vocabulary)
-    return replace(params, banned=tuple(_token(text, vocabulary) for text in bans))
+# Load options
+
+_RENAMED = {
+    "batch_tokens": "batch_size",
+    "micro_batch_tokens": "ubatch_size",
+    "flash_attention": "flash_attn",
+    "full_window": "swa_full",
+    "extra_buffer_types": "repack",
+    "heads": "mtp",
+}
+"""Load options whose settings have llama.cpp's names"""
 
 
-def _token(text: str, vocabulary: Vocabulary) -> int:
-    if text.isdecimal():
-        return _known(int(text), f"--ban {text}", vocabulary)
-    tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)
-    if len(tokens) != 1:
-        raise SettingError(
-            f"--ban {text!r}", f"this model writes it with {len(tokens)} tokens", "Name one token, or its id."
+def load_options(settings: Loading, *, draft: bool = False, max_draft: int | None = None) -> LoadOptions:
+    """The load options of the target or the draft, for drafts of up to `max_draft` tokens. Raises
+    SettingError."""
+    experts = experts_on_host(None if settings.cpu_moe else settings.n_cpu_moe)
+    given = values_for(LoadOptions, settings, **_RENAMED) | {
+        "gpu_layers": _layers(settings.gpu_layers),
+        "devices": _names(settings.device),
+        "tensor_split": _shares(settings.tensor_split),
+        "tensor_overrides": _overrides(settings.override_tensor, experts),
+        "rope_freq_scale": _rope_freq_scale(settings),
+        "threads": max(settings.threads, 0),
+        "threads_batch": max(settings.threads_batch, 0),
+        "max_rows": max(_MIN_ROWS, (max_draft or 0) + 1),
+        "library": str(settings.llama_library or ""),
+    }
+    options = LoadOptions(**given)
+    return _of_draft(options, settings) if draft else options
+
+
+def _of_draft(options: LoadOptions, settings: Loading) -> LoadOptions:
+    threads, threads_batch = settings.threads_draft, settings.threads_batch_draft
+    if threads > 0:
+        options = replace(options, threads=threads, threads_batch=0)
+    layers = settings.gpu_layers_draft
+    return replace(
+        options,
+        devices=_names(settings.device_draft) or options.devices,
+        tensor_overrides=(),
+        heads=False,
+        gpu_layers=options.gpu_layers if layers is None else _layers(layers),
+        threads_batch=threads_batch if threads_batch > 0 else options.threads_batch,
+        cache_type_k=settings.cache_type_k_draft or options.cache_type_k,
+        cache_type_v=settings.cache_type_v_draft or options.cache_type_v,
+    )
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()
+
+
+def _shares(text: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in re.split(r"[,/]+", text)) if text else ()
+    except ValueError:
+        raise SettingError(f"-ts {text}", "not a list of numbers", "Write, for instance, 3,1.") from None
+
+
+def _overrides(texts: Sequence[str], more: tuple[str, ...]) -> tuple[str, ...]:
+    """Each PATTERN=BUFFER of texts that may hold several; a comma before the = is part of the pattern."""
+    found, pattern = [], ""
+    for part in ",".join(texts).split(",") if texts else ():
+        pattern += part if "=" in part else f"{part},"
+        if "=" in part:
+            found.append(pattern)
+            pattern = ""
+    return (*found, *([pattern.removesuffix(",")] if pattern else ()), *more)
+
+
+def _rope_freq_scale(settings: Loading) -> float:
+    if settings.rope_scale is not None and settings.rope_freq_scale:
+        raise SettingError("--rope-scale and --rope-freq-scale", "one is 1 / the other", "Give one of them.")
+    return 1 / settings.rope_scale if settings.rope_scale is not None else settings.rope_freq_scale
+
+
+def _layers(text: str) -> int:
+    if text in ("all", "auto"):
+        return ALL_LAYERS if text == "all" else -1
+    try:
+        return max(int(text), -1)
+    except ValueError:
+        raise SettingError("-ngl", f"{text!r} is not a number", "Give a number of layers, or all.") from None
+
+
+# Models are loaded, and sessions opened
+
+
+def load_pair(plan: PairPlan, errors: Screen) -> Pair:
+    """Load the models, after checking that the session to come fits in memory."""
+    show_log(plan.settings.verbose)
+    with LoadInterrupt(), errors.progress() as progress:
+        progress("loading")
+        return Pair.load(
+            plan.target,
+            plan.draft,
+            options=plan.options,
+            draft_options=plan.draft_options,
+            hub=plan.hub,
+            template=plan.template,
+            opening=plan.opening,
+            progress=progress,
         )
-    return tokens[0]
 
 
-def _known(token: int, what: str, vocabulary: Vocabulary) -> int:
-    if token >= vocabulary.size:
-        raise SettingError(what, f"the vocabulary has {vocabulary.size} tokens", "Give a smaller id.")
-    return token
+def open_session(plan: PairPlan, pair: Pair, tokens: int, errors: Screen) -> Session:
+    """Open contexts of the given size, or else for `tokens`."""
+    options = plan.opening
+    if options.context_length is None:
+        length = min(max(tokens, DEFAULT_CONTEXT_TOKENS), pair.target.trained_context)
+        options = replace(options, context_length=length)
+    with LoadInterrupt(), errors.progress() as progress:
+        progress("opening")
+        session = Session.open(pair, options, progress)
+    session.notices[:0] = plan.notices
+    return session
+
+
+def measure_for_later(plan: PairPlan, errors: Screen) -> None:
+    """After an answer, measure what it was made without: the faster library, costs, whether equal bits are
+    free. Only in a terminal, where a person can interrupt it, and on a quiet machine."""
+    if not errors.is_terminal or not is_quiet(0.0):
+        return
+    errors.say("measuring once, for later runs, what calls cost here (Ctrl-C skips it)", "dim")
+    with suppress(KeyboardInterrupt):
+        later = replace(plan, opening=replace(plan.opening, corpus=(), measure=True))
+        open_session(later, load_pair(later, errors), 0, errors).close()

@@ -33,9 +33,8 @@ def quantize_model(settings: QuantizeSettings) -> int:
     made = []
     try:
         for to, output in outputs.items():
-            made.append(one := _make_one(settings, source, to, output, errors))
-            size = f"{gigabytes(one.file_bytes)}, {_ratio(one)} of {one.source.name}"
-            errors.say(f"{one.path.name}: {size}, {one.seconds:.1f} s")
+            made.append(_make_one(settings, source, to, output, errors))
+            errors.say(f"{output.name}: {gigabytes(made[-1].file_bytes)}, {made[-1].seconds:.1f} s")
     except KeyboardInterrupt:
         errors.print("\ninterrupted: the file that was being written is removed")
         return INTERRUPTED
@@ -55,7 +54,6 @@ def _types(given: Sequence[str]) -> list[str]:
 
 
 def _folder(settings: QuantizeSettings, source: Path) -> Path:
-    """The folder for the files, created if needed. Raises SettingError."""
     if settings.out is None:
         is_local = settings.model is not None and not settings.model.startswith("hf:")
         return source.parent if is_local else Path()
@@ -79,29 +77,14 @@ def _make_one(settings: QuantizeSettings, source: Path, to: str, output: Path, e
         )
 
 
-def _ratio(made: Quantized) -> str:
-    return f"{made.file_bytes / made.source_bytes:.2f}x"
-
-
-def _types_of(made: Quantized) -> str:
-    """The types of its matrices with their shares, those of at least one percent."""
-    shown = [f"{name} {share:.0%}" for name, share in made.tensor_types.items() if share >= 0.01]
-    return ", ".join(shown) if len(shown) > 1 else next(iter(made.tensor_types), "")
-
-
 def _print(source: Path, made: Sequence[Quantized]) -> None:
-    head = ("file", "type", "size", "ratio", "s", "weights in")
-    rows = [
-        (
-            one.path.name,
-            one.quantization,
-            gigabytes(one.file_bytes),
-            _ratio(one),
-            f"{one.seconds:.1f}",
-            _types_of(one),
-        )
-        for one in made
-    ]
+    rows = []
+    for one in made:
+        shown = [f"{name} {share:.0%}" for name, share in one.tensor_types.items() if share >= 0.01]
+        types = ", ".join(shown) if len(shown) > 1 else next(iter(one.tensor_types), "")
+        size, ratio = gigabytes(one.file_bytes), f"{one.file_bytes / one.source_bytes:.2f}x"
+        rows.append((one.path.name, one.quantization, size, ratio, f"{one.seconds:.1f}", types))
     console = Screen(soft_wrap=True)
     console.say(f"made of {source.name} ({made[0].source_quantization})")
-    console.table(head, rows, left=("file", "type", "weights in"))
+    left = ("file", "type", "weights in")
+    console.table(("file", "type", "size", "ratio", "s", "weights in"), rows, left=left)

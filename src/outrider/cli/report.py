@@ -8,18 +8,18 @@ from typing import Any
 
 from rich.text import Text
 
-from outrider.cli.screen import Screen
+from outrider.cli.screen import Rows, Screen
 from outrider.cli.settings import RunSettings
-from outrider.core.contracts import Vocabulary
-from outrider.core.data import Completion, Grammar, Request, TokenLogprob
+from outrider.core.data import Completion, Grammar, Request
 from outrider.core.errors import ConstraintError
 from outrider.core.numbers import counted, time
 from outrider.drafters.registry import DRAFTERS
 from outrider.lab.comparison import Comparison
+from outrider.policy.auto import AutoPolicy
 from outrider.policy.forced import FORCED
-from outrider.session import Session, settings_of
-from outrider.session.explain import Choices, Explanation
-from outrider.session.readout import DrafterCounts, Readout
+from outrider.session import Pair, Session, settings_of
+from outrider.session.explain import Choices, Explanation, explain
+from outrider.session.readout import DrafterCounts, Readout, read_out
 
 SOURCE_STYLES = {"target": "", **{kind.name: kind.color for kind in DRAFTERS}, "grammar": "dim"}
 """The colours of `--show-source`"""
@@ -68,59 +68,54 @@ def print_readout(
     estimate: bool = True,
     library: str = "",
 ) -> None:
-    """Counts and times, one subject a line.
-
-    Args:
-        console: Where to.
-        readout: The counts and times.
-        target: Its name.
-        draft: The name of the draft model; None for none.
-        explanation: Why the automatic policy drafted as it did; None under another policy.
-        grammar: What the output was limited to, if anything.
-        estimate: Whether to show the estimated speed-up.
-        library: What runs the models, and why.
-    """
-    limited, latency = grammar is not None, readout.burst_latency_s
+    """Counts and times, one subject a line. `explanation` is the automatic policy's; `estimate`: whether to
+    show the estimated speed-up; `library`: what runs the models, and why."""
+    spent_s, calls = readout.time_s, str(readout.draft_calls)
+    if not readout.draft_calls and explanation and (needed := explanation.draft_must_be_right) is not None:
+        calls += (
+            f": to pay at these call costs, {needed:.0%} of its tokens would have to be accepted (--explain)"
+        )
+    targets = f"{readout.target_calls}, {readout.tokens_per_target_call:.2f} tokens per call "
+    targets += f"({readout.target_calls_saved:.0%} fewer calls than one per token)"
+    saved = {source_name(name): counts.calls_saved for name, counts in readout.drafters.items()}
     drawn = f" ({readout.drawn_tokens} drafted tokens were sampled)" if readout.drawn_tokens else ""
-    is_estimated = estimate and explanation and readout.generated_tokens
-    console.rows(
-        [
-            ("models", f"target {target}, " + (f"draft {draft}" if draft else "no draft model")),
-            ("library", library),
-            ("prompt", _prompt_line(readout)),
-            ("answer", _answer_line(readout, limited=limited)),
-            ("target calls", _calls_line(readout)),
-            ("structure", structure_line(grammar) if grammar else None),
-            ("calls saved", _saved_line(readout) if limited else None),
-            ("draft calls", _draft_calls_line(readout, explanation) if draft else None),
-            *_drafted(readout),
-            ("rule", readout.rule + drawn),
-            ("time", _time_line(readout, limited=limited) if readout.generated_tokens else None),
-            ("speed-up", estimate_line(explanation) if is_estimated and explanation else None),
-            (
-                "between bursts",
-                f"p50 {time(latency.p50)}, p95 {time(latency.p95)}, max {time(latency.max)}"
-                if latency
-                else None,
-            ),
-        ]
+    shares = ", ".join(
+        f"{name} {time(seconds)} ({seconds / (readout.decode_s or 1):.0%})"
+        for name, seconds in asdict(spent_s).items()
+        if name in ("draft", "verify", "sampling", "other")
     )
+    spent = f"{shares}; {readout.overhead:.1%} of it outside model calls"
+    if grammar:
+        masks = f"{time(spent_s.constraint)} ({readout.constraint_share:.1%})"
+        spent += f"; masks and forced text took {masks} of it"
+    rows: Rows = [
+        ("models", f"target {target}, " + (f"draft {draft}" if draft else "no draft model")),
+        ("library", library),
+        ("prompt", _prompt_line(readout)),
+        ("answer", _answer_line(readout, limited=grammar is not None)),
+        ("target calls", targets if readout.target_calls else "0"),
+        ("draft calls", calls if draft else None),
+        *_drafted(readout),
+        ("rule", readout.rule + drawn),
+    ]
+    if grammar:
+        counts = ", ".join(f"{count} by {name}" for name, count in saved.items() if count)
+        rows = [*rows, ("structure", structure_line(grammar)), ("calls saved", counts or "none")]
+    if readout.generated_tokens:
+        shown = estimate_line(explanation) if estimate and explanation else None
+        rows = [*rows, ("time", spent), ("speed-up", shown)]
+    console.rows(rows)
 
 
-def _drafted(readout: Readout) -> list[tuple[str, str]]:
-    rows = [(f"  {source_name(name)}", _drafter_line(name, it)) for name, it in readout.drafters.items()]
-    if len(rows) == 1:
-        return [("drafted", f"{rows[0][1]} (all by {rows[0][0].strip()})")]
-    whole = _acceptance_line(readout.drafted_tokens, readout.accepted_tokens)
-    return [("drafted", whole), *rows] if rows else []
+def library_line(pair: Pair, session: Session) -> str:
+    """The library that runs the models, why it was chosen, and whether text is bit-equal."""
+    return pair.target.library_line + ("; bit-equal text" if session.bitwise else "")
 
 
-def _draft_calls_line(readout: Readout, explanation: Explanation | None) -> str:
-    """The draft model's calls; if there were none, the acceptance from which it would pay."""
-    needed = explanation.draft_must_be_right if explanation else None
-    if readout.draft_calls or needed is None:
-        return str(readout.draft_calls)
-    return f"0: to pay at these call costs, {needed:.0%} of its tokens would have to be accepted (--explain)"
+def explanation_of(session: Session, completion: Completion) -> Explanation | None:
+    """The automatic policy's explanation; None under another one."""
+    policy = session.engine.policy
+    return explain(completion.records, policy) if isinstance(policy, AutoPolicy) else None
 
 
 def estimate_line(explanation: Explanation) -> str:
@@ -159,15 +154,6 @@ def _answer_line(readout: Readout, *, limited: bool) -> str:
     )
 
 
-def _calls_line(readout: Readout) -> str:
-    if not readout.target_calls:
-        return "0"
-    return (
-        f"{readout.target_calls}, {readout.tokens_per_target_call:.2f} tokens per call "
-        f"({readout.target_calls_saved:.0%} fewer calls than one per token)"
-    )
-
-
 def structure_line(grammar: Grammar) -> str:
     """What the output was limited to, and what it is exact relative to if not to plain decoding."""
     from outrider.constraints.sources import KINDS  # loads slowly, and few runs need it
@@ -184,9 +170,12 @@ def structure_line(grammar: Grammar) -> str:
     return line + ("; fast-forward off" if grammar.fast_forward == "off" else "")
 
 
-def _saved_line(readout: Readout) -> str:
-    saved = {source_name(name): counts.calls_saved for name, counts in readout.drafters.items()}
-    return ", ".join(f"{count} by {name}" for name, count in saved.items() if count) or "none"
+def _drafted(readout: Readout) -> list[tuple[str, str]]:
+    rows = [(f"  {source_name(name)}", _drafter_line(name, it)) for name, it in readout.drafters.items()]
+    if len(rows) == 1:
+        return [("drafted", f"{rows[0][1]} (all by {rows[0][0].strip()})")]
+    whole = _acceptance_line(readout.drafted_tokens, readout.accepted_tokens)
+    return [("drafted", whole), *rows] if rows else []
 
 
 def _acceptance_line(drafted: int, accepted: int) -> str:
@@ -200,18 +189,6 @@ def _drafter_line(name: str, counts: DrafterCounts) -> str:
     if name == FORCED and counts.accepted_tokens < counts.drafted_tokens:
         line += "; the target spells the rest with other tokens"
     return line
-
-
-def _time_line(readout: Readout, *, limited: bool) -> str:
-    spent_s = readout.time_s
-    parts = {name: getattr(spent_s, name) for name in ("draft", "verify", "sampling", "other")}
-    shares = ", ".join(
-        f"{name} {time(seconds)} ({seconds / readout.decode_s if readout.decode_s else 0:.0%})"
-        for name, seconds in parts.items()
-    )
-    line = f"{shares}; {readout.overhead:.1%} of it outside model calls"
-    spent = f"{time(spent_s.constraint)} ({readout.constraint_share:.1%})"
-    return line + (f"; masks and forced text took {spent} of it" if limited else "")
 
 
 def print_comparison(console: Screen, comparison: Comparison, *, deterministic: bool) -> None:
@@ -231,8 +208,6 @@ def _equality_line(comparison: Comparison, deterministic: bool) -> str:
     divergence = comparison.divergence
     if comparison.equal:
         return "the same, token for token"
-    if comparison.speculative.lossy:
-        return f"differs from token {divergence.position if divergence else 0} on: --lenience allows it"
     if not deterministic:
         return (
             "the two texts differ, as any two random samples do; the distribution is the same "
@@ -258,7 +233,7 @@ _FORCED_TEXT = (
 
 
 def print_explanation(console: Screen, explanation: Explanation) -> None:
-    """The costs of calls, the acceptance needed and reached, the choices, and advice."""
+    """The costs of calls, the acceptance needed and reached, and the choices."""
     console.say("why", "bold")
     console.calls(explanation.target_calls_s)
     if abs(explanation.drift - 1) > 0.1:
@@ -281,7 +256,6 @@ def print_explanation(console: Screen, explanation: Explanation) -> None:
             ("accepted", accepted),
             ("chosen", chosen or "nothing"),
             ("speed-up", estimate_line(explanation)),
-            ("would help", "; ".join(explanation.advice)),
         ]
     )
 
@@ -306,30 +280,18 @@ def _choice(name: str, made: Choices) -> str:
 # The object that `outrider run --json` prints (docs/json.md)
 
 
-def request_settings(
-    settings: RunSettings, session: Session, request: Request, completion: Completion
+def as_json(
+    settings: RunSettings, session: Session, request: Request, run: Completion, comparison: Comparison | None
 ) -> dict[str, Any]:
-    """The effective settings of the run, models and request."""
-    return settings_of(session, request, completion.seed) | {
+    """The result of a run, with a comparison the median one."""
+    in_force = settings_of(session, request, run.seed) | {
         "max_tokens": request.max_tokens,
         "stop": list(request.stop),
         "ignore_end": request.ignore_end,
         "raw": settings.raw,
     }
-
-
-def as_json(
-    session: Session,
-    settings: dict[str, Any],
-    readout: Readout,
-    run: Completion,
-    comparison: Comparison | None,
-) -> dict[str, Any]:
-    """The result of a run, with a comparison the median one."""
-    result = {"text": run.text, **readout.as_json(), "settings": settings, "notices": session.notices}
-    if run.logprobs:
-        vocabulary = session.target.vocabulary
-        result["logprobs"] = [_logprob(scored, vocabulary) for scored in run.logprobs]
+    readout = comparison.speculative if comparison else read_out(run)
+    result = {"text": run.text, **readout.as_json(), "settings": in_force, "notices": session.notices}
     if comparison:
         result |= {
             "plain": comparison.plain.as_json(),
@@ -337,7 +299,8 @@ def as_json(
             "equal": comparison.equal,
             "divergence": asdict(comparison.divergence) if comparison.divergence else None,
         }
-    return result
+    explanation = explanation_of(session, run)
+    return result | ({"explanation": asdict(explanation)} if explanation else {})
 
 
 def failure_as_json(error: ConstraintError) -> dict[str, Any]:
@@ -349,13 +312,3 @@ def failure_as_json(error: ConstraintError) -> dict[str, Any]:
         "generated_tokens": len(error.tokens),
         "error": str(error),
     }
-
-
-def _logprob(scored: TokenLogprob, vocabulary: Vocabulary) -> dict[str, Any]:
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        piece = vocabulary.piece(token)
-        text = piece.decode("utf-8", errors="replace")
-        return {"id": token, "token": text, "bytes": list(piece), "logprob": logprob}
-
-    top = [entry(token, logprob) for token, logprob in scored.top]
-    return entry(scored.token, scored.logprob) | {"forced": scored.forced, "top_logprobs": top}

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 
-from outrider.cli.opening import explanation_of, library_line, load_pair, measure_for_later, open_session
 from outrider.cli.output import INCOMPLETE, INTERRUPTED, write_json
-from outrider.cli.plans import plan_run
+from outrider.cli.plans import load_pair, measure_for_later, open_session, plan_run
 from outrider.cli.prompt import read_prediction, read_prompt
 from outrider.cli.report import (
     as_json,
+    explanation_of,
     failure_as_json,
+    library_line,
     print_comparison,
     print_explanation,
     print_incomplete,
     print_readout,
-    request_settings,
 )
 from outrider.cli.screen import Screen
 from outrider.cli.settings import RunSettings
@@ -26,7 +26,7 @@ from outrider.lab.comparison import Comparison, compare, is_deterministic
 from outrider.policy.auto import AutoPolicy
 from outrider.session import Message, Pair, Session
 from outrider.session.generation import Generation
-from outrider.session.readout import read_out, write_trace
+from outrider.session.readout import read_out
 
 
 def run(settings: RunSettings) -> int:
@@ -37,19 +37,25 @@ def run(settings: RunSettings) -> int:
     prediction = read_prediction(settings.prediction) if settings.prediction else None
     pair = load_pair(plan.pair, errors)
     tokens = pair.encode(_conversation(settings, pair, prompt, errors))
-    pair = pair.for_prompt(len(tokens), plan.pair.opening)
     with open_session(plan.pair, pair, len(tokens) + plan.answer_tokens, errors) as session:
         request = replace(plan.request(tokens, session), prediction=session.read_prediction(prediction))
         if plan.grammar is not None:
             session.compile(plan.grammar)
         errors.note(*session.notices)
-        answering = _Run(settings, pair, session, request, errors)
-        completion, comparison = answering.generate(), None
-        if settings.compare and completion.finish_reason != "cancelled":
-            comparison = answering.compare(completion)
-        answering.report(completion, comparison)
+        completion, comparison = _generate(settings, session, request, errors), None
+        is_over = completion.finish_reason != "cancelled"
+        if settings.compare and is_over:
+            comparison = _compare(settings, session, request, completion, errors)
+            is_over = comparison is not None
+        if settings.print_json:
+            run = comparison.speculative_completion if comparison else completion
+            write_json(as_json(settings, session, request, run, comparison))
+        else:
+            _report(settings, pair, session, request, comparison or completion, errors)
+        if not settings.quiet and isinstance(session.engine.policy, AutoPolicy):
+            errors.note(*session.engine.policy.notices)  # found out while generating
         is_provisional = session.is_provisional
-    if completion.finish_reason == "cancelled" or (settings.compare and comparison is None):
+    if not is_over:
         return INTERRUPTED
     if is_provisional and not settings.quiet:
         measure_for_later(plan.pair, errors)
@@ -57,7 +63,6 @@ def run(settings: RunSettings) -> int:
 
 
 def _conversation(settings: RunSettings, pair: Pair, prompt: str, errors: Screen) -> str | list[Message]:
-    """The prompt as a conversation, if the model has a chat template."""
     if settings.raw or pair.template is None:
         lacking = (
             "--raw uses no chat template" if settings.raw else f"{pair.target.name} has no chat template"
@@ -71,72 +76,60 @@ def _conversation(settings: RunSettings, pair: Pair, prompt: str, errors: Screen
     return [*system, {"role": "user", "content": prompt}]
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    settings: RunSettings
-    pair: Pair
-    session: Session
-    request: Request
-    errors: Screen
-
-    def generate(self) -> Completion:
-        settings = self.settings
-        generation = Generation(self.session.engine, self.request)
-        printer = None if settings.print_json else TokenPrinter(settings, self.errors)
-        try:
-            completion = show(generation, printer)
-        except BaseException as error:
-            if settings.trace:
-                write_trace(settings.trace, generation.records)
-            if settings.print_json and isinstance(error, ConstraintError):
-                write_json(failure_as_json(error))
-            raise
-        if settings.trace:
-            write_trace(settings.trace, generation.records)
-        return completion
-
-    def compare(self, completion: Completion) -> Comparison | None:
-        """Measure against plain decoding; None after Ctrl-C."""
-        try:
-            with self.errors.status("comparing") as status:
-                return compare(
-                    self.session.engine,
-                    self.request,
-                    completion,
-                    repetitions=self.settings.repetitions,
-                    progress=lambda done, total: status.update(f"comparing: {done} of {total} runs"),
-                )
-        except KeyboardInterrupt:
-            self.errors.note("the comparison was interrupted")
-            return None
-
-    def report(self, completion: Completion, comparison: Comparison | None) -> None:
-        settings, session, request, errors = self.settings, self.session, self.request, self.errors
-        readout = comparison.speculative if comparison else read_out(completion)
-        run = comparison.speculative_completion if comparison else completion
-        explanation = explanation_of(session, run)
+def _generate(settings: RunSettings, session: Session, request: Request, errors: Screen) -> Completion:
+    generation = Generation(session.engine, request)
+    try:
+        return show(generation, None if settings.print_json else TokenPrinter(settings, errors))
+    except ConstraintError as error:
         if settings.print_json:
-            in_force = request_settings(settings, session, request, completion)
-            result = as_json(session, in_force, readout, run, comparison)
-            write_json(result | ({"explanation": asdict(explanation)} if explanation else {}))
-        else:
-            print_incomplete(errors, completion, request.grammar)
-        if not settings.print_json and not settings.quiet:
-            errors.print()
-            print_readout(
-                errors,
-                readout,
-                self.pair.target.name,
-                self.pair.draft_name,
-                explanation,
-                request.grammar,
-                estimate=comparison is None,  # it has nothing to add to a measurement
-                library=library_line(self.pair, session),
+            write_json(failure_as_json(error))
+        raise
+
+
+def _compare(
+    settings: RunSettings, session: Session, request: Request, completion: Completion, errors: Screen
+) -> Comparison | None:
+    """Measure against plain decoding; None after Ctrl-C."""
+    try:
+        with errors.status("comparing") as status:
+            return compare(
+                session.engine,
+                request,
+                completion,
+                repetitions=settings.repetitions,
+                progress=lambda done, total: status.update(f"comparing: {done} of {total} runs"),
             )
-            if comparison:
-                print_comparison(errors, comparison, deterministic=is_deterministic(request))
-        if settings.explain and explanation and not settings.print_json:
-            errors.print()
-            print_explanation(errors, explanation)
-        if not settings.quiet and isinstance(session.engine.policy, AutoPolicy):
-            errors.note(*session.engine.policy.notices)  # found out while generating
+    except KeyboardInterrupt:
+        errors.note("the comparison was interrupted")
+        return None
+
+
+def _report(
+    settings: RunSettings,
+    pair: Pair,
+    session: Session,
+    request: Request,
+    done: Completion | Comparison,
+    errors: Screen,
+) -> None:
+    comparison = done if isinstance(done, Comparison) else None
+    run = done.speculative_completion if isinstance(done, Comparison) else done
+    explanation = explanation_of(session, run)
+    print_incomplete(errors, run, request.grammar)
+    if not settings.quiet:
+        errors.print()
+        print_readout(
+            errors,
+            comparison.speculative if comparison else read_out(run),
+            pair.target.name,
+            pair.draft_name,
+            explanation,
+            request.grammar,
+            estimate=comparison is None,  # it has nothing to add to a measurement
+            library=library_line(pair, session),
+        )
+        if comparison:
+            print_comparison(errors, comparison, deterministic=is_deterministic(request))
+    if settings.explain and explanation:
+        errors.print()
+        print_explanation(errors, explanation)

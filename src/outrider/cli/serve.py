@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from outrider.backends.gguf.libraries import build_id
-from outrider.cli.opening import load_pair, open_session
-from outrider.cli.plans import PairPlan, plan_pair
+from outrider.cli.plans import PairPlan, load_pair, open_session, plan_pair
 from outrider.cli.screen import Screen
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.core.notices import collect_notices

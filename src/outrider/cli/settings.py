@@ -27,7 +27,6 @@ from outrider.core.settings import (
     DraftSources,
     Hub,
     JsonOutput,
-    Lenience,
     Loading,
     Models,
     PairSettings,
@@ -39,17 +38,15 @@ from outrider.core.settings import (
 )
 
 
-class Prompt(Group):
-    """The prompt, and the length of the answer."""
+class TextSettings(PairSettings, Reasoning, Sampling, Structure, DraftSources):
+    """Those of `run` and `chat`."""
 
     panel = TEXT
     prompt_argument: str | None = setting(
         None, metavar="PROMPT", argument=True, help="The prompt; or give -p, -f or standard input."
     )
     prompt: str | None = setting(None, "-p", help="The prompt.")
-    file: Path | None = setting(None, "-f", help="Read the prompt from a file (- for stdin).")
     system: str | None = setting(None, "-sys", help="System message.")
-    raw: bool = setting(False, help="Continue the prompt as it is, without a chat template.")
     escape: bool = setting(
         True, "--escape/--no-escape", "-e", help=r"Interpret \n, \t and other escapes in -p."
     )
@@ -62,6 +59,25 @@ class Prompt(Group):
     ignore_eos: bool = setting(False, help="Continue after end-of-generation tokens.")
     interactive: bool = setting(False, "-i", help="Hold a conversation, as outrider chat does.")
     history: bool = setting(True, help="Remember what you type in a conversation.")
+    show_source: bool = setting(False, panel=OUTPUT, help="Colour each token by who drafted it.")
+    explain: bool = setting(False, panel=OUTPUT, help="Show what was chosen, and why.")
+    quiet: bool = setting(False, "-q", panel=OUTPUT, help="Print the text alone, without the readout.")
+
+
+class RunSettings(TextSettings, JsonOutput):
+    """Those of `run`."""
+
+    file: Path | None = setting(None, "-f", panel=TEXT, help="Read the prompt from a file (- for stdin).")
+    raw: bool = setting(False, panel=TEXT, help="Continue the prompt as it is, without a chat template.")
+    prediction: Path | None = setting(
+        None,
+        panel=SPECULATION,
+        help="Draft from this text, which the answer will resemble: a file to be edited.",
+    )
+    compare: bool = setting(
+        False, help="Decode plainly too, and show the speed-up and whether the text is the same."
+    )
+    repetitions: Count = setting(3, help="Runs of each kind for --compare.")
 
     @property
     def prompt_is_piped(self) -> bool:
@@ -69,43 +85,17 @@ class Prompt(Group):
         return self.prompt_argument is None and self.prompt is None and from_file
 
 
-class RunSettings(PairSettings, Prompt, Reasoning, Sampling, Structure, DraftSources, Lenience, JsonOutput):
-    """Those of `run` and `chat`."""
-
-    prediction: Path | None = setting(
-        None,
-        panel=SPECULATION,
-        help="Draft from this text, which the answer will resemble: a file to be edited.",
-    )
-    show_source: bool = setting(False, help="Colour each token by who drafted it.")
-    compare: bool = setting(
-        False, help="Decode plainly too, and show the speed-up and whether the text is the same."
-    )
-    repetitions: Count = setting(3, help="Runs of each kind for --compare.")
-    logprobs: int | None = setting(
-        None, metavar="N", help="With --json: log probabilities of each token and of the N most likely."
-    )
-    trace: Path | None = setting(None, help="Write a record of every step as JSON lines.")
-    explain: bool = setting(False, help="Show what was chosen, why, and what would help.")
-    quiet: bool = setting(False, "-q", help="Print the text alone, without the readout.")
-
-
 _FIRST_MESSAGE = "The first message."
 
-NOT_IN_CHAT = frozenset(
-    ("file", "raw", "interactive", "compare", "repetitions", "print_json", "logprobs", "prediction")
-)
-"""Settings that a conversation refuses"""
 
-
-class ChatSettings(RunSettings):
+class ChatSettings(TextSettings):
     """Those of `chat`."""
 
     prompt_argument: str | None = setting(None, metavar="PROMPT", argument=True, help=_FIRST_MESSAGE)
     prompt: str | None = setting(None, "-p", help=_FIRST_MESSAGE)
 
 
-class VerifySettings(PairSettings, Structure, Lenience, JsonOutput):
+class VerifySettings(PairSettings, Structure, JsonOutput):
     """Those of `verify`."""
 
     prompts: list[str] = setting(
@@ -116,7 +106,7 @@ class VerifySettings(PairSettings, Structure, Lenience, JsonOutput):
         "-f",
         "--file",
         panel=TEXT,
-        help="One prompt a line; in a .jsonl a string or an object with `prompt` (- for stdin).",
+        help="A file of prompts, one a line (- for stdin).",
     )
     raw: bool = setting(False, panel=TEXT, help="Continue the prompt as it is, without a chat template.")
     tokens: int | None = setting(
@@ -145,16 +135,10 @@ class VerifySettings(PairSettings, Structure, Lenience, JsonOutput):
 class CostsSettings(Models, JsonOutput, Verbose, Context, Loading):
     """Those of `costs`."""
 
-    seconds: Annotated[float, Field(gt=0, le=3600)] | None = setting(
-        None, panel="Measuring", help="Time to measure each model for. Default: 20."
+    seconds: Annotated[float, Field(gt=0, le=3600)] = setting(
+        20.0, panel="Measuring", help="Time to measure each model for."
     )
-    fresh: bool = setting(False, panel="Measuring", help="Measure again, whatever was measured before.")
-    costs: Path | None = setting(
-        None, panel=OUTPUT, help="Write the curves there; if it exists, show its curves."
-    )
-    sequences: Annotated[int, Field(ge=1, le=64)] = setting(
-        1, "-np", "--parallel", panel=MACHINE, help="Measure calls for up to N sequences at once too."
-    )
+    costs: Path | None = setting(None, panel=OUTPUT, help="Write the curves there, too, for outrider bench.")
 
 
 class CheckSettings(Hub, JsonOutput, Verbose, Context, Loading):

@@ -66,7 +66,6 @@ def _libraries() -> list[str]:
 
 
 def _build(force: bool, *, cuda: bool = False, kinds: str | None = None) -> None:
-    """Build ik_llama.cpp for this CPU, or with `cuda` llama.cpp for the cards that are here or named."""
     from outrider.backends.gguf.libraries import describe_gpus
     from outrider.backends.gguf.library import LibraryFile
     from outrider.backends.native import IK, MAINLINE

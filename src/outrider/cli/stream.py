@@ -1,10 +1,12 @@
-"""Streams a generation to standard output."""
+"""Streams a generation to standard output; in a terminal lines break between words, as the text comes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from time import perf_counter
-from typing import Self
+from typing import Self, TypeAlias
 
+from rich.cells import cell_len
 from rich.color import ColorSystem
 from rich.style import Style
 
@@ -12,14 +14,19 @@ from outrider.cli.interrupt import Interrupt
 from outrider.cli.output import readable, write
 from outrider.cli.report import SOURCE_STYLES, print_legend
 from outrider.cli.screen import Screen
-from outrider.cli.settings import RunSettings
-from outrider.cli.word_wrap import Styled, WordWrap
+from outrider.cli.settings import TextSettings
 from outrider.core.data import Completion, Piece, StepRecord
 from outrider.core.errors import ConstraintError
 from outrider.session.generation import Generation
 
 _SHORT_S = 1.0
 """A prompt that is read faster is not reported."""
+Styled: TypeAlias = tuple[str, str]
+"""Text and its style."""
+
+_FENCES = ("```", "~~~")
+_FIXED = (" ", "\t", "|", "{", "[")
+"""Lines that begin so are code, tables or JSON, which another break would change."""
 
 
 def show(generation: Generation, printer: TokenPrinter | None) -> Completion:
@@ -74,7 +81,7 @@ class Reading:
 class TokenPrinter:
     """Writes text to standard output as it comes, if asked for coloured by source."""
 
-    def __init__(self, settings: RunSettings, errors: Screen) -> None:
+    def __init__(self, settings: TextSettings, errors: Screen) -> None:
         self.errors = errors
         self._console = Screen(soft_wrap=True)
         self._coloured = settings.show_source
@@ -108,3 +115,73 @@ class TokenPrinter:
 
 def _coloured(text: str, style: str) -> str:
     return Style.parse(style).render(text, color_system=ColorSystem.STANDARD) if text else text
+
+
+class WordWrap:
+    """Breaks lines at the last blank that fits. A word is held back until it is whole."""
+
+    def __init__(self, width: Callable[[], int]) -> None:
+        self._width = width
+        self._line = ""
+        self._column = 0
+        self._gap: list[Styled] = []
+        self._word: list[Styled] = []
+        self._in_fence = False
+        self._out: list[Styled] = []
+
+    def feed(self, pieces: Iterable[Styled]) -> list[Styled]:
+        """What of the text so far can be shown now."""
+        for text, style in pieces:
+            for character in text:
+                self._take(character, style)
+        shown, self._out = self._out, []
+        return shown
+
+    def end(self) -> list[Styled]:
+        """What is left; the next text begins a line."""
+        self._place()
+        self._show(self._gap)
+        self._line, self._column, self._gap, self._in_fence = "", 0, [], False
+        return self.feed(())
+
+    def _take(self, character: str, style: str) -> None:
+        if character == "\n":
+            self._place()
+            self._show([*self._gap, ("\n", style)])
+            self._in_fence ^= self._line.startswith(_FENCES)
+            self._line, self._column, self._gap = "", 0, []
+            return
+        self._line += character
+        if self._in_fence or self._line.startswith((*_FIXED, *_FENCES)):
+            self._place()
+            self._show([*self._gap, (character, style)])
+            self._gap = []
+        elif character in " \t":
+            self._place()
+            self._gap.append((character, style))
+        else:
+            self._word.append((character, style))
+            if cell_len(character) > 1 or self._columns(self._word) >= self._width():
+                self._place()  # a line may break between such characters, and in a longer word
+
+    def _place(self) -> None:
+        """Show the word, on the next line in place of blanks before it where it does not fit on this one."""
+        if not self._word:
+            return
+        needed = self._columns(self._gap) + self._columns(self._word)
+        if self._gap and self._column + needed > self._width():
+            self._show([("\n", "")])
+            self._gap, self._column, needed = [], 0, self._columns(self._word)
+        self._show([*self._gap, *self._word])
+        self._column = (self._column + needed - 1) % self._width() + 1
+        self._gap, self._word = [], []
+
+    def _show(self, pieces: Iterable[Styled]) -> None:
+        for text, style in pieces:
+            if self._out and self._out[-1][1] == style:
+                text = self._out.pop()[0] + text
+            self._out.append((text, style))
+
+    @staticmethod
+    def _columns(pieces: Iterable[Styled]) -> int:
+        return sum(cell_len(text) for text, _ in pieces)

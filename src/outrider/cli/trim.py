@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from rich.text import Text
@@ -10,9 +9,8 @@ from rich.text import Text
 from outrider.backends.gguf.log import show_log
 from outrider.backends.gguf.quantizer import check_output
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.load_options import load_options
 from outrider.cli.output import INTERRUPTED, readable, write_json
-from outrider.cli.plans import check_context, hub_options
+from outrider.cli.plans import check_context, hub_options, load_options
 from outrider.cli.screen import Rows, Screen
 from outrider.cli.settings import TrimSettings
 from outrider.core.errors import SettingError
@@ -48,7 +46,6 @@ def trim_draft(settings: TrimSettings) -> int:
 
 
 def _asked(settings: TrimSettings) -> TrimRequest:
-    """The request. Whatever can be refused is refused here, before anyone waits."""
     check_context("-c", settings.ctx_size)
     hub = hub_options(settings)
     target, small = (find_model(name, hub=hub) for name in (settings.target, settings.small))
@@ -79,21 +76,6 @@ def _usual_place(settings: TrimSettings, small: ModelFile) -> Path:
 
 def print_trimmed(console: Screen, report: Report) -> None:
     """What was done, before and after, and whether it pays."""
-    console.say(report.path, "bold")
-    console.rows([(f"  {name}", line) for name, line in _made(report)], width=10, style="")
-    console.print()
-    head = ("", "before", "after", "")
-    console.table(head, _compared(report), left=("",))
-    console.print()
-    verdict = report.after.verdict
-    sentence = Text(readable(verdict.sentence), "bold green" if verdict.pays else "bold red")
-    use = f"outrider run -m {report.target.path} -md {report.path}" if verdict.pays else ""
-    advice = [f"- {line}" for line in verdict.advice]
-    console.rows([("verdict", sentence), ("try", advice), ("use it", use)], width=10, style="")
-    console.say(f"took {report.seconds:.0f} s", "dim")
-
-
-def _made(report: Report) -> Rows:
     tokens = [
         f"{choice.tokens:,}: {percent(choice.lost_ratio, 1)} of the answers lost, step about "
         f"{milliseconds(choice.step_s)}, {choice.speedup:.2f}x"
@@ -104,32 +86,32 @@ def _made(report: Report) -> Rows:
         f"agreement {percent(tried.agreement, 1)}, {tried.speedup:.2f}x"
         for tried in report.types
     ]
-    return [
-        ("made of", report.before.model.name),
-        ("keeps", f"{report.known_tokens:,} of {report.source_tokens:,} tokens"),
-        ("counted in", report.counted),
-        ("tokens", tokens),
-        ("types", types),
+    made: Rows = [
+        ("  made of", report.before.model.name),
+        ("  keeps", f"{report.known_tokens:,} of {report.source_tokens:,} tokens"),
+        ("  counted in", report.counted),
+        ("  tokens", tokens),
+        ("  types", types),
     ]
-
-
-def _compared(report: Report) -> list[tuple[str, ...]]:
-    drafts = report.before, report.after
-    rows: list[tuple[str, list[float], Callable[[float], str]]] = [
-        ("file", [draft.model.file_bytes for draft in drafts], gigabytes),
-        ("step", list(map(step_s_of, drafts)), milliseconds),
-        ("of the target's", [draft.step_ratio or 0.0 for draft in drafts], lambda ratio: f"{ratio:.2f}"),
-        ("agreement", list(map(agreement_of, drafts)), lambda share: percent(share, 1)),
-    ]
-    speeds = {
-        "speed, with lookup": [draft.over_plain for draft in drafts],
-        "without lookup": [draft.alone for draft in drafts],
-    }
-    shown = [["" if speed is None else as_text(speed) for speed in both] for both in speeds.values()]
-    return [
-        *(
-            (name, show(before), show(after), f"{after / max(before, 1e-9):.2f}x")
-            for name, (before, after), show in rows
-        ),
-        *((name, *both, "") for name, both in zip(speeds, shown, strict=True)),
-    ]
+    console.say(report.path, "bold")
+    console.rows(made, width=10, style="")
+    console.print()
+    before, after = (
+        (
+            gigabytes(draft.model.file_bytes),
+            milliseconds(step_s_of(draft)),
+            f"{draft.step_ratio or 0:.2f}",
+            percent(agreement_of(draft), 1),
+            *("" if speed is None else as_text(speed) for speed in (draft.over_plain, draft.alone)),
+        )
+        for draft in (report.before, report.after)
+    )
+    names = ("file", "step", "of the target's", "agreement", "speed, with lookup", "without lookup")
+    console.table(("", "before", "after"), zip(names, before, after, strict=True), left=("",))
+    console.print()
+    verdict = report.after.verdict
+    sentence = Text(readable(verdict.sentence), "bold green" if verdict.pays else "bold red")
+    use = f"outrider run -m {report.target.path} -md {report.path}" if verdict.pays else ""
+    advice = [f"- {line}" for line in verdict.advice]
+    console.rows([("verdict", sentence), ("try", advice), ("use it", use)], width=10, style="")
+    console.say(f"took {report.seconds:.0f} s", "dim")

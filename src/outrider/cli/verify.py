@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +13,8 @@ from rich.text import Text
 from outrider import __version__
 from outrider.cli.grammar import read_grammar
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.opening import load_pair, open_session
 from outrider.cli.output import write_json
-from outrider.cli.plans import UNLIMITED_TOKENS, PairPlan, plan_pair
+from outrider.cli.plans import UNLIMITED_TOKENS, PairPlan, load_pair, open_session, plan_pair
 from outrider.cli.prompt import encodable, read_prompt, unescape
 from outrider.cli.report import structure_line
 from outrider.cli.screen import Rows, Screen
@@ -81,7 +79,6 @@ def make_plan(settings: VerifySettings, verification: Verification) -> CertifyPl
         grammar=read_grammar(settings, "the prompts" if is_piped else None),
         seed=settings.test_seed,
         rule=verification.rule,
-        lenience=verification.lenience,
         fault=settings.inject,
     )
 
@@ -128,7 +125,7 @@ def _certify(
     pair = load_pair(pair_plan, errors)
     prompts = [_encode(pair, text, raw=settings.raw) for text in texts]
     sampling = SamplingParams(temperature=0)
-    greedy = Request(prompts[0], sampling, verification=plan.verification, grammar=plan.grammar)
+    greedy = Request(prompts[0], sampling, verification=Verification(plan.rule), grammar=plan.grammar)
     tokens = max(map(len, prompts)) + UNLIMITED_TOKENS + 1
     with open_session(pair_plan, pair, tokens, errors) as session:
         if plan.grammar is not None:
@@ -176,35 +173,14 @@ def _models(pair: Pair, show: Progress) -> dict[str, Any]:
 def _texts(settings: VerifySettings) -> list[str]:
     texts = [encodable(unescape(text), "prompt") for text in settings.prompts]
     if settings.prompts_file is not None:
-        texts += _read_prompts(settings.prompts_file)
+        lines = read_prompt(None, None, settings.prompts_file, escape=False).splitlines()
+        texts += [line for line in lines if line.strip()]
     for number, text in enumerate(texts, 1):
         if not text.strip():
             raise PromptError(f"prompt {number}", "it is empty", "Give it some text, or leave it out.")
     if not texts:
         return list(_QUICK_BUILT_IN if settings.quick else BUILT_IN)
     return texts[:_QUICK_PROMPTS] if settings.quick else texts
-
-
-def _read_prompts(path: Path) -> list[str]:
-    """One prompt a line; blank lines are skipped."""
-    lines = read_prompt(None, None, path, escape=False).split("\n")
-    if path.suffix != ".jsonl":
-        return [line.rstrip("\r") for line in lines if line.strip()]
-    return [_from_json(line, f"{path}, line {i}") for i, line in enumerate(lines, 1) if line.strip()]
-
-
-def _from_json(line: str, where: str) -> str:
-    """A prompt of a JSON line: a string, an object's `prompt`, or the first of its `turns`."""
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise PromptError(where, f"not JSON ({error})", "Write one JSON value a line.") from None
-    if isinstance(value, dict):
-        turns = value.get("turns")
-        value = value.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
-    if not isinstance(value, str):
-        raise PromptError(where, "it holds no prompt", 'Write a string, or {"prompt": "…"}.')
-    return encodable(value, where)
 
 
 def _encode(pair: Pair, text: str, *, raw: bool) -> tuple[int, ...]:
@@ -248,8 +224,6 @@ def _headline(certificate: Certificate) -> Text:
             why = "speculation gives plain decoding's text, bit for bit"
     if plan.fault:
         why += f" (fault injected: {plan.fault})"
-    if plan.verification.is_lossy:
-        why += f" (lossy: lenience {plan.lenience:g})"
     return Text(verdict, style=style).append(f": {why}", "not bold")
 
 

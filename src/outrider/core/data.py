@@ -471,8 +471,6 @@ class Completion:
     seed: int
     rule: str
     """the verification rule, for people"""
-    lossy: bool
-    """whether the text may differ from plain decoding's"""
     records: tuple[StepRecord, ...]
     is_complete: bool = True
     """whether the text is all that its grammar asks for; True without a grammar"""

@@ -174,33 +174,22 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """How drafts are verified. A `lenience` below 1 accepts tokens that the draft holds up to 1 / lenience
-    times too likely, which changes the text. Raises SettingError."""
+    """How drafts are verified. Raises SettingError."""
 
     rule: Rule = "auto"
     draft_sampling: DraftSampling = "auto"
-    lenience: float = 1.0
 
     def __post_init__(self) -> None:
         _require_known("rule", self.rule, get_args(Rule))
         _require_known("draft sampling", self.draft_sampling, get_args(DraftSampling))
-        _require(0 < self.lenience <= 1, "lenience", self.lenience, "lie in (0, 1]; 1 changes nothing")
-        if self.lenience < 1 and self.rule not in ("auto", "token"):
-            raise SettingError(
-                "lenience", f"it is defined for the token rule, not for {self.rule}", "Choose --rule token."
-            )
-
-    @property
-    def is_lossy(self) -> bool:
-        return self.lenience < 1
 
     def keeps_text(self, *, greedy: bool) -> bool:
         """Whether the text depends only on the logits and the seed."""
-        return not self.is_lossy and (greedy or self.rule == "stable")
+        return greedy or self.rule == "stable"
 
     def seeded(self, sampling: SamplingParams) -> Verification:
         """These settings for a request: with a seed its text repeats, unless the chosen rule prevents it."""
-        if self.rule != "auto" or self.is_lossy or sampling.seed is None or sampling.is_greedy:
+        if self.rule != "auto" or sampling.seed is None or sampling.is_greedy:
             return self
         return replace(self, rule="stable")
 
@@ -209,14 +198,11 @@ class Verification:
         verification = self.seeded(sampling)
         if sampling.seed is None or verification.keeps_text(greedy=sampling.is_greedy):
             return None
-        what = "lenience" if self.is_lossy else f"the rule {self.rule}"
-        return f"under {what} the text depends on the drafts, too, and may not repeat"
+        return f"under the rule {self.rule} the text depends on the drafts, too, and may not repeat"
 
     def bitwise(self, *, greedy: bool) -> Verification:
         """These settings for bit-equal text, which samples by the stable rule. Raises SettingError if they
         ask for another one."""
-        if self.is_lossy:
-            raise SettingError("lenience", "it changes the text, and bitwise keeps it", "Choose one of them.")
         if greedy or self.rule == "stable":
             return self
         if self.rule != "auto":

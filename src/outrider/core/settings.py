@@ -156,10 +156,7 @@ class Sampling(_Samplers):
         help="DRY: text that ends a repetition (repeatable; replaces the default ones; none: no breakers).",
     )
     logit_bias: list[str] = setting(
-        [], "-l", metavar="ID±BIAS", help="Add BIAS to a token's logit: 15043+1 (repeatable)."
-    )
-    ban: list[str] = setting(
-        [], metavar="TOKEN", help="Never choose this token: its id or its text (repeatable)."
+        [], "-l", metavar="ID±BIAS", help="Add BIAS to a token's logit: 15043+1, or 15043-inf (repeatable)."
     )
 
 
@@ -273,17 +270,6 @@ class DraftSources(Group):
     )
 
 
-class Lenience(Group):
-    """Whether a draft may change the text."""
-
-    panel = SPECULATION
-    lenience: float = setting(
-        _VERIFICATION.lenience,
-        metavar="L",
-        help="Below 1: accept more tokens and CHANGE the text (up to 1/L times too likely).",
-    )
-
-
 # How models are loaded, and where they are computed, with llama.cpp's names
 
 
@@ -294,13 +280,6 @@ class Context(Group):
     ctx_size: int | None = setting(
         None, "-c", help="Context in tokens; 0: as trained. Default: what the answer needs."
     )
-
-
-class DraftContext(Group):
-    """The same for the draft model."""
-
-    panel = MACHINE
-    ctx_size_draft: int = setting(0, "-cd", help="Context of the draft; 0: the target's.")
 
 
 class Threads(Group):
@@ -343,9 +322,6 @@ class Placement(Group):
     )
     cpu_moe: bool = setting(False, "-cmoe", help="Keep all experts of a mixture on the CPU.")
     n_cpu_moe: FirstLayers = setting(0, "-ncmoe", help="Keep the experts of the first N layers on the CPU.")
-    n_cpu_ffn: FirstLayers = setting(
-        0, "-ncffn", help="Keep the dense feed-forward weights of the first N layers on the CPU."
-    )
     kv_offload: bool = setting(True, "-kvo", help="Keep the KV cache on the GPU.")
     op_offload: bool = setting(True, help="Compute large calls over weights in host memory on the GPU.")
     device_draft: str | None = setting(
@@ -358,13 +334,6 @@ class Placement(Group):
         "--n-gpu-layers-draft",
         metavar="N",
         help="The draft's layers on the GPU; default: as -ngl.",
-    )
-    override_tensor_draft: list[str] = setting(
-        [], "-otd", metavar="PATTERN=BUFFER", help="Place the draft's tensors (repeatable)."
-    )
-    cpu_moe_draft: bool = setting(False, "-cmoed", help="Keep all experts of the draft on the CPU.")
-    n_cpu_moe_draft: FirstLayers = setting(
-        0, "-ncmoed", help="Keep the experts of its first N layers on the CPU."
     )
 
 
@@ -446,5 +415,5 @@ class JsonOutput(Group):
     )
 
 
-class PairSettings(Models, Template, Drafting, Context, DraftContext, Loading, Verbose):
+class PairSettings(Models, Template, Drafting, Context, Loading, Verbose):
     """Which models are loaded and how, and how they draft: what `run`, `verify` and `serve` share."""

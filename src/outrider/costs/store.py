@@ -18,7 +18,7 @@ from outrider.core.files import check_writable, parse_json, reason_of, write_who
 from outrider.core.notices import notify
 from outrider.costs.curve import SCHEMA, CallCosts
 from outrider.costs.other_programs import OtherPrograms, is_quiet
-from outrider.models.cache import fingerprint, read_entry, write_entry
+from outrider.models.cache import read_entry, write_entry
 from outrider.models.hub import cache_dir
 
 _SCALE_WEIGHT = 0.2
@@ -112,12 +112,6 @@ def costs_at_once(subject: Subject, glance: Callable[[], CallCosts]) -> tuple[Ca
         and distance(curve) < math.log(_SIMILAR)
     ]
     return costs.in_shape_of(min(alike, key=distance, default=costs)), True
-
-
-def stored_curves(path: Path) -> list[tuple[Subject, CallCosts]]:
-    """The curves that are kept of a model file, the latest first; those that cannot be read are left out."""
-    file = fingerprint(path)
-    return [(subject, costs) for subject, costs in _all_stored() if subject.file == file]
 
 
 def _all_stored() -> list[tuple[Subject, CallCosts]]:

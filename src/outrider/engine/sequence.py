@@ -128,7 +128,6 @@ def complete(sequence: RunningRequest) -> Completion:
         reused_tokens=sequence.reused_tokens,
         seed=sequence.seed,
         rule=sequence.verifier.name,
-        lossy=sequence.request.verification.is_lossy,
         records=tuple(update.record for update in sequence.updates),
         is_complete=_is_complete(sequence),
         stop=sequence.text.stopped,
@@ -173,7 +172,7 @@ def verification(target: Model, sequence: RunningRequest) -> StepPlan:
 def _top(sequence: RunningRequest) -> int:
     """`Span.top` of a sequence that decodes."""
     request, sampler = sequence.request, sequence.sampler
-    needs_rows = request.logprobs is not None or request.verification.is_lossy or sampler.adjusts(())
+    needs_rows = request.logprobs is not None or sampler.adjusts(())
     return 0 if needs_rows else sampler.top
 
 

@@ -213,6 +213,5 @@ def plain_scores(
 
 
 def is_deterministic(request: Request) -> bool:
-    """Whether equal outputs can be demanded: the text depends on no draft. Lenient ones do."""
-    settled = request.sampling.is_greedy or request.verification.rule == "stable"
-    return settled and not request.verification.is_lossy
+    """Whether equal outputs can be demanded: the text depends on no draft."""
+    return request.verification.keeps_text(greedy=request.sampling.is_greedy)

@@ -105,7 +105,7 @@ def record_offers(
         starts.append(len(mine))
         mine += alignment.read((token,))
     if len(mine) + LONGEST_DEPARTURE > model.context_length or not mine[: starts[0] if starts else 0]:
-        raise BackendError(model.name, "the text does not fit its context", "Give a larger one (-cd).")
+        raise BackendError(model.name, "the text does not fit its context", "Give a larger one (-c).")
     try:
         model.truncate(0, 0)
         constraint = None if constrain is None else constrain()

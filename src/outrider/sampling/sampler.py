@@ -181,15 +181,6 @@ class LazyDistributions(Sequence[Distribution]):
         """The logits after bias, bans and penalties. Raises ConstraintError at a dead end."""
         return self._sampler.adjust(self._logits[i], self._drafted[:i])
 
-    def ratio(self, index: int, token: int) -> float:
-        """How likely a token is beside the most likely one, before temperature and filters: 1 for
-        that one, 0 for a barred token and where every token is."""
-        try:
-            row = self.row(index)
-        except ConstraintError:
-            return 0.0
-        return math.exp(float(row[token]) - float(row[argmax(row)]))
-
 
 def score_tokens(
     logits: Logits, rows: LazyDistributions, tokens: Sequence[int], num_top: int

@@ -22,7 +22,6 @@ from outrider.core.notices import collect_notices, notify
 from outrider.core.schema import Count, Group, Natural, setting, setting_error
 from outrider.core.settings import (
     Context,
-    DraftContext,
     Drafting,
     DraftSources,
     Loading,
@@ -50,7 +49,7 @@ class ServedModels(Models, Template, Reasoning):
     """Which models; as `outrider run` has them."""
 
 
-class Machine(Context, DraftContext, Loading):
+class Machine(Context, Loading):
     """How the models are loaded; as `outrider run` has them."""
 
     ctx_size: int | None = setting(

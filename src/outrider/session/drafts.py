@@ -11,15 +11,12 @@ from outrider.backends.gguf.head_model import HeadWeights
 from outrider.backends.gguf.heads import why_no_heads
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.tuning.curves import machine_id
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, VocabularyMismatch
 from outrider.core.notices import notify
 from outrider.core.numbers import gigabytes
-from outrider.costs.expected_speed import StepCosts
-from outrider.costs.store import stored_curves
 from outrider.models.cache import fingerprint
 from outrider.models.finding import AUTO_DRAFT, MAX_SHARE, Found, FoundDraft, find_drafts
-from outrider.models.gguf import HEADS, ModelCard, ModelKind, check_whole, read_card
+from outrider.models.gguf import HEADS, ModelCard, check_whole, read_card
 from outrider.models.heads import read_head
 from outrider.models.hub import HubOptions, cache_dir
 from outrider.models.reference import resolve, resolve_pair
@@ -36,8 +33,7 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The files of a pair: the target's, the draft's if one is named, and what was found if one is looked
-    for."""
+    """The files of a pair: a draft that is named, or what was found where one is looked for."""
 
     target: ModelCard
     draft: ModelCard | None
@@ -155,17 +151,11 @@ def load_found(
         notify(f"-md auto: {target.name} cannot take rejected drafts back, so no draft is loaded")
         return None
     heads = [head for head in found.heads if not why_no_head(head.card, named.target)]
-    files = {draft.card.path: of_draft(named.target, draft) for draft in (*heads, *found.drafts)}
-    taken, tried = None, 0
-    for draft in (*heads, *found.drafts):
-        file = files[draft.card.path]
-        if taken is not None or tried == _MAX_TRIED:
+    files = {draft.card.path: of_draft(draft) for draft in (*heads, *found.drafts)}
+    taken, measure = None, opening is not None and opening.measure
+    for draft in (*heads, *found.drafts)[:_MAX_TRIED]:
+        if taken is not None:
             break
-        if file.never_pays:
-            notify(f"-md auto skips {file}")
-            continue
-        tried += 1
-        measure = opening is not None and opening.measure
         try:
             if opening is not None:
                 Room(named.target, draft.card, target.options, options, opening).check()
@@ -192,23 +182,17 @@ class FoundFile:
 
     Args:
         reference: What to give to `-md`.
-        kind: A model, or a kind of heads.
+        place: Where it was found.
         file_bytes: None if unknown.
         share: Bytes that a token reads of it (of a file that is not here: parameters), relative to the
             target's.
-        place: Where it was found.
-        needed: The acceptance from which it pays, by costs that were measured earlier.
-        never_pays: By these costs it cannot pay.
         note: For people.
     """
 
     reference: str
-    kind: ModelKind
-    file_bytes: int | None
-    share: float | None
     place: str
-    needed: float | None = None
-    never_pays: bool = False
+    file_bytes: int | None = None
+    share: float | None = None
     note: str = ""
 
     def __str__(self) -> str:
@@ -227,33 +211,26 @@ def listed(target: ModelCard, found: Found) -> list[FoundFile]:
     """Everything but the draft models here: heads, files on the hub and, if no draft is here, a relative."""
     files = []
     for head in found.heads:
-        what = f"it holds {HEADS[head.card.kind]}, which -md takes"
-        note, size = why_no_head(head.card, target) or what, head.card.file_bytes
-        files.append(FoundFile(str(head.card.path), head.card.kind, size, None, head.place, note=note))
+        note = why_no_head(head.card, target) or f"it holds {HEADS[head.card.kind]}, which -md takes"
+        files.append(FoundFile(str(head.card.path), head.place, head.card.file_bytes, note=note))
     for file in found.on_hub:
         words = file.rsplit("/", 1)[-1].lower().replace("dspark", "dflash")
-        kind: ModelKind = next((kind for kind in HEADS if kind in words), "model")
-        why = f"by its name it holds {HEADS[kind]}" if kind in HEADS else ""
-        files.append(FoundFile(file, kind, None, None, _ON_HUB, note=why))
+        kind = next((kind for kind in HEADS if kind in words), None)
+        note = f"by its name it holds {HEADS[kind]}" if kind else ""
+        files.append(FoundFile(file, _ON_HUB, note=note))
     relative = found.relative
     share = 1.0 if relative is None else relative.parameters / max(target.active_parameters, 1)
     if relative is not None and not found.drafts and share <= MAX_SHARE:
         place = f"of its family: {relative.name}, not downloaded"
-        files.append(FoundFile(f"hf:{relative.repository}", "model", None, share, place))
+        files.append(FoundFile(f"hf:{relative.repository}", place, share=share))
     return files
 
 
-def of_draft(target: ModelCard, draft: FoundDraft) -> FoundFile:
-    """A draft that is here, and whether it would pay by costs that were measured earlier."""
-    reference, size = str(draft.card.path), draft.card.file_bytes
-    known, kind = _known_costs(target.path, draft.card.path), draft.card.kind
-    if known is None or kind == "dflash":  # a block's price is no token's
-        note = f"it holds {HEADS[kind]}" if kind in HEADS else ""
-        return FoundFile(reference, kind, size, draft.share, draft.place, note=note)
-    step, needed = known
-    note = f"a step costs {step:.2f} of the target's here, so it "
-    note += "cannot pay" if needed is None else f"pays from {needed:.0%} acceptance"
-    return FoundFile(reference, kind, size, draft.share, draft.place, needed, needed is None, note)
+def of_draft(draft: FoundDraft) -> FoundFile:
+    """A draft that is here."""
+    card = draft.card
+    note = f"it holds {HEADS[card.kind]}" if card.kind in HEADS else ""
+    return FoundFile(str(card.path), draft.place, card.file_bytes, draft.share, note)
 
 
 def why_no_head(head: ModelCard, target: ModelCard) -> str:
@@ -263,28 +240,6 @@ def why_no_head(head: ModelCard, target: ModelCard) -> str:
     except ModelFileError as error:
         return error.why
     return ""
-
-
-def _known_costs(target: Path, draft: Path) -> tuple[float, float | None] | None:
-    """A draft step in target steps, and the acceptance from which it pays (None: never); None if the two were
-    not measured on this machine with the same library."""
-    processor, _, rest = machine_id().partition("; ")
-    curves = [
-        (of_target, of_draft)
-        for subject, of_target in stored_curves(target)
-        for other, of_draft in stored_curves(draft)
-        if (subject.build, subject.machine) == (other.build, other.machine)
-        and (subject.settings.get("rows"), other.settings.get("rows")) == ("all", "last")
-        and subject.machine.startswith(processor)
-        and subject.machine.endswith(rest)
-    ]
-    if not curves:
-        return None
-    # The library that is the faster one for the target is the one that is taken.
-    of_target, of_draft = min(curves, key=lambda pair: pair[0].call_s(1, context=0))
-    step = of_draft.call_s(1, context=0) / of_target.call_s(1, context=0)
-    needed = StepCosts.of(of_target, of_draft).least_needed()
-    return step, needed and needed[0]
 
 
 def _taken(file: FoundFile, others: Sequence[FoundFile]) -> str:

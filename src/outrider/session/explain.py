@@ -15,10 +15,6 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 """of calls, in tokens"""
 DRAFTED = (1, 2, 4, 8)
 """lengths of drafts whose break-even is shown"""
-_CHEAP_DRAFT = 0.1
-"""a step of a well-chosen draft model, in target steps"""
-_MIN_ADVISED_RATIO = 1.1
-"""A smaller gain is not worth advice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +41,6 @@ class Explanation:
     choices: dict[str, Choices]
     estimate: Estimate | None
     estimate_unknown: str | None
-    advice: tuple[str, ...]
 
     @property
     def draft_must_be_right(self) -> float | None:
@@ -77,7 +72,6 @@ def explain(records: Sequence[StepRecord], policy: AutoPolicy) -> Explanation:
         choices=_choices(decode),
         estimate=estimate,
         estimate_unknown=unknown,
-        advice=_advice(calls_s.tolist(), draft_s, accepted),
     )
 
 
@@ -94,28 +88,3 @@ def _choices(decode: Sequence[StepRecord]) -> dict[str, Choices]:
         )
         for name, records in sorted(groups.items(), key=lambda group: -len(group[1]))
     }
-
-
-def _advice(calls_s: Sequence[float], draft_s: float | None, acceptance: dict[str, float]) -> tuple[str, ...]:
-    found = []
-    plain_s = calls_s[0]
-    accepted = acceptance.get("draft", 0.8)
-    if draft_s is not None and draft_s > 2 * _CHEAP_DRAFT * plain_s:
-        now, cheap = (
-            max(1.0, StepCosts(calls_s, step_s).best_speedup(accepted))
-            for step_s in (draft_s, _CHEAP_DRAFT * plain_s)
-        )
-        if cheap > _MIN_ADVISED_RATIO * now:
-            found.append(
-                f"a smaller draft model: a step of this one costs {draft_s / plain_s:.2f} of the target's; "
-                f"at {_CHEAP_DRAFT} and the same acceptance ({accepted:.0%}) drafts could reach {cheap:.1f}x"
-            )
-    if calls_s[3] > 2.2 * plain_s:
-        found.append(
-            f"cheaper calls over 4 tokens than now ({calls_s[3] / plain_s:.1f} plain steps): "
-            "IQ4_NL, Q4_0 and (of small models) BF16 files are often flatter"
-        )
-    lookup = acceptance.get("lookup")
-    if lookup is not None and lookup < (StepCosts(calls_s).break_even(1) or 1.0):
-        found.append("more to look up (--corpus, --prediction): matches are right too seldom here")
-    return tuple(found)

@@ -130,8 +130,7 @@ class Learned:
         """Where acceptance is stored: by the files' content and the options that change their output."""
         models = [native_of(model) for model, _ in self._models.values()]
         files = [fingerprint(model.weights.path) for model in models]
-        options = [model.weights.options.rarely_set() for model in models]
-        files += [json.dumps(changed) for changed in options if changed]
+        files += [json.dumps(changed) for model in models if (changed := model.weights.options.rarely_set())]
         key = blake2b(" ".join(files).encode(), digest_size=12).hexdigest()
         return cache_dir() / "acceptance" / f"{key}.json"
 

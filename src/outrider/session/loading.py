@@ -65,8 +65,7 @@ class Room:
         has_head = self.loading.heads and target.mtp_layers > 0 and not why_no_heads(library)
         models = [Contexts(target.layout, self.loading, capacity, drafted if has_head else 0)]
         if draft is not None:
-            of_draft = min(options.length(trained), draft.context_length or 0)
-            length = options.draft_context_length or of_draft
+            length = min(options.length(trained), draft.context_length or 0)
             of_model = max(length, min(drafted, length * options.num_sequences)), 0
             # Heads go along with the target, in whose KV an assistant reads.
             along = {"mtp": (0, drafted), "eagle3": (drafted, 0), "dflash": (drafted, 0), "assistant": (0, 1)}
@@ -126,7 +125,6 @@ _PLACING = {
 
 
 def _about_placement(weights: Weights) -> list[str]:
-    """A line about options for a GPU that is not there."""
     usual, given = LoadOptions(), weights.options
     asked = [flag for name, flag in _PLACING.items() if getattr(given, name) != getattr(usual, name)]
     if given.gpu_layers in (0, ALL_LAYERS):

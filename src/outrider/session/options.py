@@ -75,7 +75,6 @@ class SessionOptions:
     Args:
         context_length: tokens that a sequence can hold; 0: as many as the target was trained with;
             None: 4096, or fewer where the target was trained with fewer.
-        draft_context_length: the same of the draft model; 0: as the target's.
         policy: who drafts and how far; None: automatic, without limits.
         lookup: draft from the text so far and from the session's earlier ones.
         corpus: files and folders to look drafts up in.
@@ -94,7 +93,6 @@ class SessionOptions:
     """
 
     context_length: int | None = None
-    draft_context_length: int = 0
     policy: Policy | AutoSettings | None = None
     lookup: bool = True
     corpus: Sequence[str | Path] = ()

@@ -13,7 +13,6 @@ from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.tuning.curves import Loaded, native_of
 from outrider.backends.tuning.equality import open_target
 from outrider.core.notices import collect_notices, notify
-from outrider.drafters.model import longest_text
 from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import HEADS, ModelCard
 from outrider.models.heads import CHAINED
@@ -107,19 +106,6 @@ class Pair:
             return self.draft.weights.name
         return "its own MTP head" if self._drafts_with_head(None) else None
 
-    def for_prompt(self, num_tokens: int, options: SessionOptions) -> Pair:
-        """The pair for one prompt of so many tokens: without the draft, which is freed, if its own context is
-        too small."""
-        if self.draft is None or isinstance(self.draft.weights, HeadWeights):
-            return self
-        weights = self.draft.weights
-        longest = longest_text(self.draft.alignment, options.draft_context_length or weights.trained_context)
-        if num_tokens < longest:
-            return self
-        weights.close()
-        line = f"{weights.name} is not asked: its context of {longest} tokens (-cd) does not hold the prompt"
-        return replace(self, draft=None, notices=(*self.notices, line))
-
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
         """The tokens of a text, or of a conversation under the chat template."""
         return encode(self.target.vocabulary, self.template, prompt)
@@ -160,7 +146,7 @@ class Pair:
         if self.draft is None or isinstance(self.draft.weights, HeadWeights):
             return None
         weights, size = self.draft.weights, target.max_sequences
-        length = options.draft_context_length or min(target.context_length, weights.trained_context)
+        length = min(target.context_length, weights.trained_context)
         capacity = max(length, min(capacity, length * size))
         return weights.open(length, max_sequences=size, capacity_tokens=capacity), self.draft.alignment
 

@@ -1,4 +1,4 @@
-"""What step records tell of a generation: counts and times (docs/json.md defines each), and a trace.
+"""What step records tell of a generation: counts and times (docs/json.md defines each).
 
 Plain decoding would have made a call for each token that a drafter got emitted in front of the last one of
 its step (`calls_saved`); the step's own call counts for that.
@@ -6,17 +6,11 @@ its step (`calls_saved`); the step's own call counts for that.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from outrider.core.data import Completion, Draft, StepRecord
-from outrider.core.files import write_whole
+from outrider.core.data import Completion, StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +37,12 @@ class DecodeTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
-    """Quantiles of the seconds between bursts."""
-
-    p50: float
-    p95: float
-    max: float
-
-
-@dataclass(frozen=True, slots=True)
 class Readout:
     """The counts and times of one generation."""
 
     finish_reason: str
     complete: bool
     rule: str
-    lossy: bool
     prompt_tokens: int
     reused_tokens: int
     read_tokens: int
@@ -81,7 +65,6 @@ class Readout:
     time_s: DecodeTime
     constraint_share: float
     overhead: float
-    burst_latency_s: Latency | None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -107,7 +90,6 @@ def read_out(completion: Completion) -> Readout:
         finish_reason=completion.finish_reason,
         complete=completion.is_complete,
         rule=completion.rule,
-        lossy=completion.lossy,
         prompt_tokens=completion.prompt_tokens,
         reused_tokens=completion.reused_tokens,
         read_tokens=sum(r.num_evaluated for r in prefill) + sum(r.read_tokens for r in decode),
@@ -130,7 +112,6 @@ def read_out(completion: Completion) -> Readout:
         time_s=time,
         constraint_share=_ratio(time.constraint, decode_s),
         overhead=_ratio(decode_s - time.verify - time.draft_model, decode_s),
-        burst_latency_s=_latency(np.diff([record.end_s for record in decode])),
     )
 
 
@@ -158,31 +139,3 @@ def _count(records: Sequence[StepRecord], drafter: str | None) -> DrafterCounts:
         acceptance_by_position=tuple(a / d if d else None for a, d in zip(accepted, drafted, strict=True)),
         calls_saved=saved,
     )
-
-
-def _latency(gaps: npt.NDArray[np.float64]) -> Latency | None:
-    if not len(gaps):
-        return None
-    p50, p95 = np.quantile(gaps, [0.5, 0.95])
-    return Latency(float(p50), float(p95), float(gaps.max()))
-
-
-def _traced(record: StepRecord) -> dict[str, Any]:
-    """A record as plain data, without the distributions of sampled tokens: they would be most of a trace."""
-    draft = record.draft
-    fields = asdict(replace(record, draft=Draft()))
-    fields["draft"] = {
-        "tokens": draft.tokens,
-        "sources": draft.sources,
-        "acceptance": draft.acceptance,
-        "evidence": [token.evidence for token in draft.items],
-        "sampled": draft.probs is not None,
-    }
-    return fields
-
-
-def write_trace(path: Path, records: Iterable[StepRecord]) -> None:
-    """Write step records as JSON lines with the keys of StepRecord. Raises SettingError; then nothing is
-    written."""
-    lines = (json.dumps(data, separators=(",", ":")) + "\n" for data in map(_traced, records))
-    write_whole(path, "".join(lines), "trace")

@@ -156,9 +156,7 @@ class Session:
             drafters = build_drafters(drafting)
             for drafter in drafters:
                 if isinstance(drafter, ModelDrafter) and drafter.longest_text < target.context_length:
-                    notify(
-                        f"{drafter.model.name} drafts until a text has {drafter.longest_text} tokens (-cd)"
-                    )
+                    notify(f"{drafter.model.name} drafts until a text has {drafter.longest_text} tokens")
             keeping, of_draft = options.keeping, Keeping()
             if draft is not None and not isinstance(draft[0], HeadModel):
                 keeping, of_draft = options.keeping.split()

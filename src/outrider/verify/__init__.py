@@ -10,7 +10,6 @@ from outrider.verify.rules import (
     scores,
     verify_block,
     verify_choices,
-    verify_lenient,
     verify_tokens,
 )
 from outrider.verify.verifier import Verifier
@@ -26,6 +25,5 @@ __all__ = [
     "scores",
     "verify_block",
     "verify_choices",
-    "verify_lenient",
     "verify_tokens",
 ]

@@ -14,7 +14,6 @@ point mass: lookup drafts follow the same rules and need no code path of their o
   which depends on seed and position alone (the coupling of Daliri et al. 2024, 2408.07978).
 
 Under each of them the emitted tokens are distributed exactly as if each had been sampled from p.
-`verify_lenient` and `verify_tokens` with a `lenience` below 1 give that up.
 """
 
 from __future__ import annotations
@@ -28,43 +27,37 @@ from outrider.core.data import Distribution, Draft, Verdict
 from outrider.sampling import draw, point_mass, probability
 
 
-def accept_probability(
-    target: Distribution, draft: Distribution | None, token: int, lenience: float = 1.0
-) -> float:
+def accept_probability(target: Distribution, draft: Distribution | None, token: int) -> float:
     """The probability that `token`, sampled from `draft` (None: the point mass on it), is accepted:
-    min(1, p / (lenience q)).
+    min(1, p / q).
 
     0 where p is 0, whatever q is: a token that the target rules out is never accepted.
     """
     p = probability(target, token)
-    q = lenience if draft is None else lenience * probability(draft, token)
+    q = 1.0 if draft is None else probability(draft, token)
     if p == 0:
         return 0.0
     return 1.0 if p >= q else p / q
 
 
-def excess(
-    target: Distribution, draft: Distribution, scale: float = 1.0, lenience: float = 1.0
-) -> np.ndarray:
-    """max(0, scale p - lenience q) for each token of the target's support."""
+def excess(target: Distribution, draft: Distribution, scale: float = 1.0) -> np.ndarray:
+    """max(0, scale p - q) for each token of the target's support."""
     if target.tokens is draft.tokens:
         q = draft.probs
     else:
         at = draft.tokens.searchsorted(target.tokens)
         q = draft.probs.take(at, mode="clip") * (draft.tokens.take(at, mode="clip") == target.tokens)
-    left: npt.NDArray[np.float64] = np.maximum(scale * target.probs - lenience * q, 0.0)
+    left: npt.NDArray[np.float64] = np.maximum(scale * target.probs - q, 0.0)
     return left
 
 
-def residual(
-    target: Distribution, draft: Distribution, scale: float = 1.0, lenience: float = 1.0
-) -> Distribution:
-    """What is left of the target after a rejection: norm(max(0, scale p - lenience q)).
+def residual(target: Distribution, draft: Distribution, scale: float = 1.0) -> Distribution:
+    """What is left of the target after a rejection: norm(max(0, scale p - q)).
 
     Where nothing is left (p equals q up to rounding) a rejection has probability 0; the target
     itself is returned, so that the rule stays total.
     """
-    left = excess(target, draft, scale, lenience)
+    left = excess(target, draft, scale)
     total = left.sum()
     if total <= 0:
         return target
@@ -76,17 +69,15 @@ def _offered(draft: Draft) -> Sequence[Distribution]:
     return draft.probs or [point_mass(token) for token in draft.tokens]
 
 
-def verify_tokens(
-    target: Sequence[Distribution], draft: Draft, rng: np.random.Generator, lenience: float = 1.0
-) -> Verdict:
+def verify_tokens(target: Sequence[Distribution], draft: Draft, rng: np.random.Generator) -> Verdict:
     """Verify token by token. Each uniform is used once: one for a decision that is not certain,
     one for a token that is drawn from more than one candidate."""
     drawn_from = draft.probs
     for i, token in enumerate(draft.tokens):
         p, q = target[i], None if drawn_from is None else drawn_from[i]
-        accept = accept_probability(p, q, token, lenience)
+        accept = accept_probability(p, q, token)
         if accept < 1 and (accept == 0 or rng.random() >= accept):
-            return Verdict(i, draw(residual(p, q or point_mass(token), lenience=lenience), rng), "recovered")
+            return Verdict(i, draw(residual(p, q or point_mass(token)), rng), "recovered")
     return Verdict(len(draft), draw(target[len(draft)], rng), "bonus")
 
 
@@ -142,20 +133,6 @@ def verify_choices(choose: Callable[[int], int], tokens: Sequence[int]) -> Verdi
         own = choose(i)
         if own != token:
             return Verdict(i, own, "recovered")
-    return Verdict(len(tokens), choose(len(tokens)), "bonus")
-
-
-def verify_lenient(
-    ratio: Callable[[int, int], float], choose: Callable[[int], int], tokens: Sequence[int], lenience: float
-) -> Verdict:
-    """Greedy decoding that accepts a token whose probability is at least `lenience` times the
-    greatest (Leviathan et al. 2023, appendix on lenience; the output changes).
-
-    `ratio(i, token)` is the untempered probability of a token at position i over the greatest there.
-    """
-    for i, token in enumerate(tokens):
-        if ratio(i, token) < lenience:
-            return Verdict(i, choose(i), "recovered")
     return Verdict(len(tokens), choose(len(tokens)), "bonus")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from outrider.core.data import Distribution, Draft, Request, Verdict
 from outrider.core.params import Verification
 from outrider.sampling import LazyDistributions, draw, probability
-from outrider.verify.rules import excess, pick, verify_block, verify_choices, verify_lenient, verify_tokens
+from outrider.verify.rules import excess, pick, verify_block, verify_choices, verify_tokens
 
 _FIRST_COMPARED, _COMPARED_EVERY = 64, 4
 """So many positions are compared in every step, those after them in one of so many steps."""
@@ -61,14 +61,11 @@ class Verifier:
         self._overlap = Overlap()
         self._num_compared = 0
         self._num_steps = 0
-        rule = verification.rule
-        self._rule = ("token" if verification.is_lossy else "block") if rule == "auto" else rule
+        self._rule = "block" if verification.rule == "auto" else verification.rule
 
     @property
     def name(self) -> str:
         """The rule in force, for people."""
-        if self._settings.is_lossy:
-            return f"lossy: lenience {self._settings.lenience:g}, the text is not the target's own"
         if self._greedy:
             return "greedy: a token is accepted when it is the target's most likely"
         kind = "most likely drafts" if self._settings.draft_sampling == "greedy" else "sampled drafts"
@@ -113,16 +110,13 @@ class Verifier:
         return verdict
 
     def _apply(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
-        lenience = self._settings.lenience
-        if self._greedy and lenience < 1:
-            return verify_lenient(target.ratio, target.choice, draft.tokens, lenience)
         if self._greedy:
             return verify_choices(target.choice, draft.tokens)
         if self._rule == "stable":
             return verify_choices(lambda i: pick(target[i], self._seed, position + i), draft.tokens)
         # On point-mass drafts the block rule accepts as many tokens, and reads more rows.
         if self._rule == "token" or draft.probs is None:
-            return verify_tokens(target, draft, self._rng, lenience)
+            return verify_tokens(target, draft, self._rng)
         return verify_block(target, draft, self._rng)
 
     def _learn(self, target: Sequence[Distribution], draft: Draft, verdict: Verdict) -> None:

@@ -36,7 +36,7 @@ _MAX_CELLS = 2**31 - 1
 """Positions are 32-bit."""
 _MAX_SEQUENCES = 256
 """Mainline's own limit (LLAMA_MAX_SEQ)."""
-SMALLER_CONTEXT = "Give a smaller context (-c, -cd) or a smaller cache type (-ctk, -ctv)."
+SMALLER_CONTEXT = "Give a smaller context (-c) or a smaller cache type (-ctk, -ctv)."
 
 
 def choose_attention(

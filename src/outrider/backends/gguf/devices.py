@@ -191,13 +191,11 @@ def check_overrides(overrides: Sequence[str]) -> None:
 
 
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-_DENSE = r"\.ffn_(up|down|gate)\."
 """The names of tensors of a feed-forward network with and without experts."""
 
 
-def on_processor(*, experts: int | None = 0, dense: int = 0) -> tuple[str, ...]:
-    """The overrides that keep experts of so many first layers (None: all), and dense ones, off GPUs."""
-    if experts is None:
+def experts_on_host(layers: int | None) -> tuple[str, ...]:
+    """The overrides that keep the experts of the first layers off the GPU; None: of all."""
+    if layers is None:
         return (f"{_EXPERTS}=CPU",)
-    patterns = [rf"blk\.{layer}{_EXPERTS}=CPU" for layer in range(experts)]
-    return (*patterns, *(rf"blk\.{layer}{_DENSE}=CPU" for layer in range(dense)))
+    return tuple(rf"blk\.{layer}{_EXPERTS}=CPU" for layer in range(layers))

@@ -73,7 +73,7 @@ def certify(
     compare = partial(compare_texts, engine, constrain=subject.constrain)
     greedy = SamplingParams(temperature=0)
     requests = [
-        Request(prompt, greedy, plan.num_tokens, verification=plan.verification, grammar=plan.grammar)
+        Request(prompt, greedy, plan.num_tokens, verification=Verification(plan.rule), grammar=plan.grammar)
         for prompt in prompts
     ]
     few = requests[: plan.num_repeated]
@@ -117,14 +117,13 @@ def _each(stage: str, requests: Sequence[Request], progress: Progress) -> Iterat
 def _seeded(request: Request, seed: int, plan: CertifyPlan) -> Iterator[Request]:
     """Sampled ways of a request; also under the seed-stable rule, which promises the same text without
     drafters."""
-    both = plan.rule == "auto" and plan.lenience == 1
-    rules: tuple[Rule, ...] = ("auto", "stable") if both else (plan.rule,)
+    rules: tuple[Rule, ...] = ("auto", "stable") if plan.rule == "auto" else (plan.rule,)
     for temperature, rule in product(_TEMPERATURES, rules):
         yield replace(
             request,
             sampling=SamplingParams(temperature=temperature, seed=seed),
             max_tokens=plan.num_seeded,
-            verification=Verification(rule, lenience=plan.lenience),
+            verification=Verification(rule),
         )
 
 
@@ -180,7 +179,6 @@ def as_json(certificate: Certificate) -> dict[str, Any]:
         "verdict": "holds" if findings.holds else "does not hold",
         "kind": "bit-equal" if findings.bit_equal else "equal but for near-ties",
         "reasons": reasons(findings),
-        "lossy": certificate.plan.verification.is_lossy,
         "counts": findings.counts,
         "compared_logits": findings.compared_rows,
         "detectable_acceptance_error": findings.power,

@@ -20,7 +20,7 @@ from outrider.core.data import Distribution, Draft, Logits, Mask, Request, Span,
 from outrider.core.errors import SettingError
 from outrider.core.sequences import common_prefix
 from outrider.lab.certify.texts import Constrain, Followed, Wrapped
-from outrider.sampling import LazyDistributions, draw
+from outrider.sampling import LazyDistributions, draw, point_mass
 from outrider.verify import Verifier, verify_tokens
 
 
@@ -85,12 +85,13 @@ class _BrokenRule(Wrapped):
         return replace(verdict, token=draw(target[at], self._rng) if is_drawn else draft.tokens[at])
 
     def _with_ratio(self, target: LazyDistributions, draft: Draft, position: int, factor: float) -> Verdict:
-        if draft.probs is None and draft.tokens:
-            return verify_tokens(target, draft, self._rng, 1 / factor)
+        offered = draft.probs or tuple(map(point_mass, draft.tokens))
         wrong = tuple(
             token._replace(drawn_from=replace(q, probs=q.probs / factor))
-            for token, q in zip(draft.items, draft.probs or (), strict=True)
+            for token, q in zip(draft.items, offered, strict=True)
         )
+        if draft.probs is None and draft.tokens:
+            return verify_tokens(target, Draft(wrong), self._rng)
         return self.inner.verify(target, Draft(wrong), position)
 
 

@@ -11,7 +11,7 @@ from outrider.backends.bitwise import BitwiseModel
 from outrider.core.contracts import Drafter, Model, Policy
 from outrider.core.data import Grammar
 from outrider.core.errors import SettingError
-from outrider.core.params import Rule, Verification
+from outrider.core.params import Rule
 from outrider.lab.certify.faults import MASK_FAULT, check_fault
 from outrider.lab.certify.texts import Compared, Constrain
 from outrider.models.vocab import Alignment
@@ -67,7 +67,7 @@ class CertifyPlan:
         rule: One that is not auto is tested alone.
         grammar: Limits every output.
 
-    Raises SettingError for a negative seed, a lenience out of range, and a fault that cannot show.
+    Raises SettingError for a negative seed, and a fault that cannot show.
     """
 
     num_tokens: int = 128
@@ -79,7 +79,6 @@ class CertifyPlan:
     significance: float = 0.001
     seed: int = 0
     rule: Rule = "auto"
-    lenience: float = 1.0
     fault: str | None = None
     grammar: Grammar | None = None
 
@@ -89,12 +88,6 @@ class CertifyPlan:
         if self.fault is not None and check_fault(self.fault) == MASK_FAULT and self.grammar is None:
             why = "it breaks the masks of a grammar, and there is none"
             raise SettingError(f"--inject {MASK_FAULT}", why, "Add --json-schema or another kind.")
-        _ = self.verification
-
-    @property
-    def verification(self) -> Verification:
-        """The rule in force, as a request has it."""
-        return Verification(self.rule, lenience=self.lenience)
 
 
 @dataclass(frozen=True, slots=True)

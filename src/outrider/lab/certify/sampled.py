@@ -81,18 +81,17 @@ def settings_under_test(plan: CertifyPlan) -> list[Setting]:
     """Every rule with both kinds of draft at two temperatures, and one with penalties; of a rule
     that is asked for (not auto) only the settings with that rule. Under a grammar that forces text also
     what that does alone, without a drafter."""
-    wanted, is_lossy = plan.rule, plan.lenience < 1
-    kinds = [kind for kind in _KINDS if not is_lossy or kind[1] in ("token", "auto")]
+    wanted, kinds = plan.rule, list(_KINDS)
     if wanted != "auto":
         kinds = [*(kind for kind in kinds if kind[1] == wanted), ("lookup", wanted, "auto")]
     if plan.grammar is not None and plan.grammar.fast_forward != "off":
         kinds.append(("none", wanted, "auto"))
     found = [
-        Setting(drafter, Verification(rule, drafts, plan.lenience), SamplingParams(temperature=temperature))
+        Setting(drafter, Verification(rule, drafts), SamplingParams(temperature=temperature))
         for temperature in (0.7, 1.0)
         for drafter, rule, drafts in kinds
     ]
-    last: Rule = "block" if wanted == "auto" and not is_lossy else kinds[0][1]
+    last: Rule = "block" if wanted == "auto" else kinds[0][1]
     return [*found, Setting("model", replace(found[0].verification, rule=last), _PENALISED)]
 
 
@@ -175,8 +174,7 @@ class _Sampler:
         """Generate the texts of test `number`, one for each seed, test their counts, and add the decisions
         about drafts to the tests of these."""
         plan, rule = self._plan, setting.verification.rule
-        if rule == "auto":
-            rule = "token" if setting.verification.is_lossy else "block"
+        rule = "block" if rule == "auto" else rule
         # A stream of its own: the null distribution must not be made of the samples' seeds.
         source = np.random.SeedSequence((plan.seed, number, 1))
         seeds = source.generate_state(plan.samples, np.uint64).tolist()

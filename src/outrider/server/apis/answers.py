@@ -149,7 +149,6 @@ class Answer(ABC):
         account = {
             "policy": self.plan.policy,
             "rule": completion.rule,
-            "lossy": completion.lossy,
             "bitwise": self.plan.bitwise,
             **(each[0] if len(each) == 1 else _together(each)),
             "notices": self.notices,

@@ -201,7 +201,7 @@ def _verification(
     body: SamplingFields, defaults: Verification, sampling: SamplingParams, *, bitwise: bool
 ) -> Verification:
     """How drafts are verified; `bitwise`: whether this server can give equal bits. Raises Problem."""
-    asked = {name: getattr(body.speculation, name, None) for name in ("rule", "draft_sampling", "lenience")}
+    asked = {name: getattr(body.speculation, name, None) for name in ("rule", "draft_sampling")}
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if body.bitwise and not bitwise:
         why = "this server does not give equal bits. Start it with --bitwise, or leave it out."

@@ -202,15 +202,13 @@ def _is_pair(value: Any) -> bool:
 
 
 class Speculation(Shape):
-    """How to draft for this request; what is absent is as the server has it. Only `lenience` below 1 changes
-    what the answer is drawn from, and the answer then says so."""
+    """How to draft for this request; what is absent is as the server has it."""
 
     policy: Literal["auto", "lookup", "model", "fixed", "plain"] | None = None
     max_draft: Annotated[int, Field(ge=0, le=64), WHOLE] | None = None
     fast_forward: FastForward | None = None
     rule: Rule | None = None
     draft_sampling: DraftSampling | None = None
-    lenience: Annotated[float, Field(gt=0, le=1)] | None = None
     show_sources: bool | None = None
     """tell, with every piece of the text, who drafted it"""
 
