@@ -15,7 +15,7 @@ from outrider.backends.gguf.log import show_log
 from outrider.cli.bench_settings import BenchSettings, ExportSettings, ReportSettings
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import INTERRUPTED, readable, write, write_json
-from outrider.cli.plans import check_context, hub_options
+from outrider.cli.plans import check_context, hub_options, load_options
 from outrider.cli.screen import Screen
 from outrider.core import numbers
 from outrider.core.errors import SettingError
