@@ -99,6 +99,9 @@ def test_a_call_without_markers_is_held_to_its_schema_where_markers_are_usual() 
     assert takes(start("hermes", "auto"), f"So:\n{call}\n{NOTE_CALLS['json']}")
     assert not takes(start("hermes", "auto"), call.replace("Ulm", "Rom"))
     assert not takes(start("hermes", "required"), call)
+    typed = WEATHER_CALLS["llama3"].replace("{", '{"type": "function", ', 1)
+    assert takes(start("llama3", "auto"), typed)
+    assert not takes(start("llama3", "auto"), typed.replace("Ulm", "Rom"))
 
 
 @pytest.mark.parametrize("marker", ["<think>", "[THINK]"])

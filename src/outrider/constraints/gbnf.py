@@ -174,7 +174,6 @@ class _Reader(GrammarParser):
 
 
 def _ranges(inside: str, pattern: re.Pattern[str], pos: Position) -> Iterator[tuple[int, int]]:
-    """The characters in a text or set, each as a range."""
     at = 0
     while at < len(inside):
         if (found := pattern.match(inside, at)) is None:
@@ -368,7 +367,6 @@ class _Writer:
 
 
 def _rebuilt(node: ASTNode, parts: list[ASTNode]) -> ASTNode:
-    """The node with other parts."""
     match node:
         case SequenceNode():
             return SequenceNode(parts)

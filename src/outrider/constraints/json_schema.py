@@ -176,7 +176,6 @@ def _children(node: Node) -> Iterator[tuple[str, Any]]:
 
 
 def _escaped(key: str) -> str:
-    """A key as part of a JSON pointer (RFC 6901)."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
@@ -386,7 +385,6 @@ def _as_texts(values: Iterable[Any]) -> set[str]:
 
 
 def _problem(schema: Node) -> str | None:
-    """The error of llguidance, if it cannot compile the schema."""
     limits = LLParserLimits(verbose_errors=False)
     source = f"start: %json {json.dumps(schema)}"
     is_error, messages = LLMatcher.validate_grammar_with_warnings(source, None, limits=limits)

@@ -130,7 +130,6 @@ class Walker:
             raise ConstraintError("constrained output", f"token {drafted[n]} may not follow there")
 
     def _go(self, place: int) -> None:
-        """Move the matcher to so many tokens along the path."""
         if place < self._at:
             back = self._at - place
             self._ask(lambda matcher: matcher.rollback(back))

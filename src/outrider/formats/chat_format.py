@@ -206,7 +206,6 @@ def format_of(template: ChatTemplate | None, vocabulary: Vocabulary) -> ChatForm
 
 
 def _control(marker: str, vocabulary: Vocabulary) -> int | None:
-    """The control token that is spelled so."""
     for token in vocabulary.tokenize(marker, add_special=False, parse_special=True):
         is_control = vocabulary.is_control(token) and not vocabulary.ends_generation(token)
         if is_control and vocabulary.spelling(token) == marker.encode():

@@ -284,7 +284,6 @@ class Reader:
         return held
 
     def _write(self, character: Character) -> None:
-        """A character of the reasoning or the content."""
         if character[0] in BLANKS and (self.tools or self._skips_blanks or self._phase != "answer"):
             self._blanks.append(character)
             self.is_line_start = self.is_line_start or character[0] == "\n"
@@ -307,5 +306,4 @@ class Reader:
 
     @property
     def _kind(self) -> Kind:
-        """What text is, here."""
         return "reasoning" if self._phase == "reasoning" else "content"

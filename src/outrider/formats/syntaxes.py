@@ -212,7 +212,6 @@ class Objects(Named):
         return f'{" ".join(map(json.dumps, head))} {rules.arguments(tool)} "}}"'
 
     def _bare(self, rules: Rules, tool: ToolSpec) -> str:
-        """Free text that goes over into a call."""
         prefix = rules.text_up_to(_TO_THE_NAME, _as_json(tool.name))
         return f'{prefix} {json.dumps(self.between[1:])} {rules.arguments(tool)} "}}"'
 
@@ -415,7 +414,6 @@ def text_pattern(schema: Any, types: Set[str]) -> tuple[str, tuple[str, ...]]:
 
 
 def _restrictions(schema: Any) -> set[str]:
-    """Keywords that allow less than the types do."""
     if not isinstance(schema, Mapping):
         return set()
     parts = [part for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list) for part in schema[key]]

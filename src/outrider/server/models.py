@@ -158,7 +158,6 @@ class Models:
 
     @property
     def _is_busy(self) -> bool:
-        """Whether the loaded model has requests."""
         state = self.state
         return self._num_preparing > 0 or (state.running + state.waiting > 0 and not state.failed)
 

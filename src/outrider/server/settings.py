@@ -329,7 +329,6 @@ def _of_table(place: str, values: Mapping[str, Any], known: Iterable[str], whose
 
 
 def _of_environment(environment: Mapping[str, str]) -> _Given:
-    """An empty variable gives nothing."""
     found: _Given = {}
     for variable, text in environment.items():
         if not variable.startswith(PREFIX) or variable in _OTHERS or not text:

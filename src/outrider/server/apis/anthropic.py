@@ -353,7 +353,6 @@ def _block(part: AnswerPart) -> Json:
 
 
 def _usage(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, int]:
-    """Anthropic counts tokens that were read and tokens whose KV was kept apart."""
     return {
         "input_tokens": prompt_tokens - cached_tokens,
         "cache_creation_input_tokens": 0,

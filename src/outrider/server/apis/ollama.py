@@ -135,7 +135,6 @@ async def show(body: ShowRequest, request: Request) -> Any:
 
 
 async def _load(request: Request, body: OllamaFields, nothing: Json) -> Response:
-    """A request for no text: the model is loaded."""
     async with models_of(request).serving(body.model) as service:
         head = {"model": body.model or service.name, "created_at": now()}
         return JSONResponse(head | nothing | {"done": True, "done_reason": "load"})
@@ -249,7 +248,6 @@ def _plan(
 
 
 def _shared(service: Service, body: OllamaFields) -> Json:
-    """The fields of a request for a chat or a completion."""
     options, form = body.options or Options(), body.format or None
     if options.num_ctx is not None and options.num_ctx > service.context_tokens:
         notify(f"options.num_ctx: the context here is {service.context_tokens} tokens")
