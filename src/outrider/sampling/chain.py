@@ -6,10 +6,9 @@ Order and meaning of the filters follow llama.cpp's samplers. None ever takes th
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import neg
 
 import numpy as np
 import numpy.typing as npt
@@ -133,8 +132,9 @@ def _of_few(few: TopLogits, params: SamplingParams) -> Distribution:
         size = logits.index(-math.inf)
     kept = size
     if params.min_p:
-        least = float(np.float32(best + math.log(params.min_p)))
-        kept = bisect_right(logits, -least, hi=size, key=neg)
+        least, kept = float(np.float32(best + math.log(params.min_p))), 1
+        while kept < size and logits[kept] >= least:
+            kept += 1
     if params.top_p < 1:
         reached = list(accumulate([math.exp(logit - best) for logit in logits[:kept]]))
         # If it needs the last of them for the mass of these alone, it needs it for that of all.
@@ -148,9 +148,8 @@ def _of_few(few: TopLogits, params: SamplingParams) -> Distribution:
         probs.pop()
     if len(probs) == 1:
         return point_mass(int(few.tokens[0]))
-    tokens = few.tokens[: len(probs)]
-    in_order = tokens.argsort()
-    return Distribution(tokens[in_order], np.array(probs)[in_order])
+    pairs = sorted(zip(few.tokens[: len(probs)].tolist(), probs, strict=True))
+    return Distribution(np.array([token for token, _ in pairs]), np.array([p for _, p in pairs]))
 
 
 # Any number of candidates
