@@ -155,7 +155,7 @@ def test_help_loads_nothing_that_runs_models() -> None:
         f"atexit.register(lambda: print(*({heavy!r} & sys.modules.keys()), file=sys.stderr))\n"
         "from outrider.cli.main import main; main()"
     )
-    for arguments in (["run", "--help"], ["bench", "--help"]):
+    for arguments in (["run", "--help"], ["check", "--help"]):
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments], env=environment(), capture_output=True, check=False
         )
