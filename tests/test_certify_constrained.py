@@ -23,7 +23,7 @@ from outrider.engine import Engine
 from outrider.lab.certify.certificate import certify
 from outrider.lab.certify.distribution import CachedModel, exact_distribution, find_start
 from outrider.lab.certify.faults import MASK_FAULT
-from outrider.lab.certify.plan import GREEDY, Findings, Subject
+from outrider.lab.certify.plan import GREEDY, Findings
 from outrider.lab.certify.texts import Constrain, compare_texts, generate, repeat
 from outrider.lab.comparison import compare, find_divergence
 from outrider.models.vocab import compare as align
@@ -43,9 +43,9 @@ def constrained(texts: Collection[str] = TEXTS, **settings: bool) -> Constrain:
     return lambda _grammar: OneOf(WORDS, texts, **settings)
 
 
-def subject_of(constrain: Constrain | None = None, drafters: Sequence[Drafter] | None = None) -> Subject:
-    used = (SuffixDrafter(min_match=1),) if drafters is None else tuple(drafters)
-    return Subject(FakeModel(WORDS, LANGUAGE), used, EAGER, constrain=constrain or constrained())
+def subject_of(constrain: Constrain | None = None, drafters: Sequence[Drafter] | None = None) -> Engine:
+    used = (SuffixDrafter(min_match=1),) if drafters is None else drafters
+    return Engine(FakeModel(WORDS, LANGUAGE), used, EAGER, constrain=constrain or constrained())
 
 
 @pytest.fixture(scope="module")

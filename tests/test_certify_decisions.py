@@ -21,10 +21,10 @@ from outrider.lab.certify.certificate import as_json, certify, reasons
 from outrider.lab.certify.decisions import ERRORS, KINDS, RULES, Decisions, ScoreTest, ScoreTests, _Law
 from outrider.lab.certify.distribution import MIN_EXPECTED, pool, simulate_null
 from outrider.lab.certify.faults import check_fault, verifier_with
-from outrider.lab.certify.plan import CertifyPlan, Findings, Subject
+from outrider.lab.certify.plan import CertifyPlan, Findings
 from outrider.lab.statistics import holm
 from outrider.verify import Verifier
-from test_certify import EAGER, LANGUAGE, OTHER, certificate_of
+from test_certify import OTHER, certificate_of, subject_of
 
 LENGTH = 2
 LEVEL = 0.001
@@ -172,10 +172,8 @@ PLAN = CertifyPlan(num_tokens=8, num_seeded=8, num_repeated=1, num_sampled=1, sa
 
 
 def findings(**changes: object) -> Findings:
-    draft, alignment = FakeModel(VOCABULARY, OTHER), same_vocabulary()
-    drafters = (ModelDrafter(draft, alignment),)
-    subject = Subject(FakeModel(VOCABULARY, LANGUAGE), drafters, EAGER, draft, alignment)
-    return certify(subject, [PROMPT], replace(PLAN, **changes))  # type: ignore[arg-type]
+    drafter = ModelDrafter(FakeModel(VOCABULARY, OTHER), same_vocabulary())
+    return certify(subject_of([drafter]), [PROMPT], replace(PLAN, **changes))  # type: ignore[arg-type]
 
 
 def test_the_power_is_in_the_certificate() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import signal
@@ -19,7 +20,7 @@ from tiny_gguf import write_tiny
 pytest.importorskip("torch")
 
 from outrider.lab import check
-from outrider.lab.distill import evaluation, run
+from outrider.lab.distill import evaluation, run, train
 from outrider.lab.distill.checkpoint import read_provenance
 from outrider.models.header import read_header
 from outrider.policy.state import CALIBRATION_KEY
@@ -109,38 +110,35 @@ def test_another_run_takes_the_answers_and_goes_on_with_a_draft(distill: Call, m
     assert "outrider check target.gguf c/target-draft.gguf" in outcome.out
 
 
-def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
+def test_ctrl_c_ends_a_training_with_the_best_so_far_and_before_it_keeps_the_answers(
     distill: Call, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from outrider.lab.distill.train import Trainer
+    step, at, better = train.Trainer._step, 1, itertools.count(1.0)
 
-    step = Trainer._step
+    def interrupted(trainer: train.Trainer, *given: Any) -> None:
+        if trainer.step == at:
+            signal.raise_signal(signal.SIGINT)
+        step(trainer, *given)
 
-    def interrupted(trainer: Trainer, numbers: Any) -> None:
-        if trainer.state.step == 4:
-            signal.raise_signal(signal.SIGINT)  # in the middle of a step, which is ended first
-        step(trainer, numbers)
-
+    monkeypatch.setattr(train.Trainer, "_step", interrupted)
+    monkeypatch.setattr(train, "evaluate", lambda *_: evaluation.Evaluation(0, 1.0, 0.5, 0.5, next(better)))
     usual = (
         "-m", "target.gguf", *DATA, *SHAPE, *PLAINLY, "--steps", "24", "--batch-tokens", "256",
-        "--answers", "shared", "--no-report", "--json",
+        "--no-report", "--json", "-o", "stopped",
     )  # fmt: skip
-    whole = as_json(distill(*usual, "-o", "whole"))
-    monkeypatch.setattr(Trainer, "_step", interrupted)
-    outcome = distill(*usual, "-o", "stopped")
+    outcome = distill(*usual)
     assert outcome.status == 130 and outcome.out == ""
-    assert outcome.err.splitlines()[-1] == (
-        "interrupted: what is done is kept in stopped; the same command goes on from there"
-    )
+    said = "interrupted: the answers are kept in stopped/answers; the same command goes on with them"
+    assert outcome.err.splitlines()[-1] == said
     assert not (models / "stopped" / "target-draft.gguf").exists()
-    monkeypatch.setattr(Trainer, "_step", step)
-    (models / "stopped" / "prices.json").write_bytes((models / "whole" / "prices.json").read_bytes())
-    on = distill(*usual, "-o", "stopped")
-    # The fifth step was kept, though drafts are evaluated (and kept in any case) every other step.
-    [begun, *_] = [line for line in on.err.splitlines() if line.startswith("training: ")]
-    assert "step 6 of 24" in begun
-    again = as_json(distill(*usual, "-o", "whole"))  # nothing is left to do
-    assert as_json(on)["history"] == whole["history"] == again["history"]
+    answers = sorted((models / "stopped" / "answers").iterdir())
+    at = 5
+    outcome = distill(*usual)
+    shown = as_json(outcome)
+    assert sorted((models / "stopped" / "answers").iterdir()) == answers
+    assert (shown["steps"], shown["best_step"]) == (5, 4)
+    assert "note: the training was interrupted at step 5; the draft is that of 4" in outcome.err
+    assert (models / "stopped" / "target-draft.gguf").exists()
 
 
 @pytest.mark.parametrize(

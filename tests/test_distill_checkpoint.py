@@ -20,17 +20,16 @@ from llama_cpp_models import SMALL
 from outrider.backends.gguf.model import Weights
 from outrider.core.errors import ModelFileError, OutriderError, SettingError, VocabularyMismatch
 from outrider.core.notices import collect_notices
-from outrider.lab.distill.calibration import pretrained_calibration
 from outrider.lab.distill.checkpoint import (
     ARCHITECTURES,
     Array,
     Checkpoint,
     Shape,
+    pretrained_calibration,
     read_gguf,
     read_provenance,
     read_subset,
     restrict,
-    rotation_layout,
     tensor_sizes,
     write_gguf,
 )
@@ -124,20 +123,6 @@ def test_the_shape_is_that_of_the_file_in_one_part_or_several(target: Target, tm
     assert parts.shape == shape and parts.weights.keys() == model.weights.keys()
 
 
-def test_the_layout_of_query_and_key_matrices_is_turned_back(target: Target) -> None:
-    model = target.checkpoint
-    stored = {t.name: np.array(t.data) for t in GGUFReader(target.path).tensors}
-    turned = 0
-    for name, values in model.weights.items():
-        written = rotation_layout(name, values, model.shape, to_gguf=True)
-        np.testing.assert_array_equal(written, stored[name], err_msg=name)
-        turned += not np.array_equal(values, stored[name])
-    assert turned == 2 * model.shape.layers
-    qwen = random_model(model, "qwen2")
-    for name, values in qwen.weights.items():
-        assert rotation_layout(name, values, qwen.shape, to_gguf=True) is values
-
-
 def test_a_quantized_model_is_read_as_numbers(target: Target, path: Path) -> None:
     def encode(tensors: dict[str, Any]) -> None:
         for name, values in tensors.items():
@@ -224,17 +209,6 @@ def test_a_damaged_file_is_refused(target: Target, path: Path) -> None:
     path.write_bytes(target.path.read_bytes()[:-1000])
     with pytest.raises(ModelFileError, match="missing at its end"):
         read_gguf(path)
-
-
-def test_a_restricted_model_has_a_mean_row_for_the_rest(target: Target) -> None:
-    model, kept = target.checkpoint, [1, 5, 288]
-    draft = restrict(model, Subset.of(kept, 289))
-    assert draft.shape == replace(model.shape, vocabulary=4)
-    for name in ("token_embd.weight", "output.weight"):
-        rows, mean = draft.weights[name], np.delete(model.weights[name], kept, axis=0).mean(axis=0)
-        np.testing.assert_array_equal(rows[:3], model.weights[name][kept])
-        np.testing.assert_allclose(rows[3], mean, atol=1e-6)
-    assert restrict(model, Subset.whole(289)) is model
 
 
 # Writing

@@ -17,10 +17,17 @@ from engines import END, VOCABULARY, greedy_continuation
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.core.data import Grammar
 from outrider.core.errors import InputError, PromptError, SettingError
-from outrider.lab.distill.answers import Example, example_path, generate, read_example, write_example
+from outrider.lab.distill.answers import (
+    Example,
+    Question,
+    asked,
+    example_path,
+    generate,
+    read_example,
+    write_example,
+)
 from outrider.lab.distill.corpus import Text, batch_of, batches, text_of
 from outrider.lab.distill.plan import Data, DistillPlan, Training, claim
-from outrider.lab.distill.questions import Question, asked
 from outrider.lab.distill.starting import Material
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt, conversation_hash, is_held_out

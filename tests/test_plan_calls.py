@@ -242,7 +242,7 @@ def test_a_file_of_hardware_adds_to_what_is_known(tmp_path: Path) -> None:
         ("x", "it is not valid TOML"),
         ("[cars.a]\n", "'cars' is none of its tables"),
         ("[hardware]\na = 1\n", "hardware.a is not a table"),
-        ('[hardware.mine]\nkind = "boat"\n', "its kind is 'boat'"),
+        ('[hardware.mine]\nkind = "boat"\n', "no such kind is known"),
         ('[hardware.mine]\nkind = "gpu"\n', "title"),
         ('[hardware.mine]\nlike = "mine"\n', "which is not there"),
         ('[hardware.mine]\nlike = "h100"\nmemory_gb = -1\n', "memory_gb"),

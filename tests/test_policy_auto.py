@@ -35,7 +35,7 @@ from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts, CallPoint
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
-from outrider.lab.distill.calibration import pretrained_calibration
+from outrider.lab.distill.checkpoint import pretrained_calibration
 from outrider.lab.recording import Offers, Recording
 from outrider.lab.replay import Replayed, replay
 from outrider.policy.auto import AutoPolicy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from cli_helpers import TEMPLATE, Outcome, call
+from cli_helpers import TEMPLATE, Call
 from distilling import spoken
 from engines import VOCABULARY
 from llama_cpp_models import SMALL
@@ -24,13 +24,13 @@ from outrider.core.params import SamplingParams
 from outrider.engine import Engine
 from outrider.lab.models import find_models
 from outrider.lab.prompts import Prompt, Workload, conversation_hash
-from outrider.lab.trim.counting import Answer, Usage, answer_prompts, floor_of, prompts_of, texts_of
+from outrider.lab.trim.counting import Answer, Usage, answer_prompts, prompts_of, texts_of
 from outrider.lab.trim.source import BY_TOKEN, OUTPUT, Cut, Source, read_source, write_trimmed
 from outrider.lab.trim.trim import TrimRequest, agreement_of, step_s_of, trim
 from outrider.lab.workloads import BUILT_IN, load_workload
 from outrider.models.hub import HubOptions
 from outrider.models.vocab import align, tokenizer_id
-from outrider.models.vocab.subset import OTHER
+from outrider.models.vocab.subset import OTHER, needed_tokens
 from tiny_gguf import MERGES, write_tiny
 from vocabularies import TableVocabulary, Token
 
@@ -130,11 +130,11 @@ def usage(*answers: list[int], other: dict[int, int] | None = None) -> Usage:
     for token, count in (other or {}).items():
         uses[token] = count
     found = tuple(Answer(np.array(answer)) for answer in answers)
-    return Usage(found, uses, np.arange(TABLE.size) != 3, floor_of(TABLE))
+    return Usage(found, uses, np.arange(TABLE.size) != 3, needed_tokens(TABLE))
 
 
 def test_tokens_are_kept_by_use_and_what_the_target_lacks_never() -> None:
-    assert floor_of(TABLE).tolist() == [0, 2, 4, 5, 8]
+    assert needed_tokens(TABLE).tolist() == [0, 2, 4, 5, 8]
     assert usage([6, 7, 7], other={3: 100, 6: 2}).order().tolist() == [0, 2, 4, 5, 8, 6, 7, 1, 3]
     likely = Answer(np.array([6]), np.eye(TABLE.size, dtype=np.float32)[7] * 3)
     assert replace(usage(), answers=(likely,)).order().tolist()[5:7] == [7, 6]
@@ -183,7 +183,6 @@ def test_a_draft_is_trimmed_measured_and_written(target: Target, tmp_path: Path)
     asked = TrimRequest(
         draft, big, tmp_path / "out.gguf", vocabulary=275, seconds=0.2, measuring_seconds=0.2, options=SMALL,
         workloads=(Workload("own", prompts, SamplingParams(), 32, ""),),
-        corpora=(Path(__file__).parent / "engines.py",),
     )  # fmt: skip
     report = trim(asked)
     tried = {found.quantization: found for found in report.types}
@@ -191,8 +190,7 @@ def test_a_draft_is_trimmed_measured_and_written(target: Target, tmp_path: Path)
     assert tried[report.after.model.quantization].speedup == max(found.speedup for found in report.types)
     assert (report.known_tokens, report.source_tokens) == (274, SIZE)
     assert [choice.tokens for choice in report.sizes] == [275, SIZE]
-    assert "own (" in report.counted[0] and "engines.py (" in report.counted[1]
-    assert "answers of the target" in report.counted[2]
+    assert "own (" in report.counted[0] and "answers of the target" in report.counted[1]
     assert step_s_of(report.before) > 0 and 0 <= agreement_of(report.after) <= 1
     assert report.as_json()["schema"] == "outrider.trim/1"
     weights = Weights(asked.out, SMALL)
@@ -207,21 +205,6 @@ def test_a_draft_is_trimmed_measured_and_written(target: Target, tmp_path: Path)
 # What is refused, and what is left behind
 
 
-@pytest.fixture
-def run(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], target: Target, tmp_path: Path
-) -> Callable[..., Outcome]:
-    """The command in a folder of its own, where small.gguf is."""
-    monkeypatch.chdir(tmp_path)
-    write_tiny(tmp_path / "small.gguf", noise=0.1, chat_template=TEMPLATE)
-
-    def run(*arguments: str, small: str = "small.gguf") -> Outcome:
-        usual = ("trim", small, "--for", str(target.path), "-t", "1", "--no-repack")
-        return call(monkeypatch, capfdbinary, *usual, *arguments)
-
-    return run
-
-
 @pytest.mark.parametrize(
     ("arguments", "small", "said"),
     [
@@ -230,19 +213,26 @@ def run(
         (("-o", "pipe", "--force"), "small.gguf", "pipe: it is not a file that could be replaced"),
         (("-o", "none/out.gguf"), "small.gguf", "none/out.gguf: its folder does not exist"),
         (("--seconds", "-1"), "small.gguf", "seconds"),
-        (("--corpus", "gone.txt"), "small.gguf", "gone.txt: there is no such file or folder"),
         (("--prompts", "gone.jsonl"), "small.gguf", "gone.jsonl: no such file"),
         ((), "gone.gguf", "gone.gguf: there is no such file"),
         ((), "foreign.gguf", "draft tokenizer"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_anyone_waits(
-    run: Callable[..., Outcome], tmp_path: Path, arguments: tuple[str, ...], small: str, said: str
+    outrider: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    target: Target,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    small: str,
+    said: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_tiny(tmp_path / "small.gguf", noise=0.1, chat_template=TEMPLATE)
     write_tiny(tmp_path / "foreign.gguf", merges=[merge[::-1] for merge in MERGES])
     os.mkfifo(tmp_path / "pipe")  # and no device: where the check fails, it is replaced
     before = sorted(path.name for path in tmp_path.iterdir())
-    outcome = run(*arguments, small=small)
+    outcome = outrider("trim", small, "--for", str(target.path), "-t", "1", "--no-repack", *arguments)
     assert outcome.status == 2 and said in outcome.said and "Traceback" not in outcome.err
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
@@ -270,16 +260,12 @@ def test_tokens_that_llama_cpp_reads_otherwise_are_refused(target: Target, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [None, "no-residual"])
 def test_a_trimmed_draft_is_certified_at_every_temperature_and_a_fault_found(
-    monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[bytes],
-    target: Target,
-    tmp_path: Path,
-    fault: str | None,
+    outrider: Call, monkeypatch: pytest.MonkeyPatch, target: Target, tmp_path: Path, fault: str | None
 ) -> None:
     """Greedy, and at 0.7 and 1.0 with most likely and with drawn drafts: of the target's 289 tokens the draft
     knows 261, and what it lacks comes from the target."""
     made = target.write(tmp_path / "draft.gguf")
     monkeypatch.chdir(tmp_path)
     pair = ("-m", str(target.path), "-md", str(made), "-t", "1", "--quick")
-    outcome = call(monkeypatch, capfdbinary, "verify", *pair, *(("--inject", fault) if fault else ()))
+    outcome = outrider("verify", *pair, *(("--inject", fault) if fault else ()))
     assert outcome.status == (1 if fault else 0) and ("HOLDS" in outcome.out) == (fault is None), outcome.out

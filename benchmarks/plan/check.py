@@ -247,11 +247,11 @@ def ranged(row: Row, known: Catalogue) -> tuple[float, float, float]:
     asked = Asked(models[0], models[1:], [1], CONTEXT, machine, odds=ODDS, costs=COSTS)
     batch = plan_batch(asked, 1)
     length = row.get("length") or row.get("draft_steps")
-    mine = [way for way in batch.ways if way.drafting == "draft"]
-    best = next(way for way in batch.drafters if way.drafting == "draft")
+    mine = [way for way in batch.ways if way.drafters == "draft"]
+    best = next(way for way in batch.drafters if way.drafters == "draft")
     if length is not None:
-        best = min(mine, key=lambda way: abs(way.length - length))
-    return best.speedup.low, best.speedup.value, best.speedup.high
+        best = min(mine, key=lambda way: abs(way.draft_length - length))
+    return best.low, best.speedup, best.high
 
 
 def value_of(row: Row) -> float:

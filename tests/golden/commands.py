@@ -113,7 +113,7 @@ def plan() -> Any:
         "pair": program("plan", *pair, "--json"),
         "mixture": program("plan", *mixture, "--batch", "8", "--json"),
     }
-    engines = ("vllm", "sglang", "llama-server")
+    engines = ("vllm", "llama-server")
     exports = {engine: program("plan", *pair, "--export", engine, "--json") for engine in engines}
     return {name: rounded(shown) for name, shown in (found | exports).items()}
 

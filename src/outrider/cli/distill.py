@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from outrider.backends.gguf.log import show_log
 from outrider.cli.check import print_judged
@@ -20,46 +17,12 @@ from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
 from outrider.core.notices import collect_notices
 from outrider.core.numbers import duration, gigabytes, short_count
-from outrider.core.schema import Group
-from outrider.lab.distill.plan import Data, DistillPlan, Draft, Training
+from outrider.lab.distill.plan import DistillPlan
 from outrider.lab.models import ModelFile, find_model
 from outrider.models.reference import DEFAULT
 
 if TYPE_CHECKING:  # it imports PyTorch, which takes a second or two
     from outrider.lab.distill import run
-
-_Part = TypeVar("_Part", bound=Group)
-_TRAINING = "training"
-"""the stage whose steps are not interrupted"""
-
-
-class StepInterrupt(LoadInterrupt):
-    """During training the first SIGINT waits for the current step, which would be lost; otherwise, and the
-    second time, it interrupts at once."""
-
-    is_stepping = False
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.is_stepping and not self.requested:
-            self.requested = True
-        else:
-            super()._note(number, frame)
-
-
-@contextmanager
-def show_distilling(errors: Screen) -> Iterator[run.Progress]:
-    """Yields a function for reporting progress, at which a pending Ctrl-C is raised. Notices are shown at the
-    end."""
-    with collect_notices() as notices, StepInterrupt() as interrupt, errors.progress() as report:
-
-        def progress(stage: str, part: float | None, line: str = "") -> None:
-            interrupt.is_stepping = stage == _TRAINING
-            report(stage, part or 0.0, line)
-            if interrupt.requested:
-                raise KeyboardInterrupt
-
-        yield progress
-    errors.note(*notices)
 
 
 def distill(settings: DistillSettings) -> int:
@@ -69,40 +32,34 @@ def distill(settings: DistillSettings) -> int:
     show_log(settings.verbose)
     errors = Screen(stderr=True, soft_wrap=True)
     file, plan = plan_of(settings)
-    from outrider.lab.distill.questions import asked
+    from outrider.lab.distill.answers import asked
 
     asked(plan.data)
     from outrider.lab.distill import run
 
     report: run.Report | None = None
     try:
-        with show_distilling(errors) as progress:
+        with collect_notices() as notices, LoadInterrupt(), errors.progress() as progress:
             if settings.answers_only:
                 run.record(file, plan, progress)
             else:
                 report = run.distill(file, plan, progress)
     except KeyboardInterrupt:
-        kept = f"what is done is kept in {plan.out}; the same command goes on from there"
-        errors.say(f"interrupted: {kept}")
+        errors.say(
+            f"interrupted: the answers are kept in {plan.answers_folder}; the same command goes on with them"
+        )
         return INTERRUPTED
+    errors.note(*notices)
     if report is None:
-        _print_answers(plan.answers_folder, as_json=settings.print_json)
+        folder, count = plan.answers_folder, sum(1 for _ in plan.answers_folder.glob("*.npz"))
+        shown = {"schema": "outrider.distill.answers/1", "folder": str(folder), "answers": count}
+        said = f"{count:,} answers in {folder}; the same command without --answers-only trains on them\n"
+        write_json(shown) if settings.print_json else write(said)
     elif settings.print_json:
         write_json(report.as_json())
     else:
         print_distilled(Screen(), report, plan, target_reference(settings))
     return 0
-
-
-def _print_answers(folder: Path, *, as_json: bool) -> None:
-    count = sum(1 for _ in folder.glob("*.npz"))
-    if as_json:
-        write_json({"schema": "outrider.distill.answers/1", "folder": str(folder), "answers": count})
-    else:
-        write(f"{count:,} answers in {folder}; the same command without --answers-only trains on them\n")
-
-
-# The plan
 
 
 def plan_of(settings: DistillSettings) -> tuple[ModelFile, DistillPlan]:
@@ -115,9 +72,9 @@ def plan_of(settings: DistillSettings) -> tuple[ModelFile, DistillPlan]:
         target=file.path,
         out=settings.out or Path(f"distilled-{file.name}"),
         name=file.name,
-        data=_part(settings, Data),
-        draft=_part(settings, Draft),
-        training=_part(settings, Training),
+        data=settings,
+        draft=settings,
+        training=settings,
         base=None if base is None else find_model(base, hub=hub).path,
         threads=max(settings.threads, 0),
         context=settings.ctx_size,
@@ -126,27 +83,16 @@ def plan_of(settings: DistillSettings) -> tuple[ModelFile, DistillPlan]:
     return file, plan
 
 
-def _part(settings: DistillSettings, kind: type[_Part]) -> _Part:
-    return kind(**{name: getattr(settings, name) for name in kind.model_fields})
-
-
 def _check_together(settings: DistillSettings) -> None:
-    if settings.go_on is not None:
-        for name in ("base", "layers", "vocabulary"):
-            if getattr(settings, name) is not None:
-                _exclude("--continue", f"--{name}", "a draft that is continued keeps its layers and tokens")
-    if settings.steps is not None and settings.minutes is not None:
-        _exclude("--steps", "--minutes", "both say how long to train")
+    keeps = "a draft that is continued keeps its layers and tokens"
+    either = [("go_on", name, keeps) for name in ("base", "layers", "vocabulary")]
+    for one, other, reason in [*either, ("steps", "minutes", "both say how long to train")]:
+        if getattr(settings, one) is not None and getattr(settings, other) is not None:
+            flag = "continue" if one == "go_on" else one
+            raise SettingError(f"--{flag} and --{other}", reason, "Give one of them.")
     if settings.ctx_size <= settings.max_tokens:
         reason = f"answers of {settings.max_tokens} tokens leave no room for a prompt"
         raise SettingError(f"-c {settings.ctx_size}", reason, "Give more, or a smaller --max-tokens.")
-
-
-def _exclude(one: str, other: str, reason: str) -> None:
-    raise SettingError(f"{one} and {other}", reason, "Give one of them.")
-
-
-# The report as people read it
 
 
 def print_distilled(console: Screen, report: run.Report, plan: DistillPlan, target: str | None) -> None:

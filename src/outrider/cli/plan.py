@@ -146,15 +146,15 @@ _ENGINES = {"llama.cpp": "llama.cpp", "vllm": "vLLM"}
 
 def print_plan(console: Screen, plan: Plan, acceptance: str) -> None:
     """Print a plan: the advice, then a table by drafter and batch size."""
-    asked, machine, best = plan.asked, plan.asked.machine, plan.batches[0].best
+    asked, machine = plan.asked, plan.asked.machine
     console.say(verdict(plan), "bold")
     console.print()
     count = f"{machine.count} x " if machine.count > 1 else ""
-    drafts = [draft.shape for draft in asked.drafts if best and draft.name == best.draft]
+    target, *drafts = map(_described, asked.loaded(plan.batches[0].best))
     console.rows(
         [
-            ("target", _described(asked.target.shape)),
-            ("draft", [_described(draft) for draft in drafts]),
+            ("target", target),
+            ("draft", drafts),
             ("hardware", f"{count}{machine.device.title}, under {_ENGINES[machine.engine]}"),
             ("texts", f"{asked.context} tokens each"),
             ("acceptance", acceptance),
@@ -162,9 +162,7 @@ def print_plan(console: Screen, plan: Plan, acceptance: str) -> None:
     )
     console.print()
     head = ("batch", "drafts", "tokens", "plain", "with", "speed-up", "range", "memory")
-    cells = [
-        _row(plan, batch, way) for place, batch in enumerate(plan.batches) for way in _shown(batch, place)
-    ]
+    cells = [_row(plan, batch, way) for i, batch in enumerate(plan.batches) for way in _shown(batch, i)]
     console.table(head, cells, left=("drafts",), gap=1)
     console.print()
     console.rows(_ends(plan))
@@ -173,21 +171,20 @@ def print_plan(console: Screen, plan: Plan, acceptance: str) -> None:
 def verdict(plan: Plan) -> str:
     """What to do and what it would gain, in a sentence."""
     batch = plan.batches[0]
-    ways = batch.drafters
-    if not ways:
+    if not batch.drafters:
         return f"About {numbers.digits(batch.plain_tokens_per_s)} tokens/s: nothing is known of drafts."
-    best = ways[0]
-    figures = f"{best.speedup.value:.1f}x ({best.speedup.low:.1f} to {best.speedup.high:.1f}x) plain decoding"
-    if best.speedup.value < _WORTH:
+    best = batch.drafters[0]
+    figures = f"{best.speedup:.1f}x ({best.low:.1f} to {best.high:.1f}x) plain decoding"
+    if best.speedup < _WORTH:
         return f"Decode plainly: the best that could draft, {readable(best.name)}, would give {figures}."
     rates = (
         f"{numbers.digits(batch.plain_tokens_per_s)} to about {numbers.digits(best.tokens_per_s)} tokens/s"
     )
-    said = f"Draft with {readable(best.name)}, up to {best.length} tokens: {figures}, from {rates}."
-    if best.speedup.low < 1:
+    said = f"Draft with {readable(best.name)}, up to {best.draft_length} tokens: {figures}, from {rates}."
+    if best.low < 1:
         said += " It may also lose: measure it on your texts."
-    alone = next((way for way in ways[1:] if way.drafting == "lookup"), None)
-    if alone is not None and alone.speedup.value > best.speedup.value / _WORTH:
+    alone = next((way for way in batch.drafters[1:] if way.drafters == "lookup"), None)
+    if alone is not None and alone.speedup > best.speedup / _WORTH:
         said += " Lookup alone, without a draft model, is as good."
     return said
 
@@ -199,53 +196,48 @@ def _described(shape: ModelShape) -> str:
 
 
 def _shown(batch: BatchPlan, place: int) -> Sequence[Way | None]:
-    ways = batch.drafters
-    ways = [*ways[:1], *(way for way in ways[1:] if way.drafting != "both")]
-    return (ways if place == 0 else ways[:1]) or [None]
+    first, rest = batch.drafters[:1], batch.drafters[1:] if place == 0 else []
+    return [*first, *(way for way in rest if way.drafters != "both")] or [None]
 
 
 def _row(plan: Plan, batch: BatchPlan, way: Way | None) -> tuple[Cell, ...]:
     needed = sum(memory_bytes(plan.asked.loaded(way), batch=batch.batch, context=plan.asked.context))
     memory: Cell = numbers.gigabytes(round(needed))
-    if needed > batch.usable_bytes:
+    if needed > batch.memory.usable_bytes:
         memory = Text(f"{memory}: no", "red")
     plain = numbers.digits(batch.plain_tokens_per_s)
     if way is None:
         return (str(batch.batch), "none", numbers.NOTHING, plain, *(numbers.NOTHING,) * 3, memory)
-    style = "bold green" if way.speedup.low > 1 else "green" if way.speedup.value > 1 else "dim"
+    style = "bold green" if way.low > 1 else "green" if way.speedup > 1 else "dim"
     return (
         str(batch.batch),
-        f"{way.draft}, lookup" if way.drafting == "both" else way.name,
-        str(way.length),
+        f"{way.draft}, lookup" if way.drafters == "both" else way.name,
+        str(way.draft_length),
         plain,
         numbers.digits(way.tokens_per_s),
-        Text(f"{way.speedup.value:.2f}x", style),
-        f"{way.speedup.low:.1f} to {way.speedup.high:.1f}",
+        Text(f"{way.speedup:.2f}x", style),
+        f"{way.low:.1f} to {way.high:.1f}",
         memory,
     )
 
 
-def _sequences(plan: Plan, count: int) -> str:
-    return f"{numbers.counted(count, 'sequence')} of {plan.asked.context} tokens"
-
-
 def _ends(plan: Plan) -> Rows:
     """How large a batch pays and fits, and how far off the model may be."""
-    pays = "at no batch size"
+    pays, fits = "at no batch size", plan.fits_to
     if plan.pays_to is None:
-        pays = f"up to the largest batch that {'fits' if plan.fits_to else 'is looked at'}"
+        pays = f"up to the largest batch that {'fits' if fits else 'is looked at'}"
     elif plan.pays_to:
         pays = (
             f"up to {numbers.counted(plan.pays_to, 'sequence')} at once; above that plain decoding is faster"
         )
-    fits, needed = plan.fits_to, [found[0] for found in plan.batches[0].break_even.values() if found]
+    found = plan.batches[0].break_even_acceptance.values()
+    needed = min((each["acceptance"] for each in found if each), default=None)
+    even = "" if needed is None else f"where {needed:.0%} of a draft model's tokens are accepted"
+    texts = "" if fits is None else f"{numbers.counted(fits, 'sequence')} of {plan.asked.context} tokens"
     return [
         ("pays", pays),
-        ("fits", None if fits is None else f"up to {_sequences(plan, fits)}"),
-        (
-            "breaks even",
-            f"where {min(needed):.0%} of a draft model's tokens are accepted" if needed else None,
-        ),
+        ("fits", texts and f"up to {texts}"),
+        ("breaks even", even),
         ("", error_line()),
     ]
 

@@ -67,7 +67,7 @@ class PlanSettings(JsonOutput):
         None,
         metavar="ENGINE",
         panel=OUTPUT,
-        help="Start command of vllm, sglang or llama-server for the plan.",
+        help="Start command of vllm or llama-server for the plan.",
     )
     list_known: bool = setting(
         False, "--list", panel=OUTPUT, help="Show the hardware and models that are known."

@@ -209,12 +209,6 @@ class TrimSettings(Hub, JsonOutput, Verbose, Context, Loading):
         help="Tokens that it keeps, by use; 0: all. Default: as many as pay on this machine.",
     )
     keep_types: bool = setting(False, panel="Trimming", help="Leave the types of its weights as they are.")
-    corpus: list[Path] = setting(
-        [],
-        metavar="PATH",
-        panel="Counting",
-        help="Count the tokens of these files, and of those in these folders, too (repeatable).",
-    )
     prompts: list[str] = setting(
         [],
         metavar="FILE",

@@ -59,7 +59,6 @@ def _asked(settings: TrimSettings) -> TrimRequest:
         out=out,
         vocabulary=settings.vocabulary,
         workloads=tuple(map(load_workload, dict.fromkeys(settings.prompts))),
-        corpora=tuple(settings.corpus),
         seconds=settings.seconds,
         keep_types=settings.keep_types,
         context_length=settings.ctx_size,

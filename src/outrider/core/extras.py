@@ -11,7 +11,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "serve": {"fastapi": "FastAPI", "uvicorn": "Uvicorn", "prometheus_client": "prometheus-client"},
     "bench": {"matplotlib": "Matplotlib"},
     "ray": {"ray": "Ray"},
-    "distill": {"torch": "PyTorch", "matplotlib": "Matplotlib"},
+    "distill": {"torch": "PyTorch"},
 }
 """By extra: the modules that its commands import, and their names for people."""
 

@@ -13,13 +13,10 @@ import logging
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from time import monotonic
-from typing import Annotated, Any
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Any
 
 from outrider.core.errors import SettingError
 from outrider.core.files import reason_of
-from outrider.core.invalid import invalid
 from outrider.fleet.rows import Tokens
 from outrider.fleet.speculation import Speculation
 from outrider.policy.auto import LONGEST_DRAFT, AutoPolicy
@@ -30,38 +27,29 @@ TRIED_VERSIONS = ("0.32.0",)
 _log = logging.getLogger("vllm.outrider")  # vLLM prints what loggers below its own name say
 
 
-class ProposerSettings(BaseModel):
-    """What `--additional-config '{"outrider": {…}}'` may set. `earlier`: look up in the texts of requests
-    that ended, whosever they were; `log_s`: seconds between lines of the log."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    earlier: bool = True
-    log_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
-
-    @classmethod
-    def read(cls, given: Any) -> ProposerSettings:
-        """The settings as JSON gave them; None for none. Raises SettingError."""
-        try:
-            return cls.model_validate({} if given is None else given)
-        except ValidationError as error:
-            known = f"Known: {', '.join(cls.model_fields)}."
-            raise SettingError("--additional-config's outrider", str(invalid(error)), known) from None
+LOG_S = 60.0
+"""between lines of the log"""
 
 
 class Proposer:
     """Drafts for vLLM's batch, from the requests' own texts and from earlier ones, where that pays.
-    `vllm_config` is vLLM's own VllmConfig. Raises SettingError for settings that cannot be used; a failure
-    later is logged in one line, and everything is decoded plainly from then on."""
+    `vllm_config` is vLLM's own VllmConfig. `--additional-config '{"outrider": {"earlier": false}}'` leaves
+    out the texts of requests that ended, whosever they were. Raises SettingError for settings that cannot be
+    used; a failure later is logged in one line, and everything is decoded plainly from then on."""
 
     def __init__(self, vllm_config: Any) -> None:
-        self._settings = ProposerSettings.read((vllm_config.additional_config or {}).get("outrider"))
+        given = (vllm_config.additional_config or {}).get("outrider") or {}
+        if given not in ({}, {"earlier": True}, {"earlier": False}):
+            reason = f"{given} cannot be used"
+            raise SettingError(
+                "--additional-config's outrider", reason, 'Give {"earlier": false}, or nothing.'
+            )
         max_draft = min(vllm_config.speculative_config.num_speculative_tokens, LONGEST_DRAFT)
         self.speculation = Speculation(
             AutoPolicy(models=False, draft_max=max_draft),
             max_length=vllm_config.model_config.max_model_len,
             chunk=vllm_config.scheduler_config.max_num_batched_tokens,
-            earlier=self._settings.earlier,
+            earlier=bool(given.get("earlier", True)),
         )
         self._has_failed = False
         self._logged_at, self._num_logged = monotonic(), 0
@@ -93,7 +81,7 @@ class Proposer:
             return [[] for _ in sampled_token_ids]
         try:
             drafts = self.speculation.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-            if monotonic() - self._logged_at >= self._settings.log_s:
+            if monotonic() - self._logged_at >= LOG_S:
                 self._report()
         except Exception as error:  # whatever it is, it must not end the engine
             self._has_failed = True

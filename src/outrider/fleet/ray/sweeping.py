@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, OutriderError, SettingError
-from outrider.fleet.ray.joining import ENVIRONMENT, find_nodes, nodes_alive
+from outrider.fleet.ray.joining import ENVIRONMENT, find_nodes, nodes_alive, on_node
 from outrider.fleet.ray.machines import MissingFile, Node, same_kind
 from outrider.fleet.ray.pieces import Item, Kit, Piece, Where, work
 from outrider.lab.bench.sweep import Sweep
@@ -24,17 +21,6 @@ from outrider.models.hub import HubOptions
 _MAX_ATTEMPTS = 5
 """of a piece whose process or node died"""
 _WAIT_S = 1.0
-
-
-@dataclass(slots=True)
-class _Running:
-    piece: Piece
-    hosts: tuple[str, ...] = ()
-    """the host that is reserved for a timing"""
-    group: PlacementGroup | None = None
-    nodes: tuple[str, ...] = ()
-    """the nodes of the reservation"""
-    items: Any = None
 
 
 class RaySweep:
@@ -65,18 +51,14 @@ class RaySweep:
         SettingError where a machine is another than when the run began."""
         for node, why in self._left_out.items():
             sweep.skip(node, why)
-        kinds = _note_machines(sweep, self._nodes)
+        _note_machines(sweep, self._nodes)
         kit = Kit(sweep.plan, tuple(sweep.workloads), sweep.loader, self._hub, self._has_files)
-        driver = _Driver(sweep, kit, self._nodes, kinds, targets, drafts)
-        try:
-            driver.run()
-        finally:
-            driver.close()
+        _Driver(sweep, kit, self._nodes, targets, drafts).run()
 
 
-def _note_machines(sweep: Sweep, nodes: Sequence[Node]) -> list[str]:
+def _note_machines(sweep: Sweep, nodes: Sequence[Node]) -> None:
     known = {row.machine: row for row in sweep.store.rows if isinstance(row, MachineRow)}
-    for kind in (kinds := list(dict.fromkeys(node.kind for node in nodes))):
+    for kind in dict.fromkeys(node.kind for node in nodes):
         mine = [node for node in nodes if node.kind == kind]
         if kind not in known:
             hosts = tuple(dict.fromkeys(node.host for node in mine))
@@ -84,7 +66,13 @@ def _note_machines(sweep: Sweep, nodes: Sequence[Node]) -> list[str]:
         elif same_kind(known[kind].facts) != same_kind(mine[0].facts):
             why = "it is another kind of machine than the one that this run began with"
             raise SettingError(f"machine {kind}", why, "Name another folder (-o), or label it otherwise.")
-    return kinds
+
+
+class _Running(NamedTuple):
+    piece: Piece
+    host: str
+    items: Any
+    """the stream of what it finds out"""
 
 
 class _Driver:
@@ -95,11 +83,11 @@ class _Driver:
         sweep: Sweep,
         kit: Kit,
         nodes: list[Node],
-        kinds: Sequence[str],
         targets: Sequence[ModelFile],
         drafts: Sequence[ModelFile],
     ) -> None:
-        self.sweep, self.nodes, self.kinds, self.targets = sweep, nodes, kinds, targets
+        self.sweep, self.nodes, self.targets = sweep, nodes, targets
+        self.kinds = list(dict.fromkeys(node.kind for node in nodes))
         self.drafts = {file.name: tuple(sweep.drafts_of(file, drafts)) for file in targets}
         self.done: set[str] = set()
         """pieces that are over, those that were given up too"""
@@ -126,13 +114,6 @@ class _Driver:
             if file.name in self.errors and not _has_answers(self.sweep.store.rows, file.name):
                 self.sweep.failures.append(self.errors[file.name])
 
-    def close(self) -> None:
-        for running in self.running.values():
-            if running.group is not None:
-                remove_placement_group(running.group)
-
-    # What can be done now
-
     def _possible(self) -> Iterator[Piece]:
         """Every piece that can begin. Of a target one kind of machine comes after the other: the first makes
         its answers, on which the others measure."""
@@ -142,41 +123,28 @@ class _Driver:
             if (piece := next(left, None)) is not None:
                 yield piece
 
-    # Handing out
-
     def _start(self, piece: Piece) -> None:
+        """On all CPUs of a node, of which one works at a time on each host: then nothing that Ray runs on
+        that node shares it, whoever's it is."""
         fitting = [node for node in self.nodes if self._fits(piece, node)]
-        if fitting:
-            self._reserve(piece, fitting)
-        else:
+        if not fitting:
             why = f"no node of the kind {piece.machine} is left that can do it"
             self._give_up(piece, f"{why} (it needs {piece.file_bytes / 1e9:.1f} GB at least)")
+            return
+        busy = {other.host for other in self.running.values()}
+        node = next((node for node in fitting if node.host not in busy), None)
+        if node is None:
+            return
+        options: dict[str, Any] = {"num_cpus": node.cpus, "scheduling_strategy": on_node(node.id)}
+        options |= {"num_gpus": node.gpus} if node.gpus else {}
+        rows = ray.put(self.sweep.store.rows)
+        share_s = max(self.sweep.left_s(), 0.0) / self._waiting(piece)
+        items = self._task.options(**options).remote(piece, self._kit, rows, self._where, share_s)
+        self.running[piece.name] = _Running(piece, node.host, items)
 
     def _fits(self, piece: Piece, node: Node) -> bool:
         is_kind = piece.machine == node.kind and (piece.name, node.host) not in self.unfit
         return is_kind and node.memory_bytes >= piece.file_bytes
-
-    def _reserve(self, piece: Piece, fitting: Sequence[Node]) -> None:
-        """Ask for all CPUs of all nodes on a host: then nothing that Ray runs shares it, whoever's it is. One
-        timing a host is asked for at a time."""
-        busy = {host for other in self.running.values() for host in other.hosts}
-        free = [node for node in fitting if node.host not in busy]
-        if not free:
-            return
-        host = free[0].host
-        here = [node for node in self.nodes if node.host == host]
-        here.sort(key=lambda node: node.id != free[0].id)
-        group = placement_group(
-            [{"CPU": node.cpus, **({"GPU": node.gpus} if node.gpus else {})} for node in here],
-            bundle_label_selector=[{"ray.io/node-id": node.id} for node in here],
-        )
-        nodes = tuple(node.id for node in here)
-        self.running[piece.name] = _Running(piece, (host,), group, nodes, group.ready())
-
-    def _submit(self, running: _Running, options: dict[str, Any]) -> None:
-        rows = ray.put(self.sweep.store.rows)
-        piece, share_s = running.piece, max(self.sweep.left_s(), 0.0) / self._waiting(running.piece)
-        running.items = self._task.options(**options).remote(piece, self._kit, rows, self._where, share_s)
 
     def _waiting(self, piece: Piece) -> int:
         """How many targets have real runs one after the other on a host of this kind, this one among them."""
@@ -184,63 +152,37 @@ class _Driver:
         waiting = [file for file in self.targets if not self.sweep.is_done(file, piece.machine)]
         return max(-(-len(waiting) // max(len(hosts), 1)), 1)
 
-    # Taking in
-
     def _wait(self) -> None:
-        by_ref = {running.items: name for name, running in self.running.items()}
+        by_ref = {running.items: running for running in self.running.values()}
         ready, _ = ray.wait([*by_ref], timeout=_WAIT_S)
         if not ready:
-            self._look_after_nodes()
+            self._forget_dead_nodes()
         for ref in ready:
-            running = self.running[by_ref[ref]]
-            if running.group is not None and isinstance(ref, ray.ObjectRef):
-                self._begin_timing(running)
-            else:
-                self._take(running)
-
-    def _begin_timing(self, running: _Running) -> None:
-        strategy = PlacementGroupSchedulingStrategy(running.group, placement_group_bundle_index=0)
-        node = next(node for node in self.nodes if node.id == running.nodes[0])
-        gpus = {"num_gpus": node.gpus} if node.gpus else {}
-        self._submit(running, {"num_cpus": node.cpus, "scheduling_strategy": strategy, **gpus})
+            self._take(by_ref[ref])
 
     def _take(self, running: _Running) -> None:
         piece = running.piece
         try:
-            item: Item | str = ray.get(next(running.items))
+            item: Item = ray.get(next(running.items))
         except StopIteration:
-            self._release(running)
+            del self.running[piece.name]
             self.done.add(piece.name)
         except ray.exceptions.RayTaskError as error:
-            self._release(running)
+            del self.running[piece.name]
             self._failed(piece, error.cause)
         except ray.exceptions.RayError as error:  # the process or the node died
-            self._release(running)
-            self._look_after_nodes()
+            del self.running[piece.name]
+            self._forget_dead_nodes()
             self._again(piece, f"{type(error).__name__}: {str(error).splitlines()[0]}")
         else:
             if isinstance(item, Progress):
                 self._say(piece, item)
-            elif isinstance(item, str):
-                self._say(piece, Progress("starting", 0.0, item))
             else:
                 self.sweep.store.append(item)
 
-    def _release(self, running: _Running) -> None:
-        del self.running[running.piece.name]
-        if running.group is not None:
-            remove_placement_group(running.group)
-
-    def _look_after_nodes(self) -> None:
-        """Forget nodes that died; a reservation on one would wait for ever."""
+    def _forget_dead_nodes(self) -> None:
         alive = nodes_alive()
-        if all(node.id in alive for node in self.nodes):
-            return
         self.nodes[:] = [node for node in self.nodes if node.id in alive]
-        for running in [*self.running.values()]:
-            waits = running.group is not None and isinstance(running.items, ray.ObjectRef)
-            if waits and any(id not in alive for id in running.nodes):
-                self._release(running)
 
     def _again(self, piece: Piece, why: str) -> None:
         self.attempts[piece.name] += 1

@@ -1,9 +1,4 @@
-"""The certificate: all tests, what they found, and on what, in a form that outlives the terminal.
-
-The JSON's schema is `outrider.verify/1`. It is self-contained: models by their hashes, versions,
-machine, settings in force, the kind of verdict, every near-tie with its margins and every test with its
-p-value.
-"""
+"""The certificate: all tests, what they found, and on what, in a form that outlives the terminal."""
 
 from __future__ import annotations
 
@@ -13,10 +8,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from pydantic_core import to_jsonable_python
 
+from outrider.backends.bitwise import BitwiseModel
 from outrider.core.contracts import Model
 from outrider.core.data import Request
 from outrider.core.errors import PromptError, SettingError
@@ -34,8 +30,17 @@ from outrider.lab.certify.faults import (
     check_shown,
     verifier_with,
 )
-from outrider.lab.certify.plan import BESIDE, GREEDY, REPEATED, STABLE, CertifyPlan, Findings, Subject
-from outrider.lab.certify.sampled import sampled_tests
+from outrider.lab.certify.plan import (
+    BESIDE,
+    GREEDY,
+    REPEATED,
+    STABLE,
+    CertifyPlan,
+    Findings,
+    head_drafter,
+    speculates,
+)
+from outrider.lab.certify.sampled import SampledTests, sampled_tests
 from outrider.lab.certify.texts import Compared, RowRecorder, compare_texts, repeat
 from outrider.lab.loaded import Progress
 from outrider.models.hub import file_sha256
@@ -43,28 +48,27 @@ from outrider.models.reference import local_shards
 
 SCHEMA = "outrider.verify/1"
 _TEMPERATURES = (0.7, 1.0)
-_SHOWN_ROWS = 3
-"""texts whose bits differ that are listed"""
 
 
 def certify(
-    subject: Subject,
+    subject: Engine,
     prompts: Sequence[tuple[int, ...]],
     plan: CertifyPlan,
     progress: Progress = lambda _stage, _part: None,
 ) -> Findings:
-    """Run every test on these prompts (tokens of the target).
+    """Run every test on these prompts (tokens of the target), with what an engine consists of, which has no
+    requests meanwhile.
 
     The models' sequence 0 is used and forgotten, and another one where there is one and texts must be
-    bit-equal. Where nothing is drafted the sampled tests are left out. Raises PromptError without prompts,
-    or for one that leaves no room in the context, SettingError for a grammar without `Subject.constrain` and
-    for a fault that cannot show.
+    bit-equal, as those of a `BitwiseModel` must. Where nothing is drafted the sampled tests are left out.
+    Raises PromptError without prompts, or for one that leaves no room in the context, SettingError for a
+    grammar without the engine's `constrain` and for a fault that cannot show.
     """
     target = break_calls(plan.fault, subject.target)
     _check(subject, prompts, plan)
-    speculates = subject.speculates(plan.grammar)
+    drafts, bit_equal = speculates(subject, plan.grammar), isinstance(subject.target, BitwiseModel)
     engine = Engine(
-        cast(Model, RowRecorder(target)) if subject.bit_equal else target,
+        cast(Model, RowRecorder(target)) if bit_equal else target,
         subject.drafters,
         subject.policy,
         verifier=verifier_with(plan.fault),
@@ -78,40 +82,36 @@ def certify(
     ]
     few = requests[: plan.num_repeated]
     texts: dict[str, list[Compared]] = {GREEDY: [], BESIDE: [], REPEATED: [], STABLE: []}
-    for i, request in _each("greedy", requests, progress):
+    for i, request in enumerate(requests):
+        progress("greedy texts", i / len(requests))
         texts[GREEDY].append(compare(request, i))
-    if subject.bit_equal and target.max_sequences > 1:
-        for i, request in _each("beside", few, progress):
-            other = replace(requests[(i + 1) % len(requests)], grammar=None, ignore_end=True)
-            texts[BESIDE].append(compare(request, i, beside=other))
-    for i, request in _each("seeds", few, progress):
+    for i, request in enumerate(few if bit_equal and target.max_sequences > 1 else ()):
+        progress("two at once", i / len(few))
+        other = replace(requests[(i + 1) % len(requests)], grammar=None, ignore_end=True)
+        texts[BESIDE].append(compare(request, i, beside=other))
+    for i, request in enumerate(few):
+        progress("seeded texts", i / len(few))
         for seeded in _seeded(request, plan.seed + i, plan):
             texts[REPEATED].append(repeat(engine, seeded, i))
             if seeded.verification.rule == "stable":
                 texts[STABLE].append(compare(seeded, i))
     check_shown(plan.fault, target)
     engine.reset()
-    drafts, head = None, subject.head
-    if speculates and head is not None:
-        progress("drafts", 0.0)
-        drafts = compare_drafts(subject.target, head, subject.alignment, few, plan.fault)
-    sampled, decisions, calls = sampled_tests(subject, prompts, plan, progress) if speculates else ((), (), 0)
+    compared, head = None, head_drafter(subject)
+    if drafts and head is not None:
+        progress("drafts of heads", 0.0)
+        compared = compare_drafts(subject.target, head.model, head.alignment, few, plan.fault)
+    sampled = sampled_tests(subject, prompts, plan, progress) if drafts else SampledTests()
     return Findings(
-        speculates=speculates,
-        stand_in=speculates and subject.sampled_draft is None,
+        speculates=drafts,
+        stand_in=sampled.stand_in,
         texts={name: tuple(parts) for name, parts in texts.items() if parts},
-        sampled=sampled,
-        decisions=decisions,
-        sampled_calls=calls,
-        bit_equal=subject.bit_equal,
-        drafts=drafts,
+        sampled=sampled.texts,
+        decisions=sampled.decisions,
+        sampled_calls=sampled.calls,
+        bit_equal=bit_equal,
+        drafts=compared,
     )
-
-
-def _each(stage: str, requests: Sequence[Request], progress: Progress) -> Iterator[tuple[int, Request]]:
-    for i, request in enumerate(requests):
-        progress(stage, i / len(requests))
-        yield i, request
 
 
 def _seeded(request: Request, seed: int, plan: CertifyPlan) -> Iterator[Request]:
@@ -127,16 +127,17 @@ def _seeded(request: Request, seed: int, plan: CertifyPlan) -> Iterator[Request]
         )
 
 
-def _check(subject: Subject, prompts: Sequence[tuple[int, ...]], plan: CertifyPlan) -> None:
+def _check(subject: Engine, prompts: Sequence[tuple[int, ...]], plan: CertifyPlan) -> None:
     if not prompts:
         raise PromptError("prompts", "there are none", "Give at least one (-p or -f).")
-    if plan.fault in CALL_FAULTS and not subject.speculates(plan.grammar):
+    if plan.fault in CALL_FAULTS and not speculates(subject, plan.grammar):
         why = "it breaks the calls that check drafts, and nothing is drafted"
         raise SettingError(f"--inject {plan.fault}", why, "Let something be drafted.")
-    if plan.fault in DRAFT_FAULTS and subject.head is None:
+    head = head_drafter(subject)
+    if plan.fault in DRAFT_FAULTS and head is None:
         why = "no head drafts, or none that always has its target's states"
         raise SettingError(f"--inject {plan.fault}", why, "Name one (-md) for a target of attention alone.")
-    if plan.fault == SHIFTED and getattr(subject.head, "block", 1) == 1:
+    if plan.fault == SHIFTED and head is not None and getattr(head.model, "block", 1) == 1:
         raise SettingError(f"--inject {SHIFTED}", "no block drafter is in use", "Name a DFlash file (-md).")
     searched = LENGTH if plan.grammar is None else SEARCHED_TOKENS + LENGTH
     room = max(plan.num_tokens, plan.num_seeded, searched)
@@ -146,9 +147,6 @@ def _check(subject: Subject, prompts: Sequence[tuple[int, ...]], plan: CertifyPl
             reason = f"its {len(prompt)} tokens and {room} more do not fit a context of {context}"
             way_out = "Give a larger context (-c), fewer tokens (-n) or a shorter prompt."
             raise PromptError(f"prompt {i}", reason, way_out)
-
-
-# The document
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,40 +199,124 @@ def model_files(path: Path) -> list[dict[str, Any]]:
     ]
 
 
+# In words
+
+_SHOWN_TIES = 4
+_TEXTS = {
+    GREEDY: ("greedy", ""),
+    BESIDE: ("greedy", "while another request runs, "),
+    REPEATED: ("same seed", "twice, "),
+    STABLE: ("seed-stable", "with and without drafts, "),
+}
+"""label and beginning of the lines about texts"""
+
+
+class Line(NamedTuple):
+    """What one kind of test found; `more` are lines under it."""
+
+    label: str
+    text: str
+    holds: bool = True
+    more: Sequence[str] = ()
+
+
 def reasons(findings: Findings) -> list[str]:
     """Why a certificate does not hold, one line for each kind of test; nothing where it does."""
-    lines = []
-    for name, parts in findings.texts.items():
-        if failed := [part for part in parts if part.differences and not part.holds]:
-            last = failed[0].differences[-1]
-            how = "" if findings.bit_equal or name == REPEATED else ", not by rounding"
-            where = f"first in prompt {failed[0].prompt + 1} at token {last.position + 1}"
-            tokens = f"{last.speculative_text!r} instead of {last.plain_text!r}"
-            lines.append(f"{name}: {len(failed)} of {len(parts)} texts differ{how}; {where}: {tokens}")
-    if findings.bit_equal and not findings.compared_rows:
-        lines.append("logits: none were compared")
+    return [f"{line.label}: {line.text}" for line in lines(findings) if not line.holds]
+
+
+def lines(findings: Findings) -> list[Line]:
+    """A line for each kind of test that was made."""
+    found = [_texts_line(name, parts) for name, parts in findings.texts.items()]
+    found += [_logits_line(findings)] if findings.bit_equal else []
+    if (drafts := findings.drafts) is not None:
+        text = f"{drafts.same} of {drafts.compared} as of a drafter that read the text afresh"
+        found.append(Line("drafts", text, drafts.holds))
+    if not findings.speculates:
+        found.append(Line("sampled", "not tested: nothing is drafted"))
+    found += [_sampled_line(findings)] if findings.sampled else []
+    return found + ([_decisions_line(findings)] if findings.decisions else [])
+
+
+def _texts_line(name: str, parts: Sequence[Compared]) -> Line:
+    label, what = _TEXTS[name]
+    found = [(part.prompt, difference) for part in parts for difference in part.differences]
+    ties = sorted((one for one in found if one[1].near_tie), key=lambda one: -one[1].margin)
+    said = []
+    if wrong := [one for one in found if not one[1].near_tie]:
+        prompt, first = wrong[0]
+        is_exact = name == REPEATED or any(part.rows for part in parts)
+        said.append(
+            f"{len(wrong)} differ{'' if is_exact else ' beyond rounding'}, first in prompt {prompt + 1} at "
+            f"token {first.position + 1}: {first.speculative_text!r} instead of {first.plain_text!r}"
+        )
+    if ties:
+        noun = "near-tie" if len(ties) == 1 else "near-ties"
+        widest = f"{len(ties)} {noun} that rounding flips (widest {ties[0][1].margin:.3f})"
+        said.append(widest if wrong else f"the same but for {widest}")
+    more = [
+        f"prompt {prompt + 1}, token {tie.position + 1}: {tie.speculative_text!r} for "
+        f"{tie.plain_text!r}, ahead by {tie.speculative_margin:.4f} with drafts, "
+        f"{tie.plain_margin:.4f} the other way without"
+        for prompt, tie in ties[: _SHOWN_TIES if name == GREEDY else 0]
+    ]
+    if len(ties) > len(more) > 0:
+        more.append(f"and {len(ties) - len(more)} more, in the certificate")
+    tokens = sum(part.tokens for part in parts)
+    text = f"{what}{len(parts)} texts, {tokens} tokens: {'; '.join(said) or 'the same, token for token'}"
+    return Line(label, text, all(part.holds or not part.differences for part in parts), more)
+
+
+def _logits_line(findings: Findings) -> Line:
+    text = f"{findings.compared_rows} positions, with drafts and without: "
     differing = [
-        f"logits, {name}, prompt {part.prompt + 1}: other bits at {rows.differing} of {rows.positions} "
-        f"positions, first at token {(rows.first or 0) + 1}"
+        (name, part.prompt, part.rows)
         for name, parts in findings.texts.items()
         for part in parts
-        if (rows := part.rows) is not None and rows.differing
+        if part.rows is not None and part.rows.differing
     ]
-    lines += differing[:_SHOWN_ROWS]
+    if not differing:
+        is_known = findings.compared_rows > 0
+        return Line("logits", f"{text}{'the same bits' if is_known else 'none were compared'}", is_known)
+    name, prompt, rows = differing[0]
+    where = f"first in {name}, prompt {prompt + 1}, at token {(rows.first or 0) + 1}"
+    return Line(
+        "logits", f"{text}other bits at {sum(each.differing for *_, each in differing)}, {where}", False
+    )
+
+
+def _sampled_line(findings: Findings) -> Line:
+    tests = findings.sampled
+    rejected = [test for test in tests if test.rejected]
+    least = min(tests, key=lambda test: (test.p_value, -test.impossible))
+    behind = max(test.behind_tokens for test in tests)
+    text = f"{len(tests)} tests of {least.samples} texts"
+    text += f" after up to {behind} tokens of the answer: " if behind else ": "
+    if rejected:
+        impossible = f", {least.impossible} impossible texts" if least.impossible else ""
+        text += f"{len(rejected)} find another distribution, for instance {least.setting} "
+        text += f"(p = {least.p_value:.1e}{impossible})"
+    else:
+        text += f"none rejects (least p {least.p_value:.2g}; Holm's correction over all)"
+    if certain := sum(test.cells == 1 for test in tests):
+        text += f"; {certain} too certain to test anything"
+    return Line("sampled", text, not rejected)
+
+
+def _decisions_line(findings: Findings) -> Line:
+    acceptance = [test for test in findings.decisions if test.kind == "acceptance"]
+    rejected = []
     for test in findings.decisions:
         if test.rejected:
-            found = f"p = {test.p_value:.1e}"
-            if test.impossible:
-                found = f"{test.impossible} impossible outcomes"
-            lines.append(f"{test.rule} rule, {test.kind}: {found} of {test.decisions} decisions")
-    if (drafts := findings.drafts) is not None and not drafts.holds:
-        wrong = f"{drafts.compared - drafts.same} of {drafts.compared}"
-        lines.append(f"drafts: {wrong} are not those of a drafter that reads the text afresh")
-    if failing := [test for test in findings.sampled if test.rejected]:
-        least = min(failing, key=lambda test: (test.p_value, -test.impossible))
-        impossible = f", {least.impossible} impossible texts" if least.impossible else ""
-        lines.append(
-            f"sampled: {len(failing)} of {len(findings.sampled)} tests find another distribution; for "
-            f"instance {least.setting} (p = {least.p_value:.1e}{impossible})"
-        )
-    return lines
+            found = f"{test.impossible} impossible outcomes" if test.impossible else f"p = {test.p_value:.1e}"
+            rejected.append(f"{test.rule} rule, {test.kind}: {found} of {test.decisions} decisions")
+    power = ", ".join(
+        f"{test.rule} " + ("none" if test.detectable_error is None else f"{test.detectable_error:.1%}")
+        for test in acceptance
+    )
+    text = (
+        f"{sum(test.decisions for test in acceptance)} decisions about drafts, and what followed them: "
+        f"{'; '.join(rejected) or 'as each rule has it'}; an error of the acceptance ratio is found with "
+        f"probability 0.95 from: {power}"
+    )
+    return Line("acceptance", text, not rejected)

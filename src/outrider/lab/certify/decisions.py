@@ -1,11 +1,9 @@
-"""Every decision about a draft, against the probabilities that its rule gives it.
+"""Every decision about a draft, against the probabilities that the papers give it.
 
-Given the target's distributions p and a draft of tokens x with its distributions q, the papers say with which
-probability each number of tokens is accepted, and what follows them. The verdicts that the engine got are
-recorded while it samples, and each is asked for again many times with fresh random numbers. How far they
-depart in the direction of an error is tested: the acceptance ratio p / q off by a factor, q subtracted with
-such a factor after a rejection, a bonus token of another temperature. The laws are written out here once
-more: those of `outrider.verify` are under test.
+The verdicts that the engine got are recorded while it samples, and each is asked for again many times with
+fresh random numbers. How far they depart in the direction of an error is tested: the acceptance ratio p / q
+off by a factor, q subtracted with such a factor after a rejection, a bonus token of another temperature. The
+laws are written out here once more: those of `outrider.verify` are under test.
 """
 
 from __future__ import annotations
@@ -131,7 +129,6 @@ class Decisions:
         self._verdicts: dict[_Key, tuple[_Law, Counter[tuple[int, int]]]] = {}
 
     def recorded(self, make: MakeVerifier) -> MakeVerifier:
-        """Makes the same verifiers, whose verdicts are recorded."""
         return lambda request, seed: cast(Verifier, _Recorded(make(request, seed), self._note))
 
     def _note(
@@ -159,7 +156,6 @@ class Decisions:
                     verdicts[found.num_accepted, found.token] += 1
 
     def add_to(self, tests: ScoreTests) -> None:
-        """Add all verdicts to the tests of this rule."""
         for law, verdicts in self._verdicts.values():
             accepted = np.zeros(len(law.draft) + 1, dtype=np.int64)
             followed: defaultdict[int, Counter[int]] = defaultdict(Counter)
@@ -212,7 +208,6 @@ class _Law:
                 self._ratios.append(probability(p, token) / max(q_of.get(token, 0.0), 1e-300))
 
     def accepted(self, error: float) -> Probs:
-        """The probability of each number of accepted tokens."""
         length, left = len(self.draft), 1.0
         law = np.zeros(length + 1)
         if self.rule == "block":

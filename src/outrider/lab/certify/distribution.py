@@ -1,13 +1,12 @@
 """What sampling is tested against: where in an answer, the exact distribution of the texts there, and whether
 counts follow it.
 
-A few tokens tell much only where their entropy is high. A free answer is tested at its beginning. The
-beginning of a constrained one is often all but certain (`{"name": "`), so its greedy text is followed, and
-the test begins where text is forced and the entropy of the tokens is highest: there masks, forced drafts and
-what the draft model makes of both decide the outcome.
+A free answer is tested at its beginning. That of a constrained one is often all but certain (`{"name": "`),
+so its greedy text is followed, and the test begins where text is forced and the entropy of the tokens is
+highest.
 
-The statistic is chi-square. Nothing relies on its asymptotic law: its distribution under the null comes from
-multinomial draws, so a p-value holds for small counts, too.
+The statistic is chi-square. Its distribution under the null comes from multinomial draws, so a p-value holds
+for small counts, too.
 """
 
 from __future__ import annotations
@@ -41,15 +40,13 @@ MIN_EXPECTED = 5.0
 _CHUNK = 10_000
 _DRAWS_PER_LEVEL = 4
 """Null draws times the level of a test: p-values reach this far below it."""
+_CALL_TOKENS = 256
 
 Probs = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 Text = tuple[int, ...]
 MakeConstraint = Callable[[], Constraint] | None
 """Makes the constraint after a prompt; None where nothing limits the answer."""
-
-
-# The test
 
 
 def pool(probs: Probs, num_samples: int) -> npt.NDArray[np.int64]:
@@ -100,17 +97,11 @@ def _chi_square(counts: Counts, probs: Probs, num_samples: int) -> Probs:
     return np.round(statistics, 9)
 
 
-# Where an answer is tested
-
-
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The prompt that samples are generated from; its last `num_answer` tokens begin the answer.
-
-    `forced`: whether text is forced among the tokens ahead. `entropy` is that of the first token (of a
-    constrained answer: the texts' tokens together), in nats. Of two starts, the greater (`forced`,
-    `entropy`) tells more.
-    """
+    """The prompt that samples are generated from; its last `num_answer` tokens begin the answer. `forced`:
+    whether text is forced among the tokens ahead. `entropy` is that of the first token (of a constrained
+    answer: the texts' tokens together), in nats."""
 
     prompt: Text
     num_answer: int
@@ -152,14 +143,10 @@ def find_start(rows: CachedModel, prompt: Text, constrain: MakeConstraint) -> St
     return max(starts, key=lambda start: (start.forced, start.entropy), default=Start(prompt, 0, False, 0.0))
 
 
-# The distribution
-
-
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """The exact distribution over beginnings of a text: `cells` are texts, none of which is a prefix
-    of another, and every text begins with one of them. Each maps to its cell of the test; rare ones share
-    one."""
+    """The exact distribution over beginnings of a text: `cells` maps texts, none of which is a prefix of
+    another, and with one of which every text begins, to the test's cells; rare ones share one."""
 
     cells: dict[Text, int]
     null: Null
@@ -170,7 +157,6 @@ class Exact:
         return next((self.cells[text] for text in beginnings if text in self.cells), None)
 
     def counts(self, texts: Counter[Text]) -> tuple[npt.NDArray[np.int64], int]:
-        """Samples in each of the test's cells, and how many lie in none."""
         counts: Counter[int | None] = Counter()
         for text, count in texts.items():
             counts[self.cell(text)] += count
@@ -199,7 +185,6 @@ def exact_distribution(
 def _chain_rule(
     rows: CachedModel, prompt: Text, sampling: SamplingParams, num_samples: int, constrain: MakeConstraint
 ) -> dict[Text, float]:
-    """The probability of every cell: of whole texts, and of beginnings too rare to tell apart."""
     vocabulary = rows.vocabulary
     sampler = RequestSampler(sampling, vocabulary, prompt, constrain() if constrain else None)
 
@@ -230,14 +215,9 @@ def _chain_rule(
     return cells
 
 
-# Models that are asked once for each prefix: thousands of engine runs at the cost of a few calls.
-
-_CHUNK_TOKENS = 256
-
-
 class CachedModel:
-    """A Model with one sequence that asks `inner`, in its sequence 0, once for the row after each prefix;
-    `calls` counts the calls that it took. It can always rewind: nothing is computed."""
+    """A Model with one sequence that asks `inner`, in its sequence 0, once for the row after each prefix:
+    thousands of engine runs at the cost of a few `calls`. It can always rewind: nothing is computed."""
 
     max_sequences = 1
     rewinding = FREE
@@ -264,7 +244,6 @@ class CachedModel:
         return [self._rows[text[:end]] for end in ends]
 
     def _evaluate(self, text: Text, start: int) -> None:
-        """Ask the model for the rows from `start` on, in one call where the tokens before are stored."""
         keep = min(start, common_prefix(self._held, text))
         if keep < self._inner.length(0):
             try:
@@ -272,7 +251,7 @@ class CachedModel:
             except RewindUnsupported:
                 self._inner.truncate(0, 0)
         self._held = text
-        for rows in teacher_forced(self._inner, text, start, chunk=_CHUNK_TOKENS):
+        for rows in teacher_forced(self._inner, text, start, chunk=_CALL_TOKENS):
             self.calls += 1
             for row in rows:
                 start += 1
@@ -280,7 +259,6 @@ class CachedModel:
                 kept.setflags(write=False)
 
     def forget(self) -> None:
-        """Free the rows and the model's sequence."""
         self._rows.clear()
         self._held = ()
         self._inner.truncate(0, 0)

@@ -1,9 +1,5 @@
-"""Whether heads draft what they would draft of a text that they read afresh.
-
-What a head drafts never changes a text, so a fault in what it reads (states of a rejected token, a block that
-is read one place off) shows in no text: only drafts become worse, and nobody knows why. So drafts in the
-middle of a text are compared with those of a drafter that reads the text anew.
-"""
+"""Whether heads draft what they would draft of a text that they read afresh. A fault in what a head reads
+shows in no text: only drafts become worse, and nobody knows why."""
 
 from __future__ import annotations
 
@@ -11,20 +7,20 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from outrider.backends.gguf.heads import State
 from outrider.backends.tuning.curves import Loaded, native_of
 from outrider.core.contracts import Model
-from outrider.core.data import Block, Completion, DraftToken, Logits, Request, Span
+from outrider.core.data import Block, Completion, DraftToken, Request, Span
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab.certify.faults import SHIFTED, STALE
 from outrider.lab.certify.plan import DraftsTest
 from outrider.lab.certify.texts import Wrapped
-from outrider.models.vocab import Alignment, align
+from outrider.models.vocab import Alignment
 from outrider.policy.fixed import FixedPolicy
 
 _LENGTH = 4
@@ -37,17 +33,16 @@ _MAX_ODDS = 0.5
 def compare_drafts(
     target: Model,
     head: Model,
-    alignment: Alignment | None,
+    alignment: Alignment,
     requests: Sequence[Request],
     fault: str | None,
 ) -> DraftsTest:
     """Compare the drafts of a head in the middle of these texts."""
-    lined_up = alignment or align(target.vocabulary, head.vocabulary)
     policy = FixedPolicy(_LENGTH, p_min=0.0, hand_over=0.0)
 
     def generate(request: Request, broken: str | None) -> Completion:
         model = cast(Model, _Shifted(head)) if broken == SHIFTED else head
-        engine = Engine(target, (ModelDrafter(model, lined_up),), policy)
+        engine = Engine(target, (ModelDrafter(model, alignment),), policy)
         with _stale_states(target) if broken == STALE else nullcontext():
             found = engine.generate(request)
         engine.reset()
@@ -71,10 +66,9 @@ def compare_drafts(
 
 
 def _are_same(ours: Sequence[DraftToken], theirs: Sequence[DraftToken]) -> bool:
-    pairs = list(zip(ours, theirs, strict=False))
     return all(
         one.token == other.token and abs(_odds(one.evidence[0]) - _odds(other.evidence[0])) < _MAX_ODDS
-        for one, other in pairs
+        for one, other in zip(ours, theirs, strict=False)
     )
 
 
@@ -84,19 +78,15 @@ def _odds(probability: float) -> float:
 
 
 class _Shifted(Wrapped):
-    def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        found: list[object] = self.inner.decode(spans)
-        return [cast(Logits, _shifted(rows)) for rows in found]
+    """A block drafter of whose blocks everything is one place off."""
 
+    def decode(self, spans: Sequence[Span]) -> list[Any]:
+        return [self._moved(rows) if isinstance(rows, Block) else rows for rows in self.inner.decode(spans)]
 
-def _shifted(rows: object) -> object:
-    if not isinstance(rows, Block):
-        return rows
-    moved = [
-        None if part is None else np.roll(part, -1, axis=0)
-        for part in (rows.rows, rows.candidates, rows.confidence)
-    ]
-    return Block(*moved)  # type: ignore[arg-type]
+    def _moved(self, block: Block) -> Block:
+        parts = block.rows, block.candidates, block.confidence
+        moved: list[Any] = [None if part is None else np.roll(part, -1, axis=0) for part in parts]
+        return Block(*moved)
 
 
 @contextmanager

@@ -1,8 +1,5 @@
-"""Deliberate faults (`--inject`), to show that the certificate detects them: ten that differ in kind.
-
-A broken rule makes a mistake that real implementations have made; a broken mask or call gets past the grammar
-or past the calls of equal bits, or leaves a rejected token in what is stored.
-"""
+"""Deliberate faults (`--inject`), to show that the certificate detects them: ten that differ in kind,
+mistakes that real implementations have made."""
 
 from __future__ import annotations
 
@@ -36,12 +33,10 @@ def check_fault(name: str) -> str:
 
 RATIO_FAULT = "acceptance="
 """begins the fault that takes the acceptance ratio p / q times the number that follows"""
-RULE_FAULTS = {
-    "no-residual": "a rejected token is replaced by one from the target's whole distribution",
-    "argmax-draft": "the draft's most likely token is offered as if it had been drawn",
-    "reused-random": "one random number serves all decisions and draws of a step",
-    "kept-rejected": "a rejected token is emitted all the same",
-}
+RULE_FAULTS = ("no-residual", "argmax-draft", "reused-random", "kept-rejected")
+"""no-residual: a rejected token is replaced by one from the target's whole distribution; argmax-draft: the
+draft's most likely token is offered as if it had been drawn; reused-random: one random number serves all
+decisions and draws of a step; kept-rejected: a rejected token is emitted all the same"""
 
 
 def _ratio_factor(fault: str) -> float | None:
@@ -96,14 +91,12 @@ class _BrokenRule(Wrapped):
 
 
 def verifier_with(fault: str | None) -> Callable[[Request, int], Verifier]:
-    """What makes an engine's verifiers: broken ones for requests that speculate, else sound ones."""
+    """Makes an engine's verifiers: broken ones for requests that speculate, else sound ones."""
 
     def make(request: Request, seed: int) -> Verifier:
         sound = Verifier.of(request, seed)
         has_ratio = request.verification.rule != "stable" and not request.sampling.is_greedy
-        is_broken = fault is not None and (
-            fault in RULE_FAULTS or (has_ratio and _ratio_factor(fault) is not None)
-        )
+        is_broken = fault in RULE_FAULTS or (has_ratio and fault is not None and _ratio_factor(fault))
         if fault is None or not is_broken or not request.speculate:
             return sound
         return cast(Verifier, _BrokenRule(sound, fault, seed))
@@ -153,11 +146,10 @@ class _UnmaskedDrafts(Wrapped):
 
 
 def break_masks(fault: str | None, constrain: Constrain | None) -> Constrain | None:
-    """Makes constraints with that fault; sound ones for no fault and for those of rules and calls."""
+    """Makes constraints with that fault; sound ones for other faults."""
     if constrain is None or fault != MASK_FAULT:
         return constrain
-    make = constrain
-    return lambda grammar: cast(Constraint, _UnmaskedDrafts(make(grammar)))
+    return lambda grammar: cast(Constraint, _UnmaskedDrafts(constrain(grammar)))
 
 
 # Calls, and what is stored after them
@@ -174,10 +166,7 @@ def unequal_sizes(model: BitwiseModel) -> tuple[int, ...]:
 
 
 def break_calls(fault: str | None, target: Model) -> Model:
-    """The target with that fault; itself for no fault and for those of rules and masks.
-
-    Raises SettingError where the fault could not show.
-    """
+    """The target with that fault; itself for other faults. Raises SettingError where it could not show."""
     if fault == "short-rewind":
         return cast(Model, _ShortRewind(target))
     if fault != "unequal-calls":

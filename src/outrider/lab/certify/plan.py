@@ -4,68 +4,45 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 
-from outrider.backends.bitwise import BitwiseModel
-from outrider.core.contracts import Drafter, Model, Policy
 from outrider.core.data import Grammar
 from outrider.core.errors import SettingError
 from outrider.core.params import Rule
+from outrider.drafters.model import ModelDrafter
+from outrider.engine import Engine
 from outrider.lab.certify.faults import MASK_FAULT, check_fault
-from outrider.lab.certify.texts import Compared, Constrain
-from outrider.models.vocab import Alignment
+from outrider.lab.certify.texts import Compared
 from outrider.policy.fixed import FixedPolicy
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What is put to the test. `draft` is the model of a model drafter, `alignment` how its tokens map to the
-    target's; `constrain` is needed where the plan has a grammar."""
+def speculates(engine: Engine, grammar: Grammar | None) -> bool:
+    """Whether an engine ever drafts anything: what a grammar forces needs no drafter."""
+    off = isinstance(engine.policy, FixedPolicy) and engine.policy.draft_max == 0
+    forces = grammar is not None and grammar.fast_forward != "off"
+    return bool(engine.drafters or forces) and engine.target.rewinding.is_possible and not off
 
-    target: Model
-    drafters: tuple[Drafter, ...] = ()
-    policy: Policy = field(default_factory=FixedPolicy)
-    draft: Model | None = None
-    alignment: Alignment | None = None
-    constrain: Constrain | None = None
 
-    @property
-    def head(self) -> Model | None:
-        """The draft model, if it is a head that drafts whatever it read before: beside a target of
-        checkpoints, which loses states of accepted tokens, it does not."""
-        is_head = getattr(self.draft, "is_head", False) and not self.target.rewinding.recomputes
-        return self.draft if is_head else None
+def model_drafter(engine: Engine) -> ModelDrafter | None:
+    """The drafter of an engine that asks a model."""
+    return next((drafter for drafter in engine.drafters if isinstance(drafter, ModelDrafter)), None)
 
-    @property
-    def sampled_draft(self) -> Model | None:
-        """The draft model of the sampled tests; None where there is none that gives rows of single tokens."""
-        return self.draft if getattr(self.draft, "block", 1) == 1 else None
 
-    @property
-    def bit_equal(self) -> bool:
-        """Whether the target makes equal calls alone, so that texts must be bit-equal."""
-        return isinstance(self.target, BitwiseModel)
-
-    def speculates(self, grammar: Grammar | None = None) -> bool:
-        """Whether anything is ever drafted for this target: what a grammar forces needs no drafter."""
-        off = isinstance(self.policy, FixedPolicy) and self.policy.draft_max == 0
-        forces = grammar is not None and grammar.fast_forward != "off"
-        return bool(self.drafters or forces) and self.target.rewinding.is_possible and not off
+def head_drafter(engine: Engine) -> ModelDrafter | None:
+    """The drafter of a head that drafts whatever it read before: beside a target of checkpoints, which loses
+    states of accepted tokens, none does."""
+    drafter = model_drafter(engine)
+    is_head = drafter is not None and getattr(drafter.model, "is_head", False)
+    return drafter if is_head and not engine.target.rewinding.recomputes else None
 
 
 @dataclass(frozen=True, slots=True)
 class CertifyPlan:
-    """How much is tested, and how.
-
-    Args:
-        num_tokens: Of each prompt's greedy text.
-        num_seeded: Tokens of a text with a seed, on `num_repeated` prompts.
-        samples: For each setting on each of `num_sampled` prompts.
-        repeats: How often each decision about a draft is made again.
-        significance: The probability that sound sampling fails at all.
-        rule: One that is not auto is tested alone.
-        grammar: Limits every output.
+    """How much is tested, and how: `num_tokens` of each prompt's greedy text; `num_seeded` of a text with a
+    seed, on `num_repeated` prompts; so many `samples` for each setting on each of `num_sampled` prompts, and
+    each decision about a draft so many more times. `significance`: the probability that sound sampling fails
+    at all. A rule that is not auto is tested alone.
 
     Raises SettingError for a negative seed, and a fault that cannot show.
     """
@@ -92,12 +69,9 @@ class CertifyPlan:
 
 @dataclass(frozen=True, slots=True)
 class SampledTest:
-    """One test: did the texts of a setting follow their exact distribution?
-
-    `statistic` is chi-square over `cells`; None where `impossible` samples, which plain decoding never
-    gives, make it infinite. `behind_tokens` of a constrained answer came before the texts, the same for all
-    of them. `rejected`: after the correction for the number of all tests.
-    """
+    """Did the texts of a setting follow their exact distribution? `statistic` is chi-square over `cells`;
+    None where `impossible` samples, which plain decoding never gives, make it infinite. `behind_tokens` of a
+    constrained answer came before the texts. `rejected`: after the correction for the number of all tests."""
 
     setting: str
     prompt: int
@@ -114,13 +88,10 @@ class SampledTest:
 
 @dataclass(frozen=True, slots=True)
 class DecisionTest:
-    """One test: were the decisions of a rule made with its probabilities?
-
-    `kind` is "acceptance", "recovered" or "bonus" (`lab.certify.decisions`). `statistic` is the sum of
-    the scores in standard deviations; None where one of `impossible` outcomes decides, or no outcome tells.
+    """Were the decisions of a rule made with its probabilities? `statistic` is the sum of the scores in
+    standard deviations; None where one of `impossible` outcomes decides, or no outcome tells.
     `detectable_error` is the smallest error that these decisions show with probability 0.95: of the
-    acceptance ratio, of what is subtracted after a rejection, of the temperature (None: none up to 30 %).
-    """
+    acceptance ratio, of what is subtracted after a rejection, of the temperature (None: none up to 30 %)."""
 
     rule: str
     kind: str
@@ -145,7 +116,6 @@ class DraftsTest:
 
     @property
     def holds(self) -> bool:
-        """Whether all are, but for what rounding explains."""
         return self.same >= _MIN_SAME * self.compared
 
 
@@ -191,7 +161,6 @@ class Findings:
 
     @property
     def compared_rows(self) -> int:
-        """At how many positions the bits of logits were compared."""
         return sum(part.rows.positions for part in self.all_texts if part.rows is not None)
 
     @property

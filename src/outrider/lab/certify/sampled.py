@@ -1,9 +1,7 @@
-"""Sampling with speculation, against the distribution that plain decoding samples from.
-
-The real engine generates a few tokens of an answer thousands of times, on the models' cached logits, and
-the counts of the texts are tested against their exact probabilities: the chain rule over the same logits,
-through the same sampler. What a text of several tokens tells apart: decisions within a draft, recovered
-and bonus tokens, and penalties that must see the drafted prefix.
+"""Sampling with speculation, against the distribution that plain decoding samples from: the real engine
+generates a few tokens of an answer thousands of times, on the models' cached logits, and the counts of the
+texts are tested against their exact probabilities. A text of several tokens tells apart decisions within a
+draft, recovered and bonus tokens, and penalties that must see the drafted prefix.
 """
 
 from __future__ import annotations
@@ -11,8 +9,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,7 +34,7 @@ from outrider.lab.certify.distribution import (
     find_start,
 )
 from outrider.lab.certify.faults import break_masks, verifier_with
-from outrider.lab.certify.plan import CertifyPlan, DecisionTest, SampledTest, Subject
+from outrider.lab.certify.plan import CertifyPlan, DecisionTest, SampledTest, model_drafter
 from outrider.lab.certify.texts import after, generate
 from outrider.lab.loaded import Progress
 from outrider.lab.statistics import holm
@@ -46,10 +45,9 @@ _CANDIDATES = 24
 """Prompts among which those of the highest entropy are chosen."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One way to sample that is put to the test. `drafter` is "model", "lookup" or "none": nothing is drafted
-    but what a grammar forces."""
+class Setting(NamedTuple):
+    """One way to sample that is put to the test. `drafter` is "model", "lookup" or "forced text": nothing is
+    drafted but what a grammar forces."""
 
     drafter: str
     verification: Verification
@@ -57,12 +55,11 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """The setting, for people."""
-        rule, drafts = self.verification.rule, self.verification.draft_sampling
-        kinds = {"lookup": "lookup", "none": "forced text"}
-        kind = kinds.get(self.drafter) or {"greedy": "most likely", "sampled": "drawn"}.get(drafts)
-        penalties = ", penalties" if self.sampling.repeat_penalty != 1 else ""
-        return f"{rule}{f', {kind}' if kind else ''}, T={self.sampling.temperature:g}{penalties}"
+        drafts = {"greedy": "most likely", "sampled": "drawn", "auto": ""}[self.verification.draft_sampling]
+        kind = drafts if self.drafter == "model" else self.drafter
+        heat = f"T={self.sampling.temperature:g}"
+        penalties = "penalties" if self.sampling.repeat_penalty != 1 else ""
+        return ", ".join(filter(None, [self.verification.rule, kind, heat, penalties]))
 
 
 _KINDS: tuple[tuple[str, Rule, DraftSampling], ...] = (
@@ -85,7 +82,7 @@ def settings_under_test(plan: CertifyPlan) -> list[Setting]:
     if wanted != "auto":
         kinds = [*(kind for kind in kinds if kind[1] == wanted), ("lookup", wanted, "auto")]
     if plan.grammar is not None and plan.grammar.fast_forward != "off":
-        kinds.append(("none", wanted, "auto"))
+        kinds.append(("forced text", wanted, "auto"))
     found = [
         Setting(drafter, Verification(rule, drafts), SamplingParams(temperature=temperature))
         for temperature in (0.7, 1.0)
@@ -95,19 +92,25 @@ def settings_under_test(plan: CertifyPlan) -> list[Setting]:
     return [*found, Setting("model", replace(found[0].verification, rule=last), _PENALISED)]
 
 
-def sampled_tests(
-    subject: Subject, prompts: Sequence[Text], plan: CertifyPlan, progress: Progress
-) -> tuple[tuple[SampledTest, ...], tuple[DecisionTest, ...], int]:
-    """Test every setting on the prompts of the highest entropy.
+class SampledTests(NamedTuple):
+    """The tests of texts and of decisions, corrected for their number, and how many calls of the real models
+    all of them took; `stand_in`: the target itself, disturbed, was in the place of a draft model."""
 
-    Returns the tests of texts and of decisions, corrected for their number, and how many calls of the real
-    models all of them took. Without a draft model the target itself, disturbed, is in its place. Seeds belong
-    to the number of the test and of the sample.
-    """
+    texts: tuple[SampledTest, ...] = ()
+    decisions: tuple[DecisionTest, ...] = ()
+    calls: int = 0
+    stand_in: bool = False
+
+
+def sampled_tests(
+    subject: Engine, prompts: Sequence[Text], plan: CertifyPlan, progress: Progress
+) -> SampledTests:
+    """Test every setting on the prompts of the highest entropy. Seeds belong to the number of the test and of
+    the sample."""
     settings, sampler = settings_under_test(plan), _Sampler(subject, plan)
     scores: ScoreTests = {(rule, kind): ScoreTest() for rule in RULES for kind in KINDS}
     tests: list[SampledTest] = []
-    progress("sampled", 0.0)
+    progress("samples", 0.0)
     try:
         chosen = sampler.most_uncertain(prompts[:_CANDIDATES])
         total = len(chosen) * len(settings)
@@ -116,7 +119,7 @@ def sampled_tests(
             exact: dict[SamplingParams, Exact] = {}
             for setting in settings:
                 number, sampling = len(tests), setting.sampling
-                progress("sampled", number / total)
+                progress("samples", number / total)
                 if sampling not in exact:
                     exact[sampling] = sampler.exact(start, sampling, level, number)
                 tests.append(sampler.test(index, start, setting, exact[sampling], number, scores))
@@ -132,28 +135,29 @@ def sampled_tests(
     ]
     values = [*(test.p_value for test in tests), *(test.p_value for test in decisions)]
     rejected = iter(holm(values, plan.significance))
-    return (
+    return SampledTests(
         tuple(replace(test, rejected=next(rejected)) for test in tests),
         tuple(replace(test, rejected=next(rejected)) for test in decisions),
         sampler.target.calls + sampler.draft.calls,
+        isinstance(sampler.draft, DisturbedModel),
     )
 
 
 class _Sampler:
-    def __init__(self, subject: Subject, plan: CertifyPlan) -> None:
+    def __init__(self, subject: Engine, plan: CertifyPlan) -> None:
         self._plan, self._constrain = plan, subject.constrain
         self.target = CachedModel(subject.target)
         self.draft: CachedModel = DisturbedModel(self.target, plan.seed)
-        if subject.sampled_draft is not None:
-            self.draft = CachedModel(subject.sampled_draft)
-        self._alignment = subject.alignment or compare(self.target.vocabulary, self.draft.vocabulary)
+        self._alignment = compare(self.target.vocabulary, self.target.vocabulary)
+        drafter = model_drafter(subject)
+        if drafter is not None and getattr(drafter.model, "block", 1) == 1:  # a block has no single rows
+            self.draft, self._alignment = CachedModel(drafter.model), drafter.alignment
 
     def forget(self) -> None:
         self.draft.forget()
         self.target.forget()
 
     def most_uncertain(self, prompts: Sequence[Text]) -> list[tuple[int, Start]]:
-        """Of some prompts those whose samples have the highest entropy, and where these start."""
         starts = [(i, find_start(self.target, prompt, self._sound())) for i, prompt in enumerate(prompts)]
         starts.sort(key=lambda entry: (entry[1].forced, entry[1].entropy), reverse=True)
         return sorted(starts[: self._plan.num_sampled], key=lambda entry: entry[0])
@@ -163,7 +167,6 @@ class _Sampler:
         return None if make is None or grammar is None else partial(make, grammar)
 
     def exact(self, start: Start, sampling: SamplingParams, level: float, number: int) -> Exact:
-        """What the texts of test `number` are compared with."""
         rng, sound = np.random.default_rng((self._plan.seed, number)), self._sound(start.answer)
         samples = self._plan.samples
         return exact_distribution(self.target, start.prompt, sampling, samples, level, rng, sound)
@@ -212,9 +215,9 @@ class _Sampler:
         drafters: dict[str, list[Drafter]] = {
             "lookup": [SuffixDrafter(min_match=1)],
             "model": [ModelDrafter(self.draft, self._alignment)],
+            "forced text": [],
         }
         # Drafts as long as the text, however doubtful: what is rarely offered is rarely tested.
         policy = FixedPolicy(draft_max=LENGTH, p_min=0, hand_over=0)
         constrain = break_masks(self._plan.fault, after(self._constrain, start.answer))
-        found = drafters.get(setting.drafter, [])
-        return Engine(self.target, found, policy, verifier=make, constrain=constrain)
+        return Engine(self.target, drafters[setting.drafter], policy, verifier=make, constrain=constrain)

@@ -1,9 +1,9 @@
 """Speculative and plain texts compared token by token, greedily and under a seed, every difference audited.
 
-A model call over several tokens adds up in another order than a call over one, so its logits differ in
-their last bits, and of two candidates that are all but equal either may win. The audit replays the committed
-text in the call shapes of each run, without a drafter. Where that alone yields each run's token, no drafter
-and no rule had a hand in the difference, which is a near-tie; otherwise something did.
+A model call over several tokens adds up in another order than a call over one, so of two candidates that are
+all but equal either may win. The audit replays the committed text in the call shapes of each run, without a
+drafter. Where that alone yields each run's token, the difference is a near-tie; otherwise a drafter or a rule
+had a hand in it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,10 @@ _STEPS_AHEAD = 3
 
 Constrain = Callable[[Grammar], Constraint]
 """Makes a fresh constraint of a grammar."""
-RowDigests = Mapping[tuple[int, ...], bytes]
-"""A digest of the logits' bits after each prefix of a text, prompt included."""
-
-
-# Models that are watched
 
 
 class Wrapped:
-    """A Model or Constraint that does what `inner` does, but for what a subclass defines."""
+    """Does what `inner` does, but for what a subclass defines."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -60,7 +55,7 @@ class Followed(Wrapped):
 
 
 class RowRecorder(Followed):
-    """A Model that gives what `inner` gives, and records a digest of every row's bits in `rows`."""
+    """A Model that records a digest of every row's bits in `rows`, by the prefix of the text before it."""
 
     def __init__(self, inner: Model) -> None:
         super().__init__(inner)
@@ -76,9 +71,6 @@ class RowRecorder(Followed):
         return found
 
 
-# Runs
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """A generation from `prompt`, which may hold generated tokens of an earlier run. `rows` are digests of
@@ -87,11 +79,10 @@ class Run:
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     records: tuple[StepRecord, ...]
-    rows: RowDigests | None = None
+    rows: Mapping[tuple[int, ...], bytes] | None = None
 
     @property
     def text(self) -> tuple[int, ...]:
-        """All tokens, the prompt's included."""
         return self.prompt + self.tokens
 
 
@@ -99,9 +90,9 @@ def run(engine: Engine, request: Request, beside: Request | None = None) -> Run:
     """Run a request on an empty KV cache; `beside` is in the middle of its own generation all the while."""
     engine.reset()
     target: object = engine.target
-    recorder = target if isinstance(target, RowRecorder) else None
-    if recorder is not None:
-        recorder.rows.clear()
+    if not isinstance(target, RowRecorder):
+        return generate(engine, request)
+    target.rows.clear()
     if beside is None:
         found = generate(engine, request)
     else:
@@ -109,7 +100,7 @@ def run(engine: Engine, request: Request, beside: Request | None = None) -> Run:
             for _ in range(_STEPS_AHEAD):
                 next(other, None)
             found = generate(engine, request)
-    return found if recorder is None else replace(found, rows=dict(recorder.rows))
+    return replace(found, rows=dict(target.rows))
 
 
 def generate(engine: Engine, request: Request) -> Run:
@@ -124,19 +115,6 @@ def generate(engine: Engine, request: Request) -> Run:
         return Run(request.prompt, end.value.tokens, end.value.records)
     except ConstraintError as error:
         return Run(request.prompt, error.tokens, tuple(records))
-
-
-def _counts(runs: Sequence[Run]) -> dict[str, int]:
-    records = [record for found in runs for record in found.records]
-    return {
-        "tokens": sum(len(found.tokens) for found in runs),
-        "target_calls": len(records),
-        "drafted_tokens": sum(len(record.draft) for record in records),
-        "accepted_tokens": sum(record.num_accepted for record in records),
-    }
-
-
-# Comparisons
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +145,10 @@ class Difference:
     near_tie: bool = False
     speculative_margin: float | None = None
     plain_margin: float | None = None
+
+    @property
+    def margin(self) -> float:
+        return max(self.speculative_margin or 0.0, self.plain_margin or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,15 +186,13 @@ def compare_texts(
     included, so that every token is compared. Under the seed-stable rule the first difference ends the
     comparison: the noise belongs to a place in the request, which cannot be entered midway. So does a
     difference that is no near-tie. Where the engine's target records its rows (`RowRecorder`) no difference
-    is excused, and the bits of the logits are compared too. With `beside` the speculative text is generated
+    is excused, the bits of the logits are compared too, and with `beside` the speculative text is generated
     while that request runs.
     """
     score = plain_scores(engine.target.vocabulary, request, constrain)
     speculative = run(engine, replace(request, speculate=True), beside)
     plain = run(engine, replace(request, speculate=False))
-    rows = None
-    if speculative.rows is not None and plain.rows is not None:
-        rows = _compare_rows(speculative.rows, plain.rows, len(plain.prompt))
+    rows = _compare_rows(speculative, plain)
     differences: list[Difference] = []
     runs, num_tokens = [speculative, plain], len(speculative.tokens)
     while (found := _audited(engine, speculative, plain, score)) is not None:
@@ -224,8 +204,7 @@ def compare_texts(
         plain = _resume(engine, request, speculative.tokens[:num_compared], constrain)
         runs.append(plain)
     engine.reset()
-    temperature = float(request.sampling.temperature)
-    return Compared(prompt, temperature, num_tokens, tuple(differences), _counts(runs), rows)
+    return _compared(request, prompt, num_tokens, differences, runs, rows)
 
 
 def repeat(engine: Engine, request: Request, prompt: int = 0) -> Compared:
@@ -238,18 +217,35 @@ def repeat(engine: Engine, request: Request, prompt: int = 0) -> Compared:
     engine.reset()
     found = _difference(engine.target.vocabulary, *runs)
     num_tokens = len(runs[0].tokens) if found is None else found.position + 1
+    return _compared(request, prompt, num_tokens, [] if found is None else [found], runs)
+
+
+def _compared(
+    request: Request,
+    prompt: int,
+    num_tokens: int,
+    differences: Sequence[Difference],
+    runs: Sequence[Run],
+    rows: ComparedRows | None = None,
+) -> Compared:
+    records = [record for found in runs for record in found.records]
+    counts = {
+        "tokens": sum(len(found.tokens) for found in runs),
+        "target_calls": len(records),
+        "drafted_tokens": sum(len(record.draft) for record in records),
+        "accepted_tokens": sum(record.num_accepted for record in records),
+    }
     temperature = float(request.sampling.temperature)
-    return Compared(prompt, temperature, num_tokens, () if found is None else (found,), _counts(runs))
+    return Compared(prompt, temperature, num_tokens, tuple(differences), counts, rows)
 
 
 def after(constrain: Constrain | None, tokens: Sequence[int]) -> Constrain | None:
     """Makes constraints that have read these tokens: for prompts that end with part of an answer."""
     if constrain is None or not tokens:
         return constrain
-    make = constrain
 
     def advanced(grammar: Grammar) -> Constraint:
-        constraint = make(grammar)
+        constraint = constrain(grammar)
         constraint.accept(tokens)
         return constraint
 
@@ -266,8 +262,11 @@ def _resume(engine: Engine, request: Request, tokens: Sequence[int], constrain: 
     return found
 
 
-def _compare_rows(ours: RowDigests, theirs: RowDigests, num_prompt: int) -> ComparedRows:
+def _compare_rows(speculative: Run, plain: Run) -> ComparedRows | None:
     """After every prefix that both runs evaluated, from the end of the prompt on."""
+    ours, theirs, num_prompt = speculative.rows, plain.rows, len(plain.prompt)
+    if ours is None or theirs is None:
+        return None
     shared = [prefix for prefix in theirs if prefix in ours and len(prefix) >= num_prompt]
     differing = sorted(len(prefix) - num_prompt for prefix in shared if ours[prefix] != theirs[prefix])
     return ComparedRows(len(shared), len(differing), differing[0] if differing else None)

@@ -1,4 +1,5 @@
-"""What a draft is trained on: the target's answers, with its most likely tokens at every position.
+"""What a draft is trained on and measured by: which questions, and the target's answers to them, with its
+most likely tokens at every position.
 
 Each answer is a file of its own, written whole or not at all, so that a run which is stopped loses nothing
 but the answers under way.
@@ -11,8 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,17 +23,21 @@ import numpy.typing as npt
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Request
-from outrider.core.errors import InputError, OutriderError
+from outrider.core.errors import InputError, OutriderError, SettingError
 from outrider.core.files import write_whole
 from outrider.core.params import SamplingParams
-from outrider.lab.distill.plan import DistillPlan
-from outrider.lab.distill.questions import Question
+from outrider.lab.distill.plan import Data, DistillPlan
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile
+from outrider.lab.prompts import Prompt, conversation_hash, is_held_out
 from outrider.lab.record import answered
+from outrider.lab.workloads import BUILT_IN, load_workload
+from outrider.lab.written_prompts import written_prompts
 from outrider.policy.fixed import FixedPolicy
 from outrider.session.loading import load_weights, template_of
 
+_DEFAULT_PROMPTS = 2000
+"""of the bundled ones"""
 _TOP = 64
 """of a target's most likely tokens that are recorded at each place"""
 _AT_ONCE = 32
@@ -39,8 +46,81 @@ MIN_LOG = -100.0
 """of a token that has no probability"""
 
 Tokens = npt.NDArray[np.int32]
-OnDone = Callable[[str, int], None]
-"""Called for every question that is done: why it was passed over (or ""), and its answer's tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt, or one of its follow-ups, and how it is answered."""
+
+    prompt: Prompt
+    category: str
+    temperature: float
+    turn: int = 0
+
+    @property
+    def turns(self) -> list[Question]:
+        """It and its follow-ups, from the first."""
+        return [replace(self, turn=turn) for turn in range(1 + len(self.prompt.follow_ups))]
+
+    @property
+    def id(self) -> str:
+        """Names what is asked and how: prompts of two files may have the same id."""
+        prompt = self.prompt
+        asked = (prompt.messages, prompt.follow_ups, prompt.grammar, prompt.tools, prompt.max_tokens)
+        digest = blake2b(repr(asked).encode(), digest_size=6).hexdigest()
+        return f"{prompt.id}#{digest}/{self.turn + 1}@{self.temperature:g}"
+
+
+class Asked(NamedTuple):
+    """The questions of a plan; the two sides have no conversation in common."""
+
+    training: list[Question]
+    held_out: list[Question]
+
+
+def asked(plan: Data) -> Asked:
+    """The questions that a plan names, each prompt at one of its temperatures, which take turns.
+
+    Some of those held out are asked at temperature 0 whatever the plan says: a draft's agreement and expected
+    speed are measured along the target's most likely answers.
+    Raises PromptError for a file that cannot be read, SettingError when one side of the split is empty.
+    """
+    if not plan.prompts:
+        written = written_prompts(plan.num_prompts or _DEFAULT_PROMPTS)
+        prompts = [(entry.category, entry.prompt) for entry in written]
+    else:
+        prompts = [found for name in dict.fromkeys(plan.prompts) for found in _of_file(name)]
+        prompts = prompts[: plan.num_prompts]
+    fresh = [item for item in prompts if conversation_hash(item[1]) not in _measured()]
+    held_out = [is_held_out(prompt) for _, prompt in fresh]
+    if all(held_out) or not any(held_out):
+        reason = f"of {len(fresh)} prompts {sum(held_out)} are held out, and both sides need some"
+        if known := len(prompts) - len(fresh):
+            reason += f"; {known} more are of the built-in workloads, which drafts are measured on"
+        raise SettingError("prompts", reason, "Give more prompts: one of sixteen is held out.")
+    with_zero = plan.temperatures if 0 in plan.temperatures else (0.0, *plan.temperatures)
+    sides = Asked([], [])
+    for (category, prompt), held in zip(fresh, held_out, strict=True):
+        temperatures = sorted(with_zero) if held else plan.temperatures
+        side = sides[held]
+        side.append(Question(prompt, category, temperatures[len(side) % len(temperatures)]))
+    return sides
+
+
+@cache
+def _measured() -> frozenset[str]:
+    """The conversations of the built-in workloads, which drafts are measured on by `check` and `bench`."""
+    workloads = map(load_workload, BUILT_IN)
+    return frozenset(conversation_hash(prompt) for workload in workloads for prompt in workload.prompts)
+
+
+def _of_file(name: str) -> list[tuple[str, Prompt]]:
+    if name in BUILT_IN:
+        reason = "drafts are measured on the built-in workloads, and must not be trained on them"
+        raise SettingError(
+            f"--prompts {name}", reason, "Name a file; without one the bundled prompts are used."
+        )
+    return [(Path(name).stem, prompt) for prompt in load_workload(name).prompts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +168,14 @@ def read_example(path: Path) -> Example:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
             identity, category, text = map(str, data["words"])
             arrays = {name: data[name] for name in _ARRAYS}
-            temperature = float(data["temperature"])
-            return Example(identity, category, **arrays, temperature=temperature, text=text)
+            return Example(identity, category, **arrays, temperature=float(data["temperature"]), text=text)
     except Exception as error:  # the readers of zip files and arrays raise whatever their parts do
         raise InputError(str(path), f"it is damaged ({error})", "Remove it: it is made again.") from error
 
 
 def read_examples(folder: Path, questions: Sequence[Question]) -> list[Example]:
     """The answers that there are to some questions and their follow-ups; none where one was passed over."""
-    turns = (replace(q, turn=turn) for q in questions for turn in range(q.num_turns))
-    paths = (example_path(folder, question.id) for question in turns)
+    paths = (example_path(folder, turn.id) for question in questions for turn in question.turns)
     return [read_example(path) for path in paths if path.exists()]
 
 
@@ -117,20 +195,20 @@ def generate(
     max_tokens: int = 256,
     top: int = _TOP,
     seed: int = 0,
-    on_done: OnDone = lambda _why, _tokens: None,
+    on_done: Callable[[str, int], None] = lambda _why, _tokens: None,
 ) -> None:
     """Let the target answer every question that has no file in `folder` yet, and its follow-ups after it.
 
     Each question has a stream of random numbers of its own, so that an answer does not depend on what else is
-    under way. Questions that do not fit, or whose grammar leaves no way on, are passed over, and reported.
+    under way. Questions that do not fit, or whose grammar leaves no way on, are passed over. `on_done` is
+    called for every question: why it was passed over (or ""), and its answer's tokens.
     Raises BackendError when a call fails, SettingError when the disk is full.
     """
     waiting: deque[tuple[Question, tuple[str, ...]]] = deque((question, ()) for question in questions)
 
     def is_done(question: Question, answers: tuple[str, ...], num_tokens: int) -> None:
         on_done("", num_tokens)
-        if question.turn + 1 < question.num_turns:
-            waiting.append((replace(question, turn=question.turn + 1), answers))
+        waiting.extend((turn, answers) for turn in question.turns[question.turn + 1 :][:1])
 
     def following() -> tuple[tuple[Question, tuple[str, ...], Request], Request] | None:
         while waiting:

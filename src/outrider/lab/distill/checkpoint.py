@@ -1,19 +1,16 @@
-"""A Llama-like model as plain arrays, read from a GGUF file and written as one.
-
-Weights are float32 whatever a file holds. Query and key matrices are in the layout of Hugging Face's models,
-where the two halves of a head are rotated against each other; GGUF files of the "llama" architecture hold
-them interleaved instead, and are converted on the way in and out.
-"""
+"""A Llama-like model as plain arrays, as GGUF files hold it but in 32 bits: read from one, and written as
+one, with what to expect of it."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from dataclasses import fields as fields_in
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -29,12 +26,13 @@ from outrider.backends.gguf.quantizer import quantize, read_type
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
 from outrider.core.files import check_writable, reason_of
+from outrider.costs import CallCosts
 from outrider.lab.model_file import Tensor, read_tensors, write_model_file
 from outrider.models.header import Field, Header, fields_of, read_header
 from outrider.models.reference import local_shards
 from outrider.models.vocab import align
 from outrider.models.vocab.subset import Subset, part_fields, tokenizer_fields
-from outrider.policy.state import CALIBRATION_KEY, PretrainedCalibration
+from outrider.policy.state import CALIBRATION_KEY, PolicyState, PretrainedCalibration
 
 Array = npt.NDArray[np.float32]
 
@@ -116,18 +114,14 @@ def restrict(model: Checkpoint, subset: Subset) -> Checkpoint:
 
 
 def read_gguf(path: Path) -> Checkpoint:
-    """The model of a GGUF file, dequantized.
-
-    Raises ModelFileError when it is missing, damaged, or of an architecture that is not known here.
-    """
+    """Raises ModelFileError when it is missing, damaged, or of an architecture that is not known here."""
     header, tensors = read_tensors(path)
     shape = _shape_of(path, header, tensors)
     weights: dict[str, Array] = {}
     try:
         for name, tensor in tensors.items():
-            numbers = dequantize(tensor.rows, tensor.kind).reshape(tensor.shape)
             # A copy: what needs no conversion would be a view of the file.
-            weights[name] = rotation_layout(name, np.array(numbers, np.float32), shape, to_gguf=False)
+            weights[name] = np.array(dequantize(tensor.rows, tensor.kind), np.float32).reshape(tensor.shape)
     except (NotImplementedError, ValueError) as error:
         reason = f"its weights cannot be read here ({error})"
         raise ModelFileError(str(path), reason, "Get it in another quantization.") from error
@@ -141,10 +135,8 @@ def _shape_of(path: Path, header: Header, tensors: Mapping[str, Tensor]) -> Shap
         known = ", ".join(ARCHITECTURES)
         reason = f"the architecture {architecture!r} cannot be trained here (known: {known})"
         raise ModelFileError(str(path), reason, _ANOTHER)
-    given: dict[str, Any] = {}
-    for name, key in SHAPE_KEYS.items():
-        if (value := header.fields.get(key.format(arch=architecture))) is not None:
-            given[name] = value
+    fields = {name: header.fields.get(key.format(arch=architecture)) for name, key in SHAPE_KEYS.items()}
+    given: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
     try:
         heads = {"kv_heads": given["heads"], "head_width": given["width"] // given["heads"]}
         values = {"rope_base": 10_000.0} | heads | given
@@ -200,30 +192,14 @@ def tensor_sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def rotation_layout(name: str, values: Array, shape: Shape, *, to_gguf: bool) -> Array:
-    """A query or key matrix (or bias) as the architecture's GGUF files hold it, or from there in the layout
-    of halves; others as they are."""
-    part = name.split(".")[-2] if shape.architecture == "llama" else ""
-    heads = {"attn_q": shape.heads, "attn_k": shape.kv_heads}.get(part)
-    if heads is None:
-        return values
-    half = shape.head_width // 2
-    split = values.reshape((heads, 2, half, -1) if to_gguf else (heads, half, 2, -1))
-    return np.ascontiguousarray(split.swapaxes(1, 2).reshape(values.shape))
-
-
 # Writing
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """How a draft was made.
-
-    `teacher`: the target's name; `teacher_sha256`: of its file; `data`: what prompts at which temperatures,
-    in one sentence; `tokens`: label positions trained on, each as often as it was; `version`: of Outrider;
-    `licence`: the teacher's, None where its file names none. Of a draft that was continued, `tokens` and
-    `steps` count what went before too.
-    """
+    """How a draft was made. `data`: what prompts at which temperatures, in one sentence; `tokens`: label
+    positions trained on, each as often as it was; `version`: of Outrider; `licence`: the teacher's. Of a
+    draft that was continued, `tokens` and `steps` count what went before too."""
 
     teacher: str
     teacher_sha256: str
@@ -322,6 +298,28 @@ def read_subset(path: Path, target: Vocabulary) -> Subset:
     raise VocabularyMismatch(f"draft {path.stem}", reason, way_out)
 
 
+def pretrained_calibration(
+    name: str, answers: Iterable[Sequence[tuple[float, bool]]]
+) -> PretrainedCalibration:
+    """The calibration by the predictions of the draft model `name` along some answers: for each position, its
+    confidence in its most likely token, and whether that was correct."""
+    state = PolicyState(CallCosts())
+    estimator = state.estimator(name)
+    seen: list[float] = []
+    for answer in answers:
+        text = state.new_request(1, None)
+        for confidence, correct in answer:
+            evidence, bias = (confidence,), text.bias(name)
+            seen.append(estimator.probability(evidence, bias))
+            estimator.learn(evidence, bias, correct)
+    if seen:
+        state.mean_confidence = fmean(seen)
+    data = state.as_json()
+    # In constrained text, which held-out answers seldom are, its confidence means the same.
+    data["estimators"][f"{name} (constrained)"] = {"weights": estimator.weights}
+    return data
+
+
 def _field(value: str | int | float) -> Field:
     """llama.cpp wants its own numbers as 32 bits."""
     if isinstance(value, str):
@@ -355,7 +353,7 @@ def _stored(checkpoint: Checkpoint, floats: str) -> dict[str, Tensor]:
     for name, weights in checkpoint.weights.items():
         kind = GGMLQuantizationType[floats if weights.ndim > 1 else "F32"]
         with np.errstate(over="ignore"):
-            rows = encoded(rotation_layout(name, weights, checkpoint.shape, to_gguf=True), kind)
+            rows = encoded(weights, kind)
         if not np.isfinite(rows).all():
             reason = f"{name} holds numbers that are infinite, none at all, or too large for 16 bits"
             raise SettingError("the draft", reason, "Train it again with a lower learning rate.")

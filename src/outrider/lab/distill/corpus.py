@@ -1,4 +1,12 @@
-"""The target's answers as a draft is trained on them: in its own token ids, in batches of like length."""
+"""The target's answers as a draft is trained on them, in its own token ids and in batches of like length, and
+how far a draft's distributions are from the target's along them.
+
+A target's distribution is known by its K most likely tokens and what is left for the rest, which is taken
+as one more token. p is the target's, q the draft's, and α = Σ min(p, q) the acceptance at a position: the
+share of sampled drafts that are accepted (Leviathan et al. 2023, arXiv 2211.17192, section 3.2). The loss is
+λ KL(p || q) + (1 - λ)(1 - α) with λ = exp(-3 α): far from the target KL pulls, near it acceptance itself is
+what counts (speculators, "lk_hybrid").
+"""
 
 from __future__ import annotations
 
@@ -10,12 +18,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import log_softmax, pad
 from torch.nn.utils.rnn import pad_sequence
 
 from outrider.lab.distill.answers import Example
-from outrider.lab.distill.losses import Labels
 from outrider.models.vocab.subset import Subset
+
+_HYBRID_RATE = 3.0
+_MIN_P = 1e-9
+_MIN_Q = 1e-7
+"""about the rounding of 1 - Σ q in 32 bits"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +36,8 @@ class Text:
 
     `tokens` (prompt and answer but its last token) are read; at the last `len(ids)` of them the target's
     distribution is known: `ids` and `probs` (answer, K + 1; the last column is
-    `<|other|>`), `rest` (answer,).
+    `<|other|>`), `rest` (answer,). `has_other`: whether the last column is for tokens that the draft does not
+    know.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -33,17 +46,6 @@ class Text:
     rest: npt.NDArray[np.float16]
     is_greedy: bool
     has_other: bool
-    """whether the last column is for tokens that the draft does not know"""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingBatch:
-    """Texts side by side: `tokens` (texts, longest) padded at the end, the labels of all their positions in
-    the order of the texts, and where these positions are, as indices into the flattened `tokens`."""
-
-    tokens: Tensor
-    places: Tensor
-    labels: Labels
 
 
 def text_of(example: Example, subset: Subset, max_tokens: int) -> Text | None:
@@ -98,6 +100,32 @@ def packed(texts: Iterable[Text], batch_tokens: int) -> list[list[Text]]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """The target's distributions at n positions, in the draft's ids.
+
+    `ids` (n, K) int64, distinct in a row but for entries of no probability; `probs` (n, K) and `rest` (n,)
+    sum to 1 together.
+    """
+
+    ids: Tensor
+    probs: Tensor
+    rest: Tensor
+
+    def at(self, positions: slice) -> Labels:
+        return Labels(self.ids[positions], self.probs[positions], self.rest[positions])
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBatch:
+    """Texts side by side: `tokens` (texts, longest) padded at the end, the labels of all their positions in
+    the order of the texts, and where these positions are, as indices into the flattened `tokens`."""
+
+    tokens: Tensor
+    places: Tensor
+    labels: Labels
+
+
 def batch_of(texts: Sequence[Text], device: torch.device) -> TrainingBatch:
     """Texts as tensors on a device."""
     tokens = pad_sequence([torch.from_numpy(text.tokens).long() for text in texts], batch_first=True)
@@ -117,3 +145,30 @@ def batch_of(texts: Sequence[Text], device: torch.device) -> TrainingBatch:
         torch.from_numpy(np.concatenate([text.rest for text in texts])).float().to(device),
     )
     return TrainingBatch(tokens.to(device), torch.cat(places).to(device), labels)
+
+
+def loss_of(logits: Tensor, labels: Labels) -> Tensor:
+    """The loss at each of n positions, of logits (n, vocabulary)."""
+    log_q, rest_q, alpha = _compared(logits, labels)
+    p, rest_p = labels.probs, labels.rest
+    kl = (p * (p.clamp(min=_MIN_P).log() - log_q)).sum(-1)
+    kl = kl + rest_p * (rest_p.clamp(min=_MIN_P).log() - rest_q.log())
+    weight = torch.exp(-_HYBRID_RATE * alpha.detach())
+    return weight * kl + (1 - weight) * (1 - alpha)
+
+
+def acceptance(logits: Tensor, labels: Labels) -> Tensor:
+    """Σ min(p, q) at each position: how often a token drawn from the draft would be accepted."""
+    return _compared(logits, labels)[2]
+
+
+def _compared(logits: Tensor, labels: Labels) -> tuple[Tensor, Tensor, Tensor]:
+    """The draft's log probabilities of the labelled tokens (n, K), its probability of the rest (n,), and
+    Σ min(p, q) (n,)."""
+    # One kernel each way: logsumexp alone would take longer backwards than the whole network.
+    log_q = log_softmax(logits, dim=-1, dtype=torch.float32).gather(-1, labels.ids)
+    q = log_q.exp()
+    rest_q = 1 - (q * (labels.probs > 0)).sum(-1)
+    # Raised without touching its gradient: a draft that has nothing left for the rest must still learn it.
+    rest_q = rest_q + (rest_q.clamp(min=_MIN_Q) - rest_q).detach()
+    return log_q, rest_q, torch.minimum(labels.probs, q).sum(-1) + torch.minimum(labels.rest, rest_q)

@@ -23,9 +23,7 @@ from outrider.backends.tuning.curves import costs_of
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import Rows
 from outrider.costs.expected_speed import StepCosts
-from outrider.lab.distill.corpus import Text, TrainingBatch, batch_of, packed
-from outrider.lab.distill.losses import Labels, acceptance, loss_of
-from outrider.lab.distill.plan import kept
+from outrider.lab.distill.corpus import Labels, Text, TrainingBatch, acceptance, batch_of, loss_of, packed
 from outrider.models.gguf import read_card
 from outrider.session.loading import load_weights
 
@@ -35,27 +33,13 @@ _MAX_DRAFTED = 16
 _DRAFT_SECONDS = 5.0
 
 
-def measure_costs(target: Path, draft: Path, stored: Path, options: LoadOptions) -> StepCosts:
+def measure_costs(target: Path, draft: Path, options: LoadOptions) -> StepCosts:
     """Costs of a target's calls and of a step of the draft in the file `draft`, weights untrained or not.
-
-    Taken from `stored` where they were written there before: the choice of the best draft depends on them,
-    and a run that is resumed must choose as it began. Raises InputError when that file is damaged,
-    BackendError when a call fails.
-    """
-
-    def measured() -> dict[str, Any]:
-        large = _curve(target, options, "all")
-        small = _curve(draft, options, "last", seconds=_DRAFT_SECONDS, fresh=True)
-        sizes = range(1, _MAX_DRAFTED + 2)
-        return {
-            "target_s": [large.call_s(n, context=_CONTEXT_TOKENS) for n in sizes],
-            "draft_s": small.call_s(1, context=_CONTEXT_TOKENS),
-        }
-
-    def read(found: Any) -> StepCosts:
-        return StepCosts(tuple(map(float, found["target_s"])), float(found["draft_s"]))
-
-    return kept(stored, measured, read, "prices", "Remove it: the costs are measured again.")
+    Raises BackendError when a call fails."""
+    large = _curve(target, options, "all")
+    small = _curve(draft, options, "last", seconds=_DRAFT_SECONDS, fresh=True)
+    target_s = [large.call_s(n, context=_CONTEXT_TOKENS) for n in range(1, _MAX_DRAFTED + 2)]
+    return StepCosts(target_s, small.call_s(1, context=_CONTEXT_TOKENS))
 
 
 def _curve(path: Path, options: LoadOptions, rows: Rows, **measured: Any) -> CallCosts:
@@ -67,13 +51,12 @@ def _curve(path: Path, options: LoadOptions, rows: Rows, **measured: Any) -> Cal
 class Evaluation:
     """The draft after so many steps, on the held-out answers.
 
-    `train_loss`: the mean since the evaluation before (None: there was no step); `loss`: that of training,
-    over all; `acceptance`: mean Σ min(p, q), over all; `agreement`: share of positions of greedy answers
-    where its most likely token is the target's; `speedup`: expected at the measured costs.
+    `loss`: that of training, over all; `acceptance`: mean Σ min(p, q), over all; `agreement`: share of
+    positions of greedy answers where its most likely token is the target's; `speedup`: expected at the
+    measured costs.
     """
 
     step: int
-    train_loss: float | None
     loss: float
     acceptance: float
     agreement: float
@@ -129,8 +112,7 @@ def read_along(
 def evaluate(
     texts: Sequence[Text], logits_of: LogitsOf, batch_tokens: int, costs: StepCosts, device: torch.device
 ) -> Evaluation:
-    """Judge a draft on held-out texts, agreement and speed on the greedy ones; its step is 0, and its
-    training loss not known."""
+    """Judge a draft on held-out texts, agreement and speed on the greedy ones; its step is 0."""
     losses: list[Tensor] = []
     alphas: list[Tensor] = []
     answers: list[Predictions] = []
@@ -141,7 +123,6 @@ def evaluate(
     matches = np.concatenate([answer.matches for answer in answers]) if answers else np.zeros(1)
     return Evaluation(
         step=0,
-        train_loss=None,
         loss=float(torch.cat(losses).mean()) if losses else math.nan,
         acceptance=float(torch.cat(alphas).mean()) if alphas else math.nan,
         agreement=float(matches.mean()),

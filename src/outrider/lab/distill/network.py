@@ -1,8 +1,6 @@
-"""Llama-like models in PyTorch, over a dict of tensors with GGUF's names.
-
-`transformers` has these models too. It is not used: target and draft are GGUF files on both sides, so that
-its names, layouts and configurations would be one more conversion each way, in a package of its own size.
-"""
+"""Llama-like models in PyTorch, over a dict of tensors with GGUF's names. `transformers` has these models
+too; its names, layouts and configurations would be one more conversion each way, since both sides are GGUF
+files."""
 
 from __future__ import annotations
 
@@ -140,8 +138,12 @@ class Network:
         exponents = torch.arange(half, dtype=torch.float64, device=x.device) / half
         angles = (positions[..., None] * self.shape.rope_base**-exponents).unsqueeze(-3)
         cos, sin = angles.cos().float(), angles.sin().float()
-        first, second = x.float().chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+        # GGUF's "llama" turns neighbours against each other, the others the two halves of a head.
+        are_neighbours = self.shape.architecture == "llama"
+        pairs = x.float().unflatten(-1, (half, 2) if are_neighbours else (2, half))
+        first, second = pairs.unbind(-1 if are_neighbours else -2)
+        turned = first * cos - second * sin, second * cos + first * sin
+        return torch.stack(turned, dim=-1 if are_neighbours else -2).flatten(-2).to(x.dtype)
 
     def _attention(self, name: str, layer: int, x: Tensor, cache: Cache | None) -> Tensor:
         count = x.shape[1]

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator
 
@@ -19,7 +19,6 @@ from outrider.core.errors import InputError, SettingError
 from outrider.core.files import reason_of, write_whole
 from outrider.core.schema import Count, Group, Natural, Share, setting
 
-_Read = TypeVar("_Read")
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 TensorType = Annotated[str, AfterValidator(read_type)]
 
@@ -135,10 +134,6 @@ class DistillPlan:
         return self.data.answers or self.out / "answers"
 
     @property
-    def draft_file(self) -> Path:
-        return self.out / f"{self.name}-draft.gguf"
-
-    @property
     def first(self) -> Path:
         """The file of the untrained draft."""
         return self.out / "first.gguf"
@@ -151,25 +146,36 @@ class DistillPlan:
     def continued(self) -> Path | None:
         return None if self.draft.go_on is None else self.base
 
+    def as_json(self) -> dict[str, Any]:
+        """Every setting by its path; where the run lies says nothing about what it does."""
+        base = None if self.base is None else str(self.base)
+        found: dict[str, Any] = {"target": str(self.target), "context": self.context, "base": base}
+        parts = (
+            ("data", self.data, Data),
+            ("draft", self.draft, Draft),
+            ("training", self.training, Training),
+        )
+        for name, part, kind in parts:
+            values = part.model_dump(mode="json", include=set(kind.model_fields))
+            found |= {f"{name}.{key}": value for key, value in values.items()}
+        return found
+
 
 _ANSWER_KEYS = ("target", "data.max_tokens")
 """what answers depend on besides their questions"""
 
 
-def claim(plan: DistillPlan) -> None:
-    """Make the folder this plan's own, so that a run which was stopped goes on only as it was begun; and that
-    of the answers one for answers of this target. Raises as `claim_answers`."""
-    claim_answers(plan)
-    _claim(plan.out, "plan.json", as_json(plan), "a run with another plan")
+def claim(plan: DistillPlan, *, answers_only: bool = False) -> None:
+    """Make the folder this plan's own, and that of the answers one for answers of this target, which later
+    runs go on with.
 
-
-def claim_answers(plan: DistillPlan) -> None:
-    """Make the folder of the answers one for answers of this target.
-
-    Raises SettingError when it cannot be made, InputError when it holds what was made otherwise.
+    Raises SettingError when one cannot be made, InputError when it holds what was made otherwise.
     """
-    wanted = {key: value for key, value in as_json(plan).items() if key in _ANSWER_KEYS}
-    _claim(plan.answers_folder, "answers.json", wanted, "answers that were made otherwise")
+    wanted = plan.as_json()
+    of_answers = {key: wanted[key] for key in _ANSWER_KEYS}
+    _claim(plan.answers_folder, "answers.json", of_answers, "answers that were made otherwise")
+    if not answers_only:
+        _claim(plan.out, "plan.json", wanted, "a run with another plan")
 
 
 def _claim(folder: Path, name: str, wanted: Mapping[str, Any], holds: str) -> None:
@@ -178,30 +184,14 @@ def _claim(folder: Path, name: str, wanted: Mapping[str, Any], holds: str) -> No
     except OSError as error:
         reason = f"it cannot be made ({reason_of(error)})"
         raise SettingError(str(folder), reason, "Name another folder.") from error
-    found = kept(folder / name, lambda: wanted, dict[str, Any], "plan", "Remove it, or name another folder.")
+    path = folder / name
+    if not path.exists():
+        write_whole(path, json.dumps(wanted, indent=1) + "\n", "plan")
+    try:
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        way_out = "Remove it, or name another folder."
+        raise InputError(str(path), f"it is damaged ({error})", way_out) from error
     if changed := [key for key in wanted if found.get(key) != wanted[key]]:
         reason = f"it holds {holds} ({', '.join(changed)} differ)"
-        way_out = "Give the same options to go on with it, or name another folder."
-        raise InputError(str(folder), reason, way_out)
-
-
-def kept(path: Path, make: Callable[[], Any], read: Callable[[Any], _Read], what: str, way_out: str) -> _Read:
-    """What `make` gives as plain data, read by `read`. It is made once and kept at `path` as JSON, so that a
-    run that is resumed goes on as it began. Raises InputError with the way out when that file is damaged,
-    SettingError, with `what` it was, when it cannot be written."""
-    if not path.exists():
-        write_whole(path, json.dumps(make(), indent=1) + "\n", what)
-    try:
-        return read(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(str(path), f"it is damaged ({error})", way_out) from error
-
-
-def as_json(plan: DistillPlan) -> dict[str, Any]:
-    """Every setting by its path; where the run lies says nothing about what it does."""
-    base = None if plan.base is None else str(plan.base)
-    found: dict[str, Any] = {"target": str(plan.target), "context": plan.context, "base": base}
-    for name in ("data", "draft", "training"):
-        part: Group = getattr(plan, name)
-        found |= {f"{name}.{key}": value for key, value in part.model_dump(mode="json").items()}
-    return found
+        raise InputError(str(folder), reason, "Give the same options, or name another folder.")

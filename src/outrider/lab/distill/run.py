@@ -1,14 +1,11 @@
-"""A distillation from end to end: answers, first weights, costs, training, the file, what it brings in use.
-
-Every stage leaves what it made in the plan's folder and takes it up again from there, so that a run that was
-stopped goes on where it was.
-"""
+"""A distillation from end to end: answers, first weights, costs, training, the file, what it brings in
+use."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -26,21 +23,24 @@ from outrider.core.errors import PromptError
 from outrider.core.files import write_whole
 from outrider.core.notices import collect_notices, notify
 from outrider.core.params import SamplingParams
-from outrider.core.schema import values_for
 from outrider.costs.expected_speed import StepCosts
 from outrider.drafters.model import ModelDrafter
 from outrider.lab.check import CheckRequest, check
 from outrider.lab.check import Report as Checked
-from outrider.lab.distill.answers import generate, open_target
-from outrider.lab.distill.calibration import pretrained_calibration
-from outrider.lab.distill.checkpoint import Provenance, Shape, read_provenance, write_gguf
+from outrider.lab.distill.answers import Asked, asked, generate, open_target
+from outrider.lab.distill.checkpoint import (
+    Provenance,
+    Shape,
+    pretrained_calibration,
+    read_provenance,
+    write_gguf,
+)
 from outrider.lab.distill.evaluation import Evaluation, measure_costs
 from outrider.lab.distill.network import keep_freed_memory
 from outrider.lab.distill.on_policy import OnPolicy
-from outrider.lab.distill.plan import USUAL_MINUTES, DistillPlan, as_json, claim, claim_answers, kept
-from outrider.lab.distill.questions import Asked, asked
+from outrider.lab.distill.plan import DistillPlan, claim
 from outrider.lab.distill.starting import Material, first_draft, read_material
-from outrider.lab.distill.train import Trainer, TrainingSettings
+from outrider.lab.distill.train import Trainer
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile, find_models
 from outrider.lab.prompts import Prompt, Workload
@@ -55,17 +55,10 @@ MEASURING_SECONDS = 120.0
 _MAX_ANSWERS = 400
 _OWN_TEXTS = 32
 """of the draft in a step on its own text"""
-_TRIAL_STEPS = 3
-"""that are timed: one to begin with, and one of the training's first and one of its second half"""
-_SPENT_RATIO = 0.9
-"""of the minutes go to steps, the others to evaluations and checkpoints"""
-_EVALUATIONS = 12
-"""of a training that is not ended early"""
 
 
 class Progress(Protocol):
-    """Called with a stage, how far it is (0-1; None: unknown) and a line about it. What it raises ends the
-    run; between steps of training nothing is lost by it."""
+    """Called with a stage, how far it is (0-1; None: unknown) and a line about it."""
 
     def __call__(self, stage: str, part: float | None, line: str = "") -> None: ...
 
@@ -124,12 +117,13 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Report:
     torch.set_num_threads(plan.threads or physical_cores())
     questions = asked(plan.data)
     with collect_notices() as notices:
-        report, measured = _made(file, plan, questions, progress), None
+        report = _made(file, plan, questions, progress)
         if plan.measures:
             measured = _measure(file, plan, questions, report.path, progress)
             notify(*(measured.notices if measured else ()))
+            report = replace(report, measured=measured)
     notify(*notices)
-    report = replace(report, measured=measured, notices=notices)
+    report = replace(report, notices=notices)
     if plan.measures:
         write_whole(plan.report, json.dumps(report.as_json(), indent=1) + "\n", "report")
     return report
@@ -137,13 +131,13 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Report:
 
 def record(file: ModelFile, plan: DistillPlan, progress: Progress) -> None:
     """Let the target answer the prompts, and train nothing. Raises as `distill` does."""
-    claim_answers(plan)
+    claim(plan, answers_only=True)
     with open_target(file, plan) as target:
         _answer(target, asked(plan.data), plan, progress)
 
 
 def _made(file: ModelFile, plan: DistillPlan, questions: Asked, progress: Progress) -> Report:
-    started = perf_counter()
+    started, path = perf_counter(), plan.out / f"{plan.name}-draft.gguf"
     with open_target(file, plan) as target:
         vocabulary = target.model.vocabulary
         first_draft(plan, [], vocabulary)  # one that cannot be made is refused before hours of answers
@@ -159,17 +153,16 @@ def _made(file: ModelFile, plan: DistillPlan, questions: Asked, progress: Progre
         write(material.draft, plan.first, provenance=provenance)
         progress("measuring what calls cost", None)
         options = LoadOptions(threads=plan.threads)
-        costs = measure_costs(file.path, plan.first, plan.out / "prices.json", options)
+        costs = measure_costs(file.path, plan.first, options)
         trainer = _train(target, material, costs, plan, progress)
-        state, path = trainer.state, plan.draft_file
-        tokens, steps = provenance.tokens + state.trained_tokens, provenance.steps + state.best_step
+        tokens, steps = provenance.tokens + trainer.trained_tokens, provenance.steps + trainer.best_step
         provenance = replace(provenance, tokens=tokens, steps=steps)
         types = write(trainer.best(), path, provenance=provenance, prior=_prior(trainer))
     subset, training, held_out = material.subset, material.training, material.held_out
     return Report(
         outrider=version("outrider"),
         target=file.name,
-        settings=as_json(plan),
+        settings=plan.as_json(),
         path=str(path),
         file_bytes=path.stat().st_size,
         tensor_types=types,
@@ -181,38 +174,32 @@ def _made(file: ModelFile, plan: DistillPlan, questions: Asked, progress: Progre
         training_tokens=sum(len(example.answer) for example in training),
         held_out_answers=len(held_out),
         coverage=coverage(subset, (example.answer for example in held_out)),
-        steps=state.step,
-        best_step=state.best_step,
-        trained_tokens=state.trained_tokens,
-        history=state.history,
+        steps=trainer.step,
+        best_step=trainer.best_step,
+        trained_tokens=trainer.trained_tokens,
+        history=trainer.history,
         seconds=perf_counter() - started,
     )
 
 
 def _answer(target: LoadedTarget, questions: Asked, plan: DistillPlan, progress: Progress) -> None:
+    """Let the target answer; a notice says why prompts were passed over."""
     everything = [*questions.held_out, *questions.training]
-    total = sum(question.num_turns for question in everything)
-    done, tokens = 0, 0
+    total = sum(len(question.turns) for question in everything)
+    tokens: list[int] = []
     reasons: list[str] = []
     started = perf_counter()
 
     def on_done(why: str, count: int) -> None:
-        nonlocal done, tokens
-        done, tokens = done + 1, tokens + count
-        if why:
-            reasons.append(why)
-        speed = tokens / (perf_counter() - started)
+        tokens.append(count)
+        reasons.extend([why] if why else [])
+        done, speed = len(tokens), sum(tokens) / (perf_counter() - started)
         progress("the target answers", done / total, f"{done} of {total} answers, {speed:.0f} tokens/s")
 
     generate(
         target, everything, plan.answers_folder, max_tokens=plan.data.max_tokens, seed=plan.training.seed,
         on_done=on_done,
     )  # fmt: skip
-    passed_over(reasons)
-
-
-def passed_over(reasons: Sequence[str]) -> None:
-    """Say why prompts have no answer."""
     if reasons:
         notify(f"prompts that were skipped: {len(reasons)}, the first because {reasons[0]}")
 
@@ -249,54 +236,32 @@ def _prior(trainer: Trainer) -> PretrainedCalibration:
 def _train(
     target: LoadedTarget, material: Material, costs: StepCosts, plan: DistillPlan, progress: Progress
 ) -> Trainer:
+    """Train, until an interrupt at most: what is best so far is kept then, where that is better than
+    nothing."""
     wanted, own = plan.training, None
     if wanted.on_policy:
         own = OnPolicy(
             material.training, target.model, material.subset, _OWN_TEXTS, plan.context, wanted.seed
         ).texts
+    quantizations = plan.draft.quant, plan.draft.embedding_quant
     training, held_out = (material.texts(s, plan.context) for s in (material.training, material.held_out))
-    trainer_of = partial(Trainer, material.draft, training, costs=costs, folder=plan.out, own_texts=own)
-
-    def trial() -> Trainer:
-        # Its whole second half is on the draft's own text.
-        settings = replace(_settings(plan, _TRIAL_STEPS), on_policy=1.0)
-        return trainer_of(held_out=held_out[:1], settings=settings)
-
-    steps = wanted.steps or _steps(plan, trial)
-    trainer = trainer_of(held_out=held_out, settings=_settings(plan, steps))
+    trainer = Trainer(material.draft, training, held_out, costs, wanted, quantizations, own)
 
     def on_step(trainer: Trainer) -> None:
-        done = trainer.state.step
-        best = max(trainer.state.history, key=lambda found: found.rank)
-        line = f"step {done} of {steps}, loss {trainer.state.last_loss:.3f}; best: "
+        best = max(trainer.history, key=lambda found: found.rank)
+        line = f"step {trainer.step}, loss {trainer.last_loss:.3f}; best: "
         line += f"agrees {best.agreement:.1%}, expected {best.speedup:.2f}x plain"
-        try:
-            progress("training", done / steps, line)
-        except KeyboardInterrupt:  # between two steps, so that none of them is lost
-            trainer.save()
+        progress("training", trainer.done, line)
+
+    try:
+        trainer.run(on_step)
+    except KeyboardInterrupt:
+        if not trainer.best_step:
             raise
-
-    trainer.run(on_step)
+        notify(
+            f"the training was interrupted at step {trainer.step}; the draft is that of {trainer.best_step}"
+        )
     return trainer
-
-
-def _settings(plan: DistillPlan, steps: int) -> TrainingSettings:
-    given = values_for(TrainingSettings, plan.draft) | values_for(TrainingSettings, plan.training)
-    return TrainingSettings(**given | {"steps": steps, "evaluate_every": max(1, steps // _EVALUATIONS)})
-
-
-def _steps(plan: DistillPlan, trial: Callable[[], Trainer]) -> int:
-    """As many steps as fit the plan's minutes, by the time of the first ones; stored, since the learning rate
-    depends on their number."""
-
-    def timed() -> int:
-        _, early_s, late_s = trial().time_steps(_TRIAL_STEPS)
-        own_ratio = plan.training.on_policy / 2
-        step_s = (1 - own_ratio) * early_s + own_ratio * late_s
-        minutes = plan.training.minutes or USUAL_MINUTES
-        return max(2 * _TRIAL_STEPS, round(_SPENT_RATIO * 60 * minutes / step_s))
-
-    return kept(plan.out / "steps.json", timed, int, "number of steps", "Remove it and checkpoint.pt.")
 
 
 def _measure(

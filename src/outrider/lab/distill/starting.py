@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +18,11 @@ from torch.nn.functional import cosine_similarity, embedding
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.notices import notify
-from outrider.lab.distill.answers import Example, read_examples
+from outrider.lab.distill.answers import Asked, Example, read_examples
 from outrider.lab.distill.checkpoint import Checkpoint, keep_layers, read_gguf, read_subset, restrict
-from outrider.lab.distill.corpus import Text, TrainingBatch, batch_of, text_of
-from outrider.lab.distill.losses import acceptance
+from outrider.lab.distill.corpus import Text, TrainingBatch, acceptance, batch_of, text_of
 from outrider.lab.distill.network import Network, device_of
-from outrider.lab.distill.plan import USUAL_LAYERS, USUAL_VOCABULARY, DistillPlan, kept
-from outrider.lab.distill.questions import Asked
+from outrider.lab.distill.plan import USUAL_LAYERS, USUAL_VOCABULARY, DistillPlan
 from outrider.models.vocab.subset import Subset, choose_subset
 
 _TEXTS, _TEXT_TOKENS = 12, 128
@@ -88,11 +84,7 @@ def first_draft(
     if not examples:
         return keep_layers(reduced, range(count)), subset
 
-    def read(found: Any) -> list[int]:
-        return [range(have).index(layer) for layer in found]  # raises ValueError for one that there is not
-
-    best = partial(best_layers, reduced, subset, examples, count)
-    layers = kept(plan.out / "layers.json", best, read, "layers", "Remove it.")
+    layers = best_layers(reduced, subset, examples, count)
     notify(f"its layers are {', '.join(map(str, layers))} of {have}")
     return keep_layers(reduced, layers), subset
 

@@ -1,74 +1,55 @@
-"""The training of a draft: steps, evaluation on held-out answers, checkpoints, and resuming after a kill.
-
-What a step sees depends on the seed and its number alone, and a checkpoint holds everything else, so that
-an interrupted training ends in the same weights as one that ran through.
-"""
+"""The training of a draft: steps, and evaluations on held-out answers, of which the best is kept. With a
+number of steps its outcome depends on the seed alone."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
-from itertools import islice
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.errors import InputError, SettingError
 from outrider.costs.expected_speed import StepCosts
 from outrider.lab.distill.checkpoint import Array, Checkpoint
-from outrider.lab.distill.corpus import Text, TrainingBatch, batch_of, batches
+from outrider.lab.distill.corpus import Text, TrainingBatch, batch_of, batches, loss_of
 from outrider.lab.distill.evaluation import Evaluation, Predictions, evaluate, predictions_of, read_along
-from outrider.lab.distill.losses import loss_of
 from outrider.lab.distill.network import Network, device_of, has_fast_half
+from outrider.lab.distill.plan import USUAL_MINUTES, Training
 
 _ENDS = ("token_embd.weight", "output.weight")
+_WARM_UP = 0.05
+"""of a training, in which the learning rate rises"""
 _FINAL_RATE = 0.05
-"""of the learning rate, at the last step"""
+"""of the learning rate, at the end"""
 _WEIGHT_DECAY = 0.01
 _MAX_NORM = 1.0
 """of a step's gradient"""
 _ROUND_FROM = 0.5
-"""of all steps: the later ones see the weights rounded as in the draft's file; evaluations always do"""
-
+"""of a training: then weights are seen rounded as in the draft's file; evaluations always see them so"""
 _PIECE_POSITIONS = 1024
 """whose logits are held at once: few enough for the caches, many enough for one addition to the gradients"""
-_EVALUATED_RATIO = 0.1
-"""of a training's time goes to evaluations at most"""
-_PASS_RATIO = 1 / 3
-"""of the time of a step over as many tokens"""
-_LEAST_JUDGING = 16
-"""texts"""
+_JUDGED = 128
+"""texts that an evaluation in between reads"""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingSettings:
-    """How a draft is trained: as `lab.distill.plan` has it, with evaluations between so many steps, and an
-    early end after `patience` of them without a better one."""
+_EVALUATIONS = 12
+"""of a training that is not ended early"""
+_PATIENCE = 5
+"""evaluations without a better one, which end it"""
 
-    steps: int
-    batch_tokens: int
-    learning_rate: float
-    on_policy: float = 0.0
-    seed: int = 0
-    quant: str = "F32"
-    embedding_quant: str = "F32"
-    evaluate_every: int = 200
-    patience: int = 5
 
-    def rate_at(self, step: int) -> float:
-        """The learning rate at a step: a linear start, then half a cosine down to a part of it."""
-        warmup = max(1, min(50, self.steps // 20))
-        if step < warmup:
-            return self.learning_rate * (step + 1) / warmup
-        done = (step - warmup) / max(self.steps - warmup, 1)
-        share = _FINAL_RATE + (1 - _FINAL_RATE) * (1 + math.cos(math.pi * done)) / 2
-        return self.learning_rate * share
+def rate_at(done: float) -> float:
+    """The learning rate as a part of the highest, by the part of the training that is done: a linear start,
+    then half a cosine."""
+    if done < _WARM_UP:
+        return max(done / _WARM_UP, _WARM_UP)
+    left = (1 + math.cos(math.pi * (done - _WARM_UP) / (1 - _WARM_UP))) / 2
+    return _FINAL_RATE + (1 - _FINAL_RATE) * left
 
 
 def optimizer_of(weights: Mapping[str, Tensor]) -> torch.optim.Optimizer:
@@ -103,33 +84,13 @@ def rounded(weight: Tensor, quantization: str) -> Tensor:
     return weight + (held - weight).detach()
 
 
-def _judging(held_out: Sequence[Text], settings: TrainingSettings) -> Sequence[Text]:
-    evaluations = settings.steps / settings.evaluate_every + 1
-    tokens = _EVALUATED_RATIO / _PASS_RATIO * settings.steps * settings.batch_tokens / evaluations
-    every = math.ceil(sum(len(text.tokens) for text in held_out) / tokens)
-    return held_out[:: max(1, min(every, len(held_out) // _LEAST_JUDGING))]
-
-
 OwnTexts = Callable[[Network, int], Sequence[Text]]
 """Texts that the draft continued itself, at a step; see `on_policy`."""
 
 
-@dataclass(slots=True)
-class TrainingState:
-    """Where a training is: all but its weights and optimizer. `losses` are those since the last evaluation,
-    `trained_tokens` the labelled positions of all steps."""
-
-    step: int = 0
-    history: list[Evaluation] = field(default_factory=list)
-    best_step: int = 0
-    losses: list[float] = field(default_factory=list)
-    last_loss: float = math.nan
-    trained_tokens: int = 0
-
-
 class Trainer:
-    """One training of a draft, in a folder which may hold a checkpoint of it. Raises InputError when that
-    checkpoint is damaged or of another training."""
+    """One training of a draft, whose file has these `quantizations` of its layers and ends. `trained_tokens`
+    are the labelled positions of all steps."""
 
     def __init__(
         self,
@@ -137,57 +98,51 @@ class Trainer:
         texts: Sequence[Text],
         held_out: Sequence[Text],
         costs: StepCosts,
-        settings: TrainingSettings,
-        folder: Path,
-        *,
+        wanted: Training,
+        quantizations: tuple[str, str] = ("F32", "F32"),
         own_texts: OwnTexts | None = None,
     ) -> None:
-        self.settings = settings
-        self._training = texts
-        self._held_out = held_out
-        self._judging = _judging(held_out, settings)
-        self._costs = costs
-        self._path = folder / "checkpoint.pt"
-        self._start = start
-        self._own_texts = own_texts
+        self.step = self.best_step = self.trained_tokens = 0
+        self.history: list[Evaluation] = []
+        self.last_loss = math.nan
         self.device = device_of()
         self.network = Network.of(start, self.device)
         for weight in self.network.weights.values():
             weight.requires_grad_()
+        self._start = start
+        self._wanted = wanted
+        self._quantizations = quantizations
+        self._groups = batches(texts, wanted.batch_tokens, wanted.seed)
+        self._held_out = held_out
+        self._judged = held_out[:: max(1, len(held_out) // _JUDGED)]
+        self._costs = costs
+        self._own_texts = own_texts
         self._half = has_fast_half(self.device)
         self._optimizer = optimizer_of(self.network.weights)
-        self.state = TrainingState()
-        self._best: dict[str, Tensor] = self._copy()
-        self._load()
+        self._best: dict[str, Tensor] = {}
+        self._began = perf_counter()
 
     @property
-    def is_over(self) -> bool:
-        """Whether all steps are done, or none of the last evaluations was a better one."""
-        settings, state = self.settings, self.state
-        since_best = sum(found.step > state.best_step for found in state.history)
-        return state.step >= settings.steps or since_best >= settings.patience
+    def done(self) -> float:
+        """The part of the steps or of the time that is over."""
+        if self._wanted.steps:
+            return self.step / self._wanted.steps
+        seconds = 60 * (self._wanted.minutes or USUAL_MINUTES)
+        return min((perf_counter() - self._began) / seconds, 1.0)
 
     def run(self, on_step: Callable[[Trainer], None] = lambda _trainer: None) -> Checkpoint:
-        """Train to the end: the best draft by expected tokens per second."""
-        if not self.state.history:
-            self._evaluate()
-        groups = islice(self._batches(), self.state.step, None)
-        while not self.is_over:
-            self._step(next(groups))
-            if self.state.step % self.settings.evaluate_every == 0 or self.state.step == self.settings.steps:
+        """Train to the end: the best draft by expected tokens per second. What `on_step` raises ends it, and
+        leaves the best so far."""
+        self._began = perf_counter()
+        self._evaluate()
+        done = 0.0
+        while done < 1 and sum(found.step > self.best_step for found in self.history) < _PATIENCE:
+            self._step(next(self._groups), done)
+            before, done = done, self.done
+            if int(done * _EVALUATIONS) > int(before * _EVALUATIONS):
                 self._evaluate()
-                self.save()
             on_step(self)
         return self.best()
-
-    def time_steps(self, count: int) -> list[float]:
-        """Take the first steps, for a trainer that is thrown away; the seconds of each."""
-        times = []
-        for group in islice(self._batches(), count):
-            before = perf_counter()
-            self._step(group)
-            times.append(perf_counter() - before)
-        return times
 
     def best(self) -> Checkpoint:
         weights: dict[str, Array] = {name: w.cpu().numpy() for name, w in self._best.items()}
@@ -196,32 +151,26 @@ class Trainer:
     def predictions(self) -> list[Predictions]:
         """What the best draft so far, rounded as in its file, predicts along the held-out greedy answers."""
         logits_of = partial(self._logits, network=self._as_written(self._best))
-        read = read_along(self._held_out, logits_of, self.settings.batch_tokens, self.device)
+        read = read_along(self._held_out, logits_of, self._wanted.batch_tokens, self.device)
         return [found for texts, logits, _ in read for found in predictions_of(texts, logits)]
 
-    def _batches(self) -> Iterable[Sequence[Text]]:
-        return batches(self._training, self.settings.batch_tokens, self.settings.seed)
-
-    def _step(self, group: Sequence[Text]) -> None:
-        batch = batch_of(self._own() or group, self.device)
-        early = self.state.step < _ROUND_FROM * self.settings.steps
-        loss = self._backward(batch, self.network if early else self._as_written())
+    def _step(self, group: Sequence[Text], done: float) -> None:
+        batch = batch_of(self._own(done) or group, self.device)
+        network = self.network if done < _ROUND_FROM else self._as_written(self.network.weights)
+        self.last_loss = self._backward(batch, network)
         torch.nn.utils.clip_grad_norm_(self.network.weights.values(), _MAX_NORM)
         for parameters in self._optimizer.param_groups:
-            parameters["lr"] = self.settings.rate_at(self.state.step)
+            parameters["lr"] = self._wanted.learning_rate * rate_at(done)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self.state.step += 1
-        self.state.last_loss = loss
-        self.state.losses.append(loss)
-        self.state.trained_tokens += len(batch.places)
+        self.step += 1
+        self.trained_tokens += len(batch.places)
 
-    def _own(self) -> Sequence[Text]:
-        step, settings = self.state.step, self.settings
-        if self._own_texts is None or 2 * step < settings.steps:
+    def _own(self, done: float) -> Sequence[Text]:
+        if self._own_texts is None or done < 0.5:
             return ()
-        is_drawn = np.random.default_rng((settings.seed, step)).random() < settings.on_policy
-        return self._own_texts(self.network, step) if is_drawn else ()
+        is_drawn = np.random.default_rng((self._wanted.seed, self.step)).random() < self._wanted.on_policy
+        return self._own_texts(self.network, self.step) if is_drawn else ()
 
     def _backward(self, batch: TrainingBatch, network: Network) -> float:
         """Add a batch's gradients to the weights'; its mean loss.
@@ -250,71 +199,20 @@ class Trainer:
         with self._autocast():
             return network.logits(self._states(batch, network))
 
-    def _as_written(self, weights: Mapping[str, Tensor] | None = None) -> Network:
-        """The draft with its weights (None: those in training) rounded as in its file."""
-        layers, ends = self.settings.quant, self.settings.embedding_quant
-        given = (weights or self.network.weights).items()
-        held = {name: rounded(weight, ends if name in _ENDS else layers) for name, weight in given}
+    def _as_written(self, weights: Mapping[str, Tensor]) -> Network:
+        """The draft with these weights, rounded as in its file."""
+        layers, ends = self._quantizations
+        held = {name: rounded(weight, ends if name in _ENDS else layers) for name, weight in weights.items()}
         return replace(self.network, weights=held)
 
     def _autocast(self) -> AbstractContextManager[None]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._half)  # type: ignore[no-any-return]
 
     def _evaluate(self) -> None:
-        state, settings = self.state, self.settings
-        logits_of = partial(self._logits, network=self._as_written())
-        found = evaluate(self._judging, logits_of, settings.batch_tokens, self._costs, self.device)
-        trained = float(np.mean(state.losses)) if state.losses else None
-        state.losses.clear()
-        found = replace(found, step=state.step, train_loss=trained)
-        if not state.history or found.rank > max(e.rank for e in state.history):
-            state.best_step = state.step
-            self._best = self._copy()
-        state.history.append(found)
-
-    def _copy(self) -> dict[str, Tensor]:
-        return {name: weight.detach().clone() for name, weight in self.network.weights.items()}
-
-    # Checkpoints
-
-    def save(self) -> None:
-        """Write the checkpoint, whole or not at all. Raises SettingError when the disk is full."""
-        content = {
-            "settings": asdict(self.settings),
-            "weights": {name: w.detach() for name, w in self.network.weights.items()},
-            "best": self._best,
-            "optimizer": self._optimizer.state_dict(),
-            "state": asdict(self.state),
-        }
-        partial = self._path.with_name(f"{self._path.name}.partial")
-        try:
-            torch.save(content, partial)
-            partial.replace(self._path)
-        except (OSError, RuntimeError) as error:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-            reason = f"the checkpoint could not be written ({error})"
-            way_out = "Free some space; training goes on from the last."
-            raise SettingError(str(self._path.parent), reason, way_out) from error
-
-    def _load(self) -> None:
-        if not self._path.exists():
-            return
-        path, settings = str(self._path), asdict(self.settings)
-        try:
-            content = torch.load(self._path, map_location=self.device, weights_only=True)
-            if changed := [key for key, value in settings.items() if content["settings"].get(key) != value]:
-                reason = f"it is of a training with other settings ({', '.join(changed)})"
-                raise InputError(path, reason, "Use the same settings, or another folder.")
-            with torch.no_grad():
-                for name, weight in self.network.weights.items():
-                    weight.copy_(content["weights"][name])
-            self._best = content["best"]
-            self._optimizer.load_state_dict(content["optimizer"])
-            history = [Evaluation(**found) for found in content["state"]["history"]]
-            self.state = TrainingState(**content["state"] | {"history": history})
-        except InputError:
-            raise
-        except Exception as error:  # torch.load raises whatever its parts do
-            way_out = "Remove it: training starts again."
-            raise InputError(path, f"it is damaged, or of another draft ({error})", way_out) from error
+        logits_of = partial(self._logits, network=self._as_written(self.network.weights))
+        given = self._judged, logits_of, self._wanted.batch_tokens, self._costs, self.device
+        found = replace(evaluate(*given), step=self.step)
+        if not self.history or found.rank > max(each.rank for each in self.history):
+            self.best_step = self.step
+            self._best = {name: weight.detach().clone() for name, weight in self.network.weights.items()}
+        self.history.append(found)

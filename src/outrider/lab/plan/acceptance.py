@@ -133,31 +133,24 @@ class Steps:
 PLAIN = Steps(1.0, {1: 1.0}, {})
 
 
-def expected_steps(drafting: Drafting, length: int, tables: Mapping[str, Acceptance | None]) -> Steps | None:
-    """The expected step with drafts of at most `length` tokens; None where a table that it needs is missing.
+def expected_steps(lookup: Acceptance | None, model: Acceptance | None, length: int) -> Steps:
+    """The expected step with drafts of at most `length` tokens, of those who draft.
 
-    Where both draft, the model is asked when lookup has nothing; its acceptance there is taken to be that
+    Where both do, the model is asked when lookup has nothing; its acceptance there is taken to be that
     anywhere. A draft model's first call also reads the target's last token.
     """
-    lookup, model = tables.get("lookup"), tables.get("draft")
-    parts: list[tuple[float, Acceptance, bool]] = []
-    if drafting != "draft":
-        if lookup is None:
-            return None
-        parts.append((lookup.offered, lookup, False))
-    if drafting != "lookup":
-        if model is None:
-            return None
-        parts.append((1.0 - sum(share for share, _, _ in parts), model, True))
+    looked_up = lookup.offered if lookup else 0.0
     tokens, target, draft = 1.0, {1: 1.0}, dict[int, float]()
-    for share, table, is_model in parts:
+    for share, table in ((looked_up, lookup), (1.0 - looked_up, model)):
+        if table is None:
+            continue
         tokens += share * table.expected(length)
         target[1] -= share
         longer = [*table.drafted[1:length], 0.0]
         for size, (here, beyond) in enumerate(zip(table.drafted, longer, strict=False), 1):
             target[size + 1] = target.get(size + 1, 0.0) + share * (here - beyond)
-        if is_model:
-            draft = {2: share, 1: share * (length - 1)}
+    if model is not None:
+        draft = {2: 1.0 - looked_up, 1: (1.0 - looked_up) * (length - 1)}
     return Steps(tokens, _positive(target), _positive(draft))
 
 

@@ -49,7 +49,7 @@ Engine = Literal["llama.cpp", "vllm"]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """So many devices of a kind, under an engine ("sglang" counts as "vllm": no cost of its own is known)."""
+    """So many devices of a kind, under an engine."""
 
     device: Device
     count: int = 1
@@ -57,12 +57,10 @@ class Machine:
 
     @property
     def name(self) -> str:
-        """As it is asked for."""
         return self.device.name + (f"x{self.count}" if self.count > 1 else "")
 
     @property
     def parts(self) -> int:
-        """Devices that share a layer."""
         return self.count if self.device.parallel == "tensor" else 1
 
     @property
@@ -163,7 +161,6 @@ class PlannedModel:
         return self.shape.name
 
     def call_s(self, num_tokens: int, *, batch: int = 1, context: int = 0) -> float:
-        """Seconds of a call over `num_tokens` of each of `batch` sequences with `context` tokens each."""
         return min(
             call_time(self.shape, machine, num_tokens, batch=batch, context=context)
             + self.is_target * machine.device.step_s

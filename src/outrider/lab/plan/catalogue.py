@@ -121,12 +121,10 @@ class ModelFields(_Entry):
 
     @property
     def windowed_layers(self) -> int:
-        """Those that see the last tokens alone."""
         return min(self.window_layers, self.layers - self.linear_layers)
 
     @property
     def full_layers(self) -> int:
-        """Those that see all of a text."""
         return self.layers - self.linear_layers - self.windowed_layers
 
     def of_full_layers(self) -> ModelFields:
@@ -148,16 +146,12 @@ class Catalogue:
         """The device of this name, however it is spelled. Raises SettingError, with the nearest names."""
         name = self.spelled("hardware", name)
         fields = self._fields("hardware", name)
-        kind = fields.get("kind", "")
-        if kind not in self.tables["kinds"]:
-            names = ", ".join(self.tables["kinds"])
-            raise SettingError(f"hardware {name}", f"its kind is {kind!r}", f"Give it one of {names}.")
-        fitted = {"token_ratio": ratio} if (ratio := token_ratios().get(kind)) is not None else {}
-        sources = self.tables["sources"]
-        fields["source"] = sources.get(fields.get("source", ""), fields.get("source", ""))
-        device = _read(
-            Device, f"hardware {name}", {**self._fields("kinds", kind), **fitted, **fields, "name": name}
-        )
+        usual = self._fields("kinds", fields.get("kind", ""))
+        if (ratio := token_ratios().get(fields["kind"])) is not None:
+            usual["token_ratio"] = ratio
+        source = fields.get("source", "")
+        fields |= {"name": name, "source": self.tables["sources"].get(source, source)}
+        device = _read(Device, f"hardware {name}", usual | fields)
         if "f16" not in device.tera_operations_s:
             raise SettingError(f"hardware {name}", "it lacks operations at f16", "Add tera_operations_s.f16.")
         return device

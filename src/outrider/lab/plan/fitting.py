@@ -65,10 +65,7 @@ class Wanted:
 
 def fitting(wanted: Wanted, known: Catalogue) -> list[ModelShape]:
     """The shapes, at types of weights that fit where none is asked for; a notice says where these are not the
-    usual ones.
-
-    Raises SettingError where nothing fits, with what would.
-    """
+    usual ones. Raises SettingError where nothing fits, with what would."""
     choices = _TYPES[wanted.machine.engine]
     for types in choices:
         found = wanted.shapes(known, types)
@@ -99,20 +96,15 @@ def _too_large(wanted: Wanted, known: Catalogue, shapes: Sequence[ModelShape]) -
 def _changes_that_fit(wanted: Wanted, known: Catalogue) -> list[str]:
     """Changes that make it fit, each worked out: of one kind, or where none does of two or three together."""
     types = _TYPES[wanted.machine.engine][-1]
-    kinds = [
-        list(kind) for kind in (_fewer_bits(wanted, known), _smaller_drafts(wanted, known), _less_kv(wanted))
-    ]
+    kinds = [*map(list, (_fewer_bits(wanted, known), _smaller_drafts(wanted, known), _less_kv(wanted)))]
+
+    def fits(changes: Sequence[_Change]) -> bool:
+        changed = replace(wanted, **{name: value for _, fields in changes for name, value in fields.items()})
+        return changed.free_bytes(changed.shapes(known, types)) >= 0
+
     for number in (1, 2, 3):
-        found = []
-        for chosen in combinations(kinds, number):
-            for changes in product(*chosen):
-                changed = wanted
-                for _, fields in changes:
-                    changed = replace(changed, **fields)
-                if changed.free_bytes(changed.shapes(known, types)) >= 0:
-                    found.append(" and ".join(said for said, _ in changes))
-                    break
-        if found:
+        first = (next(filter(fits, product(*chosen)), ()) for chosen in combinations(kinds, number))
+        if found := [" and ".join(said for said, _ in changes) for changes in first if changes]:
             return found
     return []
 

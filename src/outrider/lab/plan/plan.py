@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from outrider.core.errors import SettingError
-from outrider.core.numbers import Interval, short_count
+from outrider.core.numbers import short_count
 from outrider.costs.expected_speed import StepCosts
 from outrider.lab.plan.acceptance import LONGEST, PLAIN, Acceptance, Drafting, Steps, expected_steps
 from outrider.lab.plan.calls import Machine, PlannedModel, largest_batch, memory_bytes
@@ -42,102 +45,73 @@ class Asked:
     odds: float = 1.0
     costs: float = 1.0
 
-    @property
-    def models(self) -> tuple[PlannedModel, ...]:
-        return (self.target, *self.drafts)
-
     def loaded(self, way: Way | None) -> list[ModelShape]:
         """What a way of drafting has in memory: the target, and its draft where it has one."""
-        names = (self.target.name, way.draft if way else "")
-        return [model.shape for model in self.models if model.name in names]
+        drafts = [draft.shape for draft in self.drafts if way and draft.name == way.draft]
+        return [self.target.shape, *drafts]
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to draft at one batch size. `speedup` is over plain decoding of that batch, with a range."""
+    """One way to draft at one batch size, as JSON has it. `speedup` is over plain decoding of that batch, and
+    may be from `low` to `high`; `draft` is None where lookup alone drafts."""
 
-    drafting: Drafting
-    draft: str
-    length: int
+    drafters: Drafting
+    draft: str | None
+    draft_length: int
     tokens_per_call: float
     tokens_per_s: float
-    speedup: Interval
+    speedup: float
+    low: float
+    high: float
 
     @property
     def name(self) -> str:
-        return {"lookup": "lookup", "draft": self.draft, "both": f"lookup and {self.draft}"}[self.drafting]
+        return " and ".join(filter(None, ["lookup" if self.drafters != "draft" else "", self.draft]))
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "drafters": self.drafting,
-            "draft": self.draft or None,
-            "draft_length": self.length,
-            "tokens_per_call": self.tokens_per_call,
-            "tokens_per_s": self.tokens_per_s,
-            "speedup": self.speedup.value,
-            "low": self.speedup.low,
-            "high": self.speedup.high,
-        }
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Weights and KV of target and best draft, beside what the machine has for them."""
+
+    weights_bytes: float
+    kv_bytes: float
+    usable_bytes: float
+    missing_bytes: float
+    fits: bool
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """One batch size: plain decoding in tokens per second of all sequences, and every way to draft.
+    """One batch size, as JSON has it; rates are of all sequences together.
 
-    `weights_bytes` and `kv_bytes` are of target and best draft, `usable_bytes` of the machine. `break_even`
-    maps each draft model to the least acceptance at which its drafts pay, and their length.
+    `best` is the fastest of the `ways`, None where plain decoding is as fast. `drafters` has each drafter at
+    its fastest length, the fastest first; the ends of its range are at the lengths that suit them, as an
+    automatic choice finds them. `break_even_acceptance` has for each draft model the least acceptance at
+    which its drafts pay, and their length.
     """
 
     batch: int
     plain_tokens_per_s: float
+    best: Way | None
+    drafters: Sequence[Way]
     ways: Sequence[Way]
-    break_even: Mapping[str, tuple[float, int] | None]
-    weights_bytes: float
-    kv_bytes: float
-    usable_bytes: float
+    break_even_acceptance: Mapping[str, Mapping[str, float] | None]
+    memory: Memory
 
-    @property
-    def best(self) -> Way | None:
-        """The fastest way; None where plain decoding is as fast."""
-        return _paying(self.ways)
-
-    def best_of(self, drafting: Drafting, draft: str) -> Way | None:
-        """The fastest length of one drafter, whether it pays or not."""
-        mine = [way for way in self.ways if (way.drafting, way.draft) == (drafting, draft)]
-        return max(mine, key=lambda way: way.speedup.value, default=None)
-
-    @property
-    def drafters(self) -> list[Way]:
-        """Each drafter at its fastest length, the fastest first; the ends of the range are at the lengths
-        that suit them, as an automatic choice finds them."""
-        found = []
-        for drafting, draft in dict.fromkeys((way.drafting, way.draft) for way in self.ways):
-            mine = [way for way in self.ways if (way.drafting, way.draft) == (drafting, draft)]
-            best = max(mine, key=lambda way: way.speedup.value)
-            low, high = max(way.speedup.low for way in mine), max(way.speedup.high for way in mine)
-            found.append(replace(best, speedup=replace(best.speedup, low=low, high=high)))
-        return sorted(found, key=lambda way: -way.speedup.value)
-
-    def as_json(self) -> dict[str, Any]:
-        memory = {name: getattr(self, name) for name in ("weights_bytes", "kv_bytes", "usable_bytes")}
-        missing = max(self.weights_bytes + self.kv_bytes - self.usable_bytes, 0.0)
-        return {
-            "batch": self.batch,
-            "plain_tokens_per_s": self.plain_tokens_per_s,
-            "best": self.best and self.best.as_json(),
-            "drafters": [way.as_json() for way in self.drafters],
-            "ways": [way.as_json() for way in self.ways],
-            "break_even_acceptance": {
-                name: found and {"acceptance": found[0], "draft_length": found[1]}
-                for name, found in self.break_even.items()
-            },
-            "memory": memory | {"missing_bytes": missing, "fits": not missing},
-        }
+    def best_of(self, drafter: Way) -> Way | None:
+        """The fastest length of a drafter, whether it pays or not."""
+        mine = (way for way in self.ways if (way.drafters, way.draft) == (drafter.drafters, drafter.draft))
+        return _fastest(mine)
 
 
-def _paying(ways: Sequence[Way]) -> Way | None:
-    fastest = max(ways, key=lambda way: way.speedup.value, default=None)
-    return fastest if fastest is not None and fastest.speedup.value > 1 else None
+def _fastest(ways: Iterable[Way]) -> Way | None:
+    return max(ways, key=lambda way: way.speedup, default=None)
+
+
+def _paying(ways: Iterable[Way]) -> Way | None:
+    fastest = _fastest(ways)
+    return fastest if fastest is not None and fastest.speedup > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +127,7 @@ class Plan:
     def chosen(self, *, joins: bool) -> Way | None:
         """The fastest way at the first batch size, None where none pays; without `joins` of lookup alone and
         of draft models alone."""
-        return _paying([way for way in self.batches[0].ways if joins or way.drafting != "both"])
+        return _paying(way for way in self.batches[0].ways if joins or way.drafters != "both")
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -162,7 +136,7 @@ class Plan:
             "drafts": [_model_json(draft.shape) for draft in self.asked.drafts],
             "hardware": self.asked.machine.as_json(),
             "context_tokens": self.asked.context,
-            "batches": [batch.as_json() for batch in self.batches],
+            "batches": to_jsonable_python(self.batches),
             "pays_to_batch": self.pays_to,
             "fits_to_batch": self.fits_to,
         }
@@ -193,63 +167,61 @@ def make_plan(asked: Asked) -> Plan:
     return Plan(asked, batches, None if pays >= limit else pays, None if limit == MAX_BATCH else limit)
 
 
-class _Batch:
-    """What steps of one batch size take: the calls that they are made of, each worked out once."""
-
-    def __init__(self, asked: Asked, batch: int) -> None:
-        self._asked = asked
-        self._batch = batch
-        self._known: dict[tuple[int, int], float] = {}
-        self.plain_s = self.seconds(PLAIN, None)
-
-    def call_s(self, model: PlannedModel, num_tokens: int) -> float:
-        """A call over `num_tokens` of each sequence."""
-        key = id(model), num_tokens
-        if key not in self._known:
-            self._known[key] = model.call_s(num_tokens, batch=self._batch, context=self._asked.context)
-        return self._known[key]
-
-    def seconds(self, step: Steps, draft: PlannedModel | None) -> float:
-        """A step of every sequence."""
-        total = sum(share * self.call_s(self._asked.target, n) for n, share in step.target_calls.items())
-        if draft is not None:
-            total += sum(number * self.call_s(draft, n) for n, number in step.draft_calls.items())
-        return total
-
-    def ways(self, drafting: Drafting, draft: PlannedModel | None) -> Iterator[Way]:
-        """One drafter at every length; nothing where nothing is known of it."""
-        asked, name = self._asked, draft.name if draft else ""
-        tables = {"lookup": asked.lookup, "draft": draft.acceptance if draft else None}
-        shifted = [
-            {who: table and table.shifted(odds) for who, table in tables.items()}
-            for odds in (1 / asked.odds, 1.0, asked.odds)
-        ]
-        for length in LENGTHS:
-            steps = [step for some in shifted if (step := expected_steps(drafting, length, some))]
-            if not steps:
-                return
-            low, value, high = (step.tokens * self.plain_s / self.seconds(step, draft) for step in steps)
-            speedup = Interval(value, low / asked.costs, high * asked.costs)
-            rate = self._batch / self.plain_s * value
-            yield Way(drafting, name, length, steps[1].tokens, rate, speedup)
-
-    def break_even(self, draft: PlannedModel) -> tuple[float, int] | None:
-        """The least acceptance of each token at which a draft pays, and its length."""
-        calls_s = [self.call_s(self._asked.target, n) for n in range(1, LONGEST + 2)]
-        return StepCosts(calls_s, self.call_s(draft, 1), self.call_s(draft, 2)).least_needed()
-
-
 def plan_batch(asked: Asked, batch: int) -> BatchPlan:
-    """One batch size."""
-    costs = _Batch(asked, batch)
-    drafters: list[tuple[Drafting, PlannedModel | None]] = [("lookup", None)]
+    """One batch size: every drafter of which something is known, at every length."""
+
+    @cache
+    def call_s(model: PlannedModel, num_tokens: int) -> float:
+        return model.call_s(num_tokens, batch=batch, context=asked.context)
+
+    def step_s(step: Steps, draft: PlannedModel | None) -> float:
+        total = sum(share * call_s(asked.target, n) for n, share in step.target_calls.items())
+        return total + sum(number * call_s(draft, n) for n, number in step.draft_calls.items() if draft)
+
+    plain_s = step_s(PLAIN, None)
+    ways = []
+    for drafting, draft, lookup, model in _drafters(asked):
+        odds = 1 / asked.odds, 1.0, asked.odds
+        tables = [(lookup and lookup.shifted(each), model and model.shifted(each)) for each in odds]
+        for length in LENGTHS:
+            steps = [expected_steps(*pair, length) for pair in tables]
+            low, value, high = (step.tokens * plain_s / step_s(step, draft) for step in steps)
+            rate, name = batch / plain_s * value, draft.name if draft else None
+            ends = low / asked.costs, high * asked.costs
+            ways.append(Way(drafting, name, length, steps[1].tokens, rate, value, *ends))
+    break_even: dict[str, Mapping[str, float] | None] = {}
     for draft in asked.drafts:
-        drafters += [("draft", draft), ("both", draft)]
-    ways = [way for drafting, draft in drafters for way in costs.ways(drafting, draft)]
-    weights, kv = memory_bytes(asked.loaded(_paying(ways)), batch=batch, context=asked.context)
-    break_even = {draft.name: costs.break_even(draft) for draft in asked.drafts}
+        calls_s = [call_s(asked.target, n) for n in range(1, LONGEST + 2)]
+        least = StepCosts(calls_s, call_s(draft, 1), call_s(draft, 2)).least_needed()
+        break_even[draft.name] = least and {"acceptance": least[0], "draft_length": least[1]}
+    best_way = _paying(ways)
+    weights, kv = memory_bytes(asked.loaded(best_way), batch=batch, context=asked.context)
     usable = asked.machine.usable_bytes
-    return BatchPlan(batch, batch / costs.plain_s, ways, break_even, weights, kv, usable)
+    missing = max(weights + kv - usable, 0.0)
+    memory = Memory(weights, kv, usable, missing, not missing)
+    return BatchPlan(batch, batch / plain_s, best_way, _each_at_its_best(ways), ways, break_even, memory)
+
+
+def _drafters(
+    asked: Asked,
+) -> Iterable[tuple[Drafting, PlannedModel | None, Acceptance | None, Acceptance | None]]:
+    if asked.lookup is not None:
+        yield "lookup", None, asked.lookup, None
+    for draft in asked.drafts:
+        if draft.acceptance is not None:
+            yield "draft", draft, None, draft.acceptance
+            if asked.lookup is not None:
+                yield "both", draft, asked.lookup, draft.acceptance
+
+
+def _each_at_its_best(ways: Sequence[Way]) -> list[Way]:
+    found = []
+    for drafters, draft in dict.fromkeys((way.drafters, way.draft) for way in ways):
+        mine = [way for way in ways if (way.drafters, way.draft) == (drafters, draft)]
+        best = max(mine, key=lambda way: way.speedup)
+        low, high = max(way.low for way in mine), max(way.high for way in mine)
+        found.append(replace(best, low=low, high=high))
+    return sorted(found, key=lambda way: -way.speedup)
 
 
 def _pays_to(asked: Asked, limit: int) -> int:

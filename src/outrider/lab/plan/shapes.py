@@ -132,11 +132,9 @@ def _attention(fields: ModelFields) -> tuple[float, float, float]:
     width, heads = fields.width, fields.heads
     if fields.kv_rank:  # compressed: DeepSeek-V2's MLA
         nope, rope, value = fields.nope_width, fields.rope_width, fields.value_width
-        query = (
-            fields.q_rank * (width + heads * (nope + rope))
-            if fields.q_rank
-            else width * heads * (nope + rope)
-        )
+        query, rank = width * heads * (nope + rope), fields.q_rank
+        if rank:
+            query = rank * (width + heads * (nope + rope))
         down = width * (fields.kv_rank + rope)
         up = fields.kv_rank * heads * (nope + value)
         return query + down + up + heads * value * width, fields.kv_rank + rope, heads * (nope + rope)
@@ -149,21 +147,21 @@ def _attention(fields: ModelFields) -> tuple[float, float, float]:
 def head_of(target: ModelShape, kind: str) -> ModelShape:
     """The draft that is one more layer of a target: its MTP layer, or an EAGLE head. Its logits are those of
     the target's output layer; an EAGLE-3 head has its own, over fewer tokens."""
-    per_layer = 1 / target.layers
-    output = target.width * target.vocabulary
+    per_layer, has_output = 1 / target.layers, kind == "eagle3"
+    vocabulary = _EAGLE3_TOKENS if has_output else target.vocabulary
     bytes_each = target.head_bits / 8 or target.dense_bytes / target.dense_parameters
-    joined = (3 if kind == "eagle3" else 2) * target.width**2
-    own_output = target.width * _EAGLE3_TOKENS if kind == "eagle3" else output
-    own = (target.dense_parameters - output) * per_layer + joined
-    keeps = own + (own_output if kind == "eagle3" else 0)
+    own = (target.dense_parameters - target.width * target.vocabulary) * per_layer
+    own += (3 if has_output else 2) * target.width**2
+    output = target.width * vocabulary
     return replace(
         target,
         name=kind,
         layers=1,
-        vocabulary=_EAGLE3_TOKENS if kind == "eagle3" else target.vocabulary,
-        dense_parameters=own + own_output,
-        dense_bytes=(own + own_output) * bytes_each,
-        memory_bytes=keeps * bytes_each + target.experts * target.expert_bytes * per_layer,
+        vocabulary=vocabulary,
+        dense_parameters=own + output,
+        dense_bytes=(own + output) * bytes_each,
+        memory_bytes=(own + has_output * output) * bytes_each
+        + target.experts * target.expert_bytes * per_layer,
         kv_values=(target.kv_values + target.window_kv_values) * per_layer,
         attention_width=(target.attention_width + target.window_attention_width) * per_layer,
         expert_parameters=target.expert_parameters * per_layer,

@@ -1,13 +1,11 @@
-"""Which tokens matter: how often each is used in prompts, files and the target's answers, what no draft can
-do without, what fewer tokens lose."""
+"""Which tokens matter: how often each is used in prompts and the target's answers, what no draft can do
+without, what fewer tokens lose."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
@@ -15,8 +13,6 @@ import numpy.typing as npt
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Request
-from outrider.core.files import chunks, list_files
-from outrider.core.notices import notify
 from outrider.core.params import SamplingParams
 from outrider.engine import Engine
 from outrider.lab.prompts import Prompt, Workload, conversation_hash, is_held_out
@@ -30,20 +26,14 @@ _BUNDLED = 1200
 _HELD_OUT_SHARE = 0.25
 """of prompts of the user's own"""
 _MIN_HELD_OUT = 4
-_MAX_TOKENS = 96
+ANSWER_TOKENS = 96
 """of an answer: many short ones tell more about others than few long ones"""
 _TOP = 64
 """tokens of each place that are counted, by their probability"""
-_PLACEHOLDER = re.compile(rb"(unused|reserved|dummy|control|placeholder|extra|pad)\D*\d+", re.IGNORECASE)
-"""Control tokens that no text has: there can be thousands."""
-_MAX_DIGITS = 3
 _FOLDS = 8
 
 Uses = npt.NDArray[np.float64]
 """how often each token is used, or how likely it was, added up"""
-
-
-# Prompts and files
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +53,21 @@ def prompts_of(own: Sequence[Workload]) -> Prompts:
     if not own:
         counted = tuple(written.prompt for written in written_prompts(_BUNDLED))
         return Prompts(counted, built_in, "the bundled prompts")
-    measured = []
-    for workload in own:
-        if held_out := tuple(p for p in workload.prompts if is_held_out(p, _HELD_OUT_SHARE)):
-            measured.append(replace(workload, prompts=held_out))
-    if sum(len(workload.prompts) for workload in measured) < _MIN_HELD_OUT:
-        measured = list(built_in)
+    held_out = [tuple(p for p in w.prompts if is_held_out(p, _HELD_OUT_SHARE)) for w in own]
+    measured = tuple(replace(w, prompts=some) for w, some in zip(own, held_out, strict=True) if some)
+    if sum(map(len, held_out)) < _MIN_HELD_OUT:
+        measured = built_in
     never = {conversation_hash(prompt) for workload in measured for prompt in workload.prompts}
     counted = tuple(p for w in own for p in w.prompts if conversation_hash(p) not in never)
-    return Prompts(counted, tuple(measured), ", ".join(workload.name for workload in own))
+    return Prompts(counted, measured, ", ".join(workload.name for workload in own))
 
 
-@dataclass(slots=True)
-class Counted:
-    """Uses of the target's tokens in texts that are not answers of its own, and in words what was counted."""
-
-    uses: Uses
-    origins: list[str] = field(default_factory=list)
-
-    def add(self, vocabulary: Vocabulary, texts: Iterable[str], what: str) -> None:
-        before = self.uses.sum()
-        for text in texts:
-            np.add.at(self.uses, np.asarray(vocabulary.tokenize(text, add_special=False), dtype=np.int64), 1)
-        self.origins.append(f"{what} ({int(self.uses.sum() - before):,} tokens)")
+def uses_in(vocabulary: Vocabulary, texts: Iterable[str]) -> Uses:
+    """How often each token is used in some texts."""
+    uses = np.zeros(vocabulary.size)
+    for text in texts:
+        np.add.at(uses, np.asarray(vocabulary.tokenize(text, add_special=False), dtype=np.int64), 1)
+    return uses
 
 
 def texts_of(prompts: Iterable[Prompt]) -> Iterable[str]:
@@ -98,21 +80,6 @@ def texts_of(prompts: Iterable[Prompt]) -> Iterable[str]:
             found |= dict.fromkeys(text_of(message.get("content")) or "" for message in prompt.messages)
         found |= dict.fromkeys(prompt.follow_ups)
     return found
-
-
-def texts_in(paths: Sequence[Path]) -> Iterable[str]:
-    """The text of files, and of those in folders, a piece at a time; a notice names what is passed over.
-    Raises SettingError for a path that does not exist."""
-    for path in list_files(paths).sizes:
-        try:
-            yield from chunks(path)
-        except OSError:
-            notify(f"{path} is not counted: it cannot be read")
-        except UnicodeDecodeError:
-            notify(f"{path} is not counted: it is not UTF-8 text")
-
-
-# Answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +99,15 @@ def answer_prompts(
     clock: Callable[[], float] = perf_counter,
 ) -> list[Answer]:
     """The target's most likely answers, in its own ids, to as many prompts as the time allows, as many at
-    once as it has sequences. The engine stores nothing before and after. Raises BackendError when a call
-    fails."""
+    once as it has sequences; those that leave no room are passed over. The engine stores nothing before and
+    after. Raises BackendError when a call fails."""
     started, greedy = clock(), SamplingParams(temperature=0)
-    room = engine.target.capacity_tokens // engine.target.max_sequences - _MAX_TOKENS
+    room = engine.target.capacity_tokens // engine.target.max_sequences - ANSWER_TOKENS
     fitting = (tuple(prompt) for prompt in prompts if 0 < len(prompt) <= room)
 
     def following() -> tuple[None, Request] | None:
         prompt = next(fitting, None)
-        return None if prompt is None else (None, Request(prompt, greedy, _MAX_TOKENS, logprobs=_TOP))
+        return None if prompt is None else (None, Request(prompt, greedy, ANSWER_TOKENS, logprobs=_TOP))
 
     def is_over() -> bool:
         spent = clock() - started
@@ -160,25 +127,6 @@ def _counted(completion: Completion, size: int) -> Answer:
     return Answer(np.array(completion.tokens), mass)
 
 
-# Which are kept
-
-
-def floor_of(vocabulary: Vocabulary) -> Ids:
-    """Tokens that are kept in any case: those of one byte, digits, white space, control tokens that are in
-    use, and all that end an answer."""
-    return np.array([t for t in range(vocabulary.size) if _is_needed(vocabulary, t)], dtype=np.int64)
-
-
-def _is_needed(vocabulary: Vocabulary, token: int) -> bool:
-    if vocabulary.ends_generation(token):
-        return True
-    if vocabulary.is_control(token):
-        return not _PLACEHOLDER.search(vocabulary.spelling(token))
-    piece = vocabulary.piece(token)
-    is_number = len(piece) <= _MAX_DIGITS and piece.isdigit()
-    return len(piece) == 1 or is_number or (bool(piece) and piece.isspace())
-
-
 @dataclass(frozen=True, slots=True)
 class Usage:
     """How a draft's vocabulary is used: by answers of the target, and by `other` texts. Tokens that are not
@@ -191,7 +139,7 @@ class Usage:
 
     def order(self, left_out: Collection[int] = ()) -> Ids:
         """All tokens in the order in which they are kept, by their uses in all texts but some answers."""
-        uses = self.other.astype(np.float64)
+        uses = self.other.copy()
         for number, answer in enumerate(self.answers):
             if number not in left_out:
                 uses += np.bincount(answer.tokens[answer.tokens >= 0], minlength=len(uses))

@@ -26,7 +26,6 @@ from outrider.policy.state import CALIBRATION_KEY
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 BY_TOKEN = (EMBEDDING, OUTPUT, "output.bias", "per_layer_token_embd.weight")
 """Tensors with a row for each token."""
-_PREFIX = "outrider.trim."
 _OF_THE_FILE = (Keys.General.ARCHITECTURE, Keys.General.ALIGNMENT, CALIBRATION_KEY)
 """Fields that the writer makes itself, or that are no longer true"""
 
@@ -56,26 +55,21 @@ def read_source(path: Path) -> Source:
     Raises ModelFileError for a file that is missing, damaged, trimmed already, or without what is trimmed.
     """
     card, (header, tensors) = read_card(path), read_tensors(path)
-    source = Source(card.path, card.architecture, card.num_tokens or 0, fields_of(card.path, header), tensors)
-    _check(source)
-    return source
-
-
-def _check(source: Source) -> None:
-    path, size = str(source.path), source.vocabulary
-    if TARGET_TOKENS in source.fields:
-        raise ModelFileError(path, "it is trimmed already", "Trim the file that it was made of.")
-    if EMBEDDING not in source.tensors or Keys.Tokenizer.LIST not in source.fields:
-        lacking = "a tokenizer" if Keys.Tokenizer.LIST not in source.fields else EMBEDDING
-        raise ModelFileError(path, f"it lacks {lacking}", "Name a whole model.")
-    for name, tensor in source.tensors.items():
+    fields, size, name = fields_of(card.path, header), card.num_tokens or 0, str(card.path)
+    if TARGET_TOKENS in fields:
+        raise ModelFileError(name, "it is trimmed already", "Trim the file that it was made of.")
+    if EMBEDDING not in tensors or Keys.Tokenizer.LIST not in fields:
+        lacking = "a tokenizer" if Keys.Tokenizer.LIST not in fields else EMBEDDING
+        raise ModelFileError(name, f"it lacks {lacking}", "Name a whole model.")
+    for part, tensor in tensors.items():
         has_token_rows = tensor.shape[0] == size
-        if name in BY_TOKEN and not has_token_rows:
-            why = f"its {name} has {tensor.shape[0]:,} rows, and its tokenizer {size:,} tokens"
-            raise ModelFileError(path, why, "Download it again.")
-        if has_token_rows and name not in BY_TOKEN:
-            why = f"its {name} has a row for each token, and how it is used is not known here"
-            raise ModelFileError(path, why, "Use another draft.")
+        if part in BY_TOKEN and not has_token_rows:
+            why = f"its {part} has {tensor.shape[0]:,} rows, and its tokenizer {size:,} tokens"
+            raise ModelFileError(name, why, "Download it again.")
+        if has_token_rows and part not in BY_TOKEN:
+            why = f"its {part} has a row for each token, and how it is used is not known here"
+            raise ModelFileError(name, why, "Use another draft.")
+    return Source(card.path, card.architecture, size, fields, tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,37 +91,23 @@ class Cut:
             return Subset.whole(total)
         return Subset.of(self.order[: self.size - 1].tolist(), total)
 
-    def of(self, tensor: Tensor) -> Tensor:
-        """The rows of the tokens that the draft has, of a tensor with a row for each token."""
-        subset = self.subset
-        if not subset.has_other:
-            return tensor
-        rows = np.append(subset.to_target[:-1], self.order[self.size - 1])
-        return replace(tensor, shape=(len(rows), *tensor.shape[1:]), rows=tensor.rows[rows])
-
 
 def write_trimmed(
     source: Source, cut: Cut, path: Path, target: Vocabulary, to_target: Ids, origin: Mapping[str, str]
 ) -> None:
-    """Write a draft, which llama.cpp reads and which lines up with the target; rows are copied as they are.
-
-    Args:
-        source: What is trimmed.
-        cut: What is kept of it.
-        path: The file; where writing fails, a part of it is left there.
-        target: The vocabulary that it lines up with.
-        to_target: The target's id of each of the source's tokens.
-        origin: How the draft was made, by name.
-
-    Raises SettingError (room on the disk) and VocabularyMismatch.
-    """
-    subset = cut.subset
+    """Write a draft, which llama.cpp reads and which lines up with `target`; rows are copied as they are, and
+    where writing fails, a part of the file is left. `to_target` are the target's ids of the source's tokens,
+    `origin` says by name how the draft was made. Raises SettingError (no room) and VocabularyMismatch."""
+    subset, tensors = cut.subset, dict(source.tensors)
     fields = tokenizer_fields(source.fields, subset, source.vocabulary)
     if subset.has_other:
+        rows = np.append(subset.to_target[:-1], cut.order[cut.size - 1])
+        for name in tensors.keys() & set(BY_TOKEN):
+            whole = tensors[name]
+            tensors[name] = replace(whole, shape=(len(rows), *whole.shape[1:]), rows=whole.rows[rows])
         ids = np.append(to_target[subset.to_target[:-1]], -1).tolist()
         fields |= part_fields(ids, target, reads_pieces=True)
-    fields |= {f"{_PREFIX}{name}": Field(text, GGUFValueType.STRING) for name, text in origin.items()}
-    tensors = {name: cut.of(found) if name in BY_TOKEN else found for name, found in source.tensors.items()}
+    fields |= {f"outrider.trim.{name}": Field(text, GGUFValueType.STRING) for name, text in origin.items()}
     needed, way_out = sum(tensor.rows.nbytes for tensor in tensors.values()), "Free some space, or change -o."
     try:
         check_room(path.parent, needed, lambda why: SettingError(path.name, why, way_out))
@@ -143,11 +123,10 @@ def write_trimmed(
 
 
 def _own_fields(source: Source, size: int) -> dict[str, Field]:
-    dropped = ("tokenizer.", "split.")
     fields = {
         key: found
         for key, found in source.fields.items()
-        if key not in _OF_THE_FILE and not key.startswith(dropped)
+        if key not in _OF_THE_FILE and not key.startswith(("tokenizer.", "split."))
     }
     key = Keys.LLM.VOCAB_SIZE.format(arch=source.architecture)
     return fields | ({key: replace(fields[key], value=size)} if key in fields else {})

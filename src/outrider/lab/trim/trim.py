@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,25 +26,24 @@ from outrider.engine import Engine
 from outrider.lab.check import SHOWN_CALLS, DraftReport, judge, record_within
 from outrider.lab.loaded import Loaded, LoadedTarget, Loader, Progress
 from outrider.lab.models import ModelFacts, ModelFile, find_models
-from outrider.lab.prompts import Prompt, Workload
+from outrider.lab.prompts import Workload
 from outrider.lab.record import MAX_ANSWERS
 from outrider.lab.rows import AnswerRow, Row
 from outrider.lab.subject import Subject
 from outrider.lab.trim.counting import (
+    ANSWER_TOKENS,
     Answer,
-    Counted,
     Prompts,
     Usage,
     answer_prompts,
-    floor_of,
     prompts_of,
-    texts_in,
     texts_of,
+    uses_in,
 )
 from outrider.lab.trim.source import Cut, Source, read_source, write_trimmed
 from outrider.models.hub import HubOptions, file_sha256
 from outrider.models.vocab import Alignment, align
-from outrider.models.vocab.subset import Ids
+from outrider.models.vocab.subset import Ids, needed_tokens
 from outrider.session.loading import why_no_draft
 
 SCHEMA = "outrider.trim/1"
@@ -66,17 +65,14 @@ class TrimRequest:
 
     Args:
         small: The draft.
-        target: What it drafts for.
         out: The file of the trimmed draft.
         vocabulary: Tokens that are kept; None: as many as pay, 0: all.
         workloads: Prompts whose tokens and answers are counted; none: the bundled ones.
-        corpora: Files that are counted too.
         seconds: For the target's answers that are counted.
         measuring_seconds: For the answers that drafts are measured on, and for each draft on them.
         keep_types: Whether weights stay of the types that they are.
         context_length: Of target and draft, in tokens; None: the usual one.
-        options: How the target is loaded.
-        draft_options: How the draft is; None: as the target.
+        draft_options: How the draft is loaded; None: as the target.
     """
 
     small: ModelFile
@@ -84,7 +80,6 @@ class TrimRequest:
     out: Path
     vocabulary: int | None = None
     workloads: tuple[Workload, ...] = ()
-    corpora: tuple[Path, ...] = ()
     seconds: float = COUNTING_SECONDS
     measuring_seconds: float = 20.0
     keep_types: bool = False
@@ -199,7 +194,7 @@ def _line_up(asked: TrimRequest, target: GgufModel) -> tuple[Alignment, Ids]:
         alignment = align(target.vocabulary, draft.weights.vocabulary)
         if why := why_no_draft(target.weights, draft.weights):
             raise ModelFileError(str(asked.small.path), why, "Use another pair of models.")
-        floor = floor_of(draft.weights.vocabulary)
+        floor = needed_tokens(draft.weights.vocabulary)
         floor = floor[alignment.to_target[floor] >= 0]
         if asked.vocabulary and asked.vocabulary <= len(floor) + 1:
             reason = f"{len(floor) + 2} are needed in any case: bytes, digits, white space, control tokens"
@@ -216,23 +211,17 @@ def _count(
     floor: Ids,
     progress: Progress,
 ) -> tuple[Usage, list[str]]:
-    model, to_target = target.model, alignment.to_target
+    """How the draft's tokens are used, and in words what was counted."""
     progress("counting tokens", None)
-    counted = Counted(np.zeros(model.vocabulary.size))
-    counted.add(model.vocabulary, texts_of(prompts.counted), prompts.origin)
-    if asked.corpora:
-        names = ", ".join(map(str, asked.corpora))
-        counted.add(model.vocabulary, texts_in(asked.corpora), names)
-    found: list[Answer] = []
+    uses = uses_in(target.model.vocabulary, texts_of(prompts.counted))
+    origins = [f"{prompts.origin} ({int(uses.sum()):,} tokens)"]
+    answers = _answers(asked, target, prompts, progress) if asked.seconds else []
     if asked.seconds:
-        report = partial(progress, "the target answers prompts to count in")
-        found = _ask(target, prompts.counted, asked.seconds, report)
-        total = sum(len(answer.tokens) for answer in found)
-        counted.origins.append(f"{len(found)} answers of the target ({total:,} tokens)")
-    usable = to_target >= 0
-    answers = [_in_draft(answer, alignment) for answer in found]
-    uses = np.where(usable, counted.uses[to_target], 0)
-    return Usage(tuple(answers), uses, usable, floor), counted.origins
+        total = sum(len(answer.tokens) for answer in answers)
+        origins.append(f"{len(answers)} answers of the target ({total:,} tokens)")
+    usable = alignment.to_target >= 0
+    own_uses = np.where(usable, uses[alignment.to_target], 0)
+    return Usage(tuple(_in_draft(one, alignment) for one in answers), own_uses, usable, floor), origins
 
 
 def _in_draft(answer: Answer, alignment: Alignment) -> Answer:
@@ -241,18 +230,16 @@ def _in_draft(answer: Answer, alignment: Alignment) -> Answer:
     return Answer(alignment.to_draft[answer.tokens], found)
 
 
-def _ask(
-    target: LoadedTarget, prompts: Sequence[Prompt], seconds: float, report: Callable[[float], None]
-) -> list[Answer]:
-    asked: list[tuple[int, ...]] = []
-    for prompt in prompts:
+def _answers(asked: TrimRequest, target: LoadedTarget, prompts: Prompts, progress: Progress) -> list[Answer]:
+    encoded: list[tuple[int, ...]] = []
+    for prompt in prompts.counted:
         with suppress(PromptError):
-            asked.append(target.encode(prompt))
-    asked = [tokens for tokens in asked if len(tokens) <= _PROMPT_TOKENS]
+            encoded.append(target.encode(prompt))
     assert isinstance(target.model, GgufModel), "it was loaded from a file"
-    length = min(2 * _PROMPT_TOKENS, target.model.weights.trained_context)
+    length = min(_PROMPT_TOKENS + ANSWER_TOKENS, target.model.weights.trained_context)
+    report = partial(progress, "the target answers prompts to count in")
     with closing(target.model.weights.open(length, max_sequences=_AT_ONCE)) as model:
-        return answer_prompts(Engine(model), asked, seconds, report)
+        return answer_prompts(Engine(model), encoded, asked.seconds, report)
 
 
 @dataclass(frozen=True, slots=True)

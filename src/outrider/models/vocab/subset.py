@@ -5,6 +5,7 @@ comes next."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,10 @@ OTHER = "<|other|>"
 """The token in whose place a draft reads and predicts all that it does not know."""
 
 Ids = npt.NDArray[np.int64]
+
+_PLACEHOLDER = re.compile(rb"(unused|reserved|dummy|control|placeholder|extra|pad)\D*\d+", re.IGNORECASE)
+"""Control tokens that no text has: there can be thousands."""
+_MAX_DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +82,19 @@ def ranked(counts: npt.NDArray[Any], needed: Ids) -> Ids:
 
 
 def needed_tokens(vocabulary: Vocabulary) -> Ids:
-    """Control tokens, single bytes and all that end an answer: without them some text cannot be written."""
-    needed = [
-        token
-        for token in range(vocabulary.size)
-        if vocabulary.is_control(token)
-        or vocabulary.ends_generation(token)
-        or len(vocabulary.piece(token)) <= 1
-    ]
-    return np.array(needed, dtype=np.int64)
+    """Tokens that are kept in any case: those of one byte, without which some text cannot be written at all,
+    digits, white space, control tokens that are in use, and all that end an answer."""
+    return np.array([t for t in range(vocabulary.size) if _is_needed(vocabulary, t)], dtype=np.int64)
+
+
+def _is_needed(vocabulary: Vocabulary, token: int) -> bool:
+    if vocabulary.ends_generation(token):
+        return True
+    if vocabulary.is_control(token):
+        return not _PLACEHOLDER.search(vocabulary.spelling(token))
+    piece = vocabulary.piece(token)
+    is_number = len(piece) <= _MAX_DIGITS and piece.isdigit()
+    return len(piece) == 1 or is_number or (bool(piece) and piece.isspace())
 
 
 def coverage(subset: Subset, texts: Iterable[npt.NDArray[np.int32]]) -> float:
