@@ -41,7 +41,7 @@ from outrider.lab.certify.plan import (
     speculates,
 )
 from outrider.lab.certify.sampled import SampledTests, sampled_tests
-from outrider.lab.certify.texts import Compared, RowRecorder, compare_texts, repeat
+from outrider.lab.certify.texts import Compared, Constrain, RowRecorder, compare_texts, repeat
 from outrider.lab.loaded import Progress
 from outrider.models.hub import file_sha256
 from outrider.models.reference import local_shards
@@ -74,18 +74,46 @@ def certify(
         verifier=verifier_with(plan.fault),
         constrain=break_masks(plan.fault, subject.constrain),
     )
-    compare = partial(compare_texts, engine, constrain=subject.constrain)
     greedy = SamplingParams(temperature=0)
     requests = [
         Request(prompt, greedy, plan.num_tokens, verification=Verification(plan.rule), grammar=plan.grammar)
         for prompt in prompts
     ]
-    few = requests[: plan.num_repeated]
+    texts = _compare_all(engine, requests, plan, subject.constrain, progress)
+    check_shown(plan.fault, target)
+    engine.reset()
+    compared, head = None, head_drafter(subject)
+    if drafts and head is not None:
+        progress("drafts of heads", 0.0)
+        some = requests[: plan.num_repeated]
+        compared = compare_drafts(subject.target, head.model, head.alignment, some, plan.fault)
+    sampled = sampled_tests(subject, prompts, plan, progress) if drafts else SampledTests()
+    return Findings(
+        speculates=drafts,
+        stand_in=sampled.stand_in,
+        texts=texts,
+        sampled=sampled.texts,
+        decisions=sampled.decisions,
+        sampled_calls=sampled.calls,
+        bit_equal=bit_equal,
+        drafts=compared,
+    )
+
+
+def _compare_all(
+    engine: Engine,
+    requests: Sequence[Request],
+    plan: CertifyPlan,
+    constrain: Constrain | None,
+    progress: Progress,
+) -> dict[str, tuple[Compared, ...]]:
+    compare = partial(compare_texts, engine, constrain=constrain)
+    few, has_room = requests[: plan.num_repeated], engine.target.max_sequences > 1
     texts: dict[str, list[Compared]] = {GREEDY: [], BESIDE: [], REPEATED: [], STABLE: []}
     for i, request in enumerate(requests):
         progress("greedy texts", i / len(requests))
         texts[GREEDY].append(compare(request, i))
-    for i, request in enumerate(few if bit_equal and target.max_sequences > 1 else ()):
+    for i, request in enumerate(few if has_room and texts[GREEDY][0].rows is not None else ()):
         progress("two at once", i / len(few))
         other = replace(requests[(i + 1) % len(requests)], grammar=None, ignore_end=True)
         texts[BESIDE].append(compare(request, i, beside=other))
@@ -95,23 +123,7 @@ def certify(
             texts[REPEATED].append(repeat(engine, seeded, i))
             if seeded.verification.rule == "stable":
                 texts[STABLE].append(compare(seeded, i))
-    check_shown(plan.fault, target)
-    engine.reset()
-    compared, head = None, head_drafter(subject)
-    if drafts and head is not None:
-        progress("drafts of heads", 0.0)
-        compared = compare_drafts(subject.target, head.model, head.alignment, few, plan.fault)
-    sampled = sampled_tests(subject, prompts, plan, progress) if drafts else SampledTests()
-    return Findings(
-        speculates=drafts,
-        stand_in=sampled.stand_in,
-        texts={name: tuple(parts) for name, parts in texts.items() if parts},
-        sampled=sampled.texts,
-        decisions=sampled.decisions,
-        sampled_calls=sampled.calls,
-        bit_equal=bit_equal,
-        drafts=compared,
-    )
+    return {name: tuple(parts) for name, parts in texts.items() if parts}
 
 
 def _seeded(request: Request, seed: int, plan: CertifyPlan) -> Iterator[Request]:
