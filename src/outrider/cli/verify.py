@@ -153,8 +153,6 @@ def _texts(settings: VerifySettings) -> list[str]:
     return texts[:_QUICK_PROMPTS] if settings.quick else texts
 
 
-
-
 # The certificate as people read it
 
 
