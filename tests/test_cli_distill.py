@@ -75,12 +75,13 @@ def test_a_draft_is_made_and_reported_on(distill: Call, models: Path) -> None:
     assert shown["training_answers"] + shown["held_out_answers"] == 48 and shown["held_out_answers"] >= 1
     assert 0.9 < shown["coverage"] <= 1
     assert shown["steps"] == 3 and len(shown["history"]) >= 2
-    sample, lookup = shown["measured"]["sample"], shown["measured"]["lookup"]
-    trained, first = shown["measured"]["drafts"]
+    measured = shown["measured"]
+    trained, first = measured["drafts"]
     assert [draft["model"]["name"] for draft in (trained, first)] == ["target-draft", "first"]
-    assert sample["answers"] <= shown["held_out_answers"] and lookup["speedups"]["auto"]["value"] > 0
-    assert trained["step_ratio"] == first["step_ratio"], "they differ in nothing but what they predict"
-    assert trained["answers"] == sample["answers"] and len(trained["acceptance"]["by_position"]) == 8
+    answers = sum(measured["answers"].values())
+    assert answers <= shown["held_out_answers"] and measured["lookup"]["over_plain"]["value"] > 0
+    for draft in (trained, first):
+        assert 0 < draft["answers"] <= answers and draft["positions"] and 0 <= draft["agreement"] <= 1
     assert "training: " in outcome.err and "\x1b" not in outcome.err
     assert json.loads((models / "a" / "report.json").read_text()) == shown
 
