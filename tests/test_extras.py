@@ -73,7 +73,7 @@ def test_a_command_without_its_extra_says_what_to_install(
     assert found.startswith(said) and f"pip install '.[{command[0]}]'" in found
 
 
-@pytest.mark.parametrize("command", ["serve", "bench", "distill"])
+@pytest.mark.parametrize("command", ["serve", "distill"])
 def test_help_needs_no_extra(outrider: Call, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     for module in MODULES[command]:
         monkeypatch.setitem(sys.modules, module, None)

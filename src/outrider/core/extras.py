@@ -9,7 +9,6 @@ from outrider.core.errors import SettingError
 
 MODULES: Mapping[str, Mapping[str, str]] = {
     "serve": {"fastapi": "FastAPI", "uvicorn": "Uvicorn", "prometheus_client": "prometheus-client"},
-    "bench": {"matplotlib": "Matplotlib"},
     "ray": {"ray": "Ray"},
     "distill": {"torch": "PyTorch"},
 }
