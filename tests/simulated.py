@@ -81,7 +81,7 @@ class Simulated(AutoPolicy):
             record,
             work=replace(record.work, model_s=model_s, prefill_s=0.0),
             draft_s=model_s,
-            verify_s=self._costs.call_s(record.batch_tokens, context=0, num_sequences=record.num_sequences),
+            verify_s=self._costs.call_s(record.batch_tokens, context=0),
             sampling_s=0.0,
             other_s=0.0,
         )

@@ -123,16 +123,12 @@ def test_what_is_no_text_is_left_out_and_counted(folder: Path) -> None:
     ]
 
 
-def test_a_file_counts_once_however_it_is_reached(folder: Path) -> None:
-    (folder / "text").write_text("some text")
-    (folder / "link").symlink_to(folder / "text")
-    assert "indexed 1 file," in said(folder, folder / "text", folder)[0]
-
-
-def test_folders_are_read_all_the_way_down(folder: Path) -> None:
+def test_a_file_counts_once_however_it_is_reached_and_however_deep_it_lies(folder: Path) -> None:
     (folder / "a" / "b").mkdir(parents=True)
-    (folder / "a" / "b" / "deep").write_text("far below")
-    assert drafted(open_corpus([folder], VOCABULARY), "far") == " belo"
+    (folder / "a" / "b" / "text").write_text("some text")
+    (folder / "link").symlink_to(folder / "a" / "b" / "text")
+    assert "indexed 1 file," in said(folder, folder / "a" / "b" / "text", folder)[0]
+    assert drafted(open_corpus([folder], VOCABULARY), "some") == " text"
 
 
 def test_what_may_not_be_read_is_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,16 +164,15 @@ def test_too_large_a_file_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPa
     assert said(folder)[0].endswith("skipped 1 over 2 MB")
 
 
-def test_too_much_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_and_a_path_that_is_not_there_are_refused(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SettingError, match="nowhere: there is no such file or folder"):
+        open_corpus([folder, folder / "nowhere"], VOCABULARY)
     monkeypatch.setattr(files, "MAX_FOLDER_BYTES", 10)
     (folder / "text").write_text("some more text")
     with pytest.raises(SettingError, match=r"files: 0\.01 kB of text in 1 file is too much"):
         open_corpus([folder], VOCABULARY)
-
-
-def test_a_path_that_is_not_there_is_refused(folder: Path, cache: Path) -> None:
-    with pytest.raises(SettingError, match="nowhere: there is no such file or folder"):
-        open_corpus([folder, folder / "nowhere"], VOCABULARY)
     assert not cache.exists()
 
 
@@ -211,26 +206,22 @@ def test_an_index_is_made_once_and_for_its_owner_alone(folder: Path, cache: Path
     assert stat.S_IMODE(index.parent.stat().st_mode) == 0o700
 
 
-def change(folder: Path) -> None:
-    (folder / "text").write_text("other text")
-
-
 def touch(folder: Path) -> None:
     (folder / "text").write_text("same textt")
     os.utime(folder / "text", ns=(1, 1))
 
 
-def add(folder: Path) -> None:
-    (folder / "more").write_text("more text")
+EDITS: dict[str, Callable[[Path], object]] = {
+    "change": lambda folder: (folder / "text").write_text("other text"),
+    "touch": touch,
+    "add": lambda folder: (folder / "more").write_text("more text"),
+    "rename": lambda folder: (folder / "text").rename(folder / "renamed"),
+}
 
 
-def rename(folder: Path) -> None:
-    (folder / "text").rename(folder / "renamed")
-
-
-@pytest.mark.parametrize("edit", [change, touch, add, rename])
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
 def test_an_index_is_made_again_when_files_change(
-    folder: Path, cache: Path, edit: Callable[[Path], None]
+    folder: Path, cache: Path, edit: Callable[[Path], object]
 ) -> None:
     (folder / "text").write_text("some text")
     open_corpus([folder], VOCABULARY)

@@ -51,36 +51,21 @@ def test_measured_points_are_met_and_straight_lines_join_them() -> None:
     assert asked[3] < asked[2], "stairs are not smoothed over"
 
 
-def test_tokens_of_other_sequences_shift_the_curve() -> None:
-    costs = curve(stairs_s)
-    alone = costs.calls_s(40, context=0)
+def test_tokens_of_other_sequences_shift_the_curve_which_goes_on_as_it_ended() -> None:
+    alone = (costs := curve(stairs_s)).calls_s(40, context=0)
     assert costs.calls_s(8, context=0, others=24).tolist() == alone[24:32].tolist()
     assert costs.call_s(7, context=0) == alone[6]
-
-
-def test_calls_beyond_the_curve_go_on_as_it_ended() -> None:
     costs = curve(lambda n: 0.1 + 0.01 * n)
     assert costs.call_s(200, context=0) == pytest.approx(2.1)
     assert costs.calls_s(30, context=0, others=60)[-1] == pytest.approx(1.0)
 
 
-def test_context_and_sequences_add_what_was_measured() -> None:
-    points = [CallPoint(n, stairs_s(n, c), c) for n in (1, 4, 16) for c in (0, 1000, 2000)]
-    costs = CallCosts([*points, CallPoint(4, stairs_s(4, 0, 2), 0, 2)])
+def test_context_adds_what_was_measured_and_noise_never_makes_it_pay() -> None:
+    costs = CallCosts([CallPoint(n, stairs_s(n, c), c) for n in (1, 4, 16) for c in (0, 1000, 2000)])
     assert costs.call_s(4, context=64 * 50) == pytest.approx(stairs_s(4, 64 * 50))
-    assert costs.call_s(16, context=640, num_sequences=3) == pytest.approx(stairs_s(16, 640, 3))
-
-
-def test_noise_never_makes_a_context_or_a_sequence_pay() -> None:
-    points = [CallPoint(1, 0.1, 0), CallPoint(1, 0.09, 4096), CallPoint(2, 0.12), CallPoint(2, 0.11, 0, 2)]
-    costs = CallCosts(points)
+    assert costs.call_s(16, context=640) == pytest.approx(stairs_s(16, 640))
+    costs = CallCosts([CallPoint(1, 0.1, 0), CallPoint(1, 0.09, 4096), CallPoint(2, 0.12)])
     assert costs.call_s(1, context=8192) >= costs.call_s(1, context=0)
-    assert costs.call_s(2, context=0, num_sequences=2) >= costs.call_s(2, context=0)
-
-
-def test_a_table_cannot_be_changed_by_who_reads_it() -> None:
-    with pytest.raises(ValueError, match="read-only"):
-        curve(stairs_s).calls_s(4, context=0)[0] = 1.0
 
 
 @pytest.mark.parametrize(
@@ -91,7 +76,6 @@ def test_a_table_cannot_be_changed_by_who_reads_it() -> None:
         {"num_tokens": 2, "seconds": 0.0},
         {"num_tokens": 2, "seconds": math.nan},
         {"num_tokens": 2, "seconds": 1.0, "context_tokens": -1},
-        {"num_tokens": 2, "seconds": 1.0, "num_sequences": 3},
         {"num_tokens": 2, "seconds": 1.0, "spread_ratio": math.inf},
     ],
 )
@@ -100,35 +84,18 @@ def test_what_no_call_can_be_is_refused(call: dict[str, float]) -> None:
         CallPoint(**call)  # type: ignore[arg-type]
 
 
-def test_a_curve_needs_its_unit() -> None:
-    with pytest.raises(SettingError, match="single token"):
-        CallCosts([CallPoint(2, 0.1)])
-
-
 # Learning
 
-
-def double(n: int) -> float:
-    return 2 * stairs_s(n)
-
-
-def half(n: int) -> float:
-    return 0.5 * stairs_s(n)
-
-
-def flat(n: int) -> float:
-    return 0.06 * (1 + 0.05 * (n - 1))
+WRONG: dict[str, Truth] = {
+    "double": lambda n: 2 * stairs_s(n),
+    "half": lambda n: 0.5 * stairs_s(n),
+    "flat": lambda n: 0.06 * (1 + 0.05 * (n - 1)),
+    "steep": lambda n: 0.06 * (1 + 1.2 * (n - 1)),
+    "inverted": lambda n: stairs_s(n) * (2.0 if n == 4 else 0.6 if n == 3 else 1.0),
+}
 
 
-def steep(n: int) -> float:
-    return 0.06 * (1 + 1.2 * (n - 1))
-
-
-def inverted(n: int) -> float:
-    return stairs_s(n) * (2.0 if n == 4 else 0.6 if n == 3 else 1.0)
-
-
-@pytest.mark.parametrize("wrong", [double, half, flat, steep, inverted])
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_wrong_curve_is_right_again_after_twenty_calls_of_each_size(wrong: Truth, seed: int) -> None:
     costs, sizes = curve(wrong), (1, 2, 3, 4, 6, 8)
@@ -154,12 +121,9 @@ def test_without_calibration_the_first_call_sets_the_unit_and_the_rest_is_learne
     assert off(other, stairs_s, (1, 2, 4, 8)) < 1.12
     assert off(other, stairs_s, (6, 12)) < 1.6, "what was not seen follows its neighbours"
     assert other.drift == 1.0
-
-
-def test_the_unit_can_come_from_any_call() -> None:
-    costs = CallCosts()
-    costs.observe(8, 3.45, context=0)
-    assert costs.call_s(1, context=0) == pytest.approx(1.0, rel=0.05)
+    other = CallCosts()
+    other.observe(8, 3.45, context=0)
+    assert other.call_s(1, context=0) == pytest.approx(1.0, rel=0.05), "the unit can come from any call"
 
 
 @given(st.floats(0.33, 3.0), st.sampled_from([(1,), (1, 4), (1, 2, 3, 4, 5, 6, 7, 8)]), st.integers(0, 99))
@@ -184,19 +148,17 @@ def test_one_outlier_moves_little(factor: float, slower: bool, size: int, seed: 
 
 @given(
     st.lists(
-        st.tuples(st.integers(1, 200), st.floats(1e-6, 1e4), st.integers(0, 100_000), st.integers(1, 8)),
+        st.tuples(st.integers(1, 200), st.floats(1e-6, 1e4), st.integers(0, 100_000)),
         max_size=60,
     ),
     st.booleans(),
 )
-def test_whatever_is_observed_times_stay_times(
-    calls: list[tuple[int, float, int, int]], measured: bool
-) -> None:
+def test_whatever_is_observed_times_stay_times(calls: list[tuple[int, float, int]], measured: bool) -> None:
     costs = curve(stairs_s) if measured else CallCosts()
-    for size, seconds, context, sequences in calls:
-        costs.observe(max(size, sequences), seconds, context=context, num_sequences=sequences)
-    for context, sequences in ((0, 1), (50_000, 1), (1000, 8)):
-        table = costs.calls_s(100, context=context, num_sequences=sequences)
+    for size, seconds, context in calls:
+        costs.observe(size, seconds, context=context)
+    for context in (0, 1000, 50_000):
+        table = costs.calls_s(100, context=context)
         assert np.all(np.isfinite(table)) and np.all(table > 0)
 
 
@@ -211,7 +173,7 @@ def test_what_is_no_time_is_passed_over(seconds: float) -> None:
 
 def test_the_drift_is_what_calls_take_now() -> None:
     costs = curve(stairs_s)
-    for truth, drift in ((stairs_s, 1.0), (double, 2.0), (stairs_s, 1.0)):
+    for truth, drift in ((stairs_s, 1.0), (WRONG["double"], 2.0), (stairs_s, 1.0)):
         feed(costs, truth, 40)
         assert costs.drift == pytest.approx(drift, rel=0.1)
 
@@ -227,7 +189,7 @@ def test_calls_at_long_contexts_are_learned_from_and_say_nothing_of_short_ones()
         context, size = (200, 8_000, 32_000)[i // 20 % 3], rng.choice((1, 2, 4, 8))
         costs.observe(size, grown(size, context) * factor(), context=context)
     assert costs.drift == pytest.approx(1.0, rel=0.1)
-    for found in (costs, costs.refined(), costs.refined(scale=0.2, shape=0.5)):
+    for found in (costs, costs.refined(), costs.refined(0.3)):
         for size, context in product((1, 2, 4, 8), (200, 8_000, 32_000)):
             expected = pytest.approx(grown(size, context), rel=0.2)
             assert found.call_s(size, context=context) == expected
@@ -249,7 +211,7 @@ def test_until_a_long_context_was_seen_a_curve_grows_as_the_targets() -> None:
         target.observe(1, 2 * stairs_s(1), context=32_000)
     draft.follow(target, 32_000)
     assert draft.call_s(1, context=32_000) == pytest.approx(0.02, rel=0.1)
-    assert draft.call_s(1, context=0) == pytest.approx(0.01)
+    assert draft.call_s(1, context=0) == pytest.approx(0.01, rel=0.01)
     for _ in range(60):
         draft.observe(1, 0.04, context=32_000)
     draft.follow(target, 32_000)
@@ -264,7 +226,7 @@ def test_a_prompt_takes_longer_to_read_after_many_tokens() -> None:
     assert costs.prefill_s(10) == pytest.approx(0.12, rel=0.1), "twice as slow as measured"
 
 
-def test_the_prompts_own_speed_is_followed() -> None:
+def test_the_prompts_own_speed_is_followed_and_forgotten_where_nobody_reads() -> None:
     costs = CallCosts([CallPoint(1, 0.06)], prefill_token_s=0.006)
     assert costs.prefill_s(100) == pytest.approx(0.6, rel=0.03)
     costs.observe_prefill(2, 1.0)
@@ -273,6 +235,9 @@ def test_the_prompts_own_speed_is_followed() -> None:
     for _ in range(20):
         costs.observe_prefill(256, 256 * 0.012)
     assert costs.prefill_s(100) == pytest.approx(1.2, rel=0.03)
+    for _ in range(40):
+        costs.follow(curve(stairs_s), 0)
+    assert costs.prefill_s(100) == pytest.approx(0.6, rel=0.03)
 
 
 def test_a_prompt_is_paid_for_as_far_as_it_is_read() -> None:
@@ -292,7 +257,7 @@ def test_a_prompt_is_paid_for_as_far_as_it_is_read() -> None:
 
 
 def test_what_was_learned_becomes_part_of_the_points() -> None:
-    costs = curve(double)
+    costs = curve(WRONG["double"])
     feed(costs, stairs_s, 100)
     again = costs.refined()
     assert off(again, stairs_s, (1, 2, 4, 8)) < 1.1 and again.num_observed == 0
@@ -302,8 +267,11 @@ def test_what_was_learned_becomes_part_of_the_points() -> None:
 def test_a_blend_moves_only_a_part_of_the_way() -> None:
     costs = curve(stairs_s)
     feed(costs, lambda n: 3 * stairs_s(n), 60)
-    kept = costs.refined(scale=0.2, shape=0.5)
-    assert kept.call_s(1, context=0) / stairs_s(1) == pytest.approx(3**0.2, rel=0.1)
+    costs.observe(1, 3 * stairs_s(1), context=9_000)
+    kept = costs.refined(0.25)
+    for context in (0, 9_000):
+        assert kept.call_s(1, context=context) < 0.6 * costs.call_s(1, context=context)
+    assert kept.call_s(1, context=0) / stairs_s(1) == pytest.approx(3**0.25, rel=0.1)
 
 
 def test_sizes_that_were_seen_often_become_points() -> None:
@@ -317,20 +285,13 @@ def test_sizes_that_were_seen_often_become_points() -> None:
 def test_an_unmeasured_curve_is_kept_by_what_it_saw() -> None:
     costs = CallCosts()
     feed(costs, stairs_s, 80)
-    again = costs.refined(scale=0.2, shape=0.5)
+    again = costs.refined(0.3)
     assert again.is_measured and off(again, stairs_s, (1, 2, 4, 8)) < 1.15
     assert not CallCosts().refined().is_measured
 
 
 _POINTS = st.builds(
-    lambda size, seconds, context, share, spread: CallPoint(
-        size, seconds, context, max(1, int(size * share)), spread
-    ),
-    st.integers(1, 64),
-    st.floats(1e-6, 1e3),
-    st.integers(0, 40_000),
-    st.floats(0, 1),
-    st.floats(0, 2),
+    CallPoint, st.integers(1, 64), st.floats(1e-6, 1e3), st.integers(0, 40_000), st.floats(0, 2)
 )
 
 
@@ -344,8 +305,8 @@ def test_json_carries_a_curve_unchanged(
     again = CallCosts.from_json(json.loads(json.dumps(costs.as_json())))
     assert again.points == costs.points and again.prefill_token_s == prefill_token_s
     assert again.window == window
-    for context, sequences in ((0, 1), (5000, 2)):
-        asked = [c.calls_s(64, context=context, num_sequences=sequences) for c in (costs, again)]
+    for context in (0, 5000):
+        asked = [c.calls_s(64, context=context) for c in (costs, again)]
         assert asked[0].tolist() == asked[1].tolist()
 
 
@@ -357,7 +318,7 @@ def test_json_carries_a_curve_unchanged(
         ({"calls": [{"tokens": 1}]}, "damaged"),
         ({"calls": [{"tokens": 1, "seconds": "soon"}]}, "damaged"),
         ({"calls": [[1, 2]]}, "damaged"),
-        ({"calls": [{"tokens": 1, "seconds": -1}]}, "is not a time"),
+        ({"calls": [{"tokens": 1, "seconds": -1}]}, "damaged"),
         ({"calls": [{"tokens": 4, "seconds": 1}]}, "single token"),
         ({"prefill_token_s": -3}, "damaged"),
         ({"window_tokens": -1}, "damaged"),

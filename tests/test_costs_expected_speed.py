@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.costs.expected_speed import StepCosts, best_call, expected_tokens, good_sizes
+from outrider.costs.expected_speed import StepCosts, best_call, expected_tokens
 
 CURVES = st.lists(st.floats(0.5, 8.0), min_size=9, max_size=9).map(lambda rest: [1.0, *rest])
 
@@ -52,12 +52,3 @@ def test_the_best_call_is_the_best_of_all(calls_s: list[float], acceptance: floa
 
 def test_the_best_call_jumps_over_a_dip() -> None:
     assert best_call([1.0, 1.8, 2.6, 1.5, 2.9], 0.8) == 4
-
-
-@given(CURVES)
-def test_good_sizes_are_those_that_nothing_longer_undercuts(calls_s: list[float]) -> None:
-    good = good_sizes(calls_s)
-    assert good[-1] == 10
-    for n in range(1, 11):
-        undercut = any(longer <= 1.03 * calls_s[n - 1] for longer in calls_s[n:])
-        assert (n in good) != undercut

@@ -25,10 +25,10 @@ def test_settings_that_ask_for_all_get_each_drafter_under_its_own_name(tmp_path:
     )
     drafters = build_drafters(settings)
     assert [drafter.name for drafter in drafters] == [kind.name for kind in DRAFTERS]
-    assert [drafter.is_free for drafter in drafters] == [kind.is_free for kind in DRAFTERS]
+    assert [drafter.is_free for drafter in drafters] == [kind.name != "draft" for kind in DRAFTERS]
 
 
-def test_what_is_switched_off_or_impossible_is_not_build_drafters() -> None:
+def test_what_is_switched_off_or_impossible_is_not_built() -> None:
     assert [drafter.name for drafter in build_drafters(DrafterSettings("t", VOCABULARY, lookup=False))] == [
         "prediction"
     ]
@@ -48,6 +48,6 @@ def test_a_new_row_is_all_that_a_new_drafter_takes(monkeypatch: pytest.MonkeyPat
     class Toy(SuffixDrafter):
         name = "toy"
 
-    row = DrafterKind("toy", "toy", "red", True, lambda _settings: Toy())
+    row = DrafterKind("toy", "toy", "red", lambda _settings: Toy())
     monkeypatch.setattr(registry, "DRAFTERS", (*DRAFTERS, row))
     assert "toy" in [drafter.name for drafter in build_drafters(DrafterSettings("t", VOCABULARY))]

@@ -101,7 +101,7 @@ def test_copied_text_is_drafted_at_costs_that_real_steps_show(size: int) -> None
         one.answer = (one.prompt * 6)[:300]
     assert run(worker, spoken, requests) > 3
     costs = spoken.policy.state.costs
-    drafted_s = costs.call_s(9 * size, context=200 * size, num_sequences=size)
+    drafted_s = costs.call_s(9 * size, context=200 * size)
     assert drafted_s == pytest.approx(0.02 * (1 + 0.05 * (9 * size - 1)), rel=0.15)  # a guess: 3 to 4 times
 
 

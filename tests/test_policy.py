@@ -39,8 +39,10 @@ def lengths(policy: FixedPolicy, *drafters: Drafter, max_tokens: int = 100) -> t
     return len(draft), draft.sources[0] if draft.sources else ""
 
 
-def test_the_first_offer_is_taken() -> None:
+def test_the_first_offer_is_taken_within_wish_and_setting() -> None:
     long, short = offering("long", [1] * 20), offering("short", [2])
+    assert lengths(FixedPolicy(draft_max=5), long) == (5, "long")
+    assert lengths(FixedPolicy(draft_max=5), long, max_tokens=3) == (3, "long")
     assert lengths(FixedPolicy(), short, long) == (1, "short")
     assert lengths(FixedPolicy(), long, short) == (8, "long")
     assert lengths(FixedPolicy(), offering("none", []), short) == (1, "short")
@@ -80,12 +82,6 @@ def test_nobody_is_asked_when_all_have_an_offer_or_drafting_is_off() -> None:
     assert lengths(FixedPolicy(draft_max=0), Silent(nothing)) == (0, "")
 
 
-def test_the_longest_draft_is_the_smaller_of_wish_and_setting() -> None:
-    drafter = offering("all", [1] * 50)
-    assert lengths(FixedPolicy(draft_max=5), drafter) == (5, "all")
-    assert lengths(FixedPolicy(draft_max=5), drafter, max_tokens=3) == (3, "all")
-
-
 def test_each_sequence_is_asked_until_it_has_an_offer() -> None:
     first = ScriptedDrafter(lambda text, _n: [1] if text[0] == 1 else [], "first")
     second = ScriptedDrafter(lambda text, _n: [2, 2] if text[0] < 2 else [], "second")
@@ -109,28 +105,20 @@ def test_p_min_holds_for_the_last_drafter_and_hand_over_before_it() -> None:
 
 
 def test_a_certain_draft_that_is_too_short_is_dropped() -> None:
-    assert lengths(FixedPolicy(draft_min=3), offering("two", [1, 1])) == (0, "")
-    assert lengths(FixedPolicy(draft_min=3), offering("two", [1, 1]), offering("four", [2] * 4)) == (
-        4,
-        "four",
-    )
-    assert lengths(FixedPolicy(draft_min=2), offering("two", [1, 1])) == (2, "two")
+    two, four = offering("two", [1, 1]), offering("four", [2] * 4)
+    assert lengths(FixedPolicy(draft_min=3), two) == (0, "")
+    assert lengths(FixedPolicy(draft_min=3), two, four) == (4, "four")
+    assert lengths(FixedPolicy(draft_min=2), two) == (2, "two")
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"draft_max": -1},
-        {"draft_min": -1},
-        {"draft_min": 9},
-        {"p_min": 1.1},
-        {"p_min": -0.1},
-        {"hand_over": 2},
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict[str, int]) -> None:
-    with pytest.raises(SettingError):
-        FixedPolicy(**settings)
+OUT_OF_RANGE = {"draft_max": (-1,), "draft_min": (-1, 9), "p_min": (1.1, -0.1), "hand_over": (2,)}
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    for name, values in OUT_OF_RANGE.items():
+        for value in values:
+            with pytest.raises(SettingError):
+                FixedPolicy(**{name: value})  # type: ignore[arg-type]
 
 
 # Sampled drafts: the length may depend on distributions, never on the tokens drawn

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import cache
 from itertools import groupby, product
 from typing import Any
 
@@ -39,10 +38,9 @@ from outrider.lab.distill.checkpoint import pretrained_calibration
 from outrider.lab.recording import Offers, Recording
 from outrider.lab.replay import Replayed, replay
 from outrider.policy.auto import AutoPolicy
-from outrider.policy.estimates import Estimator, RequestBias
 from outrider.policy.objective import StepCosts, best_length
-from outrider.policy.state import PolicyState, read_calibration
-from recordings import FLAT, SMALL, STAIRS, STEEP, DraftKind, TextKind, curve, recording
+from outrider.policy.state import Estimator, PolicyState, RequestBias, read_calibration
+from recordings import FLAT, SMALL, STAIRS, STEEP, TEXT_KINDS, DraftKind, TextKind, curve, recording
 from simulated import SURE, Offering, Simulated
 
 LINEAR = {n: float(n) for n in (1, 2, 4, 8, 16, 32, 64)}
@@ -70,10 +68,28 @@ def played_by(
 # How far
 
 
-def test_nothing_is_drafted_where_nothing_can_pay() -> None:
-    assert drafted(AutoPolicy(curve(LINEAR)), Offering()) == 0
-    assert drafted(AutoPolicy(curve(FLAT)), Offering(evidence=(2.0, 1.0, 40.0))) == 0
-    assert drafted(AutoPolicy(curve(FLAT)), Offering(0)) == 0
+CLIFF = {1: 1.0, 12: 1.2, 13: 40.0, 64: 60.0}
+STAIR = {1: 1.0, 2: 2.6, 7: 7.3, 8: 2.0, 9: 9.0, 64: 60.0}
+"""Two and three tokens more cost more than they bring, the eighth call is cheap again."""
+
+
+@pytest.mark.parametrize(
+    ("ratios", "offer", "max_tokens", "expected"),
+    [
+        (LINEAR, Offering(), 100, 0),
+        (FLAT, Offering(evidence=(2.0, 1.0, 40.0)), 100, 0),
+        (FLAT, Offering(0), 100, 0),
+        (CLIFF, Offering(), 100, 11),
+        (CLIFF, Offering(5), 100, 5),
+        (STAIR, Offering(), 100, 7),
+        (STAIR, Offering(6), 100, 0),
+        (STAIR, Offering(), 6, 0),
+    ],
+)
+def test_an_offer_is_taken_as_far_as_it_pays(
+    ratios: dict[int, float], offer: Offering, max_tokens: int, expected: int
+) -> None:
+    assert drafted(AutoPolicy(curve(ratios)), offer, max_tokens) == expected
 
 
 def gain_of(
@@ -133,27 +149,6 @@ def test_a_long_offer_is_taken_in_parts_where_tokens_are_expensive() -> None:
     assert best_length([0.97] * 40, StepCosts(0.085, flat))[0] == 40
 
 
-def test_lookup_tokens_are_not_looked_for_where_they_are_hardly_reached() -> None:
-    policy = AutoPolicy(curve(FLAT))
-    drafted(policy, Offering(evidence=(4.0, 3.0, 4.0)))
-    candidate = policy._drafts[0].candidate
-    assert 2 <= len(candidate) < 20 and math.prod(token.acceptance for token in candidate) < 0.05
-
-
-def test_a_sure_offer_is_taken_as_far_as_it_pays() -> None:
-    cheap = {1: 1.0, 12: 1.2, 13: 40.0, 64: 60.0}
-    assert drafted(AutoPolicy(curve(cheap)), Offering()) == 11
-    assert drafted(AutoPolicy(curve(cheap)), Offering(5)) == 5
-
-
-def test_the_best_length_lies_beyond_a_stair() -> None:
-    """Two and three tokens more cost more than they bring, the eighth call is cheap again."""
-    stairs = {1: 1.0, 2: 2.6, 7: 7.3, 8: 2.0, 9: 9.0, 64: 60.0}
-    assert drafted(AutoPolicy(curve(stairs)), Offering()) == 7
-    assert drafted(AutoPolicy(curve(stairs)), Offering(6)) == 0
-    assert drafted(AutoPolicy(curve(stairs)), Offering(), max_tokens=6) == 0
-
-
 @given(
     max_tokens=st.integers(1, 70),
     draft_max=st.integers(0, 70),
@@ -175,32 +170,26 @@ def test_a_draft_is_never_longer_than_wished_or_allowed(
     assert work.calls <= min(max_tokens, draft_max, 16)
 
 
-def test_drafters_of_a_kind_can_be_switched_off() -> None:
-    cases: tuple[tuple[dict[str, Any], set[str]], ...] = (
-        ({}, {"lookup", "draft"}),
-        ({"free": False}, {"draft"}),
-        ({"models": False}, {"lookup"}),
-    )
-    for settings, expected in cases:
-        policy = AutoPolicy(curve(FLAT), curve(SMALL, 0.001), **settings)
-        made = recording("copying", "target", length=100)
-        played = played_by(made, policy, curve(FLAT), curve(SMALL, 0.001))
-        assert {source for r in played.records for source in r.draft.sources} == expected
-
-
-def test_a_cap_out_of_range_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, {"lookup", "draft"}), ({"free": False}, {"draft"}), ({"models": False}, {"lookup"})],
+)
+def test_drafters_of_a_kind_can_be_switched_off(settings: dict[str, Any], expected: set[str]) -> None:
     with pytest.raises(SettingError):
-        AutoPolicy(draft_max=-1)
+        AutoPolicy(draft_max=-1, **settings)
+    made = recording("copying", "target", length=100)
+    played = played_by(made, AutoPolicy(*costs(FLAT, 0.001), **settings), *costs(FLAT, 0.001))
+    assert {source for r in played.records for source in r.draft.sources} == expected
 
 
 # From whom
 
 
-def test_another_free_drafter_goes_on_after_the_most_promising_one() -> None:
+def test_of_free_drafters_the_most_promising_one_is_taken() -> None:
     policy = AutoPolicy(curve({1: 1.0, 64: 1.1}))
     short, long = Offering(2, name="short"), Offering(3, name="long")
     [draft], _ = policy.propose(Drafters.of([short, long]), [DraftRequest(0, 100, sampler())])
-    assert draft.sources == ("long",) * 3 + ("short",) * 2
+    assert draft.sources == ("long",) * 3
 
 
 @pytest.mark.parametrize("num_right", [0, 2, 4])
@@ -273,21 +262,18 @@ def test_a_draft_model_that_has_read_a_conversation_is_asked_for_a_short_answer_
     assert is_asked(engine, turn, 8)[0] and not is_asked(opened(), turn, 8)[0]
 
 
-@pytest.mark.parametrize("kind", ["copying", "random"])
-def test_a_draft_model_that_can_pay_is_not_given_up(kind: TextKind) -> None:
-    """Neither where a lookup is better at one place, nor where the text has room for one token only."""
-    policy = AutoPolicy(curve(STAIRS), curve(SMALL, 0.02))
-    for seed in range(3):
-        played_by(recording(kind, "wrong", seed=seed), policy, curve(STAIRS), curve(SMALL, 0.02))
-    assert policy.notices == []
-
-
 def test_a_draft_model_of_unknown_cost_is_not_asked_and_that_is_said_once() -> None:
+    """One that can pay is not given up: neither where a lookup is better at one place, nor where the text has
+    room for one token only."""
     policy = AutoPolicy(curve(FLAT))
     for seed in range(2):
         played = played_by(recording("random", "target", seed=seed), policy, curve(FLAT), curve(SMALL))
         assert not any(record.work.calls for record in played.records)
     assert policy.notices == ["the draft model is not used: what its calls take was not measured here"]
+    policy = AutoPolicy(*costs(STAIRS, 0.02))
+    for kind in TEXT_KINDS:
+        played_by(recording(kind, "wrong"), policy, *costs(STAIRS, 0.02))
+    assert policy.notices == []
 
 
 def test_a_prompt_is_not_read_for_a_few_tokens() -> None:
@@ -310,8 +296,7 @@ def test_sequences_share_the_steps_of_a_call() -> None:
     """Up to 8 tokens cost little: alone a sequence takes them all, two take them together."""
     cliff = {1: 1.0, 8: 1.2, 9: 30.0, 64: 60.0}
     drafter = Offering()
-    [alone], _ = AutoPolicy(curve(cliff)).propose(Drafters.of([drafter]), [DraftRequest(0, 100, sampler())])
-    assert len(alone) == 7
+    assert drafted(AutoPolicy(curve(cliff)), drafter) == 7
     drafts, _ = AutoPolicy(curve(cliff)).propose(
         Drafters.of([drafter]), [DraftRequest(i, 100, sampler()) for i in range(2)]
     )
@@ -392,6 +377,7 @@ def test_estimates_come_true(right: float, evidence: tuple[float, ...], name: st
             estimator.learn(evidence, state, bool(rng.random() < right))
     assert np.mean(estimates[-300:]) == pytest.approx(right, abs=0.13)
     assert all(0 < estimate < 1 for estimate in estimates)
+    assert name == "lookup" or 0.999 < Estimator(name).probability((1.0,), RequestBias()) < 1
 
 
 @pytest.mark.parametrize(
@@ -410,40 +396,15 @@ def test_tokens_that_were_seen_teach_although_they_were_not_drafted(draft: Any, 
     assert np.mean(found) == pytest.approx(right, abs=0.25)
 
 
-def test_a_drafter_that_is_sure_is_trusted_until_it_was_wrong() -> None:
-    estimator, bias = Estimator("draft"), RequestBias()
-    assert 0.999 < estimator.probability((1.0,), bias) < 1
-    for _ in range(40):
-        estimator.learn((1.0,), bias, False)
-    assert estimator.probability((1.0,), bias) < 0.5
-
-
-def trained() -> AutoPolicy:
-    """A policy with some experience of a bad draft and of copied texts."""
-    policy = AutoPolicy(curve(FLAT), curve(SMALL, 0.01))
-    for seed in range(3):
-        made = recording("mixed", "wrong but sure", seed=seed)
-        played_by(made, policy, curve(FLAT), curve(SMALL, 0.01))
-    return policy
-
-
-@cache
-def sound_knowledge() -> str:
-    """What such a policy has learned, as JSON."""
-    return json.dumps(trained().state.as_json())
-
-
 def acceptance(knowledge: PolicyState) -> list[float]:
-    estimates = [
-        ("lookup", (4.0, 1.0, 2.0)),
-        ("draft", (0.9,)),
-        ("draft", (0.2,)),
-    ]
-    return [knowledge.estimator(name).probability(estimate, RequestBias()) for name, estimate in estimates]
+    estimates = [("lookup", (4.0, 1.0, 2.0)), ("draft", (0.9,)), ("draft", (0.2,))]
+    return [knowledge.estimator(name).probability(evidence, RequestBias()) for name, evidence in estimates]
 
 
 def test_what_was_learned_survives_as_plain_data() -> None:
-    first, second = trained(), AutoPolicy(curve(FLAT), curve(SMALL, 0.01))
+    first, second = (AutoPolicy(curve(FLAT), curve(SMALL, 0.01)) for _ in range(2))
+    for seed in range(3):
+        played_by(recording("mixed", "wrong but sure", seed=seed), first, curve(FLAT), curve(SMALL, 0.01))
     assert acceptance(second.state) != pytest.approx(acceptance(first.state), abs=0.02)
     data = json.loads(json.dumps(first.state.as_json()))
     second.state.recall(data)
@@ -476,9 +437,7 @@ def test_a_draft_is_expected_to_fare_as_it_did_while_it_was_made() -> None:
     unknown = AutoPolicy(curve(FLAT), curve(SMALL, 0.01)).state
     assert acceptance(unknown)[1] > 0.9 > unknown.mean_confidence > 0.7
     assert acceptance(policy.state)[0] == acceptance(unknown)[0]  # of lookup it says nothing
-
-
-def test_a_text_is_expected_to_be_like_all_answers_not_like_the_last() -> None:
+    # A text is expected to be like all answers, not like the last.
     hard, easy = [(0.3, False)] * 100, [(0.95, True)] * 100
     usual = [
         pretrained_calibration("draft", answers)["mean_confidence"]
@@ -493,31 +452,19 @@ def test_a_prior_that_is_damaged_is_refused(text: str) -> None:
         read_calibration(text)
 
 
-BROKEN: list[Any] = [
-    None,
-    [],
-    {},
-    {"schema": "outrider.acceptance/0"},
-    {"estimators": []},
-    {"estimators": {"draft": 7}},
-    {"estimators": {"draft": {"weights": 7}}},
-    {"estimators": {"draft": {"weights": [float("nan")]}}},
-    {"estimators": {"draft": {"weights": [10**400]}}},
-    {"mean_confidence": "much"},
-    {"mean_confidence": None},
-    {"mean_confidence": float("nan")},
-    {"mean_confidence": 1.5},
-]
+BROKEN: dict[str, tuple[Any, ...]] = {
+    "schema": ("outrider.acceptance/0", None),
+    "estimators": ([], {"draft": 7}, *({"draft": {"weights": w}} for w in (7, [float("nan")], [10**400]))),
+    "mean_confidence": ("much", None, float("nan"), 1.5),
+}
 
 
-@pytest.mark.parametrize("damage", BROKEN, ids=str)
+@pytest.mark.parametrize("damage", [None, [], {}, *({k: v} for k, found in BROKEN.items() for v in found)])
 def test_damaged_knowledge_is_refused_whole(damage: Any) -> None:
-    sound = json.loads(sound_knowledge())
     fresh = AutoPolicy(curve(FLAT)).state
     before = acceptance(fresh)
-    data = sound | damage if isinstance(damage, dict) and damage else damage
     with pytest.raises(ValueError):
-        fresh.recall(data)
+        fresh.recall(fresh.as_json() | damage if damage else damage)
     assert acceptance(fresh) == before
 
 

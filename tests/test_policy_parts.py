@@ -1,6 +1,8 @@
-"""The automatic policy, part by part: average confidence, the value of going on, costs, offers."""
+"""The automatic policy, part by part: the value of drafting and of going on, shared calls, costs, offers."""
 
 from __future__ import annotations
+
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,7 +14,6 @@ from engines import sampler
 from outrider.core.contracts import Drafters, DraftProgress, DraftRequest
 from outrider.core.data import Draft, DraftToken, DraftWork, StepRecord
 from outrider.policy.auto import AutoPolicy
-from outrider.policy.estimates import average_after
 from outrider.policy.objective import (
     StepCosts,
     allocate,
@@ -21,7 +22,7 @@ from outrider.policy.objective import (
     expected_rewards,
     stopping_value,
 )
-from outrider.policy.state import PolicyState
+from outrider.policy.state import PolicyState, average_after
 from recordings import FLAT, SMALL, curve
 from simulated import Offering, Simulated
 
@@ -40,7 +41,7 @@ def test_what_a_draft_model_has_not_read_is_part_of_its_first_call() -> None:
     state = PolicyState(curve(FLAT), draft)
     text = state.new_request(0, None)
     text.draft = DraftProgress(8, 8)
-    found = state.with_model(StepCosts(0.1, np.ones(9)), text, 0, 1, 8)
+    found = state.with_model(StepCosts(0.1, np.ones(9)), text, 0, 8)
     assert found.first_draft_s[0] == pytest.approx(draft.call_s(8, context=0))
     assert found.draft_step_s == pytest.approx(draft.call_s(1, context=0))
 
@@ -89,39 +90,75 @@ def test_a_block_is_paid_for_once() -> None:
     assert four.limited(1.45).max_length == 4 and one.limited(1.45).max_length == 2
 
 
+# The tokens of one call go to the drafts where they are most likely to be accepted.
+
+Candidate = tuple[list[float], int]
+"""the acceptance of its tokens, and how many of them are drafted in any case"""
+
+ACCEPTANCE = st.lists(st.floats(0.01, 1.0), max_size=4)
+CANDIDATES = st.lists(
+    st.builds(lambda found, fixed: (found, min(fixed, len(found))), ACCEPTANCE, st.integers(0, 2)),
+    min_size=2,  # one that has the call to itself looks further ahead: test_policy_auto
+    max_size=3,
+)
+
+
+def gain(
+    candidates: list[Candidate], lengths: tuple[int, ...], calls_s: list[float], reward_s: float
+) -> float:
+    expected = sum(np.cumprod(found)[:n].sum() for (found, _), n in zip(candidates, lengths, strict=True))
+    extra_s = calls_s[sum(lengths)] - calls_s[sum(fixed for _, fixed in candidates)]
+    return float(expected * reward_s - extra_s)
+
+
+@given(CANDIDATES, st.lists(st.floats(0.1, 3.0), min_size=13, max_size=13), st.floats(0.1, 2.0))
+def test_no_other_shares_gain_more(
+    candidates: list[Candidate], calls_s: list[float], reward_s: float
+) -> None:
+    lengths = tuple(allocate(candidates, StepCosts(reward_s, np.array(calls_s))))
+    all_lengths = product(*(range(fixed, len(found) + 1) for found, fixed in candidates))
+    best = max(gain(candidates, each, calls_s, reward_s) for each in all_lengths)
+    assert gain(candidates, lengths, calls_s, reward_s) == pytest.approx(best, abs=1e-9)
+    assert all(n >= fixed for n, (_, fixed) in zip(lengths, candidates, strict=True))
+
+
+def test_as_the_call_fills_the_doubtful_drafts_go_first() -> None:
+    sure, doubtful = ([0.95] * 6, 0), ([0.5] * 6, 0)
+    for reward_s, last, expected in ((1.0, 1.3, [6, 5]), (0.3, 4.0, [3, 0]), (0.3, 20.0, [0, 0])):
+        assert allocate([sure, doubtful], StepCosts(reward_s, np.linspace(1, last, 13))) == expected
+
+
+# Offers
+
+
 def test_offers_after_a_wrong_token_teach_nothing() -> None:
     """Another drafter's tokens were accepted, with which the rest of the offer agrees by chance."""
     learned = []
-    for length in (1, 6):
-        policy = Simulated(FLAT)
-        policy.begin(0, 5, None)
-        policy.propose(Drafters.of([Offering(length)]), [DraftRequest(0, 20, sampler())])
-        policy.observe({0: _accepted((2, 1, 1))})
-        learned.append(policy.state.estimator("lookup").weights)
-    assert learned[0] == learned[1]
-
-
-def _accepted(tokens: tuple[int, ...]) -> StepRecord:
-    """A step in which all these drafted tokens of a drafter that nobody knows were accepted."""
-    size = len(tokens)
-    draft = Draft(tuple(DraftToken(token, "other", 0.9) for token in tokens))
-    return StepRecord(
+    draft = Draft(tuple(DraftToken(token, "other", 0.9) for token in (2, 1, 1)))
+    record = StepRecord(
         request=0,
         step=0,
         kind="decode",
         position=5,
-        num_evaluated=size + 1,
+        num_evaluated=4,
         draft=draft,
-        num_accepted=size,
-        tokens=(*tokens, 0),
+        num_accepted=3,
+        tokens=(*draft.tokens, 0),
         work=DraftWork(),
         draft_s=0.0,
         verify_s=0.1,
         sampling_s=0.0,
         other_s=0.0,
         end_s=0.1,
-        batch_tokens=size + 1,
+        batch_tokens=4,
     )
+    for length in (1, 6):
+        policy = Simulated(FLAT)
+        policy.begin(0, 5, None)
+        policy.propose(Drafters.of([Offering(length)]), [DraftRequest(0, 20, sampler())])
+        policy.observe({0: record})
+        learned.append(policy.state.estimator("lookup").weights)
+    assert learned[0] == learned[1]
 
 
 def test_what_a_constraint_bars_is_not_drafted() -> None:

@@ -125,17 +125,16 @@ def test_another_prompt_starts_afresh(earlier: list[int], text: list[int]) -> No
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), max_size=60))
 def test_sequences_do_not_mix(arrivals: list[tuple[int, int]]) -> None:
-    together = SuffixDrafter(min_match=1)
+    together = drafter_over([9])
+    for sequence in (1, 2):
+        together.begin(sequence, asked([9]))
     for sequence, token in arrivals:
         together.observe(sequence, [token])
     for sequence in range(3):
         alone = SuffixDrafter(min_match=1)
+        alone.begin(sequence, asked([9]))
         alone.observe(sequence, [token for other, token in arrivals if other == sequence])
         assert propose(together, sequence=sequence) == propose(alone, sequence=sequence)
-
-
-def test_unknown_sequence_gets_an_empty_draft() -> None:
-    assert propose(SuffixDrafter(), sequence=2) == Draft()
 
 
 def test_nothing_is_looked_up_that_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,15 +158,11 @@ def test_a_search_looks_at_a_few_places_only(text: list[int]) -> None:
     assert all(token.evidence[2] <= 33 for token in draft.items)
 
 
-def test_proposing_changes_nothing() -> None:
+def test_proposing_changes_nothing_and_an_unknown_sequence_gets_nothing() -> None:
     drafter = drafter_over([1, 2, 3, 1, 2])
     before = propose(drafter)
     assert propose(drafter, prefix=[3, 7, 1]).tokens[0] == 2
-    assert propose(drafter) == before
-
-
-def test_lookup_is_free() -> None:
-    assert SuffixDrafter().is_free
+    assert propose(drafter) == before and propose(drafter, sequence=2) == Draft()
 
 
 def test_one_token_repeated_is_drafted_to_the_end() -> None:

@@ -277,14 +277,3 @@ def test_a_session_teaches_the_stored_curve(model: Path) -> None:
     again = costs_of(target)
     assert again.call_s(1, context=0) > 1.5 * costs.points[0].seconds
     weights.close()
-
-
-def test_a_measurement_that_came_to_little_is_not_kept(model: Path) -> None:
-    weights = Weights(model, LoadOptions(threads=1))
-    target = weights.open(128)
-    with collect_notices() as notices:
-        costs = costs_of(target, seconds=0.0)
-    [notice] = notices
-    assert "too busy" in notice and costs.is_measured
-    assert list((model.parent / "cache").glob("costs/*.json")) == []
-    weights.close()

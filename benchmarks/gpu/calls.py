@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/calls.py FILE.gguf… --out rows.jsonl [--seconds 8] [--card h100]
 
-For each file a row `calls`: calls over 1 to 64 tokens, in runs of equal ones and (`switch_ratio`) right after
-a call of another size, as `outrider costs` measures them on a GPU. Then a row `plain`: seconds a token of the
+For each file a row `calls`: calls over 1 to 64 tokens as `outrider costs` measures them on a GPU, single
+tokens in runs of equal calls and the others right after these. Then a row `plain`: seconds a token of the
 same greedy text by the engine and by a loop of nothing but `llama_decode` and argmax, in turns.
 """
 

@@ -34,12 +34,8 @@ SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 32)
 def calls(curves: dict[str, CallCosts]) -> Iterator[str]:
     lines = []
     for name, costs in curves.items():
-        known = {p.num_tokens: p for p in costs.points if not p.context_tokens and p.num_sequences == 1}
-        for what, factor in (("in runs", 0), ("after a switch", 1)):
-            times = [
-                known[n].seconds * (1 + factor * known[n].switch_ratio) if n in known else 0 for n in SIZES
-            ]
-            lines.append([f"{name}, {what}", *(f"{1000 * s:.2f}" if s else "" for s in times)])
+        known = {p.num_tokens: p for p in costs.points if not p.context_tokens}
+        lines.append([name, *(f"{1000 * known[n].seconds:.2f}" if n in known else "" for n in SIZES)])
     yield from table(["ms of a call over n tokens", *map(str, SIZES)], lines)
 
 

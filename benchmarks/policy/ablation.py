@@ -37,7 +37,7 @@ from harness import (
     table,
 )
 from outrider.lab.replay import Replayed
-from outrider.policy import auto, choice, estimates, objective, state
+from outrider.policy import auto, objective, state
 from outrider.policy.auto import AutoPolicy
 from outrider.policy.objective import StepCosts
 from policy.choices import AUTO, settings
@@ -82,11 +82,11 @@ MECHANISMS: Mapping[str, tuple[Any, str, Any]] = {
     "guesses of lookups that the draft model checks": (auto, "MAX_GUESS", 0),
     "look-ahead in the cut": (objective, "best_length", best_of_one_step),
     "a first λ by the costs": (state, "reward_per_token", reward_of_lookups),
-    "amortised reading of the prompt": (choice, "repays", lambda *_: True),
-    "exploration": (choice, "EXPLORATION_SHARE", -math.inf),
-    "the limit of loss": (choice, "MAX_LOSS", math.inf),
-    "the request's bias": (estimates, "_BIAS_RATE", 0.0),
-    "learning of weights": (estimates, "_RATE", 0.0),
+    "amortised reading of the prompt": (auto, "repays", lambda *_: True),
+    "exploration": (auto, "EXPLORATION_SHARE", -math.inf),
+    "the limit of loss": (auto, "MAX_LOSS", math.inf),
+    "the request's bias": (state, "_BIAS_RATE", 0.0),
+    "learning of weights": (state, "_RATE", 0.0),
 }
 """Where each is, by name, and what stands there without it."""
 

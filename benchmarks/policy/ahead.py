@@ -12,8 +12,7 @@ import numpy as np
 from outrider.core.data import DraftToken, Request
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.lab.recording import Recording
-from outrider.policy.estimates import RequestBias
-from outrider.policy.state import PolicyState
+from outrider.policy.state import PolicyState, RequestBias
 
 MAX_FREE, MAX_TAIL, MAX_MODEL, MAX_LEAD = 64, 32, 16, 8
 """tokens: looked up in front, after a draft model's; drafted by it, and by others in front of it"""

@@ -89,7 +89,7 @@ class CallTimes:
         that of these calls if none is given."""
         shape = {n: ratio for n, ratio in (run.known() | self.known()).items() if n <= MAX_TOKENS}
         scale = self.scale if scale is None else scale
-        points = [p for p in self.curve.points if p.num_sequences == 1]
+        points = list(self.curve.points)
         new = set(shape) - {p.num_tokens for p in points}
         points += [CallPoint(n, self.curve.call_s(n, context=0)) for n in sorted(new)]
         return CallCosts(

@@ -29,7 +29,7 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.lab.recording import Recording
 from outrider.lab.replay import replay
 from outrider.policy.auto import AutoPolicy
-from outrider.policy.estimates import INITIAL_WEIGHTS, RequestBias, features, initial_weights
+from outrider.policy.state import INITIAL_WEIGHTS, RequestBias, features, initial_weights
 from policy.curves import read_costs
 from policy.recorded import read_recordings
 

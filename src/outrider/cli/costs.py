@@ -18,7 +18,7 @@ from outrider.core.files import check_writable
 from outrider.core.notices import collect_notices, notify
 from outrider.costs import MAX_TOKENS, CallCosts
 from outrider.costs.calibrate import Rows
-from outrider.costs.expected_speed import StepCosts, best_call, good_sizes
+from outrider.costs.expected_speed import StepCosts, best_call
 from outrider.costs.store import PairCosts, export_costs
 from outrider.session import Pair, SessionOptions
 
@@ -110,13 +110,12 @@ def print_costs(console: Screen, pair: PairCosts) -> None:
 
 def _print_curve(console: Screen, costs: CallCosts) -> None:
     calls_s = costs.calls_s(MAX_TOKENS, context=0)
-    measured = {point.num_tokens for point in costs.points if point.num_sequences == 1}
+    measured = {point.num_tokens for point in costs.points}
     shown = [n for n in _SHOWN if n <= max(measured, default=1)]
-    good = good_sizes(calls_s[: shown[-1]])
-    marks = {n: ("*" if n in good else " ") + (" " if n in measured else "~") for n in shown}
+    marks = {n: " " if n in measured else "~" for n in shown}
     console.calls({n: float(calls_s[n - 1]) for n in shown}, marks)
-    interpolated = ", ~ interpolated" if any(n not in measured for n in shown) else ""
-    console.say(f"* no longer call is as cheap{interpolated}", "dim")
+    if "~" in marks.values():
+        console.say("~ interpolated", "dim")
     console.print()
 
 
@@ -139,5 +138,4 @@ def costs_json(pair: PairCosts) -> dict[str, Any]:
         "break_even_acceptance": [
             {"drafted_tokens": n, "lookup": lookup, "draft": model} for n, lookup, model in _break_evens(pair)
         ],
-        "good_sizes": list(good_sizes(pair.target.calls_s(MAX_TOKENS, context=0))),
     }

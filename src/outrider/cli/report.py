@@ -16,7 +16,7 @@ from outrider.core.numbers import counted, time
 from outrider.drafters.registry import DRAFTERS
 from outrider.lab.comparison import Comparison
 from outrider.policy.auto import AutoPolicy
-from outrider.policy.forced import FORCED
+from outrider.policy.fixed import FORCED
 from outrider.session import Pair, Session, settings_of
 from outrider.session.explain import Choices, Explanation, explain
 from outrider.session.readout import DrafterCounts, Readout, read_out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from statistics import fmean, median, median_low
+from statistics import median, median_low
 from time import perf_counter
 from typing import Literal, Self
 
@@ -20,42 +20,37 @@ Rows = Literal["all", "last"]
 Clock = Callable[[], float]
 """Seconds from any start, never going back."""
 
-_WARM_UP = (1, 4, 1)
-_CHUNK_TOKENS = 128
-"""Tokens of a prompt read at once: few, so that Ctrl-C and the budget are heeded in between."""
-FIRM_ROUNDS = 5
-_MAX_ROUNDS = 15
-_FIRM_RATIO = 0.015
-"""Standard error of a median below which it needs no further samples."""
-_DEVIATIONS_PER_MAD = 1.4826
-_MIN_SWITCH_RATIO = 0.03
-_FEW_RATIO = 0.3
-"""What a single sample may be off by"""
-_MEDIAN_ERROR = 1.2533
-"""Standard error of a median over that of a mean, for normal noise"""
+Progress = Callable[[float], None]
+"""Called with the part that is done, or of the time that is spent, from 0 to 1."""
+
 DEFAULT_SECONDS = 6.0
 GPU_SECONDS = 4.5
 """there calls are short"""
 GLANCE_SECONDS = 0.5
 """of measuring that a session may begin with"""
 
-Progress = Callable[[float], None]
-"""Called with the part that is done, or of the time that is spent, from 0 to 1."""
+_WARM_UP = (1, 4, 1)
+_CHUNK_TOKENS = 128
+"""Tokens of a prompt read at once: few, so that Ctrl-C and the budget are heeded in between."""
+_MIN_ROUNDS, _FIRM_ROUNDS, _MAX_ROUNDS = 3, 5, 15
+_FIRM_RATIO = 0.015
+"""Standard error of a median below which it needs no further samples."""
+_FEW_RATIO = 0.3
+"""What a single sample may be off by"""
+_MEDIAN_ERROR = 1.2533 * 1.4826
+"""Standard error of a median, for normal noise, over the median deviation and the root of the samples"""
+
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 16, 7, 12, 32, 9, 24, 10, 20, 13, 14, 11, 15, 17, 64, 48, 28, 40, 33, 25, 56)
 """Numbers of tokens in the order of their use. Drafts are mostly short; kernels step at multiples of 4
 and 8 and one beside them."""
-_GPU_SIZES = (1, 2, 4, 8, 9, 3, 16, 6, *(size for size in _SIZES if size not in (1, 2, 4, 8, 9, 3, 16, 6)))
+_GPU_FIRST = (1, 2, 4, 8, 9)
 """Kernels there step after 8."""
-_RUN = 4
-"""Equal calls in a row on a GPU: the first finds the work of another one prepared, the second prepares its
-own, which the rest repeat, as plain decoding does."""
 _FIRST_SIZES = 8
 _CONTEXT_SIZES = (1, 2, 4, 8, 16, 32)
 """measured at longer contexts too: attention grows with both, without stairs of its own"""
 _CONTEXTS = (512, 2048, 8192, 32768)
-_MIN_ROUNDS = 3
-_BASE_SHARE, _CONTEXT_SHARE = 0.6, 0.3
-"""of the time: single calls first, then contexts, then several sequences"""
+_BASE_SHARE = 0.6
+"""of the time, before contexts"""
 
 
 class CallTimer:
@@ -96,21 +91,15 @@ class CallTimer:
     def __exit__(self, *_error: object) -> None:
         self.clear()
 
-    def call_s(self, num_tokens: int, num_sequences: int = 1) -> float:
-        """Seconds of one call over so many tokens, shared out evenly; what it stored is forgotten."""
-        spans, given = [], 0
-        for sequence in range(num_sequences):
-            upto = num_tokens * (sequence + 1) // num_sequences
-            length = self._model.length(sequence)
-            tokens = self._take(length, upto - given)
-            rows = len(tokens) if self._rows == "all" else 1
-            spans.append(Span(sequence, tokens, length, rows, checkpoint=rows > 1, top=self._top))
-            given = upto
+    def call_s(self, num_tokens: int) -> float:
+        """Seconds of one call over so many tokens of the first sequence; what it stored is forgotten."""
+        length = self._model.length(0)
+        rows = num_tokens if self._rows == "all" else 1
+        span = Span(0, self._take(length, num_tokens), length, rows, checkpoint=rows > 1, top=self._top)
         before = self._clock()
-        self._model.decode(spans)
+        self._model.decode([span])
         seconds = self._clock() - before
-        for span in spans:
-            self._model.truncate(span.sequence, self._model.reach(span.sequence, span.start))
+        self._model.truncate(0, self._model.reach(0, length))
         return seconds
 
     def fill(self, num_tokens: int) -> float:
@@ -141,16 +130,7 @@ class Samples:
 
     num_tokens: int
     context_tokens: int = 0
-    num_sequences: int = 1
     seconds: list[float] = field(default_factory=list)
-    switched_s: list[float] = field(default_factory=list)
-    """right after calls of another kind, where `seconds` are of later ones"""
-
-    @property
-    def switch_ratio(self) -> float:
-        """How much longer those take, as a part of the median; 0 where it may be noise."""
-        ratio = median(self.switched_s) / self.median_s - 1 if self.switched_s else 0.0
-        return ratio if ratio > max(_MIN_SWITCH_RATIO, 2 * self.spread_ratio) else 0.0
 
     @property
     def median_s(self) -> float:
@@ -164,19 +144,17 @@ class Samples:
             return _FEW_RATIO / len(self.seconds)
         middle = median(self.seconds)
         deviation = median(abs(seconds - middle) for seconds in self.seconds)
-        error: float = _MEDIAN_ERROR * _DEVIATIONS_PER_MAD * deviation / len(self.seconds) ** 0.5
-        return error / middle if middle > 0 else 0.0
+        return _MEDIAN_ERROR * deviation / float(len(self.seconds) ** 0.5) / middle if middle > 0 else 0.0
 
     @property
     def is_firm(self) -> bool:
         """Whether further samples would hardly change the median."""
         number = len(self.seconds)
-        return number >= _MAX_ROUNDS or (number >= FIRM_ROUNDS and self.spread_ratio < _FIRM_RATIO)
+        return number >= _MAX_ROUNDS or (number >= _FIRM_ROUNDS and self.spread_ratio < _FIRM_RATIO)
 
     def point(self) -> CallPoint:
         """What goes into the curve."""
-        call = self.num_tokens, self.median_s, self.context_tokens, self.num_sequences
-        return CallPoint(*call, self.spread_ratio, self.switch_ratio)
+        return CallPoint(self.num_tokens, self.median_s, self.context_tokens, self.spread_ratio)
 
 
 def calibrate(
@@ -191,21 +169,19 @@ def calibrate(
     """Measure calls of `model` for about `seconds`, or less where every median is firm before.
 
     Calls of all sizes are interleaved in shuffled rounds, so that a busy moment of the machine spoils no
-    single size. At an empty context first, then at longer ones and for several sequences at once where model
-    and time allow. `rows` are the logits that the engine will ask this model for. `on_gpu`: each call is made
-    several times in a row, and what the first takes longer is kept apart; of rows the most likely tokens are
-    enough. The model's sequences are empty before and after. Raises BackendError when a call fails.
+    single size, at an empty context first, then at longer ones where model and time allow. `rows` are the
+    logits that the engine will ask this model for. `on_gpu`: calls are made as in decoding, those over a
+    single token after equal ones and others after these; of rows the most likely tokens are enough. The
+    model's sequences are empty before and after. Raises BackendError when a call fails.
     """
     plan = _Plan(model, rows, clock, seconds, progress, on_gpu=on_gpu)
     longest = model.context_length if model.rewinding.is_free else 0
-    before_sequences = _BASE_SHARE + _CONTEXT_SHARE if model.max_sequences > 1 else 1.0
     with plan:
         plan.start()
-        plan.sizes(_BASE_SHARE if longest >= _CONTEXTS[0] + plan.largest else before_sequences)
+        plan.sizes(_BASE_SHARE if longest >= _CONTEXTS[0] + plan.largest else 1.0)
         plan.prefill(longest)
-        plan.contexts(longest, before_sequences)
+        plan.contexts(longest)
         plan.clear()
-        plan.sequences(model.max_sequences)
         plan.sizes(1.0)
     part = model.vocabulary.part_of
     points = [samples.point() for samples in plan.samples if samples.seconds]
@@ -219,21 +195,21 @@ class _Plan(CallTimer):
         self, model: Model, rows: Rows, clock: Clock, seconds: float, progress: Progress, *, on_gpu: bool
     ) -> None:
         super().__init__(model, rows, clock, random.Random(0), top=int(on_gpu))
-        self._run, self._last = _RUN if on_gpu else 1, (0, 0)
-        """equal calls in a row; tokens and sequences of the last"""
+        self._num_plain = 2 if on_gpu else 0
+        """calls over a single token before each that is timed"""
         self._seconds = seconds
         self._progress = progress
         self._rng = random.Random(1)
         self._started = clock()
-        sizes = _GPU_SIZES if on_gpu else _SIZES
+        sizes = dict.fromkeys((*_GPU_FIRST, *_SIZES) if on_gpu else _SIZES)
         self._waiting = [size for size in sizes if size <= self.largest]
         self.samples: list[Samples] = []
         self._single: list[Samples] = []
-        """of one sequence, at an empty context"""
+        """at an empty context"""
         self.prefill_token_s: float | None = None
 
-    def _add(self, sizes: Iterable[int], context: int = 0, num_sequences: int = 1) -> list[Samples]:
-        added = [Samples(size, context, num_sequences) for size in sizes if size <= self.largest]
+    def _add(self, sizes: Iterable[int], context: int = 0) -> list[Samples]:
+        added = [Samples(size, context) for size in sizes if size <= self.largest]
         self.samples += added
         return added
 
@@ -263,9 +239,9 @@ class _Plan(CallTimer):
         if longest >= 4 * largest and self._expected_s(largest) * 2 <= 0.1 * self._seconds:
             self.prefill_token_s = self.fill(2 * largest)
 
-    def contexts(self, longest: int, share: float) -> None:
+    def contexts(self, longest: int) -> None:
         """Calls at longer contexts: each is reached from the one before, as far as the time allows."""
-        until, largest = self._started + share * self._seconds, self.largest
+        until, largest = self._started + self._seconds, self.largest
         round_s = sum(self._expected_s(size) for size in _CONTEXT_SIZES if size <= largest)
         for context in _CONTEXTS:
             if context + largest > longest:
@@ -277,16 +253,8 @@ class _Plan(CallTimer):
                 self.prefill_token_s = self.fill(missing)
                 self._report()
             samples = self._add(_CONTEXT_SIZES, context)
-            for _ in range(FIRM_ROUNDS):
+            for _ in range(_FIRM_ROUNDS):
                 self._round(samples, until)
-
-    def sequences(self, most: int) -> None:
-        """Calls shared by several sequences."""
-        for number in (2, 4, 8, 16):
-            if number <= most:
-                samples = self._add((number, 2 * number, 4 * number), 0, number)
-                for _ in range(_MIN_ROUNDS):
-                    self._round(samples, self._started + self._seconds)
 
     def _round(self, kinds: Iterable[Samples], until: float) -> bool:
         """One sample of each kind that is not yet firm, in any order; False when none was taken."""
@@ -300,20 +268,19 @@ class _Plan(CallTimer):
         return taken
 
     def _sample(self, samples: Samples) -> None:
-        kind = samples.num_tokens, samples.num_sequences
-        times = [self.call_s(*kind) for _ in range(self._run)]
-        samples.seconds.append(fmean(times[2:]) if self._run > 1 else times[0])
-        if self._run > 1 and kind != self._last:
-            samples.switched_s.append(times[0])
-        self._last = kind
+        # A GPU keeps the work of the last call and replays an equal one: of equal calls the first finds other
+        # work there, and the second prepares its own.
+        for _ in range(self._num_plain):
+            self.call_s(1)
+        samples.seconds.append(self.call_s(samples.num_tokens))
         self._report()
 
     def _report(self) -> None:
         self._progress(min((self._clock() - self._started) / max(self._seconds, 1e-9), 1.0))
 
     def _expected_s(self, num_tokens: int) -> float:
-        """What such a call, or a run of them, may take, by the nearest size that was sampled and in
-        proportion."""
+        """What such a sample may take, by the nearest size that was sampled and in proportion."""
         sampled = [s for s in self._single if s.seconds]
         near = min(sampled, key=lambda s: abs(s.num_tokens - num_tokens))
-        return self._run * near.median_s * max(1.0, num_tokens / near.num_tokens)
+        call_s = near.median_s * max(1.0, num_tokens / near.num_tokens)
+        return self._num_plain * self._single[0].median_s + call_s

@@ -1,4 +1,4 @@
-"""What a call of a model costs here: a measured curve that real calls keep refining."""
+"""What a call of a model costs here: a measured curve that real calls keep correcting."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from outrider.core.errors import SettingError
 SCHEMA = "outrider.costs/1"
 """of curves as JSON, alone or in pairs"""
 
+MAX_TOKENS = 64
+"""The largest call whose time is kept for itself; larger ones continue the curve's end."""
+
+Curve = npt.NDArray[np.float64]
+"""A value for every number of tokens, shape (MAX_TOKENS,): the first is for a single token."""
+
+SIZES: Curve = np.arange(1, MAX_TOKENS + 1, dtype=np.float64)
+
 _BAND_TOKENS = 64
 """Contexts this close share a table."""
 _RELAXATION = 0.1
 """of what was learned that goes each time"""
 _PREFILL_RATE = 0.4
 """of an error that moves what a prompt's token takes"""
-_LEARNED_CALLS = 8
-"""Calls of a size that make it a point of a refined curve."""
 _PREFILL_MIN_TOKENS = 16
 """Shorter reads of a prompt are calls like others, and say nothing about long ones."""
-
-Curve = npt.NDArray[np.float64]
-"""A value for every number of tokens, shape (MAX_TOKENS,): the first is for a single token."""
-
-MAX_TOKENS = 64
-"""The largest call whose time is kept for itself; larger ones continue the curve's end."""
-
-SIZES: Curve = np.arange(1, MAX_TOKENS + 1, dtype=np.float64)
+_LEARNED_CALLS = 8
+"""Calls of a size that make it a point of a refined curve."""
 
 _UNMEASURED_S = 0.05
 """Assumed of a single token's call until the first one was seen."""
@@ -42,43 +42,35 @@ _UNMEASURED_TOKEN_RATIO = 0.35
 """What each further token is taken to cost, in calls of one: more than on most machines."""
 _UNMEASURED_CONTEXT_RATIO = 1 / 8192
 """What each stored token is taken to add to a call."""
-_UNMEASURED_SEQUENCE_RATIO = 0.02
-"""What each further sequence is taken to add to a call, in calls of one token."""
 _MIN_RATIO = 1e-3
 """Of what is unmeasured: a slope that came out at or below zero is noise, and a factor can still mend it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallPoint:
-    """A call that was measured: `seconds` is the median of its samples and `spread_ratio` the
-    standard error of that median, as a part of it. `switch_ratio`: right after a call of another size it
-    takes so much longer, as a part of it (GPUs keep the work of the last call, and replay an equal one).
-
-    The call evaluated `num_tokens` tokens of `num_sequences` sequences, which had `context_tokens` tokens
-    stored together. Raises SettingError for what no call can be.
-    """
+    """A call that was measured: over so many tokens, with `context_tokens` others stored. `seconds` is the
+    median of its samples, `spread_ratio` that median's standard error, as a part of it. Raises SettingError
+    for what no call can be."""
 
     num_tokens: int
     seconds: float
     context_tokens: int = 0
-    num_sequences: int = 1
     spread_ratio: float = 0.05
-    switch_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        what = f"a call over {self.num_tokens} tokens"
-        if not 1 <= self.num_sequences <= self.num_tokens <= MAX_TOKENS or self.context_tokens < 0:
-            reason = f"{self.num_sequences} sequences with {self.context_tokens} stored tokens cannot be"
-            raise SettingError(what, reason, f"Give 1 to {MAX_TOKENS} tokens, and no more sequences.")
-        if not (math.isfinite(self.seconds) and self.seconds > 0):
-            raise SettingError(what, f"{self.seconds} s is not a time", "Give a positive number.")
-        for name, ratio in (("spread", self.spread_ratio), ("switch", self.switch_ratio)):
-            if not 0 <= ratio < math.inf:
-                raise SettingError(what, f"a {name} of {ratio} cannot be", "Give 0 or more.")
+        is_call = 1 <= self.num_tokens <= MAX_TOKENS and self.context_tokens >= 0
+        if not (is_call and 0 < self.seconds < math.inf and 0 <= self.spread_ratio < math.inf):
+            what = f"a call over {self.num_tokens} tokens with {self.context_tokens} stored"
+            raise SettingError(
+                what, f"{self.seconds} s (± {self.spread_ratio}) cannot be", "Measure it again."
+            )
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        return self.num_tokens, self.context_tokens
 
     def as_json(self) -> dict[str, float]:
-        names = {key: name for key, (name, _) in _KEYS.items() if key != "switch_ratio" or self.switch_ratio}
-        return {key: getattr(self, name) for key, name in names.items()}
+        return {key: getattr(self, name) for key, (name, _) in _KEYS.items()}
 
     @classmethod
     def from_json(cls, call: Mapping[str, Any]) -> CallPoint:
@@ -89,81 +81,47 @@ class CallPoint:
 _KEYS: Mapping[str, tuple[str, type]] = {
     "tokens": ("num_tokens", int),
     "context_tokens": ("context_tokens", int),
-    "sequences": ("num_sequences", int),
     "seconds": ("seconds", float),
     "spread_ratio": ("spread_ratio", float),
-    "switch_ratio": ("switch_ratio", float),
 }
 """of a call as JSON: the field, and its type"""
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """The curve through some points: a call over n tokens of m sequences with c tokens stored takes
-    `base_s[n] + c * context_s[n] + (m - 1) * sequence_s` seconds, and so many times `switch[n]` more right
-    after a call of another size."""
-
-    base_s: Curve
-    context_s: Curve
-    sequence_s: float
-    switch: Curve
-
-
-def fit(points: Sequence[CallPoint]) -> Fit:
-    """The curve that passes through the points of a single sequence, in straight lines between them:
-    calls have stairs, which a smooth curve would lose. Without points it is a cautious guess."""
-    by_size: dict[int, list[CallPoint]] = {}
-    for point in points:
-        if point.num_sequences == 1:
-            by_size.setdefault(point.num_tokens, []).append(point)
-    if not by_size:
-        base = _UNMEASURED_S * (1 + _UNMEASURED_TOKEN_RATIO * (SIZES - 1))
-        sequence_s = _UNMEASURED_SEQUENCE_RATIO * _UNMEASURED_S
-        return Fit(base, base * _UNMEASURED_CONTEXT_RATIO, sequence_s, 0 * base)
+def fit(points: Sequence[CallPoint]) -> tuple[Curve, Curve]:
+    """The curve that passes through the points, in straight lines between them: calls have stairs, which a
+    smooth curve would lose. Seconds of a call with nothing stored, and those that each stored token adds.
+    Without points it is a cautious guess."""
+    by_size: defaultdict[int, list[CallPoint]] = defaultdict(list)
+    for point in sorted(points, key=lambda point: point.kind) or [CallPoint(1, _UNMEASURED_S)]:
+        by_size[point.num_tokens].append(point)
     context_s = _context_slopes(by_size)
 
     def without_context(point: CallPoint) -> float:
         share = point.context_tokens * float(context_s[point.num_tokens - 1])
         return max(point.seconds - share, _MIN_RATIO * point.seconds)
 
-    base_s = _through({n: median(map(without_context, by_size[n])) for n in sorted(by_size)})
-    costs = []  # of further sequences
-    for point in points:
-        if point.num_sequences > 1:
-            i = point.num_tokens - 1
-            alone = base_s[i] + point.context_tokens * context_s[i]
-            costs.append(float(point.seconds - alone) / (point.num_sequences - 1))
-    usual_s = _UNMEASURED_SEQUENCE_RATIO * float(base_s[0])
-    sequence_s = max(median(costs), _MIN_RATIO * usual_s) if costs else usual_s
-    sizes = sorted(by_size)
-    switch = np.interp(SIZES, sizes, [max(p.switch_ratio for p in by_size[n]) for n in sizes])
-    return Fit(base_s, context_s, sequence_s, switch)
+    return _through({n: median(map(without_context, found)) for n, found in by_size.items()}), context_s
 
 
-def _through(known: dict[int, float]) -> Curve:
+def _through(known: Mapping[int, float]) -> Curve:
     """Straight lines between values by size, ascending, that go on at the end as steeply as the whole of
     them: the last few alone may be noise."""
     sizes, values = list(known), list(known.values())
-    curve = np.interp(SIZES, sizes, values)
-    last = sizes[-1]
-    if last < MAX_TOKENS:
-        rise = values[-1] * _UNMEASURED_TOKEN_RATIO
-        if len(sizes) > 1:
-            rise = max((values[-1] - values[0]) / (last - sizes[0]), 0.0)
-        curve[last:] = values[-1] + rise * (SIZES[last:] - last)
-    return curve
+    rise = values[-1] * _UNMEASURED_TOKEN_RATIO
+    if len(sizes) > 1:
+        rise = max((values[-1] - values[0]) / (sizes[-1] - sizes[0]), 0.0)
+    return np.interp(SIZES, sizes, values) + rise * np.maximum(SIZES - sizes[-1], 0.0)
 
 
-def _context_slopes(by_size: dict[int, list[CallPoint]]) -> Curve:
+def _context_slopes(by_size: Mapping[int, Sequence[CallPoint]]) -> Curve:
     """Seconds that each stored token adds, by least squares at each size that tells."""
     slopes, usual = {}, {}
-    for size, points in sorted(by_size.items()):
-        lengths = np.array([point.context_tokens for point in points], dtype=np.float64)
-        seconds = np.array([point.seconds for point in points])
-        usual[size] = median(seconds.tolist()) * _UNMEASURED_CONTEXT_RATIO
-        if np.ptp(lengths) > 0:
+    for size, points in by_size.items():
+        lengths, seconds = [p.context_tokens for p in points], [p.seconds for p in points]
+        usual[size] = median(seconds) * _UNMEASURED_CONTEXT_RATIO
+        if max(lengths) > min(lengths):
             slope = float(np.polyfit(lengths, seconds, 1)[0])
-            slopes[size] = max(slope, _MIN_RATIO * _UNMEASURED_CONTEXT_RATIO * float(seconds.min()))
+            slopes[size] = max(slope, _MIN_RATIO * _UNMEASURED_CONTEXT_RATIO * min(seconds))
     return _through(slopes or usual)
 
 
@@ -194,7 +152,7 @@ class Correction:
     it: the `scale` of all calls, shape (2,), and the `shape` with one for each size, (2, MAX_TOKENS). That of
     a single token stays 0: its time is the scale."""
 
-    def __init__(self, *, is_growth_guessed: bool = False) -> None:
+    def __init__(self, *, is_growth_guessed: bool) -> None:
         """`is_growth_guessed`: what stored tokens add was never measured, so it is the first to blame."""
         self._doubt = np.array([1.0, _GUESS_DOUBT if is_growth_guessed else 1.0])
         self.scale = np.zeros(2)
@@ -205,10 +163,9 @@ class Correction:
         """how many in a row, of all calls, of each size and of all but single tokens; below 0 where they took
         less than expected"""
 
-    def observe(self, num_tokens: int, error: float, stored_share: float = 0.0) -> None:
+    def observe(self, size: int, error: float, stored_share: float) -> None:
         """A call over so many tokens took e^`error` times what was expected, of which stored tokens were to
         be this share. Each part changes as it could be to blame, both together by the error."""
-        size = min(num_tokens, MAX_TOKENS)
         self.seen[size - 1] += 1
         parts = np.array([1 - stored_share, stored_share])
         change = error * self._doubt * parts / (self._doubt * parts @ parts)
@@ -241,16 +198,13 @@ class Correction:
 
 
 class CallCosts:
-    """How long a call of one model takes, by its tokens, its context and its sequences.
+    """How long a call of one model takes, by its tokens, of whatever sequences, and its context: the tokens
+    that these sequences have stored, together.
 
-    `points` are measured calls. Without any the curve is a cautious guess whose unit is set by the first
-    call observed (`is_known`). `prefill_token_s` is what a token of a prompt took, None if unmeasured.
-    A context is the number of tokens that the sequences of the call have stored, together. `window`: the
-    model reads no more than the last so many tokens of a text (0: all). `is_estimate`: the points come from a
+    `points` are measured calls; without any the curve is a cautious guess whose unit is set by the first call
+    observed. `prefill_token_s` is what a token of a prompt took, None if unmeasured. `window`: the model
+    reads no more than the last so many tokens of a text (0: all). `is_estimate`: the points come from a
     glance, and real calls say more than they do.
-
-    Plain decoding repeats calls of one size, drafts change it: where that matters (`switch_ratio`), a call
-    over one token of each sequence is taken to follow an equal one, and any other not to.
 
     >>> costs = CallCosts([CallPoint(1, 0.1), CallPoint(3, 0.2), CallPoint(4, 0.15)])
     >>> costs.calls_s(4, context=0).round(3).tolist()
@@ -269,17 +223,14 @@ class CallCosts:
         self.is_estimate = is_estimate
         self.window = window
         self.prefill_token_s = prefill_token_s
-        if points and not any(point.num_tokens == point.num_sequences == 1 for point in points):
+        if points and not any(point.num_tokens == 1 for point in points):
             raise SettingError("costs", "no call over a single token was measured", "Measure one.")
-        self._fit = fit(self.points)
+        self._base_s, self._context_s = fit(self.points)
         self._longest = max((point.context_tokens for point in points), default=0)
         """the longest context of a call that was measured or observed"""
         self._learned = Correction(is_growth_guessed=not self._longest)
         self._prefill_error = 0.0
-        self._has_prefilled = prefill_token_s is not None
-        self._tables: dict[tuple[int, int], Curve] = {}
-        self._last, self._num_equal = 0, 0
-        """tokens of the last call that was observed, and how many in a row had as many"""
+        self._tables: dict[int, Curve] = {}
 
     @property
     def is_measured(self) -> bool:
@@ -293,7 +244,7 @@ class CallCosts:
 
     @property
     def num_observed(self) -> int:
-        """Real calls that have refined it."""
+        """Real calls that have corrected it."""
         return int(self._learned.seen.sum())
 
     @property
@@ -304,24 +255,18 @@ class CallCosts:
 
     # Asking
 
-    def calls_s(
-        self, most: int, *, context: int, others: int = 0, num_sequences: int = 1
-    ) -> npt.NDArray[np.float64]:
-        """Seconds of a call over `others + 1`, …, `others + most` tokens, shape (most,), read-only.
-
-        `others` are tokens that other sequences have in the same call.
-        """
+    def calls_s(self, most: int, *, context: int, others: int = 0) -> Curve:
+        """Seconds of a call over `others + 1`, …, `others + most` tokens, shape (most,), read-only; `others`
+        are tokens that other sequences have in the same call."""
         band = (context + _BAND_TOKENS // 2) // _BAND_TOKENS
-        table = self._tables.get((band, num_sequences))
+        table = self._tables.get(band)
         if table is None or len(table) < others + most:
-            size = max(MAX_TOKENS, others + most)
-            table = self._table(band * _BAND_TOKENS, num_sequences, size)
-            self._tables[band, num_sequences] = table
+            table = self._tables[band] = self._table(band * _BAND_TOKENS, others + most)
         return table[others : others + most]
 
-    def call_s(self, num_tokens: int, *, context: int, num_sequences: int = 1) -> float:
+    def call_s(self, num_tokens: int, *, context: int) -> float:
         """Seconds of a call over so many tokens."""
-        return float(self.calls_s(1, context=context, others=num_tokens - 1, num_sequences=num_sequences)[0])
+        return float(self.calls_s(1, context=context, others=num_tokens - 1)[0])
 
     def read_tokens(self, num_tokens: int) -> int:
         """How many of so many tokens, which it has not seen, the model reads."""
@@ -331,20 +276,14 @@ class CallCosts:
         """Seconds that reading so many tokens of a prompt takes, or as many of them as are read, where
         `context` tokens are stored."""
         num_tokens = self.read_tokens(num_tokens)
-        token_s = self.prefill_token_s or float(self._fit.base_s[-1]) / MAX_TOKENS
+        token_s = self.prefill_token_s or float(self._base_s[-1]) / MAX_TOKENS
         token_s *= math.exp(self._learned.scale[0] + self._prefill_error)
-        return num_tokens * token_s * self._growth(context + num_tokens // 2)
+        grown_s = self.call_s(MAX_TOKENS, context=context + num_tokens // 2)
+        return num_tokens * token_s * grown_s / self.call_s(MAX_TOKENS, context=0)
 
-    def _growth(self, context: int) -> float:
-        """Of a long call, over the same one with nothing stored."""
-        return self.call_s(MAX_TOKENS, context=context) / self.call_s(MAX_TOKENS, context=0)
-
-    def _table(self, context: int, num_sequences: int, size: int) -> Curve:
-        fitted, learned = self._fit, self._learned
-        empty, stored = np.exp(learned.scale[:, None] + learned.shape)
-        table: Curve = (fitted.base_s + fitted.sequence_s * (num_sequences - 1)) * empty
-        table += fitted.context_s * context * stored
-        table[num_sequences:] *= 1 + fitted.switch[num_sequences:]
+    def _table(self, context: int, size: int) -> Curve:
+        empty, stored = np.exp(self._learned.scale[:, None] + self._learned.shape)
+        table: Curve = self._base_s * empty + self._context_s * context * stored
         if size > MAX_TOKENS:
             half = MAX_TOKENS // 2
             rise = max(float(table[-1] - table[half - 1]) / (MAX_TOKENS - half), 0.0)
@@ -354,106 +293,74 @@ class CallCosts:
 
     # Learning
 
-    def observe(self, num_tokens: int, seconds: float, *, context: int, num_sequences: int = 1) -> None:
+    def observe(self, num_tokens: int, seconds: float, *, context: int) -> None:
         """A real call took so long. Times that are no positive number are passed over."""
-        if not (math.isfinite(seconds) and seconds > 0) or num_tokens < 1:
+        if not 0 < seconds < math.inf:
             return
-        expected_s = self.call_s(num_tokens, context=context, num_sequences=num_sequences)
-        self._num_equal = self._num_equal + 1 if num_tokens == self._last else 0
-        self._last, size = num_tokens, min(num_tokens, MAX_TOKENS)
-        if switch := float(self._fit.switch[size - 1]):
-            if self._num_equal == 1:  # the second of equal calls prepares those after it
-                return
-            is_plain = num_tokens <= num_sequences
-            if is_plain and not self._num_equal:
-                expected_s *= 1 + switch
-            elif self._num_equal and not is_plain:
-                expected_s /= 1 + switch
+        size, learned = min(num_tokens, MAX_TOKENS), self._learned
+        expected_s = self.call_s(num_tokens, context=context)
+        grown = math.exp(learned.scale[1] + learned.shape[1, size - 1])
+        stored_s = float(self._context_s[size - 1]) * context * grown
         error = math.log(seconds / expected_s)
-        grown = math.exp(self._learned.scale[1] + self._learned.shape[1, size - 1])
-        stored_s = float(self._fit.context_s[size - 1]) * context * grown
         if not self.is_known:
-            self._learned.scale += error
+            learned.scale += error
             error = 0.0
-        self._learned.observe(num_tokens, error, min(stored_s / expected_s, 1.0))
+        learned.observe(size, error, min(stored_s / expected_s, 1.0))
         self._longest = max(self._longest, context)
         self._tables.clear()
 
-    def relax(self, drift: float) -> None:
-        """No call was seen for a while: what was learned about all calls alike gives way to the present
-        `drift` of another model here, and what was learned about prompts is forgotten. What slowed this model
-        down may be over, and one that seems too slow is not asked again."""
-        if self.is_measured:
-            self._learned.scale += _RELAXATION * (math.log(drift) - self._learned.scale[0])
-            self._prefill_error *= 1 - _RELAXATION
-            self._tables.clear()
-
     def observe_prefill(self, num_tokens: int, seconds: float, *, context: int = 0) -> None:
         """Reading so many tokens of a prompt, with `context` tokens stored, took so long."""
-        if num_tokens >= _PREFILL_MIN_TOKENS and math.isfinite(seconds) and seconds > 0:
+        if num_tokens >= _PREFILL_MIN_TOKENS and 0 < seconds < math.inf:
             error = math.log(seconds / self.prefill_s(num_tokens, context=context))
             self._prefill_error += _PREFILL_RATE * error
-            self._has_prefilled = True
 
     def follow(self, other: CallCosts, context: int) -> None:
-        """Before any call at half of such a context was seen, stored tokens are taken to add as much to this
-        model's calls, in parts, as they add to another's."""
+        """No call was seen for a while: what was learned about all calls alike gives way to the present drift
+        of another model here, and what was learned about prompts is forgotten. What slowed this model down
+        may be over, and one that seems too slow is not asked again. Before any call at half of such a context
+        was seen, stored tokens are taken to add as much to a call, in parts, as they add to the other's."""
+        learned = self._learned
         if self._longest < context / 2 and context >= _BAND_TOKENS:
             share = other.call_s(1, context=context) / other.call_s(1, context=0) - 1
             own_s = self.call_s(1, context=context) - self.call_s(1, context=0)
-            self._learned.scale[1] += math.log(share * self.call_s(1, context=0) / own_s)
-            self._tables.clear()
+            learned.scale[1] += math.log(share * self.call_s(1, context=0) / own_s)
+        if self.is_measured:
+            learned.scale += _RELAXATION * (math.log(other.drift) - learned.scale[0])
+            self._prefill_error *= 1 - _RELAXATION
+        self._tables.clear()
 
-    def refined(self, *, scale: float = 1.0, shape: float = 1.0) -> CallCosts:
-        """The curve with what was learned made part of its points.
-
-        Args:
-            scale: Weight, 0 to 1, of what was learned about all calls alike.
-            shape: Weight of what was learned about the sizes.
-        """
-        if not self.is_measured:
-            scale = shape = 1.0
-        learned, longest = self._learned, max(p.context_tokens for p in self.points) if self.points else 0
-        weights = np.array([scale, scale if longest else 1.0])  # what was guessed is learned whole
-        empty, stored = np.exp((weights * learned.scale)[:, None] + shape * learned.shape)
-        there = {(p.num_tokens, p.context_tokens) for p in self.points if p.num_sequences == 1}
-        seen = {n for n in range(1, MAX_TOKENS + 1) if shape and learned.seen[n - 1] >= _LEARNED_CALLS}
-        single = {1} if self.is_known else set[int]()
-        prefill_token_s = self.prefill_s(1) * math.exp((scale - 1) * learned.scale[0])
-        contexts = [0, *([self._longest] if self._longest > longest else [])]
-        new = sorted({(n, context) for n in seen | single for context in contexts} - there)
-        base_s, context_s = self._fit.base_s, self._fit.context_s
-        points = [
-            CallPoint(
-                n, float(base_s[n - 1] + c * context_s[n - 1]), c, switch_ratio=float(self._fit.switch[n - 1])
+    def refined(self, weight: float = 1.0) -> CallCosts:
+        """The curve with what was learned made part of its points: those that were measured move a part of
+        the way (`weight`, 0 to 1), and what was not measured is added as it was seen, but for the drift."""
+        weight = weight if self.is_measured else 1.0
+        known, measured = CallCosts(self.points), {point.kind for point in self.points}
+        sizes = {n for n in range(1, MAX_TOKENS + 1) if self._learned.seen[n - 1] >= _LEARNED_CALLS}
+        sizes |= {1} if self.is_known else set()
+        contexts = {0, self._longest} if self._longest > known._longest else {0}
+        held_back, points = self.drift ** (weight - 1), []
+        for point in self.points:
+            now_s, before_s = (
+                c.call_s(point.num_tokens, context=point.context_tokens) for c in (self, known)
             )
-            for n, c in new
-        ]
-
-        def factor(point: CallPoint) -> float:
-            i, c = point.num_tokens - 1, point.context_tokens
-            now_s = base_s[i] * empty[i] + c * context_s[i] * stored[i]
-            return float(now_s / (base_s[i] + c * context_s[i]))
-
+            points.append(replace(point, seconds=point.seconds * (now_s / before_s) ** weight))
+        for n, context in sorted({(n, context) for n in sizes for context in contexts} - measured):
+            points.append(CallPoint(n, self.call_s(n, context=context) * held_back, context))
+        has_read = self.prefill_token_s is not None or self._prefill_error != 0
         return CallCosts(
-            [replace(p, seconds=p.seconds * factor(p)) for p in (*self.points, *points)],
-            prefill_token_s=prefill_token_s if self._has_prefilled else None,
+            points,
+            prefill_token_s=self.prefill_s(1) * held_back if has_read else None,
             window=self.window,
             is_estimate=self.is_estimate,
         )
 
     def in_shape_of(self, known: CallCosts) -> CallCosts:
-        """An estimate: the few points of this curve and, where it has none, those of a `known` one, drawn
-        through what this one has beside them."""
-        own = {p.num_tokens: p.seconds for p in self.points if p.num_sequences == 1 and not p.context_tokens}
-        sizes = np.log(sorted(own))
-        errors = [math.log(own[n] / known.call_s(n, context=0)) for n in sorted(own)]
-        kinds = {(p.num_tokens, p.context_tokens, p.num_sequences) for p in self.points}
-        borrowed = [
-            replace(p, seconds=p.seconds * math.exp(np.interp(math.log(p.num_tokens), sizes, errors)))
-            for p in known.points
-            if (p.num_tokens, p.context_tokens, p.num_sequences) not in kinds
-        ]
+        """An estimate: the few points of this curve and, where it has none, those of a `known` one, in
+        proportion to this one's largest call."""
+        kinds = {point.kind for point in self.points}
+        largest = max(size for size, context in kinds if not context)
+        ratio = self.call_s(largest, context=0) / known.call_s(largest, context=0)
+        borrowed = [replace(p, seconds=p.seconds * ratio) for p in known.points if p.kind not in kinds]
         return CallCosts(
             [*self.points, *borrowed],
             prefill_token_s=self.prefill_token_s,
@@ -476,22 +383,17 @@ class CallCosts:
     @classmethod
     def from_json(cls, data: Any, what: str = "costs") -> CallCosts:
         """The curve of `as_json`. Raises SettingError, which names `what`, for anything else."""
+        way_out = "Measure again: outrider costs."
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            raise SettingError(what, f"not of the schema {SCHEMA}", "Measure again: outrider costs.")
+            raise SettingError(what, f"not of the schema {SCHEMA}", way_out)
         try:
-            token_s = data.get("prefill_token_s")
-            if token_s is not None and not 0 < (token_s := float(token_s)) < math.inf:
-                raise ValueError(f"prefill_token_s is {token_s}")
-            if (window := int(data.get("window_tokens", 0))) < 0:
-                raise ValueError(f"window_tokens is {window}")
-            return cls(
-                list(map(CallPoint.from_json, data["calls"])),
-                prefill_token_s=token_s,
-                window=window,
-                is_estimate=data.get("estimated") is True,
-            )
-        except SettingError as error:
-            raise SettingError(what, f"{error.what}: {error.why}", error.way_out) from None
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = f"it is damaged ({type(error).__name__}: {error})"
-            raise SettingError(what, reason, "Measure again: outrider costs.") from None
+            window, token_s = int(data.get("window_tokens", 0)), data.get("prefill_token_s")
+            token_s = None if token_s is None else float(token_s)
+            if window < 0 or (token_s is not None and not 0 < token_s < math.inf):
+                raise ValueError(f"a window of {window} tokens, {token_s} s a token of a prompt")
+            points = list(map(CallPoint.from_json, data["calls"]))
+            is_estimate = data.get("estimated") is True
+            return cls(points, prefill_token_s=token_s, window=window, is_estimate=is_estimate)
+        except (SettingError, KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = f"{error.what}: {error.why}" if isinstance(error, SettingError) else repr(error)
+            raise SettingError(what, f"it is damaged ({reason})", way_out) from None

@@ -12,9 +12,6 @@ from outrider.costs.curve import MAX_TOKENS, CallCosts, Curve
 LONGEST_DRAFT = 16
 """tokens of the longest draft that is looked at"""
 
-_STAIR_RATIO = 1.03
-"""A longer call that costs so little more makes a shorter one pointless."""
-
 
 def expected_tokens(num_drafted: int, acceptance: float) -> float:
     """Tokens that a target call is expected to give with a draft of so many tokens, each of which is
@@ -25,17 +22,6 @@ def expected_tokens(num_drafted: int, acceptance: float) -> float:
     1.75
     """
     return float(sum(acceptance**i for i in range(num_drafted + 1)))
-
-
-def acceptance_for(num_drafted: int, tokens: float) -> float:
-    """The least acceptance at which `expected_tokens` are so many, which they can be."""
-    low, high = 0.0, 1.0
-    if tokens <= 1:
-        return 0.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if expected_tokens(num_drafted, middle) < tokens else (low, middle)
-    return high
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +79,13 @@ class StepCosts:
         >>> StepCosts([1.0, 1.5, 2.0]).break_even(1), StepCosts([1.0, 1.5, 3.5]).break_even(2)
         (0.5, None)
         """
-        ratio = self.ratio(num_drafted)
-        return None if ratio > num_drafted + 1 else acceptance_for(num_drafted, ratio)
+        ratio, low, high = self.ratio(num_drafted), 0.0, 1.0
+        if not 1 < ratio <= num_drafted + 1:
+            return 0.0 if ratio <= 1 else None
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if expected_tokens(num_drafted, middle) < ratio else (low, middle)
+        return high
 
     def least_needed(self) -> tuple[float, int] | None:
         """The least acceptance at which some length pays, and that length; None where none does."""
@@ -110,13 +101,3 @@ def best_call(calls_s: Sequence[float] | Curve, acceptance: float) -> int:
     """The number of tokens of a target call that gives a token in the least time, drafts being free."""
     costs = StepCosts(calls_s)
     return 1 + max(range(len(calls_s)), key=lambda n: costs.speedup(n, acceptance))
-
-
-def good_sizes(calls_s: Sequence[float] | Curve) -> tuple[int, ...]:
-    """The sizes of a call that no longer one undercuts: the outer edges of the stairs.
-
-    >>> good_sizes([1.0, 1.5, 1.9, 1.5, 2.1])
-    (1, 4, 5)
-    """
-    curve = np.asarray(calls_s, dtype=np.float64)
-    return tuple(n for n in range(1, len(curve) + 1) if np.all(curve[n:] > _STAIR_RATIO * curve[n - 1]))

@@ -8,9 +8,9 @@ from pathlib import Path
 from time import monotonic, process_time, sleep
 from typing import NamedTuple
 
-DISTURBING_CORES = 0.25
-"""Other programs that take more than this from the threads of a model disturb what is measured."""
 STAT = Path("/proc/stat")
+_DISTURBING_CORES = 0.25
+"""Other programs that take more than this from the threads of a model disturb what is measured."""
 _MIN_SECONDS = 0.25
 """The system counts in hundredths of a second for each core: less time than this says little."""
 _LOOK_S = 0.33
@@ -40,9 +40,8 @@ def read_cpu_time() -> CpuTime | None:
 class OtherPrograms:
     """Watches them from the time on that it is made."""
 
-    def __init__(self, read: Callable[[], CpuTime | None] | None = None) -> None:
-        self._read = read or read_cpu_time
-        self._first = self._read()
+    def __init__(self, read: Callable[[], CpuTime | None] = read_cpu_time) -> None:
+        self._read, self._first = read, read()
 
     def cores(self) -> float:
         """How many cores they kept busy since, on average; 0 where that is not known."""
@@ -54,7 +53,7 @@ class OtherPrograms:
 
     def disturb(self, spare_cores: float) -> bool:
         """Whether they took more than the cores that a model's threads leave free."""
-        return self.cores() > max(spare_cores, 0.0) + DISTURBING_CORES
+        return self.cores() > max(spare_cores, 0.0) + _DISTURBING_CORES
 
 
 def look() -> OtherPrograms:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -21,14 +21,10 @@ from outrider.costs.other_programs import OtherPrograms, is_quiet
 from outrider.models.cache import read_entry, write_entry
 from outrider.models.hub import cache_dir
 
-_SCALE_WEIGHT = 0.2
-_SHAPE_WEIGHT = 0.5
-"""What a session has learned moves the stored curve this far: less where it concerns all calls, which a
-busy afternoon makes slower."""
+_WEIGHT = 0.3
+"""What a session has learned moves the stored curve this far: a busy afternoon makes all calls slower."""
 _MIN_OBSERVED = 32
 """Sessions with fewer calls leave the stored curve as it is."""
-_MIN_POINTS = 8
-_TOO_BUSY = "the machine was too busy to measure what calls cost: it is tried again next time"
 _BUSY_CORES = "cores_of_other_programs"
 BUSY = (
     "other programs were busy while costs were measured: drafts may be longer or shorter than is best until "
@@ -72,7 +68,7 @@ def costs_dir() -> Path:
 def known_costs(
     subject: Subject, measure: Callable[[], CallCosts], *, spare_cores: float = math.inf, fresh: bool = False
 ) -> CallCosts:
-    """The curve of a subject, as `remembered`; one of few points is not kept, and an estimate measured."""
+    """The curve of a subject, as `remembered`; an estimate is measured."""
 
     def read(data: Mapping[str, Any]) -> CallCosts | None:
         costs = CallCosts.from_json(data.get("costs"))
@@ -82,7 +78,7 @@ def known_costs(
         costs_dir() / f"{subject.key()}.json",
         measure,
         read=read,
-        write=lambda costs: _entry(subject, costs) if len(costs.points) >= _MIN_POINTS else _TOO_BUSY,
+        write=lambda costs: _entry(subject, costs),
         spare_cores=spare_cores,
         fresh=fresh,
     )
@@ -114,24 +110,20 @@ def costs_at_once(subject: Subject, glance: Callable[[], CallCosts]) -> tuple[Ca
     return costs.in_shape_of(min(alike, key=distance, default=costs)), True
 
 
-def _all_stored() -> list[tuple[Subject, CallCosts]]:
-    found = []
+def _all_stored() -> Iterator[tuple[Subject, CallCosts]]:
     for place in costs_dir().glob("*.json"):
         data = read_entry(place) or {}
         try:
-            subject = Subject(**data["subject"])
-            found.append((place.stat().st_mtime, subject, CallCosts.from_json(data.get("costs"))))
-        except (OSError, SettingError, KeyError, TypeError, ValueError):  # of other kinds, or damaged
+            yield Subject(**data["subject"]), CallCosts.from_json(data.get("costs"))
+        except (SettingError, KeyError, TypeError):  # of other kinds, or damaged
             continue
-    return [(subject, costs) for _, subject, costs in sorted(found, key=lambda entry: -entry[0])]
 
 
 def store_refined(subject: Subject, costs: CallCosts) -> None:
     """Keep, at the end of a session, a part of what its calls have taught."""
     if costs.num_observed >= _MIN_OBSERVED:
         place = costs_dir() / f"{subject.key()}.json"
-        refined = costs.refined(scale=_SCALE_WEIGHT, shape=_SHAPE_WEIGHT)
-        write_entry(place, (read_entry(place) or {}) | _entry(subject, refined), quiet=True)
+        write_entry(place, (read_entry(place) or {}) | _entry(subject, costs.refined(_WEIGHT)), quiet=True)
 
 
 def _entry(subject: Subject, costs: CallCosts) -> dict[str, Any]:
@@ -143,16 +135,15 @@ def remembered(
     measure: Callable[[], _Found],
     *,
     read: Callable[[Mapping[str, Any]], _Found | None],
-    write: Callable[[_Found], Mapping[str, Any] | str],
+    write: Callable[[_Found], Mapping[str, Any]],
     spare_cores: float,
     fresh: bool = False,
 ) -> _Found:
     """What was measured before and is kept at `path`, or what is measured now.
 
-    `read` makes it of the entry; where it gives None, or raises SettingError, KeyError, TypeError or
-    ValueError, it is measured again. `write` makes the entry, or a line that says why it is not kept. What is
-    measured while other programs take more than the `spare_cores` is marked (`BUSY` says so), and measured
-    again once they do not.
+    `read` makes it of the entry that `write` made; where it gives None, or raises SettingError, KeyError,
+    TypeError or ValueError, it is measured again. What is measured while other programs take more than the
+    `spare_cores` is marked (`BUSY` says so), and measured again once they do not.
     """
     data = None if fresh else read_entry(path, "measuring again")
     if data is not None:
@@ -171,11 +162,7 @@ def remembered(
     measured = measure()
     mark = {_BUSY_CORES: round(others.cores(), 2)} if others.disturb(spare_cores) else {}
     notify(BUSY if mark else None)
-    entry = write(measured)
-    if isinstance(entry, str):
-        notify(entry)
-    else:
-        write_entry(path, {**entry, **mark})
+    write_entry(path, {**write(measured), **mark})
     return measured
 
 

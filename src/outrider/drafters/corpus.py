@@ -7,16 +7,17 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
+from typing import NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
 from outrider.core.contracts import Vocabulary
+from outrider.core.data import Request
 from outrider.core.errors import SettingError
 from outrider.core.files import FileList, chunks, list_files, parse_json, reason_of, write_private
 from outrider.core.notices import notify
@@ -32,22 +33,18 @@ Progress = Callable[[str], None]
 """Called with what is being done and how much of it is, in words."""
 
 
-@dataclass(slots=True)
-class _Stored:
-    """An index as it is kept: `identity` must be that of the files for it to be used."""
+class _Stored(NamedTuple):
+    """An index as it is kept, and a line about it: `identity` must be that of the files for it to be used."""
 
     laid: Laid
     places: Places
     identity: str
-    num_files: int
-    num_tokens: int
-    skipped: str
+    line: str
 
     def save(self, path: Path) -> None:
         """Raises OSError."""
-        about = [self.identity, self.num_files, self.num_tokens, self.skipped]
         stored = BytesIO()
-        np.savez(stored, laid=self.laid, places=self.places, about=np.array(json.dumps(about)))
+        np.savez(stored, laid=self.laid, places=self.places, about=np.array(json.dumps(self[2:])))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.parent.chmod(0o700)
         for other in path.parent.iterdir():
@@ -91,22 +88,22 @@ def open_corpus(
             found.save(path)
         except OSError as error:
             notify(f"the index of the corpus cannot be kept in {path.parent} ({reason_of(error)})")
-    tokens = str(found.num_tokens) if found.num_tokens < 1e5 else f"{found.num_tokens / 1e6:.1f} M"
-    skipped = f"; skipped {found.skipped}" if found.skipped else ""
-    notify(f"corpus: indexed {counted(found.num_files, 'file')}, {tokens} tokens{skipped}")
+    notify(found.line)
     return ContextIndex(found.laid.tobytes(), found.places)
 
 
 def _built(paths: Sequence[Path], files: FileList, vocabulary: Vocabulary, progress: Progress) -> _Stored:
     texts = list(_read(files, vocabulary, progress))
-    num_tokens = sum(map(len, texts))
+    num_tokens, skipped = sum(map(len, texts)), f"skipped {files.said}" if files.said else ""
     if not num_tokens:
-        why = "there is no text in it" + (f" (skipped {files.said})" if files.said else "")
+        why = "there is no text in it" + (skipped and f" ({skipped})")
         raise SettingError(", ".join(map(str, paths)), why, "Name files or folders with text in UTF-8.")
-    num_files, laid = len(texts), lay_out(texts)
+    size = str(num_tokens) if num_tokens < 1e5 else f"{num_tokens / 1e6:.1f} M"
+    line = f"corpus: indexed {counted(len(texts), 'file')}, {size} tokens" + (skipped and f"; {skipped}")
+    laid = lay_out(texts)
     del texts
     places = sort_contexts(laid, lambda n, total: progress(f"sorting, round {n + 1} of {total}"))
-    return _Stored(laid, places, files.identity, num_files, num_tokens, files.said)
+    return _Stored(laid, places, files.identity, line)
 
 
 def _read(files: FileList, vocabulary: Vocabulary, progress: Progress) -> Iterator[npt.NDArray[np.int32]]:
@@ -127,7 +124,7 @@ def _read(files: FileList, vocabulary: Vocabulary, progress: Progress) -> Iterat
         before += size
 
 
-class CorpusDrafter(LookupDrafter):
+class CorpusDrafter(LookupDrafter[list[int]]):
     """Drafts from a corpus."""
 
     name = "corpus"
@@ -135,6 +132,9 @@ class CorpusDrafter(LookupDrafter):
     def __init__(self, index: ContextIndex) -> None:
         super().__init__()
         self._index = index
+
+    def begin(self, sequence: int, request: Request) -> None:
+        self._texts[sequence] = list(request.prompt)
 
     def _reader(self, sequence: int) -> IndexReader:
         return self._index.reader(self._texts[sequence])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from outrider.core.data import Request
-from outrider.drafters.lookup import IndexReader, LookupDrafter, Match
+from outrider.drafters.lookup import IndexReader, LookupDrafter
 from outrider.drafters.suffix_array import DEPTH, ContextIndex
 
 MAX_TOKENS = 200_000
@@ -47,77 +47,62 @@ class Memory:
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_recent = int(max_tokens * RECENT_RATIO)
         self._max_old = max_tokens - self._max_recent
-        self._old, self._recent = _Shelf(), _Shelf()
-
-    @property
-    def num_tokens(self) -> int:
-        return self._old.num_tokens + self._recent.num_tokens
-
-    def add(self, text: Sequence[int]) -> None:
-        """Remember a text."""
-        known, keys = 0, []
-        for key in _block_keys(text):
-            if key in self._old.keys or key in self._recent.keys:
-                known += BLOCK_TOKENS
-            else:
-                keys.append(key)
-        if known == len(text):
-            return
-        # Something of what is known stays in front, for matches that reach across.
-        part = text[max(known - DEPTH, 0) :][-self._max_old :]
-        self._recent.append(part, keys)
-        if self._recent.num_tokens > self._max_recent:
-            for item in self._recent.texts:
-                self._old.append(*item)
-            self._old.shrink(self._max_old)
-            self._recent = _Shelf()
+        self._texts: deque[Part] = deque()
+        """the oldest first"""
+        self._num_old = self._recent_tokens = 0
+        """texts in the large index, and tokens of the others"""
+        self.num_tokens = 0
+        self._keys: set[int] = set()
+        self._old: ContextIndex | None = None
+        self._recent: ContextIndex | None = None
 
     @property
     def parts(self) -> list[Part]:
         """All texts, as `recall` takes them."""
-        return [(list(text), keys) for text, keys in (*self._old.texts, *self._recent.texts)]
+        return [(list(text), keys) for text, keys in self._texts]
 
     def recall(self, parts: Sequence[Part]) -> None:
-        """Remember what another memory did, in place of what this one does."""
-        self._old, self._recent = _Shelf(), _Shelf()
-        for text, keys in parts:
-            self._old.append(text, keys)
-        self._old.shrink(self._max_old)
+        """Remember what another memory did; this one is new."""
+        for part in parts:
+            self._append(*part)
+        self._merge()
+
+    def add(self, text: Sequence[int]) -> None:
+        """Remember a text."""
+        keys = _block_keys(text)
+        new = [key for key in keys if key not in self._keys]
+        known = BLOCK_TOKENS * (len(keys) - len(new))
+        if known == len(text):
+            return
+        # Something of what is known stays in front, for matches that reach across.
+        self._append(text[max(known - DEPTH, 0) :][-self._max_old :], new)
+        if self._recent_tokens > self._max_recent:
+            self._merge()
+
+    def _append(self, text: Sequence[int], keys: Sequence[int]) -> None:
+        # As numbers in a row: objects, which other work left, would keep the memory around them in use.
+        self._texts.append((array("i", text), keys))
+        self._keys.update(keys)
+        self.num_tokens += len(text)
+        self._recent_tokens += len(text)
+        self._recent = None
+
+    def _merge(self) -> None:
+        """Make all texts old ones, but for the oldest, for which there is no room."""
+        while self.num_tokens > self._max_old:
+            text, keys = self._texts.popleft()
+            self._keys.difference_update(keys)
+            self.num_tokens -= len(text)
+        self._num_old, self._recent_tokens = len(self._texts), 0
+        self._old = self._recent = None
 
     def indexes(self) -> list[ContextIndex]:
-        """Every index, the newest first."""
-        return [shelf.index() for shelf in (self._recent, self._old) if shelf.num_tokens]
-
-
-class _Shelf:
-    """Some texts in their order, and their index."""
-
-    def __init__(self) -> None:
-        self.texts: deque[Part] = deque()
-        """each with the keys of its blocks, the oldest first"""
-        self.keys: set[int] = set()
-        self._index: ContextIndex | None = None
-        self.num_tokens = 0
-
-    def append(self, text: Sequence[int], keys: Sequence[int]) -> None:
-        # As numbers in a row: objects, which other work left, would keep the memory around them in use.
-        self.texts.append((array("i", text), keys))
-        self.keys.update(keys)
-        self.num_tokens += len(text)
-        self._index = None
-
-    def shrink(self, max_tokens: int) -> None:
-        """Drop the oldest texts."""
-        while self.num_tokens > max_tokens:
-            text, keys = self.texts.popleft()
-            self.keys.difference_update(keys)
-            self.num_tokens -= len(text)
-            self._index = None
-
-    def index(self) -> ContextIndex:
-        if self._index is None:
-            self._index = ContextIndex.build([text for text, _ in self.texts])
-        return self._index
+        """That of the newest texts first."""
+        if self._recent is None or self._old is None:
+            texts = [text for text, _ in self._texts]
+            self._recent = self._recent or ContextIndex.build(texts[self._num_old :])
+            self._old = self._old or ContextIndex.build(texts[: self._num_old])
+        return [self._recent, self._old]
 
 
 def _block_keys(text: Sequence[int]) -> list[int]:
@@ -129,7 +114,7 @@ def _block_keys(text: Sequence[int]) -> list[int]:
     return keys
 
 
-class EarlierDrafter(LookupDrafter):
+class EarlierDrafter(LookupDrafter[list[int]]):
     """Drafts from the texts of earlier requests of the same scope: each scope has a `Memory`, to which every
     request that ends adds its text. Of more than `max_scopes` the one used longest ago is forgotten. `memory`
     is that of requests without a scope. `kept` has the memories of earlier drafters, and gets these when they
@@ -155,7 +140,7 @@ class EarlierDrafter(LookupDrafter):
         """the memory of each sequence's scope"""
 
     def begin(self, sequence: int, request: Request) -> None:
-        super().begin(sequence, request)
+        self._texts[sequence] = list(request.prompt)
         if request.scope not in self._memories:
             self._memories[request.scope] = Memory()
             if self._kept is not None:
@@ -167,9 +152,9 @@ class EarlierDrafter(LookupDrafter):
         memory.indexes()  # now rather than in a step
         self._running[sequence] = memory
 
-    def _reader(self, sequence: int) -> _Longest:
+    def _reader(self, sequence: int) -> IndexReader:
         text, indexes = self._texts[sequence], self._running[sequence].indexes()
-        return _Longest([index.reader(text, self._min_match) for index in indexes])
+        return IndexReader(indexes, text[-DEPTH:], self._min_match, DEPTH)
 
     def end(self, sequence: int) -> None:
         """Its text is remembered."""
@@ -191,18 +176,3 @@ class EarlierDrafter(LookupDrafter):
         self._memories.clear()
         if self._kept is not None:
             self._kept.forget()
-
-
-class _Longest:
-    """Several readers as one: the longest match counts, the first of several."""
-
-    def __init__(self, readers: Sequence[IndexReader]) -> None:
-        self._readers = readers
-
-    def read(self, token: int) -> None:
-        for reader in self._readers:
-            reader.read(token)
-
-    def find(self) -> Match | None:
-        matches = [match for reader in self._readers if (match := reader.find())]
-        return max(matches, key=lambda match: match.length, default=None)

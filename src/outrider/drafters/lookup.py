@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from outrider.core.data import DraftToken, Request
 
@@ -19,11 +19,8 @@ _DOUBT_DECAY = 1.5
 
 
 class Match(NamedTuple):
-    """The most likely token after the longest match.
-
-    The last `length` tokens were found, `total` times with something after them, and `right`
-    times that was `token`.
-    """
+    """The most likely token after the longest match: the last `length` tokens were found, `total` times with
+    something after them, and `right` times that was `token`."""
 
     token: int
     length: int
@@ -49,38 +46,47 @@ class Reader(Protocol):
         """What is most likely to come next; None where nothing matches."""
 
 
-class LookupDrafter(ABC):
-    """A drafter that looks up what may come next. Unless told otherwise it keeps the text of each running
-    sequence."""
+class Text(Protocol):
+    """What a lookup keeps of a running sequence."""
+
+    def extend(self, tokens: Sequence[int], /) -> None: ...
+
+
+T = TypeVar("T", bound=Text)
+
+
+class LookupDrafter(ABC, Generic[T]):
+    """A drafter that looks up what may come next. It keeps a text of each running sequence."""
 
     name: ClassVar[str]
     is_free = True
 
     def __init__(self) -> None:
-        self._texts: dict[int, list[int]] = {}
+        self._texts: dict[int, T] = {}
 
-    def begin(self, sequence: int, request: Request) -> None:
-        self._texts[sequence] = list(request.prompt)
+    @abstractmethod
+    def begin(self, sequence: int, request: Request) -> None: ...
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        self._texts[sequence].extend(tokens)
+        if (text := self._texts.get(sequence)) is not None:
+            text.extend(tokens)
 
     def end(self, sequence: int) -> None:
-        del self._texts[sequence]
+        self._texts.pop(sequence, None)
 
     def reset(self) -> None:
         """Forget every sequence."""
         self._texts.clear()
 
     @abstractmethod
-    def _reader(self, sequence: int) -> Reader | None:
-        """A reader at the end of the sequence's text; None where there is nothing to look up in."""
+    def _reader(self, sequence: int) -> Reader:
+        """A reader at the end of the sequence's text."""
 
     def propose(self, sequence: int, prefix: Sequence[int]) -> Iterator[DraftToken]:
         """What follows the committed text and `prefix`; nothing where nothing matches."""
-        reader = self._reader(sequence)
-        if reader is None:
+        if sequence not in self._texts:
             return
+        reader = self._reader(sequence)
         for token in prefix:
             reader.read(token)
         while (match := reader.find()) is not None:
@@ -104,22 +110,23 @@ class Index(Protocol):
 
 
 class IndexReader:
-    """The end of a text and what is drafted after it, looked up in an index.
+    """The end of a text and what is drafted after it, looked up where the longest match is.
 
-    Of the places after the longest match the latest `ALONG` stay that go on as the draft does; when none is
-    left, or nothing follows any of them, the match is searched again.
+    Of the places after that match the latest `ALONG` stay that go on as the draft does; when none is left, or
+    nothing follows any of them, the match is searched again.
 
     Args:
-        index: Where to look.
+        indexes: Where to look; of equal matches that in the first counts.
         text: The last tokens of the text, `depth` at most.
         min_match: Shorter matches are not used.
         depth: The longest match whose length is known, in tokens.
     """
 
-    __slots__ = ("_depth", "_followers", "_index", "_length", "_min_match", "_places", "_recent")
+    __slots__ = ("_depth", "_followers", "_index", "_indexes", "_length", "_min_match", "_places", "_recent")
 
-    def __init__(self, index: Index, text: Sequence[int], min_match: int, depth: int) -> None:
-        self._index = index
+    def __init__(self, indexes: Sequence[Index], text: Sequence[int], min_match: int, depth: int) -> None:
+        self._indexes = indexes
+        self._index = indexes[0]
         self._recent = list(text)
         self._min_match = min_match
         self._depth = depth
@@ -136,7 +143,11 @@ class IndexReader:
 
     def find(self) -> Match | None:
         if not self._places:
-            places, self._length = self._index.search(self._recent[-self._depth :], self._min_match)
+            recent, places, self._length = self._recent[-self._depth :], list[int](), 0
+            for index in self._indexes:
+                found, length = index.search(recent, self._min_match)
+                if length > self._length:
+                    places, self._length, self._index = found, length, index
             self._go_to(places)
         if not self._places:
             return None

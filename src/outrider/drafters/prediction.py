@@ -23,36 +23,6 @@ MAX_PLACES = 32
 """places that are compared, on either side of where the answer departed"""
 
 
-class PredictionDrafter(LookupDrafter):
-    """Drafts from the answer that a request expects; one that expects none is offered nothing."""
-
-    name = "prediction"
-
-    def __init__(self) -> None:
-        self._places: dict[int, _Place] = {}
-
-    def begin(self, sequence: int, request: Request) -> None:
-        self.end(sequence)
-        if request.prediction:
-            self._places[sequence] = _Place(request.prediction)
-
-    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        if place := self._places.get(sequence):
-            for token in tokens:
-                place.read(token)
-
-    def _reader(self, sequence: int) -> _Place | None:
-        place = self._places.get(sequence)
-        return place and place.copy()
-
-    def end(self, sequence: int) -> None:
-        self._places.pop(sequence, None)
-
-    def reset(self) -> None:
-        """Forget every sequence."""
-        self._places.clear()
-
-
 class _Place:
     """How far an answer has come in its prediction.
 
@@ -76,6 +46,10 @@ class _Place:
         place = copy(self)
         place._recent = self._recent.copy()
         return place
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self.read(token)
 
     def read(self, token: int) -> None:
         self._recent.append(token)
@@ -110,3 +84,17 @@ class _Place:
         if self._agreed == 0 or self._place == len(self._tokens):
             return None
         return Match(self._tokens[self._place], self._agreed, 1, 1)
+
+
+class PredictionDrafter(LookupDrafter[_Place]):
+    """Drafts from the answer that a request expects; one that expects none is offered nothing."""
+
+    name = "prediction"
+
+    def begin(self, sequence: int, request: Request) -> None:
+        self.end(sequence)
+        if request.prediction:
+            self._texts[sequence] = _Place(request.prediction)
+
+    def _reader(self, sequence: int) -> _Place:
+        return self._texts[sequence].copy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from outrider.core.contracts import Drafter, Model, Vocabulary
 from outrider.core.notices import notify
@@ -33,15 +34,13 @@ class DrafterSettings:
     kept_texts: KeptTexts | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DrafterKind:
-    """A drafter: the `name` of its drafts, its name and colour for people, whether asking it takes no model
-    call, and what makes it, or nothing where the settings do not ask for it."""
+class DrafterKind(NamedTuple):
+    """The `name` of its drafts, its name and colour for people, and what makes it, or nothing where the
+    settings do not ask for it."""
 
     name: str
     title: str
     color: str
-    is_free: bool
     build: Callable[[DrafterSettings], Drafter | None]
 
 
@@ -56,16 +55,14 @@ def _corpus(settings: DrafterSettings) -> Drafter | None:
 
 DRAFTERS = (
     DrafterKind(
-        "prediction", "prediction", "yellow", True, lambda s: PredictionDrafter() if s.can_rewind else None
+        "prediction", "prediction", "yellow", lambda s: PredictionDrafter() if s.can_rewind else None
     ),
-    DrafterKind("lookup", "lookup", "cyan", True, lambda s: SuffixDrafter() if s.lookup else None),
+    DrafterKind("lookup", "lookup", "cyan", lambda s: SuffixDrafter() if s.lookup else None),
     DrafterKind(
-        "earlier", "earlier", "blue", True, lambda s: EarlierDrafter(kept=s.kept_texts) if s.lookup else None
+        "earlier", "earlier", "blue", lambda s: EarlierDrafter(kept=s.kept_texts) if s.lookup else None
     ),
-    DrafterKind("corpus", "corpus", "magenta", True, _corpus),
-    DrafterKind(
-        "draft", "draft model", "green", False, lambda s: ModelDrafter(*s.draft) if s.draft else None
-    ),
+    DrafterKind("corpus", "corpus", "magenta", _corpus),
+    DrafterKind("draft", "draft model", "green", lambda s: ModelDrafter(*s.draft) if s.draft else None),
 )
 """In the order in which they are asked: the most often correct first."""
 

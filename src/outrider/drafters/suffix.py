@@ -19,47 +19,6 @@ _DEPTH = 64
 """the longest match whose length is known, in tokens"""
 
 
-class SuffixDrafter(LookupDrafter):
-    """Drafts from a sequence's own text, without a model.
-
-    A draft continues the longest suffix of the text (followed by what others drafted) that occurred before in
-    the text, by the token that followed it most often, and goes on from there. Matches of fewer than
-    `min_match` tokens are not used: after a single token the guess is right about one time in five, after two
-    one in three.
-    """
-
-    name = "lookup"
-
-    def __init__(self, min_match: int = 2) -> None:
-        self._min_match = min_match
-        self._indexes: dict[int, TextIndex] = {}
-
-    def begin(self, sequence: int, request: Request) -> None:
-        """Read a prompt. If it goes on from the sequence's earlier text, as the next turn of a conversation
-        does, only what is new is read; any other prompt starts afresh."""
-        text = self._indexes.get(sequence)
-        if text is None or text.tokens != list(request.prompt[: len(text.tokens)]):
-            text = self._indexes[sequence] = TextIndex(self._min_match)
-        text.extend(request.prompt[len(text.tokens) :])
-
-    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        """These tokens were committed."""
-        self._indexes.setdefault(sequence, TextIndex(self._min_match)).extend(tokens)
-
-    def _reader(self, sequence: int) -> IndexReader | None:
-        text = self._indexes.get(sequence)
-        if text is None:
-            return None
-        return IndexReader(text, text.tokens[-_DEPTH:], self._min_match, _DEPTH)
-
-    def end(self, sequence: int) -> None:
-        """Nothing is given up: the next prompt of the sequence may go on from this text."""
-
-    def reset(self) -> None:
-        """Forget every sequence."""
-        self._indexes.clear()
-
-
 class TextIndex:
     """A growing text, and where runs of a few lengths ended in it. A place is a number of tokens: what
     follows it is the token of that index.
@@ -76,7 +35,6 @@ class TextIndex:
         self._ends: dict[tuple[int, ...], list[int]] = {}
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens."""
         text = self.tokens
         for token in tokens:
             text.append(token)
@@ -110,3 +68,34 @@ class TextIndex:
     def next(self, place: int) -> int:
         """See `Index`."""
         return place + 1
+
+
+class SuffixDrafter(LookupDrafter[TextIndex]):
+    """Drafts from a sequence's own text, without a model.
+
+    A draft continues the longest suffix of the text (followed by what others drafted) that occurred before in
+    the text, by the token that followed it most often, and goes on from there. Matches of fewer than
+    `min_match` tokens are not used: after a single token the guess is right about one time in five, after two
+    one in three.
+    """
+
+    name = "lookup"
+
+    def __init__(self, min_match: int = 2) -> None:
+        super().__init__()
+        self._min_match = min_match
+
+    def begin(self, sequence: int, request: Request) -> None:
+        """Read a prompt. If it goes on from the sequence's earlier text, as the next turn of a conversation
+        does, only what is new is read; any other prompt starts afresh."""
+        text = self._texts.get(sequence)
+        if text is None or text.tokens != list(request.prompt[: len(text.tokens)]):
+            text = self._texts[sequence] = TextIndex(self._min_match)
+        text.extend(request.prompt[len(text.tokens) :])
+
+    def end(self, sequence: int) -> None:
+        """Nothing is given up: the next prompt of the sequence may go on from this text."""
+
+    def _reader(self, sequence: int) -> IndexReader:
+        text = self._texts[sequence]
+        return IndexReader([text], text.tokens[-_DEPTH:], self._min_match, _DEPTH)

@@ -119,7 +119,7 @@ class ContextIndex:
 
     def reader(self, text: Sequence[int], min_match: int = 2) -> IndexReader:
         """A reader at the end of a text."""
-        return IndexReader(self, text[-DEPTH:], min_match, DEPTH)
+        return IndexReader([self], text[-DEPTH:], min_match, DEPTH)
 
 
 def _agreement(one: bytes, other: bytes) -> int:

@@ -174,6 +174,6 @@ def expect(cases: Sequence[Recording], prices: Prices, settings: Sequence[Settin
     """Replay settings over the answers; those of a draft model need its offers in each of them."""
     # A call over a single token, which all ratios are to, is as uncertain as its measured spread.
     curves = [prices.target] if prices.draft is None else [prices.target, prices.draft]
-    single = [[p.spread_ratio for p in c.points if p.num_tokens == p.num_sequences == 1] for c in curves]
+    single = [[p.spread_ratio for p in c.points if p.num_tokens == 1] for c in curves]
     error = max(min(found, default=0.05) for found in single)
     return Expectation({setting: predict(cases, setting, prices) for setting in settings}, error)

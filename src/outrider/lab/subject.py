@@ -305,7 +305,7 @@ def corrected(measured: CallCosts, calls: Iterable[tuple[int, int, float]]) -> C
         return measured
     sizes, values = np.log(list(known)), list(known.values())
     spread = next((point.spread_ratio for point in measured.points), 0.05)
-    there = {point.num_tokens for point in measured.points if point.num_sequences == 1}
+    there = {point.num_tokens for point in measured.points}
     added = [
         CallPoint(n, measured.call_s(n, context=0), spread_ratio=spread) for n in known if n not in there
     ]

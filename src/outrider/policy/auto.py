@@ -6,18 +6,35 @@ for its step, after lookup tokens or before them.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, takewhile
 
-from outrider.core.contracts import Drafters, DraftRequest
-from outrider.core.data import Draft, DraftWork, StepRecord
+from outrider.core.contracts import Drafters, DraftInput, DraftRequest, Lookup
+from outrider.core.data import Draft, DraftToken, DraftWork, StepRecord
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts
-from outrider.policy.choice import SequenceDraft
-from outrider.policy.estimates import MEAN_CONFIDENCE_RATE, average_after
-from outrider.policy.fixed import FixedPolicy, grow
-from outrider.policy.objective import StepCosts, allocate
-from outrider.policy.state import PolicyState, RequestState
+from outrider.policy.fixed import FORCED, FixedPolicy, forced, grow, ids, permitted
+from outrider.policy.objective import (
+    MAX_MODEL_DRAFT,
+    StepCosts,
+    allocate,
+    asking_value,
+    best_guess,
+    expected_rewards,
+    repays,
+    stopping_value,
+)
+from outrider.policy.state import (
+    MEAN_CONFIDENCE_RATE,
+    PolicyState,
+    RequestState,
+    average_after,
+    confirmed,
+    refused,
+)
 
 LONGEST_DRAFT = 64
 """tokens; V(n) is measured as far"""
@@ -26,12 +43,226 @@ MAX_GUESS = 16
 LONG_TEXT = 1000
 """tokens from which on it is said that costs are those of so many"""
 
-_MIN_OBSERVED = 16
-_PLAIN_INTERVAL = 8
-"""Of calls without drafts, the most frequent ones, only so many are learned from once enough were seen:
-learning takes a noticeable part of a small model's step."""
 _TOKEN_MEMORY = 0.97
 """weight of the older tokens in λ: about the last 30 count"""
+_MAX_CONSTRAINED_DRAFT = 40
+"""tokens of a draft that the draft model takes part in, where a constraint forces a part of them"""
+MIN_USEFUL_PROB = 0.01
+"""Lookup tokens are not looked for where their prefix acceptance probability is below this."""
+_CATCH_UP_STEPS = 10
+"""steps over which the cost of evaluating unread tokens is spread, since they profit too"""
+_WITHOUT_MODEL = 0.9
+"""what a token takes without the draft model, in plain steps: lookups go on"""
+MAX_LOSS = 4.0
+"""Plain steps that a text may lose to a draft model whose estimates turn out wrong; a good one has gained
+more by then. …"""
+EXPLORATION_SHARE = 0.02
+"""… A model that is expected to lose is asked to learn how good it is, for as much of a text's steps."""
+
+
+@dataclass(slots=True)
+class SequenceDraft:
+    """A draft under construction (`fixed.Growing`). A call of the draft model reads ahead what lookups offer:
+    where both say the same the token is confirmed, and where they differ the likelier is taken."""
+
+    state: PolicyState
+    text: RequestState
+    request: DraftRequest
+    lookups: Sequence[Lookup]
+    max_length: int
+    max_guess: int = 0
+    """lookup tokens that a call of the draft model can check"""
+    is_asked: bool = False
+    """whether the draft model is"""
+    candidate: list[DraftToken] = field(init=False)
+    """what lookups offer"""
+    tokens: list[DraftToken] = field(init=False)
+    """what is drafted before the draft model's next token, with calibrated estimates"""
+    suffix: list[DraftToken] = field(init=False)
+    """what lookups add to it"""
+    offers: list[tuple[int, DraftToken]] = field(default_factory=list)
+    """what the model offered, taken or not, with its place in the draft and its own calibrated estimate"""
+    _average: float = field(init=False)
+    _costs: StepCosts = field(init=False)
+    _input: DraftInput = field(default=DraftInput(()))
+
+    def __post_init__(self) -> None:
+        self.candidate = self._look_up()
+        num_forced = sum(1 for _ in takewhile(lambda token: token.source == FORCED, self.candidate))
+        self.tokens, self.suffix = self.candidate[:num_forced], self.candidate[num_forced:]
+        self._average = self.text.confidence
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the output is limited: estimates differ then."""
+        return self.request.constraint is not None
+
+    def _calibrated(self, token: DraftToken) -> DraftToken:
+        estimator = self.state.estimator(token.source, constrained=self.is_constrained)
+        return token._replace(
+            acceptance=estimator.probability(token.evidence, self.text.biases[token.source])
+        )
+
+    # Lookups
+
+    def _forced(self, drafted: Sequence[int]) -> list[DraftToken]:
+        return [self._calibrated(token) for token in forced(self.request, drafted)]
+
+    def _look_up(self, drafted: Sequence[int] = ()) -> list[DraftToken]:
+        """What follows `drafted`: what a constraint forces, of the lookups the offer with the most expected
+        tokens, and what is forced after it."""
+        limit = self.max_length - len(drafted)
+        if limit <= 0:
+            return []
+        found = self._forced(drafted)[:limit]
+        so_far, most, best = (*drafted, *ids(found)), 0.0, list[DraftToken]()
+        for lookup in self.lookups:
+            expected, offer = self._offer(lookup, so_far, limit - len(found), math.prod(_acceptance(found)))
+            if expected > most:
+                most, best = expected, offer
+        if best:
+            found += best
+            found += self._forced((*so_far, *ids(best)))[: limit - len(found)]
+        return found
+
+    def _offer(
+        self, lookup: Lookup, drafted: Sequence[int], limit: int, prefix_prob: float
+    ) -> tuple[float, list[DraftToken]]:
+        """A lookup's expected tokens and its offer, as far as it is useful."""
+        found: list[DraftToken] = []
+        prefix_probs: list[float] = []
+        if prefix_prob >= MIN_USEFUL_PROB:
+            for token in islice(lookup.propose(self.request.sequence, drafted), limit):
+                found.append(self._calibrated(token))
+                prefix_prob *= found[-1].acceptance
+                prefix_probs.append(prefix_prob)
+                if prefix_prob < MIN_USEFUL_PROB:
+                    break
+        allowed = permitted(self.request, drafted, found)
+        return sum(prefix_probs[: len(allowed)]), allowed
+
+    # Whether to ask the draft model
+
+    def plan(self, costs: StepCosts, held: int) -> bool:
+        """Whether the draft model, which holds so many tokens of all sequences, is asked in this step: where
+        it is expected to gain and its reading of the prompt is repaid; else to learn how good it is, for a
+        small loss."""
+        if self.request.drafting.policy == "lookup":
+            return False
+        costs = replace(costs, calls_s=costs.calls_s[: self.max_length + 1])
+        costs = self.state.with_model(costs, self.text, held, self.max_guess)
+        if self.request.max_step_s is not None:
+            costs = costs.limited(self.request.max_step_s, num_sequences=costs.num_sequences)
+        self._costs, text, plain_s = costs, self.text, costs.plain_s
+        if len(self.tokens) >= self._longest:
+            return False
+        read_s = float(costs.first_draft_s[0]) - costs.draft_step_s
+        gain_s = self._gain_s(costs) - read_s / _CATCH_UP_STEPS
+        is_repaid = True
+        if unread := text.draft.unread_prompt:
+            without_s = _WITHOUT_MODEL * plain_s / costs.num_sequences
+            saved_s = self._gain_s(replace(costs, reward_s=without_s))
+            before = text.draft.held - text.draft.unread - unread
+            read_s += self.state.draft_costs.prefill_s(unread, context=before)
+            is_repaid = repays(read_s, saved_s, text.generated, text.max_tokens, plain_s)
+        budget = text.model_gain + MAX_LOSS
+        if gain_s <= 0 or not is_repaid:
+            loss_s = read_s + max(-gain_s, costs.draft_step_s)
+            budget = EXPLORATION_SHARE * text.generated + min(text.model_gain, 0.0) - loss_s / plain_s
+        self.is_asked = budget >= 0
+        return self.is_asked
+
+    def _gain_s(self, costs: StepCosts) -> float:
+        """What another call of the draft model is expected to earn over stopping here, less its cost."""
+        length, drafted = len(self.tokens), _acceptance(self.tokens)
+        # Sampled tokens cannot be cut.
+        min_length = length if self.offers and self.request.draw is not None else 0
+        stop_s = stopping_value([*drafted, *_acceptance(self.suffix)], costs, min_length)
+        stop_s -= expected_rewards(drafted, costs)[-1]
+        guess = _acceptance(self._guess(costs))
+        reached = math.prod(drafted)
+        asked_s = asking_value(length, self._average, reached, costs, self._longest, guess, stop_s)
+        return asked_s - stop_s
+
+    @property
+    def _longest(self) -> int:
+        most = _MAX_CONSTRAINED_DRAFT if self.is_constrained else MAX_MODEL_DRAFT
+        return self._costs.longest(most)
+
+    def _guess(self, costs: StepCosts) -> list[DraftToken]:
+        """What of the lookups' offer the next call reads."""
+        most = min(self.max_guess, self._longest - len(self.tokens) - 1)
+        if not self.suffix or not most:
+            return []
+        return self.suffix[: best_guess(_acceptance(self.suffix), costs, most)]
+
+    # What the draft model says
+
+    def next_input(self) -> DraftInput:
+        self._input = DraftInput(ids(self.tokens), ids(self._guess(self._costs)))
+        return self._input
+
+    def take(self, offers: Iterable[DraftToken]) -> bool:
+        (drafted, guess), num_offered, is_block = self._input, len(self.offers), self.state.block > 1
+        if is_block:  # what its first call drafted is paid for
+            self._costs = replace(self._costs, draft_step_s=0.0)
+        for place, offer in enumerate(offers):
+            if ids(self.tokens) != (*drafted, *guess[:place]):
+                break  # the draft has left the guess
+            if not self._add(offer):
+                return False
+        if len(self.offers) == num_offered:
+            return False
+        if is_block and self.request.draw is None:  # it costs nothing to look at what can be cut
+            return math.prod(_acceptance(self.tokens)) >= MIN_USEFUL_PROB
+        return self._gain_s(self._costs) > 0
+
+    def _add(self, offer: DraftToken) -> bool:
+        """Add a token of the model's, and what is forced after it; whether more may follow."""
+        offer = self._calibrated(offer)
+        average = average_after(self._average, offer.acceptance)
+        self.offers.append((len(self.tokens), offer))
+        if offer.drawn_from is not None and not self._sampled_token_pays(offer.acceptance, average):
+            return False
+        self._average = average
+        self.tokens.append(self._chosen(offer))
+        self.tokens += self._forced(ids(self.tokens))[: max(self._costs.max_length - len(self.tokens), 0)]
+        self.suffix = self._look_up(ids(self.tokens))
+        return len(self.tokens) < self._longest
+
+    def _chosen(self, offer: DraftToken) -> DraftToken:
+        """The model's token or the lookup's, with what both say of it. A sampled one stays, whatever it
+        is."""
+        if not self.suffix or offer.drawn_from is not None:
+            return offer
+        said = self.suffix[0]
+        if said.token == offer.token:
+            return offer._replace(acceptance=confirmed(said.acceptance, offer.acceptance))
+        lookup, own = refused(said.acceptance, offer.acceptance)
+        if lookup > own:
+            return said._replace(acceptance=lookup)
+        return offer._replace(acceptance=own)
+
+    def _sampled_token_pays(self, acceptance: float, average: float) -> bool:
+        """Whether a token that cannot be removed pays, alone or with those that may follow."""
+        costs, length = self._costs, len(self.tokens)
+        drafted = [*_acceptance(self.tokens), acceptance]
+        before, after = expected_rewards(drafted, costs)[-2:]
+        on_s = asking_value(length + 1, average, math.prod(drafted), costs, self._longest)
+        value_s = after - before + max(-float(costs.calls_s[length + 1]), on_s)
+        return value_s >= -float(costs.calls_s[length])
+
+    def finish(self) -> tuple[list[DraftToken], int]:
+        """All that was found, and how many tokens of it must be drafted."""
+        if not self.offers:
+            return self.candidate, 0
+        is_sampled = any(token.drawn_from is not None for token in self.tokens)
+        num_fixed = len(self.tokens) if is_sampled else 0
+        return [*self.tokens, *self.suffix][: max(self._costs.max_length, num_fixed)], num_fixed
+
+
+def _acceptance(tokens: Iterable[DraftToken]) -> list[float]:
+    return [token.acceptance for token in tokens]
 
 
 class AutoPolicy:
@@ -45,7 +276,7 @@ class AutoPolicy:
         free: Whether model-free drafters are asked.
         models: Whether the draft model is.
         draft_max: The most drafted tokens of a step.
-        fixed: Lengths that are drafted in any case; costs and acceptance are learned all the same.
+        fixed: Lengths that are drafted in any case; costs are learned all the same.
     """
 
     def __init__(
@@ -69,12 +300,13 @@ class AutoPolicy:
         """what the user should hear: why a draft model stays out"""
         self._texts: dict[int, RequestState] = {}
         self._drafts: dict[int, SequenceDraft] = {}
-        self._has_said_why = False
 
     def begin(self, sequence: int, prompt_tokens: int, max_tokens: int | None) -> None:
         """A request starts: what was particular to the last one of the sequence is forgotten."""
         self._texts[sequence] = self.state.new_request(prompt_tokens, max_tokens)
         self._drafts.pop(sequence, None)
+
+    # Choosing
 
     def propose(
         self, drafters: Drafters, requests: Sequence[DraftRequest], others: int = 0
@@ -104,65 +336,53 @@ class AutoPolicy:
     ) -> tuple[list[Draft], DraftWork]:
         if self.draft_max == 0:
             return [Draft()] * len(requests), DraftWork()
-        drafters = Drafters(drafters.lookups if self.free else (), drafters.model if self.models else None)
-        self.state.block = drafters.model.block if drafters.model is not None else 1
+        model, work = drafters.model if self.models else None, DraftWork()
+        drafters = Drafters(drafters.lookups if self.free else (), model)
+        self.state.block = model.block if model is not None else 1
         drafts = [self._begun(drafters, request) for request in requests]
-        may_ask = drafters.model is not None and self._model_may_pay(drafts)
+        texts = [draft.text for draft in drafts]
+        may_ask = model is not None and self._model_may_pay(texts)
         if not may_ask and not any(draft.candidate for draft in drafts):
-            return [Draft()] * len(requests), DraftWork()
-        texts, size = [draft.text for draft in drafts], len(drafts)
-        costs, work = self.state.step_costs(texts, requests, others, self.draft_max * size), DraftWork()
-        if may_ask and drafters.model is not None:
-            asked = [draft for draft in drafts if self._plans(draft, costs, texts)]
-            work = grow(drafters.model, asked) if asked else work
+            return [Draft()] * len(requests), work
+        costs = self.state.step_costs(texts, requests, others, self.draft_max * len(drafts))
+        if may_ask and model is not None:
+            held = sum(text.draft.held for text in texts)
+            asked = [draft for draft in drafts if draft.plan(costs, held)]
+            work = grow(model, asked) if asked else work
         return self._cut(drafts, costs, work), work
 
     def _begun(self, drafters: Drafters, request: DraftRequest) -> SequenceDraft:
         if request.sequence not in self._texts:
             self.begin(request.sequence, 1, None)
-        drafters = drafters.for_request(request.drafting)
-        max_guess = MAX_GUESS if drafters.model is not None and drafters.model.reads_ahead else 0
-        max_length, text = min(request.max_tokens, self.draft_max), self._texts[request.sequence]
+        text, drafters = self._texts[request.sequence], drafters.for_request(request.drafting)
+        max_length, max_guess = min(request.max_tokens, self.draft_max), 0
         if drafters.model is not None:
             text.draft = drafters.model.progress(request.sequence)
+            max_guess = MAX_GUESS if drafters.model.reads_ahead else 0
         draft = SequenceDraft(self.state, text, request, drafters.lookups, max_length, max_guess)
         self._drafts[request.sequence] = draft
         return draft
 
-    def _model_may_pay(self, drafts: Sequence[SequenceDraft]) -> bool:
+    def _model_may_pay(self, texts: Sequence[RequestState]) -> bool:
         """Whether the draft model's costs are known (those of the target are from the first call on), and it
         would pay if it were always correct; else that is said, once."""
-        state = self.state
+        state, why = self.state, "the draft model is not used: what its calls take was not measured here"
         if not state.costs.is_known:
             return False
-        if not state.draft_costs.is_known:
-            self._say_why("the draft model is not used: what its calls take was not measured here")
-            return False
-        sizes = [(draft.text.context, draft.text.draft.held) for draft in drafts]
-        if any(state.token_ratio(context, held, 1.0) < 1 for context, held in sizes):
-            return True
-        context, held = max(sizes)
-        share = state.draft_costs.call_s(1, context=held) / state.costs.call_s(1, context=context)
-        where, of = (f" after {context:,} tokens", " for texts so long") if context >= LONG_TEXT else ("", "")
-        self._say_why(
-            f"the draft model is not used{of}: one of its steps takes {share:.2f} of a target step "
-            f"here{where}, too much to pay even if it were always right"
-        )
+        if state.draft_costs.is_known:
+            sizes = [(text.context, text.draft.held) for text in texts]
+            if any(state.token_ratio(context, held, 1.0) < 1 for context, held in sizes):
+                return True
+            context, held = max(sizes)
+            share = state.draft_costs.call_s(1, context=held) / state.costs.call_s(1, context=context)
+            is_long = context >= LONG_TEXT
+            where, of = (f" after {context:,} tokens", " for texts so long") if is_long else ("", "")
+            why = (
+                f"the draft model is not used{of}: one of its steps takes {share:.2f} of a target step "
+                f"here{where}, too much to pay even if it were always right"
+            )
+        self.notices = self.notices or [why]
         return False
-
-    def _say_why(self, line: str) -> None:
-        if not self._has_said_why:
-            self._has_said_why = True
-            self.notices.append(line)
-
-    def _plans(self, draft: SequenceDraft, costs: StepCosts, texts: Sequence[RequestState]) -> bool:
-        """Whether a draft asks the model."""
-        if draft.request.drafting.policy == "lookup":
-            return False
-        context, size = sum(text.context for text in texts), len(texts)
-        held = sum(text.draft.held for text in texts)
-        costs = self.state.with_model(costs.first(draft.max_length), draft.text, held, size, draft.max_guess)
-        return draft.plan(costs, self.state.plain_step_s(context, size), size)
 
     def _cut(self, drafts: Sequence[SequenceDraft], costs: StepCosts, work: DraftWork) -> list[Draft]:
         """How much of what was found is drafted."""
@@ -175,56 +395,21 @@ class AutoPolicy:
         lengths = allocate(candidates, costs)
         return [Draft(tuple(tokens[:length])) for (tokens, _), length in zip(found, lengths, strict=True)]
 
+    # Learning
+
     def observe(self, records: Mapping[int, StepRecord]) -> None:
         """Learn what calls cost and what drafts gained."""
         if not records:
             return
+        steps, plain_s = list(records.values()), None
         held = sum(self._texts[sequence].draft.held for sequence in records if sequence in self._texts)
-        learn_costs(self.state, list(records.values()), held)
-        plain_s = plain_step_s(self.state, list(records.values()))
+        self.state.learn_costs(steps, held)
+        if all(record.kind == "decode" and not record.read_tokens for record in steps):
+            plain_s = self.state.plain_step_s(sum(record.position for record in steps), len(steps))
         for sequence, record in records.items():
             if record.kind == "decode" and sequence in self._texts:
                 draft = self._drafts.pop(sequence, None)
                 learn_request(self.state, self._texts[sequence], draft, record, plain_s)
-
-
-# What is learned from the records of a step and what had been drafted for it.
-
-
-def learn_costs(state: PolicyState, records: Sequence[StepRecord], held: int) -> None:
-    """What the calls of a step took, of a draft model that held so many tokens. Calls over prompts and drafts
-    together tell nothing clear."""
-    first, work = records[0], records[0].work
-    decoding = [record for record in records if record.kind == "decode" and not record.read_tokens]
-    context = sum(record.position for record in records)
-    is_drafted = first.batch_tokens > len(records)
-    if len(decoding) == len(records):
-        is_new = state.costs.num_observed < _MIN_OBSERVED
-        if is_drafted or is_new or first.step % _PLAIN_INTERVAL == 0:
-            state.costs.observe(
-                first.batch_tokens, first.verify_s, context=context, num_sequences=len(records)
-            )
-            state.draft_costs.follow(state.costs, held)
-    elif not decoding:
-        state.costs.observe_prefill(first.batch_tokens, first.verify_s + first.read_s, context=context)
-    draft = state.draft_costs
-    expected_s = [draft.call_s(n, context=held) for n in work.call_tokens]
-    for n, seconds in zip(work.call_tokens, expected_s, strict=True):
-        draft.observe(n, seconds * work.model_s / sum(expected_s), context=held)
-    if not work.calls and first.step % _PLAIN_INTERVAL == 0:
-        draft.relax(state.costs.drift)
-    if work.prefill_calls:
-        before = max(held - work.prefill_tokens, 0)
-        draft.observe_prefill(work.prefill_tokens, work.prefill_s, context=before)
-    if decoding:
-        state.learn_own_time(decoding)
-
-
-def plain_step_s(state: PolicyState, records: Sequence[StepRecord]) -> float | None:
-    """What the step would have taken without drafts; None where prompts were read in it too."""
-    if any(record.kind != "decode" or record.read_tokens for record in records):
-        return None
-    return state.plain_step_s(sum(record.position for record in records), len(records))
 
 
 def learn_request(
@@ -234,62 +419,54 @@ def learn_request(
     record: StepRecord,
     plain_s: float | None,
 ) -> None:
-    """What became of `draft` in a decoding step of this request; `plain_s` is `plain_step_s`."""
-    num_emitted, is_asked = len(record.tokens), draft is not None and draft.is_asked
+    """What became of `draft` in a decoding step of this request. `plain_s` is what the step would have taken
+    without drafts; None where prompts were read in it too, which says nothing about tokens."""
+    num_emitted = len(record.tokens)
     text.generated += num_emitted
-    if plain_s is not None:  # what reading a prompt took says nothing about tokens
+    if plain_s is not None:
         step_s, memory = record.total_s - record.work.prefill_s, _TOKEN_MEMORY**num_emitted
         text.spent_s = text.spent_s * memory + step_s / record.num_sequences
         text.emitted = text.emitted * memory + num_emitted
-        if is_asked:
+        if draft is not None and draft.is_asked:
             text.model_gain += num_emitted - step_s / plain_s
-    _learn_drafted(state, text, draft, record)
+    sources = record.draft.sources  # the target verified those of accepted tokens, and of the one it replaced
+    state.verified.update(sources[: record.num_accepted + (num_emitted > record.num_accepted)])
+    state.accepted.update(sources[: record.num_accepted])
     if draft is not None:
-        _learn_lookup(state, text, draft, record)
-        _learn_model(state, text, draft, record)
+        drafted, candidate = record.draft.tokens, ids(draft.candidate)
+        own = draft.offers[0][1].source if draft.offers else None
+        behind = [  # what lookups added to the model's tokens
+            (i, token)
+            for i, token in enumerate(record.draft.items)
+            if token.evidence and token.source != own and drafted[: i + 1] != candidate[: i + 1]
+        ]
+        _learn_offers(state, text, draft, record, behind, drafted)
+        _learn_offers(state, text, draft, record, list(enumerate(draft.candidate)), candidate)
+        for _, offer in draft.offers:
+            state.mean_confidence += MEAN_CONFIDENCE_RATE * (offer.acceptance - state.mean_confidence)
+        num_seen = _learn_offers(state, text, draft, record, draft.offers, ids(draft.tokens))
+        for _, offer in draft.offers[:num_seen]:
+            text.confidence = average_after(text.confidence, offer.acceptance)
 
 
-def _learn_drafted(
-    state: PolicyState, text: RequestState, draft: SequenceDraft | None, record: StepRecord
-) -> None:
-    """The tokens that the target verified: the accepted ones, and the one that it replaced. Those of the
-    draft model and those that lookups offered are learned below, drafted or not."""
-    looked_up = [token.token for token in draft.candidate] if draft else []
-    own = draft.offers[0][1].source if draft and draft.offers else None
-    num_verified = record.num_accepted + (len(record.tokens) > record.num_accepted)
-    is_lookup = True
-    for i, token in enumerate(record.draft.items[:num_verified]):
-        correct = i < record.num_accepted
-        state.verified[token.source] += 1
-        state.accepted[token.source] += correct
-        is_lookup = is_lookup and looked_up[i : i + 1] == [token.token]
-        if token.evidence and not is_lookup and token.source != own:
-            estimator = state.estimator(token.source, constrained=bool(draft and draft.is_constrained))
-            estimator.learn(token.evidence, text.bias(token.source), correct)
-
-
-def _learn_lookup(state: PolicyState, text: RequestState, draft: SequenceDraft, record: StepRecord) -> None:
-    """What lookups offered costs nothing to compare with what came, drafted or not."""
-    for i, (token, came) in enumerate(zip(draft.candidate, record.tokens, strict=False)):
-        correct, bias = token.token == came, text.bias(token.source)
-        state.estimator(token.source, constrained=draft.is_constrained).learn(token.evidence, bias, correct)
-        if i == 0:
-            bias.note_first(correct)
-        if not correct:
-            break
-
-
-def _learn_model(state: PolicyState, text: RequestState, draft: SequenceDraft, record: StepRecord) -> None:
-    """What the draft model said, drafted or not, as far as it can be compared with what came."""
-    for _, offer in draft.offers:
-        state.mean_confidence += MEAN_CONFIDENCE_RATE * (offer.acceptance - state.mean_confidence)
-    drafted = tuple(token.token for token in draft.tokens)
-    for place, offer in draft.offers:
+def _learn_offers(
+    state: PolicyState,
+    text: RequestState,
+    draft: SequenceDraft,
+    record: StepRecord,
+    offers: Sequence[tuple[int, DraftToken]],
+    before: tuple[int, ...],
+) -> int:
+    """What was offered at these places after the first tokens of `before`, drafted or not, is compared with
+    what came, which costs nothing. Returns how many of the offers could be."""
+    for number, (place, offer) in enumerate(offers):
         is_sampled = offer.drawn_from is not None
-        was_left_out = is_sampled and place == len(drafted)
-        if place >= len(record.tokens) or drafted[:place] != record.tokens[:place] or was_left_out:
-            break
+        was_left_out = is_sampled and place == len(before)
+        if place >= len(record.tokens) or before[:place] != record.tokens[:place] or was_left_out:
+            return number
         correct = place < record.num_accepted if is_sampled else offer.token == record.tokens[place]
-        estimator = state.estimator(offer.source, constrained=draft.is_constrained)
-        estimator.learn(offer.evidence, text.bias(offer.source), correct)
-        text.confidence = average_after(text.confidence, offer.acceptance)
+        bias = text.biases[offer.source]
+        state.estimator(offer.source, constrained=draft.is_constrained).learn(offer.evidence, bias, correct)
+        if place == 0:
+            bias.note_first(correct)
+    return len(offers)

@@ -1,4 +1,5 @@
-"""Draft lengths that the user sets, and how a draft model's drafts grow under any policy."""
+"""Draft lengths that the user sets, and what drafts of any policy share: how a draft model's grow, and what a
+constraint says about them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,34 @@ from typing import Protocol
 from outrider.core.contracts import Drafters, DraftInput, DraftModel, DraftRequest
 from outrider.core.data import Draft, DraftToken, DraftWork, StepRecord
 from outrider.core.errors import SettingError
-from outrider.policy.forced import forced, ids, permitted
+
+FORCED = "grammar"
+"""The source of forced tokens."""
+
+_FORCED_ACCEPTANCE = 0.995
+"""The text is certain, but the model may prefer another tokenization of it."""
+
+
+def ids(tokens: Iterable[DraftToken]) -> tuple[int, ...]:
+    """The tokens alone."""
+    return tuple([token.token for token in tokens])
+
+
+def forced(request: DraftRequest, drafted: Sequence[int] = ()) -> list[DraftToken]:
+    """The tokens that the constraint forces after `drafted`, as far as there is room for them."""
+    if request.constraint is None:
+        return []
+    room = max(request.max_tokens - len(drafted), 0)
+    tokens = request.constraint.forced(tuple(drafted))[:room]
+    return [DraftToken(token, FORCED, _FORCED_ACCEPTANCE, (_FORCED_ACCEPTANCE,)) for token in tokens]
+
+
+def permitted(request: DraftRequest, drafted: Sequence[int], offer: list[DraftToken]) -> list[DraftToken]:
+    """The offer after `drafted` as far as the constraint allows it. Only for point masses: cutting sampled
+    tokens for what they are would bias the output."""
+    if request.constraint is None or not offer:
+        return offer
+    return offer[: request.constraint.permits(tuple(drafted), ids(offer))]
 
 
 class Growing(Protocol):
@@ -23,11 +51,8 @@ class Growing(Protocol):
         """What the model reads next."""
 
     def take(self, offers: Iterable[DraftToken]) -> bool:
-        """Decide on what the model offers after `next_input`; whether it is asked again.
-
-        A sampled token may be left out for the distribution that it was sampled from and for the tokens
-        before it, never for what it is.
-        """
+        """Decide on what the model offers after `next_input`; whether it is asked again. A sampled token may
+        be left out for its distribution and for the tokens before it, never for what it is."""
 
 
 def grow(model: DraftModel, drafts: Sequence[Growing]) -> DraftWork:
@@ -112,17 +137,16 @@ class _FixedDraft:
 
     @property
     def _room(self) -> int:
-        return min(self.request.max_tokens - self.num_forced, self.policy.draft_max)
+        return max(min(self.request.max_tokens - self.num_forced, self.policy.draft_max), 0)
 
     def look_up(self, drafters: Drafters) -> None:
         """Take the first offer of a lookup; a doubtful one makes way for a draft model."""
         has_model, prefix = drafters.model is not None, ids(self.tokens)
         p_min = max(self.policy.p_min, self.policy.hand_over) if has_model else self.policy.p_min
         for lookup in drafters.lookups:
-            likely = takewhile(
-                lambda token: token.acceptance >= p_min, lookup.propose(self.request.sequence, prefix)
-            )
-            offer = permitted(self.request, prefix, list(islice(likely, max(self._room, 0))))
+            offers = islice(lookup.propose(self.request.sequence, prefix), self._room)
+            likely = list(takewhile(lambda token: token.acceptance >= p_min, offers))
+            offer = permitted(self.request, prefix, likely)
             if offer and len(offer) >= self.policy.draft_min:
                 self.tokens += offer
                 return
@@ -136,8 +160,7 @@ class _FixedDraft:
         if offer is None or offer.acceptance < self.policy.p_min:
             return False
         self.tokens.append(offer)
-        if self.request.constraint is not None:
-            self.tokens += forced(self.request, ids(self.tokens))
+        self.tokens += forced(self.request, ids(self.tokens))
         return len(self.tokens) - self.num_forced < self._room
 
     def finish(self) -> Draft:

@@ -32,14 +32,6 @@ _MAX_AVERAGE = 0.98
 """of confidence: no draft goes on for ever"""
 
 
-def token_ratio(calls_s: Array, draft_step_s: float, acceptance: float, block: int = 1) -> float:
-    """What a token takes with a draft model's drafts of the best length, in plain calls, where each of its
-    steps drafts a `block` of tokens, accepted with this probability; 1 where none pays."""
-    n = np.arange(min(MAX_MODEL_DRAFT + 1, len(calls_s)))
-    steps_s = calls_s[: len(n)] + -(-n // block) * draft_step_s
-    return float((steps_s / np.cumsum(acceptance**n)).min() / calls_s[0])
-
-
 def reward_per_token(
     spent_s: float, emitted: float, plain_s: float, num_sequences: int, ratio: float = 1.0
 ) -> float:
@@ -58,6 +50,8 @@ class StepCosts:
         calls_s: V: the target's call with 0, 1, … drafted tokens.
         recompute_s: What 0, 1, … tokens cost that the next call evaluates again; None where a rejection costs
             nothing.
+        plain_s: The step without drafts.
+        num_sequences: Those that share it.
         draft_step_s: d: one more step of the draft model.
         first_draft_s: Its first step, where it also reads 0, 1, … tokens of a lookup's.
         block: Tokens that its first step drafts: the steps after it cost nothing.
@@ -66,6 +60,8 @@ class StepCosts:
     reward_s: float
     calls_s: Array
     recompute_s: Array | None = None
+    plain_s: float = 0.0
+    num_sequences: int = 1
     draft_step_s: float = 0.0
     first_draft_s: Array = field(default_factory=lambda: np.zeros(1))
     block: int = 1
@@ -78,10 +74,6 @@ class StepCosts:
     def longest(self, most: int) -> int:
         """The longest draft that the draft model takes part in: `most` at most, and within its block."""
         return min(self.max_length, most, self.block if self.block > 1 else most)
-
-    def first(self, max_length: int) -> StepCosts:
-        """The same of drafts up to this length."""
-        return replace(self, calls_s=self.calls_s[: max_length + 1])
 
     def limited(self, max_step_s: float, *, num_sequences: int = 1, num_fixed: int = 0) -> StepCosts:
         """The same up to the first draft with which the step would take longer than that, if each of so many
@@ -127,15 +119,9 @@ def continuation_values(
     length: int, average: float, prefix_prob: float, costs: StepCosts, max_length: int, num_more: int = 0
 ) -> list[float]:
     """The most that k ≥ 1 further steps of the draft model earn less what they cost, after 0, 1, … `num_more`
-    tokens that it confirms: λ p_n (m + m² + … + m^k) − V(n + k) − k d.
-
-    Args:
-        length: n, the tokens drafted so far.
-        average: m, the moving average of the model's confidence: the next is known once its step was paid.
-        prefix_prob: p_n.
-        costs: Those of the step.
-        max_length: The longest draft that is considered.
-        num_more: How many may be confirmed at once.
+    tokens that it confirms: λ p_n (m + m² + … + m^k) − V(n + k) − k d, for n tokens drafted so far (`length`)
+    and drafts up to `max_length`. m is the moving `average` of the model's confidence: the next one is known
+    once its step was paid.
     """
     calls_s: list[float] = costs.calls_s[length + 1 : max_length + 1].tolist()
     gain, value_s, values_s = min(average, _MAX_AVERAGE), 0.0, []
@@ -155,9 +141,9 @@ def asking_value(
     guess: Sequence[float] = (),
     stop_s: float = 0.0,
 ) -> float:
-    """What the next call of the draft model earns less what it costs. Parameters as in `continuation_values`;
-    `guess` is the acceptance of lookup tokens that the call checks: after those that the model confirms it
-    goes on for the price of one step. Where it is wrong, what stopping earns (`stop_s`) is left."""
+    """What the next call of the draft model earns less what it costs. `guess` is the acceptance of lookup
+    tokens that the call checks: after those that the model confirms it goes on for the price of one step.
+    Where it is wrong, what stopping earns (`stop_s`) is left."""
     values_s = continuation_values(length, average, prefix_prob, costs, max_length, len(guess))
     if not guess:
         return values_s[0]
@@ -181,9 +167,7 @@ def best_length(acceptance: Sequence[float], costs: StepCosts, min_length: int =
     """How many tokens of a candidate to draft now, `min_length` or more, and the value from here to where the
     candidate breaks off or ends. What is not drafted now can be drafted by the next step if all before it are
     accepted: with k tokens accepted the value to go is J(k) = max_n { λ (1 + Σ_{i=k+1..k+n} p_i / p_k) − V(n)
-    + p_{k+n+1} / p_k · J(k+n+1) }, solved from the end.
-
-    All terms are weighed by the probability that their place is reached, so nothing is divided by it.
+    + p_{k+n+1} / p_k · J(k+n+1) }, solved from the end, with all terms times the probability of their place.
     """
     size, reward_s = min(len(acceptance), costs.max_length), costs.reward_s
     calls_s: list[float] = costs.calls_s[: size + 1].tolist()
@@ -202,11 +186,10 @@ def best_length(acceptance: Sequence[float], costs: StepCosts, min_length: int =
 
 
 def allocate(candidates: Sequence[tuple[Sequence[float], int]], costs: StepCosts) -> list[int]:
-    """How many tokens of each candidate to draft in one call, whose drafted tokens `costs` counts together.
-
-    A candidate is the acceptance of its tokens, and how many of them are drafted in any case. The marginal
-    reward λ p_i falls along a candidate: the best call with n tokens takes the n most likely of all
-    candidates. One that has the call to itself is weighed against the steps to come (`best_length`).
+    """How many tokens of each candidate (their acceptance, and how many are drafted in any case) to draft in
+    one call, whose drafted tokens `costs` counts together. The marginal reward λ p_i falls along a candidate:
+    the best call with n tokens takes the n most likely of all. A candidate that has the call to itself is
+    weighed against the steps to come (`best_length`).
     """
     if len(candidates) == 1:
         [(acceptance, num_fixed)] = candidates

@@ -117,11 +117,10 @@ def _steps(decode: Sequence[StepRecord], costs: CallCosts) -> _Steps:
     own_s = np.quantile(own or [r.sampling_s + r.other_s for r in decode], 0.25)
     rows = []
     for record, plain in zip(decode, is_plain, strict=True):
-        sequences = record.num_sequences
-        call_s = costs.call_s(record.batch_tokens, context=record.position, num_sequences=sequences)
+        call_s = costs.call_s(record.batch_tokens, context=record.position)
         together = record.batch_tokens - record.batch_drafted
         places = range(record.position, record.position + len(record.tokens))
-        calls_s = [costs.call_s(together, context=place, num_sequences=sequences) for place in places]
+        calls_s = [costs.call_s(together, context=place) for place in places]
         plain_s, curve_s = (record.verify_s + own_s, 0.0) if plain else (own_s * len(calls_s), sum(calls_s))
         is_yardstick = plain or sum(is_plain) < _MIN_PLAIN_CALLS
         expected_s = 0.0 if plain else call_s
@@ -135,7 +134,7 @@ def _slowness(decode: Sequence[StepRecord], costs: CallCosts) -> float:
         return 1.0
     measured = CallCosts(costs.points)
     return sum(record.verify_s for record in decode) / sum(
-        measured.call_s(r.batch_tokens, context=r.position, num_sequences=r.num_sequences) for r in decode
+        measured.call_s(r.batch_tokens, context=r.position) for r in decode
     )
 
 

@@ -28,7 +28,7 @@ from outrider.lab.record import SHORT_TOKENS, Case, cases_of, record_case, reque
 from outrider.lab.rows import AnswerRow, BlockRow, DoneRow, PairRow, PredictionRow, RunRow, SkippedRow
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting
 from outrider.lab.subject import PROBED_ANSWERS, Subject
-from outrider.policy.forced import FORCED
+from outrider.policy.fixed import FORCED
 
 _DEFAULT_CONTEXT_TOKENS = 4096
 _SLOWNESS = 1.25

@@ -309,7 +309,7 @@ def pretrained_calibration(
     for answer in answers:
         text = state.new_request(1, None)
         for confidence, correct in answer:
-            evidence, bias = (confidence,), text.bias(name)
+            evidence, bias = (confidence,), text.biases[name]
             seen.append(estimator.probability(evidence, bias))
             estimator.learn(evidence, bias, correct)
     if seen:
