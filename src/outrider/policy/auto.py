@@ -164,7 +164,8 @@ class SequenceDraft:
             saved_s = self._gain_s(replace(costs, reward_s=without_s))
             before = text.draft.held - text.draft.unread - unread
             read_s += self.state.draft_costs.prefill_s(unread, context=before)
-            is_repaid = repays(read_s, saved_s, text.generated, text.max_tokens, plain_s)
+            usual = self.state.usual_gain
+            is_repaid = repays(read_s, saved_s, text.generated, text.max_tokens, plain_s, usual)
         budget = text.model_gain + MAX_LOSS
         if gain_s <= 0 or not is_repaid:
             loss_s = read_s + max(-gain_s, costs.draft_step_s)
@@ -303,6 +304,8 @@ class AutoPolicy:
 
     def begin(self, sequence: int, prompt_tokens: int, max_tokens: int | None) -> None:
         """A request starts: what was particular to the last one of the sequence is forgotten."""
+        if last := self._texts.get(sequence):
+            self.state.end_request(last)
         self._texts[sequence] = self.state.new_request(prompt_tokens, max_tokens)
         self._drafts.pop(sequence, None)
 

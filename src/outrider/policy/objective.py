@@ -28,6 +28,8 @@ _MIN_REMAINING = 24
 PREFILL_SHARE = 0.15
 PREFILL_STEPS = 3.5
 """No more than this part of what the answer took plainly is spent on reading its prompt, or so many steps."""
+GAIN_SHARE = 0.25
+"""… But as much as this part of what the draft model gained in earlier answers."""
 _MAX_AVERAGE = 0.98
 """of confidence: no draft goes on for ever"""
 
@@ -209,11 +211,22 @@ def allocate(candidates: Sequence[tuple[Sequence[float], int]], costs: StepCosts
     return lengths
 
 
-def repays(read_s: float, saved_s: float, generated: int, max_tokens: int | None, plain_s: float) -> bool:
+def repays(
+    read_s: float,
+    saved_s: float,
+    generated: int,
+    max_tokens: int | None,
+    plain_s: float,
+    usual_gain: float = 0.0,
+) -> bool:
     """Whether a draft model's reading of the prompt is repaid: by what it is expected to save in this step,
-    and half as much in each of the steps to come, but never for more than a part of what the answer took."""
+    and half as much in each of the steps to come, but never for more than a part of what the answer took; or
+    by a part of what it gained in earlier answers, in plain steps (`usual_gain`)."""
     remaining = max(generated, _MIN_REMAINING)
     if max_tokens is not None:
         remaining = min(remaining, max_tokens - generated)
     most_s = max(PREFILL_SHARE * generated, PREFILL_STEPS) * plain_s
-    return saved_s + min(saved_s * remaining / 2, most_s) > read_s
+    expected_s = saved_s + min(saved_s * remaining / 2, most_s)
+    if saved_s > 0:
+        expected_s = max(expected_s, GAIN_SHARE * usual_gain * plain_s)
+    return expected_s > read_s

@@ -46,6 +46,8 @@ MEAN_CONFIDENCE = 0.82
 """over all texts, before any"""
 MEAN_CONFIDENCE_RATE = 0.01
 """weight of a token in it: about the last 100 count"""
+_GAIN_RATE = 0.2
+"""weight of an answer in the mean of what the draft model gained"""
 
 
 @dataclass(slots=True)
@@ -196,6 +198,8 @@ class PolicyState:
         self.accepted = Counter[str]()
         """drafted tokens that the target reached, and those that it accepted, by drafter"""
         self.mean_confidence = MEAN_CONFIDENCE
+        self.usual_gain = 0.0
+        """what the draft model gained in an answer lately, in plain steps"""
         self.own_step_s = self.own_token_s = self.own_call_s = 0.0
         """the engine's own time in a step, for each drafted token, and for each call of the draft model"""
         self._estimators: dict[str, Estimator] = {}
@@ -204,6 +208,11 @@ class PolicyState:
 
     def new_request(self, prompt_tokens: int, max_tokens: int | None) -> RequestState:
         return RequestState(prompt_tokens, max_tokens, self.mean_confidence)
+
+    def end_request(self, text: RequestState) -> None:
+        """It has the tokens it will have."""
+        if text.model_gain:
+            self.usual_gain += _GAIN_RATE * (text.model_gain - self.usual_gain)
 
     def estimator(self, name: str, *, constrained: bool = False) -> Estimator:
         """The acceptance of a drafter's tokens; constrained text, where matches seldom go on, has its own."""
