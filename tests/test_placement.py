@@ -1,4 +1,4 @@
-"""Where a model is computed, and stretched positions: as the native library gets them."""
+"""Where a model is computed, its LoRA adapters and stretched positions: as the native library gets them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from adapters import write_adapter
 from backends import FILES, IK, MAINLINE, NATIVE
 from cli_helpers import TEMPLATE, Outcome, call
 from outrider.backends.gguf.devices import (
@@ -33,7 +34,7 @@ from outrider.cli.llama_options import translate
 from outrider.cli.plans import load_options
 from outrider.cli.settings import RunSettings
 from outrider.core.data import Logits, Span
-from outrider.core.errors import BackendError, OutriderError, SettingError
+from outrider.core.errors import BackendError, ModelFileError, OutriderError, SettingError
 from outrider.core.notices import collect_notices
 from outrider.core.schema import settings_of
 from outrider.models.gguf import Layer, Layout
@@ -57,6 +58,46 @@ def logits(path: Path, options: LoadOptions, max_sequences: int = 1) -> Logits:
         context = weights.open(64, max_sequences=max_sequences)
         [rows] = context.decode([Span(0, TEXT, 0, len(TEXT))])
         return np.array(rows)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_an_adapter_changes_the_logits_by_its_scale(name: str, model: Path, tmp_path: Path) -> None:
+    adapter, other = (str(write_adapter(tmp_path / f"{seed}.gguf", seed=seed)) for seed in (1, 2))
+    # ik_llama.cpp has no flash attention with adapters, which rounds otherwise.
+    plain = native(name, flash_attention="off")
+
+    def with_adapters(*adapters: tuple[str, float]) -> Logits:
+        return logits(model, replace(plain, adapters=adapters))
+
+    base = logits(model, plain)
+    assert np.array_equal(with_adapters((adapter, 0.0)), base)
+    half, whole = with_adapters((adapter, 0.5)), with_adapters((adapter, 1.0))
+    assert 0.1 < np.abs(half - base).max() < np.abs(whole - base).max()
+    assert np.abs(with_adapters((adapter, 1.0), (other, 1.0)) - whole).max() > 0.1
+    several = logits(model, native(name, adapters=((adapter, 1.0),)), 2)
+    assert np.allclose(several, whole, atol=0.1)  # every context has it
+
+
+def test_ik_has_adapters_without_flash_attention_alone(model: Path, tmp_path: Path) -> None:
+    adapters = ((str(write_adapter(tmp_path / "a.gguf")), 1.0),)
+    with closing(Weights(model, native(IK[0], adapters=adapters))) as weights:
+        assert weights.open(64).flash_attention == "off"
+    asked = native(IK[0], adapters=adapters, flash_attention="on")
+    with closing(Weights(model, asked)) as weights, pytest.raises(SettingError, match="LoRA only"):
+        weights.open(64)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_an_adapter_that_cannot_be_used_is_named(name: str, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.gguf").write_text("no adapter")
+    write_adapter(tmp_path / "wide.gguf", width=128)
+    for file in ("missing.gguf", "text.gguf", "wide.gguf"):
+        path = str(tmp_path / file)
+        with pytest.raises(ModelFileError, match=r"LoRA adapter \(GGUF\)") as caught:
+            Weights(model, native(name, adapters=((path, 1.0),)))
+        assert caught.value.what == path
+    with pytest.raises(ModelFileError, match=r"general\.type"):
+        Weights(model, native(MAINLINE[0], adapters=((str(model), 1.0),)))
 
 
 def test_positions_are_stretched(model: Path) -> None:
@@ -323,14 +364,17 @@ def test_llama_cpps_names_for_placement_are_taken() -> None:
     layers = (rf"blk\.0{experts}", rf"blk\.1{experts}")
     assert found.tensor_overrides == (r"blk\.1{1,2}\.=CPU", "exps=CUDA0", "up=CPU", *layers)
     assert options_of("--cpu-moe").tensor_overrides == experts_on_host(None)
+    found = options_of("--lora a.gguf --lora-scaled b.gguf:0.5,c.gguf:-1")
+    assert found.adapters == (("a.gguf", 1.0), ("b.gguf", 0.5), ("c.gguf", -1.0))
     found = options_of("--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 8192")
     assert (found.rope_scaling, found.rope_freq_scale, found.yarn_orig_ctx) == ("yarn", 0.25, 8192)
 
 
 def test_the_draft_is_placed_by_itself() -> None:
-    target, draft = _both("-dev CUDA0 -devd CUDA1 -ngld 3 -ot a=CPU")
+    target, draft = _both("-dev CUDA0 -devd CUDA1 -ngld 3 -ot a=CPU --lora a.gguf")
     assert (draft.devices, draft.gpu_layers, draft.tensor_overrides) == (("CUDA1",), 3, ())
     assert target.tensor_overrides == ("a=CPU",)
+    assert target.adapters and not draft.adapters
     _, draft = _both("-dev CUDA0 -ts 1,2 --rope-scale 2")
     assert (draft.devices, draft.tensor_split, draft.rope_freq_scale) == (("CUDA0",), (1.0, 2.0), 0.5)
 
@@ -339,9 +383,12 @@ def test_the_draft_is_placed_by_itself() -> None:
     ("line", "message"),
     [
         ("-ts 3;1", "-ts 3;1: not a list of numbers"),
-        ("-ts 1,-1", "tensor split: it is not a finite number"),
+        ("-ts 1,-1", "tensor split or scale: it is not a finite number"),
         ("-ot exps", "-ot exps: it is not PATTERN=BUFFER"),
         ("-ot (=CPU", "-ot (=CPU: its pattern is broken"),
+        ("--lora-scaled a.gguf", "--lora-scaled a.gguf: not FILE:SCALE"),
+        ("--lora-scaled a.gguf:x", "--lora-scaled a.gguf:x: not FILE:SCALE"),
+        ("--lora-scaled a.gguf:nan", "tensor split or scale: it is not a finite number"),
         ("--rope-scaling no", "rope scaling: 'no' is not known"),
         ("--rope-scale 2 --rope-freq-scale 0.5", "--rope-scale and --rope-freq-scale: one is 1 / the other"),
     ],
@@ -352,7 +399,9 @@ def test_what_makes_no_sense_is_said_before_anything_is_loaded(line: str, messag
     assert str(caught.value).startswith(message)
 
 
-def test_what_changes_outputs_or_costs_has_costs_of_its_own(model: Path) -> None:
+def test_what_changes_outputs_or_costs_has_costs_of_its_own(model: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "a.gguf", seed=1)
+
     def key(**given: Any) -> str:
         options = native(MAINLINE[0], **given)
         with closing(Weights(model, options)) as weights:
@@ -361,6 +410,8 @@ def test_what_changes_outputs_or_costs_has_costs_of_its_own(model: Path) -> None
     base = key()
     assert key(kv_offload=True, rope_freq_base=0.0, devices=[]) == base  # as it was before there were any
     changed: list[dict[str, Any]] = [
+        {"adapters": ((str(adapter), 1.0),)},
+        {"adapters": ((str(adapter), 0.5),)},
         {"rope_freq_base": 500.0},
         {"tensor_split": (1.0,)},
         {"tensor_overrides": ("exps=CPU",)},
@@ -370,11 +421,13 @@ def test_what_changes_outputs_or_costs_has_costs_of_its_own(model: Path) -> None
     ]
     keys = [key(**given) for given in changed]
     assert len({base, *keys}) == 1 + len(keys)
+    write_adapter(adapter, seed=2)
+    assert key(**changed[0]) not in keys  # another adapter under the same name
 
 
 def test_options_come_back_from_json() -> None:
-    options = LoadOptions(devices=("a",), tensor_split=(1.0,))
-    read: dict[str, Any] = {**asdict(options), "devices": ["a"]}
+    options = LoadOptions(devices=("a",), tensor_split=(1.0,), adapters=(("a.gguf", 0.5),))
+    read: dict[str, Any] = {**asdict(options), "devices": ["a"], "adapters": [["a.gguf", 0.5]]}
     assert LoadOptions(**read) == options and hash(LoadOptions(**read)) == hash(options)
 
 
@@ -392,7 +445,7 @@ def test_a_split_that_a_library_lacks_is_refused(model: Path) -> None:
     assert "tensor" in open_library(FILES[MAINLINE[0]]).split_modes
 
 
-def test_a_chat_template_of_ones_own_and_options_without_effect(
+def test_a_chat_template_and_an_adapter_of_ones_own_and_options_without_effect(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     def run(*arguments: str) -> Outcome:
@@ -407,6 +460,13 @@ def test_a_chat_template_of_ones_own_and_options_without_effect(
     refused = run("--chat-template-file", str(broken))
     assert refused.status == 2 and refused.err.startswith(f"error: {broken}: it does not compile")
     assert run("--chat-template-file", "missing.jinja").status == 2
+    adapter = write_adapter(tmp_path / "a.gguf", seed=1, size=2.0)
+    assert run("--raw", "--lora-scaled", f"{adapter}:0", "-fa", "off").out == run("--raw", "-fa", "off").out
+    adapted = run("--raw", "--lora", str(adapter))
+    assert adapted.status == 0 and adapted.out != raw.out
+    assert run("--raw", "--lora", "missing.gguf").said.startswith(
+        "error: missing.gguf: there is no such file"
+    )
     for flags in (("-ts", "3,1"), ("-ngl", "20")):
         unused = run("--raw", *flags)
         assert unused.out == raw.out and unused.said.count(f"note: {flags[0]} without effect: ") == 1

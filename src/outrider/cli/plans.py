@@ -267,6 +267,7 @@ def load_options(settings: Loading, *, draft: bool = False, max_draft: int | Non
         "devices": _names(settings.device),
         "tensor_split": _shares(settings.tensor_split),
         "tensor_overrides": _overrides(settings.override_tensor, experts),
+        "adapters": _adapters(settings),
         "rope_freq_scale": _rope_freq_scale(settings),
         "threads": max(settings.threads, 0),
         "threads_batch": max(settings.threads_batch, 0),
@@ -286,6 +287,7 @@ def _of_draft(options: LoadOptions, settings: Loading) -> LoadOptions:
         options,
         devices=_names(settings.device_draft) or options.devices,
         tensor_overrides=(),
+        adapters=(),  # made for the target, as heads are for what is drafted for
         heads=False,
         gpu_layers=options.gpu_layers if layers is None else _layers(layers),
         threads_batch=threads_batch if threads_batch > 0 else options.threads_batch,
@@ -314,6 +316,19 @@ def _overrides(texts: Sequence[str], more: tuple[str, ...]) -> tuple[str, ...]:
             found.append(pattern)
             pattern = ""
     return (*found, *([pattern.removesuffix(",")] if pattern else ()), *more)
+
+
+def _adapters(settings: Loading) -> tuple[tuple[str, float], ...]:
+    found = [(str(path), 1.0) for path in settings.lora]
+    for text in (part for texts in settings.lora_scaled for part in texts.split(",")):
+        path, colon, scale = text.rpartition(":")
+        try:
+            found.append((path, float(scale)))
+        except ValueError:
+            colon = ""
+        if not (colon and path):
+            raise SettingError(f"--lora-scaled {text}", "not FILE:SCALE", "Write, for instance, a.gguf:0.5.")
+    return tuple(found)
 
 
 def _rope_freq_scale(settings: Loading) -> float:

@@ -380,6 +380,10 @@ class Loading(Threads, Placement, Positions):
     cache_type_v_draft: str | None = setting(
         None, "-ctvd", metavar="TYPE", help="Type of the draft's values; default: as -ctv."
     )
+    lora: list[Path] = setting([], panel=MODELS, help="Add a LoRA adapter (GGUF) to the target (repeatable).")
+    lora_scaled: list[str] = setting(
+        [], panel=MODELS, metavar="FILE:SCALE", help="The same with a scale: FILE:0.5 (repeatable)."
+    )
     mmap: bool = setting(True, help="Map the file into memory instead of reading it.")
     mlock: bool = setting(False, help="Lock the weights in memory.")
     swa_full: bool = setting(

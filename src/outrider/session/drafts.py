@@ -130,7 +130,7 @@ def load_head(target: Weights, of_target: ModelCard, card: ModelCard, options: L
         why = f"it holds {HEADS[card.kind]}, and {target.library.title} cannot run it here: {lacks}"
         raise ModelFileError(path, why, "Choose --backend llama.cpp, or another draft.")
     same = target.options.backend, target.options.library
-    options = replace(options, backend=same[0], library=same[1])
+    options = replace(options, backend=same[0], library=same[1], adapters=())
     file = f"{fingerprint(target.path)} {fingerprint(card.path)}"
     check_head(target, head, options, file=file, memory=cache_dir() / "builds.json")
     return HeadWeights(head, options)

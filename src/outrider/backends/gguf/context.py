@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from outrider.backends.gguf.memory import HOST, Contexts, what_would_fit
 from outrider.backends.gguf.options import MTP_CONTEXT, UNQUANTIZED, LoadOptions, Opening
 from outrider.backends.machine import available_bytes
 from outrider.core.data import Span
-from outrider.core.errors import BackendError, OutOfMemory, RewindUnsupported, SettingError
+from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, RewindUnsupported, SettingError
 from outrider.core.numbers import gigabytes
 from outrider.core.saved import Bytes
 from outrider.models.gguf import Layout
@@ -43,7 +44,7 @@ def choose_attention(
     library: Library, layout: Layout, options: LoadOptions, capacity_tokens: int, *, in_order: bool
 ) -> str:
     """What `options.flash_attention` comes to: "on", "off", or "auto" for the library's own choice.
-    `in_order`: the cells of a sequence lie in order and without gaps, and no window is in use.
+    `in_order`: the cells of a sequence lie in order and without gaps, and no adapter or window is in use.
     Raises SettingError where flash attention is needed and the library's gives wrong results."""
     asked = options.flash_attention
     if not library.flash_mixes_sequences:
@@ -57,7 +58,7 @@ def choose_attention(
     if asked == "on" or options.cache_type_v != "f16":
         what = "flash attention" if asked == "on" else f"cache type v {options.cache_type_v}"
         title = f"{library.title}'s flash attention"
-        why = f"{title} is right for a single sequence without a sliding window only"
+        why = f"{title} is right for a single sequence without a sliding window and LoRA only"
         raise SettingError(what, why, "Choose --backend llama.cpp, or leave it at its default.")
     return "off"
 
@@ -131,6 +132,38 @@ def _end_warm_up(library: Library, context: int) -> None:
     library.functions.llama_decode(context, batch.fill([Span(0, (0,), 0, 1)]))
     library.functions.llama_synchronize(context)  # counts it
     library.functions.llama_memory_seq_rm(library.memory(context), 0, -1, -1)
+
+
+# LoRA adapters: files of small matrices that are added to a model's own, each with a scale.
+
+Adapters = list[tuple[int, float]]
+"""Native adapters, each with its scale. They live as long as their model, and are freed with it."""
+
+
+def load_adapters(library: Library, model: int, adapters: tuple[tuple[str, float], ...]) -> Adapters:
+    """The native adapters of these files. Raises ModelFileError for one that the library cannot use."""
+    found: Adapters = []
+    for name, scale in adapters:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise ModelFileError(name, "there is no such file", "Name a LoRA adapter (GGUF).")
+        clear_log()
+        adapter = library.load_adapter(model, path)
+        if not adapter:
+            why = last_error(f"{library.title} could not load it")
+            raise ModelFileError(name, why, "Name a LoRA adapter (GGUF) that was made for this model.")
+        if library.needs_invocation(adapter):
+            why = "it is an activated LoRA, which would change the text after certain tokens alone"
+            raise ModelFileError(name, why, "Name an ordinary LoRA adapter.")
+        found.append((adapter, scale))
+    return found
+
+
+def use_adapters(library: Library, context: int, adapters: Adapters) -> None:
+    """Add adapters to what a context computes. Raises BackendError."""
+    clear_log()
+    if adapters and not library.use_adapters(context, adapters):
+        raise BackendError("LoRA adapters", last_error(f"{library.title} could not apply them"))
 
 
 # All that a library stores of a sequence, as bytes.

@@ -4,7 +4,7 @@ with parameters of its own."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
@@ -120,6 +120,7 @@ class Ik(Library):
     state_flags = (0,)
     split_modes = ("none", "layer")
     names = {  # noqa: RUF012
+        "llama_adapter_lora_init": "llama_lora_adapter_init",
         "llama_model_free": "llama_free_model",
         "llama_model_n_ctx_train": "llama_n_ctx_train",
         "llama_model_n_layer": "llama_n_layer",
@@ -131,6 +132,7 @@ class Ik(Library):
     }
     signatures = functions(
         """
+        i32 llama_lora_adapter_set (ptr ptr f32)
         void llama_kv_cache_defrag (ptr)
         i32 llama_kv_cache_update (ptr)
         view llama_kv_cache_view_init (ptr i32)
@@ -199,6 +201,10 @@ class Ik(Library):
     def _set_context_params(self, params: Any, options: LoadOptions, max_sequences: int) -> None:  # noqa: ARG002
         params.flash_attn = options.flash_attention != "off"
 
+    def use_adapters(self, context: int, adapters: Sequence[tuple[int, float]]) -> bool:
+        apply = self.functions.llama_lora_adapter_set
+        return all(apply(context, adapter, scale) == 0 for adapter, scale in adapters)
+
     def window_tokens(self, model: int) -> int:
         return self._attention(model, "sliding_window")
 
@@ -209,6 +215,9 @@ class Ik(Library):
         return int(value) if value.isdigit() else 0
 
     def is_diffusion(self, model: int) -> bool:  # noqa: ARG002
+        return False
+
+    def needs_invocation(self, adapter: int) -> bool:  # noqa: ARG002
         return False
 
     def memory(self, context: int) -> int:

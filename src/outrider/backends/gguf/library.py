@@ -8,7 +8,7 @@ import ctypes
 import hashlib
 import os
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -64,6 +64,7 @@ SHARED = functions("""
     i32 llama_model_n_ctx_train llama_model_n_embd llama_model_n_layer (ptr)
     i32 llama_n_threads llama_n_threads_batch (ptr)
     u32 llama_n_batch llama_n_ctx llama_n_ubatch (ptr)
+    ptr llama_adapter_lora_init (ptr str)
     i32 llama_model_meta_val_str (ptr str str size)
     void llama_memory_seq_cp (ptr i32 i32 i32 i32)
     i32 llama_memory_seq_pos_min (ptr i32)
@@ -166,6 +167,8 @@ class Library(CLibrary):
         "llama_model_tensor_buft_overridePmjPK22common_fit_extra_model14ggml_log_level",
     }
     signatures: ClassVar[Signatures] = functions("""
+        u64 llama_adapter_get_alora_n_invocation_tokens (ptr)
+        i32 llama_set_adapters_lora (ptr ptr size ptr)
         ptr llama_get_memory (ptr)
         bool llama_model_is_diffusion (ptr)
         i32 llama_model_n_swa (ptr)
@@ -359,6 +362,25 @@ class Library(CLibrary):
         # On a processor, sorting takes longer than the copy.
         is_whole = not 0 <= options.gpu_layers <= num_layers
         return options.backend_sampling and self.uses_gpu(options) and is_whole
+
+    # LoRA adapters
+
+    def load_adapter(self, model: int, path: Path) -> int | None:
+        """The native LoRA adapter of a file; None where the model cannot have it (the log says why)."""
+        with silenced():
+            adapter: int | None = self.functions.llama_adapter_lora_init(model, os.fsencode(path))
+        return adapter
+
+    def needs_invocation(self, adapter: int) -> bool:
+        """Whether an adapter is for the text after certain tokens alone."""
+        return bool(self.functions.llama_adapter_get_alora_n_invocation_tokens(adapter))
+
+    def use_adapters(self, context: int, adapters: Sequence[tuple[int, float]]) -> bool:
+        """Add these adapters, each with its scale, to what a context computes; False where that failed."""
+        count = len(adapters)
+        pointers = (ctypes.c_void_p * count)(*(adapter for adapter, _ in adapters))
+        scales = (ctypes.c_float * count)(*(scale for _, scale in adapters))
+        return bool(self.functions.llama_set_adapters_lora(context, pointers, count, scales) == 0)
 
     # Contexts
 

@@ -19,7 +19,9 @@ from outrider.backends.gguf.context import (
     Copier,
     LlamaBatch,
     choose_attention,
+    load_adapters,
     open_context,
+    use_adapters,
 )
 from outrider.backends.gguf.heads import HiddenStates, num_heads
 from outrider.backends.gguf.libraries import load_model
@@ -54,6 +56,7 @@ class Weights:
         self.contexts: WeakSet[GgufModel] = WeakSet()
         """those that are open"""
         try:
+            self.adapters = load_adapters(self.library, model, self.options.adapters)
             if not self._generates_text():
                 why = "it is not a decoder-only language model"
                 raise ModelFileError(str(path), why, "Choose a text-generation model.")
@@ -192,7 +195,7 @@ class GgufModel:
         self.max_sequences = max_sequences
         capacity = capacity_tokens or context_length * max_sequences
         self._library = weights.library
-        in_order = max_sequences == 1 and weights.window_tokens == 0
+        in_order = max_sequences == 1 and weights.window_tokens == 0 and not weights.adapters
         attention = choose_attention(self._library, weights.layout, self.options, capacity, in_order=in_order)
         self.flash_attention = attention
         """whether it is in use: "on", "off", or "auto" where that was left to the library"""
@@ -210,6 +213,7 @@ class GgufModel:
         context = open_context(self._library, weights.handle, weights.layout, opening)
         native = self._library.functions
         self._native = Handle(self.name, context, native.llama_free, keeps=weights.native)
+        use_adapters(self._library, context, weights.adapters)
         weights.contexts.add(self)
         # Libraries round contexts up; the length that was asked for is the one that holds.
         self.capacity_tokens: int = min(capacity, native.llama_n_ctx(context))

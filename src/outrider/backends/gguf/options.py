@@ -6,10 +6,13 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from outrider.backends.gguf.devices import check_overrides
 from outrider.backends.gguf.registry import DIALECTS
 from outrider.core.errors import SettingError
+from outrider.models.cache import fingerprint
 
 BACKENDS = ("auto", *(row.name for row in DIALECTS))
 """The libraries that run GGUF models; "auto" is the one that is measured faster for the file."""
@@ -59,7 +62,8 @@ class LoadOptions:
     `devices` are GPUs by name, in order ("none" alone: no GPU), `tensor_split` their shares of the model,
     `tensor_overrides` single tensors' places (PATTERN=BUFFER, see `devices.override_array`). Without
     `kv_offload` the KV cache stays on the host, without `op_offload` so do large products of weights there.
-    `rope_…` and `yarn_…` stretch the context; 0: as the model says.
+    `adapters` are LoRA files with their scales. `rope_…` and `yarn_…` stretch the context; 0: as the model
+    says.
 
     Raises SettingError for a value out of range."""
 
@@ -87,14 +91,15 @@ class LoadOptions:
     tensor_overrides: tuple[str, ...] = ()
     kv_offload: bool = True
     op_offload: bool = True
+    adapters: tuple[tuple[str, float], ...] = ()
     rope_scaling: str = ""
     rope_freq_base: float = 0.0
     rope_freq_scale: float = 0.0
     yarn_orig_ctx: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("devices", "tensor_split", "tensor_overrides"):  # JSON has lists
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("devices", "tensor_split", "tensor_overrides", "adapters"):  # JSON has lists
+            object.__setattr__(self, name, _tuples(getattr(self, name)))
         _choice("backend", self.backend, BACKENDS)
         _choice("split mode", self.split_mode, SPLIT_MODES)
         _choice("flash attention", self.flash_attention, FLASH_ATTENTION)
@@ -116,16 +121,20 @@ class LoadOptions:
         check_overrides(self.tensor_overrides)
         _choice("rope scaling", self.rope_scaling, ROPE_SCALINGS)
         _in_range("yarn original context", self.yarn_orig_ctx, 0, 2**31 - 1)
-        if not all(0 <= share < math.inf for share in self.tensor_split):
-            raise SettingError("tensor split", "it is not a finite number", "Give 0 or more.")
+        numbers = [*self.tensor_split, *(scale for _, scale in self.adapters)]
+        if not all(map(math.isfinite, numbers)) or min(self.tensor_split, default=0) < 0:
+            raise SettingError("tensor split or scale", "it is not a finite number", "Give 0 or more.")
         for name in ("rope_freq_base", "rope_freq_scale"):
             if not 0 <= getattr(self, name) < math.inf:
                 what, value = name.replace("_", " "), getattr(self, name)
                 raise SettingError(what, f"{value} cannot be used", "Give 0 (as the model says) or more.")
 
     def rarely_set(self) -> dict[str, str | int | bool | float]:
-        """Those of RARELY_SET that differ from their defaults; lists as text."""
+        """Those of RARELY_SET that differ from their defaults; lists as text, adapters by their content."""
         values = {name: getattr(self, name) for name in RARELY_SET}
+        values["adapters"] = tuple(
+            (fingerprint(Path(file).expanduser()), scale) for file, scale in self.adapters
+        )
         return {
             name: json.dumps(value) if isinstance(value, tuple) else value
             for name, value in values.items()
@@ -166,11 +175,16 @@ RARELY_SET = (
     "tensor_overrides",
     "kv_offload",
     "op_offload",
+    "adapters",
     *ROPE_NUMBERS,
     "rope_scaling",
 )
 """Options that are named in what a curve, or a choice, belongs to only where they are set, so that the usual
 names stay short."""
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def _choice(name: str, value: str, choices: Iterable[str]) -> None:
