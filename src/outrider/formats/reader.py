@@ -156,7 +156,7 @@ class Reader:
     """whether it cannot be anything but a call any more"""
     _blanks: list[Character] = field(default_factory=list)
     _skips_blanks: bool = False
-    """whether they belong to a marker of the reasoning before them"""
+    """whether they belong to a marker of the reasoning, or a call, before them"""
     _num_calls: int = 0
     _is_open: bool = False
     """whether a call has begun and not ended"""
@@ -220,7 +220,7 @@ class Reader:
         """The call is complete."""
         if self._is_empty:
             self.arguments("{}")
-        self._is_open = False
+        self._is_open, self._skips_blanks = False, True
         self._hide("call", self._held)
 
     # Characters
@@ -288,8 +288,8 @@ class Reader:
             self._blanks.append(character)
             self.is_line_start = self.is_line_start or character[0] == "\n"
             return
-        if self._skips_blanks or self._num_calls:
-            self._hide("reasoning" if self._skips_blanks else "call", self._blanks)
+        if self._skips_blanks:
+            self._hide("call" if self._num_calls else "reasoning", self._blanks)
         self._emit([*self._blanks, character])
         self._blanks.clear()
         self._skips_blanks = False
