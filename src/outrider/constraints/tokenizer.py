@@ -1,4 +1,4 @@
-"""What llguidance is told of a vocabulary, and what its errors mean. It needs the bytes of every token, which
+"""What llguidance gets of a vocabulary, and what its errors mean. It needs the bytes of every token, which
 tokens end a text, which are no text at all, and how the model's own tokenizer cuts text: forced text is
 tokenized as the model is used to."""
 
