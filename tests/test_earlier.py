@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +12,6 @@ from lookups import propose
 from outrider.core.data import Draft
 from outrider.drafters.earlier import BLOCK_TOKENS, EarlierDrafter, Memory
 from outrider.drafters.suffix_array import ContextIndex
-from outrider.engine.tiers.folder import Folder, RememberedTexts
 
 texts = st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=8)
 
@@ -164,62 +160,10 @@ def test_texts_that_end_meanwhile_are_found_at_once() -> None:
     assert ask(drafter, [1, 2]) == ask(drafter, [4]) == Draft()
 
 
-def remembering(path: Path) -> EarlierDrafter:
-    return EarlierDrafter(kept=RememberedTexts(Folder(path, "a tokenizer", "--cache-dir")))
-
-
-def test_texts_outlive_a_drafter_each_for_its_scope(tmp_path: Path) -> None:
-    first = remembering(tmp_path)
-    for scope, answer in (("one", [4, 5]), ("two", [6, 7])):
-        first.begin(0, asked([1, 2, 3], scope=scope))
-        first.observe(0, answer)
-        first.end(0)
-    first.keep()
-    second = remembering(tmp_path)
+def test_a_new_memory_begins_with_what_outlived_the_last_one_each_scope_with_its_own() -> None:
+    kept = {"one": [[1, 2, 3, 4], [1, 2, 3, 4, 5]], "two": [[1, 2, 3, 6, 7]]}
+    drafter = EarlierDrafter(recall=lambda scope: kept.get(scope, []))
     for scope, expected in (("two", (3, 6, 7)), ("one", (3, 4, 5)), ("three", ())):
-        second.begin(0, asked([9, 1, 2], scope=scope))
-        assert propose(second).tokens == expected
-        second.end(0)
-    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
-
-
-def test_texts_that_were_forgotten_do_not_return_from_the_disk(tmp_path: Path) -> None:
-    first = remembering(tmp_path)
-    say(first, [1, 2, 3], [4, 5])
-    first.begin(0, asked([1, 2, 3], scope="one"))
-    first.end(0)
-    first.keep()
-    other = EarlierDrafter(kept=RememberedTexts(Folder(tmp_path, "another tokenizer", "--cache-dir")))
-    say(other, [1, 2, 3], [6, 7])
-    other.keep()
-    again = remembering(tmp_path)
-    assert ask(again, [9, 1, 2]).tokens == (3, 4, 5)
-    again.reset()
-    assert ask(again, [9, 1, 2]) == Draft()
-    again.begin(1, asked([9, 1, 2], scope="one"))
-    assert propose(again, sequence=1) == Draft()
-    assert ask(remembering(tmp_path), [9, 1, 2]) == Draft()
-    assert len(list(tmp_path.glob("*.texts"))) == 1  # another model's
-
-
-def test_what_was_recalled_is_what_was_remembered() -> None:
-    memory, again = Memory(2000), Memory(2000)
-    for start in range(12):
-        memory.add(list(range(start, start + 3 * BLOCK_TOKENS)))
-    again.recall(memory.parts)
-    assert again.num_tokens == memory.num_tokens and again.parts == memory.parts
-    known = memory.parts[-1][0]
-    again.add(known[: len(known) // BLOCK_TOKENS * BLOCK_TOKENS])
-    assert again.num_tokens <= 2000
-
-
-@pytest.mark.parametrize("damage", [b"", b"no file of ours", b"outrider kv\n0001" + b"\xff" * 40])
-def test_damaged_texts_are_a_line(tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    drafter = remembering(tmp_path)
-    say(drafter, [1, 2, 3], [4, 5])
-    drafter.keep()
-    [file] = tmp_path.glob("*.texts")
-    file.write_bytes(damage)
-    with caplog.at_level(logging.WARNING):
-        assert ask(remembering(tmp_path), [9, 1, 2]).tokens == ()
-    assert len(caplog.messages) == 1 and str(file) in caplog.messages[0]
+        drafter.begin(0, asked([9, 1, 2], scope=scope))
+        assert propose(drafter).tokens == expected
+        drafter.end(0)

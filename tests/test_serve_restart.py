@@ -80,7 +80,7 @@ def counted(server: RealServer, prompt: str, key: str) -> tuple[int, int]:
 
 def test_of_what_one_key_left_another_gets_nothing(tmp_path: Path) -> None:
     """Neither KV in the cache, in memory and on disk, nor texts to draft from, before and after a restart."""
-    places = ("--cache-ram", "64", "--remember", "--policy", "fixed", "-np", "1", "--kept-sequences", "0")
+    places = ("--cache-ram", "64", "--policy", "fixed", "-np", "1", "--kept-sequences", "0")
     other = "Something else that is long enough to leave the cache no room for more. " * 9
     asked_by_both = BEGINNING + "What did it do?"
     with started(tmp_path, *places) as server:

@@ -26,7 +26,6 @@ from outrider.core.saved import SavedState
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.engine.tiers.disk import Disk
-from outrider.engine.tiers.folder import Folder
 from outrider.engine.tiers.store import KvTiers
 from outrider.models.vocab import align
 from outrider.policy.fixed import FixedPolicy
@@ -40,7 +39,7 @@ def request(prompt: Sequence[int], scope: str = "", max_tokens: int = 4) -> Requ
 
 
 def disk_in(path: Path, max_bytes: int = LARGE, identity: str = "a model") -> Disk:
-    return Disk(Folder(path, identity, "--cache-dir"), max_bytes)
+    return Disk(path, identity, max_bytes)
 
 
 def tiers_of(model: FakeModel, memory: int = LARGE, disk: Disk | None = None) -> KvTiers:
@@ -125,6 +124,8 @@ def test_after_a_restart_texts_are_found(
     first.end()
     assert first.tiers.counts.kept == len(list(tmp_path.glob("*.kv"))) == 4
     second = Server(tmp_path)
+    assert {tuple(text[:90]) for text in second.tiers.recall("")} == set(TEXTS)
+    assert second.tiers.recall("another namespace") == []
     assert [second.reused(text) for text in TEXTS] == [89] * 4
     assert second.tiers.counts.hits["disk"] == 4 and second.notices == []
 

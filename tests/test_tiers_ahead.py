@@ -17,7 +17,6 @@ from outrider.core.data import Completion, Request
 from outrider.core.errors import BackendError
 from outrider.core.saved import SavedState
 from outrider.engine.tiers.disk import Disk, SavedText
-from outrider.engine.tiers.folder import Folder
 from outrider.server.worker import Worker
 from outrider.session import Session
 from serving import Running
@@ -30,7 +29,7 @@ class SlowDisk(Disk):
     """Reads and writes when it is let."""
 
     def __init__(self, path: Path, max_bytes: int = LARGE) -> None:
-        super().__init__(Folder(path, "a model", "--cache-dir"), max_bytes)
+        super().__init__(path, "a model", max_bytes)
         self.may_read, self.may_write = Event(), Event()
         self.may_write.set()
         self.asked: list[str] = []

@@ -22,7 +22,6 @@ from outrider.core.saved import SavingModel
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.engine.tiers.disk import Disk
-from outrider.engine.tiers.folder import Folder
 from outrider.engine.tiers.store import KvTiers
 from outrider.models.vocab import align
 from outrider.policy.fixed import FixedPolicy
@@ -35,7 +34,7 @@ HEADS = [name for name, kind in KINDS.items() if kind.mtp_layers]
 
 
 def tiers_of(model: Model, folder: Path, memory: int) -> KvTiers:
-    disk = Disk(Folder(folder, "a tiny model", "--cache-dir"), 2**30)
+    disk = Disk(folder, "a tiny model", 2**30)
     return KvTiers(cast(SavingModel, model), memory_bytes=memory, disk=disk, clock=lambda: 0.0)
 
 

@@ -166,8 +166,7 @@ def _cache(settings: ServeSettings) -> dict[str, str]:
         places.append(f"{settings.cache_dir}, up to {settings.cache_disk:g} GiB")
     if not places:
         return {}
-    also = "; earlier texts are remembered there" if settings.remember else ""
-    return {"KV": f"what leaves the cache goes to {' and to '.join(places)}{also}"}
+    return {"KV": f"what leaves the cache goes to {' and to '.join(places)}"}
 
 
 def _access(settings: ServeSettings, ring: KeyRing) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
 
 from outrider.core.data import Request
 from outrider.drafters.lookup import IndexReader, LookupDrafter
@@ -21,19 +20,6 @@ BLOCK_TOKENS = 64
 
 Part = tuple[Sequence[int], Sequence[int]]
 """A text, or what of it was not known before, and the keys of its blocks."""
-
-
-class KeptTexts(Protocol):
-    """Where memories outlive a process, by scope."""
-
-    def recall(self, scope: str) -> Sequence[Part]:
-        """The texts of a scope, the oldest first; none where there are none."""
-
-    def keep(self, scope: str, texts: Sequence[Part]) -> None:
-        """Keep these texts of a scope, and no others."""
-
-    def forget(self) -> None:
-        """Forget the texts of all scopes."""
 
 
 class Memory:
@@ -55,17 +41,6 @@ class Memory:
         self._keys: set[int] = set()
         self._old: ContextIndex | None = None
         self._recent: ContextIndex | None = None
-
-    @property
-    def parts(self) -> list[Part]:
-        """All texts, as `recall` takes them."""
-        return [(list(text), keys) for text, keys in self._texts]
-
-    def recall(self, parts: Sequence[Part]) -> None:
-        """Remember what another memory did; this one is new."""
-        for part in parts:
-            self._append(*part)
-        self._merge()
 
     def add(self, text: Sequence[int]) -> None:
         """Remember a text."""
@@ -117,8 +92,7 @@ def _block_keys(text: Sequence[int]) -> list[int]:
 class EarlierDrafter(LookupDrafter[list[int]]):
     """Drafts from the texts of earlier requests of the same scope: each scope has a `Memory`, to which every
     request that ends adds its text. Of more than `max_scopes` the one used longest ago is forgotten. `memory`
-    is that of requests without a scope. `kept` has the memories of earlier drafters, and gets these when they
-    are forgotten and at the end (`keep`).
+    is that of requests without a scope; `recall` gives the texts that a new one begins with, the oldest first.
     """
 
     name = "earlier"
@@ -129,11 +103,11 @@ class EarlierDrafter(LookupDrafter[list[int]]):
         *,
         min_match: int = 2,
         max_scopes: int = MAX_SCOPES,
-        kept: KeptTexts | None = None,
+        recall: Callable[[str], Iterable[Sequence[int]]] = lambda _scope: (),
     ) -> None:
         super().__init__()
         self._memories = OrderedDict({} if memory is None else {"": memory})
-        self._kept = kept
+        self._recall = recall
         self._max_scopes = max_scopes
         self._min_match = min_match
         self._running: dict[int, Memory] = {}
@@ -143,12 +117,12 @@ class EarlierDrafter(LookupDrafter[list[int]]):
         self._texts[sequence] = list(request.prompt)
         if request.scope not in self._memories:
             self._memories[request.scope] = Memory()
-            if self._kept is not None:
-                self._memories[request.scope].recall(self._kept.recall(request.scope))
+            for text in self._recall(request.scope):
+                self._memories[request.scope].add(text)
         memory = self._memories[request.scope]
         self._memories.move_to_end(request.scope)
         if len(self._memories) > self._max_scopes:
-            self._keep(*self._memories.popitem(last=False))
+            self._memories.popitem(last=False)
         memory.indexes()  # now rather than in a step
         self._running[sequence] = memory
 
@@ -160,19 +134,8 @@ class EarlierDrafter(LookupDrafter[list[int]]):
         """Its text is remembered."""
         self._running.pop(sequence).add(self._texts.pop(sequence))
 
-    def keep(self) -> None:
-        """Let the texts outlive this drafter, where it was made so."""
-        for scope, memory in self._memories.items():
-            self._keep(scope, memory)
-
-    def _keep(self, scope: str, memory: Memory) -> None:
-        if self._kept is not None and memory.num_tokens:
-            self._kept.keep(scope, memory.parts)
-
     def reset(self) -> None:
         """Forget every sequence, and every text for good."""
         super().reset()
         self._running.clear()
         self._memories.clear()
-        if self._kept is not None:
-            self._kept.forget()

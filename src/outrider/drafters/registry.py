@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from outrider.core.contracts import Drafter, Model, Vocabulary
 from outrider.core.notices import notify
 from outrider.drafters.corpus import CorpusDrafter, Progress, open_corpus
-from outrider.drafters.earlier import EarlierDrafter, KeptTexts
+from outrider.drafters.earlier import EarlierDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
@@ -22,7 +22,7 @@ class DrafterSettings:
     """What drafters are built from. `can_rewind`: the target can forget rejected tokens. `lookup` is about
     the text so far and the session's earlier ones; `corpus` are files and folders, which are indexed first
     (`progress` is called). `draft` is a draft model and how its vocabulary maps to the target's.
-    `kept_texts`: where earlier texts outlive the process."""
+    `recall`: earlier texts of a cache namespace that outlived the process."""
 
     target_name: str
     vocabulary: Vocabulary
@@ -31,7 +31,7 @@ class DrafterSettings:
     corpus: Sequence[Path] = ()
     progress: Progress = lambda _what: None
     draft: tuple[Model, Alignment] | None = None
-    kept_texts: KeptTexts | None = None
+    recall: Callable[[str], Iterable[Sequence[int]]] = lambda _scope: ()
 
 
 class DrafterKind(NamedTuple):
@@ -59,7 +59,7 @@ DRAFTERS = (
     ),
     DrafterKind("lookup", "lookup", "cyan", lambda s: SuffixDrafter() if s.lookup else None),
     DrafterKind(
-        "earlier", "earlier", "blue", lambda s: EarlierDrafter(kept=s.kept_texts) if s.lookup else None
+        "earlier", "earlier", "blue", lambda s: EarlierDrafter(recall=s.recall) if s.lookup else None
     ),
     DrafterKind("corpus", "corpus", "magenta", _corpus),
     DrafterKind("draft", "draft model", "green", lambda s: ModelDrafter(*s.draft) if s.draft else None),

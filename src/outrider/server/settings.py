@@ -32,7 +32,7 @@ from outrider.core.settings import (
     Template,
     Verbose,
 )
-from outrider.engine.tiers.folder import Folder
+from outrider.engine.tiers.disk import Disk
 from outrider.models.reference import is_companion, is_sidecar
 from outrider.session.options import Keeping
 
@@ -172,13 +172,12 @@ class Cache(Group):
         None, metavar="DIR", help="A folder for KV that leaves the cache; it outlives the server."
     )
     cache_disk: Gibibytes = setting(8.0, metavar="GIB", help="What the folder may take, in GiB.")
-    remember: bool = setting(False, help="Keep earlier texts there, too, which drafts are looked up in.")
 
     @property
     def keeping(self) -> Keeping:
         """What the session keeps."""
         memory = self.cache_ram * 2**20 if self.cache_ram >= 0 else sys.maxsize
-        return Keeping(memory, self.cache_dir, int(self.cache_disk * 2**30), self.remember)
+        return Keeping(memory, self.cache_dir, int(self.cache_disk * 2**30))
 
 
 class Logs(Verbose):
@@ -236,9 +235,7 @@ class ServeSettings(
                     f"--cors-origin {origin}", "not an origin", "Write https://HOST[:PORT], without a path."
                 )
         if self.cache_dir is not None:
-            Folder(self.cache_dir, "", "--cache-dir")
-        elif self.remember:
-            raise SettingError("--remember", "there is no folder for the texts", "Give --cache-dir.")
+            Disk(self.cache_dir, "", 0)
         if self.kv_tokens and self.ctx_size and self.kv_tokens < self.ctx_size:
             why = f"one request may need {self.ctx_size} (--ctx-size)"
             raise SettingError(f"--kv-tokens {self.kv_tokens}", why, "Give at least as many.")

@@ -28,7 +28,6 @@ from outrider.costs.calibrate import Rows
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY, ESTIMATED, PairCosts, store_refined
 from outrider.engine.tiers.disk import Disk
-from outrider.engine.tiers.folder import Folder, RememberedTexts
 from outrider.engine.tiers.store import KvTiers
 from outrider.models.cache import fingerprint, is_first_today, read_entry, write_entry
 from outrider.models.hub import cache_dir
@@ -173,17 +172,10 @@ def open_tiers(model: Loaded, keeping: Keeping) -> KvTiers | None:
     """The storage of a target's KV; None if there is none. Raises SettingError for an unusable folder."""
     disk = None
     if keeping.folder is not None:
-        disk = Disk(Folder(keeping.folder, identity_of(model), "--cache-dir"), keeping.disk_bytes)
+        disk = Disk(keeping.folder, identity_of(model), keeping.disk_bytes)
     if disk is None and not keeping.memory_bytes:
         return None
     return KvTiers(model, memory_bytes=keeping.memory_bytes, disk=disk)
-
-
-def open_texts(path: Path, keeping: Keeping) -> RememberedTexts | None:
-    """The storage of a model file's earlier texts; None if there is none. Raises SettingError."""
-    if keeping.folder is None or not keeping.remember:
-        return None
-    return RememberedTexts(Folder(keeping.folder, fingerprint(path), "--cache-dir"))
 
 
 def identity_of(model: Model) -> str:

@@ -52,13 +52,11 @@ class Keeping:
         memory_bytes: at most kept in memory.
         folder: for files of KV; None: no files.
         disk_bytes: at most used by these files.
-        remember: also keep earlier texts there, to draft from.
     """
 
     memory_bytes: int = 0
     folder: Path | None = None
     disk_bytes: int = 8 * 2**30
-    remember: bool = False
 
     def split(self) -> tuple[Keeping, Keeping]:
         """The target's part, and the draft model's."""

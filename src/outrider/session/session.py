@@ -21,7 +21,6 @@ from outrider.core.notices import collect_notices, notify
 from outrider.core.params import SamplingParams, Verification
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY, ESTIMATED
-from outrider.drafters.earlier import EarlierDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.registry import DrafterSettings, build_drafters
@@ -31,7 +30,7 @@ from outrider.models.chat import ChatTemplate
 from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FixedPolicy
 from outrider.session.generation import Generation, Message, Schema, encode, parser_of, read_schema
-from outrider.session.learned import SAVE_S, Learned, identity_of, open_texts, open_tiers, policy_for
+from outrider.session.learned import SAVE_S, Learned, identity_of, open_tiers, policy_for
 from outrider.session.options import Keeping, Progress, SessionOptions, no_progress
 from outrider.session.pair import Pair
 
@@ -143,6 +142,10 @@ class Session:
             policy, learned = policy_for(
                 options.policy, target, draft and draft[0], progress, measure=options.measure
             )
+            keeping, of_draft = options.keeping, Keeping()
+            if draft is not None and not isinstance(draft[0], HeadModel):
+                keeping, of_draft = options.keeping.split()
+            kv_tiers = open_tiers(target, keeping)
             drafting = DrafterSettings(
                 pair.target.name,
                 pair.target.vocabulary,
@@ -151,15 +154,12 @@ class Session:
                 corpus=[Path(path) for path in options.corpus],
                 progress=lambda what: progress(f"indexing the corpus: {what}", None),
                 draft=draft,
-                kept_texts=open_texts(pair.target.path, options.keeping),
+                recall=kv_tiers.recall if kv_tiers else lambda _scope: (),
             )
             drafters = build_drafters(drafting)
             for drafter in drafters:
                 if isinstance(drafter, ModelDrafter) and drafter.longest_text < target.context_length:
                     notify(f"{drafter.model.name} drafts until a text has {drafter.longest_text} tokens")
-            keeping, of_draft = options.keeping, Keeping()
-            if draft is not None and not isinstance(draft[0], HeadModel):
-                keeping, of_draft = options.keeping.split()
             session = cls(
                 target,
                 drafters,
@@ -170,7 +170,7 @@ class Session:
                 max_gap_s=options.max_gap_s,
                 # A long call of a GPU is over soon.
                 prompt_tokens=target.max_batch_tokens if is_on_gpu(target) else PREFILL_CHUNK_TOKENS,
-                kv_tiers=open_tiers(target, keeping),
+                kv_tiers=kv_tiers,
                 draft_kv_tiers=open_tiers(draft[0], of_draft) if draft else None,
             )
             undo.pop_all()
@@ -314,8 +314,6 @@ class Session:
             self._learned.keep()
             self._learned = None
         for drafter in self._drafters:  # the engine may have set some aside
-            if isinstance(drafter, EarlierDrafter):
-                drafter.keep()
             if isinstance(drafter, ModelDrafter):
                 close_model(drafter.model)
         close_model(self.target)

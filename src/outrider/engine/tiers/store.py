@@ -216,6 +216,10 @@ class KvTiers:
             reading.add_done_callback(lambda _: when_done())
         return reading
 
+    def recall(self, scope: str) -> list[list[int]]:
+        """All texts of a cache namespace, the one that was used longest ago first."""
+        return [entry.text.tokens.tolist() for entry in self._of(scope)]
+
     def texts(self, scope: str, tokens: Sequence[int]) -> list[list[int]]:
         """Those that begin with most of these tokens."""
         text: Tokens = np.array(tokens, np.int32)
@@ -278,7 +282,7 @@ class KvTiers:
     # The index
 
     def _scope(self, scope: str) -> str:
-        return self.disk.folder.digest(scope) if self.disk else scope
+        return self.disk.digest(scope) if self.disk else scope
 
     def _of(self, scope: str) -> list[_Entry]:
         scope = self._scope(scope)
