@@ -9,26 +9,25 @@ from pydantic import SecretStr, ValidationError
 
 from cli_helpers import Call
 from outrider.cli.help import COMMANDS
-from outrider.core.schema import Group, Setting, setting, setting_error, settings_of, with_default
+from outrider.core.schema import Group, Setting, argument, setting, setting_error, settings_of, with_default
 from outrider.core.settings import PairSettings
 
 
-class Sample(Group):
+class Sample(Group, panel="Samples"):
     """Some settings."""
 
-    panel = "Samples"
-    page: bool = setting(True, help="Shown.")
-    deep_red: bool = setting(False, "-d", help="A colour.")
-    size: int | None = setting(None, "-s", "--size", "--length", metavar="L", help="A size.")
-    key: SecretStr | None = setting(None, help="A key.")
-    parts: list[int] = setting([], help="Some parts.")
+    page: bool = setting(True, "Shown.")
+    deep_red: bool = setting(False, "A colour.", "-d")
+    size: int | None = setting(None, "A size.", "-s --size --length L")
+    key: SecretStr | None = setting(None, "A key.")
+    parts: list[int] = setting([], "Some parts.")
 
 
 class Larger(Sample):
     """The same with another default, and one more."""
 
     size: int | None = with_default(Sample, "size", 3)
-    name: str = setting(..., argument=True, help="A name.")
+    name: str = argument(..., "A name.")
 
 
 def of_command(name: str) -> dict[str, Setting]:

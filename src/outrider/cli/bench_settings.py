@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from outrider.cli.settings import OnMachines
-from outrider.core.schema import Group, setting
+from outrider.core.schema import Group, argument, setting
 from outrider.core.settings import Context, Hub, JsonOutput, Loading, Verbose
 from outrider.lab.bench.plan import SweepPlan
 
@@ -13,18 +13,18 @@ from outrider.lab.bench.plan import SweepPlan
 class BenchSettings(SweepPlan, Hub, JsonOutput, Verbose, Context, Loading, OnMachines):
     """Those of `bench`."""
 
-    out: Path = setting(Path("bench"), "-o", metavar="FOLDER", help="Folder of the run.")
+    out: Path = setting(Path("bench"), "Folder of the run.", "-o FOLDER")
 
 
 class ReportSettings(JsonOutput):
     """Those of `bench report`."""
 
-    folder: Path = setting(..., metavar="FOLDER", argument=True, help="The folder of a run.")
-    html: Path | None = setting(None, help="Write the HTML report there too.")
+    folder: Path = argument(..., "The folder of a run.", "FOLDER")
+    html: Path | None = setting(None, "Write the HTML report there too.")
 
 
 class ExportSettings(Group):
     """Those of `bench export`."""
 
-    folder: Path = setting(..., metavar="FOLDER", argument=True, help="The folder of a run.")
-    to: Path = setting(..., help="A file that ends in .csv or .jsonl.")
+    folder: Path = argument(..., "The folder of a run.", "FOLDER")
+    to: Path = setting(..., "A file that ends in .csv or .jsonl.")

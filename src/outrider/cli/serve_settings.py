@@ -16,11 +16,11 @@ class ServeOptions(ServeSettings):
 
     config: Path | None = setting(
         None,
+        "Settings as TOML, below the command line and the environment. Default: $OUTRIDER_CONFIG.",
         panel="Server",
-        help="Settings as TOML, below the command line and the environment. Default: $OUTRIDER_CONFIG.",
     )
     print_config: bool = setting(
-        False, panel="Server", help="Print the settings in force as TOML, without secrets."
+        False, "Print the settings in force as TOML, without secrets.", panel="Server"
     )
 
 

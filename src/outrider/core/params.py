@@ -25,30 +25,10 @@ bounds."""
 FastForward = Literal["exact", "canonical", "off"]
 
 
-def sampler(
-    default: float,
-    help: str,
-    *flags: str,
-    metavar: str | None = None,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-) -> Any:
-    """A sampler's parameter, as command line, server and API document have it.
-
-    Args:
-        default: llama.cpp's.
-        help: One line for `--help`.
-        flags: On the command line, where the field's name does not give it.
-        metavar: What stands for the value in the help.
-        ge: The least value.
-        gt: What every value is greater than.
-        le: The greatest value.
-    """
-    bounds = {name: bound for name, bound in (("ge", ge), ("gt", gt), ("le", le)) if bound is not None}
-    return field(
-        default=default, metadata={"help": help, "flags": flags, "metavar": metavar, "bounds": bounds}
-    )
+def sampler(default: float, help: str, names: str = "", **bounds: float) -> Any:
+    """A sampler's parameter, with llama.cpp's default: command line, server and API document are made of it.
+    `help` and `names` are as in `core.schema.setting`, the bounds (ge, gt, le) as in pydantic."""
+    return field(default=default, metadata={"help": help, "names": names, "bounds": bounds})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,41 +40,33 @@ class SamplingParams:
     Raises SettingError for a value out of range.
     """
 
-    temperature: float = sampler(
-        0.8, "Temperature; 0 is greedy.", "--temp", "--temperature", metavar="T", ge=0
-    )
+    temperature: float = sampler(0.8, "Temperature; 0 is greedy.", "--temp --temperature T", ge=0)
     dynatemp_range: float = sampler(
-        0.0, "Vary the temperature by ±R with the entropy; 0: constant.", metavar="R", ge=0
+        0.0, "Vary the temperature by ±R with the entropy; 0: constant.", "R", ge=0
     )
-    dynatemp_exponent: float = sampler(1.0, "Exponent of that variation.", "--dynatemp-exp", metavar="E")
-    top_k: int = sampler(40, "Keep the K most likely tokens; 0 or -1: all.", metavar="K", ge=-1)
-    top_p: float = sampler(0.95, "Keep the nucleus of mass P; 1: all.", metavar="P", ge=0, le=1)
+    dynatemp_exponent: float = sampler(1.0, "Exponent of that variation.", "--dynatemp-exp E")
+    top_k: int = sampler(40, "Keep the K most likely tokens; 0 or -1: all.", "K", ge=-1)
+    top_p: float = sampler(0.95, "Keep the nucleus of mass P; 1: all.", "P", ge=0, le=1)
     min_p: float = sampler(
-        0.05, "Keep tokens of at least P times the top's probability; 0: all.", metavar="P", ge=0, le=1
+        0.05, "Keep tokens of at least P times the top's probability; 0: all.", "P", ge=0, le=1
     )
     typical_p: float = sampler(
-        1.0, "Keep typical tokens of mass P; 1: all.", "--typical", "--typical-p", metavar="P", gt=0, le=1
+        1.0, "Keep typical tokens of mass P; 1: all.", "--typical --typical-p P", gt=0, le=1
     )
     top_n_sigma: float = sampler(
         0.0,
         "Keep logits within N standard deviations of the top; 0 or -1: all.",
-        "--top-n-sigma",
-        "--top-nsigma",
-        metavar="N",
+        "--top-n-sigma --top-nsigma N",
         ge=-1,
     )
-    xtc_probability: float = sampler(
-        0.0, "How often XTC drops top tokens; 0: never.", metavar="P", ge=0, le=1
-    )
-    xtc_threshold: float = sampler(0.1, "XTC: the probability of a top token.", metavar="P", ge=0, le=1)
-    repeat_penalty: float = sampler(
-        1.0, "Divide the logits of repeated tokens by X; 1: off.", metavar="X", gt=0
-    )
-    presence_penalty: float = sampler(0.0, "Subtract X from the logits of repeated tokens.", metavar="X")
-    frequency_penalty: float = sampler(0.0, "Subtract X for each repetition.", metavar="X")
+    xtc_probability: float = sampler(0.0, "How often XTC drops top tokens; 0: never.", "P", ge=0, le=1)
+    xtc_threshold: float = sampler(0.1, "XTC: the probability of a top token.", "P", ge=0, le=1)
+    repeat_penalty: float = sampler(1.0, "Divide the logits of repeated tokens by X; 1: off.", "X", gt=0)
+    presence_penalty: float = sampler(0.0, "Subtract X from the logits of repeated tokens.", "X")
+    frequency_penalty: float = sampler(0.0, "Subtract X for each repetition.", "X")
     repeat_last_n: int = sampler(64, "Penalise repetitions in the last N tokens; 0: off, -1: all.", ge=-1)
-    dry_multiplier: float = sampler(0.0, "DRY: penalise repeated sequences; 0: off.", metavar="X", ge=0)
-    dry_base: float = sampler(1.75, "DRY: growth of the penalty per token.", metavar="X", ge=1)
+    dry_multiplier: float = sampler(0.0, "DRY: penalise repeated sequences; 0: off.", "X", ge=0)
+    dry_base: float = sampler(1.75, "DRY: growth of the penalty per token.", "X", ge=1)
     dry_allowed_length: int = sampler(2, "DRY: repetitions of up to N tokens are free.", ge=0)
     dry_penalty_last_n: int = sampler(64, "DRY: look at the last N tokens; 0: off, -1: all.", ge=-1)
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")

@@ -18,42 +18,33 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from outrider.core.errors import SettingError
 from outrider.core.invalid import invalid
 
-MODELS = "Models"
-TEXT = "Prompt and text"
-SAMPLING = "Sampling"
-STRUCTURE = "Structured output"
-SPECULATION = "Speculation"
-OUTPUT = "Output"
-MACHINE = "Machine"
-PLACEMENT = "Where it is computed"
-POSITIONS = "Longer contexts"
-
 _OWN = "a command's own"
-_PANELS = [MODELS, TEXT, SAMPLING, STRUCTURE, SPECULATION, _OWN, OUTPUT, MACHINE, PLACEMENT, POSITIONS]
+_PANELS = (
+    *("Models", "Prompt and text", "Sampling", "Structured output", "Speculation"),
+    *(_OWN, "Output", "Machine", "Where it is computed", "Longer contexts"),
+)
 """In the order of the help."""
 
 _METAVARS = {bool: None, int: "N", float: "S", str: "TEXT", Path: "FILE"}
 
 
-def setting(
-    default: Any,
-    *flags: str,
-    help: str,
-    metavar: str | None = None,
-    panel: str | None = None,
-    argument: bool = False,
-) -> Any:
+def setting(default: Any, help: str, names: str = "", *, panel: str | None = None) -> Any:
     """A setting of a group.
 
     Args:
         default: `...` if it must be given.
-        flags: Its names on the command line; the field's name makes the long one if none is given.
         help: One line or two for `--help`.
-        metavar: The value's placeholder in the help; None: by type.
+        names: Its flags (the field's name makes the long one if none is given) and the value's placeholder in
+            the help, if not by type: "-m --model MODEL".
         panel: The help's section; None: the group's.
-        argument: Whether it is positional.
     """
-    shown: Any = {"flags": list(flags), "metavar": metavar, "panel": panel, "argument": argument}
+    shown: Any = {"names": names.split(), "panel": panel, "argument": False}
+    return Field(default, description=help, json_schema_extra=shown)
+
+
+def argument(default: Any, help: str, placeholder: str = "") -> Any:
+    """A positional setting; as `setting`."""
+    shown: Any = {"names": placeholder.split(), "panel": None, "argument": True}
     return Field(default, description=help, json_schema_extra=shown)
 
 
@@ -64,13 +55,17 @@ def with_default(group: type[Group], name: str, default: Any) -> Any:
 
 
 class Group(BaseModel):
-    """Settings that belong together. Errors never repeat a value, which may be a secret."""
+    """Settings that belong together, in one `panel` of the help. Errors never repeat a value, which may be a
+    secret."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True, defer_build=True
     )
-    panel: ClassVar[str] = OUTPUT
-    """Where the help lists the settings that this class adds."""
+    panel: ClassVar[str]
+
+    def __init_subclass__(cls, *, panel: str = "Output", **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.panel = panel
 
 
 def values_for(kind: type[Any], settings: BaseModel, **renamed: str) -> dict[str, Any]:
@@ -125,9 +120,12 @@ def _names(group: type[Group]) -> dict[str, None]:
 def _setting(group: type[Group], name: str) -> Setting:
     field = group.model_fields[name]
     shown: Any = field.json_schema_extra
-    atoms = _atoms(field.annotation)
+    words, atoms = list(shown["names"]), _atoms(field.annotation)
+    placeholder = words.pop() if words and not words[-1].startswith("-") else None
     kind = next((known for known in _METAVARS if known in atoms), str)
-    home = next(base for base in reversed(group.__mro__) if name in getattr(base, "model_fields", ()))
+    home = next(
+        base for base in reversed(group.__mro__) if issubclass(base, Group) and name in base.model_fields
+    )
     return Setting(
         name=name,
         kind=kind,
@@ -135,9 +133,9 @@ def _setting(group: type[Group], name: str) -> Setting:
         is_required=field.is_required(),
         is_list=get_origin(field.annotation) is list,
         is_argument=shown["argument"],
-        flags=() if shown["argument"] else _flags(name, kind, field.default, shown["flags"]),
-        panel=shown["panel"] or vars(home).get("panel", OUTPUT),
-        metavar=shown["metavar"] or _METAVARS[kind],
+        flags=() if shown["argument"] else _flags(name, kind, field.default, words),
+        panel=shown["panel"] or home.panel,
+        metavar=placeholder or _METAVARS[kind],
         help=field.description or "",
     )
 

@@ -53,99 +53,92 @@ class Machine(Context, Loading):
     """How the models are loaded; as `outrider run` has them."""
 
     ctx_size: int | None = setting(
-        None, "-c", help="Context of a request in tokens; 0: as trained. Default: 4096, or as trained."
+        None, "Context of a request in tokens; 0: as trained. Default: 4096, or as trained.", "-c"
     )
 
 
-class Server(Group):
+class Server(Group, panel="Server"):
     """Where the server listens, and what it shows."""
 
-    panel = "Server"
     host: Annotated[str, Field(min_length=1)] = setting(
-        "127.0.0.1", help="Address to listen at; beyond loopback it demands keys."
+        "127.0.0.1", "Address to listen at; beyond loopback it demands keys."
     )
-    port: Annotated[int, Field(ge=0, le=65535)] = setting(
-        8080, help="Port to listen at; 0: any that is free."
-    )
+    port: Annotated[int, Field(ge=0, le=65535)] = setting(8080, "Port to listen at; 0: any that is free.")
     alias: Annotated[str, Field(min_length=1)] | None = setting(
-        None, "-a", help="Name of the model in the API. Default: the file's."
+        None, "Name of the model in the API. Default: the file's.", "-a"
     )
     any_model: bool = setting(
-        False, help="Answer requests for a model of any name, for clients that have a fixed one."
+        False, "Answer requests for a model of any name, for clients that have a fixed one."
     )
     spm_infill: bool = setting(
-        False, help="Fill-in-the-middle: the text after the gap comes first, as some models have it."
+        False, "Fill-in-the-middle: the text after the gap comes first, as some models have it."
     )
     models_dir: Path | None = setting(
-        None, help="Serve each GGUF file of this folder under its name, one at a time."
+        None, "Serve each GGUF file of this folder under its name, one at a time."
     )
     idle: Annotated[float, Field(gt=0)] | None = setting(
         None,
-        metavar="SECONDS",
-        help="Of several models, unload the loaded one after so long without a request. Default: never.",
+        "Of several models, unload the loaded one after so long without a request. Default: never.",
+        "SECONDS",
     )
-    tls_cert: Path | None = setting(None, help="Certificate chain (PEM): serve HTTPS.")
-    tls_key: Path | None = setting(None, help="Its private key (PEM), without a passphrase.")
-    page: bool = setting(True, help="The web page at /.")
+    tls_cert: Path | None = setting(None, "Certificate chain (PEM): serve HTTPS.")
+    tls_key: Path | None = setting(None, "Its private key (PEM), without a passphrase.")
+    page: bool = setting(True, "The web page at /.")
 
 
-class Access(Group):
+class Access(Group, panel="Access"):
     """Who may use it."""
 
-    panel = "Access"
     api_key: list[SecretStr] = setting(
-        [], help="A key that clients must send (repeatable). Better in the environment."
+        [], "A key that clients must send (repeatable). Better in the environment."
     )
-    api_keys: Path | None = setting(None, help="A TOML file of keys with names and limits.")
+    api_keys: Path | None = setting(None, "A TOML file of keys with names and limits.")
     no_auth: bool = setting(
-        False, help="Listen beyond loopback without any key. Everyone who reaches it may use it."
+        False, "Listen beyond loopback without any key. Everyone who reaches it may use it."
     )
-    metrics_open: bool = setting(False, help="Let /metrics be read without a key.")
+    metrics_open: bool = setting(False, "Let /metrics be read without a key.")
     cors_origin: list[str] = setting(
-        [], help="Let pages of this origin use the API: https://HOST[:PORT] (repeatable)."
+        [], "Let pages of this origin use the API: https://HOST[:PORT] (repeatable)."
     )
-    allowed_host: list[str] = setting(
-        [], help="Answer under this name too, as behind a proxy: HOST (repeatable)."
-    )
+    allowed_host: list[str] = setting([], "Answer under this name too, as behind a proxy: HOST (repeatable).")
 
 
-class Limits(Group):
+class Limits(Group, panel="Limits"):
     """What one client, and all of them together, may ask for."""
 
-    panel = "Limits"
     max_running: Annotated[Count, Field(le=64)] = setting(
-        4, "-np", "--max-running", "--parallel", help="Requests that generate at once, in one batch."
+        4, "Requests that generate at once, in one batch.", "-np --max-running --parallel"
     )
     max_gap: Annotated[float, Field(gt=0)] | None = setting(
         None,
-        metavar="MS",
-        help="The longest step while several requests run, in milliseconds: prompts are read in parts, and "
+        "The longest step while several requests run, in milliseconds: prompts are read in parts, and "
         "drafts end, so that none is longer. Default: 5 times a step without either.",
+        "MS",
     )
     kept_sequences: Annotated[int, Field(ge=0, le=192)] | None = setting(
         None,
-        help="Ended requests whose KV stays in the cache, for others that begin alike. Default: 8, or 0 "
-        "with -np 1, where --cache-ram holds it.",
+        "Ended requests whose KV stays in the cache, for others that begin alike. Default: 8, or 0 with "
+        "-np 1, where --cache-ram holds it.",
     )
-    max_waiting: Natural = setting(64, help="Requests that may wait for their turn; more are answered 429.")
+    max_waiting: Natural = setting(64, "Requests that may wait for their turn; more are answered 429.")
     kv_tokens: Count | None = setting(
-        None, help="KV cells shared by all requests. Default: a context for each running one."
+        None, "KV cells shared by all requests. Default: a context for each running one."
     )
-    max_connections: Count = setting(512, help="Connections open at once.")
-    max_body: Bytes = setting(4 * 2**20, metavar="BYTES", help="Bytes of a request's body.")
+    max_connections: Count = setting(512, "Connections open at once.")
+    max_body: Bytes = setting(4 * 2**20, "Bytes of a request's body.", "BYTES")
     max_tokens: Count | None = setting(
-        None, help="Tokens of an answer, whatever it asks for. Default: what the context holds."
+        None, "Tokens of an answer, whatever it asks for. Default: what the context holds."
     )
     default_max_tokens: Count | None = setting(
-        None, help="Tokens of an answer that asks for no number. Default: until it ends."
+        None, "Tokens of an answer that asks for no number. Default: until it ends."
     )
-    timeout: Seconds = setting(600.0, help="Seconds that a request may take in all.")
+    timeout: Seconds = setting(600.0, "Seconds that a request may take in all.")
     body_timeout: Seconds = setting(
-        30.0, help="Seconds that a client may take to send its headers, and again its body."
+        30.0, "Seconds that a client may take to send its headers, and again its body."
     )
-    write_timeout: Seconds = setting(60.0, help="Seconds that a client may leave an answer unread.")
+    write_timeout: Seconds = setting(60.0, "Seconds that a client may leave an answer unread.")
     drain_timeout: Seconds = setting(
-        30.0, help="Seconds that running requests get to end when the server is stopped."
+        30.0, "Seconds that running requests get to end when the server is stopped."
     )
 
     @property
@@ -154,24 +147,19 @@ class Limits(Group):
         return None if self.max_gap is None else self.max_gap / 1000
 
 
-class Cache(Group):
+class Cache(Group, panel="Cache"):
     """Where KV and texts go that are to be used again later."""
 
-    panel = "Cache"
     cache_ram: Annotated[int, Field(ge=-1)] = setting(
-        1024,
-        "-cram",
-        "--cache-ram",
-        metavar="MIB",
-        help="Memory for KV that leaves the cache, in MiB; 0: none, -1: no limit.",
+        1024, "Memory for KV that leaves the cache, in MiB; 0: none, -1: no limit.", "-cram --cache-ram MIB"
     )
     cache_prompt: bool = setting(
-        True, help="Go on from what is stored of a prompt, unless a request says otherwise."
+        True, "Go on from what is stored of a prompt, unless a request says otherwise."
     )
     cache_dir: Path | None = setting(
-        None, metavar="DIR", help="A folder for KV that leaves the cache; it outlives the server."
+        None, "A folder for KV that leaves the cache; it outlives the server.", "DIR"
     )
-    cache_disk: Gibibytes = setting(8.0, metavar="GIB", help="What the folder may take, in GiB.")
+    cache_disk: Gibibytes = setting(8.0, "What the folder may take, in GiB.", "GIB")
 
     @property
     def keeping(self) -> Keeping:
@@ -183,8 +171,8 @@ class Cache(Group):
 class Logs(Verbose):
     """What is written to standard error."""
 
-    log_json: bool = setting(False, help="Log JSON objects, one a line.")
-    log_prompts: bool = setting(False, help="Log the bodies of requests: the users' own words.")
+    log_json: bool = setting(False, "Log JSON objects, one a line.")
+    log_prompts: bool = setting(False, "Log the bodies of requests: the users' own words.")
 
 
 TABLES: dict[str, type[Group]] = {

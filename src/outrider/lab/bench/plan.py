@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import Field, ValidationInfo, field_validator
 
 from outrider.core.errors import SettingError
-from outrider.core.schema import MODELS, SAMPLING, Count, Group, Natural, setting
+from outrider.core.schema import Count, Group, Natural, setting
 from outrider.lab.prompts import Workload
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN, Drafters, Setting
 from outrider.lab.workloads import MAX_TOKENS, load_workload
@@ -57,66 +57,55 @@ _READERS: dict[str, Callable[[str], object]] = {
 }
 
 
-class SweepPlan(Group):
+class SweepPlan(Group, panel="What is swept"):
     """What is swept, and how precisely. Lengths are tokens."""
 
-    panel = "What is swept"
     targets: list[str] = setting(
         ["default"],
-        "-m",
-        "--target",
-        "--model",
-        metavar="MODEL",
-        panel=MODELS,
-        help="Target: a file, a quoted glob, hf:OWNER/REPO[:QUANT], or default (repeatable).",
+        "Target: a file, a quoted glob, hf:OWNER/REPO[:QUANT], or default (repeatable).",
+        "-m --target --model MODEL",
+        panel="Models",
     )
     drafts: list[str] = setting(
         [],
-        "-md",
-        "--draft",
-        "--model-draft",
-        metavar="MODEL",
-        panel=MODELS,
-        help="Draft model, named likewise, or mtp: a target's own head; each is tried with every target "
+        "Draft model, named likewise, or mtp: a target's own head; each is tried with every target "
         "(repeatable).",
+        "-md --draft --model-draft MODEL",
+        panel="Models",
     )
     workload: list[str] = setting(
         ["chat", "code", "edits", "json"],
-        metavar="NAME",
-        help="chat, code, edits, json, summaries, agent, reasoning, or a file of JSON lines; "
+        "chat, code, edits, json, summaries, agent, reasoning, or a file of JSON lines; "
         "file.jsonl#coding takes one category (repeatable).",
+        "NAME",
     )
-    prompts: Count | None = setting(None, help="At most N prompts of each workload, evenly spread.")
-    max_tokens: Count = setting(MAX_TOKENS, "-n", help="Tokens of an answer.")
-    draft_lengths: str = setting("0-16", metavar="N", help="Draft lengths, as 0-16 or 2,4,8.")
-    p_mins: str = setting("0,0.5,0.75", metavar="P", help="Ends of drafts: below these probabilities.")
+    prompts: Count | None = setting(None, "At most N prompts of each workload, evenly spread.")
+    max_tokens: Count = setting(MAX_TOKENS, "Tokens of an answer.", "-n")
+    draft_lengths: str = setting("0-16", "Draft lengths, as 0-16 or 2,4,8.", "N")
+    p_mins: str = setting("0,0.5,0.75", "Ends of drafts: below these probabilities.", "P")
     finalists: Annotated[int, Field(ge=0, le=64)] = setting(
-        2, panel="How precisely", help="Best settings of a cell to run for real."
+        2, "Best settings of a cell to run for real.", panel="How precisely"
     )
     controls: list[str] = setting(
         ["model 3", "lookup 8"],
-        "--control",
-        metavar="SETTING",
+        'A setting to run for real in any case: "model 3", "both 8/0.75", "auto" (repeatable).',
+        "--control SETTING",
         panel="How precisely",
-        help='A setting to run for real in any case: "model 3", "both 8/0.75", "auto" (repeatable).',
     )
     repetitions: Annotated[int, Field(ge=1, le=1000)] = setting(
-        4, panel="How precisely", help="How often each real run is repeated."
+        4, "How often each real run is repeated.", panel="How precisely"
     )
     minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = setting(
-        None,
-        metavar="M",
-        panel="How precisely",
-        help="For everything: real runs are cut to what fits. Default: no limit.",
+        None, "For everything: real runs are cut to what fits. Default: no limit.", "M", panel="How precisely"
     )
     costs: Path | None = setting(
-        None, panel="How precisely", help="Take what calls cost from this file; do not measure it."
+        None, "Take what calls cost from this file; do not measure it.", panel="How precisely"
     )
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = setting(
-        0.0, "--temp", "--temperature", metavar="T", panel=SAMPLING, help="Temperature."
+        0.0, "Temperature.", "--temp --temperature T", panel="Sampling"
     )
     seed: Annotated[Natural, Field(lt=2**31)] = setting(
-        0, "-s", panel=SAMPLING, help="Of the sampling, and of the order of runs."
+        0, "Of the sampling, and of the order of runs.", "-s", panel="Sampling"
     )
 
     @field_validator(*_READERS)

@@ -27,22 +27,17 @@ USUAL_MINUTES = 20.0
 USUAL_VOCABULARY = 8192
 
 
-class Data(Group):
+class Data(Group, panel="Data"):
     """What the draft is trained on."""
 
-    panel = "Data"
     prompts: list[str] = setting(
-        [],
-        metavar="FILE",
-        help="Your prompts: JSON lines, or a server's log (repeatable). Default: the bundled ones.",
+        [], "Your prompts: JSON lines, or a server's log (repeatable). Default: the bundled ones.", "FILE"
     )
-    num_prompts: Annotated[int, Field(ge=2)] | None = setting(None, help="At most N prompts.")
-    temps: str = setting("0,0,0.7", metavar="LIST", help="Temperatures of the answers, which take turns.")
-    max_tokens: Count = setting(256, help="The longest answer that is asked for.")
+    num_prompts: Annotated[int, Field(ge=2)] | None = setting(None, "At most N prompts.")
+    temps: str = setting("0,0,0.7", "Temperatures of the answers, which take turns.", "LIST")
+    max_tokens: Count = setting(256, "The longest answer that is asked for.")
     answers: Path | None = setting(
-        None,
-        metavar="FOLDER",
-        help="Where the answers are, or will be, for other runs too. Default: in --out.",
+        None, "Where the answers are, or will be, for other runs too. Default: in --out.", "FOLDER"
     )
 
     @field_validator("temps")
@@ -61,47 +56,34 @@ class Data(Group):
         return tuple(float(part) for part in self.temps.split(","))
 
 
-class Draft(Group):
+class Draft(Group, panel="Draft"):
     """The draft's shape, and its file."""
 
-    panel = "Draft"
     layers: Count | None = setting(
-        None, help=f"Layers that are kept, those that agree most. Default: {USUAL_LAYERS}."
+        None, f"Layers that are kept, those that agree most. Default: {USUAL_LAYERS}."
     )
     vocabulary: Natural | None = setting(
         None,
-        help=f"Tokens that it knows, by frequency; 0: all. Default: {USUAL_VOCABULARY}, or those of "
-        "--continue.",
+        f"Tokens that it knows, by frequency; 0: all. Default: {USUAL_VOCABULARY}, or those of --continue.",
     )
-    window: Natural = setting(
-        128, help="Tokens of a prompt's end that it reads; 0: all. Not with --vocabulary 0."
-    )
-    base: str | None = setting(
-        None, metavar="MODEL", help="Take the layers of this relative instead of the target's."
-    )
-    go_on: str | None = setting(
-        None, "--continue", metavar="DRAFT", help="Train this draft further: a GGUF file."
-    )
-    quant: TensorType = setting("Q4_0", metavar="TYPE", help="Quantization of the draft's file.")
-    embedding_quant: TensorType = setting(
-        "Q8_0", metavar="TYPE", help="That of its embedding and output layer."
-    )
+    window: Natural = setting(128, "Tokens of a prompt's end that it reads; 0: all. Not with --vocabulary 0.")
+    base: str | None = setting(None, "Take the layers of this relative instead of the target's.", "MODEL")
+    go_on: str | None = setting(None, "Train this draft further: a GGUF file.", "--continue DRAFT")
+    quant: TensorType = setting("Q4_0", "Quantization of the draft's file.", "TYPE")
+    embedding_quant: TensorType = setting("Q8_0", "That of its embedding and output layer.", "TYPE")
 
 
-class Training(Group):
+class Training(Group, panel="Training"):
     """How long and how it is trained."""
 
-    panel = "Training"
     minutes: Positive | None = setting(
-        None, metavar="M", help=f"How long to train, the answers not counted. Default: {USUAL_MINUTES:g}."
+        None, f"How long to train, the answers not counted. Default: {USUAL_MINUTES:g}.", "M"
     )
-    steps: Count | None = setting(None, help="Steps to train, instead of --minutes.")
-    learning_rate: Positive = setting(1e-3, metavar="R", help="The highest, after a short warm-up.")
-    batch_tokens: Annotated[int, Field(ge=64)] = setting(6144, help="Tokens of a step, prompts included.")
-    on_policy: Share = setting(
-        0.0, metavar="SHARE", help="Share of the later steps that train on the draft's own text."
-    )
-    seed: Natural = setting(0, help="Of sampling and order.")
+    steps: Count | None = setting(None, "Steps to train, instead of --minutes.")
+    learning_rate: Positive = setting(1e-3, "The highest, after a short warm-up.", "R")
+    batch_tokens: Annotated[int, Field(ge=64)] = setting(6144, "Tokens of a step, prompts included.")
+    on_policy: Share = setting(0.0, "Share of the later steps that train on the draft's own text.", "SHARE")
+    seed: Natural = setting(0, "Of sampling and order.")
 
 
 @dataclass(frozen=True, slots=True)
