@@ -22,6 +22,7 @@ from engines import GREEDY, asked, run
 from head_files import EVEN, OPTIONS, Files, write_files
 from llama_cpp_models import TEXT
 from outrider.backends.gguf.head_model import BlockModel, HeadWeights, open_own
+from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.memory import HOST
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.tuning.curves import subject_of
@@ -427,8 +428,10 @@ def test_a_drafter_for_which_there_is_no_room_is_left_out(
     target, opening = read_card(files.target), SessionOptions(256)
     assert files.head is not None
 
-    def needed(card: ModelCard | None) -> int:
-        return Room(target, card, OPTIONS, OPTIONS, opening).total_bytes
+    def needed(card: ModelCard | None) -> float:
+        read = replace(OPTIONS, mmap=False)  # weights that are mapped do not count
+        models = Room(target, card, read, read, opening).contexts(next(candidates(OPTIONS)))
+        return sum(sum(model.needed(on_gpus=False)[HOST]) for model in models)
 
     states, kv = 256 * 3 * 64 * 4, (256 + 64) * 2 * 2 * 64 * 4
     card = read_card(files.head)

@@ -24,9 +24,8 @@ from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
 from outrider.models.reference import choose_file
 from outrider.policy.fixed import FixedPolicy
-from outrider.session import Pair, Session, SessionOptions, drafts
-from outrider.session.drafts import listed, resolve_models
-from outrider.session.loading import load_draft
+from outrider.session import Pair, Session, SessionOptions, loading
+from outrider.session.loading import listed, load_draft, resolve_models
 from tiny_gguf import MERGES, write_tiny
 
 Make = Callable[..., Path]
@@ -316,7 +315,7 @@ def test_a_draft_that_cannot_be_loaded_is_passed_over_for_the_next(
             raise error(str(card.path), "it cannot be had")
         return load(target, card, *rest, **named)
 
-    monkeypatch.setattr(drafts, "load_draft", fail)
+    monkeypatch.setattr(loading, "load_draft", fail)
     draft, notices = loaded(target, hub)
     assert draft == "second"
     assert "-md auto skips first.gguf: it cannot be had" in notices

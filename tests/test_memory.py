@@ -19,7 +19,7 @@ from backends import FILES, MAINLINE, NATIVE
 from cli_helpers import call
 from outrider.backends.gguf.head_model import HeadModel
 from outrider.backends.gguf.log import show_log
-from outrider.backends.gguf.memory import GPUS, HOST, Contexts, check_memory, total_bytes
+from outrider.backends.gguf.memory import GPUS, HOST, Contexts, check_memory
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.rewinding import RewindSupport
@@ -96,7 +96,8 @@ def test_a_header_that_says_little_is_counted_with_what_it_says(tmp_path: Path) 
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert total_bytes([Contexts(read_card(tmp_path / "odd.gguf").layout, LoadOptions(), 8192)]) == 4 * 16
+    model = Contexts(read_card(tmp_path / "odd.gguf").layout, unmapped(), 8192)
+    assert sum(model.needed(on_gpus=False)[HOST]) == 4 * 16
 
 
 GB = 10**9

@@ -36,7 +36,7 @@ from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FixedPolicy
 from outrider.server.assembly import create_app
 from outrider.server.service import Service
-from outrider.session import Pair, Session, SessionOptions, drafts, learned, settings_of
+from outrider.session import Pair, Session, SessionOptions, learned, settings_of
 from outrider.session import loading as loading_module
 from outrider.session.options import no_progress
 from tiny_gguf import BEGIN, write_tiny
@@ -133,7 +133,7 @@ def test_tokenizers_that_do_not_line_up_are_refused_before_anything_is_loaded(
     with pytest.raises(VocabularyMismatch) as by_headers:
         Pair.load(*files, options=OPTIONS)
     assert opened == []
-    monkeypatch.setattr(drafts, "check_tokenizers", lambda *_: None)
+    monkeypatch.setattr(loading_module, "check_tokenizers", lambda *_: None)
     with pytest.raises(VocabularyMismatch) as loaded:
         Pair.load(*files, options=OPTIONS)
     assert len(opened) == 2 and all(map(is_closed, opened))

@@ -11,8 +11,7 @@ from outrider.cli.report import estimate_line
 from outrider.core.data import Draft, DraftToken, DraftWork, StepRecord
 from outrider.costs import CallCosts, CallPoint
 from outrider.policy.auto import AutoPolicy
-from outrider.session.explain import explain
-from outrider.session.speedup import Estimate, estimate_speedup
+from outrider.session.explain import Estimate, estimate_speedup, explain
 
 CALL_S = {1: 0.1, 2: 0.14, 4: 0.2, 8: 0.3}
 DRAFT_TOKENS, ACCEPTED, OWN_S, DRAFTING_S = 3, 2, 0.004, 0.01

@@ -34,7 +34,7 @@ from outrider.models.finding import find_drafts
 from outrider.models.gguf import HEADS
 from outrider.models.hub import HubOptions
 from outrider.models.reference import DEFAULT, DEFAULT_DRAFT
-from outrider.session.drafts import FoundFile, listed, of_draft, why_no_head
+from outrider.session.loading import FoundFile, listed, of_draft, why_no_head
 
 
 def check(settings: CheckSettings) -> int:

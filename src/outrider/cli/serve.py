@@ -25,7 +25,7 @@ from outrider.server.running import Server, address_of, bind, check_tls, close
 from outrider.server.service import Service
 from outrider.server.settings import Configuration, ServeSettings, is_loopback
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
-from outrider.session.drafts import resolve_models
+from outrider.session.loading import resolve_models
 
 LOG = logging.getLogger("outrider.server")
 

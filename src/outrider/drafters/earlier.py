@@ -92,7 +92,7 @@ def _block_keys(text: Sequence[int]) -> list[int]:
 class EarlierDrafter(LookupDrafter[list[int]]):
     """Drafts from the texts of earlier requests of the same scope: each scope has a `Memory`, to which every
     request that ends adds its text. Of more than `max_scopes` the one used longest ago is forgotten. `memory`
-    is that of requests without a scope; `recall` gives the texts that a new one begins with, the oldest first.
+    is that of requests without a scope. `recall` gives the texts of a new one, the oldest first.
     """
 
     name = "earlier"

@@ -36,7 +36,7 @@ from outrider.lab.subject import Subject
 from outrider.models.gguf import ModelKind
 from outrider.models.hub import HubOptions
 from outrider.models.tokenizers import check_tokenizers
-from outrider.session.drafts import FoundFile, for_heads
+from outrider.session.loading import FoundFile, for_heads
 
 SCHEMA = "outrider.check/1"
 SHOWN_CALLS = 17

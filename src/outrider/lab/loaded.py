@@ -36,9 +36,8 @@ from outrider.models.vocab import Alignment, AlignmentReport, compare
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.policy.state import PretrainedCalibration
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Session
-from outrider.session.drafts import load_head
 from outrider.session.learned import prior_in
-from outrider.session.loading import load_draft, load_weights, template_of, why_no_draft
+from outrider.session.loading import load_draft, load_head, load_weights, template_of, why_no_draft
 
 _ROOM_TOKENS = 8
 """of a context beyond the longest text: a call's draft is cut to what is left of it"""

@@ -1,34 +1,72 @@
-"""Weights, loaded with options that work here and suit the machine; chat templates."""
+"""Weights of a target and its draft, named or found (`-md auto`), loaded with options that work here and suit
+the machine, and aligned; chat templates."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 
+from outrider.backends.gguf.guard import check_head
+from outrider.backends.gguf.head_model import HeadWeights
 from outrider.backends.gguf.heads import MAX_STATES_BYTES, why_no_heads
 from outrider.backends.gguf.libraries import candidates, refusals
 from outrider.backends.gguf.library import Library
-from outrider.backends.gguf.memory import Contexts, check_memory, free_memory, place_layers, total_bytes
+from outrider.backends.gguf.memory import Contexts, check_memory, free_memory, place_layers
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import ALL_LAYERS, LoadOptions
 from outrider.backends.tuning.options import checked_options, choose_options
-from outrider.core.errors import BackendCrash, ModelFileError, OutriderError
+from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, OutriderError, VocabularyMismatch
 from outrider.core.notices import notify
+from outrider.core.numbers import gigabytes
+from outrider.models.cache import fingerprint
 from outrider.models.chat import ChatTemplate
-from outrider.models.gguf import ModelCard
+from outrider.models.finding import AUTO_DRAFT, MAX_SHARE, Found, FoundDraft, find_drafts
+from outrider.models.gguf import HEADS, ModelCard, check_whole, read_card
 from outrider.models.heads import read_head
+from outrider.models.hub import HubOptions, cache_dir
+from outrider.models.reference import resolve, resolve_pair
+from outrider.models.tokenizers import check_tokenizers
+from outrider.models.vocab import Alignment, align
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.session.options import Progress, SessionOptions, no_progress
 
+_MAX_TRIED = 3
+"""drafts that are loaded in turn until one fits the target"""
+_MAX_NAMED = 3
+"""other drafts that are mentioned besides the one taken"""
 
-def why_no_draft(target: Weights, draft: Weights) -> str | None:
-    """Why the target cannot use this draft model; None if it can."""
-    if not target.rewinding.is_possible:
-        return f"{draft.name} is not used: {target.name} cannot take rejected drafts back"
-    if not draft.rewinding.is_possible:
-        why = "cannot forget tokens (recurrent or hybrid state), so rejected drafts could not be taken back"
-        return f"{draft.name} {why}: it is not used"
-    return None
+
+# Files, and the room for them
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The files of a pair: a draft that is named, or what was found where one is looked for."""
+
+    target: ModelCard
+    draft: ModelCard | None
+    found: Found | None
+
+
+def resolve_models(model: str | None, draft: str | None, hub: HubOptions) -> Named:
+    """The files that two references mean. `AUTO_DRAFT` looks for a draft; the embedded default has its own.
+
+    Raises HubError, ModelFileError, or VocabularyMismatch for a draft with another tokenizer.
+    """
+    if draft != AUTO_DRAFT or model is None:
+        target, own = resolve_pair(model, None if draft == AUTO_DRAFT else draft, hub)
+        card, of_draft = read_card(target), None if own is None else read_card(own)
+        check_whole(card)
+        if of_draft is not None and of_draft.kind != "model":
+            read_head(of_draft, card)  # refused before anything is loaded
+        elif of_draft is not None:
+            check_tokenizers(card, of_draft)
+        return Named(card, of_draft, None)
+    card = read_card(resolve(model, hub=hub))
+    check_whole(card)
+    return Named(card, None, find_drafts(card, hub, model))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +82,16 @@ class Room:
     def placed(self) -> LoadOptions:
         """The target's load options, with as many layers on GPUs as fit where that is left open."""
         library = next(candidates(self.loading))
-        return place_layers(library, self.target.path, self._contexts(library))
+        return place_layers(library, self.target.path, self.contexts(library))
 
     def check(self) -> None:
         """Raise OutOfMemory where weights and contexts cannot fit, before they are loaded."""
         library = next(candidates(self.loading))
-        models = self._contexts(library)
+        models = self.contexts(library)
         check_memory(models, free_memory(library, [model.options for model in models]))
 
-    @property
-    def total_bytes(self) -> int:
-        """All of it, wherever it is put. Mapped weights count as if they were read."""
-        return total_bytes(self._contexts(next(candidates(self.loading))))
-
-    def _contexts(self, library: Library) -> list[Contexts]:
+    def contexts(self, library: Library) -> list[Contexts]:
+        """The target's, and those of the draft."""
         target, draft, options = self.target, self.draft, self.options
         trained = target.context_length or 0
         capacity = options.capacity(trained)
@@ -75,6 +109,24 @@ class Room:
                 kept = min(4 * values * capacity, MAX_STATES_BYTES * options.num_sequences)
             models.append(Contexts(draft.layout, self.draft_loading, *along.get(draft.kind, of_model), kept))
         return models
+
+
+def fitting(named: Named, room: Room) -> Named:
+    """The same, without a file of heads for which there is no room, as a notice says. Raises OutOfMemory
+    where there is none for the rest."""
+    draft = named.draft
+    try:
+        room.check()
+    except OutOfMemory as error:
+        if draft is None or draft.kind == "model":
+            raise
+        replace(room, draft=None).check()
+        notify(f"{draft.path.name} is left out: {error.why}")
+        return replace(named, draft=None)
+    return named
+
+
+# Weights
 
 
 def load_weights(
@@ -137,13 +189,6 @@ def _about_placement(weights: Weights) -> list[str]:
     ]
 
 
-def in_same_library(target: LoadOptions, options: LoadOptions) -> LoadOptions:
-    """A draft's options, in its target's library unless another was asked for."""
-    if options.backend != "auto" or options.library:
-        return options
-    return replace(options, backend=target.backend, library=target.library)
-
-
 def load_draft(
     target: Weights,
     card: ModelCard,
@@ -154,8 +199,8 @@ def load_draft(
 ) -> Weights:
     """A draft's weights, if possible in its target's library: each library has its own pool of threads, and a
     waiting pool takes cores from a working one. Raises what `load_weights` raises."""
-    same = in_same_library(target.options, options)
-    if same != options:
+    if options.backend == "auto" and not options.library:
+        same = replace(options, backend=target.options.backend, library=target.options.library)
         with suppress(BackendCrash, ModelFileError):
             return load_weights(card, same, draft=True, measure=measure, progress=progress)
     return load_weights(card, options, draft=True, measure=measure, progress=progress)
@@ -171,3 +216,202 @@ def template_of(weights: Weights, source: str | None) -> ChatTemplate | None:
     ]
     bos, eos = (spelling.decode("utf-8", errors="replace") for spelling in spelled)
     return ChatTemplate(source, bos=bos, eos=eos)
+
+
+# Drafts, aligned with their target
+
+
+def why_no_draft(target: Weights, draft: Weights) -> str | None:
+    """Why the target cannot use this draft model; None if it can."""
+    if not target.rewinding.is_possible:
+        return f"{draft.name} is not used: {target.name} cannot take rejected drafts back"
+    if not draft.rewinding.is_possible:
+        why = "cannot forget tokens (recurrent or hybrid state), so rejected drafts could not be taken back"
+        return f"{draft.name} {why}: it is not used"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """The weights of a draft or a head, aligned with the target."""
+
+    weights: Weights
+    alignment: Alignment
+    card: ModelCard
+
+
+def load_named(
+    target: Weights,
+    of_target: ModelCard,
+    card: ModelCard,
+    options: LoadOptions,
+    progress: Progress = no_progress,
+    *,
+    measure: bool = False,
+) -> LoadedDraft | None:
+    """Load the draft of a card; None, with a notice, if the target cannot use it. Raises VocabularyMismatch
+    and what `load_weights` raises."""
+    if card.kind == "model":
+        weights = load_draft(target, card, options, measure=measure, progress=progress)
+    else:
+        weights = load_head(target, of_target, card, options)
+    try:
+        alignment = align(target.vocabulary, weights.vocabulary)
+        if isinstance(weights, HeadWeights) and not alignment.identical:
+            why = "a head reads the target's own tokens, and these have other numbers"
+            raise VocabularyMismatch(f"tokenizer of {card.path}", why, "Name the file made for this model.")
+        useless = why_no_draft(target, weights)
+    except BaseException:
+        weights.close()
+        raise
+    if useless:
+        notify(useless)
+        weights.close()
+        return None
+    return LoadedDraft(weights, alignment, card)
+
+
+def for_heads(options: LoadOptions, draft: ModelCard) -> LoadOptions:
+    """A target's options beside a file of heads: the library that runs them, unless another was asked for."""
+    if options.backend != "auto" or options.library:
+        return options
+    notify(f"{draft.path.stem} holds {HEADS[draft.kind]}, which llama.cpp alone runs: it is used for both")
+    return replace(options, backend="llama.cpp")
+
+
+def load_head(target: Weights, of_target: ModelCard, card: ModelCard, options: LoadOptions) -> HeadWeights:
+    """The weights of a file of heads, in the target's library. Raises ModelFileError, OutOfMemory or
+    BackendCrash."""
+    head, path = read_head(card, of_target), str(card.path)
+    if lacks := why_no_heads(target.library, of_layers=card.kind in ("eagle3", "dflash")):
+        why = f"it holds {HEADS[card.kind]}, and {target.library.title} cannot run it here: {lacks}"
+        raise ModelFileError(path, why, "Choose --backend llama.cpp, or another draft.")
+    same = target.options.backend, target.options.library
+    options = replace(options, backend=same[0], library=same[1], adapters=())
+    file = f"{fingerprint(target.path)} {fingerprint(card.path)}"
+    check_head(target, head, options, file=file, memory=cache_dir() / "builds.json")
+    return HeadWeights(head, options)
+
+
+def load_found(
+    target: Weights,
+    named: Named,
+    options: LoadOptions,
+    progress: Progress = no_progress,
+    *,
+    opening: SessionOptions | None = None,
+) -> LoadedDraft | None:
+    """The first of the drafts found that loads, aligns and may pay; None if none does. Notices say which was
+    taken, which were skipped and why, and what else there is."""
+    found = named.found or Found()
+    if not target.rewinding.is_possible:
+        notify(f"-md auto: {target.name} cannot take rejected drafts back, so no draft is loaded")
+        return None
+    heads = [head for head in found.heads if not why_no_head(head.card, named.target)]
+    files = {draft.card.path: of_draft(draft) for draft in (*heads, *found.drafts)}
+    taken, measure = None, opening is not None and opening.measure
+    for draft in (*heads, *found.drafts)[:_MAX_TRIED]:
+        if taken is not None:
+            break
+        try:
+            if opening is not None:
+                Room(named.target, draft.card, target.options, options, opening).check()
+            taken = load_named(target, named.target, draft.card, options, progress, measure=measure)
+        except (BackendCrash, ModelFileError, OutOfMemory, VocabularyMismatch) as error:
+            notify(f"-md auto skips {draft.card.path.name}: {error.why}")
+    if taken is None:
+        notify(_nothing_found(named.target, found))
+    else:
+        notify(_taken(files[taken.card.path], [f for path, f in files.items() if path != taken.card.path]))
+    said = {str(path) for path in files}
+    listed_files = listed(named.target, found)
+    notify(*(str(file) for file in listed_files if file.place in _SAID and file.reference not in said))
+    notify(*(f"-md auto skips {Path(error.what).name}: {error.why}" for error in found.broken))
+    return taken
+
+
+# What was found
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file that could draft for a target.
+
+    Args:
+        reference: What to give to `-md`.
+        place: Where it was found.
+        file_bytes: None if unknown.
+        share: Bytes that a token reads of it (of a file that is not here: parameters), relative to the
+            target's.
+        note: For people.
+    """
+
+    reference: str
+    place: str
+    file_bytes: int | None = None
+    share: float | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        name = self.reference if self.reference.startswith("hf:") else PurePosixPath(self.reference).name
+        size = [] if self.file_bytes is None else [gigabytes(self.file_bytes)]
+        share = [] if self.share is None else [f"{self.share:.2f} of what the target reads for a token"]
+        words = f"{name} ({', '.join([*size, *share, self.place])})"
+        return f"{words}: {self.note}" if self.note else words
+
+
+_ON_HUB = "in its hub repository, not downloaded"
+_SAID = {"beside the target", "in its hub repository", _ON_HUB}
+
+
+def listed(target: ModelCard, found: Found) -> list[FoundFile]:
+    """Everything but the draft models here: heads, files on the hub and, if no draft is here, a relative."""
+    files = []
+    for head in found.heads:
+        note = why_no_head(head.card, target) or f"it holds {HEADS[head.card.kind]}, which -md takes"
+        files.append(FoundFile(str(head.card.path), head.place, head.card.file_bytes, note=note))
+    for file in found.on_hub:
+        words = file.rsplit("/", 1)[-1].lower().replace("dspark", "dflash")
+        kind = next((kind for kind in HEADS if kind in words), None)
+        note = f"by its name it holds {HEADS[kind]}" if kind else ""
+        files.append(FoundFile(file, _ON_HUB, note=note))
+    relative = found.relative
+    share = 1.0 if relative is None else relative.parameters / max(target.active_parameters, 1)
+    if relative is not None and not found.drafts and share <= MAX_SHARE:
+        place = f"of its family: {relative.name}, not downloaded"
+        files.append(FoundFile(f"hf:{relative.repository}", place, share=share))
+    return files
+
+
+def of_draft(draft: FoundDraft) -> FoundFile:
+    """A draft that is here."""
+    card = draft.card
+    note = f"it holds {HEADS[card.kind]}" if card.kind in HEADS else ""
+    return FoundFile(str(card.path), draft.place, card.file_bytes, draft.share, note)
+
+
+def why_no_head(head: ModelCard, target: ModelCard) -> str:
+    """Why a file of heads does not belong to this target; empty if it does."""
+    try:
+        read_head(head, target)
+    except ModelFileError as error:
+        return error.why
+    return ""
+
+
+def _taken(file: FoundFile, others: Sequence[FoundFile]) -> str:
+    known = "" if file.note else ": `outrider check` says whether it pays"
+    named = ", ".join(map(str, others[:_MAX_NAMED]))
+    more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
+    return f"-md auto takes {file}{known}" + (f". Also here: {named}{more}" if others else "")
+
+
+def _nothing_found(target: ModelCard, found: Found) -> str:
+    if found.drafts:
+        return "-md auto: no draft that was found can be used; lookup drafts alone"
+    line = (
+        f"-md auto: no smaller file beside {target.path.name} or in the hub's cache has its tokenizer, "
+        f"{target.tokenizer}; lookup drafts alone"
+    )
+    relatives = [file for file in listed(target, found) if file.place not in _SAID]
+    return ". ".join([line, *(f"You could name -md {file}" for file in relatives)])

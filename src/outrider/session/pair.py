@@ -19,9 +19,18 @@ from outrider.models.heads import CHAINED
 from outrider.models.hub import HubOptions
 from outrider.models.vocab import Alignment, align
 from outrider.policy.auto import LONGEST_DRAFT
-from outrider.session.drafts import LoadedDraft, fitting, for_heads, load_found, load_named, resolve_models
 from outrider.session.generation import Message, encode
-from outrider.session.loading import Room, load_weights, template_of
+from outrider.session.loading import (
+    LoadedDraft,
+    Room,
+    fitting,
+    for_heads,
+    load_found,
+    load_named,
+    load_weights,
+    resolve_models,
+    template_of,
+)
 from outrider.session.options import Progress, SessionOptions, no_progress
 
 

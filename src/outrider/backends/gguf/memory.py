@@ -77,12 +77,6 @@ def _stays_on_host(tensor: str, options: LoadOptions) -> bool:
     return next((buffer == "CPU" for pattern, _, buffer in parts if re.search(pattern, tensor)), False)
 
 
-def total_bytes(models: Sequence[Contexts]) -> int:
-    """What models take at least, wherever they are put. Mapped weights count as if they were read."""
-    read = [replace(model, options=replace(model.options, mmap=False)) for model in models]
-    return round(sum(sum(model.needed(on_gpus=False)[HOST]) for model in read))
-
-
 def free_memory(library: Library, options: Sequence[LoadOptions]) -> dict[str, float]:
     """The free bytes of the host, and of all GPUs with memory of their own, if the options may use any."""
     gpus = [device for device in list_devices(library) if device.is_gpu and not device.shares_memory]

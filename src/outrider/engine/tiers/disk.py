@@ -1,4 +1,4 @@
-"""The tier on disk: files of one user's texts, private, written whole or not at all, and never trusted unread.
+"""The tier on disk: files of one user's texts, private, written whole or not at all, never trusted unread.
 
 A file is a mark of the format, the length of its head, the head (JSON), its tag, the data, and their tag. The
 tags are HMAC-SHA-256 under a secret that lies beside the files. What was made for another model, library or
@@ -238,7 +238,10 @@ def _opened(path: Path) -> Any:
 def _secret_in(folder: Path) -> bytes:
     """The folder's secret, made where there is none. Raises OSError."""
     path = folder / "secret"
-    with suppress(FileExistsError), open(path, "xb", opener=lambda p, flags: os.open(p, flags, 0o600)) as file:
+    with (
+        suppress(FileExistsError),
+        open(path, "xb", opener=lambda p, flags: os.open(p, flags, 0o600)) as file,
+    ):
         file.write(token_bytes(_KEY_BYTES))
     with path.open("rb") as file:
         secret = file.read(_KEY_BYTES + 1)

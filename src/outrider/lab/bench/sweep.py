@@ -32,7 +32,7 @@ from outrider.lab.record import cases_of
 from outrider.lab.rows import AnswerRow, BlockRow, CostsRow, DoneRow, HeadRow, ModelRow, SkippedRow
 from outrider.lab.subject import Progress, Subject
 from outrider.models.gguf import HEADS, check_whole
-from outrider.session.drafts import why_no_head
+from outrider.session.loading import why_no_head
 
 _BYTES_PER_S = 8e9
 """of weights that a step reads, as long as nothing is measured"""
