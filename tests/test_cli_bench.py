@@ -21,7 +21,7 @@ from outrider.lab.loaded import Loader
 from outrider.lab.settings import Setting
 from outrider.lab.subject import Progress
 from outrider.models.hub import HubOptions
-from outrider.session import describe_policy
+from outrider.session.session import describe_policy
 from recordings import FLAT, SMALL, curve
 from tiny_gguf import write_tiny
 

@@ -14,7 +14,7 @@ from outrider.backends.fake import FakeModel, NextLogits
 from outrider.core.data import Grammar, Request, Row
 from outrider.core.params import SamplingParams
 from outrider.engine import Engine
-from outrider.engine.tokenization import PreferredConstraint, PreferredTokenization
+from outrider.engine.limits import PreferredConstraint, PreferredTokenization
 from outrider.policy.fixed import FixedPolicy
 
 WORDS = Pieces("a", "b", "c", "ab", "bc", "cab")

@@ -120,7 +120,7 @@ class Timed(FakeModel):
     def clock(self) -> Iterator[None]:
         """Meanwhile the engine's time is the model's."""
         with pytest.MonkeyPatch.context() as patch:
-            for module in ("engine.loop", "engine.verification", "drafters.model"):
+            for module in ("engine.loop", "engine.sequence", "drafters.model"):
                 patch.setattr(f"outrider.{module}.perf_counter", lambda: self.now_ms / 1000)
             yield
 

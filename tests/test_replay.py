@@ -33,7 +33,7 @@ from outrider.costs import CallCosts, CallPoint
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
-from outrider.engine.tokenization import PreferredConstraint, PreferredTokenization
+from outrider.engine.limits import PreferredConstraint, PreferredTokenization
 from outrider.lab.recording import Offers, Recording, record_offers
 from outrider.lab.replay import replay
 from outrider.models.vocab import align

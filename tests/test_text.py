@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from formats_samples import TOOLS, chat_format
-from outrider.core.data import TARGET, Piece, TokenLogprob, content_of
+from outrider.core.data import TARGET, Piece, Request, TokenLogprob, content_of
 from outrider.core.errors import SettingError
 from outrider.engine.text import TextStream
 from vocabularies import TableVocabulary, Token, bytes_and
@@ -72,16 +72,9 @@ def test_the_stop_string_that_starts_first_wins_whatever_the_order() -> None:
         assert ("".join(shown), stream.stopped) == ("a", "bc")
 
 
-def test_one_string_is_one_stop() -> None:
-    stream = TextStream(BYTES, "end")
-    assert "".join(content_of(stream.push(token)) for token in b"need to end") == "need to "
-    assert stream.stopped == "end"
-
-
-@pytest.mark.parametrize("stop", ["", ("a", "")])
-def test_an_empty_stop_string_is_refused(stop: str | tuple[str, ...]) -> None:
+def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(SettingError, match="empty stop string"):
-        TextStream(BYTES, stop)
+        Request((1,), stop=("a", ""))
 
 
 # Few letters, so that stop strings overlap; lone and paired bytes of é and 😀, so that they break.

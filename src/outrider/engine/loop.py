@@ -24,24 +24,27 @@ from outrider.core.errors import ConstraintError, InputError, PromptError
 from outrider.core.notices import notify
 from outrider.engine.interrupts import deferred
 from outrider.engine.kv_slots import DraftKv, Slots, rewind
+from outrider.engine.limits import PreferredTokenization, limits_of
 from outrider.engine.prefill import MAX_TOKENS, PATIENT_STEPS, Pace, chunks
 from outrider.engine.sequence import (
     RunningRequest,
     Shared,
     StepPlan,
     Verified,
+    commit,
     complete,
     decodes,
+    fail,
     num_missing,
     reading,
+    record_of,
     unread,
     verification,
+    verify,
     with_draft,
 )
 from outrider.engine.text import TextStream
 from outrider.engine.tiers.store import KvTiers, Reading
-from outrider.engine.tokenization import PreferredTokenization, limits_of
-from outrider.engine.verification import commit, fail, record_of, verify
 from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import RequestSampler
 from outrider.verify import Verifier
@@ -250,12 +253,8 @@ class Engine:
 
     def generate(self, request: Request) -> Completion:
         """Run one request to its end."""
-        stream = self.stream(request)
-        while True:
-            try:
-                next(stream)
-            except StopIteration as end:
-                return cast(Completion, end.value)
+        *_, last = self.stream(request)
+        return cast(Completion, last.completion)
 
     def stream(self, request: Request) -> Generator[Update, None, Completion]:
         """Run one request and yield each step's update; the generator returns the Completion.

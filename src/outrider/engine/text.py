@@ -8,7 +8,6 @@ from itertools import groupby
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import TARGET, AnswerReader, Character, Kind, Part, Piece, TokenLogprob
-from outrider.core.errors import SettingError
 
 
 class TextStream:
@@ -24,8 +23,8 @@ class TextStream:
     A token is in the piece that has the first character of it that is shown, with a character that
     is cut into bytes in the piece of that.
 
-    `stop` may be one string. `visible` are control tokens that are shown as they are spelled; all others
-    add nothing. Without a `reader` all is content. Raises SettingError for an empty stop string.
+    `visible` are control tokens that are shown as they are spelled; all others add nothing. Without a
+    `reader` all is content.
     """
 
     def __init__(
@@ -35,19 +34,16 @@ class TextStream:
         visible: Collection[int] = (),
         reader: Callable[[], AnswerReader] | None = None,
     ) -> None:
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        if not all(stops):
-            raise SettingError("stop", "an empty stop string ends every text at once", "Leave it out.")
         self._vocabulary = vocabulary
         self._visible = frozenset(visible)
         # Of two that start at the same place the shorter one is complete first.
-        self._stops = sorted(stops, key=len)
-        self._longest = max(map(len, stops), default=0)
+        self._stops = sorted(stop, key=len)
+        self._longest = max(map(len, stop), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._unfinished: tuple[int, ...] = ()
         """places of the tokens of a character whose last byte has not come"""
         self._reader = reader and reader()
-        self._shows_at_once = not stops and reader is None
+        self._shows_at_once = not stop and reader is None
         self._held: list[Part] = []
         """content that may begin a stop string"""
         self._stopped: str | None = None

@@ -15,7 +15,7 @@ from outrider.costs import CallCosts
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import PreferredTokenization
-from outrider.engine.tokenization import PreferredConstraint
+from outrider.engine.limits import PreferredConstraint
 from outrider.lab.recording import Recording
 from outrider.lab.replay import replay
 from outrider.lab.rows import AnswerRow, CaseOutcome

@@ -13,30 +13,16 @@ if TYPE_CHECKING:
     from outrider.session.generation import Message
     from outrider.session.options import DEFAULT_CONTEXT_TOKENS, SessionOptions
     from outrider.session.pair import Pair
-    from outrider.session.session import Session, describe_policy, settings_of
+    from outrider.session.session import Session, settings_of
 
-__all__ = [
-    "DEFAULT_CONTEXT_TOKENS",
-    "Message",
-    "Pair",
-    "Session",
-    "SessionOptions",
-    "describe_policy",
-    "settings_of",
-]
+__all__ = ["DEFAULT_CONTEXT_TOKENS", "Message", "Pair", "Session", "SessionOptions", "settings_of"]
 
-_MODULES = {
-    "generation": ("Message",),
-    "options": ("DEFAULT_CONTEXT_TOKENS", "SessionOptions"),
-    "pair": ("Pair",),
-    "session": ("Session", "describe_policy", "settings_of"),
-}
+_MODULES = {"Message": "generation", "Pair": "pair", "Session": "session", "settings_of": "session"}
 
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f"outrider.session.{module}"), name)
+    if name in __all__:
+        return getattr(import_module(f"outrider.session.{_MODULES.get(name, 'options')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
