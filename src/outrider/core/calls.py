@@ -34,7 +34,6 @@ def check_spans(model: Model, spans: Sequence[Span]) -> None:
 
 
 def _fault(model: Model, span: Span) -> str:
-    """How a span breaks the contract, if it does."""
     tokens, rows = span.tokens, span.rows
     if not 0 <= span.sequence < model.max_sequences:
         return f"there is no sequence {span.sequence}"

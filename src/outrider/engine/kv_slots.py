@@ -206,7 +206,6 @@ class Slots:
         return None
 
     def read_ahead(self, request: Request, when_done: Callable[[], None]) -> Reading | None:
-        """Begin to read what the store has of a prompt, as in `KvTiers`."""
         if self._store is None or not request.cache_prompt:
             return None
         return self._store.read_ahead(*self._sought(request), when_done)
@@ -219,7 +218,6 @@ class Slots:
         return request.scope, request.prompt[:-1], self._match(request)[1], most
 
     def _put_away(self, slot: int, held: _Held) -> bool:
-        """The store gets what a sequence holds; as `KvTiers.keep`."""
         return self._store is None or self._store.keep(slot, held.scope, held.tokens)
 
     def keep(self) -> bool:
@@ -302,7 +300,6 @@ class DraftKv:
             self._drafter.take(sequence, tokens, lambda: self._store.restore(found, sequence))
 
     def read_ahead(self, request: Request, when_done: Callable[[], None]) -> Reading | None:
-        """As `KvTiers.read_ahead`."""
         return self._store.read_ahead(*self._sought(request), when_done) if request.cache_prompt else None
 
     def _sought(self, request: Request) -> tuple[str, Sequence[int], int, int]:
@@ -311,7 +308,6 @@ class DraftKv:
         return request.scope, tokens, held, self._drafter.model.context_length
 
     def note(self, work: DraftWork) -> None:
-        """The draft model's work in a step."""
         if work.prefill_calls:
             self._store.note_read(work.prefill_tokens, work.prefill_s)
 

@@ -30,7 +30,6 @@ class PreferredTokenization:
         self._chosen: defaultdict[int, Counter[int]] = defaultdict(Counter)
 
     def forget(self) -> None:
-        """Forget everything: drafts then depend on no earlier request."""
         self._chosen.clear()
 
     def note(self, canonical: int, chosen: int) -> None:
@@ -117,8 +116,6 @@ class PreferredConstraint:
 
 
 class _Stopwatch:
-    """Adds up the seconds spent in its blocks."""
-
     spent_s = 0.0
 
     def __enter__(self) -> None:
@@ -246,7 +243,6 @@ class ThoughtLimit:
         return any(map(self._vocabulary.ends_generation, drafted))
 
     def _demanded(self, drafted: Sequence[int]) -> int | None:
-        """The token of the closing that has to come; None where none has to."""
         state = self._after(drafted)
         if not state.num_forced and (not self._is_used_up(state) or self._is_cut(state.tail)):
             return None
@@ -317,5 +313,4 @@ class ThoughtLimit:
 
 
 def _first_character(data: bytes) -> int:
-    """Where the first character begins that is not cut off before the data."""
     return next((i for i, byte in enumerate(data) if byte & 0xC0 != 0x80), len(data))

@@ -194,19 +194,16 @@ class Engine:
         return [reading for reading in found if reading is not None]
 
     def _most_tokens(self, request: Request) -> int:
-        """Tokens that a request stores at most."""
         if request.max_tokens is None:
             return self.target.context_length
         return min(len(request.prompt) + request.max_tokens, self.target.context_length)
 
     @property
     def num_running(self) -> int:
-        """Requests that have been submitted and have not ended."""
         return len(self._running)
 
     @property
     def used_tokens(self) -> int:
-        """Tokens whose KV is stored, for running requests and for reuse."""
         return self.slots.used_tokens
 
     def cancel(self, request_id: int) -> Completion | None:
@@ -252,7 +249,6 @@ class Engine:
     # Generating
 
     def generate(self, request: Request) -> Completion:
-        """Run one request to its end."""
         *_, last = self.stream(request)
         return cast(Completion, last.completion)
 
@@ -410,7 +406,6 @@ class Engine:
     # The end of a step
 
     def _commit(self, plan: StepPlan, verified: Verified, shared: Shared) -> Update:
-        """Commit, rewind and record one sequence's share of the step."""
         sequence, draft = plan.sequence, plan.draft
         position, pieces, error = len(sequence.tokens), list[Piece](), verified.error
         if draft is not None and verified.verdict is not None:

@@ -91,7 +91,6 @@ class StepPlan:
 
     @property
     def reads(self) -> bool:
-        """Whether it reads more of a prompt than its last token."""
         return self.draft is None or self.read_tokens > 0
 
 
@@ -176,7 +175,6 @@ def verification(target: Model, sequence: RunningRequest) -> StepPlan:
 
 
 def _top(sequence: RunningRequest) -> int:
-    """`Span.top` of a sequence that decodes."""
     request, sampler = sequence.request, sequence.sampler
     needs_rows = request.logprobs is not None or sampler.adjusts(())
     return 0 if needs_rows else sampler.top

@@ -83,7 +83,6 @@ class TextStream:
         return self._pieces([*parts, *(self._reader.end() if self._reader else ())], final=True)
 
     def end_was_forced(self) -> None:
-        """The end of the reasoning was forced."""
         if self._reader is not None:
             self._reader.is_forced = True
 
@@ -95,7 +94,6 @@ class TextStream:
         return self._vocabulary.piece(token)
 
     def _characters(self, piece: bytes) -> list[Character]:
-        """The characters that the last token completes."""
         place = (len(self._tokens) - 1,)
         if not self._unfinished and piece.isascii():
             return [Character(piece.decode(), place)]
@@ -148,7 +146,6 @@ class TextStream:
             safe = max(safe - len(part.text), 0)
 
     def _first_stop(self, text: str) -> tuple[int, str | None]:
-        """Where the first complete stop string starts, and which it is."""
         found = [(text.find(stop), stop) for stop in self._stops if stop in text]
         return min(found, key=lambda match: match[0], default=(len(text), None))
 

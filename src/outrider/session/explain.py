@@ -209,7 +209,6 @@ def _steps(decode: Sequence[StepRecord], costs: CallCosts) -> _Steps:
 
 
 def _slowness(decode: Sequence[StepRecord], costs: CallCosts) -> float:
-    """What the calls took against what they take as measured; 1 where nothing was measured."""
     if not costs.is_measured:
         return 1.0
     measured = CallCosts(costs.points)

@@ -112,7 +112,6 @@ class Learned:
             self.policy.state.draft_costs = costs.draft
 
     def _recall(self) -> None:
-        """Start with what earlier sessions learned, or with the calibration in the draft's file."""
         path = self._place()
         known: Mapping[str, Any] | None = read_entry(
             path, "starting without what was learned about acceptance"
@@ -126,7 +125,6 @@ class Learned:
             notify(f"{path}: {error}: starting without what was learned about acceptance")
 
     def _place(self) -> Path:
-        """Where acceptance is stored: by the files' content and the options that change their output."""
         models = [native_of(model) for model, _ in self._models.values()]
         files = [fingerprint(model.weights.path) for model in models]
         files += [json.dumps(changed) for model in models if (changed := model.weights.options.rarely_set())]

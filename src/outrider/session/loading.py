@@ -91,7 +91,6 @@ class Room:
         check_memory(models, free_memory(library, [model.options for model in models]))
 
     def contexts(self, library: Library) -> list[Contexts]:
-        """The target's, and those of the draft."""
         target, draft, options = self.target, self.draft, self.options
         trained = target.context_length or 0
         capacity = options.capacity(trained)

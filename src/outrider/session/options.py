@@ -59,7 +59,6 @@ class Keeping:
     disk_bytes: int = 8 * 2**30
 
     def split(self) -> tuple[Keeping, Keeping]:
-        """The target's part, and the draft model's."""
         memory, disk = self.memory_bytes // _DRAFT_SHARE, self.disk_bytes // _DRAFT_SHARE
         folder = None if self.folder is None else self.folder / "draft"
         target = replace(self, memory_bytes=self.memory_bytes - memory, disk_bytes=self.disk_bytes - disk)
@@ -104,7 +103,6 @@ class SessionOptions:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of the target: running requests, and those whose KV is kept."""
         return self.max_running + self.kept_sequences
 
     def length(self, trained_context: int) -> int:

@@ -116,7 +116,6 @@ class Pair:
         return "its own MTP head" if self._drafts_with_head(None) else None
 
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
-        """The tokens of a text, or of a conversation under the chat template."""
         return encode(self.target.vocabulary, self.template, prompt)
 
     def open_target(self, options: SessionOptions, progress: Progress = no_progress) -> Loaded:

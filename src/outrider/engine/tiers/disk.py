@@ -59,7 +59,6 @@ class SavedText:
 
     @classmethod
     def of(cls, head: dict[str, Any]) -> SavedText:
-        """What the head of a file says."""
         extent = Extent(head["length"], head["any_from"], tuple(head["checkpoints"]))
         return cls(head["scope"], np.array(head["tokens"], np.int32), extent)
 
@@ -99,7 +98,6 @@ class Disk:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
         return sum(size for _, size, _ in self._files())
 
     def found(self) -> Iterator[tuple[str, SavedText, int, int]]:
@@ -188,7 +186,6 @@ class Disk:
             self._path(name).unlink()
 
     def used(self, name: str) -> None:
-        """A text was of use: it stays longer."""
         with suppress(OSError):
             os.utime(self._path(name))
 

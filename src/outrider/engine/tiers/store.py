@@ -142,7 +142,6 @@ class KvTiers:
 
     @property
     def counts(self) -> TierCounts:
-        """What became of texts so far."""
         with self._lock:
             memory = sum(entry.num_bytes for entry in self._entries if entry.state is not None)
         disk = self.disk.num_bytes if self.disk else 0
@@ -249,7 +248,6 @@ class KvTiers:
         return True
 
     def forget(self) -> None:
-        """Forget all texts for good."""
         with self._lock:
             for entry in self._entries:
                 if entry.writing is not None:  # what has begun removes its file by itself
@@ -290,12 +288,10 @@ class KvTiers:
             return [entry for entry in self._entries if entry.text.scope == scope]
 
     def _remove(self, entry: _Entry) -> None:
-        """Out of the index, where it is there."""
         if entry in self._entries:
             self._entries.remove(entry)
 
     def _drop(self, entry: _Entry) -> None:
-        """It is of no use."""
         with self._lock:
             self._counts.refused += 1
             self._remove(entry)
@@ -355,7 +351,6 @@ class KvTiers:
         return may_write
 
     def _write(self, entry: _Entry) -> None:
-        """In the writer's thread."""
         assert self.disk is not None and entry.state is not None
         with self._lock:
             spared = {other.name for other in self._entries if other.reading is not None}
@@ -410,7 +405,6 @@ class KvTiers:
 
 
 def _common(one: Tokens, other: Tokens) -> int:
-    """How many tokens two texts begin with in common."""
     size = min(one.size, other.size)
     differ = one[:size] != other[:size]
     return int(differ.argmax()) if differ.any() else size
