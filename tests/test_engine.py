@@ -279,15 +279,6 @@ def test_a_request_can_be_cancelled_after_any_step(num_steps: int) -> None:
     assert again.reused_tokens == (len(PROMPT) - 1 if num_steps else 0)
 
 
-def test_closing_a_stream_frees_its_sequence() -> None:
-    engine = Engine(language_model(max_sequences=1))
-    request = Request(PROMPT, GREEDY, max_tokens=30, ignore_end=True)
-    stream = engine.stream(request)
-    next(stream)
-    stream.close()
-    assert engine.generate(request).tokens == plain(language_model(), request)[0]
-
-
 def test_a_cancelled_stream_ends_with_what_was_made() -> None:
     engine = Engine(FakeModel(VOCABULARY, scripted_logits(VOCABULARY, "abcd ")))
     stream = engine.stream(Request(PROMPT, GREEDY, max_tokens=30, stop=("bcc",)))

@@ -396,17 +396,6 @@ def test_sessions_of_one_pair_share_its_weights(path: Callable[..., Path]) -> No
         Session.open(pair, SessionOptions(64))
 
 
-def test_leaving_the_with_block_by_an_error_closes_too(
-    path: Callable[..., Path], opened: list[Weights]
-) -> None:
-    with (
-        pytest.raises(KeyError),
-        Session.load(path(), path(noise=0.02), context_length=64, options=OPTIONS),
-    ):
-        raise KeyError
-    assert len(opened) == 2 and all(map(is_closed, opened))
-
-
 # Memory
 
 

@@ -193,25 +193,6 @@ def test_where_all_that_could_make_room_is_read_nothing_is_written(tmp_path: Pat
     server.slow.may_read.set()
 
 
-def test_a_file_that_cannot_be_trusted_is_read_anew(tmp_path: Path) -> None:
-    saved(tmp_path)
-    [file] = tmp_path.glob("*.kv")
-    data = bytearray(file.read_bytes())
-    data[-100] ^= 1
-    file.write_bytes(data)
-    server = SlowServer(tmp_path)
-    server.slow.may_read.set()
-
-    async def main() -> None:
-        async with working(server) as worker:
-            completion = await finished(await Running.submit(worker, request(TEXTS[0])))
-            assert completion.tokens == plain(language_model(), request(TEXTS[0]))[0]
-            assert completion.reused_tokens == 0
-
-    asyncio.run(main())
-    assert server.tiers.counts.refused == 1
-
-
 def test_what_is_kept_is_written_while_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is killed loses nothing of what it had time to write."""
     monkeypatch.setattr("outrider.server.worker._REST_S", 0.01)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
-from typing import Any, Protocol, Self, cast, runtime_checkable
+from typing import Any, Self, cast
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Grammar, Request, StepRecord, Update
@@ -109,15 +109,6 @@ def encode(
     return tuple(tokens)
 
 
-@runtime_checkable
-class SchemaModel(Protocol):
-    """A class with a JSON schema that reads JSON text, such as a Pydantic model."""
-
-    def model_json_schema(self) -> dict[str, Any]: ...
-
-    def model_validate_json(self, json_data: str) -> Any: ...
-
-
 Schema = type[Any] | Mapping[str, Any] | str
 """A Pydantic model, or a JSON schema as plain data or text."""
 
@@ -128,10 +119,10 @@ def read_schema(schema: Schema) -> tuple[str, Callable[[str], Any]]:
     hold."""
     if isinstance(schema, str):
         return schema, json.loads
-    if isinstance(schema, SchemaModel):
+    if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
         from outrider.constraints.json_schema import closed  # loads slowly, and few requests need it
 
-        model = cast(SchemaModel, schema)
+        model: Any = schema
         return json.dumps(closed(model.model_json_schema())), model.model_validate_json
     if not isinstance(schema, Mapping):
         why = f"{schema!r} is neither a Pydantic model nor a JSON schema"
