@@ -216,7 +216,7 @@ class KvTiers:
         return reading
 
     def recall(self, scope: str) -> list[list[int]]:
-        """All texts of a cache namespace, the one that was used longest ago first."""
+        """All texts of a cache namespace, the oldest first."""
         return [entry.text.tokens.tolist() for entry in self._of(scope)]
 
     def texts(self, scope: str, tokens: Sequence[int]) -> list[list[int]]:
