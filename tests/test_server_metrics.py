@@ -41,7 +41,7 @@ IDLE = WorkerState(
 
 def new_metrics(state: WorkerState = IDLE) -> Metrics:
     metrics = Metrics("tiny")
-    metrics.state = lambda: state
+    metrics.states = lambda: [state]
     return metrics
 
 
@@ -196,7 +196,7 @@ def test_a_generation_without_tokens_has_no_latencies() -> None:
 def test_gauges_are_read_when_somebody_asks() -> None:
     states: list[WorkerState] = []
     metrics = Metrics()
-    metrics.state = lambda: states[-1]
+    metrics.states = lambda: states
     states.append(replace(IDLE, running=3, waiting=7, kv_tokens_used=512, draining=True))
     text = metrics.render()[0].decode()
     read = {sample.name: sample.value for family in read_text(text) for sample in family.samples}
@@ -206,8 +206,9 @@ def test_gauges_are_read_when_somebody_asks() -> None:
     assert read["outrider_kv_cache_used_tokens"] == 512
     assert read["outrider_kv_cache_capacity_tokens"] == 1024
     assert read["outrider_draining"] == 1
-    states.append(replace(IDLE, running=1))
-    assert b"outrider_num_requests_running 1.0" in metrics.render()[0]
+    states.append(replace(IDLE, running=1))  # of another model: what is shown is the sum
+    text = metrics.render()[0].decode()
+    assert "outrider_num_requests_running 4.0" in text and "outrider_draining 1.0" in text
 
 
 # What is sent

@@ -1,4 +1,4 @@
-"""A server of several models: one is loaded at a time, when it is asked for."""
+"""A server of several models: loaded when they are asked for, as many at once as may be."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from httpx2 import Response
 from starlette.testclient import TestClient
 
-from outrider.core.errors import ModelFileError, SettingError
+from outrider.core.errors import ModelFileError, OutOfMemory, SettingError
 from outrider.core.settings import sampling_params
 from outrider.server.assembly import create_app
 from outrider.server.metrics import Metrics
@@ -28,7 +28,7 @@ from outrider.server.settings import ServeSettings, as_toml, read_configuration
 from serving import SlowModel, events, tiny_session, user
 
 CHAT = "/v1/chat/completions"
-A, B = "a", "b"
+A, B, C = "a", "b", "c"
 
 
 @dataclass
@@ -39,13 +39,15 @@ class Shelf:
     failures: dict[str, list[Exception]] = field(default_factory=dict)
     """what the next loads of a model raise"""
     happened: list[str] = field(default_factory=list)
-    service: Service | None = None
+    services: dict[str, Service] = field(default_factory=dict)
+    """of those that are loaded"""
+    max_loaded: int = 1
     metrics: Metrics = field(default_factory=Metrics)
 
     def load(self, name: str) -> Service:
         if self.failures.get(name):
             raise self.failures[name].pop(0)
-        assert self.service is None, "two models are loaded"
+        assert len(self.services) < self.max_loaded, "too many models are loaded"
         stack = ExitStack()
         session, model = stack.enter_context(tiny_session())
         assert isinstance(model, SlowModel)
@@ -54,23 +56,23 @@ class Shelf:
         def release() -> None:
             assert not service.worker.state().running, "a model with a request was unloaded"
             self.happened.append(f"-{name}")
-            self.service = None
+            del self.services[name]
             stack.close()
 
         service = Service(session, ServeSettings(alias=name), metrics=self.metrics, release=release)
         self.happened.append(f"+{name}")
-        self.service = service
+        self.services[name] = service
         return service
 
     @property
     def is_running(self) -> bool:
-        return self.service is not None and self.service.worker.state().running > 0
+        return any(service.worker.state().running for service in [*self.services.values()])
 
 
 @contextmanager
 def serving(shelf: Shelf, *names: str, **options: Any) -> Iterator[TestClient]:
     found = [Model((name,), partial(shelf.load, name)) for name in names or (A, B)]
-    models = Models(found, metrics=shelf.metrics, **options)
+    models = Models(found, max_loaded=shelf.max_loaded, metrics=shelf.metrics, **options)
     try:
         with TestClient(create_app(models), raise_server_exceptions=False) as client:
             yield client
@@ -96,6 +98,10 @@ def states(client: TestClient) -> dict[str, str]:
     return {card["id"]: card["status"]["value"] for card in cards}
 
 
+def sample(shelf: Shelf, name: str) -> float | None:
+    return shelf.metrics.registry.get_sample_value(f"outrider_{name}")
+
+
 def eventually(true: Any) -> bool:
     end_s = time.monotonic() + 20
     while not true():
@@ -117,7 +123,53 @@ def test_a_model_is_loaded_by_the_first_request_for_it_in_place_of_another() -> 
         assert shelf.happened == ["+b", "-b", "+a"]
         assert ask(client, "c").status_code == 404
     assert shelf.happened[3:] == ["-a"]
-    assert shelf.metrics.registry.get_sample_value("outrider_generation_tokens_total") == 12
+    assert sample(shelf, "generation_tokens_total") == 12
+
+
+def test_two_models_stay_loaded_and_the_least_recently_used_one_makes_room() -> None:
+    shelf = Shelf(max_loaded=2)
+    with serving(shelf, A, B, C) as client:
+        for name in (A, B, A, B, A):
+            assert answer_of(ask(client, name)) == "yes"
+        assert shelf.happened == ["+a", "+b"]
+        assert sample(shelf, "max_requests_running") == sum(
+            service.worker.state().max_running for service in shelf.services.values()
+        )
+        assert answer_of(ask(client, C)) == "yes"
+        assert shelf.happened[2:] == ["-b", "+c"]
+        assert states(client) == {A: "loaded", B: "unloaded", C: "loaded"}
+        assert sample(shelf, "generation_tokens_total") == 6 * 4
+    assert sorted(shelf.happened[4:]) == ["-a", "-c"]
+
+
+def test_an_idle_model_makes_room_before_one_with_a_request() -> None:
+    shelf = Shelf(call_s=0.01, max_loaded=2)
+    with serving(shelf, A, B, C) as client, ThreadPoolExecutor(2) as threads:
+        ask(client, A)
+        first = threads.submit(ask, client, A, f"[[{'a' * 60}]]")
+        assert eventually(lambda: shelf.is_running)
+        for name in (B, C):
+            assert answer_of(ask(client, name)) == "yes"
+        assert shelf.happened == ["+a", "+b", "-b", "+c"]
+        assert answer_of(first.result(30)) == "a" * 60
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_idle_models_make_room_where_memory_runs_out(busy: bool) -> None:
+    full = OutOfMemory("c.gguf", "no room", "Take another.")
+    shelf = Shelf(call_s=0.01, failures={C: [full, full]}, max_loaded=3)
+    with serving(shelf, A, B, C) as client, ThreadPoolExecutor(1) as threads:
+        ask(client, B)
+        ask(client, A)
+        if busy:
+            first = threads.submit(ask, client, A, f"[[{'a' * 60}]]")
+            assert eventually(lambda: shelf.is_running)
+            assert ask(client, C).status_code == 503
+            assert shelf.happened == ["+b", "+a", "-b"]
+            assert answer_of(first.result(30)) == "a" * 60
+        else:
+            assert answer_of(ask(client, C)) == "yes"
+            assert shelf.happened == ["+b", "+a", "-b", "-a", "+c"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -170,8 +222,7 @@ def test_nothing_of_an_unloaded_model_stays() -> None:
     shelf = Shelf()
     with serving(shelf) as client:
         ask(client, A)
-        assert shelf.service is not None
-        engine = weakref.ref(shelf.service.session.engine)
+        engine = weakref.ref(shelf.services[A].session.engine)
         ask(client, B)
         assert eventually(lambda: engine() is None)
 
@@ -216,8 +267,7 @@ def test_a_model_whose_engine_failed_is_loaded_anew() -> None:
     shelf = Shelf()
     with serving(shelf) as client:
         ask(client, A)
-        assert shelf.service is not None
-        shelf.service.session.engine.has_room = broken  # type: ignore[method-assign]
+        shelf.services[A].session.engine.has_room = broken  # type: ignore[method-assign]
         assert ask(client, A).status_code >= 500
         assert answer_of(ask(client, A)) == "yes"
         assert shelf.happened == ["+a", "-a", "+a"]
@@ -228,21 +278,22 @@ def test_one_model_alone_is_not_managed() -> None:
         assert states(TestClient(create_app(Service(session)))) == {"tiny": "loaded"}
 
 
-def test_random_requests_of_many_clients_are_all_answered() -> None:
-    shelf = Shelf(call_s=0.0005)
+@pytest.mark.parametrize("max_loaded", [1, 2])
+def test_random_requests_of_many_clients_are_all_answered(max_loaded: int) -> None:
+    shelf = Shelf(call_s=0.0005, max_loaded=max_loaded)
     names = ["m0", "m1", "m2", "m3"]
     with serving(shelf, *names, idle_s=0.02) as client, ThreadPoolExecutor(6) as threads:
 
         def talk(seed: int) -> None:
             draw = random.Random(seed)
-            for turn in range(8):
+            for turn in range(5):
                 text = f"{seed}-{turn}-" + "x" * draw.randrange(12)
                 response = ask(client, draw.choice(names), f"[[{text}]]", stream=draw.random() < 0.5)
                 assert answer_of(response) == text
 
         for done in [threads.submit(talk, seed) for seed in range(6)]:
             done.result(60)
-    assert shelf.service is None and len(shelf.happened) > 8  # all were closed, some several times
+    assert not shelf.services and len(shelf.happened) > 8  # all were closed, some several times
 
 
 # Settings

@@ -116,11 +116,17 @@ def _several(settings: ServeSettings, plans: Mapping[str, tuple[ServeSettings, P
         found.append(Model(tuple(dict.fromkeys(filter(None, (name, own.alias)))), load))
     if not found:
         raise SettingError(f"--models-dir {settings.models_dir}", notices[0], "Name another folder.")
-    models = Models(found, idle_s=settings.idle, any_model=settings.any_model, metrics=metrics)
+    models = Models(
+        found,
+        max_loaded=settings.models_max,
+        idle_s=settings.idle,
+        any_model=settings.any_model,
+        metrics=metrics,
+    )
     idle = "" if settings.idle is None else f", unloaded after {settings.idle:g} s without a request"
     overview = {
         "models": ", ".join(models.first_names),
-        "loaded": f"one at a time, when asked for{idle}",
+        "loaded": f"{settings.models_max} at a time, when asked for{idle}",
     }
     return models, overview, notices
 

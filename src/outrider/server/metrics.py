@@ -110,8 +110,8 @@ class Metrics:
 
     def __init__(self, name: str = "", build: str = "", **facts: str) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
-        self.state: Callable[[], WorkerState] = WorkerState
-        """called at each scrape"""
+        self.states: Callable[[], Sequence[WorkerState]] = tuple
+        """of the loaded models; called at each scrape"""
         self._counters: dict[str, Counter] = {}
         for counted, (help_, labels) in _COUNTERS.items():
             counter = Counter(f"outrider_{counted}", help_, tuple(labels), registry=self.registry)
@@ -138,12 +138,14 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """What became of KV that left the cache; nothing where there are no tiers."""
-        counts = self.state().tiers
-        for name, (help_, field, kind) in _TIERS.items() if counts is not None else ():
-            value = getattr(counts, field)
-            family = kind(f"outrider_{name}", help_, labels=["tier"] if isinstance(value, dict) else [])
-            for labels, number in value.items() if isinstance(value, dict) else [((), value)]:
-                family.add_metric([labels] if labels else [], number)
+        counts = [state.tiers for state in self.states() if state.tiers is not None]
+        for name, (help_, field, kind) in _TIERS.items() if counts else ():
+            values = [getattr(each, field) for each in counts]
+            by_tier = isinstance(values[0], dict)
+            family = kind(f"outrider_{name}", help_, labels=["tier"] if by_tier else [])
+            for tier in values[0] if by_tier else [None]:
+                sum_ = sum(value[tier] if tier else value for value in values)
+                family.add_metric([tier] if tier else [], sum_)
             yield family
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
@@ -152,7 +154,8 @@ class Metrics:
         return encode(self.registry), content_type
 
     def _gauge(self, name: str) -> float:
-        return float(getattr(self.state(), name))
+        values = [getattr(state, name) for state in self.states()]
+        return float(any(values) if name == "draining" else sum(values))
 
     def _count(self, name: str, amount: float, *labels: str) -> None:
         counter = self._counters[name]

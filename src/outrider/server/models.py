@@ -1,5 +1,5 @@
-"""The models of a server, by name. Of several, one is loaded at a time: the next that is asked for takes its
-place when its requests have ended."""
+"""The models of a server, by name. Of several, those that are asked for are loaded, as many as may be at once;
+then the least recently used one makes room."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.requests import HTTPConnection
 
-from outrider.core.errors import OutriderError
+from outrider.core.errors import OutOfMemory, OutriderError
 from outrider.server.errors import Problem
 from outrider.server.metrics import Metrics
 from outrider.server.service import Service
@@ -41,48 +41,62 @@ class Model:
     names: tuple[str, ...]
     """what clients call it; the first is its own name"""
     load: Callable[[], Service] | None = None
+    service: Service | None = None
+    """what serves it, while it is loaded"""
     error: OutriderError | None = None
     """why it could not be loaded the last time"""
+    used_s: float = 0.0
+    num_preparing: int = 0
+    """requests that are being prepared or handed in"""
+
+    @property
+    def state(self) -> WorkerState:
+        return self.service.worker.state() if self.service else WorkerState()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has requests, so that it must stay loaded."""
+        state = self.state
+        return self.num_preparing > 0 or (state.running + state.waiting > 0 and not state.failed)
 
 
 class Models:
-    """The models that are served; `service` is of the one that is loaded. A request that names none means the
-    first, with `any_model` one of an unknown name too. A model that nobody has asked for in `idle_s` is
-    unloaded."""
+    """The models that are served. A request that names none means the first, with `any_model` one of an
+    unknown name too. At most `max_loaded` are loaded at once: another one takes the place of the least
+    recently used without requests, or waits until one has none. Those that nobody has asked for in `idle_s`
+    are unloaded."""
 
     def __init__(
         self,
         models: Sequence[Model],
         *,
-        service: Service | None = None,
+        max_loaded: int = 1,
         idle_s: float | None = None,
         any_model: bool = False,
         metrics: Metrics | None = None,
     ) -> None:
         self._models = models
         self._by_name = {name: model for model in reversed(models) for name in model.names}
-        self.service = service
-        self._loaded = models[0]
-        """the model that the service is of"""
+        self._max_loaded = max_loaded
         self._idle_s = idle_s
-        self._used_s = 0.0
         self._any_model = any_model
         self.metrics = metrics or Metrics()
+        self.metrics.states = lambda: self.states
         self.started_unix_s = int(time.time())
         self.is_draining = False
-        self._num_preparing = 0
-        """requests that are being prepared or handed in"""
         self._entrance = asyncio.Lock()
-        """Requests pass it in the order of arrival; one that needs another model waits for that in it."""
+        """Requests for models that are not loaded pass it in the order of arrival, and wait for theirs in it."""
         self._loading: tuple[Model, asyncio.Task[None]] | None = None
         """the last model that was loaded, or still is"""
+        self._leaving: Model | None = None
+        """what takes no more requests, so that it can be unloaded"""
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
     def of(cls, service: Service) -> Models:
         """One model, which is loaded as long as the server runs."""
-        any_model = service.settings.any_model
-        return cls([Model(service.names)], service=service, any_model=any_model, metrics=service.metrics)
+        model = Model(service.names, service=service)
+        return cls([model], any_model=service.settings.any_model, metrics=service.metrics)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,11 +120,12 @@ class Models:
     def loaded(self, name: str | None = None) -> Service | None:
         """The service of a model (None: of the first); None where it is not loaded. Raises Problem (404) for
         a model that is not served here."""
-        return self.service if self._find(name) is self._loaded else None
+        return self._find(name).service
 
     def card(self, name: str | None) -> dict[str, Any]:
         """The model card of a name. Raises Problem (404)."""
-        model, service = self._find(name), self.loaded(name)
+        model = self._find(name)
+        service = model.service
         loads = self._loading is not None and self._loading[0] is model and not self._loading[1].done()
         card: dict[str, Any] = {
             "id": name,
@@ -132,86 +147,102 @@ class Models:
         loaded until they have ended. Raises Problem: 404 for a model that is not served here, 503 for one
         that cannot be loaded."""
         model = self._find(name)
-        if model.load is not None:
+        if not self._serves(model):
             async with self._entrance:
                 if self._loading is not None:  # perhaps for a client that has left
                     await asyncio.wait([self._loading[1]])
                 if not self._serves(model):
                     self._loading = model, asyncio.create_task(self._load(model))
                     await asyncio.shield(self._loading[1])
-                self._num_preparing += 1
+        model.num_preparing += 1
         try:
-            assert self.service is not None, "what serves is loaded"
-            yield self.service
+            assert model.service is not None, "what serves is loaded"
+            yield model.service
         finally:
-            self._num_preparing -= model.load is not None
-            self._used_s = time.monotonic()
+            model.num_preparing -= 1
+            model.used_s = time.monotonic()
 
     def _serves(self, model: Model) -> bool:
         """Whether a model takes requests. One whose engine has failed is loaded anew."""
-        return self.service is not None and model is self._loaded and not self.state.failed
+        is_loaded = model.service is not None and model is not self._leaving
+        return model.load is None or (is_loaded and not model.state.failed)
 
     @property
-    def state(self) -> WorkerState:
-        """How busy the loaded model is."""
-        return self.service.worker.state() if self.service else WorkerState()
+    def _loaded(self) -> list[Model]:
+        """The least recently used one without requests comes first."""
+        loaded = [model for model in self._models if model.service]
+        return sorted(loaded, key=lambda model: (model.is_busy, model.used_s))
 
     @property
-    def _is_busy(self) -> bool:
-        state = self.state
-        return self._num_preparing > 0 or (state.running + state.waiting > 0 and not state.failed)
+    def states(self) -> list[WorkerState]:
+        """How busy the loaded models are."""
+        return [model.state for model in self._loaded]
 
     async def _load(self, model: Model) -> None:
-        """Put a model in the place of another one, when that has no more requests. Raises Problem."""
-        while self._is_busy:
-            if self.is_draining:
-                raise Problem(503, "the server is shutting down. Try another one.", code="draining")
-            await asyncio.sleep(_LOOK_S)
-        await self._unload()
+        """Load a model, when there is room for it. Raises Problem."""
+        await self._unload(model)  # one that has failed
+        try:
+            while len(loaded := self._loaded) >= self._max_loaded:
+                self._leaving = loaded[0]
+                if not self._leaving.is_busy:
+                    await self._unload(self._leaving)
+                elif self.is_draining:
+                    raise Problem(503, "the server is shutting down. Try another one.", code="draining")
+                else:
+                    await asyncio.sleep(_LOOK_S)
+        finally:
+            self._leaving = None
         fields = {"model": model.names[0]}
         _log.info("loading", extra={"fields": fields})
         assert model.load is not None, "others are always loaded"
-        try:
-            self.service = await asyncio.to_thread(model.load)
-        except OutriderError as error:
-            model.error = error
-            _log.error("not loaded", extra={"fields": fields | {"why": str(error)}})
-            # What the error is about is a file of the server's, which a client does not have.
-            why = f"{model.names[0]} cannot be loaded: {error.why}. The server's log may say more."
-            raise Problem(503, why, code="model_not_loaded", retry_after_s=_RETRY_S) from None
-        self._loaded, model.error = model, None
-        self.service.start()
+        while model.service is None:
+            try:
+                model.service = await asyncio.to_thread(model.load)
+            except OutriderError as error:
+                idle = [other for other in self._loaded if not other.is_busy]
+                if isinstance(error, OutOfMemory) and idle:
+                    await self._unload(idle[0])
+                    continue
+                model.error = error
+                _log.error("not loaded", extra={"fields": fields | {"why": str(error)}})
+                # What the error is about is a file of the server's, which a client does not have.
+                why = f"{model.names[0]} cannot be loaded: {error.why}. The server's log may say more."
+                raise Problem(503, why, code="model_not_loaded", retry_after_s=_RETRY_S) from None
+        model.error, model.used_s = None, time.monotonic()
+        model.service.start()
         _log.info("loaded", extra={"fields": fields})
         if self._idle_s is not None and self._watching is None:
             self._watching = asyncio.create_task(self._watch(self._idle_s))
 
-    async def _unload(self) -> None:
-        if self.service is None:
+    async def _unload(self, model: Model) -> None:
+        if model.service is None:
             return
-        held, self.service = [self.service], None
-        _log.info("unloading", extra={"fields": {"model": self._loaded.names[0]}})
+        held, model.service = [model.service], None
+        _log.info("unloading", extra={"fields": {"model": model.names[0]}})
         await asyncio.to_thread(_free, held)
 
     async def _watch(self, idle_s: float) -> None:
-        """Unload a model that was idle for so long, until cancelled."""
+        """Unload models that were idle for so long, until cancelled."""
         while True:
             await asyncio.sleep(min(_WATCH_S, idle_s / 4))
             async with self._entrance:
-                if self._is_busy:
-                    self._used_s = time.monotonic()
-                elif time.monotonic() - self._used_s >= idle_s:
-                    await self._unload()
+                for model in self._loaded:
+                    if model.is_busy:
+                        model.used_s = time.monotonic()
+                    elif time.monotonic() - model.used_s >= idle_s:
+                        await self._unload(model)
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests and wait for the others, at most so long; then they are cancelled."""
         self.is_draining = True
-        if self.service is not None:
-            await self.service.worker.drain(timeout_s)
+        services = [model.service for model in self._loaded if model.service]
+        await asyncio.gather(*(service.worker.drain(timeout_s) for service in services))
 
     def close(self) -> None:
-        """End the service and free its model. Closing twice is harmless."""
-        if self.service is not None:
-            self.service.close()
+        """End the services and free their models. Closing twice is harmless."""
+        for model in self._loaded:
+            if model.service is not None:
+                model.service.close()
 
 
 def models_of(request: HTTPConnection) -> Models:

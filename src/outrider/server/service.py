@@ -28,7 +28,7 @@ from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.keys import Caller
 from outrider.server.metrics import Metrics
 from outrider.server.settings import ServeSettings
-from outrider.server.worker import Worker, WorkerState
+from outrider.server.worker import Worker
 
 if TYPE_CHECKING:
     from outrider.session import Session
@@ -65,7 +65,6 @@ class Service:
         self.metrics = metrics or Metrics(session.target.name)
         observe = self.metrics.observe_steps
         self.worker = Worker(session, max_waiting=settings.max_waiting, observe=observe)
-        self.metrics.state = self.worker.state
         self._release = release
         self.names = tuple(name for name in (settings.alias, session.target.name) if name)
         """what clients may call the model"""
@@ -91,7 +90,6 @@ class Service:
     def close(self) -> None:
         """End the threads. Closing twice is harmless where the model stays its owner's."""
         self.worker.stop()
-        self.metrics.state = WorkerState
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._release()
 

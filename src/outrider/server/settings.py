@@ -74,11 +74,12 @@ class Server(Group, panel="Server"):
         False, "Fill-in-the-middle: the text after the gap comes first, as some models have it."
     )
     models_dir: Path | None = setting(
-        None, "Serve each GGUF file of this folder under its name, one at a time."
+        None, "Serve each GGUF file of this folder under its name; loaded when it is asked for."
     )
+    models_max: Count = setting(1, "Of several models, as many stay loaded at once.")
     idle: Annotated[float, Field(gt=0)] | None = setting(
         None,
-        "Of several models, unload the loaded one after so long without a request. Default: never.",
+        "Of several models, unload those without a request for so long. Default: never.",
         "SECONDS",
     )
     tls_cert: Path | None = setting(None, "Certificate chain (PEM): serve HTTPS.")

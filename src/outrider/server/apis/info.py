@@ -159,9 +159,9 @@ async def status(request: Request, model: str | None = None) -> Any:
 async def health(request: Request) -> Any:
     """`ok`, or an error (503) when the server is ending, or its engine has failed."""
     models = models_of(request)
-    if models.state.failed:
+    if any(state.failed for state in models.states):
         raise Problem(503, "the engine has failed. Restart the server.", code="engine_failed")
-    if models.is_draining or models.state.draining:
+    if models.is_draining or any(state.draining for state in models.states):
         raise Problem(503, "the server is shutting down. Try another one.", code="draining", retry_after_s=5)
     return {"status": "ok"}
 
