@@ -202,7 +202,7 @@ def test_a_body_of_the_largest_size_gets_through_in_one_piece() -> None:
 
 def test_a_body_that_comes_too_slowly_is_cut_off() -> None:
     small = Small()
-    exchange = Exchange(guarded(None, small, body_timeout=0.01), "/v1/echo/x", [PART])
+    exchange = Exchange(guarded(None, small, client_timeout=0.01), "/v1/echo/x", [PART])
     drive(exchange.run())
     assert (exchange.status, exchange.code, small.seen) == (408, "body_timeout", [])
     assert exchange.header("connection") == "close"

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 from urllib.request import urlopen
 
 import pytest
@@ -103,7 +102,7 @@ def running(small: Small | None = None, **settings: Any) -> Iterator[Running]:
 
 
 def test_headers_that_never_come_close_the_connection() -> None:
-    with running(body_timeout=0.1) as run:
+    with running(client_timeout=0.1) as run:
         assert received(run.connect()) == b""
         assert received(run.connect(body=b"GET /health HT")) == b""
         assert run.is_well()
@@ -111,7 +110,7 @@ def test_headers_that_never_come_close_the_connection() -> None:
 
 def test_an_answer_that_is_never_read_is_given_up() -> None:
     small = Small()
-    with running(small, write_timeout=0.2) as run:
+    with running(small, client_timeout=0.2) as run:
         run.connect("GET /large")
         until(lambda: small.ended == ["/large"], "the answer's end")
         until(lambda: run.num_connections == 0, "the connection's end")
@@ -143,9 +142,8 @@ def test_a_body_that_breaks_midway_ends_the_request() -> None:
         until(lambda: not run.server.server_state.tasks, "the request's end")
 
 
-def test_a_body_that_is_refused_and_never_ends_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_LINGER_S", 0.1)
-    with running(max_body=1024) as run:
+def test_a_body_that_is_refused_and_never_ends_is_cut_off() -> None:
+    with running(max_body=1024, client_timeout=0.1) as run:
         connection = run.connect("POST /v1/echo/x", f"Content-Length: {2**40}", body=bytes(1000))
         assert connection.recv(65536).startswith(b"HTTP/1.1 413")
         with pytest.raises(ConnectionError):
@@ -214,35 +212,23 @@ def test_draining_lets_running_requests_end_and_accepts_nothing_new() -> None:
     assert received(connection).endswith(b'"whole"')
     assert received(idle).startswith(b"HTTP/1.1 200")
     run.thread.join(PATIENCE_S)
-    assert not run.thread.is_alive() and server.status == 0
+    assert not run.thread.is_alive()
     for opened in run.opened:
         opened.close()
 
 
-def test_the_log_says_that_a_signal_ended_a_request(
+def test_a_second_signal_ends_the_program_at_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not that its client left; and uvicorn's own end is no error."""
-    monkeypatch.setattr(http, "Timer", Mock())  # it would end the process
-    small = Small()
-
-    @small.app.post("/v1/held")
-    async def held() -> str:
-        await asyncio.sleep(PATIENCE_S)
-        return "whole"
-
-    with running(small, drain_timeout=PATIENCE_S) as run, caplog.at_level(logging.INFO):
-        run.connect("POST /v1/held", "Content-Length: 0")
-        until(lambda: len(run.server.server_state.tasks) == 1, "the request's start")
+    ended: list[int] = []
+    monkeypatch.setattr(http.os, "_exit", ended.append)
+    with caplog.at_level(logging.INFO), running() as run:
         run.server.handle_exit(signal.SIGTERM, None)
-        until(lambda: "draining" in caplog.text, "the draining")
         run.server.handle_exit(signal.SIGINT, None)
         run.thread.join(PATIENCE_S)
     said = {record.getMessage(): getattr(record, "fields", {}) for record in caplog.records}
-    assert said["draining"] == {"signal": "SIGTERM", "requests": 1, "seconds_left": PATIENCE_S}
-    assert said["ended at once"] == {"signal": "SIGINT", "requests": 1}
-    assert said["request"]["server_ended"] is True and "client_left" not in said["request"]
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert said["draining"] == {"requests": 0, "seconds_left": 5.0}
+    assert "ended at once" in said and ended == [130]
 
 
 # Sockets
@@ -251,7 +237,7 @@ def test_the_log_says_that_a_signal_ended_a_request(
 def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(SettingError, match=f"127.0.0.1, port {port}: another program listens there"):
+        with pytest.raises(SettingError, match=f"127.0.0.1, port {port}: .* .address already in use."):
             bind("127.0.0.1", port)
 
 

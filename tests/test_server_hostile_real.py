@@ -26,7 +26,7 @@ SEED = 7
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    arguments = ("-t", "1", "-c", "1024", "--body-timeout", "5", "--write-timeout", "5", "--cache-ram", "0")
+    arguments = ("-t", "1", "-c", "1024", "--client-timeout", "5", "--cache-ram", "0")
     with real_server(tmp_path_factory.mktemp("hostile"), *arguments) as running:
         yield running
 

@@ -53,7 +53,7 @@ def serve(configuration: Configuration) -> int:
         server = Server(app, settings, drain=served.drain, ready=ready)
         with closing(served):
             server.run(sockets)
-        return server.status
+        return 0
     finally:
         close(sockets)
 

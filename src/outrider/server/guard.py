@@ -52,7 +52,7 @@ class Guard:
         self._app = app
         self._ring = ring
         self._observe_error = observe_error
-        self._max_body, self._body_timeout_s = settings.max_body, settings.body_timeout
+        self._max_body, self._client_timeout_s = settings.max_body, settings.client_timeout
         self._timeout_s = settings.timeout
         self._limiters = {key.name: RateLimiter(key) for key in ring.keys}
         self._open_paths = {_HEALTH, *([_PAGE] if settings.page else [])}
@@ -129,7 +129,7 @@ class Guard:
             raise Problem(415, message, code="unsupported_encoding")
         body = bytearray()
         try:
-            async with asyncio.timeout(self._body_timeout_s):
+            async with asyncio.timeout(self._client_timeout_s):
                 while (part := await receive())["type"] != "http.disconnect":
                     body += part.get("body", b"")
                     if len(body) > self._max_body:
@@ -137,7 +137,7 @@ class Guard:
                     if not part.get("more_body", False):
                         return bytes(body)
         except TimeoutError:
-            message = f"the body took more than {self._body_timeout_s:g} s. Send it faster, or less of it."
+            message = f"the body took more than {self._client_timeout_s:g} s. Send it faster, or less of it."
             raise Problem(408, message, code="body_timeout", headers=_CLOSE) from None
         return None
 

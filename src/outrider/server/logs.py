@@ -4,7 +4,6 @@ nothing that a client wrote, unless bodies are logged."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
@@ -58,9 +57,6 @@ class RequestLog:
         entry = _Entry(scope, receive, send, keeps_body=self._bodies)
         try:
             await self._app(scope, entry.receive, entry.send)
-        except asyncio.CancelledError:
-            if not scope["state"].get("server_ended"):
-                raise
         except Exception as error:
             LOG.error("failed", exc_info=error, extra={"fields": {"id": entry.request_id}})
             if entry.status is None:  # else the server closes the connection of an answer without an end
@@ -117,9 +113,7 @@ class _Entry:
             "completion_tokens": caller.used.completion_tokens,
             "id": self.request_id,
         }
-        if self._state.get("server_ended"):  # before the answer was complete
-            fields["server_ended"] = True
-        elif self._client_left:
+        if self._client_left:
             fields["client_left"] = True
         if self._body is not None:
             fields["body"] = self._body.decode("utf-8", errors="replace")

@@ -134,10 +134,9 @@ class Limits(Group, panel="Limits"):
         None, "Tokens of an answer that asks for no number. Default: until it ends."
     )
     timeout: Seconds = setting(600.0, "Seconds that a request may take in all.")
-    body_timeout: Seconds = setting(
-        30.0, "Seconds that a client may take to send its headers, and again its body."
+    client_timeout: Seconds = setting(
+        60.0, "Seconds that a client may take for its headers, for its body, and to go on reading."
     )
-    write_timeout: Seconds = setting(60.0, "Seconds that a client may leave an answer unread.")
     drain_timeout: Seconds = setting(
         30.0, "Seconds that running requests get to end when the server is stopped."
     )
