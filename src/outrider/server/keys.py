@@ -15,7 +15,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from outrider.core.errors import SettingError
 from outrider.core.files import read_toml
@@ -32,8 +33,8 @@ _Limit = Annotated[int, Field(ge=1)] | None
 
 
 class ApiKey(BaseModel):
-    """One key: the name that logs and metrics show, its SHA-256 digest (hexadecimal), and its limits; None:
-    no limit. Tokens are those of prompts and answers."""
+    """One key: the name that logs and metrics show, its SHA-256 digest (hexadecimal; or `key`, the key itself),
+    and its limits; None: no limit. Tokens are those of prompts and answers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, strict=True)
 
@@ -43,6 +44,26 @@ class ApiKey(BaseModel):
     tokens_per_minute: _Limit = None
     concurrency: _Limit = None
     admin: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _digested(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "key" not in given:
+            return given
+        key, others = given["key"], {name: value for name, value in given.items() if name != "key"}
+        if not isinstance(key, str) or not key.isascii() or not key.isprintable() or " " in key:
+            raise PydanticCustomError("key", "a key is printable ASCII without spaces")
+        if not _MIN_CHARACTERS <= len(key) <= _MAX_CHARACTERS:
+            raise PydanticCustomError("key", f"a key has {_MIN_CHARACTERS} to {_MAX_CHARACTERS} characters")
+        if "sha256" in given:
+            raise PydanticCustomError("key", "it has both key and sha256")
+        return others | {"sha256": digest_of(key)}
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    key: list[ApiKey] = Field(min_length=1)
 
 
 class KeyRing:
@@ -73,58 +94,26 @@ def key_ring(settings: ServeSettings) -> KeyRing:
     """The keys of the settings. Raises SettingError. Keys given as settings are called `default` (or
     `default-1`, `default-2`, …) and may do everything without limits."""
     given = [secret.get_secret_value() for secret in settings.api_key]
-    keys = []
-    for number, key in enumerate(given, 1):
-        name = "default" if len(given) == 1 else f"default-{number}"
-        keys.append(ApiKey(name=name, sha256=digest_of(_checked(key, f"api_key ({name})")), admin=True))
+    names = [f"default-{number}" for number in range(1, len(given) + 1)] if len(given) > 1 else ["default"]
+    tables = [{"name": name, "key": key, "admin": True} for name, key in zip(names, given, strict=False)]
+    keys = _validated({"key": tables}, "api_key", _MAKE_ONE) if tables else []
     return KeyRing(keys + (read_keys(settings.api_keys) if settings.api_keys else []))
 
 
 def read_keys(path: Path) -> list[ApiKey]:
     """The keys of a file. Raises SettingError, which names the record and never the key."""
     content = read_toml(path, "Name a TOML file of keys (--api-keys).")
-    tables = content.pop("key", [])
-    if content:
-        raise SettingError(f"{path}: {next(iter(content))}", "not known here", "A key is a [[key]] table.")
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise SettingError(f"{path}: key", "not an array of tables", "Write [[key]] above each key.")
-    if not tables:
-        raise SettingError(str(path), "there is no key in it", "Write a [[key]] table with name and key.")
-    is_plain = any("key" in table for table in tables)
-    keys = [_read_key(table, f"{path}, key {number}") for number, table in enumerate(tables, 1)]
-    if is_plain and path.stat().st_mode & 0o044:
+    keys = _validated(content, str(path), f"Write [[key]] tables, each with name and key. {_MAKE_ONE}")
+    if any("key" in table for table in content["key"]) and path.stat().st_mode & 0o044:
         notify(f"{path}: others on this machine can read the keys (chmod 600 {path}, or give sha256)")
     return keys
 
 
-def _read_key(table: dict[str, Any], where: str) -> ApiKey:
-    given, sha256 = table.pop("key", None), table.get("sha256")
-    try:  # the name first: messages about the rest repeat it
-        read = ApiKey.model_validate({**table, "sha256": _NO_DIGEST if sha256 is None else sha256})
+def _validated(content: dict[str, Any], where: str, way_out: str) -> list[ApiKey]:
+    try:
+        return _File.model_validate(content).key
     except ValidationError as error:
-        first = invalid(error)
-        reason = _WRITTEN if first.kind == "string_pattern_mismatch" else first.reason
-        raise SettingError(f"{where}: {first.path}", reason, "Correct it there.") from None
-    called = f"{where} ({read.name})"
-    if (given is None) == (sha256 is None):
-        why = "it has neither key nor sha256" if given is None else "it has both key and sha256"
-        raise SettingError(called, why, "Give one of them.")
-    return read if given is None else read.model_copy(update={"sha256": digest_of(_checked(given, called))})
-
-
-_NO_DIGEST = "0" * 64
-_WRITTEN = (
-    "it is written otherwise: a name has up to 64 letters, digits and . _ -, a sha256 64 hexadecimal digits"
-)
-
-
-def _checked(key: Any, where: str) -> str:
-    """The key, if it can travel in a header and is hard to guess. Raises SettingError."""
-    if not isinstance(key, str) or not key.isascii() or not key.isprintable() or " " in key:
-        raise SettingError(where, "a key is printable ASCII without spaces", _MAKE_ONE)
-    if not _MIN_CHARACTERS <= len(key) <= _MAX_CHARACTERS:
-        raise SettingError(where, f"a key has {_MIN_CHARACTERS} to {_MAX_CHARACTERS} characters", _MAKE_ONE)
-    return key
+        raise SettingError(where, str(invalid(error)), way_out) from None
 
 
 def digest_of(key: str) -> str:
