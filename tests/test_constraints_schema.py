@@ -5,12 +5,9 @@ import random
 import re
 from typing import Any
 
-import jsonschema
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from grammars import COMPILER, start, takes, walk, written
+from grammars import COMPILER, start, takes, walk
 from outrider.constraints.compiler import Compiled
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError
@@ -273,8 +270,6 @@ UNEVEN = '{ "a" :1,\n\t"b": [\n null , null ]}'
     [
         ("spaced", {SPACED}),
         ("compact", {COMPACT}),
-        ("pretty", {INDENTED}),
-        ("flexible", {SPACED, COMPACT, INDENTED, UNEVEN}),
     ],
 )
 def test_styles_space_json_as_they_say(style: JsonStyle, texts: set[str]) -> None:
@@ -289,40 +284,6 @@ def test_the_schema_cannot_loosen_the_style() -> None:
     constraint = compiled(loose).start()
     assert takes(constraint, SPACED) and not takes(constraint, UNEVEN)
     assert refusal(loose | {"not": {}}).startswith("#/not")
-
-
-@given(st.sampled_from(["spaced", "compact", "pretty", "flexible"]), st.integers(0, 2**32))
-def test_white_space_never_goes_on_and_on(style: JsonStyle, seed: int) -> None:
-    rng = random.Random(seed)
-    constraint = compiled(PERSON, style=style).start()
-    written_so_far, blanks = b"", 0
-    for _ in range(200):
-        if constraint.is_complete:
-            break
-        mask = constraint.allowed(())
-        assert mask is not None
-        options = [token for token in b" \n\t" if mask[token]]
-        token = rng.choice(options) if options else rng.choice(walkable(mask))
-        constraint.accept([token])
-        blanks = blanks + 1 if options else 0
-        assert blanks <= 70
-        written_so_far += bytes([token])
-    assert written_so_far[:1] == b"{"
-
-
-def walkable(mask: Any) -> list[int]:
-    """Single bytes, those that close something if there are any."""
-    closing = [token for token in b"}]" if mask[token]]
-    return closing or [token for token in range(256) if mask[token]]
-
-
-@given(st.sampled_from(["spaced", "compact", "pretty", "flexible"]), st.integers(0, 2**32))
-def test_random_texts_are_valid_in_every_style(style: JsonStyle, seed: int) -> None:
-    schema = PERSON | {"properties": PERSON["properties"] | {"c": {"type": "string", "maxLength": 3}}}  # type: ignore[operator]
-    constraint = compiled(schema, style=style).start()
-    text = written(walk(constraint, random.Random(seed), most=150)).decode()
-    assert constraint.is_accepted
-    assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
 
 
 # Regular expressions and choices

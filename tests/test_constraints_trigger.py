@@ -20,8 +20,8 @@ SCHEMA = (
 ANSWER = '{"name": true}'
 
 
-def thinking(mode: FastForward = "exact", *, optional: bool = False) -> GrammarConstraint:
-    return start(Grammar("json_schema", SCHEMA, after="</think>", optional=optional, fast_forward=mode))
+def thinking(mode: FastForward = "exact") -> GrammarConstraint:
+    return start(Grammar("json_schema", SCHEMA, after="</think>", fast_forward=mode))
 
 
 STARTS_OF_THE_ANSWER = [ord("{"), word('{"')]
@@ -76,17 +76,6 @@ def test_a_draft_over_the_trigger_is_cut_where_the_answer_forbids_it() -> None:
         constraint.allowed(draft)
     assert constraint.permits((), [*spell("ok"), THINK, END_IDS[0]]) == 3
     assert set(spell("xyz")) < set(allowed(constraint))
-
-
-def test_an_optional_trigger_may_stay_away() -> None:
-    constraint = thinking(optional=True)
-    assert set(END_IDS) < set(allowed(constraint))
-    assert takes(constraint, "no tool is needed") and takes(constraint, "") and takes(constraint, "</thin")
-    assert takes(constraint, f"a</think>{ANSWER}")
-    assert not takes(constraint, "a</think>") and not takes(constraint, f"a</think>{ANSWER}b")
-    assert not set(END_IDS) & set(allowed(constraint, [*spell("a"), THINK]))
-    constraint.accept([TOOL, *spell("a")])
-    assert constraint.is_accepted and not constraint.is_complete
 
 
 def test_a_trigger_may_be_a_control_token_with_text_around_it() -> None:

@@ -18,7 +18,7 @@ from random_schemas import Schema, read, schemas, validator, walk
 
 VOCABULARY = byte_vocabulary()
 COMPILER = Compiler(VOCABULARY)
-STYLES: tuple[JsonStyle, ...] = ("spaced", "compact", "pretty", "flexible")
+STYLES: tuple[JsonStyle, ...] = ("spaced", "compact")
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
 

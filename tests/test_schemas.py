@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from pydantic import BaseModel, Field
@@ -123,7 +122,7 @@ def test_what_is_behind_a_trigger_is_parsed(marks: tuple[str, ...]) -> None:
     text = [*b'{"a": "\xc3\xa9"} ', *trigger, *b'\n{"a": "</think>"}', vocabulary.size - 1]
     parsed = parser_of(grammar, vocabulary, parse)(answered(text))
     assert parsed == {"a": "</think>"}
-    assert parser_of(replace(grammar, optional=True), vocabulary, parse)(answered([65, 66])) is None
+    assert parser_of(grammar, vocabulary, parse)(answered([65, 66])) is None
 
 
 def test_an_answer_that_was_thought_over_is_parsed(session: Session) -> None:

@@ -56,7 +56,9 @@ def test_what_is_wrong_is_found_before_a_model_is_loaded(run: Run, tmp_path: Pat
     assert "--max-running: 0 cannot be used" in refused(run(*missing, "-np", "0"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert f"port {port}: the server cannot listen there (address already in use)" in refused(run(*missing[:2], "--port", port))
+        assert f"port {port}: the server cannot listen there (address already in use)" in refused(
+            run(*missing[:2], "--port", port)
+        )
     assert "none.gguf" in refused(run(*missing))
 
 

@@ -164,7 +164,10 @@ def record(fields: str) -> str:
         (record(f'key = "{ANNA}"\nconcurrency = "2"'), "key[1].concurrency: it has to be a whole number"),
         (record(f'key = "{ANNA}"\ntokens = 2'), "key[1].tokens: it is not known"),
         (f'[[key]]\nkey = "{ANNA}"\n', "key[1].name: it is missing"),
-        (record(f'key = "{ANNA}"').replace("anna", "an na", 1), "key[1].name: it has to be text with pattern"),
+        (
+            record(f'key = "{ANNA}"').replace("anna", "an na", 1),
+            "key[1].name: it has to be text with pattern",
+        ),
         (record("key = 3"), "key[1]: a key is printable ASCII"),
     ],
 )

@@ -85,7 +85,7 @@ class Compiler:
         if grammar.after is not None:
             # A body that is wrong is so at once.
             _matcher(tokenizer, grammar, sources, forces=forces)
-            head = after(grammar.after, self._vocabulary, tokenizer.controls, optional=grammar.optional)
+            head = after(grammar.after, self._vocabulary, tokenizer.controls)
             sources = {"": head, "body": body, **{name: text for name, text in sources.items() if name}}
         make = partial(_matcher, tokenizer, grammar, sources)
         masks = SharedMatcher(self._vocabulary, make, forces=forces, by_mask=forces)

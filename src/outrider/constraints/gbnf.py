@@ -1,10 +1,9 @@
 r"""GBNF, llama.cpp's grammar language, as Lark for llguidance.
 
-llguidance's converter reads the grammar, but for characters and tokens: it knows no tokens, and writes
-escapes that Lark cannot read. Its Lark is not used: it makes a lexeme of every regular rule. llguidance ends
-a lexeme only where no lexeme can go on; GBNF takes every split of a text: with `root ::= a "a"` and
-`a ::= "a"+` the lexeme would take the last "a". So regular parts become lexemes where that makes no
-difference, and rules over smaller parts where it does.
+llguidance's converter reads the grammar, but for characters: it writes escapes that Lark cannot read. Its
+Lark is not used: it makes a lexeme of every regular rule. llguidance ends a lexeme only where no lexeme can
+go on; GBNF takes every split of a text: with `root ::= a "a"` and `a ::= "a"+` the lexeme would take the last
+"a". So regular parts become lexemes where that makes no difference, else rules over smaller parts.
 """
 
 from __future__ import annotations
@@ -52,19 +51,6 @@ class Chars(ASTNode):
         return not self.negated and all(last < 128 for _, last in self.ranges)
 
 
-@dataclass(frozen=True)
-class Token(ASTNode):
-    """A token of the vocabulary, in angle brackets."""
-
-    spelling: str
-
-    def __str__(self) -> str:
-        return self.spelling
-
-    def is_terminal(self) -> bool:
-        return False
-
-
 def gbnf_to_lark(text: str) -> str:
     """The grammar in Lark, which matches the same texts. Raises GrammarError."""
     try:
@@ -96,20 +82,19 @@ _RANGE = re.compile(f"({_CHARACTER})(?:-({_CHARACTER}))?", re.DOTALL)
 _SINGLE = re.compile(f"({_CHARACTER})()", re.DOTALL)
 _TEXT = re.compile(r'"(?P<text>(?:[^"\\\n]|\\.)*)"')
 _SET = re.compile(r"\[(?P<negated>\^?)(?P<set>(?:[^\]\\\n]|\\.)*)\]")
-_TOKEN = r"(?P<token><(?:\[\d+\]|[^<>\[\]\s][^<>\s]*)>)"
-_MARKED = re.compile(rf"{_TEXT.pattern}|{_SET.pattern}|#[^\r\n]*|(?P<any>\.)|{_TOKEN}")
-_MARKED_TOKEN = re.compile(rf"\[\0{_TOKEN}\0\]")
+_MARKED = re.compile(rf"{_TEXT.pattern}|{_SET.pattern}|#[^\r\n]*|(?P<any>\.)")
 
 
 def parse(text: str) -> Rules:
     """The rules by their names; of two with one name the last counts, as in llama.cpp. Raises GrammarError,
     with the line, for what is no GBNF and for rules that do not exist."""
-    marked = _MARKED.sub(_mark, text)
+    # A dot is read otherwise by the converter: the reader below is handed a set.
+    marked = _MARKED.sub(lambda found: "[^]" if found["any"] else found[0], text)
     try:
         rules = _Reader().parse(marked)
     except GbnfToLarkError as error:
         at, why = error.pos.pos, str(error).removesuffix(f" at {error.pos}")
-        near = marked[at : at + 20].split("\n")[0].replace("\0", "")
+        near = marked[at : at + 20].split("\n")[0]
         near = f" (at {near!r})" if near.strip() else ""
         line = marked.count("\n", 0, at) + 1
         raise _broken(f"line {line}: {why[:1].lower()}{why[1:]}{near}") from None
@@ -125,13 +110,6 @@ def parse(text: str) -> Rules:
         for node in _all(rule.alternatives):
             _check(node, rules)
     return rules
-
-
-def _mark(found: re.Match[str]) -> str:
-    """In brackets, what the converter ends at or reads otherwise: the reader below is handed sets."""
-    if found["token"]:
-        return f"[\0{found['token']}\0]"
-    return "[^]" if found["any"] else found[0]
 
 
 def _all(node: ASTNode) -> Iterator[ASTNode]:
@@ -161,8 +139,6 @@ class _Reader(GrammarParser):
         return SequenceNode(chars), Position(pos.text, found.end())
 
     def _parse_char_class(self, pos: Position) -> tuple[ASTNode, Position]:
-        if found := _MARKED_TOKEN.match(pos.text, pos.pos):
-            return Token(found["token"]), Position(pos.text, found.end())
         if (found := _SET.match(pos.text, pos.pos)) is None:
             raise GbnfToLarkError(pos, "A set of characters has no end")
         ranges, negated = tuple(_ranges(found["set"], _RANGE, pos)), bool(found["negated"])

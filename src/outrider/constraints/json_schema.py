@@ -84,20 +84,8 @@ _CAUSES = (
 )
 """What llguidance says, which keyword it then means, and what is to be said about it."""
 
-_INDENTATION = r"\n( {2}){0,16}"
-_ONE_BREAK_OR_BLANK = r" |\n[ \t]{0,32}"
-_STYLES: dict[JsonStyle, dict[str, object]] = {
-    "spaced": {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False},
-    "compact": {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False},
-    "pretty": {
-        "item_separator": f",{_INDENTATION}",
-        "key_separator": ": ",
-        "whitespace_pattern": _INDENTATION,
-    },
-    "flexible": {"item_separator": ",", "key_separator": ":", "whitespace_pattern": _ONE_BREAK_OR_BLANK},
-}
-"""How JSON is spaced. The patterns match at most once between two tokens of JSON, and never before or after
-the whole text: nothing can go on for ever."""
+_SEPARATORS: dict[JsonStyle, tuple[str, str]] = {"spaced": (", ", ": "), "compact": (",", ":")}
+"""between items, and after keys"""
 _ESCAPES = 'nrbtf\\"'
 """Without \\u: with it, "\\u0061" would pass for a name that a schema with the name "a" does not know."""
 
@@ -115,7 +103,13 @@ def prepare(text: str, style: JsonStyle, *, lenient: bool) -> tuple[str, tuple[s
         if perf_counter() > until_s:
             raise _broken(f"too much of it cannot be enforced ({reason(problem)})", "Simplify it.")
         _repair(check, problem)
-    options = {**_STYLES[style], "json_allowed_escapes": _ESCAPES}
+    between, after_key = _SEPARATORS[style]
+    options = {
+        "item_separator": between,
+        "key_separator": after_key,
+        "whitespace_flexible": False,
+        "json_allowed_escapes": _ESCAPES,
+    }
     return json.dumps({**root, "x-guidance": options}), tuple(check.notices)
 
 

@@ -92,7 +92,7 @@ KINDS: dict[str, Kind] = {
 # Free text up to a trigger, and the constrained text after it
 
 
-def after(trigger: str, vocabulary: Vocabulary, controls: Sequence[int], *, optional: bool) -> str:
+def after(trigger: str, vocabulary: Vocabulary, controls: Sequence[int]) -> str:
     """A Lark grammar of free text, the trigger, and the grammar named `body`.
 
     The trigger is recognized where it is spelled out, also inside tokens that continue after it, and
@@ -114,7 +114,6 @@ def after(trigger: str, vocabulary: Vocabulary, controls: Sequence[int], *, opti
     free = [_ranges(token for token in controls if token not in marks)]
     free += [str(token) for token in marks if [token] != parts]
     start = f"({' | '.join(heads)}) @body"
-    start = f"({start} | free)" if optional else start
     if any(free):
         start = f"(free control)* {start}"
         rules.append(f"control: {' | '.join(f'<[{tokens}]>' for tokens in free if tokens)}")

@@ -226,7 +226,6 @@ class Grammar:
         style: The white space of JSON.
         lenient: Ignore schema keywords that cannot be enforced.
         after: The constraint starts after this text, such as a closing </think>; before it anything may come.
-        optional: The output may end without `after`, as with a tool call.
         fast_forward: What to do with text that the grammar leaves no choice about: draft it ("exact"), allow
             only its usual tokens ("canonical"), or nothing ("off").
         content: The grammar of what comes before `after`, if any.
@@ -237,7 +236,6 @@ class Grammar:
     style: JsonStyle = "spaced"
     lenient: bool = False
     after: str | None = None
-    optional: bool = False
     fast_forward: FastForward = "exact"
     content: Grammar | None = None
 

@@ -18,9 +18,8 @@ def grammar_kind(text: str) -> GrammarKind:
     return "gbnf" if "::=" in text else "lark"
 
 
-JsonStyle = Literal["spaced", "compact", "pretty", "flexible"]
-"""White space in constrained JSON: `, ` and `: `; none; indented lines; or the model's choice, within
-bounds."""
+JsonStyle = Literal["spaced", "compact"]
+"""White space in constrained JSON: `, ` and `: `, or none."""
 
 FastForward = Literal["exact", "canonical", "off"]
 

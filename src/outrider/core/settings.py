@@ -151,7 +151,7 @@ class Structure(Group, panel="Structured output"):
     )
     json_style: JsonStyle | None = setting(
         None,
-        "White space in JSON: spaced (the default), compact, pretty or flexible (the model chooses).",
+        "White space in JSON: spaced (the default) or compact.",
         "STYLE",
     )
     fast_forward: FastForward | None = setting(

@@ -137,7 +137,7 @@ def parser_of(
     grammar: Grammar, vocabulary: Vocabulary, parse: Callable[[str], Any]
 ) -> Callable[[Completion], Any]:
     """A parser for answers under the schema's grammar: of the whole text, or of what follows the grammar's
-    `after`; None if an optional `after` is missing."""
+    `after`; None where that is missing."""
 
     def parse_completion(completion: Completion) -> Any:
         if grammar.after is None:
