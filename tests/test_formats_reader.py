@@ -93,13 +93,10 @@ def test_arguments_come_out_as_they_were_written(arguments: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("hermes", "<tool_call>\nget_weather(Ulm)\n</tool_call>"),
         ("hermes", "<<tool_call <tool_call"),
         ("hermes", "a\n</tool_call>"),
         ("llama3", '{"name": "Ada", "parameters": {}}'),
-        ("llama3", "<|python_tag|>import os\nprint(1)"),
         ("llama3", 'See {"name": "get", "parameters": {}}'),
-        ("mistral", "[TOOL_CALLS]get_weather of Ulm"),
         ("mistral", OBJECT),
         ("json", '{"city": "Ulm"}\n{"na": 1}\n{"name"'),
         ("json", "  \n\n "),
@@ -228,12 +225,6 @@ def test_reasoning_that_the_prompt_opened_is_told_apart(start: str) -> None:
     assert read("thinking", "\n<thi", prompt="<think>").reasoning.endswith("<thi")
     assert read("thinking", "<thin</think>Hi", prompt="<think>").reasoning == "<thin"
     assert read("thinking", "so</think>Hi", prompt="<think>\n\n</think>\n\n").content == "so</think>Hi"
-
-
-def test_a_long_text_that_is_never_certain_is_given_out() -> None:
-    text = '<tool_call>{"a": "' + "x" * 40_000
-    push, end = pushing("hermes")
-    assert push(text) == content(text) and end() == []
 
 
 BITS = [

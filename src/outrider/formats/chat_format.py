@@ -178,8 +178,8 @@ class ChatFormat:
         """Reads one answer; without tools no calls are looked for."""
         if isinstance(self._syntax, Harmony):
             return ChannelReader([tool.name for tool in tools])
-        by_name, opened = {tool.name: tool for tool in tools}, self._state(prompt) == "opened"
-        return Reader(self._syntax.scan_from, by_name, self._markers, opened, must_call)
+        types = {tool.name: self._syntax.types(tool) for tool in tools}
+        return Reader(self._syntax, types, self._markers, self._state(prompt) == "opened", must_call)
 
     def _state(self, prompt: str) -> Literal["opened", "over", "possible"]:
         """Whether an answer to the prompt begins inside reasoning, after it, or may begin with it."""

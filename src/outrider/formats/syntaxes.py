@@ -1,32 +1,20 @@
-"""How chat formats write tool calls: as grammars that demand them, and as scans that read them. From its
-beginning on the grammar holds a call to its syntax, so scans read what that lets through and nothing else."""
+"""How chat formats write tool calls: as grammars that demand them, and as patterns that read them. From its
+beginning on the grammar holds a call to its syntax: what that lets through is read, and nothing else."""
 
 from __future__ import annotations
 
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import astuple, dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from outrider.constraints.json_schema import ANYTHING, Document, json_type
 from outrider.core.files import parse_json
 from outrider.formats.conversation import Call, ToolSpec
 from outrider.formats.grammar import BLANK, ID, MARKER, NUMBER, Rules, repeated, split_trigger
-from outrider.formats.reader import (
-    BLANKS,
-    Reader,
-    Scan,
-    blank,
-    either,
-    expect,
-    one_of,
-    text_up_to,
-    until,
-    value,
-)
 
 PROBE = Call("probe_tool", {"probe_key": "probe value"})
 """What templates are tried with."""
@@ -88,26 +76,45 @@ class CallSyntax(ABC):
         following = f"{rules.marker(self.separator + self.opener)} {one}"
         return f"{repeated(first, following, max_calls)} {rules.marker(self.section[1])}"
 
-    def scan_from(self, first: str, reader: Reader) -> Scan[None] | None:
-        """What reads calls, of which one may begin with this character; None: none can."""
-        trigger, rest = self._trigger
-        return self._scan(first, reader, trigger, rest) if trigger.startswith(first) else None
+    def begun(
+        self, text: str, tools: Collection[str], *, is_line_start: bool
+    ) -> Literal["no", "perhaps", "certain", "yes"]:
+        """Whether a text, which comes at the start of a line or not, begins calls: "yes" where it is all
+        before what `read` is given (or the beginning of that, if it is JSON), "certain" where nothing else
+        could come of it."""
+        del tools, is_line_start
+        return _compared(text, self._trigger[0])
 
-    def _scan(self, first: str, reader: Reader, trigger: str, rest: str) -> Scan[None]:
-        yield from either([trigger], first)
-        reader.certain()
-        yield from either([rest.replace(BLANK, "") + self.head[:1]])
-        yield from self._scan_calls(reader)
+    def read(self, text: str, tools: Mapping[str, Mapping[str, Set[str]]]) -> list[tuple[str, str]]:
+        """The names of calls, and their arguments as far as they have come. Of the tools it has to know the
+        types of their parameters."""
+        found: list[tuple[str, str]] = []
+        following = self._first.match(text)
+        while following and (call := self._read_call(text, following.end(), tools)):
+            name, arguments, end = call
+            found.append((name, arguments))
+            following = None if end is None else self._next.match(text, end)
+        return found
 
-    def _scan_calls(self, reader: Reader) -> Scan[None]:
-        """Read calls after the opener of the first and a character of its head."""
-        following = [self.separator + self.opener + self.head[:1]]
-        while True:
-            yield from self._scan_call(reader)
-            if not self.section[1] and not self.separator.strip():
-                return  # the next one has an opener of its own
-            if (yield from either([*following, *filter(None, self.section[1:])])):
-                return
+    def types(self, tool: ToolSpec) -> Mapping[str, Set[str]]:
+        """What `read` has to know of a tool."""
+        del tool
+        return {}
+
+    @cached_property
+    def _first(self) -> re.Pattern[str]:
+        return re.compile(_pattern(self._trigger[1]) + r"\s*")
+
+    @cached_property
+    def _next(self) -> re.Pattern[str]:
+        return re.compile(rf"\s*{_pattern(self.separator + self.opener)}\s*")
+
+    @abstractmethod
+    def _read_call(
+        self, text: str, at: int, tools: Mapping[str, Mapping[str, Set[str]]]
+    ) -> tuple[str, str, int | None] | None:
+        """The name of the call there, its arguments so far, and where it ends, if it does. None where its
+        name is not complete."""
 
     @abstractmethod
     def _inside(self, call: Call, number: int) -> str:
@@ -117,9 +124,11 @@ class CallSyntax(ABC):
     def _rule(self, rules: Rules, tool: ToolSpec) -> str:
         """The part of a grammar for a call of this tool, after the opener, closer included."""
 
-    @abstractmethod
-    def _scan_call(self, reader: Reader) -> Scan[None]:
-        """Read a call after its opener and the first character of its head, closer included."""
+
+def _compared(text: str, start: str) -> Literal["no", "perhaps", "yes"]:
+    if not start.startswith(text):
+        return "no"
+    return "yes" if text == start else "perhaps"
 
 
 def _filled(text: str, number: int = 0) -> str:
@@ -130,10 +139,26 @@ def _as_json(given: object) -> str:
     return json.dumps(given, ensure_ascii=False)
 
 
+_PATTERNS = {NUMBER: "[0-9]+", ID: "[a-zA-Z0-9]+", BLANK: ""}
+_DECODER = json.JSONDecoder(strict=False)
+
+
+def _pattern(text: str) -> str:
+    """A regular expression of a text, placeholders included. White space does not matter."""
+    parts = re.split(rf"({'|'.join(map(re.escape, _PATTERNS))}|\s+)", text)
+    return "".join(_PATTERNS.get(part, r"\s*" if part.isspace() else re.escape(part)) for part in parts)
+
+
+def _value(text: str, at: int) -> tuple[str, int | None]:
+    """The JSON there as far as it has come, and where it ends, if it does."""
+    try:
+        _, end = _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return text[at:], None
+    return text[at:end], end
+
+
 # Names, and arguments in JSON
-
-
-_PLACEHOLDERS = re.compile(rf"{re.escape(NUMBER)}|{re.escape(ID)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,22 +174,31 @@ class Named(CallSyntax):
         head = f"{rules.marker(self.head)} {_as_json(tool.name)} {rules.marker(self.between)}"
         return f"{head} {rules.arguments(tool)} {rules.marker(self.closer)}"
 
-    def _scan_call(self, reader: Reader) -> Scan[None]:
-        before, *others = _PLACEHOLDERS.split(self.between)
-        text = yield from until((others or [before])[-1].rstrip())
-        reader.begin((text.rpartition(before)[0] if others else text).strip())
-        yield from self._scan_arguments(reader, self.closer)
+    @cached_property
+    def _parts(self) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+        """Up to the end of the name, from there to the arguments, and after them."""
+        name = re.compile(rf"{_pattern(self.head)}(?P<name>.+?){_pattern(self.between)}", re.DOTALL)
+        return name, re.compile(r"\s*"), re.compile(rf"\s*{_pattern(self.closer)}")
 
-    def _scan_arguments(self, reader: Reader, closer: str) -> Scan[None]:
-        expect((yield from blank()) == "{")
-        yield from value("{", reader.arguments)
-        reader.close()
-        yield from either([closer])
+    def _read_call(
+        self, text: str, at: int, tools: Mapping[str, Mapping[str, Set[str]]]
+    ) -> tuple[str, str, int | None] | None:
+        del tools
+        before, between, after = self._parts
+        if (named := before.match(text, at)) is None:
+            return None
+        name, begins = named["name"].strip(), between.match(text, named.end())
+        if begins is None or not text.startswith("{", begins.end()):
+            return name, "", None
+        arguments, end = _value(text, begins.end())
+        closed = None if end is None else after.match(text, end)
+        return name, arguments, closed and closed.end()
 
 
 _TYPE = r'("type"\s*:\s*"function"\s*,\s*)?'
 _TO_THE_NAME = rf'/((?s:.*)\n)?[ \t]*\{{\s*{_TYPE}"name"\s*:\s*/'
 _BARE = ('{"name":"', '{"type":"function","name":"')
+_HEAD_OF_BARE = rf'\{{\s*{_TYPE.replace("(", "(?:", 1)}"name"\s*:\s*"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,34 +249,34 @@ class Objects(Named):
         prefix = rules.text_up_to(_TO_THE_NAME, _as_json(tool.name))
         return f'{prefix} {json.dumps(self.between[1:])} {rules.arguments(tool)} "}}"'
 
-    def scan_from(self, first: str, reader: Reader) -> Scan[None] | None:
-        if self.is_bare and reader.is_line_start and first == "{":
-            return self._scan_bare(reader)
-        if self.tag.startswith(first):
-            return self._scan(first, reader, self.tag, "")
-        return super().scan_from(first, reader)
+    def begun(
+        self, text: str, tools: Collection[str], *, is_line_start: bool
+    ) -> Literal["no", "perhaps", "certain", "yes"]:
+        if self.is_bare and is_line_start and text[0] == "{":
+            whole = "".join(text.split())
+            calls = [f'{bare}{name}"' for bare in _BARE for name in tools]
+            if any(call.startswith(whole) for call in calls):
+                is_certain = any(whole.startswith(bare) for bare in _BARE)
+                return "yes" if whole in calls else "certain" if is_certain else "perhaps"
+        start = self.tag or self._trigger[0]
+        return _compared(text, start)
 
-    def _scan_call(self, reader: Reader) -> Scan[None]:
-        yield from until(_PLACEHOLDERS.split(self.head[1:])[-1])
-        yield from self._scan_object(reader, (yield from until('"')), self.closer)
+    @cached_property
+    def _parts(self) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+        head, closer = _pattern(self.head), _pattern(self.closer)
+        if self.is_bare:
+            head, closer = _HEAD_OF_BARE, rf"(?:{closer}|\}})"
+        between = re.compile(_pattern(self.between[1:]) + r"\s*")
+        return re.compile(rf'{head}(?P<name>[^"]+)"'), between, re.compile(rf"\s*{closer}")
 
-    def _scan_object(self, reader: Reader, name: str, closer: str) -> Scan[None]:
-        reader.begin(name)
-        yield from until(self.between[1:].rstrip())
-        yield from self._scan_arguments(reader, closer)
-
-    def _scan_bare(self, reader: Reader) -> Scan[None]:
-        yield from either(_BARE, "{")
-        reader.certain()
-        yield from self._scan_object(reader, (yield from one_of(reader.tools, '"')), "}")
-        if self.separator.strip():
-            yield from either([self.separator + "{"])
-            yield from self._scan_calls(reader)
+    @cached_property
+    def _next(self) -> re.Pattern[str]:
+        opener = f"(?:{_pattern(self.opener)})?" if self.is_bare else _pattern(self.opener)
+        return re.compile(rf"\s*{_pattern(self.separator)}\s*{opener}\s*")
 
 
 # Parameters that are tagged one by one, text as it is and everything else in JSON
 
-_MAX_NAME = 256
 _MAX_UNNAMED = 16
 """Parameters that no schema names, of one call."""
 
@@ -301,51 +335,57 @@ class Tagged(CallSyntax):
         before, _, after = self.after_value.partition(tag)
         return before, tag, after
 
-    def _scan_call(self, reader: Reader) -> Scan[None]:
-        name, read = yield from self._scan_name()
-        reader.begin(name)
-        known = parameters_of(reader.tools[name].parameters)[0] if name in reader.tools else []
-        types = {one.name: one.types for one in known}
-        count = 0
-        while not (yield from either([self.key, self.closer], read)):
-            key, read = (yield from until(self.after_key.strip())).strip(), ""
-            reader.arguments(f"{', ' if count else '{'}{_as_json(key)}: ")
-            yield from either([self.before_value])
-            yield from self._scan_value(reader, types.get(key, ANYTHING))
-            count += 1
-        if count:
-            reader.arguments("}")
-        reader.close()
+    def types(self, tool: ToolSpec) -> Mapping[str, Set[str]]:
+        return {one.name: one.types for one in parameters_of(tool.parameters)[0]}
 
-    def _scan_name(self) -> Scan[tuple[str, str]]:
-        """The name, and what was read after it of the next marker."""
+    @cached_property
+    def _parts(self) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+        """A name, a parameter up to its value, and the end of a call."""
+        ends = re.escape(self.key[0] + self.closer[0])
+        name = rf"(?P<name>[^\s{ends}]+)(?=[\s{ends}])"
         if end := self.after_name.strip():
-            return (yield from until(end)).strip(), ""
-        name = ""
-        while (character := (yield)) not in BLANKS + self.key[0] + self.closer[0]:
-            name += character
-            expect(len(name) <= _MAX_NAME)
-        return name, character.strip()
+            name = rf"(?P<name>.+?){_pattern(end)}"
+        value = _pattern(self.before_value.removesuffix("\n")) + "\n?" * self.before_value.endswith("\n")
+        key = rf"\s*{_pattern(self.key)}(?P<key>.*?){_pattern(self.after_key)}{value}"
+        patterns = (name, key, rf"\s*{_pattern(self.closer)}")
+        name, key, closer = (re.compile(pattern, re.DOTALL) for pattern in patterns)
+        return name, key, closer
 
-    def _scan_value(self, reader: Reader, types: Set[str]) -> Scan[None]:
+    def _read_call(
+        self, text: str, at: int, tools: Mapping[str, Mapping[str, Set[str]]]
+    ) -> tuple[str, str, int | None] | None:
+        before, parameter, closer = self._parts
+        if (named := before.match(text, at)) is None:
+            return None
+        name, arguments, end = named["name"].strip(), "", named.end()
+        types = tools.get(name, {})
+        while begun := parameter.match(text, end):
+            key = begun["key"].strip()
+            value, after = self._read_value(text, begun.end(), types.get(key, ANYTHING))
+            arguments += f"{', ' if arguments else '{'}{_as_json(key)}: {value}"
+            if after is None:
+                return name, arguments, None
+            end = after
+        closed = closer.match(text, end)
+        return name, (arguments or "{") + "}" if closed else arguments, closed and closed.end()
+
+    def _read_value(self, text: str, at: int, types: Set[str]) -> tuple[str, int | None]:
+        """The JSON of a value as far as it has come, and the place after its end."""
         before, tag, _ = self._end
-        read = ""
-        if self.before_value.endswith("\n") and (read := (yield)) == "\n":
-            read = ""
-        if types == {"string"}:
-            reader.arguments('"')
-            yield from text_up_to(before, tag, lambda text: reader.arguments(_as_json(text)[1:-1]), read)
-            reader.arguments('"')
-            return
-        if "string" not in types:
-            read = read.strip() or (yield from blank())
-            if read in '{["':
-                yield from value(read, reader.arguments)
-                yield from either([tag])
-                return
-        texts: list[str] = []
-        yield from text_up_to(before, tag, texts.append, read)
-        reader.arguments(_typed("".join(texts), types))
+        start = len(text) - len(text[at:].lstrip())
+        if "string" not in types and text[start : start + 1] in ("{", "[", '"'):
+            value, end = _value(text, start)
+            closed = None if end is None else re.compile(rf"\s*{re.escape(tag)}").match(text, end)
+            return value, closed and closed.end()
+        end = text.find(tag, at)
+        is_text = types == {"string"}
+        if end >= 0:
+            value = text[at:end].removesuffix(before)
+            return _as_json(value) if is_text else _typed(value, types), end + len(tag)
+        # The end of the text may be the beginning of the tag.
+        ends = (before + tag, tag)
+        kept = next(i for i in range(at, len(text) + 1) if any(one.startswith(text[i:]) for one in ends))
+        return (_as_json(text[at:kept])[:-1] if is_text else ""), None
 
 
 def _as_text(given: Any) -> str:
