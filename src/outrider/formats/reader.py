@@ -3,13 +3,13 @@ Text is held back only as long as it may turn out to be something else than cont
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field
 from typing import Literal
 
 from outrider.core.data import Character, Kind, Part
 from outrider.formats.conversation import ReasoningMarkers
-from outrider.formats.syntaxes import CallSyntax
+from outrider.formats.syntaxes import Begun, CallSyntax, Types
 
 _BLANKS = " \t\r\n"
 
@@ -37,7 +37,7 @@ class Reader:
     """
 
     syntax: CallSyntax
-    tools: Mapping[str, Mapping[str, Set[str]]]
+    tools: Types
     markers: ReasoningMarkers
     opened: InitVar[bool]
     must_call: bool = False
@@ -118,7 +118,7 @@ class Reader:
                 self._write(self._held.pop(0))
 
     @property
-    def _begun(self) -> Literal["no", "perhaps", "certain", "yes"]:
+    def _begun(self) -> Begun:
         """Whether what is held begins a call."""
         if self._phase != "answer" or not self.tools:
             return "no"

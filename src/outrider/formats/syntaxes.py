@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -18,6 +18,9 @@ from outrider.formats.grammar import BLANK, ID, MARKER, NUMBER, Rules, repeated,
 
 PROBE = Call("probe_tool", {"probe_key": "probe value"})
 """What templates are tried with."""
+Types = Mapping[str, Mapping[str, Set[str]]]
+"""JSON types of the parameters of tools, by their names"""
+Begun = Literal["no", "perhaps", "certain", "yes"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,18 +79,15 @@ class CallSyntax(ABC):
         following = f"{rules.marker(self.separator + self.opener)} {one}"
         return f"{repeated(first, following, max_calls)} {rules.marker(self.section[1])}"
 
-    def begun(
-        self, text: str, tools: Collection[str], *, is_line_start: bool
-    ) -> Literal["no", "perhaps", "certain", "yes"]:
+    def begun(self, text: str, tools: Types, *, is_line_start: bool) -> Begun:
         """Whether a text, which comes at the start of a line or not, begins calls: "yes" where it is all
         before what `read` is given (or the beginning of that, if it is JSON), "certain" where nothing else
         could come of it."""
         del tools, is_line_start
         return _compared(text, self._trigger[0])
 
-    def read(self, text: str, tools: Mapping[str, Mapping[str, Set[str]]]) -> list[tuple[str, str]]:
-        """The names of calls, and their arguments as far as they have come. Of the tools it has to know the
-        types of their parameters."""
+    def read(self, text: str, tools: Types) -> list[tuple[str, str]]:
+        """The names of calls, and their arguments as far as they have come."""
         found: list[tuple[str, str]] = []
         following = self._first.match(text)
         while following and (call := self._read_call(text, following.end(), tools)):
@@ -110,9 +110,7 @@ class CallSyntax(ABC):
         return re.compile(rf"\s*{_pattern(self.separator + self.opener)}\s*")
 
     @abstractmethod
-    def _read_call(
-        self, text: str, at: int, tools: Mapping[str, Mapping[str, Set[str]]]
-    ) -> tuple[str, str, int | None] | None:
+    def _read_call(self, text: str, at: int, tools: Types) -> tuple[str, str, int | None] | None:
         """The name of the call there, its arguments so far, and where it ends, if it does. None where its
         name is not complete."""
 
@@ -125,7 +123,7 @@ class CallSyntax(ABC):
         """The part of a grammar for a call of this tool, after the opener, closer included."""
 
 
-def _compared(text: str, start: str) -> Literal["no", "perhaps", "yes"]:
+def _compared(text: str, start: str) -> Begun:
     if not start.startswith(text):
         return "no"
     return "yes" if text == start else "perhaps"
@@ -139,7 +137,7 @@ def _as_json(given: object) -> str:
     return json.dumps(given, ensure_ascii=False)
 
 
-_PATTERNS = {NUMBER: "[0-9]+", ID: "[a-zA-Z0-9]+", BLANK: ""}
+_PATTERNS = {NUMBER: "[0-9]+", ID: "[a-zA-Z0-9]+", BLANK: r"\s*"}
 _DECODER = json.JSONDecoder(strict=False)
 
 
@@ -180,9 +178,7 @@ class Named(CallSyntax):
         name = re.compile(rf"{_pattern(self.head)}(?P<name>.+?){_pattern(self.between)}", re.DOTALL)
         return name, re.compile(r"\s*"), re.compile(rf"\s*{_pattern(self.closer)}")
 
-    def _read_call(
-        self, text: str, at: int, tools: Mapping[str, Mapping[str, Set[str]]]
-    ) -> tuple[str, str, int | None] | None:
+    def _read_call(self, text: str, at: int, tools: Types) -> tuple[str, str, int | None] | None:
         del tools
         before, between, after = self._parts
         if (named := before.match(text, at)) is None:
@@ -249,17 +245,14 @@ class Objects(Named):
         prefix = rules.text_up_to(_TO_THE_NAME, _as_json(tool.name))
         return f'{prefix} {json.dumps(self.between[1:])} {rules.arguments(tool)} "}}"'
 
-    def begun(
-        self, text: str, tools: Collection[str], *, is_line_start: bool
-    ) -> Literal["no", "perhaps", "certain", "yes"]:
+    def begun(self, text: str, tools: Types, *, is_line_start: bool) -> Begun:
         if self.is_bare and is_line_start and text[0] == "{":
             whole = "".join(text.split())
             calls = [f'{bare}{name}"' for bare in _BARE for name in tools]
             if any(call.startswith(whole) for call in calls):
                 is_certain = any(whole.startswith(bare) for bare in _BARE)
                 return "yes" if whole in calls else "certain" if is_certain else "perhaps"
-        start = self.tag or self._trigger[0]
-        return _compared(text, start)
+        return _compared(text, self.tag or self._trigger[0])
 
     @cached_property
     def _parts(self) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
@@ -351,9 +344,7 @@ class Tagged(CallSyntax):
         name, key, closer = (re.compile(pattern, re.DOTALL) for pattern in patterns)
         return name, key, closer
 
-    def _read_call(
-        self, text: str, at: int, tools: Mapping[str, Mapping[str, Set[str]]]
-    ) -> tuple[str, str, int | None] | None:
+    def _read_call(self, text: str, at: int, tools: Types) -> tuple[str, str, int | None] | None:
         before, parameter, closer = self._parts
         if (named := before.match(text, at)) is None:
             return None
