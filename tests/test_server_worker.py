@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -66,8 +68,6 @@ def slow_model(**options: Any) -> FakeModel:
 
     class Slow(FakeModel):
         def decode(self, spans: Sequence[Span]) -> list[Logits]:
-            import time
-
             time.sleep(0.002)
             return super().decode(spans)
 
@@ -103,6 +103,30 @@ def test_requests_share_their_calls() -> None:
 
     asyncio.run(main())
     assert max(seen) == 4
+
+
+def test_two_engines_take_turns() -> None:
+    steps: list[int] = []
+
+    class Alone(FakeModel):
+        def decode(self, spans: Sequence[Span]) -> list[Logits]:
+            steps.append(id(self))
+            found = super().decode(spans)
+            time.sleep(0.001)
+            assert steps[-1] == id(self), "another engine computed beside it"
+            return found
+
+    async def main() -> None:
+        targets = [Alone(VOCABULARY, LANGUAGE) for _ in range(2)]
+        async with working(targets[0]) as one, working(targets[1]) as other:
+            first = await Running.submit(one, endless(60))
+            second = await Running.submit(other, endless(60))
+            await asyncio.gather(finish(first), finish(second))
+
+    asyncio.run(main())
+    both = steps[steps.index(next(step for step in steps if step != steps[0])) :]
+    longest = max(len(list(same)) for _, same in groupby(both[: len(both) // 2]))
+    assert longest < len(both) // 4, "one kept the other waiting"
 
 
 def test_a_cancelled_job_ends_with_what_it_has() -> None:

@@ -11,7 +11,7 @@ import queue
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from threading import Thread
+from threading import Lock, Thread
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -75,6 +75,30 @@ class WorkerState:
     """Nothing is served any more."""
     tiers: TierCounts | None = None
     """what became of KV that left the cache"""
+
+
+class _Turns:
+    """A fair lock: who waits for it gets it before who had it last."""
+
+    def __init__(self) -> None:
+        self._next, self._turn = Lock(), Lock()
+
+    def __enter__(self) -> None:
+        with self._next:
+            self._turn.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._turn.release()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether another one waits for it."""
+        return self._next.locked()
+
+
+_TURNS = _Turns()
+"""Engines of a process compute one after another, step by step: their threads wait for each other by
+spinning, so that two at once would be far slower than half as fast."""
 
 
 class Worker:
@@ -227,7 +251,9 @@ class Worker:
             with contextlib.suppress(queue.Empty):
                 return self._commands.get(timeout=self._idle_s)
             try:
-                if self._session.measure_again(others, self._stop_measuring):
+                with _TURNS:
+                    is_new = self._session.measure_again(others, self._stop_measuring)
+                if is_new:
                     _log.info("what calls cost was measured: the machine is quiet now")
             except _Awaited:
                 pass
@@ -236,7 +262,7 @@ class Worker:
         return self._commands.get()
 
     def _stop_measuring(self, _what: str, _part: float | None) -> None:
-        if not self._commands.empty():
+        if not self._commands.empty() or _TURNS.is_wanted:
             raise _Awaited
 
     def _enter(self, job: Job) -> None:
@@ -278,7 +304,8 @@ class Worker:
 
     def _step(self) -> None:
         try:
-            updates = self._engine.step()
+            with _TURNS:
+                updates = self._engine.step()
             self._has_step_failed = False
         except Exception:
             _log.exception("a step failed")
@@ -304,7 +331,8 @@ class Worker:
         updates: list[Update] = []
         for request_id, job in list(self._running.items()):
             try:
-                updates += self._engine.step(only=request_id)
+                with _TURNS:
+                    updates += self._engine.step(only=request_id)
             except Exception as error:
                 ended = self._engine.cancel(request_id)
                 del self._running[request_id]
