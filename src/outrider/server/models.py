@@ -1,5 +1,5 @@
-"""The models of a server, by name. Of several, those that are asked for are loaded, as many as may be at once;
-then the least recently used one makes room."""
+"""The models of a server, by name. Of several, those that are asked for are loaded, and the least recently used
+one makes room where there are too many."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Models:
         self.started_unix_s = int(time.time())
         self.is_draining = False
         self._entrance = asyncio.Lock()
-        """Requests for models that are not loaded pass it in the order of arrival, and wait for theirs in it."""
+        """Requests for models that are not loaded pass it in the order of arrival, and wait in it."""
         self._loading: tuple[Model, asyncio.Task[None]] | None = None
         """the last model that was loaded, or still is"""
         self._leaving: Model | None = None
@@ -174,9 +174,13 @@ class Models:
         return sorted(loaded, key=lambda model: (model.is_busy, model.used_s))
 
     @property
+    def _services(self) -> list[Service]:
+        return [model.service for model in self._models if model.service]
+
+    @property
     def states(self) -> list[WorkerState]:
         """How busy the loaded models are."""
-        return [model.state for model in self._loaded]
+        return [service.worker.state() for service in self._services]
 
     async def _load(self, model: Model) -> None:
         """Load a model, when there is room for it. Raises Problem."""
@@ -235,14 +239,12 @@ class Models:
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests and wait for the others, at most so long; then they are cancelled."""
         self.is_draining = True
-        services = [model.service for model in self._loaded if model.service]
-        await asyncio.gather(*(service.worker.drain(timeout_s) for service in services))
+        await asyncio.gather(*(service.worker.drain(timeout_s) for service in self._services))
 
     def close(self) -> None:
         """End the services and free their models. Closing twice is harmless."""
-        for model in self._loaded:
-            if model.service is not None:
-                model.service.close()
+        for service in self._services:
+            service.close()
 
 
 def models_of(request: HTTPConnection) -> Models:
