@@ -33,8 +33,8 @@ _Limit = Annotated[int, Field(ge=1)] | None
 
 
 class ApiKey(BaseModel):
-    """One key: the name that logs and metrics show, its SHA-256 digest (hexadecimal; or the `key` itself), and
-    its limits; None: no limit. Tokens are those of prompts and answers."""
+    """One key: the name that logs and metrics show, its SHA-256 digest in hexadecimal (or the `key` itself),
+    and its limits; None: no limit. Tokens are those of prompts and answers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, strict=True)
 

@@ -1,5 +1,5 @@
-"""The models of a server, by name. Of several, those that are asked for are loaded, and the least recently used
-one makes room where there are too many."""
+"""The models of a server, by name. Of several, those that are asked for are loaded; where there are too many,
+the least recently used one makes room."""
 
 from __future__ import annotations
 
