@@ -21,7 +21,6 @@ import pytest
 
 from guarded import Small, guarded
 from outrider.core.errors import SettingError
-from outrider.server import running as http
 from outrider.server.running import Server, address_of, bind, check_tls, close
 from outrider.server.settings import ServeSettings
 
@@ -221,7 +220,7 @@ def test_a_second_signal_ends_the_program_at_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[int] = []
-    monkeypatch.setattr(http.os, "_exit", ended.append)
+    monkeypatch.setattr("os._exit", ended.append)
     with caplog.at_level(logging.INFO), running() as run:
         run.server.handle_exit(signal.SIGTERM, None)
         run.server.handle_exit(signal.SIGINT, None)

@@ -335,14 +335,14 @@ class Tagged(CallSyntax):
     def _parts(self) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
         """A name, a parameter up to its value, and the end of a call."""
         ends = re.escape(self.key[0] + self.closer[0])
-        name = rf"(?P<name>[^\s{ends}]+)(?=[\s{ends}])"
+        named = rf"(?P<name>[^\s{ends}]+)(?=[\s{ends}])"
         if end := self.after_name.strip():
-            name = rf"(?P<name>.+?){_pattern(end)}"
+            named = rf"(?P<name>.+?){_pattern(end)}"
         value = _pattern(self.before_value.removesuffix("\n")) + "\n?" * self.before_value.endswith("\n")
         key = rf"\s*{_pattern(self.key)}(?P<key>.*?){_pattern(self.after_key)}{value}"
-        patterns = (name, key, rf"\s*{_pattern(self.closer)}")
-        name, key, closer = (re.compile(pattern, re.DOTALL) for pattern in patterns)
-        return name, key, closer
+        patterns = (named, key, rf"\s*{_pattern(self.closer)}")
+        before, parameter, closer = (re.compile(pattern, re.DOTALL) for pattern in patterns)
+        return before, parameter, closer
 
     def _read_call(self, text: str, at: int, tools: Types) -> tuple[str, str, int | None] | None:
         before, parameter, closer = self._parts
