@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     own: Path = tmp_path_factory.mktemp("server")
-    options = ("--models-dir", str(folder), "--idle", "1", "-c", "256")
+    options = ("--models-dir", str(folder), "--models-max", "2", "--idle", "1", "-c", "256")
     with real_server(own, *options, *ARGUMENTS) as server:
         yield server
         log = (own / "log").read_text()
