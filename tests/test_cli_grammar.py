@@ -233,7 +233,7 @@ def test_every_answer_of_a_conversation_is_limited(limited: Call) -> None:
         (["--json-mode", "--lenient-schema"], "--lenient-schema: --json-mode does not use it"),
         (
             ["--json-mode", "--json-style", "wide"],
-            '--json-style: wide cannot be used: it has to be "spaced", ',
+            '--json-style: wide cannot be used: it has to be "spaced" or "compact".',
         ),
         (["--json-mode", "--fast-forward", "on"], 'it has to be "exact", "canonical" or "off"'),
         (["--json-mode", "--constrain-after", ""], "--constrain-after: it is empty"),
