@@ -104,12 +104,6 @@ def test_a_wrong_curve_is_right_again_after_twenty_calls_of_each_size(wrong: Tru
     assert off(costs, stairs_s, sizes) < 1.12
 
 
-def test_a_right_curve_stays_right() -> None:
-    costs = curve(stairs_s)
-    feed(costs, stairs_s, 300)
-    assert off(costs, stairs_s, GRID) < 1.1
-
-
 def test_without_calibration_the_first_call_sets_the_unit_and_the_rest_is_learned() -> None:
     costs = CallCosts()
     assert not costs.is_known and not costs.is_measured and costs.call_s(8, context=0) > 0
@@ -262,16 +256,6 @@ def test_what_was_learned_becomes_part_of_the_points() -> None:
     again = costs.refined()
     assert off(again, stairs_s, (1, 2, 4, 8)) < 1.1 and again.num_observed == 0
     assert again.drift == 1.0
-
-
-def test_a_blend_moves_only_a_part_of_the_way() -> None:
-    costs = curve(stairs_s)
-    feed(costs, lambda n: 3 * stairs_s(n), 60)
-    costs.observe(1, 3 * stairs_s(1), context=9_000)
-    kept = costs.refined(0.25)
-    for context in (0, 9_000):
-        assert kept.call_s(1, context=context) < 0.6 * costs.call_s(1, context=context)
-    assert kept.call_s(1, context=0) / stairs_s(1) == pytest.approx(3**0.25, rel=0.1)
 
 
 def test_sizes_that_were_seen_often_become_points() -> None:

@@ -48,7 +48,3 @@ def test_the_best_call_is_the_best_of_all(calls_s: list[float], acceptance: floa
     every = [calls_s[n - 1] / expected_tokens(n - 1, acceptance) for n in range(1, 11)]
     assert every[best - 1] == pytest.approx(min(every))
     assert StepCosts(calls_s).best_speedup(acceptance) == pytest.approx(calls_s[0] / min(every[1:]))
-
-
-def test_the_best_call_jumps_over_a_dip() -> None:
-    assert best_call([1.0, 1.8, 2.6, 1.5, 2.9], 0.8) == 4

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.cli.report import SOURCE_STYLES, source_name
 from outrider.core.notices import collect_notices
-from outrider.drafters import registry
-from outrider.drafters.registry import DRAFTERS, DrafterKind, DrafterSettings, build_drafters
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.registry import DRAFTERS, DrafterSettings, build_drafters
 from outrider.models.vocab import align
 
 VOCABULARY = FakeVocabulary("ab ")
@@ -42,12 +38,3 @@ def test_people_see_every_drafter_by_a_name_and_a_colour_of_its_own() -> None:
     styles = [SOURCE_STYLES[kind.name] for kind in DRAFTERS]
     assert len(set(styles)) == len(styles) and all(styles)
     assert all(source_name(kind.name) == kind.title for kind in DRAFTERS)
-
-
-def test_a_new_row_is_all_that_a_new_drafter_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Toy(SuffixDrafter):
-        name = "toy"
-
-    row = DrafterKind("toy", "toy", "red", lambda _settings: Toy())
-    monkeypatch.setattr(registry, "DRAFTERS", (*DRAFTERS, row))
-    assert "toy" in [drafter.name for drafter in build_drafters(DrafterSettings("t", VOCABULARY))]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engines import asked
 from lookups import propose
 from outrider.core.data import Draft
+from outrider.drafters import earlier
 from outrider.drafters.earlier import BLOCK_TOKENS, EarlierDrafter, Memory
 from outrider.drafters.suffix_array import ContextIndex
 
@@ -53,8 +54,8 @@ def test_a_memory_with_room_equals_one_index_of_all_texts(spoken: list[list[int]
     memory = Memory(max_tokens=2000)
     for text in spoken:
         memory.add(text)
-    drafter = EarlierDrafter(memory, min_match=1)
-    found = ContextIndex.build(spoken).reader(recent, 1).find()
+    drafter = EarlierDrafter(memory)
+    found = ContextIndex.build(spoken).reader(recent).find()
     draft = ask(drafter, recent)
     assert draft.tokens[:1] == (() if found is None else (found.token,))
     assert [token.evidence for token in draft.items[:1]] == (
@@ -128,8 +129,9 @@ def test_nothing_is_found_across_scopes() -> None:
     assert propose(drafter, sequence=1).tokens == (3,)
 
 
-def test_of_many_scopes_the_one_used_longest_ago_is_forgotten() -> None:
-    drafter = EarlierDrafter(max_scopes=2)
+def test_of_many_scopes_the_one_used_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(earlier, "_MAX_SCOPES", 2)
+    drafter = EarlierDrafter()
     for sequence, scope in enumerate(["one", "two", "one", "three"]):
         drafter.begin(sequence, asked([1, 2, 3], scope=scope))
         drafter.end(sequence)

@@ -17,8 +17,8 @@ from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.models.vocab import align
 from outrider.policy.fixed import FixedPolicy
-from outrider.sampling import distribution, draw
-from outrider.verify import verify_block, verify_tokens
+from outrider.sampling import draw
+from outrider.verify.rules import verify_block, verify_tokens
 
 
 def draft_request(sequence: int = 0, max_tokens: int = 100) -> DraftRequest:
@@ -150,14 +150,15 @@ def first_token_bias(policy: FixedPolicy, rule: Rule) -> float:
         return np.array((0.5, 0.1, -9.0) if len(tokens) == 2 else after, dtype=np.float32)
 
     drafter = ModelDrafter(FakeModel(AB, draft_logits), align(AB, AB))
-    first = distribution(target([0, 1]), EVERYTHING)
+    everything = sampler(EVERYTHING, AB)
+    first = everything.distribution(target([0, 1]), ())
 
     def run(rng: Rng) -> Text:
         drafter.begin(0, asked([0, 1]))
-        request = DraftRequest(0, 2, sampler(EVERYTHING, AB), lambda q, _i: draw(q, rng))
+        request = DraftRequest(0, 2, everything, lambda q, _i: draw(q, rng))
         [draft], _work = policy.propose(Drafters.of([drafter]), [request])
         drafted = [draft.tokens[: i + 1] for i in range(len(draft))]
-        rows = [first, *(distribution(target([0, 1, *tokens]), EVERYTHING) for tokens in drafted)]
+        rows = [first, *(everything.distribution(target([0, 1, *tokens]), ()) for tokens in drafted)]
         verdict = rule(rows, draft, rng)
         assert verdict.token is not None
         return (*draft.tokens[: verdict.num_accepted], verdict.token)[:1]

@@ -276,19 +276,6 @@ def test_a_draft_model_of_unknown_cost_is_not_asked_and_that_is_said_once() -> N
     assert policy.notices == []
 
 
-def test_a_prompt_is_not_read_for_a_few_tokens() -> None:
-    """A draft model that pays at every step is asked for a long answer, not for one that is all but over."""
-    long = recording("random", "target", length=400, prompt_tokens=1500)
-    played = played_by(long, AutoPolicy(*costs(FLAT, 0.02)), *costs(FLAT, 0.02))
-    first = next(record for record in played.records if record.work.calls)
-    assert first.position > 1500 + 5
-    offers = long.offers["draft"]
-    cut = {"draft": replace(offers, tokens=offers.tokens[:25], confidence=offers.confidence[:25])}
-    short = replace(long, tokens=long.tokens[:25], offers=cut)
-    played = played_by(short, AutoPolicy(*costs(FLAT, 0.02)), *costs(FLAT, 0.02))
-    assert not any(record.work.calls for record in played.records)
-
-
 def test_a_long_prompt_is_read_at_once_where_the_draft_model_gained_in_earlier_answers() -> None:
     text, policy = (
         recording("random", "target", length=400, prompt_tokens=800),

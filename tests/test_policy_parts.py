@@ -135,23 +135,8 @@ def test_offers_after_a_wrong_token_teach_nothing() -> None:
     """Another drafter's tokens were accepted, with which the rest of the offer agrees by chance."""
     learned = []
     draft = Draft(tuple(DraftToken(token, "other", 0.9) for token in (2, 1, 1)))
-    record = StepRecord(
-        request=0,
-        step=0,
-        kind="decode",
-        position=5,
-        num_evaluated=4,
-        draft=draft,
-        num_accepted=3,
-        tokens=(*draft.tokens, 0),
-        work=DraftWork(),
-        draft_s=0.0,
-        verify_s=0.1,
-        sampling_s=0.0,
-        other_s=0.0,
-        end_s=0.1,
-        batch_tokens=4,
-    )
+    tokens, none = (*draft.tokens, 0), DraftWork()
+    record = StepRecord(0, 0, "decode", 5, 4, draft, 3, tokens, none, 0.0, 0.1, 0.0, 0.0, 0.1, batch_tokens=4)
     for length in (1, 6):
         policy = Simulated(FLAT)
         policy.begin(0, 5, None)

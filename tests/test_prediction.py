@@ -148,19 +148,16 @@ def test_a_common_token_does_not_make_it_slow(monkeypatch: pytest.MonkeyPatch) -
     assert 0 < compared <= 2 * prediction.MAX_PLACES
 
 
-def test_only_the_request_that_expects_it_gets_it() -> None:
+def test_only_the_request_that_expects_it_gets_it_and_it_ends_with_that() -> None:
     drafter = expecting()
     drafter.begin(1, asked(PROMPT))
     assert propose(drafter, sequence=1) == Draft()
     assert propose(drafter, sequence=2) == Draft()
     drafter.observe(1, [5])
     assert propose(drafter).tokens == ANSWER[:8]
-
-
-def test_it_ends_with_its_request() -> None:
-    drafter = expecting()
     drafter.end(0)
     assert propose(drafter) == Draft()
+    drafter.begin(0, asked(PROMPT, prediction=ANSWER))
     drafter.begin(0, asked(PROMPT))
     assert propose(drafter) == Draft()
     drafter.begin(0, asked(PROMPT, prediction=ANSWER))

@@ -27,7 +27,8 @@ from outrider.lab.recording import record_offers
 from outrider.models.vocab import Alignment, align, compare, tokenizer_id
 from outrider.models.vocab.subset import Subset, choose_subset, coverage
 from outrider.policy.fixed import FixedPolicy, grow
-from outrider.sampling import RequestSampler, distribution, draw
+from outrider.sampling import RequestSampler, draw
+from outrider.sampling.chain import Chain
 from outrider.session import Pair, Session
 from outrider.session import loading as loading_module
 from tiny_gguf import MERGES, Reduced, vocabulary, write_tiny
@@ -197,7 +198,7 @@ def test_choices_confidences_and_distributions_are_those_over_the_whole_vocabula
         everything = np.concatenate((adjusted.astype(np.float64), foreign))
         sure = 1 / np.exp(np.clip(everything - adjusted[best], None, 60)).sum()
         assert found[1] == pytest.approx(sure, rel=1e-5)
-        expected = distribution(adjusted, params)
+        expected = Chain(params).distribution(adjusted)
         offered = found[2]
         assert offered is not None and offered.tokens.tolist() == expected.tokens.tolist()
         assert offered.probs == pytest.approx(expected.probs, rel=1e-5)

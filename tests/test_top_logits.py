@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines import sampler
 from llama_cpp_models import SMALL, TEXT, Load, tiny
 from outrider.backends.gguf import guard
 from outrider.backends.gguf.library import Library
@@ -25,7 +26,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.models.vocab import align
 from outrider.policy.fixed import FixedPolicy
-from outrider.sampling import argmax, distribution, most_likely
+from outrider.sampling import argmax, most_likely
 from outrider.sampling.selection import ranked
 
 __all__ = ["tiny"]  # pytest finds the fixture by its name
@@ -53,7 +54,7 @@ def test_a_distribution_of_the_top_is_that_of_the_row(seed: int, steps: int, par
     row = (rng.integers(0, steps, 6000) * (12 / steps)).astype(np.float32)
     tokens = ranked(row, 64 if steps > 5 else 3000)
     top = TopLogits(tokens, row[tokens])
-    ours, expected = distribution(top, params), distribution(row, params)
+    ours, expected = sampler(params).distribution(top, ()), sampler(params).distribution(row, ())
     assert ours.tokens.tolist() == expected.tokens.tolist()
     assert ours.probs.tolist() == expected.probs.tolist()
     assert argmax(top) == argmax(row) == most_likely(top)[0]

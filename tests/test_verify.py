@@ -16,8 +16,8 @@ from outrider.core.data import Distribution, Draft, DraftToken, Request
 from outrider.core.errors import SettingError
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
 from outrider.sampling import LazyDistributions, point_mass, probability
-from outrider.verify import (
-    Verifier,
+from outrider.verify import Verifier
+from outrider.verify.rules import (
     accept_probability,
     block_accept,
     block_ratios,

@@ -28,7 +28,7 @@ from exactness import (
 )
 from outrider.core.data import Distribution, Draft, Verdict
 from outrider.sampling import draw, point_mass, probability
-from outrider.verify import (
+from outrider.verify.rules import (
     accept_probability,
     block_accept,
     block_ratios,

@@ -12,8 +12,8 @@ from outrider.backends.fake import FakeVocabulary
 from outrider.core.data import Distribution, Draft
 from outrider.core.params import SamplingParams, Verification
 from outrider.sampling import LazyDistributions, RequestSampler
-from outrider.verify import Verifier, pick, verify_choices
-from outrider.verify.rules import uniforms
+from outrider.verify import Verifier
+from outrider.verify.rules import pick, uniforms, verify_choices
 
 NUM_SEEDS = 6000
 

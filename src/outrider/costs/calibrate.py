@@ -24,33 +24,27 @@ Progress = Callable[[float], None]
 """Called with the part that is done, or of the time that is spent, from 0 to 1."""
 
 DEFAULT_SECONDS = 6.0
-GPU_SECONDS = 4.5
-"""there calls are short"""
+GPU_SECONDS = 4.5  # there calls are short
 GLANCE_SECONDS = 0.5
 """of measuring that a session may begin with"""
 
 _WARM_UP = (1, 4, 1)
-_CHUNK_TOKENS = 128
-"""Tokens of a prompt read at once: few, so that Ctrl-C and the budget are heeded in between."""
+_CHUNK_TOKENS = 128  # of a prompt at once: few, so that Ctrl-C and the budget are heeded in between
 _MIN_ROUNDS, _FIRM_ROUNDS, _MAX_ROUNDS = 3, 5, 15
-_FIRM_RATIO = 0.015
-"""Standard error of a median below which it needs no further samples."""
-_FEW_RATIO = 0.3
-"""What a single sample may be off by"""
+_FIRM_RATIO = 0.015  # standard error of a median below which it needs no further samples
+_FEW_RATIO = 0.3  # what a single sample may be off by
 _MEDIAN_ERROR = 1.2533 * 1.4826
 """Standard error of a median, for normal noise, over the median deviation and the root of the samples"""
 
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 16, 7, 12, 32, 9, 24, 10, 20, 13, 14, 11, 15, 17, 64, 48, 28, 40, 33, 25, 56)
 """Numbers of tokens in the order of their use. Drafts are mostly short; kernels step at multiples of 4
 and 8 and one beside them."""
-_GPU_FIRST = (1, 2, 4, 8, 9)
-"""Kernels there step after 8."""
+_GPU_FIRST = (1, 2, 4, 8, 9)  # kernels there step after 8
 _FIRST_SIZES = 8
 _CONTEXT_SIZES = (1, 2, 4, 8, 16, 32)
 """measured at longer contexts too: attention grows with both, without stairs of its own"""
 _CONTEXTS = (512, 2048, 8192, 32768)
-_BASE_SHARE = 0.6
-"""of the time, before contexts"""
+_BASE_SHARE = 0.6  # of the time, before contexts
 
 
 class CallTimer:
@@ -59,17 +53,13 @@ class CallTimer:
     rows are asked for as `Span.top` says."""
 
     def __init__(self, model: Model, rows: Rows, clock: Clock, rng: random.Random, *, top: int = 0) -> None:
-        self._top = top
-        self._model = model
-        self._rows = rows
-        self._clock = clock
+        self._model, self._rows, self._top, self._clock = model, rows, top, clock
         self._tokens = ordinary_tokens(model.vocabulary, rng)
         self.largest = min(MAX_TOKENS, model.max_batch_tokens, model.context_length)
         if rows == "all":
             self.largest = min(self.largest, model.max_rows)
 
     def clear(self) -> None:
-        """Leave every sequence of the model empty."""
         for sequence in range(self._model.max_sequences):
             self._model.truncate(sequence, 0)
 
@@ -153,7 +143,6 @@ class Samples:
         return number >= _MAX_ROUNDS or (number >= _FIRM_ROUNDS and self.spread_ratio < _FIRM_RATIO)
 
     def point(self) -> CallPoint:
-        """What goes into the curve."""
         return CallPoint(self.num_tokens, self.median_s, self.context_tokens, self.spread_ratio)
 
 
@@ -195,28 +184,23 @@ class _Plan(CallTimer):
         self, model: Model, rows: Rows, clock: Clock, seconds: float, progress: Progress, *, on_gpu: bool
     ) -> None:
         super().__init__(model, rows, clock, random.Random(0), top=int(on_gpu))
-        self._num_plain = 2 if on_gpu else 0
-        """calls over a single token before each that is timed"""
-        self._seconds = seconds
-        self._progress = progress
-        self._rng = random.Random(1)
-        self._started = clock()
+        self._num_plain = 2 if on_gpu else 0  # calls over a single token before each that is timed
+        self._seconds, self._progress = seconds, progress
+        self._rng, self._started = random.Random(1), clock()
         sizes = dict.fromkeys((*_GPU_FIRST, *_SIZES) if on_gpu else _SIZES)
         self._waiting = [size for size in sizes if size <= self.largest]
-        self.samples: list[Samples] = []
-        self._single: list[Samples] = []
-        """at an empty context"""
+        self._single = [Samples(size) for size in self._waiting[:_FIRST_SIZES]]
+        del self._waiting[:_FIRST_SIZES]
+        self._at_contexts: list[Samples] = []
         self.prefill_token_s: float | None = None
 
-    def _add(self, sizes: Iterable[int], context: int = 0) -> list[Samples]:
-        added = [Samples(size, context) for size in sizes if size <= self.largest]
-        self.samples += added
-        return added
+    @property
+    def samples(self) -> list[Samples]:
+        """At an empty context, then at longer ones."""
+        return [*self._single, *self._at_contexts]
 
     def start(self) -> None:
         """A single token is measured often enough whatever the time is: all else is compared with it."""
-        self._single = self._add(self._waiting[:_FIRST_SIZES])
-        del self._waiting[:_FIRST_SIZES]
         for _ in range(_MIN_ROUNDS):
             self._sample(self._single[0])
 
@@ -231,7 +215,7 @@ class _Plan(CallTimer):
                 left_s -= _MIN_ROUNDS * self._expected_s(self._waiting[0])
                 if left_s < 0:
                     break
-                self._single += self._add([self._waiting.pop(0)])
+                self._single.append(Samples(self._waiting.pop(0)))
 
     def prefill(self, longest: int) -> None:
         """What reading a prompt takes, where a tenth of the time will do."""
@@ -252,7 +236,8 @@ class _Plan(CallTimer):
                     return
                 self.prefill_token_s = self.fill(missing)
                 self._report()
-            samples = self._add(_CONTEXT_SIZES, context)
+            samples = [Samples(size, context) for size in _CONTEXT_SIZES if size <= largest]
+            self._at_contexts += samples
             for _ in range(_FIRM_ROUNDS):
                 self._round(samples, until)
 

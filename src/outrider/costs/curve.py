@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -23,27 +23,18 @@ MAX_TOKENS = 64
 Curve = npt.NDArray[np.float64]
 """A value for every number of tokens, shape (MAX_TOKENS,): the first is for a single token."""
 
-SIZES: Curve = np.arange(1, MAX_TOKENS + 1, dtype=np.float64)
+_SIZES: Curve = np.arange(1, MAX_TOKENS + 1, dtype=np.float64)
+_BAND_TOKENS = 64  # contexts this close share a table
+_RELAXATION = 0.1  # of what was learned that goes each time
+_PREFILL_RATE = 0.4  # of an error that moves what a prompt's token takes
+_PREFILL_MIN_TOKENS = 16  # shorter reads of a prompt are calls like others, and say nothing about long ones
+_LEARNED_CALLS = 8  # of a size, that make it a point of a refined curve
 
-_BAND_TOKENS = 64
-"""Contexts this close share a table."""
-_RELAXATION = 0.1
-"""of what was learned that goes each time"""
-_PREFILL_RATE = 0.4
-"""of an error that moves what a prompt's token takes"""
-_PREFILL_MIN_TOKENS = 16
-"""Shorter reads of a prompt are calls like others, and say nothing about long ones."""
-_LEARNED_CALLS = 8
-"""Calls of a size that make it a point of a refined curve."""
-
-_UNMEASURED_S = 0.05
-"""Assumed of a single token's call until the first one was seen."""
-_UNMEASURED_TOKEN_RATIO = 0.35
-"""What each further token is taken to cost, in calls of one: more than on most machines."""
-_UNMEASURED_CONTEXT_RATIO = 1 / 8192
-"""What each stored token is taken to add to a call."""
+# What is unmeasured: a single token's call until the first one was seen; what each further token is taken to
+# cost, in calls of one (more than on most machines); what each stored token is taken to add to a call. A
+# slope that came out at or below zero is noise, and a factor can still mend it: it has the least ratio.
+_UNMEASURED_S, _UNMEASURED_TOKEN_RATIO, _UNMEASURED_CONTEXT_RATIO = 0.05, 0.35, 1 / 8192
 _MIN_RATIO = 1e-3
-"""Of what is unmeasured: a slope that came out at or below zero is noise, and a factor can still mend it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +60,11 @@ class CallPoint:
     def kind(self) -> tuple[int, int]:
         return self.num_tokens, self.context_tokens
 
-    def as_json(self) -> dict[str, float]:
-        return {key: getattr(self, name) for key, (name, _) in _KEYS.items()}
 
-    @classmethod
-    def from_json(cls, call: Mapping[str, Any]) -> CallPoint:
-        """The point of `as_json`. Raises SettingError, KeyError, TypeError or ValueError for other data."""
-        return cls(**{name: kind(call[key]) for key, (name, kind) in _KEYS.items() if key in call})
-
-
-_KEYS: Mapping[str, tuple[str, type]] = {
-    "tokens": ("num_tokens", int),
-    "context_tokens": ("context_tokens", int),
-    "seconds": ("seconds", float),
-    "spread_ratio": ("spread_ratio", float),
-}
-"""of a call as JSON: the field, and its type"""
+def _as_point(call: Mapping[str, Any]) -> CallPoint:
+    """Of `CallCosts.as_json`. Raises SettingError, KeyError, TypeError or ValueError for other data."""
+    context, spread = int(call.get("context_tokens", 0)), float(call.get("spread_ratio", 0.05))
+    return CallPoint(int(call["tokens"]), float(call["seconds"]), context, spread)
 
 
 def fit(points: Sequence[CallPoint]) -> tuple[Curve, Curve]:
@@ -110,7 +90,7 @@ def _through(known: Mapping[int, float]) -> Curve:
     rise = values[-1] * _UNMEASURED_TOKEN_RATIO
     if len(sizes) > 1:
         rise = max((values[-1] - values[0]) / (sizes[-1] - sizes[0]), 0.0)
-    return np.interp(SIZES, sizes, values) + rise * np.maximum(SIZES - sizes[-1], 0.0)
+    return np.interp(_SIZES, sizes, values) + rise * np.maximum(_SIZES - sizes[-1], 0.0)
 
 
 def _context_slopes(by_size: Mapping[int, Sequence[CallPoint]]) -> Curve:
@@ -126,25 +106,15 @@ def _context_slopes(by_size: Mapping[int, Sequence[CallPoint]]) -> Curve:
 
 
 # How real calls correct a measured curve: moving averages of the logarithms by which it was off. The rates
-# were chosen on made traces (benchmarks/policy).
+# were chosen on made traces (benchmarks/policy). An error beyond _SURPRISE may be that of a moment (a page
+# fault, another program): it is passed over, unless _AGREEING in a row have the same sign.
 
-_RATE = 0.3
-"""of an error that moves the curve"""
-_SURPRISE = 0.2
-"""An error beyond it may be that of a moment (a page fault, another program): it is passed over, …"""
-_AGREEING = 3
-"""… unless so many in a row have the same sign."""
-_BELIEVED_RATE = 0.7
-_GUESS_DOUBT = 10.0
-"""of what is guessed, over that of what was measured"""
-_NEIGHBOUR_SHARE = 0.5
-"""of a change at one size that goes to the sizes beside it, …"""
-_REACH = 1.0
-"""… and to those farther off exponentially less, by the logarithms of sizes."""
+_RATE, _BELIEVED_RATE = 0.3, 0.7  # of an error, and of such a one, that moves the curve
+_SURPRISE, _AGREEING = 0.2, 3
+_GUESS_DOUBT = 10.0  # of what is guessed, over that of what was measured
 
-_LOGS = np.log(SIZES)
-_ALL, _SEVERAL = 0, -1
-"""beside the sizes: all calls, and those over several tokens"""
+_LOGS = np.log(_SIZES)
+_ALL, _SEVERAL = 0, -1  # beside the sizes: all calls, and those over several tokens
 
 
 class Correction:
@@ -157,8 +127,7 @@ class Correction:
         self._doubt = np.array([1.0, _GUESS_DOUBT if is_growth_guessed else 1.0])
         self.scale = np.zeros(2)
         self.shape = np.zeros((2, MAX_TOKENS))
-        self.seen = np.zeros(MAX_TOKENS, dtype=np.int64)
-        """calls observed of each size"""
+        self.seen = np.zeros(MAX_TOKENS, dtype=np.int64)  # calls observed of each size
         self._surprises: defaultdict[int, int] = defaultdict(int)
         """how many in a row, of all calls, of each size and of all but single tokens; below 0 where they took
         less than expected"""
@@ -183,7 +152,8 @@ class Correction:
             self._bend(size, _RATE * change)
 
     def _bend(self, size: int, change: npt.NDArray[np.float64]) -> None:
-        share = _NEIGHBOUR_SHARE * np.exp(-np.abs(_LOGS - _LOGS[size - 1]) / _REACH)
+        """Half of a change at one size goes to the sizes beside it, and less to those farther off."""
+        share = 0.5 * np.exp(-np.abs(_LOGS - _LOGS[size - 1]))
         share[0] = 0.0
         share[size - 1] = 1.0
         self.shape += np.outer(change, share)
@@ -191,7 +161,6 @@ class Correction:
         self.shape -= self.shape[:, :1]
 
     def _is_lasting(self, error: float, calls: int) -> bool:
-        """Whether enough surprises among such calls agree."""
         row, sign = self._surprises[calls], 1 if error > 0 else -1
         self._surprises[calls] = 0 if abs(error) <= _SURPRISE else sign + (row if row * sign > 0 else 0)
         return abs(self._surprises[calls]) >= _AGREEING
@@ -219,10 +188,8 @@ class CallCosts:
         window: int = 0,
         is_estimate: bool = False,
     ) -> None:
-        self.points = tuple(points)
-        self.is_estimate = is_estimate
-        self.window = window
-        self.prefill_token_s = prefill_token_s
+        self.points, self.prefill_token_s = tuple(points), prefill_token_s
+        self.window, self.is_estimate = window, is_estimate
         if points and not any(point.num_tokens == 1 for point in points):
             raise SettingError("costs", "no call over a single token was measured", "Measure one.")
         self._base_s, self._context_s = fit(self.points)
@@ -256,8 +223,7 @@ class CallCosts:
     # Asking
 
     def calls_s(self, most: int, *, context: int, others: int = 0) -> Curve:
-        """Seconds of a call over `others + 1`, …, `others + most` tokens, shape (most,), read-only; `others`
-        are tokens that other sequences have in the same call."""
+        """Seconds of a call over `others + 1`, …, `others + most` tokens, shape (most,), read-only."""
         band = (context + _BAND_TOKENS // 2) // _BAND_TOKENS
         table = self._tables.get(band)
         if table is None or len(table) < others + most:
@@ -340,19 +306,14 @@ class CallCosts:
         contexts = {0, self._longest} if self._longest > known._longest else {0}
         held_back, points = self.drift ** (weight - 1), []
         for point in self.points:
-            now_s, before_s = (
-                c.call_s(point.num_tokens, context=point.context_tokens) for c in (self, known)
-            )
-            points.append(replace(point, seconds=point.seconds * (now_s / before_s) ** weight))
+            size, context = point.kind
+            ratio = self.call_s(size, context=context) / known.call_s(size, context=context)
+            points.append(replace(point, seconds=point.seconds * ratio**weight))
         for n, context in sorted({(n, context) for n in sizes for context in contexts} - measured):
             points.append(CallPoint(n, self.call_s(n, context=context) * held_back, context))
         has_read = self.prefill_token_s is not None or self._prefill_error != 0
-        return CallCosts(
-            points,
-            prefill_token_s=self.prefill_s(1) * held_back if has_read else None,
-            window=self.window,
-            is_estimate=self.is_estimate,
-        )
+        token_s = self.prefill_s(1) * held_back if has_read else None
+        return CallCosts(points, prefill_token_s=token_s, window=self.window, is_estimate=self.is_estimate)
 
     def in_shape_of(self, known: CallCosts) -> CallCosts:
         """An estimate: the few points of this curve and, where it has none, those of a `known` one, in
@@ -360,9 +321,9 @@ class CallCosts:
         kinds = {point.kind for point in self.points}
         largest = max(size for size, context in kinds if not context)
         ratio = self.call_s(largest, context=0) / known.call_s(largest, context=0)
-        borrowed = [replace(p, seconds=p.seconds * ratio) for p in known.points if p.kind not in kinds]
+        points = [replace(p, seconds=p.seconds * ratio) for p in known.points if p.kind not in kinds]
         return CallCosts(
-            [*self.points, *borrowed],
+            [*self.points, *points],
             prefill_token_s=self.prefill_token_s,
             window=self.window,
             is_estimate=True,
@@ -377,7 +338,10 @@ class CallCosts:
             "prefill_token_s": self.prefill_token_s,
             "window_tokens": self.window,
             **({"estimated": True} if self.is_estimate else {}),
-            "calls": [point.as_json() for point in self.points],
+            "calls": [
+                {"tokens": n, "context_tokens": context, "seconds": seconds, "spread_ratio": spread}
+                for n, seconds, context, spread in map(astuple, self.points)
+            ],
         }
 
     @classmethod
@@ -391,8 +355,7 @@ class CallCosts:
             token_s = None if token_s is None else float(token_s)
             if window < 0 or (token_s is not None and not 0 < token_s < math.inf):
                 raise ValueError(f"a window of {window} tokens, {token_s} s a token of a prompt")
-            points = list(map(CallPoint.from_json, data["calls"]))
-            is_estimate = data.get("estimated") is True
+            points, is_estimate = list(map(_as_point, data["calls"])), data.get("estimated") is True
             return cls(points, prefill_token_s=token_s, window=window, is_estimate=is_estimate)
         except (SettingError, KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"{error.what}: {error.why}" if isinstance(error, SettingError) else repr(error)

@@ -26,14 +26,17 @@ def expected_tokens(num_drafted: int, acceptance: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """What the calls of a step cost, in any unit of time."""
+    """What the calls of a step cost, in any unit of time.
+
+    Args:
+        target_s: Target calls over 1, 2, … tokens.
+        draft_s: A draft model's call; 0 for drafts that are looked up.
+        first_draft_s: Its first call in a draft, which reads the target's own token along; None: as any.
+    """
 
     target_s: Sequence[float] | Curve
-    """target calls over 1, 2, … tokens"""
     draft_s: float = 0.0
-    """a draft model's call; 0 for drafts that are looked up"""
     first_draft_s: float | None = None
-    """its first call in a draft, which reads the target's own token along; None: as any"""
 
     @classmethod
     def of(cls, target: CallCosts, draft: CallCosts | None = None) -> StepCosts:
@@ -62,23 +65,15 @@ class StepCosts:
         return max(self.speedup(n, acceptance) for n in self._lengths)
 
     def best_speedup_along(self, accepted: Sequence[float]) -> float:
-        """Over plain decoding at the best length, 0 among them: `accepted` are the shares of drafts of which
-        the first 1, 2, … tokens are all accepted.
-
-        >>> StepCosts([1.0, 1.0, 4.0], 0.25).best_speedup_along([0.5, 0.25])
-        1.2
-        """
+        """At the best length, 0 among them: `accepted` are the shares of drafts of which the first 1, 2, …
+        tokens are all accepted."""
         tokens = np.cumsum([1.0, *accepted])
-        lengths = range(1, min(len(accepted), self._lengths.stop - 1) + 1)
-        return max([1.0, *(float(tokens[n]) / self.ratio(n) for n in lengths)])
+        lengths = zip(self._lengths, tokens[1:].tolist(), strict=False)
+        return max([1.0, *(num_tokens / self.ratio(n) for n, num_tokens in lengths)])
 
     def break_even(self, num_drafted: int) -> float | None:
         """The acceptance from which drafts of so many tokens are no slower than plain decoding; None where
-        even those that are always accepted are slower.
-
-        >>> StepCosts([1.0, 1.5, 2.0]).break_even(1), StepCosts([1.0, 1.5, 3.5]).break_even(2)
-        (0.5, None)
-        """
+        even those that are always accepted are slower."""
         ratio, low, high = self.ratio(num_drafted), 0.0, 1.0
         if not 1 < ratio <= num_drafted + 1:
             return 0.0 if ratio <= 1 else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,8 +23,7 @@ from outrider.models.hub import cache_dir
 
 _WEIGHT = 0.3
 """What a session has learned moves the stored curve this far: a busy afternoon makes all calls slower."""
-_MIN_OBSERVED = 32
-"""Sessions with fewer calls leave the stored curve as it is."""
+_MIN_OBSERVED = 32  # sessions with fewer calls leave the stored curve as it is
 _BUSY_CORES = "cores_of_other_programs"
 BUSY = (
     "other programs were busy while costs were measured: drafts may be longer or shorter than is best until "
@@ -34,8 +33,7 @@ ESTIMATED = (
     "what calls cost here is estimated, and every call corrects it; `outrider costs` measures it, as an idle "
     "server does by itself"
 )
-_SIMILAR = 8.0
-"""Two curves are of one shape, about, where single tokens cost up to so many times as much."""
+_SIMILAR = 8.0  # two curves are of one shape, about, where single tokens cost up to so many times as much
 
 _Found = TypeVar("_Found")
 
@@ -65,6 +63,10 @@ def costs_dir() -> Path:
     return cache_dir() / "costs"
 
 
+def _place(subject: Subject) -> Path:
+    return costs_dir() / f"{subject.key()}.json"
+
+
 def known_costs(
     subject: Subject, measure: Callable[[], CallCosts], *, spare_cores: float = math.inf, fresh: bool = False
 ) -> CallCosts:
@@ -74,21 +76,17 @@ def known_costs(
         costs = CallCosts.from_json(data.get("costs"))
         return None if costs.is_estimate else costs
 
-    return remembered(
-        costs_dir() / f"{subject.key()}.json",
-        measure,
-        read=read,
-        write=lambda costs: _entry(subject, costs),
-        spare_cores=spare_cores,
-        fresh=fresh,
-    )
+    def write(costs: CallCosts) -> Mapping[str, Any]:
+        return _entry(subject, costs)
+
+    return remembered(_place(subject), measure, read=read, write=write, spare_cores=spare_cores, fresh=fresh)
 
 
 def costs_at_once(subject: Subject, glance: Callable[[], CallCosts]) -> tuple[CallCosts, bool]:
     """The curve to begin with, and whether it is to be measured when there is time: the one that is kept or
     else, of the same machine and library, the shape of the nearest one through the few calls of a
     `glance`."""
-    data = read_entry(costs_dir() / f"{subject.key()}.json", "it is estimated")
+    data = read_entry(_place(subject), "it is estimated")
     if data is not None:
         try:
             kept = CallCosts.from_json(data.get("costs"))
@@ -101,20 +99,18 @@ def costs_at_once(subject: Subject, glance: Callable[[], CallCosts]) -> tuple[Ca
     def distance(curve: CallCosts) -> float:
         return abs(math.log(curve.call_s(1, context=0) / single_s))
 
-    alike = [
-        curve
-        for other, curve in _all_stored()
-        if (other.build, other.machine, other.settings) == (subject.build, subject.machine, subject.settings)
-        and distance(curve) < math.log(_SIMILAR)
-    ]
-    return costs.in_shape_of(min(alike, key=distance, default=costs)), True
+    near = [curve for curve in _of_machine(subject) if distance(curve) < math.log(_SIMILAR)]
+    return costs.in_shape_of(min(near, key=distance, default=costs)), True
 
 
-def _all_stored() -> Iterator[tuple[Subject, CallCosts]]:
+def _of_machine(subject: Subject) -> Iterator[CallCosts]:
+    """All that is kept of a subject's machine, library and settings."""
     for place in costs_dir().glob("*.json"):
         data = read_entry(place) or {}
         try:
-            yield Subject(**data["subject"]), CallCosts.from_json(data.get("costs"))
+            other = Subject(**data["subject"])
+            if replace(other, model=subject.model, file=subject.file) == subject:
+                yield CallCosts.from_json(data.get("costs"))
         except (SettingError, KeyError, TypeError):  # of other kinds, or damaged
             continue
 
@@ -122,7 +118,7 @@ def _all_stored() -> Iterator[tuple[Subject, CallCosts]]:
 def store_refined(subject: Subject, costs: CallCosts) -> None:
     """Keep, at the end of a session, a part of what its calls have taught."""
     if costs.num_observed >= _MIN_OBSERVED:
-        place = costs_dir() / f"{subject.key()}.json"
+        place = _place(subject)
         write_entry(place, (read_entry(place) or {}) | _entry(subject, costs.refined(_WEIGHT)), quiet=True)
 
 

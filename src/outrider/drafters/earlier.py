@@ -7,14 +7,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from outrider.core.data import Request
-from outrider.drafters.lookup import IndexReader, LookupDrafter
+from outrider.drafters.lookup import MIN_MATCH, IndexReader, LookupDrafter
 from outrider.drafters.suffix_array import DEPTH, ContextIndex
 
-MAX_TOKENS = 200_000
-"""what a memory holds"""
-RECENT_RATIO = 1 / 8
-"""of a memory, what is indexed again with every text that is added"""
-MAX_SCOPES = 64
+_MAX_SCOPES = 64
 BLOCK_TOKENS = 64
 """in steps of which a text is compared with the beginnings of those that are remembered"""
 
@@ -27,40 +23,35 @@ class Memory:
     remembered, such as the turns so far or a system prompt, is not stored twice.
 
     Sorting takes long, so the newest texts have a small index of their own, which is merged into the large
-    one when it has grown to `RECENT_RATIO` of it.
+    one when it has grown to an eighth of it.
     """
 
-    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
-        self._max_recent = int(max_tokens * RECENT_RATIO)
+    def __init__(self, max_tokens: int = 200_000) -> None:
+        self._max_recent = max_tokens // 8
         self._max_old = max_tokens - self._max_recent
-        self._texts: deque[Part] = deque()
-        """the oldest first"""
-        self._num_old = self._recent_tokens = 0
-        """texts in the large index, and tokens of the others"""
+        self._texts: deque[Part] = deque()  # the oldest first
+        self._num_old = self._recent_tokens = 0  # texts in the large index, and tokens of the others
         self.num_tokens = 0
         self._keys: set[int] = set()
         self._old: ContextIndex | None = None
         self._recent: ContextIndex | None = None
 
     def add(self, text: Sequence[int]) -> None:
-        """Remember a text."""
         keys = _block_keys(text)
         new = [key for key in keys if key not in self._keys]
         known = BLOCK_TOKENS * (len(keys) - len(new))
         if known == len(text):
             return
         # Something of what is known stays in front, for matches that reach across.
-        self._append(text[max(known - DEPTH, 0) :][-self._max_old :], new)
-        if self._recent_tokens > self._max_recent:
-            self._merge()
-
-    def _append(self, text: Sequence[int], keys: Sequence[int]) -> None:
+        text = text[max(known - DEPTH, 0) :][-self._max_old :]
         # As numbers in a row: objects, which other work left, would keep the memory around them in use.
-        self._texts.append((array("i", text), keys))
-        self._keys.update(keys)
+        self._texts.append((array("i", text), new))
+        self._keys.update(new)
         self.num_tokens += len(text)
         self._recent_tokens += len(text)
         self._recent = None
+        if self._recent_tokens > self._max_recent:
+            self._merge()
 
     def _merge(self) -> None:
         """Make all texts old ones, but for the oldest, for which there is no room."""
@@ -91,8 +82,8 @@ def _block_keys(text: Sequence[int]) -> list[int]:
 
 class EarlierDrafter(LookupDrafter[list[int]]):
     """Drafts from the texts of earlier requests of the same scope: each scope has a `Memory`, to which every
-    request that ends adds its text. Of more than `max_scopes` the one used longest ago is forgotten. `memory`
-    is that of requests without a scope. `recall` gives the texts of a new one, the oldest first.
+    request that ends adds its text. Of many scopes the one used longest ago is forgotten. `memory` is that of
+    requests without a scope. `recall` gives the texts of a new one, the oldest first.
     """
 
     name = "earlier"
@@ -101,17 +92,12 @@ class EarlierDrafter(LookupDrafter[list[int]]):
         self,
         memory: Memory | None = None,
         *,
-        min_match: int = 2,
-        max_scopes: int = MAX_SCOPES,
         recall: Callable[[str], Iterable[Sequence[int]]] = lambda _scope: (),
     ) -> None:
         super().__init__()
         self._memories = OrderedDict({} if memory is None else {"": memory})
         self._recall = recall
-        self._max_scopes = max_scopes
-        self._min_match = min_match
-        self._running: dict[int, Memory] = {}
-        """the memory of each sequence's scope"""
+        self._running: dict[int, Memory] = {}  # the memory of each sequence's scope
 
     def begin(self, sequence: int, request: Request) -> None:
         self._texts[sequence] = list(request.prompt)
@@ -121,14 +107,14 @@ class EarlierDrafter(LookupDrafter[list[int]]):
                 self._memories[request.scope].add(text)
         memory = self._memories[request.scope]
         self._memories.move_to_end(request.scope)
-        if len(self._memories) > self._max_scopes:
+        if len(self._memories) > _MAX_SCOPES:
             self._memories.popitem(last=False)
         memory.indexes()  # now rather than in a step
         self._running[sequence] = memory
 
     def _reader(self, sequence: int) -> IndexReader:
         text, indexes = self._texts[sequence], self._running[sequence].indexes()
-        return IndexReader(indexes, text[-DEPTH:], self._min_match, DEPTH)
+        return IndexReader(indexes, text[-DEPTH:], MIN_MATCH, DEPTH)
 
     def end(self, sequence: int) -> None:
         """Its text is remembered."""

@@ -10,12 +10,13 @@ from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from outrider.core.data import DraftToken, Request
 
+MIN_MATCH = 2
+"""tokens: after a single one the guess is right about one time in five, after two one in three"""
 ALONG = 8
 """Of the places that go on as a draft does, the latest so many are looked at for its next token."""
-_DOUBT = 5.0
-"""phantom misses against a match of one token"""
-_DOUBT_DECAY = 1.5
-"""power of the match length by which they fade"""
+_DOUBT, _DOUBT_DECAY = 5.0, 1.5
+"""Phantom misses against a match of one token, and the power of the match length by which they fade. They
+minimise the log-loss on a replay over Python sources and English prose."""
 
 
 class Match(NamedTuple):
@@ -29,10 +30,7 @@ class Match(NamedTuple):
 
     @property
     def acceptance(self) -> float:
-        """The share, smoothed by misses that were not seen: the fewer, the longer the match.
-
-        The constants minimise the log-loss on a replay over Python sources and English prose.
-        """
+        """The share, smoothed by misses that were not seen: the fewer, the longer the match."""
         return self.right / (self.total + _DOUBT / math.pow(self.length, _DOUBT_DECAY))
 
 
@@ -125,11 +123,9 @@ class IndexReader:
     __slots__ = ("_depth", "_followers", "_index", "_indexes", "_length", "_min_match", "_places", "_recent")
 
     def __init__(self, indexes: Sequence[Index], text: Sequence[int], min_match: int, depth: int) -> None:
-        self._indexes = indexes
-        self._index = indexes[0]
+        self._indexes, self._index = indexes, indexes[0]
         self._recent = list(text)
-        self._min_match = min_match
-        self._depth = depth
+        self._min_match, self._depth = min_match, depth
         self._places: list[int] = []
         self._followers: list[int] = []
         self._length = 0

@@ -33,18 +33,10 @@ from outrider.core.sequences import common_prefix
 from outrider.models.vocab import Alignment
 
 _PREFILL_CHUNK_TOKENS = 256
-_SPARE_TOKENS = 32
-"""of a context, for what is drafted"""
+_SPARE_TOKENS = 32  # of a context, for what is drafted
 _MIN_SAVED_TOKENS = 64
 """What a sequence holds beyond the next prompt may be cut without a copy where it is fewer."""
-_MIN_COPIED_TOKENS = 8
-"""For fewer than these more, what a sequence holds itself is not given up."""
-
-
-def longest_text(alignment: Alignment, context_tokens: int) -> int:
-    """Tokens of the longest text that a draft model with so large a context drafts for."""
-    restarts = 0 < alignment.window <= context_tokens - 2 * _SPARE_TOKENS
-    return sys.maxsize if restarts else context_tokens
+_MIN_COPIED_TOKENS = 8  # for fewer than these more, what a sequence holds itself is not given up
 
 
 @dataclass(slots=True)
@@ -52,17 +44,14 @@ class _Context:
     """What the draft model should have seen of one sequence, in its own token ids."""
 
     final: list[int] = field(default_factory=list)
-    start: int = 0
-    """where in `final` the model began to read"""
+    start: int = 0  # where in `final` the model began to read
     evaluated: list[int] = field(default_factory=list)
     """tokens from there on whose KV is stored; runs ahead of `final` by what was drafted"""
+    agree: int = 0  # how many of these are as in `final`
     prompt_length: int = 0
-    agree: int = 0
-    """how many of these are as in `final`"""
     scope: str = ""
     is_running: bool = False
-    last_used: int = 0
-    """when its last request began, counted in requests"""
+    last_used: int = 0  # when its last request began, counted in requests
 
     def extend(self, tokens: Sequence[int]) -> None:
         self.final.extend(tokens)
@@ -115,8 +104,10 @@ class ModelDrafter:
         self._chunk_rows = max(1, model.max_rows // model.max_sequences)
         # Every sequence's last final tokens go into one call: each gets its share of a batch.
         self._chunk_tokens = max(1, min(_PREFILL_CHUNK_TOKENS, model.max_batch_tokens // model.max_sequences))
-        self.longest_text = longest_text(alignment, model.context_length)
-        self._window = alignment.window if self.longest_text > model.context_length else 0
+        fits = alignment.window <= model.context_length - 2 * _SPARE_TOKENS
+        self._window = alignment.window if fits else 0
+        self.longest_text = sys.maxsize if self._window else model.context_length
+        """tokens of the longest text that it drafts for"""
         self._ends = model.vocabulary.ends_generation
         self._contexts: dict[int, _Context] = {}
         self._num_begun = 0
@@ -258,13 +249,12 @@ class ModelDrafter:
             # Drafted tokens come along with the last ones.
             if not reads_prompt and context.num_unread <= max(1, self._chunk_tokens // 2):
                 return True
-            if request.max_step_s is not None and begun.has_called:
+            if request.max_step_s is not None and begun.work != DraftWork():
                 return False
             end = (context.prompt_length if reads_prompt else len(context.final)) - 1
             begin = context.start + context.agree
             tokens = tuple(context.final[begin : min(end, begin + self._chunk_tokens)])
-            seconds, _ = self.decode([Span(sequence, tokens, context.agree, 0)], len(tokens))
-            begun.note(len(tokens), seconds, of_prompt=reads_prompt)
+            self.decode([Span(sequence, tokens, context.agree, 0)], begun, of_prompt=reads_prompt)
 
     def _rewind(self, sequence: int, context: _Context) -> None:
         # At least one final token must be left to evaluate: its logits start the draft.
@@ -313,24 +303,24 @@ class ModelDrafter:
         is_inside = takewhile(lambda token: not self._ends(token), tokens)
         return list(islice(is_inside, self._chunk_rows - 1))
 
-    def decode(self, spans: Sequence[Span], num_tokens: int) -> tuple[float, list[Logits]]:
-        """One call over spans that have so many tokens together: its seconds, and its rows."""
+    def decode(self, spans: Sequence[Span], begun: ModelRound, *, of_prompt: bool = False) -> list[Logits]:
+        """One call of a round."""
+        num_tokens = sum([len(span.tokens) for span in spans])
         self._make_room(num_tokens)
         before = perf_counter()
         rows = self.model.decode(spans)
-        seconds = perf_counter() - before
+        begun.note(num_tokens, perf_counter() - before, of_prompt=of_prompt)
         for span in spans:
             context = self._contexts[span.sequence]
             context.evaluated.extend(span.tokens)
             context.agree = min(span.start + len(span.tokens), context.held)
-        return seconds, rows
+        return rows
 
     def offers(self, rows: Logits, request: DraftRequest, inputs: DraftInput) -> Iterator[DraftToken]:
         """What the model says comes after the drafted tokens and after each of the guess that `next_span`
         reads, from its rows; until the request leaves no token."""
         for place, row in enumerate(rows):
-            token = self._offer(row, request, (*inputs.drafted, *inputs.guess[:place]))
-            if token is None:
+            if (token := self._offer(row, request, (*inputs.drafted, *inputs.guess[:place]))) is None:
                 return
             yield token
 
@@ -358,8 +348,7 @@ class ModelDrafter:
         token, certainty, probs = found
         if probs is None or request.draw is None:
             return DraftToken(token, self.name, certainty, (certainty,), None, probs)
-        token = request.draw(probs, len(drafted))
-        return DraftToken(token, self.name, certainty, (certainty,), probs)
+        return DraftToken(request.draw(probs, len(drafted)), self.name, certainty, (certainty,), probs)
 
 
 class ModelRound:
@@ -372,12 +361,7 @@ class ModelRound:
         self._prefill_tokens: list[int] = []
         self._call_tokens: list[int] = []
         self._prefill_s = self._model_s = 0.0
-        self._blocks: dict[int, Block] | None = None
-        """what a block drafter said, good for the whole round"""
-
-    @property
-    def has_called(self) -> bool:
-        return bool(self._prefill_tokens or self._call_tokens)
+        self._blocks: dict[int, Block] | None = None  # what a block drafter said, good for the whole round
 
     @property
     def work(self) -> DraftWork:
@@ -410,16 +394,13 @@ class ModelRound:
         spans = [span for span in found if span is not None]
         if not spans:
             return []
-        num_tokens = sum([len(span.tokens) for span in spans])
-        seconds, rows = drafter.decode(spans, num_tokens)
-        self.note(num_tokens, seconds)
+        rows = drafter.decode(spans, self)
         return [(span.sequence, each) for span, each in zip(spans, rows, strict=True)]
 
 
 # A draft model's logits, read as the target's tokens under a request's sampler.
 
-_FARTHEST = 60.0
-"""A logit so far above the best common one leaves that one no probability that counts."""
+_FARTHEST = 60.0  # a logit so far above the best common one leaves that one no probability that counts
 
 
 class Rows:

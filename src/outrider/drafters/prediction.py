@@ -36,8 +36,7 @@ class _Place:
         """where each token occurs, as the number of tokens up to it"""
         for end, token in enumerate(prediction, start=1):
             self._ends[token].append(end)
-        self._recent: deque[int] = deque(maxlen=SURE_TOKENS)
-        """the last tokens of the answer"""
+        self._recent: deque[int] = deque(maxlen=SURE_TOKENS)  # the last tokens of the answer
         self._place = self._departed = 0
         self._agreed = SURE_TOKENS  # the start is as good as that
 

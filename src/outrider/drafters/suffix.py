@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.core.data import Request
-from outrider.drafters.lookup import IndexReader, LookupDrafter
+from outrider.drafters.lookup import MIN_MATCH, IndexReader, LookupDrafter
 
-_RUNS = (16, 6, 3, 2, 1)
-"""lengths of the runs that are indexed, the longest first"""
-_SAMPLE = 32
-"""places that are looked at of those after a run, the latest"""
-_DEPTH = 64
-"""the longest match whose length is known, in tokens"""
+_RUNS = (16, 6, 3, 2, 1)  # lengths of the runs that are indexed, the longest first
+_SAMPLE = 32  # places that are looked at of those after a run, the latest
+_DEPTH = 64  # tokens of the longest match whose length is known
 
 
 class TextIndex:
@@ -43,7 +40,6 @@ class TextIndex:
                     self._ends.setdefault(tuple(text[-run:]), []).append(len(text))
 
     def search(self, text: Sequence[int], min_length: int) -> tuple[list[int], int]:
-        """See `Index`."""
         del min_length  # the shortest run
         for run in self._runs:
             ends = self._ends.get(tuple(text[-run:])) if run <= len(text) else None
@@ -62,11 +58,9 @@ class TextIndex:
         return known
 
     def follower(self, place: int) -> int:
-        """See `Index`."""
         return self.tokens[place] if place < len(self.tokens) else -1
 
     def next(self, place: int) -> int:
-        """See `Index`."""
         return place + 1
 
 
@@ -75,13 +69,12 @@ class SuffixDrafter(LookupDrafter[TextIndex]):
 
     A draft continues the longest suffix of the text (followed by what others drafted) that occurred before in
     the text, by the token that followed it most often, and goes on from there. Matches of fewer than
-    `min_match` tokens are not used: after a single token the guess is right about one time in five, after two
-    one in three.
+    `min_match` tokens are not used.
     """
 
     name = "lookup"
 
-    def __init__(self, min_match: int = 2) -> None:
+    def __init__(self, min_match: int = MIN_MATCH) -> None:
         super().__init__()
         self._min_match = min_match
 

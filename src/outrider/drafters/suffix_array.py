@@ -13,19 +13,16 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
-from outrider.drafters.lookup import IndexReader
+from outrider.drafters.lookup import MIN_MATCH, IndexReader
 
 DEPTH = 32
 """tokens of context that places are sorted by: the longest match that is distinguished from longer ones"""
-SAMPLE = 32
-"""places that are looked at of those that match, evenly spread over them"""
-BORDER = 0
-"""separates texts and surrounds them all; tokens are stored plus one"""
+SAMPLE = 32  # places that are looked at of those that match, evenly spread over them
+BORDER = 0  # separates texts and surrounds them all; tokens are stored plus one
 BYTES = 4
 """of a stored token, the most significant first: stored contexts compare as their bytes do"""
 _CONTEXT = Struct(f">{DEPTH}I")
 _AFTER_ALL = b"\xff"
-"""comes after all tokens"""
 
 Laid = npt.NDArray[np.uint32]
 Places = npt.NDArray[np.int32]
@@ -89,7 +86,7 @@ class ContextIndex:
         return cls(laid.tobytes(), sort_contexts(laid))
 
     def search(self, text: Sequence[int], min_length: int = 1) -> tuple[list[int], int]:
-        """See `lookup.Index`: at most `SAMPLE` places, and a length of at most `DEPTH`."""
+        """At most `SAMPLE` places, and a length of at most `DEPTH`."""
         recent = text[: -DEPTH - 1 : -1]
         pattern = _CONTEXT.pack(*[token + 1 for token in recent], *[BORDER] * (DEPTH - len(recent)))
         places, context = self._places, self._context
@@ -106,18 +103,15 @@ class ContextIndex:
         return sorted(places[first:end:step].tolist()[:SAMPLE]), length
 
     def _context(self, place: int) -> bytes:
-        """What precedes a place, from there backwards."""
         return self._stored[place * BYTES : (place + DEPTH) * BYTES]
 
     def follower(self, place: int) -> int:
-        """See `lookup.Index`."""
         return int.from_bytes(self._stored[(place - 1) * BYTES : place * BYTES]) - 1
 
     def next(self, place: int) -> int:
-        """See `lookup.Index`. Texts are stored from their ends."""
-        return place - 1
+        return place - 1  # texts are stored from their ends
 
-    def reader(self, text: Sequence[int], min_match: int = 2) -> IndexReader:
+    def reader(self, text: Sequence[int], min_match: int = MIN_MATCH) -> IndexReader:
         """A reader at the end of a text."""
         return IndexReader([self], text[-DEPTH:], min_match, DEPTH)
 

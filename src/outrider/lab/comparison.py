@@ -22,7 +22,7 @@ from outrider.core.sequences import common_prefix
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
 from outrider.sampling import RequestSampler
 from outrider.session.readout import Readout, read_out
-from outrider.verify import scores
+from outrider.verify.rules import scores
 
 
 @dataclass(frozen=True, slots=True)

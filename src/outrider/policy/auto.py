@@ -29,7 +29,9 @@ from outrider.policy.objective import (
 )
 from outrider.policy.state import (
     MEAN_CONFIDENCE_RATE,
+    Estimator,
     PolicyState,
+    RequestBias,
     RequestState,
     average_after,
     confirmed,
@@ -40,19 +42,14 @@ LONGEST_DRAFT = 64
 """tokens; V(n) is measured as far"""
 MAX_GUESS = 16
 """lookup tokens that a call of the draft model reads ahead"""
-LONG_TEXT = 1000
-"""tokens from which on it is said that costs are those of so many"""
-
-_TOKEN_MEMORY = 0.97
-"""weight of the older tokens in λ: about the last 30 count"""
+_LONG_TEXT = 1000  # tokens from which on it is said that costs are those of so many
+_TOKEN_MEMORY = 0.97  # weight of the older tokens in λ: about the last 30 count
 _MAX_CONSTRAINED_DRAFT = 40
 """tokens of a draft that the draft model takes part in, where a constraint forces a part of them"""
-MIN_USEFUL_PROB = 0.01
+_MIN_USEFUL_PROB = 0.01
 """Lookup tokens are not looked for where their prefix acceptance probability is below this."""
-_CATCH_UP_STEPS = 10
-"""steps over which the cost of evaluating unread tokens is spread, since they profit too"""
-_WITHOUT_MODEL = 0.9
-"""what a token takes without the draft model, in plain steps: lookups go on"""
+_CATCH_UP_STEPS = 10  # steps over which the cost of evaluating unread tokens is spread, since they profit too
+_WITHOUT_MODEL = 0.9  # what a token takes without the draft model, in plain steps: lookups go on
 MAX_LOSS = 4.0
 """Plain steps that a text may lose to a draft model whose estimates turn out wrong; a good one has gained
 more by then. …"""
@@ -70,16 +67,12 @@ class SequenceDraft:
     request: DraftRequest
     lookups: Sequence[Lookup]
     max_length: int
-    max_guess: int = 0
-    """lookup tokens that a call of the draft model can check"""
-    is_asked: bool = False
-    """whether the draft model is"""
-    candidate: list[DraftToken] = field(init=False)
-    """what lookups offer"""
+    max_guess: int = 0  # lookup tokens that a call of the draft model can check
+    is_asked: bool = False  # whether the draft model is
+    candidate: list[DraftToken] = field(init=False)  # what lookups offer
     tokens: list[DraftToken] = field(init=False)
     """what is drafted before the draft model's next token, with calibrated estimates"""
-    suffix: list[DraftToken] = field(init=False)
-    """what lookups add to it"""
+    suffix: list[DraftToken] = field(init=False)  # what lookups add to it
     offers: list[tuple[int, DraftToken]] = field(default_factory=list)
     """what the model offered, taken or not, with its place in the draft and its own calibrated estimate"""
     _average: float = field(init=False)
@@ -92,16 +85,14 @@ class SequenceDraft:
         self.tokens, self.suffix = self.candidate[:num_forced], self.candidate[num_forced:]
         self._average = self.text.confidence
 
-    @property
-    def is_constrained(self) -> bool:
-        """Whether the output is limited: estimates differ then."""
-        return self.request.constraint is not None
+    def _estimator(self, source: str) -> tuple[Estimator, RequestBias]:
+        """How good this drafter's tokens are in such a text, and in this one."""
+        is_constrained = self.request.constraint is not None
+        return self.state.estimator(source, constrained=is_constrained), self.text.biases[source]
 
     def _calibrated(self, token: DraftToken) -> DraftToken:
-        estimator = self.state.estimator(token.source, constrained=self.is_constrained)
-        return token._replace(
-            acceptance=estimator.probability(token.evidence, self.text.biases[token.source])
-        )
+        estimator, bias = self._estimator(token.source)
+        return token._replace(acceptance=estimator.probability(token.evidence, bias))
 
     # Lookups
 
@@ -131,12 +122,12 @@ class SequenceDraft:
         """A lookup's expected tokens and its offer, as far as it is useful."""
         found: list[DraftToken] = []
         prefix_probs: list[float] = []
-        if prefix_prob >= MIN_USEFUL_PROB:
+        if prefix_prob >= _MIN_USEFUL_PROB:
             for token in islice(lookup.propose(self.request.sequence, drafted), limit):
                 found.append(self._calibrated(token))
                 prefix_prob *= found[-1].acceptance
                 prefix_probs.append(prefix_prob)
-                if prefix_prob < MIN_USEFUL_PROB:
+                if prefix_prob < _MIN_USEFUL_PROB:
                     break
         allowed = permitted(self.request, drafted, found)
         return sum(prefix_probs[: len(allowed)]), allowed
@@ -164,8 +155,8 @@ class SequenceDraft:
             saved_s = self._gain_s(replace(costs, reward_s=without_s))
             before = text.draft.held - text.draft.unread - unread
             read_s += self.state.draft_costs.prefill_s(unread, context=before)
-            usual = self.state.usual_gain
-            is_repaid = repays(read_s, saved_s, text.generated, text.max_tokens, plain_s, usual)
+            left, usual = text.max_tokens - text.generated, self.state.usual_gain
+            is_repaid = repays(read_s, saved_s, text.generated, left, plain_s, usual)
         budget = text.model_gain + MAX_LOSS
         if gain_s <= 0 or not is_repaid:
             loss_s = read_s + max(-gain_s, costs.draft_step_s)
@@ -187,8 +178,8 @@ class SequenceDraft:
 
     @property
     def _longest(self) -> int:
-        most = _MAX_CONSTRAINED_DRAFT if self.is_constrained else MAX_MODEL_DRAFT
-        return self._costs.longest(most)
+        is_free = self.request.constraint is None
+        return self._costs.longest(MAX_MODEL_DRAFT if is_free else _MAX_CONSTRAINED_DRAFT)
 
     def _guess(self, costs: StepCosts) -> list[DraftToken]:
         """What of the lookups' offer the next call reads."""
@@ -215,7 +206,7 @@ class SequenceDraft:
         if len(self.offers) == num_offered:
             return False
         if is_block and self.request.draw is None:  # it costs nothing to look at what can be cut
-            return math.prod(_acceptance(self.tokens)) >= MIN_USEFUL_PROB
+            return math.prod(_acceptance(self.tokens)) >= _MIN_USEFUL_PROB
         return self._gain_s(self._costs) > 0
 
     def _add(self, offer: DraftToken) -> bool:
@@ -261,6 +252,42 @@ class SequenceDraft:
         num_fixed = len(self.tokens) if is_sampled else 0
         return [*self.tokens, *self.suffix][: max(self._costs.max_length, num_fixed)], num_fixed
 
+    # Learning
+
+    def learn(self, record: StepRecord) -> None:
+        """What was offered, drafted or not, is compared with what came, which costs nothing."""
+        drafted, candidate = record.draft.tokens, ids(self.candidate)
+        own = self.offers[0][1].source if self.offers else None
+        behind = [  # what lookups added to the model's tokens
+            (i, token)
+            for i, token in enumerate(record.draft.items)
+            if token.evidence and token.source != own and drafted[: i + 1] != candidate[: i + 1]
+        ]
+        self._learn_offers(record, behind, drafted)
+        self._learn_offers(record, list(enumerate(self.candidate)), candidate)
+        state, text = self.state, self.text
+        for _, offer in self.offers:
+            state.mean_confidence += MEAN_CONFIDENCE_RATE * (offer.acceptance - state.mean_confidence)
+        num_seen = self._learn_offers(record, self.offers, ids(self.tokens))
+        for _, offer in self.offers[:num_seen]:
+            text.confidence = average_after(text.confidence, offer.acceptance)
+
+    def _learn_offers(
+        self, record: StepRecord, offers: Sequence[tuple[int, DraftToken]], before: tuple[int, ...]
+    ) -> int:
+        """Of offers at these places after the first tokens of `before`: how many could be compared."""
+        for number, (place, offer) in enumerate(offers):
+            is_sampled = offer.drawn_from is not None
+            was_left_out = is_sampled and place == len(before)
+            if place >= len(record.tokens) or before[:place] != record.tokens[:place] or was_left_out:
+                return number
+            correct = place < record.num_accepted if is_sampled else offer.token == record.tokens[place]
+            estimator, bias = self._estimator(offer.source)
+            estimator.learn(offer.evidence, bias, correct)
+            if place == 0:
+                bias.note_first(correct)
+        return len(offers)
+
 
 def _acceptance(tokens: Iterable[DraftToken]) -> list[float]:
     return [token.acceptance for token in tokens]
@@ -293,12 +320,9 @@ class AutoPolicy:
         if draft_max < 0:
             raise SettingError("draft max", f"{draft_max} is negative", "Give 0 (off) or more.")
         self.state = PolicyState(costs or CallCosts(), draft_costs)
-        self.free = free
-        self.models = models
+        self.free, self.models, self.fixed = free, models, fixed
         self.draft_max = min(draft_max, LONGEST_DRAFT)
-        self.fixed = fixed
-        self.notices: list[str] = []
-        """what the user should hear: why a draft model stays out"""
+        self.notices: list[str] = []  # what the user should hear: why a draft model stays out
         self._texts: dict[int, RequestState] = {}
         self._drafts: dict[int, SequenceDraft] = {}
 
@@ -378,8 +402,9 @@ class AutoPolicy:
                 return True
             context, held = max(sizes)
             share = state.draft_costs.call_s(1, context=held) / state.costs.call_s(1, context=context)
-            is_long = context >= LONG_TEXT
-            where, of = (f" after {context:,} tokens", " for texts so long") if is_long else ("", "")
+            where, of = f" after {context:,} tokens", " for texts so long"
+            if context < _LONG_TEXT:
+                where = of = ""
             why = (
                 f"the draft model is not used{of}: one of its steps takes {share:.2f} of a target step "
                 f"here{where}, too much to pay even if it were always right"
@@ -404,72 +429,31 @@ class AutoPolicy:
         """Learn what calls cost and what drafts gained."""
         if not records:
             return
-        steps, plain_s = list(records.values()), None
+        steps, plain_s = list(records.values()), 0.0
         held = sum(self._texts[sequence].draft.held for sequence in records if sequence in self._texts)
         self.state.learn_costs(steps, held)
         if all(record.kind == "decode" and not record.read_tokens for record in steps):
             plain_s = self.state.plain_step_s(sum(record.position for record in steps), len(steps))
         for sequence, record in records.items():
             if record.kind == "decode" and sequence in self._texts:
-                draft = self._drafts.pop(sequence, None)
-                learn_request(self.state, self._texts[sequence], draft, record, plain_s)
+                self._learn(self._texts[sequence], self._drafts.pop(sequence, None), record, plain_s)
 
-
-def learn_request(
-    state: PolicyState,
-    text: RequestState,
-    draft: SequenceDraft | None,
-    record: StepRecord,
-    plain_s: float | None,
-) -> None:
-    """What became of `draft` in a decoding step of this request. `plain_s` is what the step would have taken
-    without drafts; None where prompts were read in it too, which says nothing about tokens."""
-    num_emitted = len(record.tokens)
-    text.generated += num_emitted
-    if plain_s is not None:
-        step_s, memory = record.total_s - record.work.prefill_s, _TOKEN_MEMORY**num_emitted
-        text.spent_s = text.spent_s * memory + step_s / record.num_sequences
-        text.emitted = text.emitted * memory + num_emitted
-        if draft is not None and draft.is_asked:
-            text.model_gain += num_emitted - step_s / plain_s
-    sources = record.draft.sources  # the target verified those of accepted tokens, and of the one it replaced
-    state.verified.update(sources[: record.num_accepted + (num_emitted > record.num_accepted)])
-    state.accepted.update(sources[: record.num_accepted])
-    if draft is not None:
-        drafted, candidate = record.draft.tokens, ids(draft.candidate)
-        own = draft.offers[0][1].source if draft.offers else None
-        behind = [  # what lookups added to the model's tokens
-            (i, token)
-            for i, token in enumerate(record.draft.items)
-            if token.evidence and token.source != own and drafted[: i + 1] != candidate[: i + 1]
-        ]
-        _learn_offers(state, text, draft, record, behind, drafted)
-        _learn_offers(state, text, draft, record, list(enumerate(draft.candidate)), candidate)
-        for _, offer in draft.offers:
-            state.mean_confidence += MEAN_CONFIDENCE_RATE * (offer.acceptance - state.mean_confidence)
-        num_seen = _learn_offers(state, text, draft, record, draft.offers, ids(draft.tokens))
-        for _, offer in draft.offers[:num_seen]:
-            text.confidence = average_after(text.confidence, offer.acceptance)
-
-
-def _learn_offers(
-    state: PolicyState,
-    text: RequestState,
-    draft: SequenceDraft,
-    record: StepRecord,
-    offers: Sequence[tuple[int, DraftToken]],
-    before: tuple[int, ...],
-) -> int:
-    """What was offered at these places after the first tokens of `before`, drafted or not, is compared with
-    what came, which costs nothing. Returns how many of the offers could be."""
-    for number, (place, offer) in enumerate(offers):
-        is_sampled = offer.drawn_from is not None
-        was_left_out = is_sampled and place == len(before)
-        if place >= len(record.tokens) or before[:place] != record.tokens[:place] or was_left_out:
-            return number
-        correct = place < record.num_accepted if is_sampled else offer.token == record.tokens[place]
-        bias = text.biases[offer.source]
-        state.estimator(offer.source, constrained=draft.is_constrained).learn(offer.evidence, bias, correct)
-        if place == 0:
-            bias.note_first(correct)
-    return len(offers)
+    def _learn(
+        self, text: RequestState, draft: SequenceDraft | None, record: StepRecord, plain_s: float
+    ) -> None:
+        """What a decoding step brought. `plain_s` is what it would have taken without drafts; 0 where prompts
+        were read in it too, which says nothing about tokens."""
+        num_emitted = len(record.tokens)
+        text.generated += num_emitted
+        if plain_s:
+            step_s, memory = record.total_s - record.work.prefill_s, _TOKEN_MEMORY**num_emitted
+            text.spent_s = text.spent_s * memory + step_s / record.num_sequences
+            text.emitted = text.emitted * memory + num_emitted
+            if draft is not None and draft.is_asked:
+                text.model_gain += num_emitted - step_s / plain_s
+        # The target verified those of accepted tokens, and of the one it replaced.
+        sources, num_accepted = record.draft.sources, record.num_accepted
+        self.state.verified.update(sources[: num_accepted + (num_emitted > num_accepted)])
+        self.state.accepted.update(sources[:num_accepted])
+        if draft is not None:
+            draft.learn(record)

@@ -15,8 +15,7 @@ from outrider.core.errors import SettingError
 FORCED = "grammar"
 """The source of forced tokens."""
 
-_FORCED_ACCEPTANCE = 0.995
-"""The text is certain, but the model may prefer another tokenization of it."""
+_FORCED_ACCEPTANCE = 0.995  # the text is certain, but the model may prefer another tokenization of it
 
 
 def ids(tokens: Iterable[DraftToken]) -> tuple[int, ...]:
@@ -47,8 +46,7 @@ class Growing(Protocol):
     @property
     def request(self) -> DraftRequest: ...
 
-    def next_input(self) -> DraftInput:
-        """What the model reads next."""
+    def next_input(self) -> DraftInput: ...
 
     def take(self, offers: Iterable[DraftToken]) -> bool:
         """Decide on what the model offers after `next_input`; whether it is asked again. A sampled token may
@@ -61,9 +59,7 @@ def grow(model: DraftModel, drafts: Sequence[Growing]) -> DraftWork:
     growing = {draft.request.sequence: draft for draft in drafts}
     while growing:
         offers = model_round.step({sequence: draft.next_input() for sequence, draft in growing.items()})
-        growing = {
-            sequence: draft for sequence, draft in growing.items() if draft.take(offers.get(sequence, ()))
-        }
+        growing = {s: draft for s, draft in growing.items() if draft.take(offers.get(s, ()))}
     return model_round.work
 
 
@@ -107,9 +103,7 @@ class FixedPolicy:
         if self.draft_max == 0:
             return [Draft() for _ in requests], DraftWork()
         drafts = [_FixedDraft(request, self) for request in requests]
-        for draft in drafts:
-            draft.look_up(drafters.for_request(draft.request.drafting))
-        asking = [draft for draft in drafts if draft.asks_model]
+        asking = [draft for draft in drafts if draft.look_up(drafters.for_request(draft.request.drafting))]
         work = grow(drafters.model, asking) if drafters.model is not None and asking else DraftWork()
         return [draft.finish() for draft in drafts], work
 
@@ -129,18 +123,17 @@ class _FixedDraft:
     tokens: list[DraftToken] = field(init=False)
     """what a constraint forces; then a drafter's own, and what is forced between them"""
     num_forced: int = field(init=False)
-    asks_model: bool = False
+    _room: int = field(init=False)
+    _asks_model: bool = False
 
     def __post_init__(self) -> None:
         self.tokens = forced(self.request)
         self.num_forced = len(self.tokens)
+        self._room = max(min(self.request.max_tokens - self.num_forced, self.policy.draft_max), 0)
 
-    @property
-    def _room(self) -> int:
-        return max(min(self.request.max_tokens - self.num_forced, self.policy.draft_max), 0)
-
-    def look_up(self, drafters: Drafters) -> None:
-        """Take the first offer of a lookup; a doubtful one makes way for a draft model."""
+    def look_up(self, drafters: Drafters) -> bool:
+        """Take the first offer of a lookup; whether the draft model is to be asked, since there is none or a
+        doubtful one."""
         has_model, prefix = drafters.model is not None, ids(self.tokens)
         p_min = max(self.policy.p_min, self.policy.hand_over) if has_model else self.policy.p_min
         for lookup in drafters.lookups:
@@ -149,8 +142,9 @@ class _FixedDraft:
             offer = permitted(self.request, prefix, likely)
             if offer and len(offer) >= self.policy.draft_min:
                 self.tokens += offer
-                return
-        self.asks_model = has_model and self._room > 0
+                return False
+        self._asks_model = has_model and self._room > 0
+        return self._asks_model
 
     def next_input(self) -> DraftInput:
         return DraftInput(ids(self.tokens))
@@ -165,9 +159,9 @@ class _FixedDraft:
 
     def finish(self) -> Draft:
         own = self.tokens[self.num_forced :]
-        is_short = self.asks_model and len(own) < self.policy.draft_min
+        is_short = self._asks_model and len(own) < self.policy.draft_min
         if is_short and not any(token.drawn_from for token in own):
             return Draft(tuple(self.tokens[: self.num_forced]))
-        if self.asks_model or not own:
+        if self._asks_model or not own:
             return Draft(tuple(self.tokens))
         return Draft((*self.tokens, *forced(self.request, ids(self.tokens))))

@@ -20,18 +20,14 @@ Array = npt.NDArray[np.float64]
 
 MAX_MODEL_DRAFT = 16
 """tokens; the prefix acceptance probability of longer drafts is small"""
-_PRIOR_TOKENS = 30.0
-_PRIOR_RATIO = 0.75
+_PRIOR_TOKENS, _PRIOR_RATIO = 30.0, 0.75
 """λ starts as this part of a plain step and counts for so many tokens"""
-_MIN_REMAINING = 24
-"""An answer is expected to go on for as many tokens as it has, and at first for so many."""
-PREFILL_SHARE = 0.15
-PREFILL_STEPS = 3.5
-"""No more than this part of what the answer took plainly is spent on reading its prompt, or so many steps."""
+_MIN_REMAINING = 24  # an answer is expected to go on for as many tokens as it has, and at first for so many
+PREFILL_SHARE, PREFILL_STEPS = 0.15, 3.5
+"""No more than this part of what the answer took plainly is spent on reading its prompt or so many steps …"""
 GAIN_SHARE = 0.25
-"""… But as much as this part of what the draft model gained in earlier answers."""
-_MAX_AVERAGE = 0.98
-"""of confidence: no draft goes on for ever"""
+"""… but as much as this part of what the draft model gained in earlier answers."""
+_MAX_AVERAGE = 0.98  # of confidence: no draft goes on for ever
 
 
 def reward_per_token(
@@ -121,10 +117,8 @@ def continuation_values(
     length: int, average: float, prefix_prob: float, costs: StepCosts, max_length: int, num_more: int = 0
 ) -> list[float]:
     """The most that k ≥ 1 further steps of the draft model earn less what they cost, after 0, 1, … `num_more`
-    tokens that it confirms: λ p_n (m + m² + … + m^k) − V(n + k) − k d, for n tokens drafted so far (`length`)
-    and drafts up to `max_length`. m is the moving `average` of the model's confidence: the next one is known
-    once its step was paid.
-    """
+    tokens that it confirms: λ p_n (m + m² + … + m^k) − V(n + k) − k d for n tokens drafted so far (`length`).
+    m is the moving `average` of the model's confidence: the next one is known once its step was paid."""
     calls_s: list[float] = costs.calls_s[length + 1 : max_length + 1].tolist()
     gain, value_s, values_s = min(average, _MAX_AVERAGE), 0.0, []
     for i in range(len(calls_s)):
@@ -212,19 +206,12 @@ def allocate(candidates: Sequence[tuple[Sequence[float], int]], costs: StepCosts
 
 
 def repays(
-    read_s: float,
-    saved_s: float,
-    generated: int,
-    max_tokens: int | None,
-    plain_s: float,
-    usual_gain: float = 0.0,
+    read_s: float, saved_s: float, generated: int, left: float, plain_s: float, usual_gain: float
 ) -> bool:
     """Whether a draft model's reading of the prompt is repaid: by what it is expected to save in this step,
-    and half as much in each of the steps to come, but never for more than a part of what the answer took; or
-    by a part of what it gained in earlier answers, in plain steps (`usual_gain`)."""
-    remaining = max(generated, _MIN_REMAINING)
-    if max_tokens is not None:
-        remaining = min(remaining, max_tokens - generated)
+    and half as much in each of the steps to come (`left` at most), but never for more than a part of what the
+    answer took; or by a part of what it gained in earlier answers, in plain steps (`usual_gain`)."""
+    remaining = min(max(generated, _MIN_REMAINING), left)
     most_s = max(PREFILL_SHARE * generated, PREFILL_STEPS) * plain_s
     expected_s = saved_s + min(saved_s * remaining / 2, most_s)
     if saved_s > 0:

@@ -36,31 +36,23 @@ INITIAL_WEIGHTS: dict[str, tuple[float, ...]] = {
 answer is right more often than a chance match) and of "lookup (constrained)" (set after
 benchmarks/structured, where one in six was accepted)."""
 
-_RATE, _BIAS_RATE = 0.02, 0.12
-"""of learning, over all texts and within one"""
-_RECENT_MEMORY = 0.8
-"""weight of older offers in how often a lookup was recently right"""
-_CONFIDENCE_MEMORY = 0.85
-"""weight of the older tokens in a text's moving average of confidence"""
-MEAN_CONFIDENCE = 0.82
-"""over all texts, before any"""
-MEAN_CONFIDENCE_RATE = 0.01
-"""weight of a token in it: about the last 100 count"""
-_GAIN_RATE = 0.2
-"""weight of an answer in the mean of what the draft model gained"""
+_RATE, _BIAS_RATE = 0.02, 0.12  # of learning, over all texts and within one
+_RECENT_MEMORY = 0.8  # weight of older offers in how often a lookup was recently right
+_CONFIDENCE_MEMORY = 0.85  # weight of the older tokens in a text's moving average of confidence
+MEAN_CONFIDENCE = 0.82  # over all texts, before any
+MEAN_CONFIDENCE_RATE = 0.01  # weight of a token in it: about the last 100 count
+_GAIN_RATE = 0.2  # weight of an answer in the mean of what the draft model gained
 
 
 @dataclass(slots=True)
 class RequestBias:
-    """How one drafter's offers to one request differ from those to others."""
+    """How one drafter's offers to one request differ from those to others: in log odds, and how often the
+    first token of an offer, verified or not, was right (a moving average)."""
 
     value: float = 0.0
-    """in log odds"""
     recently_right: float = 0.5
-    """how often the first token of its offer was right: a moving average"""
 
     def note_first(self, correct: bool) -> None:
-        """The first token of an offer, verified or not, turned out correct or not."""
         self.recently_right = _RECENT_MEMORY * self.recently_right + (1 - _RECENT_MEMORY) * correct
 
 
@@ -89,8 +81,7 @@ class Estimator:
     def __init__(self, name: str, weights: Sequence[float] = ()) -> None:
         """`weights` are those of the features; none before any was seen. Raises ValueError where they are no
         numbers."""
-        self.name = name
-        self.weights = list(weights)
+        self.name, self.weights = name, list(weights)
         if not all(map(math.isfinite, self.weights)):
             raise ValueError("its coefficients are damaged")
 
@@ -111,8 +102,7 @@ class Estimator:
         return _sigmoid(sum(map(mul, self.weights, x)) + bias.value)
 
 
-_CONFIRMED = (0.74, 0.88, 0.5)
-_REFUSED = (-1.34, 1.08, -0.62)
+_CONFIRMED, _REFUSED = (0.74, 0.88, 0.5), (-1.34, 1.08, -0.62)
 """Constant, lookup's log odds, draft model's: whether a lookup's token is right where the draft model says
 the same, and where it says another; fitted to recordings of two pairs in equal parts."""
 
@@ -151,22 +141,17 @@ class RequestState:
     """A request as far as it has come."""
 
     prompt_tokens: int
-    max_tokens: int | None
-    confidence: float
-    """of the draft model: a moving average of its calibrated estimates"""
+    max_tokens: float
+    confidence: float  # of the draft model: a moving average of its calibrated estimates
     generated: int = 0
     biases: defaultdict[str, RequestBias] = field(default_factory=lambda: defaultdict(RequestBias))
     draft: DraftProgress = field(default_factory=DraftProgress)
-    """how far the draft model is with it"""
     spent_s: float = 0.0
-    emitted: float = 0.0
-    """what its steps took and its tokens; older ones count less in both"""
-    model_gain: float = 0.0
-    """what steps with the draft model gained over plain decoding, in plain steps"""
+    emitted: float = 0.0  # what its steps took and its tokens; older ones count less in both
+    model_gain: float = 0.0  # what steps with the draft model gained over plain decoding, in plain steps
 
     @property
     def context(self) -> int:
-        """Tokens so far."""
         return self.prompt_tokens + self.generated
 
 
@@ -178,12 +163,10 @@ calibrated differently in every model."""
 PretrainedCalibration = Mapping[str, Any]
 """What that says (`PolicyState.as_json`)."""
 
-_MIN_OBSERVED = 16
-_PLAIN_INTERVAL = 8
-"""Of calls without drafts, the most frequent ones, only so many are learned from once enough were seen:
+_MIN_OBSERVED, _PLAIN_INTERVAL = 16, 8
+"""Of calls without drafts, the most frequent ones, only one of so many is learned from once enough were seen:
 learning takes a noticeable part of a small model's step."""
-_OWN_RATE = 0.1
-"""weight of a step in the mean of the engine's own times"""
+_OWN_RATE = 0.1  # weight of a step in the mean of the engine's own times
 
 
 class PolicyState:
@@ -192,14 +175,12 @@ class PolicyState:
     def __init__(self, costs: CallCosts, draft_costs: CallCosts | None = None) -> None:
         self.costs = costs
         self.draft_costs = draft_costs or CallCosts()
-        self.block = 1
-        """tokens that a call of the draft model drafts"""
+        self.block = 1  # tokens that a call of the draft model drafts
         self.verified = Counter[str]()
         self.accepted = Counter[str]()
         """drafted tokens that the target reached, and those that it accepted, by drafter"""
         self.mean_confidence = MEAN_CONFIDENCE
-        self.usual_gain = 0.0
-        """what the draft model gained in an answer lately, in plain steps"""
+        self.usual_gain = 0.0  # what the draft model gained in an answer lately, in plain steps
         self.own_step_s = self.own_token_s = self.own_call_s = 0.0
         """the engine's own time in a step, for each drafted token, and for each call of the draft model"""
         self._estimators: dict[str, Estimator] = {}
@@ -207,10 +188,9 @@ class PolicyState:
     # Asking
 
     def new_request(self, prompt_tokens: int, max_tokens: int | None) -> RequestState:
-        return RequestState(prompt_tokens, max_tokens, self.mean_confidence)
+        return RequestState(prompt_tokens, max_tokens or math.inf, self.mean_confidence)
 
     def end_request(self, text: RequestState) -> None:
-        """It has the tokens it will have."""
         if text.model_gain:
             self.usual_gain += _GAIN_RATE * (text.model_gain - self.usual_gain)
 
@@ -243,17 +223,13 @@ class PolicyState:
         evaluates `others` more tokens."""
         size, context = len(texts), sum(text.context for text in texts)
         others += size - 1
-
-        def calls_s(others: int) -> Array:
-            target_s = self.costs.calls_s(most + 1, context=context, others=others)
-            found: Array = target_s + self.own_token_s * np.arange(most + 1)
-            return found
-
-        target_s = calls_s(others)
+        target_s = self.costs.calls_s(most + 1, context=context, others=others)
+        target_s = target_s + self.own_token_s * np.arange(most + 1)
         recompute_s: Array | None = None
         again = [request.recomputed for request in requests if request.recomputed is not None]
         if again:
-            recompute_s = target_s - calls_s(max(others - sum(again) // size, 0))[0]
+            first = max(others - sum(again) // size, 0) + 1
+            recompute_s = target_s - self.costs.call_s(first, context=context)
         spent_s, emitted = sum(text.spent_s for text in texts), sum(text.emitted for text in texts)
         held, plain_s = sum(text.draft.held for text in texts), self.plain_step_s(context, size)
         ratio = self.token_ratio(context, held, self.mean_confidence)

@@ -1,7 +1,7 @@
 """From logits to the distribution that plain decoding would sample from."""
 
 from outrider.core.data import point_mass
-from outrider.sampling.chain import distribution, draw, probability
+from outrider.sampling.chain import draw, probability
 from outrider.sampling.sampler import LazyDistributions, RequestSampler, score_tokens
 from outrider.sampling.selection import argmax, most_likely
 
@@ -9,7 +9,6 @@ __all__ = [
     "LazyDistributions",
     "RequestSampler",
     "argmax",
-    "distribution",
     "draw",
     "most_likely",
     "point_mass",

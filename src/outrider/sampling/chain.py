@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +26,13 @@ from outrider.sampling.selection import (
     fewest_reaching,
     most_likely,
     ranked,
+    share,
 )
 
 _FEW = 64
 """Of so many tokens a distribution is made in plain numbers: an array operation takes as long as twenty of
 them."""
-
-_SMALL = 4096
-"""Up to so many candidates double precision costs nothing that matters."""
-
+_SMALL = 4096  # up to so many candidates double precision costs nothing that matters
 _NEGLIGIBLE = -1000.0
 """A logit so far below the best is as good as any other without weight, and can be squared."""
 
@@ -88,8 +87,8 @@ class Chain:
             return *most_likely(row), None
         if isinstance(row, TopLogits) or not self._is_of_few:
             return *most_likely(row), self.distribution(row)
-        few, certainty = best_few(row, self.needed)
-        return int(few.tokens[0]), certainty, _of_few(few, self._params)
+        few, summed = best_few(row, self.needed)
+        return int(few.tokens[0]), share(summed, float(few.logits[0])), _of_few(few, self._params)
 
     def _survivors(self, row: Row | TopLogits) -> Candidates:
         """What the filters before XTC leave."""
@@ -116,11 +115,6 @@ class Chain:
         if params.min_p:
             candidates = _min_p(candidates, params.min_p)
         return candidates
-
-
-def distribution(row: Row | TopLogits, params: SamplingParams) -> Distribution:
-    """As `Chain.distribution`."""
-    return Chain(params).distribution(row)
 
 
 def _of_few(few: TopLogits, params: SamplingParams) -> Distribution:
@@ -219,10 +213,10 @@ def _top_p(candidates: Candidates, mass: float) -> Candidates:
     return candidates.only(fewest_reaching(candidates.logits, relative, needed))
 
 
-def _min_p(candidates: Candidates, share: float) -> Candidates:
-    """Keep tokens at least `share` (above 0) times as likely as the best (Nguyen et al. 2024,
+def _min_p(candidates: Candidates, ratio: float) -> Candidates:
+    """Keep tokens at least `ratio` (above 0) times as likely as the best (Nguyen et al. 2024,
     arXiv:2407.01082)."""
-    is_kept = candidates.logits >= np.float32(candidates.best + math.log(share))
+    is_kept = candidates.logits >= np.float32(candidates.best + math.log(ratio))
     if is_kept.all() and not candidates.num_impossible:
         return candidates
     return candidates.only(is_kept.nonzero()[0])
@@ -252,8 +246,8 @@ def _tempered(candidates: Candidates, params: SamplingParams) -> npt.NDArray[np.
 
 
 def _temperature(candidates: Candidates, params: SamplingParams) -> float:
-    """The temperature for these candidates: the one set, or one within `dynatemp_range` of it, the
-    higher the nearer their entropy comes to its maximum."""
+    """The one set, or one within `dynatemp_range` of it, the higher the nearer the candidates' entropy comes
+    to its maximum."""
     if params.dynatemp_range == 0 or candidates.num_listed == 1:
         return params.temperature
     evenness = np.float64(_surprise(candidates).entropy / math.log(candidates.num_listed))
@@ -281,8 +275,7 @@ def _weights(candidates: Candidates, temperature: float) -> Floats:
     return np.exp(shifted, out=shifted)
 
 
-@dataclass(frozen=True, slots=True)
-class _Surprise:
+class _Surprise(NamedTuple):
     """How much each candidate would surprise (-log of its probability before temperature, in
     nats), with its weight relative to the best, their sum, and the mean surprise: the entropy."""
 

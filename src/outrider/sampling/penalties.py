@@ -1,10 +1,11 @@
-"""Repetition, frequency and presence penalties over the last tokens of a text."""
+"""What a request adds to single logits: penalties on tokens of the text so far, bias, bans, and the bar on
+end tokens."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from weakref import WeakKeyDictionary
@@ -39,7 +40,6 @@ class Penalties:
         self._counts = Counter(self._window)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """These tokens follow the text."""
         self._counts = +self._after(tokens)  # those alone that occur
         self._window.extend(tokens)
 
@@ -62,54 +62,192 @@ class Penalties:
         return counts
 
 
-# What is added to single logits whatever the text: bias, bans, and the bar on end tokens.
+# DRY: a penalty on the token that would go on repeating what the text said before. Breakers are strings where
+# it stops looking for repetitions, and the token sequences that spell them.
+
+_LOG_MAX_FLOAT = 88.7228391
+"""Natural logarithm of the largest float32: larger powers of the base are cut to it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bias:
-    """`values[i]` is added to the logit of `tokens[i]`; -inf bars it. No token occurs twice."""
+class _Window:
+    """The last tokens of a text.
+
+    `lengths[j]` is the number of tokens in front of `tokens[j]` that are also the text's last: how
+    long a repetition `tokens[j]` would go on. `heads[j]`: whether a breaker may begin in it.
+    """
 
     tokens: Tokens
-    values: npt.NDArray[np.float32]
+    lengths: npt.NDArray[np.int64]
+    heads: npt.NDArray[np.bool_]
 
-    def __bool__(self) -> bool:
-        return len(self.tokens) > 0
+    def appended(self, token: int, is_head: bool, size: int) -> _Window:
+        """The window one token later. What that token repeats grew by one; all else starts again at 0."""
+        lengths = np.where(self.tokens == token, self.lengths + 1, 0)
+        start = max(0, len(self.tokens) + 1 - size) if size >= 0 else 0
+        return _Window(
+            np.append(self.tokens, token)[start:],
+            np.concatenate([[0], lengths])[start:],
+            np.append(self.heads, is_head)[start:],
+        )
 
-    def add_to(self, row: Row) -> None:
-        """Change a row of logits in place."""
-        row[self.tokens] += self.values
+
+class Dry:
+    """The DRY penalty of one request; a position costs time linear in the window."""
+
+    def __init__(self, params: SamplingParams, vocabulary: Vocabulary, tokens: Sequence[int]) -> None:
+        self._params = params
+        self._breakers = breakers_of(params.dry_sequence_breakers, vocabulary)
+        last = tokens[-params.dry_penalty_last_n :] if params.dry_penalty_last_n > 0 else tokens
+        heads = np.array([token in self._breakers for token in last], dtype=np.bool_)
+        self._window = _Window(np.array(last, dtype=np.int64), _repeat_lengths(last), heads)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._window = self._after(tokens)
+
+    def _after(self, tokens: Sequence[int]) -> _Window:
+        window = self._window
+        for token in tokens:
+            window = window.appended(token, token in self._breakers, self._params.dry_penalty_last_n)
+        return window
+
+    def lower(self, row: Row, drafted: Sequence[int]) -> None:
+        """Lower, in place, the logits of tokens that would go on a repetition, were the text followed by
+        `drafted`, by multiplier * base ** (repeated tokens - allowed length)."""
+        allowed, base = self._params.dry_allowed_length, self._params.dry_base
+        repeats = _longest_repeats(self._after(drafted), allowed, self._breakers)
+        kept = {token: n for token, n in repeats.items() if () not in self._breakers.get(token, ())}
+        exponents = np.fromiter(kept.values(), np.float64, len(kept)) - allowed
+        largest = int(_LOG_MAX_FLOAT / math.log(base)) if base > 1.000001 else 0
+        if largest:
+            np.minimum(exponents, largest, out=exponents)
+        with np.errstate(over="ignore"):  # an infinite penalty is a ban
+            penalties = (self._params.dry_multiplier * base**exponents).astype(np.float32)
+        row[np.fromiter(kept, np.int64, len(kept))] -= penalties
 
 
-def bias_of(params: SamplingParams, vocabulary: Vocabulary) -> Bias:
-    """The logit bias and the bans of a request.
+def _repeat_lengths(tokens: Sequence[int]) -> npt.NDArray[np.int64]:
+    """`_Window.lengths` of a whole text in linear time: the Z-algorithm on the text reversed."""
+    size = len(tokens)
+    text = tokens[::-1]
+    matches = [0] * size
+    left = right = 0  # the match that reaches furthest is text[left:right]
+    for i in range(1, size):
+        n = min(right - i, matches[i - left]) if i < right else 0
+        while i + n < size and text[n] == text[i + n]:
+            n += 1
+        matches[i] = n
+        if i + n > right:
+            left, right = i, i + n
+    # The match that begins at i in the reversed text ends in front of tokens[size - i].
+    return np.array([0, *matches[:0:-1]][:size], dtype=np.int64)
 
-    Raises SettingError for a token that the vocabulary lacks.
+
+def _longest_repeats(window: _Window, allowed: int, breakers: Breakers) -> dict[int, int]:
+    """Each token that would go on a repetition of `allowed` or more tokens, and the longest such."""
+    size = len(window.tokens)
+    limit = _unbroken(window, breakers)
+    if size <= allowed or limit < allowed:
+        return {}
+    lengths = np.minimum(np.minimum(window.lengths, np.arange(size)), limit)
+    found = np.flatnonzero(lengths[1:] >= allowed) + 1
+    found = found[np.argsort(lengths[found], kind="stable")]  # the longest last: it is kept
+    return dict(zip(window.tokens[found].tolist(), lengths[found].tolist(), strict=True))
+
+
+def _unbroken(window: _Window, breakers: Breakers) -> int:
+    """How many tokens follow the last breaker; all when there is none."""
+    size = len(window.tokens)
+    for head in reversed(np.flatnonzero(window.heads).tolist()):
+        following = window.tokens[head + 1 :][:_MAX_TAIL_TOKENS].tolist()
+        tails = breakers[int(window.tokens[head])]
+        whole = [len(tail) for tail in tails if tuple(following[: len(tail)]) == tail]
+        if whole:
+            return size - 1 - head - max(whole)
+    return size
+
+
+_MAX_BYTES, _MAX_TAIL_TOKENS = 40, 20
+"""A breaker, and the tokens after its first one, are cut to so many, as llama.cpp does."""
+
+Breakers = dict[int, frozenset[tuple[int, ...]]]
+"""For each token in which a breaker begins, the token sequences that complete one; () where the token alone
+contains a breaker"""
+
+_known: WeakKeyDictionary[Vocabulary, dict[bytes, Breakers]] = WeakKeyDictionary()
+
+
+def breakers_of(strings: Sequence[str], vocabulary: Vocabulary) -> Breakers:
+    """The breakers in terms of a vocabulary; each string is looked up in it once.
+
+    A breaker may be part of a token, or begin in one and end in later ones, as they would be
+    tokenized on their own.
     """
-    for name, tokens in (("logit bias", (t for t, _ in params.logit_bias)), ("banned", params.banned)):
-        _check_tokens(name, tokens, vocabulary.size)
-    return _merged([*params.logit_bias, *((token, -math.inf) for token in params.banned)])
+    known = _known.setdefault(vocabulary, {})
+    wanted = [string.encode()[:_MAX_BYTES] for string in strings if string]
+    missing = [breaker for breaker in wanted if breaker not in known]
+    if missing:
+        words = [_word(vocabulary, token) for token in range(vocabulary.size)]
+        known.update({breaker: _in_tokens(breaker, words, vocabulary) for breaker in missing})
+    merged: Breakers = {}
+    for breaker in wanted:
+        for token, tails in known[breaker].items():
+            merged[token] = merged.get(token, frozenset()) | tails
+    return merged
 
 
-def with_end_barred(params: SamplingParams, vocabulary: Vocabulary) -> Bias:
-    """The same while fewer than `min_tokens` tokens were generated: no end token may be chosen."""
-    barred = (*params.banned, *end_tokens(vocabulary))
-    return _merged([*params.logit_bias, *((token, -math.inf) for token in barred)])
+def _word(vocabulary: Vocabulary, token: int) -> bytes:
+    """What the token looks like in a text that spells out control tokens."""
+    return vocabulary.piece(token) or (vocabulary.spelling(token) if vocabulary.is_control(token) else b"")
 
 
-def _check_tokens(name: str, tokens: Iterable[int], size: int) -> None:
-    for token in tokens:
-        if not 0 <= token < size:
-            why = f"the vocabulary of {size} tokens has no token {token}"
-            raise SettingError(name, why, f"Give ids from 0 to {size - 1}.")
+def _in_tokens(breaker: bytes, words: Sequence[bytes], vocabulary: Vocabulary) -> Breakers:
+    beginnings = list(_beginnings(breaker, vocabulary))
+    found: Breakers = {}
+    for token, word in enumerate(words):
+        if breaker in word:
+            found[token] = frozenset([()])
+        elif tails := frozenset(tail for beginning, tail in beginnings if word.endswith(beginning)):
+            found[token] = tails
+    return found
 
 
-def _merged(biases: Iterable[tuple[int, float]]) -> Bias:
+def _beginnings(breaker: bytes, vocabulary: Vocabulary) -> Iterator[tuple[bytes, tuple[int, ...]]]:
+    """Every proper beginning of the breaker and the tokens of what it lacks.
+
+    A cut inside a character is left out: the rest would not be text.
+    """
+    for cut in range(1, len(breaker)):
+        try:
+            rest = breaker[cut:].decode()
+        except UnicodeDecodeError:
+            continue
+        yield breaker[:cut], tuple(vocabulary.tokenize(rest, add_special=False)[:_MAX_TAIL_TOKENS])
+
+
+# Whatever the text: bias, bans, and the bar on end tokens
+
+
+Bias = tuple[Tokens, npt.NDArray[np.float32]]
+"""What is added to the logits of some tokens, of which none occurs twice; -inf bars one"""
+
+
+def bias_of(params: SamplingParams, vocabulary: Vocabulary, *, bars_end: bool = False) -> Bias | None:
+    """The logit bias and the bans of a request, if it has any; `bars_end`: and no end token may be chosen.
+    Raises SettingError for a token that the vocabulary lacks."""
+    biased = [token for token, _ in params.logit_bias]
+    for name, tokens in (("logit bias", biased), ("banned", params.banned)):
+        for token in tokens:
+            if not 0 <= token < vocabulary.size:
+                why = f"the vocabulary of {vocabulary.size} tokens has no token {token}"
+                raise SettingError(name, why, f"Give ids from 0 to {vocabulary.size - 1}.")
+    barred = (*params.banned, *(end_tokens(vocabulary) if bars_end else ()))
     sums: dict[int, float] = {}
-    for token, bias in biases:
+    for token, bias in (*params.logit_bias, *((token, -math.inf) for token in barred)):
         sums[token] = sums.get(token, 0.0) + bias
     with np.errstate(over="ignore"):  # what is too large is refused with the row it is added to
         values = np.fromiter(sums.values(), np.float64, len(sums)).astype(np.float32)
-    return Bias(np.fromiter(sums, np.int64, len(sums)), values)
+    return (np.fromiter(sums, np.int64, len(sums)), values) if sums else None
 
 
 _end_tokens: WeakKeyDictionary[Vocabulary, tuple[int, ...]] = WeakKeyDictionary()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import overload
 
 import numpy as np
 
@@ -13,8 +12,7 @@ from outrider.core.data import Distribution, Logits, Mask, Row, TokenLogprob, To
 from outrider.core.errors import ConstraintError, OutriderError, SettingError
 from outrider.core.params import SamplingParams
 from outrider.sampling.chain import Chain
-from outrider.sampling.dry import Dry
-from outrider.sampling.penalties import Penalties, bias_of, penalises, with_end_barred
+from outrider.sampling.penalties import Dry, Penalties, bias_of, penalises
 from outrider.sampling.selection import argmax, ranked
 
 
@@ -39,11 +37,11 @@ class RequestSampler:
         self._constraint = constraint
         self._num_generated = 0
         self._bias = bias_of(params, vocabulary)
-        self._early_bias = with_end_barred(params, vocabulary) if params.min_tokens else self._bias
+        self._early_bias = bias_of(params, vocabulary, bars_end=params.min_tokens > 0)
         self._penalties: list[Penalties | Dry] = [Penalties(params, tokens)] if penalises(params) else []
         if params.dry_multiplier > 0 and params.dry_penalty_last_n != 0:
             self._penalties.append(Dry(params, vocabulary, tokens))
-        self._adjusts_all = bool(self._bias or self._penalties)
+        self._adjusts_all = bool(self._bias is not None or self._penalties)
 
     def constrain(self, constraint: Constraint | None) -> None:
         """From the next token on this is what the output may be."""
@@ -74,7 +72,7 @@ class RequestSampler:
 
     def _applies(self, drafted: Sequence[int]) -> bool:
         """Whether bias, bans or penalties apply."""
-        return self._adjusts_all or (self._is_early(drafted) and bool(self._early_bias))
+        return self._adjusts_all or (self._is_early(drafted) and self._early_bias is not None)
 
     def _is_early(self, drafted: Sequence[int]) -> bool:
         return self._num_generated + len(drafted) < self.params.min_tokens
@@ -84,8 +82,8 @@ class RequestSampler:
         bias = self._early_bias if self._is_early(drafted) else self._bias
         # What is no number, in the row or by these sums, is refused below.
         with np.errstate(over="ignore", invalid="ignore"):
-            if bias:
-                bias.add_to(adjusted)
+            if bias is not None:
+                adjusted[bias[0]] += bias[1]
             for penalty in self._penalties:
                 penalty.lower(adjusted, drafted)
         best = float(adjusted.max())
@@ -99,8 +97,8 @@ _MINUS_INFINITY = np.array(-np.inf, dtype=np.float32).view(np.int32)
 
 
 def _masked(row: Row, allowed: Mask) -> Row:
-    """The row with -inf for what is not allowed: 0 or -inf is put together bit by bit and added. Choosing
-    value by value (`np.where`) takes up to ten times as long where a mask follows no pattern."""
+    """The row with -inf for what is not allowed: 0 or -inf is put together bit by bit and added. `np.where`
+    takes up to ten times as long where a mask follows no pattern."""
     bits = allowed.astype(np.int32)
     bits -= 1  # no bit where it is allowed, all of them where not
     bits &= _MINUS_INFINITY
@@ -144,16 +142,10 @@ class LazyDistributions(Sequence[Distribution]):
     def __len__(self) -> int:
         return len(self._logits)
 
-    @overload
-    def __getitem__(self, index: int) -> Distribution: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Distribution]: ...
-    def __getitem__(self, index: int | slice) -> Distribution | list[Distribution]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        found = self._computed.get(index)
+    def __getitem__(self, i: int) -> Distribution:  # type: ignore[override]  # nobody asks for slices
+        found = self._computed.get(i)
         if found is None:
-            found = self._computed[index] = self._compute(index)
+            found = self._computed[i] = self._compute(i)
         return found
 
     def _compute(self, i: int) -> Distribution:

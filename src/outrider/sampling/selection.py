@@ -18,18 +18,11 @@ Floats = npt.NDArray[np.floating]
 
 _GROUP_SIZE = 64
 """Logits in a group that its maximum represents: searching the whole vocabulary would take too long."""
-
 _FIRST_GUESS, _NEXT_GUESS = 256, 16
 """As many of the largest values are tried first, and so many times as many where they were too few."""
-
-_SUMMED_SIZE = 16384
-"""Up to so many exponentials take no longer than finding the maximum of each group."""
-
-_FARTHEST = 40.0
-"""A logit so far below the best has no probability that counts."""
-
-_FEW = 32
-"""Where at most one group in so many can hold a large value, its members alone are looked at."""
+_SUMMED_SIZE = 16384  # up to so many exponentials take no longer than finding the maximum of each group
+_FARTHEST = 40.0  # a logit so far below the best has no probability that counts
+_FEW = 32  # where at most one group in so many can hold a large value, its members alone are looked at
 
 
 def argmax(row: Row | TopLogits) -> int:
@@ -63,25 +56,25 @@ def most_likely(row: Row | TopLogits) -> tuple[int, float]:
     Raises BackendError when the logits are not numbers (NaN, or no finite maximum).
     """
     if isinstance(row, TopLogits):
-        return int(row.tokens[0]), _share(row.logits, _finite(row.logits[0]))
+        return int(row.tokens[0]), share(row.logits, _finite(row.logits[0]))
     if len(row) <= _SUMMED_SIZE:
         token = int(row.argmax())
-        return token, _share(row, _finite(row[token]))
+        return token, share(row, _finite(row[token]))
     maxima = _group_maxima(row)
     best = _finite(maxima[maxima.argmax()])
     token = min([_first_member(row, group) for group in (maxima == best).nonzero()[0].tolist()])
-    return token, _share(maxima, best)
+    return token, share(maxima, best)
 
 
-def best_few(row: Row, k: int) -> tuple[TopLogits, float]:
-    """The k most likely tokens of a row, and for the first what `most_likely` says, in one pass."""
+def best_few(row: Row, k: int) -> tuple[TopLogits, Row]:
+    """The k most likely tokens of a row, and the logits of which `most_likely` takes the first one's `share`,
+    in one pass."""
     maxima = _group_maxima(row)
     tokens = _ranked(row, k, maxima)
-    few = TopLogits(tokens, row[tokens])
-    return few, _share(maxima if len(row) > _SUMMED_SIZE else row, float(few.logits[0]))
+    return TopLogits(tokens, row[tokens]), maxima if len(row) > _SUMMED_SIZE else row
 
 
-def _share(logits: Row, best: float) -> float:
+def share(logits: Row, best: float) -> float:
     """The probability of the best of some logits."""
     if len(logits) <= _GROUP_SIZE:
         shifted: Floats = logits - np.float64(best)

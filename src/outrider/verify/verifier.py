@@ -15,38 +15,18 @@ from outrider.verify.rules import excess, pick, verify_block, verify_choices, ve
 
 _FIRST_COMPARED, _COMPARED_EVERY = 64, 4
 """So many positions are compared in every step, those after them in one of so many steps."""
-
-
-class Overlap:
-    """Which of a draft model's tokens the target accepts more often: sampled or most likely ones.
-
-    At a position with distributions p (target) and q (draft), a sampled token is accepted with probability
-    Σ min(p, q), the most likely one with p(argmax q). Both follow from p and q without drafting either, so
-    the better kind is known after a few positions. Older positions fade.
-    """
-
-    FADE = 0.98
-    """weight of a position relative to the next: about the last 50 count"""
-
-    def __init__(self) -> None:
-        self._sampled = 0.0
-        self._greedy = 0.0
-
-    @property
-    def favours_sampling(self) -> bool:
-        """Whether sampled tokens are accepted more often. The most likely ones are tried first."""
-        return self._sampled > self._greedy
-
-    def observe(self, target: Distribution, draft: Distribution) -> None:
-        """One position at which both were computed."""
-        best = int(draft.tokens[draft.probs.argmax()])
-        self._sampled = self.FADE * self._sampled + 1.0 - float(excess(target, draft).sum())
-        self._greedy = self.FADE * self._greedy + probability(target, best)
+_FADE = 0.98  # weight of a position relative to the next: about the last 50 count
 
 
 class Verifier:
     """The rule that `verification` describes, for one request with its seed. A position counts generated
-    tokens."""
+    tokens.
+
+    Which of a draft model's tokens are accepted more often, sampled or most likely ones, it finds out: at a
+    position with distributions p (target) and q (draft), a sampled token is accepted with probability
+    Σ min(p, q), the most likely one with p(argmax q). Both follow from p and q without drafting either, so
+    the better kind is known after a few positions.
+    """
 
     @classmethod
     def of(cls, request: Request, seed: int) -> Self:
@@ -54,13 +34,10 @@ class Verifier:
         return cls(request.verification, seed, greedy=request.sampling.is_greedy)
 
     def __init__(self, verification: Verification, seed: int, *, greedy: bool) -> None:
-        self._settings = verification
-        self._greedy = greedy
-        self._seed = seed
+        self._settings, self._greedy, self._seed = verification, greedy, seed
         self._rng = np.random.default_rng(seed)
-        self._overlap = Overlap()
-        self._num_compared = 0
-        self._num_steps = 0
+        self._sampled_accepted = self._most_likely_accepted = 0.0
+        self._num_compared = self._num_steps = 0
         self._rule = "block" if verification.rule == "auto" else verification.rule
 
     @property
@@ -92,13 +69,12 @@ class Verifier:
     def drawing(self, position: int) -> Callable[[Distribution, int], int] | None:
         """How a draft model's tokens are sampled in this step, from `position` on; None: its most likely
         tokens, as point masses. Decided by earlier steps alone, or the drafts would be biased."""
-        wanted = self._settings.draft_sampling
-        if self._greedy or wanted == "greedy":
-            return None
-        if wanted == "auto" and not self._overlap.favours_sampling and self._rule != "stable":
+        if self._greedy or self._settings.draft_sampling == "greedy":
             return None
         if self._rule == "stable":
             return lambda offered, index: pick(offered, self._seed, position + index)
+        if self._chooses and self._sampled_accepted <= self._most_likely_accepted:
+            return None
         return lambda offered, _index: draw(offered, self._rng)
 
     def verify(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
@@ -124,4 +100,7 @@ class Verifier:
         count = min(len(offered), verdict.num_accepted + 1)
         self._num_compared += count
         for i in range(count):
-            self._overlap.observe(target[i], offered[i])
+            p, q = target[i], offered[i]
+            best = int(q.tokens[q.probs.argmax()])
+            self._sampled_accepted = _FADE * self._sampled_accepted + 1.0 - float(excess(p, q).sum())
+            self._most_likely_accepted = _FADE * self._most_likely_accepted + probability(p, best)

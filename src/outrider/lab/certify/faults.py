@@ -18,7 +18,8 @@ from outrider.core.errors import SettingError
 from outrider.core.sequences import common_prefix
 from outrider.lab.certify.texts import Constrain, Followed, Wrapped
 from outrider.sampling import LazyDistributions, draw, point_mass
-from outrider.verify import Verifier, verify_tokens
+from outrider.verify import Verifier
+from outrider.verify.rules import verify_tokens
 
 
 def check_fault(name: str) -> str:
