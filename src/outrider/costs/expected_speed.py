@@ -67,9 +67,8 @@ class StepCosts:
     def best_speedup_along(self, accepted: Sequence[float]) -> float:
         """At the best length, 0 among them: `accepted` are the shares of drafts of which the first 1, 2, …
         tokens are all accepted."""
-        tokens = np.cumsum([1.0, *accepted])
-        lengths = zip(self._lengths, tokens[1:].tolist(), strict=False)
-        return max([1.0, *(num_tokens / self.ratio(n) for n, num_tokens in lengths)])
+        tokens: list[float] = np.cumsum([1.0, *accepted]).tolist()
+        return max([1.0, *(tokens[n] / self.ratio(n) for n in self._lengths if n < len(tokens))])
 
     def break_even(self, num_drafted: int) -> float | None:
         """The acceptance from which drafts of so many tokens are no slower than plain decoding; None where
