@@ -104,4 +104,4 @@ def test_the_embedded_default_from_the_command_line(tmp_path: Path) -> None:
     assert not any(isinstance(row, PairRow) for row in rows)
     assert not [row for row in rows if isinstance(row, SkippedRow)]
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "<svg" in page and "SmolLM2" in page
+    assert "SmolLM2" in page

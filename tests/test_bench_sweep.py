@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -274,34 +273,12 @@ def test_other_prompts_or_another_file_need_another_folder(tmp_path: Path) -> No
 # How long it may take
 
 
-def test_minutes_that_are_too_few_are_refused_after_one_answer(tmp_path: Path) -> None:
-    with pytest.raises(
-        SettingError, match=r"--minutes 0.1: it takes at least 1 to .* Give --minutes 1 or more"
-    ):
-        run_sweep(plan(tmp_path, minutes=0.1), tmp_path / "run", loader=FakeLoader())
-    assert len(of(read_rows(tmp_path / "run"), AnswerRow)) == 1
-    results = run_sweep(plan(tmp_path, minutes=60), tmp_path / "run", loader=FakeLoader())
-    assert results.done and len(results.answers) == 4
-
-
-def test_minutes_that_no_machine_could_keep_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    class Huge(FakeLoader):
-        def find(self, references: Sequence[str], taken: Sequence[ModelFile] = ()) -> list[ModelFile]:
-            found = super().find(references, taken)
-            return [replace(file, card=replace(file.card, bytes_per_token=10**16)) for file in found]
-
-    loader = Huge()
-    with pytest.raises(SettingError, match=r"--minutes 60: reading the weights .* alone takes at least \d+"):
-        run_sweep(plan(tmp_path, minutes=60), tmp_path / "run", loader=loader)
-    assert loader.loaded == []
-
-
 def test_with_little_time_the_automatic_choice_runs_and_later_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both times the blocks hold the same settings under each workload, so that figures are over all."""
     asked = plan(tmp_path, minutes=60)
-    monkeypatch.setattr("outrider.lab.bench.sweep.Sweep._share_s", lambda *_: 25.0)
+    monkeypatch.setattr("outrider.lab.bench.sweep.Sweep.left_s", lambda _: 25.0)
     results = run_sweep(asked, tmp_path / "run", loader=FakeLoader())
     ran = {
         name: {(r.draft, r.setting) for r in results.runs if r.workload == name}

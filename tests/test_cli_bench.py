@@ -42,9 +42,7 @@ class Sweep:
         loader: Loader,
         *,
         progress: Callable[[Progress], None],
-        elsewhere: None,
     ) -> Results:
-        assert elsewhere is None
         self.plans.append(plan)
         self.folders.append(folder)
         self.loaders.append(loader)
@@ -132,9 +130,8 @@ def test_every_flag_arrives(run: Call, sweep: Sweep, tmp_path: Path) -> None:
         ("--workload other/file", "other/file: it holds no prompts"),
         ("--backend cuda", "backend: 'cuda' is not known"),
         ("-ngl some", "-ngl: 'some' is not a number"),
-        ("--costs none.json", "none.json: there is no such file"),
+        ("--costs none.json", "none.json: it cannot be read (no such file"),
         ("-o other", "other: the folder holds other files, and no run to continue"),
-        ("-o other/file", "other/file: it is a file, not a folder"),
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_runs(
@@ -158,27 +155,22 @@ def test_costs_that_will_not_do_are_refused_before_anything_runs(
 
 
 @pytest.mark.usefixtures("sweep")
-def test_the_summary_as_json(run: Call, finished: Path, tmp_path: Path) -> None:
+def test_the_findings_as_json(run: Call, finished: Path, tmp_path: Path) -> None:
     for arguments in (("--json",), ("report", finished, "--json")):
         outcome = run(*arguments)
         assert outcome.status == 0, outcome.err
-        summary = json.loads(outcome.out)
-        results = Results.read(finished)
-        places = {(cell["target"], cell["draft"], cell["workload"]) for cell in summary["cells"]}
-        drafts = (None, *results.drafts)
-        workloads = (None, *results.workloads)
-        assert places == {(t, d, w) for t in results.targets for d in drafts for w in workloads}
-        measured = [cell for cell in summary["cells"] if cell["measured_speedup"]]
-        assert measured, "some cells ran"
-        for cell in measured:
-            bounds = cell["measured_speedup"]
-            assert bounds["low"] <= bounds["value"] <= bounds["high"]
-            assert cell["outcome"] in ("faster", "slower", "tie") and cell["plain_tokens_per_s"]["value"] > 0
-        shown = bests(results)
-        for cell in measured:
-            there = shown[cell["target"], cell["draft"], cell["workload"]]
-            assert (cell["best_setting"], cell["outcome"]) == (there.cell.setting, there.outcome)
-        assert len(measured) == sum(there.is_measured for there in shown.values())
+        found = json.loads(outcome.out)
+        shown = bests(Results.read(finished))
+        assert len(found["findings"]) == len(shown)
+        for one in found["findings"]:
+            there = shown[one["target"], one["draft"], one["workload"]]
+            assert (one["setting"], one["outcome"]) == (there.cell.setting, there.outcome)
+            if (speedup := one["speedup"]) is not None:
+                assert speedup["low"] <= speedup["value"] <= speedup["high"]
+                assert one["plain_tokens_per_s"]["value"] > 0
+        assert any(one["is_measured"] for one in found["findings"])
+        assert [choice["target"] for choice in found["choices"]] == list(Results.read(finished).targets)
+        assert all(choice["command"].startswith("outrider run -m ") for choice in found["choices"])
     assert not list(tmp_path.glob("finished/*.html")), "a report is written where it is asked for"
 
 

@@ -153,7 +153,7 @@ def test_what_a_conversation_cannot_use_is_refused(chat: Call) -> None:
         (chat("--json"), ["--json"]),
         (chat("--compare"), ["--compare"]),
         (chat("--raw"), ["--raw"]),
-        (chat("-f", "x"), ["-f: outrider chat has no such option. outrider run has it."]),
+        (chat("-f", "x"), ["-f: outrider chat has no such option."]),
         (chat("-i", "-f", "x", command="run"), ["--file: not available in a conversation"]),
         (chat(" "), ["prompt", "empty"]),
         (chat("hi", "-p", "ho"), ["PROMPT and -p"]),

@@ -26,6 +26,8 @@ def test_help_begins_with_what_most_need_and_leads_to_the_rest(outrider: Call, c
     assert "--model MODEL" in first.out and "--help-all" in first.out
     assert "--override-tensor" in whole.out and "--override-tensor" not in first.out
     assert "--help-all" not in outrider("setup", "--help").out, "it is short"
+    assert outrider(command, "-t", "1", "--no-mtp", "--help").out == first.out
+    assert "Usage" not in outrider("run", "-m", "--help").out, "the name of a file"
     assert max(map(len, whole.out.splitlines())) <= 80
     for name in ("-m", "-md", "-c", "-ngl", "-ngld", "-t", "-hf", "-hfd"):
         assert f"  {name}, --" in whole.out

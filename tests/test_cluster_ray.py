@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import combinations
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -28,9 +24,8 @@ from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.lab.rows import BlockRow, CostsRow, ModelRow, PredictionRow, Row, RunRow
 from outrider.lab.subject import Progress
-from outrider.models.hub import HubOptions
 from test_bench_sweep import signature
-from test_cluster_pieces import of_kind
+from test_cluster_pieces import without_places
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 pytestmark = [
@@ -45,8 +40,8 @@ pytestmark = [
 from outrider.fleet.ray.joining import joined  # noqa: E402
 from outrider.fleet.ray.sweeping import RaySweep  # noqa: E402
 
-LABELS = ("alpha", "beta", "gamma")
-CONTROLS = {"finalists": 0, "controls": ["model 3", "lookup 4"]}
+TARGETS = ("target", "second")
+CONTROLS = {"targets": TARGETS, "finalists": 0, "controls": ["model 3", "lookup 4"]}
 """What runs for real does not depend on the time that choosing takes."""
 
 
@@ -60,16 +55,16 @@ class SlowLoader(FakeLoader):
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Any]:
-    with cluster(LABELS) as made:
+    with cluster(("alpha", "alpha", "beta")) as made:
         yield made
 
 
 def sweep(folder: Path, address: str, **given: Any) -> list[Row]:
     loader, made = given.pop("loader", SlowLoader()), plan(folder, **CONTROLS)
-    machines = given.pop("machines", ())
+    machine = given.pop("machine", "alpha")
     with joined(address):
-        elsewhere = RaySweep("auto", loader.check_backend, HubOptions(), machines, has_files=False)
-        run_sweep(made, folder / "run", loader=loader, elsewhere=elsewhere, **given)
+        ray = RaySweep("auto", loader.check_backend, machine, has_files=False)
+        run_sweep(made, folder / "run", loader=loader, elsewhere=ray, facts=ray.facts, **given)
     return read_rows(folder / "run")
 
 
@@ -78,26 +73,18 @@ def timings(rows: Sequence[Row]) -> dict[tuple[str, str], tuple[float, float]]:
     found: dict[tuple[str, str], tuple[float, float]] = {}
     for row in rows:
         if isinstance(row, CostsRow | RunRow | BlockRow) and row.ran is not None:
-            key = (row.ran.host, row.ran.job)
+            key = (row.ran.host, row.ran.target)
             began, ended = found.get(key, (row.ran.began_unix_s, row.ran.ended_unix_s))
             found[key] = (min(began, row.ran.began_unix_s), max(ended, row.ran.ended_unix_s))
     return found
 
 
-def without_models(rows: list[Row]) -> Counter[str]:
-    """Load options and loading are each machine's own; what a setting with the clock decides is left out."""
-    return Counter({row: n for row, n in signature(rows).items() if "'kind': 'model'" not in row})
-
-
-def check(rows: list[Row], one: list[Row], kinds: Sequence[str] = LABELS) -> None:
-    for kind in kinds:
-        assert without_models(of_kind(rows, kind)) == without_models(one)
-    named = Counter(
-        (r.machine, r.target, r.draft, r.workload, r.setting) for r in rows if isinstance(r, PredictionRow)
-    )
+def check(rows: list[Row], one: list[Row], targets: Sequence[str] = TARGETS) -> None:
+    assert signature(without_places(rows)) == signature(without_places(one))
+    named = Counter((r.target, r.draft, r.workload, r.setting) for r in rows if isinstance(r, PredictionRow))
     assert set(named.values()) == {1}
     at_work = timings(rows)
-    assert len(at_work) == len(kinds)
+    assert len(at_work) == len(targets)
     for ((host, _), (began, ended)), ((other, _), (later, end)) in combinations(at_work.items(), 2):
         assert host != other or ended <= later or end <= began
 
@@ -113,15 +100,17 @@ def test_three_nodes_find_out_what_one_process_does(three: Any, one: list[Row], 
     said: list[Progress] = []
     rows = sweep(tmp_path, three.address, progress=said.append)
     check(rows, one)
-    assert any("alpha: " in step.detail for step in said)
+    assert {step.detail.partition(": ")[2].partition(":")[0] for step in said} >= {*TARGETS}
     before = (tmp_path / "run" / "rows.jsonl").read_bytes()
     sweep(tmp_path, three.address)
     assert (tmp_path / "run" / "rows.jsonl").read_bytes() == before
 
 
 def test_a_kind_that_no_node_has_is_refused(three: Any, tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="--machines delta: no node of the cluster is such a machine"):
-        sweep(tmp_path, three.address, machines=("delta",))
+    with pytest.raises(SettingError, match="--machine delta: no node of the cluster is such a machine"):
+        sweep(tmp_path, three.address, machine="delta")
+    with pytest.raises(SettingError, match=r"machines differ. Name the kind .* There are: alpha; beta"):
+        sweep(tmp_path, three.address, machine=None)
     assert not (tmp_path / "run").exists()
 
 
@@ -160,20 +149,20 @@ def test_a_node_that_is_killed_costs_its_running_work_alone(one: list[Row], tmp_
                         kill_node(node)
 
         rows = sweep(tmp_path, made.address, progress=progress)
-        check(rows, one, ("alpha",))
-        answers = Counter((r.case, r.workload) for r in rows if r.kind == "answer")
+        check(rows, one)
+        answers = Counter((r.target, r.case, r.workload) for r in rows if r.kind == "answer")
         assert set(answers.values()) == {1}
 
 
 def test_nodes_without_the_memory_are_refused(tmp_path: Path) -> None:
     with (
         cluster(("small",), memory=2000) as made,
-        pytest.raises(BackendError, match=r"no node of the kind small is left that can do it \(it needs"),
+        pytest.raises(BackendError, match=r"no node is left that can do it \(it needs"),
     ):
-        sweep(tmp_path, made.address)
+        sweep(tmp_path, made.address, machine="small")
 
 
-def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_a_cluster_is_refused() -> None:
     def refused(address: str) -> str:
         with pytest.raises(SettingError) as error, joined(address):
             pass
@@ -181,22 +170,6 @@ def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch
 
     assert "--ray 127.0.0.1:9: nothing answers there" in refused("127.0.0.1:9")
     assert "it is not an address" in refused("127.0.0.1:99999")
-    with serving_http() as port:
-        assert "what answers there is not a Ray cluster" in refused(f"127.0.0.1:{port}")
-    monkeypatch.setattr("outrider.fleet.ray.joining._ANSWER_S", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert "nothing answers there (timed out)" in refused(f"127.0.0.1:{silent.getsockname()[1]}")
-
-
-@contextmanager
-def serving_http() -> Iterator[int]:
-    """A port where another server answers."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
 
 
 def test_a_cluster_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ FLAGS = {
 
 
 def in_command(command: str, *arguments: str) -> tuple[list[str], list[str]]:
-    return translate(command, arguments, SETTINGS.__getitem__)
+    return translate(command, arguments, SETTINGS[command])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -128,14 +128,6 @@ def test_who_drafts_becomes_a_policy(command: str, arguments: str, found: str, u
 
 
 @pytest.mark.parametrize(
-    ("program", "ours"), [("llama-server", "serve"), ("llama-speculative", "run"), ("llama-cli", "run")]
-)
-def test_the_names_of_its_programs_lead_to_ours(outrider: Call, program: str, ours: str) -> None:
-    said = refused(outrider(program, "-m", "a.gguf", "--draft", "8"))
-    assert said.endswith(f"Use `outrider {ours}`, which takes its options.")
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("--spec-type ngram", "--spec-type ngram: it is not supported. Choose from none, draft-simple, "),
@@ -171,13 +163,6 @@ def test_a_draft_has_load_options_of_its_own() -> None:
 def test_no_word_is_read_as_several_short_options(word: str) -> None:
     with pytest.raises(SettingError, match=f"^{word}: outrider run has no such option"):
         in_command("run", word)
-
-
-def test_an_option_of_another_command_says_so() -> None:
-    with pytest.raises(SettingError, match="outrider serve has it"):
-        in_command("run", "--ssl-key-file", "key.pem")
-    with pytest.raises(SettingError, match="outrider run has it"):
-        in_command("serve", "--seed", "1")
 
 
 def test_the_program_says_what_it_refuses(outrider: Call) -> None:

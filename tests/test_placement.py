@@ -342,7 +342,7 @@ def options_of(line: str) -> LoadOptions:
 
 def _both(line: str) -> tuple[LoadOptions, LoadOptions]:
     settings = settings_of(RunSettings)
-    words, notices = translate("run", line.split(), lambda _: settings)
+    words, notices = translate("run", line.split(), settings)
     assert not notices
     by_flag = {flag: made for made in settings.values() for f in made.flags for flag in f.split("/")}
     given: dict[str, Any] = {}

@@ -15,14 +15,7 @@ from cli_helpers import Call
 from examples import examples
 from outrider.core.errors import SettingError
 from outrider.costs.expected_speed import expected_tokens
-from outrider.lab.plan.acceptance import (
-    LONGEST,
-    Acceptance,
-    expected_steps,
-    of_workload,
-    read_acceptance,
-    workloads,
-)
+from outrider.lab.plan.acceptance import LONGEST, Acceptance, expected_steps, of_workload, read_acceptance
 from outrider.lab.plan.calls import PlannedModel, machine_of, model_error
 from outrider.lab.plan.catalogue import catalogue
 from outrider.lab.plan.plan import LENGTHS, Asked, make_plan, plan_batch
@@ -99,8 +92,7 @@ def test_acceptance_that_cannot_be_is_refused(text: str) -> None:
 
 
 def test_every_bundled_table_falls_and_lies_below_what_is_drafted() -> None:
-    assert {"all", "chat", "code", "edits", "json", "summaries", "reasoning"} <= set(workloads())
-    for name in workloads():
+    for name in ("all", "chat", "code", "edits", "json", "summaries", "reasoning"):
         for table in of_workload(name).values():
             assert len(table.accepted) == len(table.drafted) == LONGEST
             assert list(table.accepted) == sorted(table.accepted, reverse=True)
@@ -143,9 +135,8 @@ def test_how_wrong_the_model_was_is_said_apart() -> None:
 
 
 def test_a_range_is_from_worse_acceptance_and_costs_to_better_ones() -> None:
-    batch = plan_batch(asked(odds=2.0, costs=1.2), 1)
-    way = batch.best_of(next(way for way in batch.drafters if way.drafters == "draft"))
-    assert way is not None
+    ways = (way for way in plan_batch(asked(odds=2.0, costs=1.2), 1).ways if way.drafters == "draft")
+    way = max(ways, key=lambda way: way.speedup)
     drafts = [replace(asked().drafts[0], acceptance=Acceptance.of(0.7).shifted(odds)) for odds in (1 / 2, 2)]
     ends = [plan_batch(asked(drafts=[draft]), 1) for draft in drafts]
     wanted = "draft", way.draft_length
@@ -194,39 +185,6 @@ def test_an_8b_draft_for_32b_on_a_3090_is_not_promised_what_nobody_measured(outr
     assert 1.5 <= best["speedup"] <= 2.5 and best["low"] <= 1.5 and best["high"] >= 2.5
 
 
-@pytest.mark.parametrize(
-    ("words", "fits"),
-    [
-        (
-            ("-m", "qwen3-32b:q8_0", "-md", "qwen3-0.6b", "--on", "3090"),
-            "fewer bits: --target qwen3-32b:q4_k_s",
-        ),
-        (
-            ("-m", "qwen3-14b:q4_k_m", "-md", "qwen3-4b", "--on", "rtx 4070"),
-            "a smaller draft: --draft qwen3-0.6b",
-        ),
-        (
-            ("-m", "qwen3-8b:q8_0", "-md", "none", "--on", "3060", "-c", "16384"),
-            "KV in 8 bits: --kv-type q8_0",
-        ),
-        (
-            ("-m", "qwen2.5-14b:q4_k_m", "-md", "none", "--on", "4080", "-c", "65536"),
-            "a shorter context: -c 16384",
-        ),
-        (("-m", "qwen3-32b:q5_k_m", "-md", "qwen3-4b", "--on", "3090"), "and "),
-    ],
-)
-def test_advice_where_memory_lacks_is_advice_that_fits(
-    outrider: Call, words: tuple[str, ...], fits: str
-) -> None:
-    said = outrider("plan", *words).said
-    assert "too little memory" in said and fits in said
-    for way in said.split("It fits with ")[1].rstrip(".").split("; or "):
-        changes = " ".join(change.split(": ")[1] for change in way.split(" and ")).split()
-        words = words[:2] + words[4:] if "--draft" in way else words
-        assert outrider("plan", *words, *changes).status == 0
-
-
 def test_json_has_every_batch_way_and_what_it_rests_on(outrider: Call) -> None:
     plan = json.loads(outrider("plan", *PAIR, "--batch", "8,1", "--json").out)
     assert [batch["batch"] for batch in plan["batches"]] == [1, 8]
@@ -253,6 +211,7 @@ TOO_LARGE = ("--target", "llama-3.1-405b:bf16", "--draft", "none", "--on", "h100
         (("--target", "llama-3.1-8b", "--on", "h1"), "no such hardware is known. Did you mean h100"),
         (("--target", "nowhere.gguf", "--on", "h100"), "there is no such file"),
         (TOO_LARGE, "526 GB too little memory"),
+        (TOO_LARGE, "--on h100x12"),
         ((*PAIR, "--draft", "llama-3.1-405b:int4"), "it is larger than its target"),
         ((*PAIR, "--batch", "1,x"), "is not a list of numbers"),
         ((*PAIR, "--batch", "0"), "is out of range"),

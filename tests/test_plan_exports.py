@@ -16,7 +16,7 @@ from outrider.lab.plan.acceptance import Acceptance
 from outrider.lab.plan.calls import PlannedModel, machine_of
 from outrider.lab.plan.catalogue import catalogue
 from outrider.lab.plan.exports import ENGINES, Export
-from outrider.lab.plan.plan import Asked, make_plan, plan_batch
+from outrider.lab.plan.plan import Asked, make_plan
 from outrider.lab.plan.shapes import HEADS, find_shape, head_of
 
 KNOWN = catalogue()
@@ -73,7 +73,7 @@ def exported(case: str, engine: str) -> Export:
     return ENGINES[engine](planned(*options.pop("drafts"), **options))
 
 
-def test_vllm_gets_the_draft_its_length_and_lengths_by_batch_size() -> None:
+def test_vllm_gets_the_draft_and_its_length() -> None:
     found = exported("draft", "vllm")
     assert found.config is not None
     assert found.config["method"] == "draft_model"
@@ -82,19 +82,6 @@ def test_vllm_gets_the_draft_its_length_and_lengths_by_batch_size() -> None:
     assert json.loads(found.command[-1]) == found.config
     assert "min_p" in found.script and "logit_bias" in found.script
     assert shlex.split(found.script.splitlines()[-1]) == found.command
-
-
-@pytest.mark.parametrize("case", ["draft", "lookup", "both", "mtp", "eagle3"])
-def test_lengths_by_batch_size_are_those_that_are_best(case: str) -> None:
-    options = dict(CASES[case])
-    made = planned(*options.pop("drafts"), **options)
-    config = ENGINES["vllm"](made).config
-    assert config is not None
-    for start, end, length in config.get("num_speculative_tokens_per_batch_size", ()):
-        assert 1 <= start <= end and 0 <= length <= config["num_speculative_tokens"]
-        ways = [way for way in plan_batch(made.asked, start).ways if way.drafters != "both"]
-        best = max(ways, key=lambda way: way.speedup)
-        assert length == (best.draft_length if best.speedup > 1 else 0)
 
 
 def test_nothing_is_exported_where_nothing_pays() -> None:
@@ -122,13 +109,10 @@ def test_llama_servers_own_parser_takes_the_command(case: str) -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if case != "nothing"])
 def test_vllms_own_config_takes_it(case: str) -> None:
     vllm_config = pytest.importorskip("vllm.config.speculative", reason="vLLM is not installed")
-    dynamic = pytest.importorskip("vllm.v1.spec_decode.dynamic.utils")
     config = exported(case, "vllm").config
     assert config is not None
     fields = vllm_config.SpeculativeConfig.__dataclass_fields__
     assert set(config) <= set(fields)
-    if table := config.get("num_speculative_tokens_per_batch_size"):
-        dynamic.validate_and_normalize_dynamic_sd_schedule(table)
 
 
 def test_the_command_prints_a_script_or_json(outrider: Call) -> None:

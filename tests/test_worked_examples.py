@@ -73,7 +73,7 @@ def test_a_chat_format(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_picture() -> None:
     prompts: Callable[[Results], Any] = example(
-        "Example: a picture", import_module("outrider.lab.bench.report.pictures")
+        "Example: a picture", import_module("outrider.lab.bench.report.page")
     )["prompts"]
     made = prompts(Results.read(SWEEP))
     assert len(made.table.bars) == len(made.table.rows) > 0 and max(made.table.bars) == 100

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from outrider.core.sequences import common_prefix
-from outrider.fleet.rows import Tokens
+from outrider.fleet.speculation import Tokens
 
 MAX_LENGTH = 400
 CHUNK = 16

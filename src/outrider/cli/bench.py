@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -17,34 +15,35 @@ from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import INTERRUPTED, readable, write, write_json
 from outrider.cli.plans import check_context, hub_options, load_options
 from outrider.cli.screen import Screen
-from outrider.core import numbers
 from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
 from outrider.core.files import check_writable
 from outrider.core.notices import collect_notices
-from outrider.core.numbers import Interval
 from outrider.costs.store import import_costs
 from outrider.lab.bench import figures
+from outrider.lab.bench.figures import Best
 from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.bench.report.page import write_report
-from outrider.lab.bench.report.words import choices, notes, skipped, verdict, winners
+from outrider.lab.bench.report.words import Choice, cells, choices, notes, skipped, verdict
 from outrider.lab.bench.results import ROWS, Results
+from outrider.lab.bench.results import export as write_table
 
 if TYPE_CHECKING:  # it takes a second to import
+    from outrider.fleet.ray.sweeping import RaySweep
     from outrider.lab.loaded import Loader
     from outrider.lab.subject import Progress
 
 REPORT = "report.html"
 """A report's name in the folder of its run"""
-SCHEMA = "outrider.bench.summary/1"
+SCHEMA = "outrider.bench.findings/1"
 
 
 def bench(settings: BenchSettings) -> int:
     """Run the plan; returns the exit status."""
     if settings.ray is not None:
         require_extra("--ray", "ray", "leave --ray out")
-    elif settings.machines:
-        raise SettingError("--machines", "there is no cluster", "Name one (--ray), or leave it out.")
+    elif settings.machine is not None:
+        raise SettingError("--machine", "there is no cluster", "Name one (--ray), or leave it out.")
     plan = SweepPlan(**{name: getattr(settings, name) for name in SweepPlan.model_fields})
     options, draft_options = (load_options(settings, draft=draft) for draft in (False, True))
     _check(settings, plan)
@@ -60,7 +59,7 @@ def bench(settings: BenchSettings) -> int:
     loader = Loader(options, draft_options, hub_options(settings), settings.ctx_size, plan.costs)
     try:
         with ExitStack() as stack:
-            elsewhere = _on_cluster(settings, loader, stack)
+            cluster = _cluster(settings, loader, stack)
             notices = stack.enter_context(collect_notices())
             stack.enter_context(LoadInterrupt())
             report = stack.enter_context(errors.progress())
@@ -68,11 +67,15 @@ def bench(settings: BenchSettings) -> int:
             def progress(now: Progress) -> None:
                 report("sweeping", now.done, f"{now.stage}, {now.detail}")
 
-            results = run_sweep(plan, settings.out, loader, progress=progress, elsewhere=elsewhere)
+            where: dict[str, Any] = {} if cluster is None else {"elsewhere": cluster, "facts": cluster.facts}
+            results = run_sweep(plan, settings.out, loader, progress=progress, **where)
         errors.note(*notices)
         show(results, settings.out / REPORT, as_json=settings.print_json, folder=settings.out)
-        if plan.minutes is not None:
-            _note_unfinished(results, plan.repetitions, errors)
+        done = {row.target for row in results.done if row.repetitions >= plan.repetitions}
+        unfinished = [target for target in results.targets if target not in done]
+        if unfinished and plan.minutes is not None:
+            listed = ", ".join(unfinished)
+            errors.note(f"time ran out before all had run: {listed}; run the same command again to go on")
     except KeyboardInterrupt:
         errors.say("interrupted: run the same command again to go on")
         return INTERRUPTED
@@ -80,38 +83,22 @@ def bench(settings: BenchSettings) -> int:
     return 0
 
 
-def _on_cluster(settings: BenchSettings, loader: Loader, stack: ExitStack) -> Callable[..., None] | None:
+def _cluster(settings: BenchSettings, loader: Loader, stack: ExitStack) -> RaySweep | None:
     if settings.ray is None:
         return None
     from outrider.fleet.ray.joining import joined
     from outrider.fleet.ray.sweeping import RaySweep
 
     stack.enter_context(joined(settings.ray))
-    return RaySweep(settings.backend, loader.check_backend, loader.hub, settings.machines)
-
-
-def _note_unfinished(results: Results, repetitions: int, errors: Screen) -> None:
-    sheets = [*results.sheets.values()] or [results]
-    done = set.intersection(
-        *({row.target for row in sheet.done if row.repetitions >= repetitions} for sheet in sheets)
-    )
-    if unfinished := [target for target in results.targets if target not in done]:
-        listed = ", ".join(unfinished)
-        errors.note(f"time ran out before all had run: {listed}; run the same command again to go on")
+    return RaySweep(settings.backend, loader.check_backend, settings.machine)
 
 
 def _check(settings: BenchSettings, plan: SweepPlan) -> None:
     """Raise SettingError for what would fail only after hours."""
     check_context("-c", settings.ctx_size)
     folder, costs = settings.out, plan.costs
-    if costs is not None:
-        if not costs.is_file():
-            way_out = "`outrider costs --costs FILE` writes one."
-            raise SettingError(str(costs), "there is no such file", way_out)
-        if import_costs(costs).draft is None and plan.drafts:
-            raise SettingError(str(costs), "it has no costs of a draft model", "Write it again with -md.")
-    if folder.exists() and not folder.is_dir():
-        raise SettingError(str(folder), "it is a file, not a folder", "Name another one (-o).")
+    if costs is not None and import_costs(costs).draft is None and plan.drafts:
+        raise SettingError(str(costs), "it has no costs of a draft model", "Write it again with -md.")
     if folder.is_dir() and not (folder / ROWS).exists() and any(folder.iterdir()):
         why = "the folder holds other files, and no run to continue"
         raise SettingError(str(folder), why, "Name another one (-o).")
@@ -131,8 +118,6 @@ def report(settings: ReportSettings) -> int:
 
 def export(settings: ExportSettings) -> int:
     """Write a run's rows as a table; returns the exit status."""
-    from outrider.lab.bench.export import export as write_table
-
     write_table(Results.read(settings.folder), settings.to)
     write(readable(f"wrote {settings.to}") + "\n")
     return 0
@@ -143,7 +128,7 @@ def show(results: Results, html: Path | None, *, as_json: bool, folder: Path) ->
     if html is not None:
         write_report(results, html)
     if as_json:
-        write_json(summary_json(results, folder, html))
+        write_json(findings_json(results, folder, html))
     else:
         print_report(results, Screen())
 
@@ -155,18 +140,6 @@ _STYLES = {"faster": "green", "slower": "red", "tie": "yellow", "unsettled": "cy
 
 def print_report(results: Results, console: Screen) -> None:
     """Print what a run found; it fits 80 columns, and says everything without colour."""
-    for name, sheet in results.sheets.items():
-        console.say(f"\nOn {name}", "bold underline")
-        _print_sheet(sheet, console)
-    if len(results.sheets) > 1:
-        console.say("\nWhat wins on each machine", "bold underline")
-        for name, said in winners(results):
-            console.say(f"On {name}: {said}")
-    if not results.sheets:
-        _print_sheet(results, console)
-
-
-def _print_sheet(results: Results, console: Screen) -> None:
     for target in results.targets:
         console.say(f"\n{target}", "bold")
         _print_pairings(results, target, console)
@@ -175,7 +148,7 @@ def _print_sheet(results: Results, console: Screen) -> None:
         console.say("Nothing was measured yet.")
     for choice in choices(results):
         console.say(f"\nTo run {choice.ran.target}:")
-        console.print(f"  {readable(shlex.join(choice.command))}", soft_wrap=True)  # to be copied
+        console.print(f"  {readable(choice.command)}", soft_wrap=True)  # to be copied
     left_out = skipped(results)
     if left_out.rows:
         console.say(f"\n{left_out.caption}", "bold")
@@ -186,84 +159,36 @@ def _print_sheet(results: Results, console: Screen) -> None:
 
 
 def _print_pairings(results: Results, target: str, console: Screen) -> None:
-    rows: list[list[str | Text]] = []
-    for draft in results.columns_of(target):
-        name = draft or "none"
-        for workload in results.pooled_first:
-            found = figures.best(results, target, draft, workload)
-            is_predicted = found.speedup is not None and not found.is_measured
-            said = found.outcome or "not known"
-            setting = found.cell.setting or numbers.NOTHING
-            plain = [name, workload or "all", numbers.rate(found.plain), setting]
-            styled = [
-                ("≈ " if is_predicted else "") + numbers.speedup(found.speedup),
-                "predicted" if is_predicted else numbers.bounds(found.speedup).replace(" to ", "–"),
-                said,
-            ]
-            rows.append([*plain, *(Text(text, _STYLES.get(said, "dim")) for text in styled)])
-            name = ""
-    head = ("draft", "workload", "plain\ntokens/s", "setting", "speed-up", "95 %", "verdict")
-    console.table(head, rows, left=("draft", "workload", "setting"))
+    found = figures.bests_of(results, target)
+    rows = [[*cells(one).values()] for one in found]
+    styles = [_STYLES.get(one.outcome or "", "dim") for one in found]
+    head = [name.replace("plain ", "plain\n") for name in cells(found[0])]
+    styled: list[list[str | Text]] = [
+        [*row[:4], *(Text(said, style) for said in row[4:])] for row, style in zip(rows, styles, strict=True)
+    ]
+    console.table(head, styled, left=("draft", "workload", "setting"))
 
 
 # As programs read it
 
 
-def summary_json(results: Results, folder: Path, report: Path | None) -> dict[str, Any]:
-    """The fastest setting of every cell with its speed-up, then how good predictions were.
-
-    A cell is a target, a draft (null: none) and a workload (null: all of them together). Speed-ups are
-    ratios against plain decoding, with the bounds of their 95 % intervals; null is what did not run.
-    """
-    about = {
+def findings_json(results: Results, folder: Path, report: Path | None) -> dict[str, Any]:
+    """The findings as tables have them: every target, draft (null: none) and workload (null: all together) at
+    its fastest setting. Speed-ups are ratios against plain decoding, with the bounds of their 95 % intervals;
+    null is what is not known."""
+    error = figures.prediction_error(results)
+    return {
         "schema": SCHEMA,
         "folder": str(folder),
         "report": None if report is None else str(report),
-    }
-    if results.sheets:  # the same for each kind of machine
-        sheets = {name: summary_json(sheet, folder, report) for name, sheet in results.sheets.items()}
-        return about | {"machines": [{"name": name, **sheet} for name, sheet in sheets.items()]}
-    error = figures.prediction_error(results)
-    return about | {
         "machine": results.head.machine,
-        "cells": [
-            _cell(results, target, draft, workload)
-            for target in results.targets
-            for draft in results.columns
-            for workload in (*results.workloads, None)
-        ],
-        "choices": [
-            {
-                "target": choice.ran.target,
-                "backend": results.backend(choice.ran.target) or None,
-                "draft": choice.ran.draft,
-                "setting": choice.ran.setting,
-                "tokens_per_s": _interval(choice.speed),
-                "command": shlex.join(choice.command),
-            }
-            for choice in choices(results)
-        ],
+        "findings": [_flat("cell", found) for found in figures.bests(results).values()],
+        "choices": [_flat("ran", choice) for choice in choices(results)],
         "prediction_error": None if error is None else asdict(error),
-        "skipped": [{"what": row.what, "why": row.why} for row in results.skipped],
+        "skipped": skipped(results).rows,
     }
 
 
-def _cell(results: Results, target: str, draft: str | None, workload: str | None) -> dict[str, Any]:
-    # One workload is all of them.
-    found = figures.best(results, target, draft, results.pooled if workload is None else workload)
-    return {
-        "target": target,
-        "backend": results.backend(target) or None,
-        "draft": draft,
-        "workload": workload,
-        "best_setting": found.cell.setting or None,
-        "measured_speedup": _interval(found.speedup if found.is_measured else None),
-        "outcome": found.outcome if found.is_measured else None,
-        "predicted_speedup": _interval(figures.predicted_speedup(results, found.cell)),
-        "plain_tokens_per_s": _interval(found.plain),
-        "noise_ratio": _interval(figures.noise(results, target, found.cell.workload)),
-    }
-
-
-def _interval(found: Interval | None) -> dict[str, float] | None:
-    return None if found is None else {"value": found.value, "low": found.low, "high": found.high}
+def _flat(cell: str, found: Best | Choice) -> dict[str, Any]:
+    parts = asdict(found)
+    return parts.pop(cell)._asdict() | parts  # type: ignore[no-any-return]

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.cli.settings import OnMachines
 from outrider.core.schema import Group, argument, setting
 from outrider.core.settings import Context, Hub, JsonOutput, Loading, Verbose
 from outrider.lab.bench.plan import SweepPlan
 
 
-class BenchSettings(SweepPlan, Hub, JsonOutput, Verbose, Context, Loading, OnMachines):
+class BenchSettings(SweepPlan, Hub, JsonOutput, Verbose, Context, Loading):
     """Those of `bench`."""
 
     out: Path = setting(Path("bench"), "Folder of the run.", "-o FOLDER")
+    ray: str | None = setting(
+        None, "Work on a Ray cluster: its HOST:PORT, or auto (docs/cluster.md).", "ADDRESS", panel="Machine"
+    )
+    machine: str | None = setting(
+        None,
+        "With --ray: the kind of machine to measure on, where there are several.",
+        "KIND",
+        panel="Machine",
+    )
 
 
 class ReportSettings(JsonOutput):

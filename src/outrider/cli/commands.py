@@ -17,25 +17,12 @@ from typer.main import get_command
 
 from outrider import __version__
 from outrider.cli import llama_options
-from outrider.cli.help import COMMANDS, CommandSpec, help_of, load
+from outrider.cli.help import COMMANDS, CommandSpec, load
 from outrider.cli.output import INTERRUPTED
-from outrider.core.errors import SettingError
 from outrider.core.schema import Group, Setting, setting_error, settings_of
 
 _NOTICES = "outrider.notices"
 """in a context's `meta`: notes about the command line"""
-_ALL = "--help-all"
-
-
-class Command(TyperCommand):
-    """A command whose help lists its settings by panel."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.meta[_ALL] = _ALL in args
-        return super().parse_args(ctx, ["--help" if word == _ALL else word for word in args])
-
-    def get_help(self, ctx: Any) -> str:
-        return help_of(self.name or "", everything=ctx.meta[_ALL])
 
 
 class Commands(TyperGroup):
@@ -52,16 +39,11 @@ class Commands(TyperGroup):
         name = " ".join(args[:2])
         if name in COMMANDS and len(args) > 1:
             return name, _made(name), args[2:]
-        if args[0] in llama_options.PROGRAMS:
-            way_out = f"Use `outrider {llama_options.PROGRAMS[args[0]]}`, which takes its options."
-            raise SettingError(f"outrider {args[0]}", "that is a program of llama.cpp", way_out)
         resolved = super().resolve_command(ctx, args)
         rest = resolved[2]
         if args[0] in llama_options.COMMANDS:
-            rest, notices = llama_options.translate(
-                args[0], rest, lambda name: settings_of(load(COMMANDS[name].settings))
-            )
-            ctx.meta[_NOTICES] = notices
+            settings = settings_of(load(COMMANDS[args[0]].settings))
+            rest, ctx.meta[_NOTICES] = llama_options.translate(args[0], rest, settings)
         return resolved[0], _made(args[0]), rest
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
@@ -92,7 +74,7 @@ def _made(name: str) -> Any:
     vars(command)["__signature__"] = Signature(parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     program = typer.Typer(add_completion=False, rich_markup_mode=None)
-    program.command(name, cls=Command, help=spec.help)(command)
+    program.command(name, help=spec.help)(command)
     return get_command(program)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from outrider.cli.prompt import encodable
@@ -65,10 +66,19 @@ def _check(settings: Structure) -> str | None:
     if len(given) > 1:
         raise SettingError(" and ".join(given), "each says what the output may be", "Give one of them.")
     flag = given[0] if given else None
-    _belongs("--lenient-schema", settings.lenient_schema, flag, ("--json-schema",))
-    _belongs("--json-style", settings.json_style is not None, flag, ("--json-schema", "--json-mode"))
-    _belongs("--fast-forward", settings.fast_forward is not None, flag, tuple(kinds))
-    _belongs("--constrain-after", settings.constrain_after is not None, flag, tuple(kinds))
+    both = ("--json-schema", "--json-mode")
+    belongs: dict[str, tuple[bool, Sequence[str]]] = {
+        "--lenient-schema": (settings.lenient_schema, both[:1]),
+        "--json-style": (settings.json_style is not None, both),
+        "--fast-forward": (settings.fast_forward is not None, [*kinds]),
+        "--constrain-after": (settings.constrain_after is not None, [*kinds]),
+    }
+    for name, (is_given, to) in belongs.items():
+        if is_given and flag not in to:
+            why = (
+                f"{flag} does not use it" if flag else "it says how output is limited, and nothing limits it"
+            )
+            raise SettingError(name, why, f"Leave it out, or give {' or '.join(to)}.")
     if settings.constrain_after == "":
         raise SettingError("--constrain-after", "it is empty", "Leave it out: all of the output is limited.")
     encodable(settings.constrain_after or "", "--constrain-after")
@@ -92,15 +102,6 @@ def _kind_and_text(settings: Structure) -> tuple[GrammarKind, str]:
 
     by_suffix = {kind.suffix: name for name, kind in KINDS.items() if kind.suffix}
     return by_suffix.get(Path(given).suffix, "gbnf"), _read(given, "grammar", "--grammar")
-
-
-def _belongs(name: str, is_given: bool, flag: str | None, to: tuple[str, ...]) -> None:
-    if not is_given or flag in to:
-        return
-    why = (
-        "it says how output is limited, and nothing limits it" if flag is None else f"{flag} does not use it"
-    )
-    raise SettingError(name, why, f"Leave it out, or give {' or '.join(to)}.")
 
 
 def _read(given: str, what: str, flag: str) -> str:

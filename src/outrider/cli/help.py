@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from shutil import get_terminal_size
 from textwrap import fill, wrap
 from typing import Any
@@ -126,12 +127,15 @@ def load(place: str) -> Any:
 
 
 def asked_for(arguments: Sequence[str]) -> str | None:
-    """The help that a command line plainly asks for; None if it may ask for something else."""
-    name = next((name for name in (" ".join(arguments[:2]), *arguments[:1]) if name in COMMANDS), "")
-    rest = arguments[len(name.split()) :]
-    if not name or not rest or rest[-1] not in HELP or (rest[:-1] and rest[-2].startswith("-")):
+    """The help of a command where its line asks for it, before a `--` and not as an option's value."""
+    name = next((name for name in (" ".join(arguments[:2]), *arguments[:1]) if name in COMMANDS), None)
+    rest = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if name is None or not any(word in HELP for word in rest):
         return None
-    return help_of(name, everything=rest[-1] == "--help-all")
+    settings = settings_of(load(COMMANDS[name].settings)).values()
+    valued = {flag for setting in settings if setting.kind is not bool for flag in setting.names}
+    asked = [word for before, word in pairwise(rest) if word in HELP and before not in valued]
+    return help_of(name, everything="--help-all" in asked) if asked else None
 
 
 def help_of(name: str, *, everything: bool) -> str:

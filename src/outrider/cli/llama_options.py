@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -21,15 +21,6 @@ from outrider.core.schema import Setting
 
 COMMANDS = ("run", "chat", "serve")
 """Commands that take llama.cpp's options"""
-PROGRAMS = {
-    **dict.fromkeys(("llama-server", "server"), "serve"),
-    **dict.fromkeys(("llama-cli", "llama-completion", "llama-simple"), "run"),
-    **dict.fromkeys(("llama-speculative", "llama-speculative-simple", "llama-lookup"), "run"),
-    "llama-bench": "bench",
-    "llama-quantize": "quantize",
-}
-"""The commands that replace llama.cpp's programs"""
-
 _NUMBER = re.compile(r"-\d|-\.\d")
 _ATTACHED = re.compile(r"(-[A-Za-z])(-?\d.*)")
 """A value right after a short name: -n64"""
@@ -58,18 +49,16 @@ def table() -> Mapping[str, tuple[str, str]]:
     return found
 
 
-SettingsOf = Callable[[str], Mapping[str, Setting]]
-"""Gives the settings of a command."""
-
-
-def translate(command: str, arguments: Sequence[str], settings_of: SettingsOf) -> tuple[list[str], list[str]]:
+def translate(
+    command: str, arguments: Sequence[str], settings: Mapping[str, Setting]
+) -> tuple[list[str], list[str]]:
     """The arguments with only the command's own flags, which take precedence over llama.cpp's, and a notice
     for each option without effect.
 
     Raises SettingError for an option that is refused, and for an unknown one with a single dash, which is
-    never read as several short ones.
+    never read as several short ones. Unknown long ones are left to the parser, which suggests the nearest.
     """
-    line = _Line(command, arguments, settings_of)
+    line = _Line(command, arguments, settings)
     for word in line.words:
         line.read(word)
     found = line.with_policy() if line.types else line.found
@@ -83,7 +72,7 @@ def translate(command: str, arguments: Sequence[str], settings_of: SettingsOf) -
 class _Line:
     """A command line, read word by word."""
 
-    def __init__(self, command: str, arguments: Sequence[str], settings_of: SettingsOf) -> None:
+    def __init__(self, command: str, arguments: Sequence[str], settings: Mapping[str, Setting]) -> None:
         self.words = iter(arguments)
         self.found: list[tuple[str, list[str]]] = []
         """options with their values, in order"""
@@ -91,9 +80,11 @@ class _Line:
         """llama.cpp's types of drafts"""
         self.notices: list[str] = []
         self._command = command
-        self._settings_of = settings_of
-        self._settings = settings_of(command)
-        self._flags = _flags(self._settings)
+        self._settings = settings
+        self._flags = dict.fromkeys(HELP, False)
+        """of the command, and whether they take a value"""
+        for setting in settings.values():
+            self._flags |= dict.fromkeys(setting.names, setting.kind is not bool)
 
     def read(self, word: str) -> None:
         name, equals, attached = word.partition("=") if word.startswith("--") else (word, "", "")
@@ -129,21 +120,13 @@ class _Line:
             self.notices.append(f"{name} has no effect here")
         elif fate in ("see", "not_supported"):
             raise SettingError(name, "it is not supported", f"See {note}." if note else "Leave it out.")
-        else:
-            self._check_known(name, note or name)
+        elif name.startswith("--") and not fate:
             self.found.append((word, []))
-
-    def _check_known(self, name: str, ours: str) -> None:
-        """Raise SettingError for a flag (`ours`: its name here) of another command, and for an unknown one
-        with a single dash. Unknown long ones are left to the parser, which suggests the nearest name."""
-        why = f"outrider {self._command} has no such option"
-        for other in COMMANDS:
-            if ours in _flags(self._settings_of(other)):
-                raise SettingError(name, why, f"outrider {other} has it.")
-        if not name.startswith("--"):
+        else:
+            program = f"outrider {self._command}"
             near = get_close_matches(name, [flag for flag in self._flags if not flag.startswith("--")], 1)
-            help_ = f"outrider {self._command} --help lists what there is."
-            raise SettingError(name, why, f"Did you mean {near[0]}?" if near else help_)
+            way_out = f"Did you mean {near[0]}?" if near else f"{program} --help lists what there is."
+            raise SettingError(name, f"{program} has no such option", way_out)
 
     def with_policy(self) -> list[tuple[str, list[str]]]:
         """The options, with the policy that the types of drafts amount to. Lengths given for a draft model
@@ -170,10 +153,3 @@ class _Line:
 
     def _is_given(self, setting: str) -> bool:
         return any(word.partition("=")[0] in self._settings[setting].names for word, _ in self.found)
-
-
-def _flags(settings: Mapping[str, Setting]) -> dict[str, bool]:
-    takes_value = dict.fromkeys(HELP, False)
-    for setting in settings.values():
-        takes_value |= dict.fromkeys(setting.names, setting.kind is not bool)
-    return takes_value

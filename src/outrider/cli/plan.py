@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from rich.text import Text
 
@@ -32,8 +33,7 @@ from outrider.lab.plan.calls import (
 )
 from outrider.lab.plan.catalogue import Catalogue, catalogue
 from outrider.lab.plan.exports import ENGINES
-from outrider.lab.plan.fitting import Wanted, fitting
-from outrider.lab.plan.plan import COSTS, MAX_BATCH, ODDS, Asked, BatchPlan, Plan, Way, make_plan
+from outrider.lab.plan.plan import COSTS, MAX_BATCH, ODDS, Asked, BatchPlan, Plan, Way, fitting, make_plan
 from outrider.lab.plan.shapes import ModelShape
 
 _LIST = "--list shows what is known."
@@ -70,9 +70,9 @@ def _asked(settings: PlanSettings, known: Catalogue) -> tuple[Asked, str]:
         raise SettingError("plan", f"it needs {what}", f"Name it with {flag}; {_LIST}")
     machine = machine_of(settings.on, known, _engine(settings.target, settings.export, known))
     batches = _batches(settings.batch or ("1" if machine.engine == "llama.cpp" else "1,8,32"))
-    drafts = tuple(name for name in settings.drafts if name != "none") if settings.drafts else None
-    wanted = Wanted(settings.target, drafts, machine, batches[0], settings.context, settings.kv_type)
-    target, *shapes = fitting(wanted, known)
+    drafts = [name for name in settings.drafts if name != "none"] if settings.drafts else None
+    texts: dict[str, Any] = {"context": settings.context, "kv_type": settings.kv_type}
+    target, *shapes = fitting(settings.target, drafts, machine, known, batch=batches[0], **texts)
     tables, about = _acceptance(settings, target, shapes)
     # A small draft runs where it is faster: on all devices or on one.
     places = (machine, replace(machine, count=1)) if machine.count > 1 else (machine,)

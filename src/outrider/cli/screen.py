@@ -22,8 +22,7 @@ Rows: TypeAlias = Iterable[tuple[str, Cell | Sequence[Cell] | None]]
 """Subjects, each with a text, several texts (a line each), or nothing (no row)."""
 
 Report = Callable[..., None]
-"""Takes what is being done, the part of it that is done (0 to 1; None: unknown), a `detail`, and the seconds
-`left_s`, which are otherwise estimated from the last two minutes."""
+"""Takes what is being done, the part of it that is done (0 to 1; None: unknown), and a detail."""
 
 _EVERY_S = 10.0
 """between lines about one stage"""
@@ -105,9 +104,7 @@ class Screen(Console):
             speed_estimate_period=_RECENT_S,
         ) as bar:
 
-            def report(
-                what: str, part: float | None = None, detail: str = "", left_s: float | None = None
-            ) -> None:
+            def report(what: str, part: float | None = None, detail: str = "") -> None:
                 nonlocal shown, told, told_s
                 if what != shown:
                     for old in bar.task_ids:
@@ -117,8 +114,7 @@ class Screen(Console):
                 [task] = bar.tasks
                 if part is not None:
                     bar.update(task.id, total=1.0, completed=part)
-                left_s = task.time_remaining if left_s is None else left_s
-                left = f"{duration(left_s)} left" if left_s else ""
+                left = f"{duration(task.time_remaining)} left" if task.time_remaining else ""
                 more = ", ".join(filter(None, [left, readable(detail)]))
                 bar.update(task.id, more=escape(more))
                 is_due = what != told or clock() - told_s >= _EVERY_S

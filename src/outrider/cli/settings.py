@@ -202,15 +202,3 @@ class CacheSettings(JsonOutput):
     remove: list[str] = setting(
         [], "Remove this kind, as listed (repeatable); all: everything that is listed.", "KIND"
     )
-
-
-class OnMachines(Group, panel="Machine"):
-    """Where the work is done and measured."""
-
-    ray: str | None = setting(
-        None, "Work on a Ray cluster: its HOST:PORT, auto, or local (docs/cluster.md).", "ADDRESS"
-    )
-
-    machines: list[str] = setting(
-        [], "With --ray: measure on this kind of machine alone (repeatable).", "KIND"
-    )

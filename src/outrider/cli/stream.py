@@ -24,6 +24,7 @@ _SHORT_S = 1.0
 Styled: TypeAlias = tuple[str, str]
 """Text and its style."""
 
+_BLANKS = " \t"
 _FENCES = ("```", "~~~")
 _FIXED = (" ", "\t", "|", "{", "[")
 """Lines that begin so are code, tables or JSON, which another break would change."""
@@ -124,8 +125,8 @@ class WordWrap:
         self._width = width
         self._line = ""
         self._column = 0
-        self._gap: list[Styled] = []
-        self._word: list[Styled] = []
+        self._held: list[Styled] = []
+        """characters: blanks, then a word"""
         self._in_fence = False
         self._out: list[Styled] = []
 
@@ -139,49 +140,41 @@ class WordWrap:
 
     def end(self) -> list[Styled]:
         """What is left; the next text begins a line."""
-        self._place()
-        self._show(self._gap)
-        self._line, self._column, self._gap, self._in_fence = "", 0, [], False
+        self._show_held()
+        self._line, self._column, self._in_fence = "", 0, False
         return self.feed(())
 
     def _take(self, character: str, style: str) -> None:
-        if character == "\n":
-            self._place()
-            self._show([*self._gap, ("\n", style)])
-            self._in_fence ^= self._line.startswith(_FENCES)
-            self._line, self._column, self._gap = "", 0, []
-            return
+        word = "".join(held for held, _ in self._held).strip(_BLANKS)
+        is_blank = character in _BLANKS
         self._line += character
-        if self._in_fence or self._line.startswith((*_FIXED, *_FENCES)):
-            self._place()
-            self._show([*self._gap, (character, style)])
-            self._gap = []
-        elif character in " \t":
-            self._place()
-            self._gap.append((character, style))
-        else:
-            self._word.append((character, style))
-            if cell_len(character) > 1 or self._columns(self._word) >= self._width():
-                self._place()  # a line may break between such characters, and in a longer word
-
-    def _place(self) -> None:
-        """Show the word, on the next line in place of blanks before it where it does not fit on this one."""
-        if not self._word:
+        if character == "\n":
+            self._show_held()
+            self._show([(character, style)])
+            self._in_fence ^= self._line.startswith(_FENCES)
+            self._line, self._column = "", 0
             return
-        needed = self._columns(self._gap) + self._columns(self._word)
-        if self._gap and self._column + needed > self._width():
+        is_fixed = self._in_fence or self._line.startswith((*_FIXED, *_FENCES))
+        if is_fixed or (is_blank and word):
+            self._show_held()
+        self._held.append((character, style))
+        # A line may break between wide characters, and in a longer word.
+        if is_fixed or (not is_blank and (cell_len(character) > 1 or cell_len(word) + 1 >= self._width())):
+            self._show_held()
+
+    def _show_held(self) -> None:
+        """On the next line, without the blanks before it, where a word does not fit on this one."""
+        text = "".join(held for held, _ in self._held)
+        num_blanks, needed = len(text) - len(text.lstrip(_BLANKS)), cell_len(text)
+        if 0 < num_blanks < len(text) and self._column + needed > self._width():
             self._show([("\n", "")])
-            self._gap, self._column, needed = [], 0, self._columns(self._word)
-        self._show([*self._gap, *self._word])
-        self._column = (self._column + needed - 1) % self._width() + 1
-        self._gap, self._word = [], []
+            self._held, self._column, needed = self._held[num_blanks:], 0, cell_len(text[num_blanks:])
+        self._show(self._held)
+        self._column = (self._column + needed - 1) % self._width() + 1 if needed else self._column
+        self._held = []
 
     def _show(self, pieces: Iterable[Styled]) -> None:
         for text, style in pieces:
             if self._out and self._out[-1][1] == style:
                 text = self._out.pop()[0] + text
             self._out.append((text, style))
-
-    @staticmethod
-    def _columns(pieces: Iterable[Styled]) -> int:
-        return sum(cell_len(text) for text, _ in pieces)

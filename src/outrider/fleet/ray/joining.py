@@ -13,13 +13,10 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from outrider.core.errors import SettingError
-from outrider.fleet.ray.machines import LABEL, Node, facts_here, kind_name, same_kind
+from outrider.fleet.ray.pieces import LABEL, Node, facts_here, kind_name, same_kind
 
-LOCAL = "local"
 _ANSWER_S = 5.0
 """for an address to take a connection"""
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)
-"""to a server of gRPC, which Ray's are: HTTP/2's preface and settings, which it answers with its own"""
 _FACTS_S = 120.0
 """for a node to say what it is; its first worker imports everything"""
 ENVIRONMENT = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -28,16 +25,12 @@ ENVIRONMENT = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 @contextmanager
 def joined(address: str) -> Iterator[None]:
-    """In the cluster at `address`: HOST:PORT, ray://HOST:PORT, auto (one that runs on this machine), or
-    local: a cluster of this machine alone, which ends with the block. Raises
-    SettingError where there is none, or one that this program cannot work with."""
+    """In the cluster at `address`: HOST:PORT, ray://HOST:PORT, or auto (one that runs on this machine).
+    Raises SettingError where there is none, or one that this program cannot work with."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     _check_address(address)
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address == LOCAL:
-        options["include_dashboard"] = False
     try:
-        ray.init(address=address, **options)
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # ray raises whatever its parts do
         ray.shutdown()
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -53,27 +46,22 @@ def _way_out(why: str) -> str:
     if "ersion" in why:
         return f"Use Ray {ray.__version__} and the same Python on every machine."
     return (
-        "Name the HOST:PORT of a cluster's head, or `local`; `ray start --head` begins a cluster. "
+        "Name the HOST:PORT of a cluster's head; `ray start --head` begins a cluster. "
         "One that asks for a token needs RAY_AUTH_MODE=token here, too."
     )
 
 
 def _check_address(address: str) -> None:
-    if address in (LOCAL, "auto"):
+    if address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise SettingError(f"--ray {address}", "it is not an address", "Give HOST:PORT, auto or local.")
+        raise SettingError(f"--ray {address}", "it is not an address", "Give HOST:PORT, or auto.")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S) as connection:
-            connection.sendall(_GREETING)
-            is_ray = "RAY_USE_TLS" in os.environ or connection.recv(4)[3:] == b"\4"
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
     except OSError as error:
         why = f"nothing answers there ({error.strerror or error})".lower()
         raise SettingError(f"--ray {address}", why, "Is `ray start --head` running there?") from None
-    if not is_ray:
-        why = "what answers there is not a Ray cluster"
-        raise SettingError(f"--ray {address}", why, "A cluster's head prints its port, usually 6379.")
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")  # else it tries for minutes
 
 
@@ -88,20 +76,19 @@ def on_node(node: str) -> NodeAffinitySchedulingStrategy:
 
 
 def find_nodes(
-    backends: Sequence[str], check: Callable[[str], None], wanted: Sequence[str] = ()
+    backend: str, check: Callable[[str], None], wanted: str | None = None
 ) -> tuple[list[Node], dict[str, str]]:
-    """The nodes that can work, each with its kind, and why others cannot, by their names; `wanted` are the
-    kinds that may, where not all do. Raises SettingError where none is left, and for a kind that no node has.
-    """
+    """The nodes that can work, all of one kind (`wanted`, where there are several), and why others cannot, by
+    their names. Raises SettingError where none is left, and where it is open which kind is meant."""
     ask = ray.remote(num_cpus=0, max_retries=1, runtime_env={"env_vars": ENVIRONMENT})(facts_here)
     alive = {id: node for id, node in nodes_alive().items() if node["Resources"].get("CPU", 0) >= 1}
-    asked = {id: ask.options(scheduling_strategy=on_node(id)).remote(backends, check) for id in alive}
+    asked = {id: ask.options(scheduling_strategy=on_node(id)).remote(backend, check) for id in alive}
     found, reasons = [], dict[str, str]()
     for id, answer in asked.items():
         name = f"{alive[id]['NodeManagerAddress']} ({id[:6]})"
-        said, why = _answer(answer, backends)
+        said, why = _answer(answer)
         if said is None:
-            reasons[name] = why
+            reasons[f"node {name}"] = why
             continue
         labels: Mapping[str, str] = alive[id].get("Labels") or {}
         resources = alive[id]["Resources"]
@@ -111,12 +98,26 @@ def find_nodes(
     if not found:
         why = next((f"{name}: {why}" for name, why in reasons.items()), "it has no node with a CPU")
         raise SettingError("the cluster", f"none of its nodes can work ({why})", "Set the nodes up for it.")
-    _check_kinds(found, wanted)
-    left_out = {f"node {name}": why for name, why in reasons.items()}
-    return [node for node in found if not wanted or node.kind in wanted], left_out
+    return _of_one_kind(found, wanted), reasons
 
 
-def _answer(answer: Any, backends: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
+def _of_one_kind(nodes: Sequence[Node], wanted: str | None) -> list[Node]:
+    kinds = dict.fromkeys(node.kind for node in nodes)
+    there = f"There are: {'; '.join(kinds)}."
+    if wanted is None and len(kinds) > 1:
+        raise SettingError(
+            "the cluster", "its machines differ", f"Name the kind to measure on (--machine). {there}"
+        )
+    if wanted is not None and wanted not in kinds:
+        raise SettingError(f"--machine {wanted}", "no node of the cluster is such a machine", there)
+    mine = [node for node in nodes if wanted in (None, node.kind)]
+    if len({same_kind(node.facts) for node in mine}) > 1:
+        why = "nodes with this label are different machines"
+        raise SettingError(f"{LABEL}={mine[0].kind}", why, "Give each kind of machine a label of its own.")
+    return mine
+
+
+def _answer(answer: Any) -> tuple[dict[str, Any] | None, str]:
     try:
         said: dict[str, Any] = ray.get(answer, timeout=_FACTS_S)
     except ray.exceptions.GetTimeoutError:
@@ -128,18 +129,4 @@ def _answer(answer: Any, backends: Sequence[str]) -> tuple[dict[str, Any] | None
     other, own = said["facts"]["outrider"], version("outrider")
     if other != own:
         return None, f"it has Outrider {other}, and this is {own}"
-    if len(said["refused"]) == len(backends) > 0:
-        return None, "; ".join(f"backend {name}: {why}" for name, why in said["refused"].items())
-    return said, ""
-
-
-def _check_kinds(nodes: Sequence[Node], wanted: Sequence[str]) -> None:
-    known = dict[str, tuple[Any, ...]]()
-    for node in nodes:
-        if known.setdefault(node.kind, same_kind(node.facts)) != same_kind(node.facts):
-            why = "nodes with this label are different machines"
-            raise SettingError(f"{LABEL}={node.kind}", why, "Give each kind of machine a label of its own.")
-    for kind in wanted:
-        if kind not in known:
-            way_out = f"There are: {'; '.join(known)}."
-            raise SettingError(f"--machines {kind}", "no node of the cluster is such a machine", way_out)
+    return (None, said["refused"]) if said["refused"] else (said, "")

@@ -129,16 +129,14 @@ def outcome(speedup: Interval, noise: Interval | None, *, is_certain: bool = Tru
 @dataclass(frozen=True, slots=True)
 class Best:
     """The fastest way to speculate with a target and a draft, or none, under a workload (None: all), be it
-    slower than plain decoding, and `plain` decoding's tokens per second.
-
-    `speedup` is measured or predicted; None where nothing is known, the cell's setting is then empty.
-    """
+    slower than plain decoding. `speedup` is measured or predicted; where nothing is known None, and the
+    cell's setting empty."""
 
     cell: Cell
     speedup: Interval | None
     is_measured: bool
     outcome: Outcome | None
-    plain: Interval | None
+    plain_tokens_per_s: Interval | None
 
     @property
     def is_faster(self) -> bool:
@@ -170,6 +168,12 @@ def best(results: Results, target: str, draft: str | None, workload: str | None)
     return bests(results)[target, draft, workload]
 
 
+def bests_of(results: Results, target: str) -> list[Best]:
+    """A target with every draft that lines up with it, over all workloads together and then under each."""
+    columns = results.columns_of(target)
+    return [best(results, target, draft, w) for w in results.pooled_first for draft in columns]
+
+
 def fastest(
     results: Results, target: str, draft: str | None, workload: str | None
 ) -> tuple[str, Interval | None, bool]:
@@ -190,12 +194,9 @@ def fastest(
 
 @dataclass(frozen=True, slots=True)
 class CellVerdict:
-    """A measured speed-up, and what it amounts to among all the cells that were looked at with it: the more
-    are, the more each has to show.
-
-    `speedup`'s interval is about other prompts of this kind, `p_value` about these: how often noise alone
-    would show as much.
-    """
+    """A measured speed-up, and what it amounts to among all the cells that were looked at with it. Its
+    interval is about other prompts of this kind, `p_value` about these: how often noise alone would show as
+    much."""
 
     cell: Cell
     speedup: Interval
@@ -205,10 +206,8 @@ class CellVerdict:
 
 def verdicts(results: Results, cells: Sequence[Cell] | None = None) -> list[CellVerdict]:
     """The verdicts of these cells, or of all that were measured; cells that did not run are left out.
-
     "faster" and "slower" are said only of cells that Holm's procedure picks from all of them together (the
-    chance that noise made any of them is at most 5 %) and whose interval does not hold 1.
-    """
+    chance that noise made any of them is at most 5 %) and whose interval does not hold 1."""
     wanted = [cell for cell in (results.runs_by_cell if cells is None else cells) if not cell.is_plain]
     found = []
     for cell in wanted:
@@ -278,12 +277,10 @@ def prediction_error(results: Results) -> ErrorFigures | None:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Tokens drafted and accepted at the first, second, … place of a draft, over all requests of a cell, or
-    else of replay (not `is_measured`)."""
+    """Tokens drafted and accepted at the first, second, … place of a draft, over all requests of a cell."""
 
     drafted: tuple[int, ...]
     accepted: tuple[int, ...]
-    is_measured: bool
 
     @property
     def ratios(self) -> tuple[float | None, ...]:
@@ -300,7 +297,7 @@ def acceptance_by_position(results: Results, cell: Cell) -> Acceptance | None:
         tuple(map(sum, zip_longest(*(getattr(row, name) for row in parts), fillvalue=0)))
         for name in ("drafted", "accepted")
     )
-    return Acceptance(drafted, accepted, isinstance(parts[0], RunRow))
+    return Acceptance(drafted, accepted)
 
 
 def tokens_per_target_call(results: Results, cell: Cell) -> float | None:

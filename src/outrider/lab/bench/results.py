@@ -1,30 +1,30 @@
-"""The rows of a run: in its folder as JSON lines, appended one by one, and read back by kind and by cell.
-
-A row is written whole or not at all, as far as that is in the program's hands; a line that a kill or a full
-disk cut off is taken away when the run goes on, and passed over by readers.
-"""
+"""The rows of a run: in its folder as JSON lines, appended one by one, and read back by kind and by cell. A
+line that a kill or a full disk cut off is taken away when the run goes on, and passed over by readers."""
 
 from __future__ import annotations
 
+import csv
 import fcntl
 import gzip
+import io
 import json
 import os
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from outrider.core.errors import InputError, SettingError
-from outrider.core.files import reason_of
+from outrider.core.files import check_writable, reason_of, write_whole
 from outrider.core.invalid import invalid
+from outrider.lab.models import OWN_HEAD
 from outrider.lab.rows import (
     SCHEMA,
     AnswerRow,
@@ -32,7 +32,6 @@ from outrider.lab.rows import (
     CostsRow,
     DoneRow,
     HeadRow,
-    MachineRow,
     ModelRow,
     PairRow,
     PredictionRow,
@@ -64,11 +63,9 @@ class Store(AbstractContextManager["Store"]):
 
     @classmethod
     def open(cls, folder: Path, head: HeadRow) -> Self:
-        """Begin a run in `folder`, or go on with the one that is there.
-
-        Raises SettingError where that has another plan, where another process is at work on it, or where
-        nothing can be written; InputError where its rows cannot be read.
-        """
+        """Begin a run in `folder`, or go on with the one that is there. Raises SettingError where that has
+        another plan, where another process is at work on it, or where nothing can be written; InputError
+        where its rows cannot be read."""
         path = folder / ROWS
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -115,11 +112,8 @@ class Store(AbstractContextManager["Store"]):
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """The rows of a run, its head first; a last line that was cut off is passed over. Those of a run that is
-    kept may be packed (rows.jsonl.gz).
-
-    Raises InputError where there is no run, or where a row cannot be read.
-    """
+    """The rows of a run, its head first; a last line that was cut off is passed over. They may be packed
+    (rows.jsonl.gz). Raises InputError where there is no run, or where a row cannot be read."""
     path = folder / ROWS if folder.is_dir() else folder
     packed = path.with_name(f"{path.name}.gz")
     if not path.exists() and packed.exists():
@@ -215,9 +209,6 @@ class Results:
     blocks: tuple[BlockRow, ...]
     skipped: tuple[SkippedRow, ...]
     done: tuple[DoneRow, ...]
-    sheets: Mapping[str, Results] = field(default_factory=dict)
-    """of a sweep on a cluster the results on each kind of machine, by its name: each has costs, predictions
-    and runs of its own. What is beside them here is that of the first"""
 
     @classmethod
     def read(cls, folder: Path) -> Results:
@@ -230,9 +221,6 @@ class Results:
         head = next((row for row in rows if isinstance(row, HeadRow)), None)
         if head is None:
             raise InputError("the rows", "they do not say what was measured", "Name the folder of a sweep.")
-        if kinds := [row for row in rows if isinstance(row, MachineRow)]:
-            sheets = {kind.machine: cls.of(_on(rows, kind, head)) for kind in kinds}
-            return replace(next(iter(sheets.values())), head=head, sheets=sheets)
         return cls(
             head=head,
             models=_last(rows, ModelRow, "model", "role", "backend", "beside"),
@@ -248,15 +236,12 @@ class Results:
 
     @cached_property
     def targets(self) -> tuple[str, ...]:
-        named = [row.model for row in self.models if row.role == "target"]
-        used: list[AnswerRow | RunRow | PredictionRow] = [*self.answers, *self.runs, *self.predictions]
-        return tuple(dict.fromkeys([*named, *(row.target for row in used)]))
+        return tuple(dict.fromkeys(row.model for row in self.models if row.role == "target"))
 
     @cached_property
     def drafts(self) -> tuple[str, ...]:
-        named = [row.model for row in self.models if row.role == "draft"]
-        used: list[PairRow | PredictionRow | RunRow] = [*self.pairs, *self.predictions, *self.runs]
-        return tuple(dict.fromkeys([*named, *(row.draft for row in used if row.draft is not None)]))
+        """Those that line up with some target."""
+        return tuple(dict.fromkeys(row.model for row in self.models if row.role == "draft"))
 
     @cached_property
     def workloads(self) -> tuple[str, ...]:
@@ -314,13 +299,6 @@ class Results:
         return next((row.backend for row in self.models if (row.model, row.role) == (target, "target")), "")
 
 
-def _on(rows: Sequence[Row], kind: MachineRow, head: HeadRow) -> list[Row]:
-    facts = {**kind.facts, "kind": kind.machine}
-    others = [row for row in rows if not isinstance(row, HeadRow | MachineRow)]
-    mine = [row for row in others if getattr(row, "machine", "") in ("", kind.machine)]
-    return [head.model_copy(update={"machine": facts}), *mine]
-
-
 def _last(rows: Sequence[Row], kind: type[_R], *names: str) -> tuple[_R, ...]:
     """Rows of a kind, in order of first appearance; of those alike in these fields the last."""
     found = {tuple(getattr(row, name) for name in names): row for row in rows if isinstance(row, kind)}
@@ -340,3 +318,58 @@ def _counted(rows: Sequence[Row]) -> tuple[RunRow, ...]:
         last_s[row.block] = row.started_s
         found[row.block][row.draft, row.setting, row.case] = row
     return tuple(row for block in found.values() for row in block.values())
+
+
+# As one flat table, for other tools
+
+_GROUPS = (
+    "kind run_started target target_fingerprint backend draft draft_fingerprint setting workload case block",
+    "machine repetition order started_s tokens prefill_s decode_s plain_s tokens_per_s",
+    "target_calls draft_calls drafted accepted forced drafted_by_position accepted_by_position",
+    "draft_s verify_s equal divergence finish_reason seed",
+)
+COLUMNS = [name for names in _GROUPS for name in names.split()]
+"""`kind` is "run" or "prediction", `machine` the kind of machine where there are several; in predictions
+`decode_s` is the replayed time and `plain_s` that of plain decoding. Counts by position are JSON lists."""
+
+
+def table(results: Results) -> list[dict[str, Any]]:
+    """One flat row for each request of a complete block, then one for each predicted case, as in COLUMNS."""
+    rows = [row.model_dump() for row in results.runs]
+    for prediction in results.predictions:
+        cell = prediction.model_dump(exclude={"cases"})
+        for case in prediction.cases:
+            rows.append(cell | case.model_dump() | {"decode_s": case.seconds})
+    prints = {row.model: row.fingerprint for row in results.models}
+    for row in rows:
+        is_timed = row["decode_s"] > 0 and row["tokens"]
+        row |= {
+            "run_started": results.head.started,
+            "target_fingerprint": prints.get(row["target"]),
+            "backend": results.backend(row["target"]) or None,
+            "draft_fingerprint": prints.get(row["target" if row["draft"] == OWN_HEAD else "draft"]),
+            "tokens_per_s": row["tokens"] / row["decode_s"] if is_timed else None,
+        }
+        for name in ("drafted", "accepted"):
+            row |= {name: sum(row[name]), f"{name}_by_position": json.dumps(row[name])}
+    return [{name: row.get(name) for name in COLUMNS} for row in rows]
+
+
+def export(results: Results, path: Path) -> None:
+    """Write the table as CSV or JSON lines, by the file's ending: all of it or nothing. Raises SettingError
+    for another ending or a place that cannot be written, InputError where there is nothing to write."""
+    if path.suffix.lower() not in (".csv", ".jsonl"):
+        raise SettingError(str(path), "its name says no format", "End it in .csv or .jsonl.")
+    check_writable(path, "table")
+    rows = table(results)
+    if not rows:
+        why = "nothing ran and nothing was predicted yet"
+        raise InputError(f"the run of {results.head.started}", why, "Go on with the sweep first.")
+    out = io.StringIO()
+    if path.suffix.lower() == ".csv":
+        writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        out.writelines(json.dumps(row) + "\n" for row in rows)
+    write_whole(path, out.getvalue(), "table")

@@ -27,12 +27,14 @@ from outrider.lab.prompts import Workload
 from outrider.lab.record import SHORT_TOKENS, Case, cases_of, record_case, request_of
 from outrider.lab.rows import AnswerRow, BlockRow, DoneRow, PairRow, PredictionRow, RunRow, SkippedRow
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting
-from outrider.lab.subject import PROBED_ANSWERS, Subject
+from outrider.lab.subject import Subject
 from outrider.policy.fixed import FORCED
 
 _DEFAULT_CONTEXT_TOKENS = 4096
+_PROBED_ANSWERS = 2
+"""of each workload, after which calls of every size are timed"""
 _SLOWNESS = 1.25
-"""what runs take beside what was predicted of them, as long as none has run"""
+"""what runs are taken to need beside what was predicted of them"""
 _LEAST_REPETITIONS = 2
 """that the settings which run have to have time for: a single one has no spread"""
 
@@ -67,17 +69,14 @@ class TargetWork:
     _end_s: float = math.inf
     """of real runs, by `perf_counter`"""
     _drafts: dict[str, LoadedDraft] = field(default_factory=dict)
-    _slowness: float = _SLOWNESS
 
-    def find_out(
-        self,
-        drafts: Sequence[ModelFile],
-        left_s: Callable[[], float],
-        on_first: Callable[[AnswerRow], None] = lambda _answer: None,
-    ) -> None:
+    def find_out(self, drafts: Sequence[ModelFile], left_s: Callable[[], float]) -> None:
         """Everything that has no row yet: answers, costs, offers, predictions, then real runs for the seconds
-        that are left once they begin. `on_first` is called with the first answer."""
-        if not self.record(on_first):
+        that are left once they begin."""
+        self.record()
+        if not self.subject.cases():
+            why = f"it answered none of the prompts with {SHORT_TOKENS} tokens or more"
+            self.subject.skip(self.subject.name, why)
             self.subject.append(DoneRow(target=self.subject.name, repetitions=self.plan.repetitions))
             return
         self.subject.measure_target()
@@ -86,23 +85,14 @@ class TargetWork:
         self._end_s = perf_counter() + left_s()
         self._run()
 
-    def record(self, on_first: Callable[[AnswerRow], None] = lambda _answer: None) -> bool:
-        """Let the target answer every case that it has not answered; False when there are no answers to go
-        on with. `on_first` is called with the first one as soon as it is there."""
+    def record(self) -> None:
+        """Let the target answer every case that it has not answered."""
         cases = [case for workload in self.subject.workloads for case in cases_of(workload)]
-        is_told = False
         for number, case in enumerate(cases):
             what = f"{self.subject.name}: {case.workload.name} {case.id}"
             self.subject.say("recording", what, number / len(cases))
             if not self.subject.of(SkippedRow, what=what):
                 self._record(case, what)
-            if not is_told and (found := self.subject.cases()):
-                on_first(found[0][1])
-                is_told = True
-        if not is_told:
-            why = f"it answered none of the prompts with {SHORT_TOKENS} tokens or more"
-            self.subject.skip(self.subject.name, why)
-        return is_told
 
     def _record(self, case: Case, what: str) -> None:
         answered = self.subject.answered(case.workload.name)
@@ -111,8 +101,8 @@ class TargetWork:
             return
         if (row := answered.get(case.id)) is None:
             number = cases_of(case.workload).index(case)
-            offset = [w.name for w in self.subject.workloads].index(case.workload.name) * PROBED_ANSWERS
-            probe = number + offset if number < PROBED_ANSWERS else None
+            offset = [w.name for w in self.subject.workloads].index(case.workload.name) * _PROBED_ANSWERS
+            probe = number + offset if number < _PROBED_ANSWERS else None
             seed = (case.workload.sampling.seed or 0) + number
             try:
                 row = record_case(self.subject.target, case, answered, seed=seed, probe=probe)
@@ -138,8 +128,7 @@ class TargetWork:
                 try:
                     known.score(draft)
                 except (ModelFileError, BackendError) as error:
-                    what = f"{draft.name} for {known.name}{known.here}"
-                    known.skip(what, f"it could not be loaded: {error.why}")
+                    known.skip(f"{draft.name} for {known.name}", f"it could not be loaded: {error.why}")
 
     def replay(self) -> None:
         """Every setting over the recorded answers, without a draft model and with each that was scored."""
@@ -230,7 +219,7 @@ class TargetWork:
             predicted[Entry(row.draft, row.setting)] = sum(case.seconds for case in row.cases)
             predicted.setdefault(_PLAIN, sum(case.plain_s for case in row.cases))
         prompts_s = sum(answer.prefill_s for _, answer in self._cases(workload))
-        return self._slowness * sum(predicted.get(entry, 0.0) for entry in entries) + prompts_s
+        return _SLOWNESS * sum(predicted.get(entry, 0.0) for entry in entries) + prompts_s
 
     def _is_done(self, number: int, workload: str, entries: Sequence[Entry]) -> bool:
         """Whether the block is there with all of this: one that had less time is run again."""
@@ -249,7 +238,7 @@ class TargetWork:
             if name not in wanted:
                 continue
             self.subject.say("loading", name)
-            what = f"real runs of {name} for {self.subject.name}{self.subject.here}"
+            what = f"real runs of {name} for {self.subject.name}"
             try:
                 loaded = self.subject.loader.draft(file, self.subject.target)
             except (ModelFileError, BackendError) as error:  # all of them at once take more memory
@@ -267,7 +256,7 @@ class TargetWork:
         """Every request once; a row says in the end that the block is complete. `place`: which block of how
         many it is."""
         work, block = self.subject, self._block_id(number, workload)
-        expected_s, started_s = self._takes_s(workload, entries), perf_counter()
+        started_s = perf_counter()
         runners = [
             _Runner(work.target, Setting.of(setting), self._drafts.get(draft or ""), work.prices(draft))
             for draft, setting in entries
@@ -289,8 +278,6 @@ class TargetWork:
                     made |= {"repetition": number, "order": order, "started_s": at_s}
                     work.append(RunRow(**made))
         work.append(BlockRow(block=block, target=work.name, workload=workload, repetition=number))
-        if expected_s > 0:
-            self._slowness *= min(max((perf_counter() - started_s) / expected_s, 0.5), 2.0)
 
     def _request(
         self, runner: _Runner, case: Case, answer: AnswerRow, repetition: int
@@ -362,10 +349,7 @@ def predicted_ratio(row: PredictionRow) -> float:
 
 def choose(rows: Sequence[PredictionRow], plan: SweepPlan) -> list[str]:
     """The settings of one cell that run for real, what matters most first: the automatic choice, the
-    finalists, the controls. `rows` are its predictions, one a setting.
-
-    Of settings that would do exactly the same, the first is a finalist.
-    """
+    finalists (of those that would do the same the first), the controls. `rows` are its predictions."""
     known = {row.setting for row in rows}
     controls = [setting for setting in map(Setting.of, plan.controls) if setting.name in known]
     finalists: list[str] = []

@@ -67,25 +67,20 @@ class Acceptance:
         return cls(tuple(found[:LONGEST]))
 
 
-def read_acceptance(text: str, what: str = "--acceptance") -> tuple[str, Acceptance]:
+def read_acceptance(text: str) -> tuple[str, Acceptance]:
     """What is said of whom: "0.8", "0.8,0.6", "lookup=0.5" or "NAME=…" for a draft of several. Raises
     SettingError."""
     name, _, values = text.rpartition("=")
     try:
         found = [float(value) for value in values.split(",")]
     except ValueError:
-        raise SettingError(f"{what} {text}", f"{values!r} is not a number", _WAY_OUT) from None
+        raise SettingError(f"--acceptance {text}", f"{values!r} is not a number", _WAY_OUT) from None
     if not all(0 <= value <= 1 for value in found):
-        raise SettingError(f"{what} {text}", "a share is between 0 and 1", _WAY_OUT)
+        raise SettingError(f"--acceptance {text}", "a share is between 0 and 1", _WAY_OUT)
     if any(later > earlier for earlier, later in pairwise(found)):
         reason = "the shares by position rise, though a token counts only where all before it were accepted"
-        raise SettingError(f"{what} {text}", reason, _WAY_OUT)
+        raise SettingError(f"--acceptance {text}", reason, _WAY_OUT)
     return name, Acceptance.of(found[0]) if len(found) == 1 else Acceptance.by_position(found)
-
-
-def workloads() -> list[str]:
-    """The names of the bundled tables."""
-    return list(bundled("acceptance")["workloads"])
 
 
 def of_workload(name: str) -> dict[Drafting, Acceptance]:

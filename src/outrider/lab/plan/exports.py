@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.core.numbers import counted
 from outrider.lab.plan.calls import PlannedModel
-from outrider.lab.plan.plan import SIZES, Plan, Way, plan_batch
+from outrider.lab.plan.plan import Plan, Way
 from outrider.lab.plan.shapes import HEADS
 
 _HEAD_NAME = "NAME-OF-THE-HEAD"
@@ -82,8 +82,7 @@ def _vllm(plan: Plan) -> Export:
     notes = _notes(plan, way, "vLLM")
     if way is None:
         return Export("vllm", command, None, notes)
-    lengths = _schedule(plan, way)
-    config: dict[str, Any] = {"num_speculative_tokens": max(length for *_, length in lengths)}
+    config: dict[str, Any] = {"num_speculative_tokens": way.draft_length}
     if draft is None:
         config |= _NGRAM
     elif draft.name in HEADS:
@@ -92,30 +91,8 @@ def _vllm(plan: Plan) -> Export:
         config |= {"method": "draft_model", "model": _loaded_name(draft)}
         config |= {"draft_tensor_parallel_size": _draft_devices(plan, draft)} if devices > 1 else {}
         config |= {"quantization": "fp8"} if _is_made_8_bit(draft) else {}
-    if len(lengths) > 1:
-        config["num_speculative_tokens_per_batch_size"] = lengths
-        notes.append(
-            "Lengths by batch size are tried by vLLM with EAGLE heads and DFlash alone; leave out "
-            "num_speculative_tokens_per_batch_size where its version refuses it."
-        )
     notes.append("With a speculative config vLLM refuses requests with min_p or logit_bias.")
     return Export("vllm", [*command, "--speculative-config", json.dumps(config)], config, notes)
-
-
-def _schedule(plan: Plan, way: Way) -> list[list[int]]:
-    """The best draft length of a drafter by batch size, in ranges that begin at 1: [from, to, length], the
-    length 0 where it does not pay."""
-    found: list[list[int]] = []
-    most = max(plan.asked.batches)
-    sizes = [*(size for size in SIZES if size < most), most]
-    for size, beyond in zip(sizes, [*sizes[1:], most + 1], strict=True):
-        best = plan_batch(plan.asked, size).best_of(way)
-        length = best.draft_length if best is not None and best.speedup > 1 else 0
-        if found and found[-1][2] == length:
-            found[-1][1] = beyond - 1
-        else:
-            found.append([size, beyond - 1, length])
-    return found
 
 
 def _draft_devices(plan: Plan, draft: PlannedModel) -> int:

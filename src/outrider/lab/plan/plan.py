@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,24 +12,32 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from outrider.core.errors import SettingError
-from outrider.core.numbers import short_count
+from outrider.core.notices import notify
+from outrider.core.numbers import gigabytes, short_count
 from outrider.costs.expected_speed import StepCosts
 from outrider.lab.plan.acceptance import LONGEST, PLAIN, Acceptance, Drafting, Steps, expected_steps
 from outrider.lab.plan.calls import Machine, PlannedModel, largest_batch, memory_bytes
-from outrider.lab.plan.shapes import ModelShape
+from outrider.lab.plan.catalogue import Catalogue
+from outrider.lab.plan.shapes import HEADS, ModelShape, find_shape, head_of
 
 SCHEMA = "outrider.plan/1"
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, LONGEST)
 """draft lengths that are compared"""
 MAX_BATCH = 4096
 """Larger batches are not looked at."""
-SIZES: Sequence[int] = (*sorted({size for i in range(12) for size in (2**i, 3 * 2**i // 2)}), MAX_BATCH)
+_SIZES: Sequence[int] = (*sorted({size for i in range(12) for size in (2**i, 3 * 2**i // 2)}), MAX_BATCH)
 """batch sizes that are tried where all are of interest"""
 ODDS = 2.0
 """between kinds of text, and between pairs of models: about what published acceptances differ by from the
 tables"""
 COSTS = 1.15
 """about what the cost model is off by where it was checked"""
+_TYPES = {
+    "llama.cpp": (("q4_k_m", "q8_0"), ("q4_k_m", "q4_k_m"), ("q3_k_m", "q4_k_m"), ("q2_k", "q4_k_m")),
+    "vllm": (("", ""), ("fp8", "fp8"), ("int4", "int4")),
+}
+"""By engine the types of target and drafts that are tried for models of which none is asked for; "": its
+own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +108,9 @@ class BatchPlan:
     break_even_acceptance: Mapping[str, Mapping[str, float] | None]
     memory: Memory
 
-    def best_of(self, drafter: Way) -> Way | None:
-        """The fastest length of a drafter, whether it pays or not."""
-        mine = (way for way in self.ways if (way.drafters, way.draft) == (drafter.drafters, drafter.draft))
-        return _fastest(mine)
-
-
-def _fastest(ways: Iterable[Way]) -> Way | None:
-    return max(ways, key=lambda way: way.speedup, default=None)
-
 
 def _paying(ways: Iterable[Way]) -> Way | None:
-    fastest = _fastest(ways)
+    fastest = max(ways, key=lambda way: way.speedup, default=None)
     return fastest if fastest is not None and fastest.speedup > 1 else None
 
 
@@ -225,15 +225,67 @@ def _each_at_its_best(ways: Sequence[Way]) -> list[Way]:
 
 
 def _pays_to(asked: Asked, limit: int) -> int:
-    """The largest batch up to `limit` at which some way pays, of SIZES and those between the last of them
+    """The largest batch up to `limit` at which some way pays, of _SIZES and those between the last of them
     that does and the next; 0 where none does."""
 
     def pays(batch: int) -> bool:
         return plan_batch(asked, batch).best is not None
 
-    sizes = [0, *(size for size in SIZES if size < limit), limit]
+    sizes = [0, *(size for size in _SIZES if size < limit), limit]
     last = max((i for i, size in enumerate(sizes) if size and pays(size)), default=0)
     if last in (0, len(sizes) - 1):
         return sizes[last]
     between = range(sizes[last] + 1, sizes[last + 1])
     return sizes[last] + bisect_left(between, True, key=lambda batch: not pays(batch))
+
+
+# What is loaded: target and drafts at types of weights that fit
+
+
+def fitting(
+    target: str,
+    drafts: Sequence[str] | None,
+    machine: Machine,
+    known: Catalogue,
+    *,
+    batch: int,
+    context: int,
+    kv_type: str = "f16",
+) -> list[ModelShape]:
+    """The shapes of a target and its drafts (None: of those that could draft for it the ones that fit beside
+    it), at types of weights that fit where none is asked for; a notice says where these are not the usual
+    ones. Raises SettingError where nothing fits, and for unknown names; ModelFileError."""
+
+    def used(shapes: Sequence[ModelShape]) -> tuple[float, float]:
+        return memory_bytes(shapes, batch=batch, context=context)
+
+    names = _usual_drafts(target, known) if drafts is None else drafts
+    choices = _TYPES[machine.engine]
+    for kind, draft_kind in choices:
+        first = find_shape(target, known, kind, kv_type)
+        others = [
+            head_of(first, name) if name in HEADS else find_shape(name, known, draft_kind, kv_type)
+            for name in names
+        ]
+        weights, kv = used([first] if drafts is None else [first, *others])
+        free = machine.usable_bytes - weights - kv
+        if free >= 0:
+            if kind != choices[0][0]:
+                notify(f"weights are planned at {first.type}: with more bits they do not fit")
+            return [first, *(shape for shape in others if drafts is not None or sum(used([shape])) <= free)]
+    lacks, needs, takes, usable = (gigabytes(round(n)) for n in (-free, weights, kv, machine.usable_bytes))
+    reason = (
+        f"{lacks} too little memory: {needs} of weights and {takes} of KV for {batch} x {context} tokens, "
+        f"where {usable} of {machine.count} x {machine.device.memory_gb:g} GB can be used"
+    )
+    count = math.ceil((1 - free / machine.usable_bytes) * machine.count)
+    way_out = (
+        f"Take more devices (--on {machine.device.name}x{count}), fewer bits (MODEL:TYPE), a smaller draft, "
+        "a shorter context (-c) or --kv-type q8_0."
+    )
+    raise SettingError(f"{target} on {machine.name}", reason, way_out)
+
+
+def _usual_drafts(target: str, known: Catalogue) -> Sequence[str]:
+    name = known.spelled("models", target.rpartition(":")[0] or target)
+    return known.drafts_for(name) if name in known.tables["models"] else ()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,103 @@ from markupsafe import Markup, escape
 
 from outrider.core import numbers
 from outrider.core.files import check_writable, write_whole
-from outrider.lab.bench.figures import Best, best
+from outrider.lab.bench import figures
+from outrider.lab.bench.figures import Best
 from outrider.lab.bench.report import words
-from outrider.lab.bench.report.pictures import PICTURES, Picture
-from outrider.lab.bench.results import Results
+from outrider.lab.bench.report.words import Table
+from outrider.lab.bench.results import Cell, Results
+from outrider.lab.settings import Setting
 
 _LONGEST_BOUND = 2.0
 """times its value: an interval that reaches farther is cut off, or it would make all bars short"""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A table with bars, its main finding in a sentence, and how to read it."""
+
+    id: str
+    title: str
+    finding: str
+    reading: str
+    table: Table
+
+
+def bars(values: Iterable[float]) -> list[float]:
+    """Their lengths, in percent of the longest."""
+    found = list(values)
+    return [round(100 * value / max([*found, 1e-9]), 1) for value in found]
+
+
+def acceptance(results: Results) -> Picture | str:
+    """Acceptance by position in the draft, by each drafter over all workloads."""
+    title = "Acceptance by position"
+    found = [(t, d, _counts(results, t, d)) for t in results.targets for d in results.columns_of(t)]
+    known = [(target, draft or "lookup", counts) for target, draft, counts in found if counts is not None]
+    if not known:
+        return f"{title}: no fixed draft was predicted or measured."
+    rows, shares = list[dict[str, str]](), list[float]()
+    for target, name, counts in known:
+        for place, (drafted, share) in enumerate(zip(counts.drafted, counts.ratios, strict=False), 1):
+            row = {"target": target, "drafts by": name, "position": str(place), "drafted": str(drafted)}
+            rows.append(row | {"accepted": numbers.percent(share, 1)})
+            shares.append(share or 0.0)
+    target, name, counts = max(known, key=lambda one: one[2].ratios[0] or 0.0)
+    first = numbers.percent(counts.ratios[0])
+    return Picture(
+        id="acceptance",
+        title=title,
+        finding=f"The first drafted token is accepted most often by {target} from {name}: {first}.",
+        reading="The share of tokens drafted at a position that were accepted, which needs all tokens before "
+        "them to be accepted too, by the longest fixed draft that ran or was replayed.",
+        table=Table(title, rows, ("position", "drafted", "accepted"), bars(shares)),
+    )
+
+
+def _counts(results: Results, target: str, draft: str | None) -> figures.Acceptance | None:
+    kind = "lookup" if draft is None else "model"
+    known = [Setting.of(name) for name in results.settings(target, draft)]
+    fixed = [s for s in known if s.drafters == kind and s.draft_max and not s.p_min]
+    for setting in sorted(fixed, key=lambda s: s.draft_max or 0, reverse=True):
+        found = figures.acceptance_by_position(results, Cell(target, draft, setting.name, None))
+        if found and found.drafted:
+            return found
+    return None
+
+
+_SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32)
+
+
+def costs(results: Results) -> Picture | str:
+    """What target calls cost by their tokens, and a draft step beside them."""
+    title, findings, rows, ratios = "What a call costs", list[str](), list[dict[str, str]](), list[float]()
+    for row in [row for row in results.costs if row.role == "target"]:
+        curve = row.costs()
+        one_s = curve.call_s(1, context=0)
+        drafts = [r for r in results.costs if r.role == "draft" and r.beside in (None, row.model)]
+        calls = [("target call", size, curve.call_s(size, context=0)) for size in _SIZES]
+        calls += [(f"step of {r.model}", 1, r.costs().call_s(1, context=0)) for r in drafts]
+        for call, size, seconds in calls:
+            ratios.append(seconds / one_s)
+            shown = {"target": row.model, "call": call, "tokens": str(size)}
+            shown |= {"time": numbers.milliseconds(seconds), "calls of one token": f"{ratios[-1]:.2f}"}
+            rows.append(shown)
+        said = ", ".join(f"over {n} {curve.call_s(n, context=0) / one_s:.2f}" for n in (4, 8, 16))
+        findings.append(f"{row.model}: a call costs {said} calls of one ({numbers.milliseconds(one_s)}).")
+    if not findings:
+        return f"{title}: no cost curve was measured."
+    return Picture(
+        id="costs",
+        title=title,
+        finding=findings[0],
+        reading="A target call over so many tokens at an empty context, and a step of each draft model. "
+        "Where a longer call costs the same, longer drafts cost nothing.",
+        table=Table("Time of calls", rows, ("tokens", "time", "calls of one token"), bars(ratios)),
+    )
+
+
+PICTURES: tuple[Callable[[Results], Picture | str], ...] = (acceptance, costs)
+"""In their order; a text says why there is nothing to show."""
 
 
 def write_report(results: Results, path: Path) -> None:
@@ -27,15 +118,7 @@ def write_report(results: Results, path: Path) -> None:
 
 
 def page(results: Results) -> str:
-    """The whole document. The same rows give the same text. Of a sweep over several kinds of machines a page
-    with a sheet for each, which is a page of its own within it."""
-    if len(results.sheets) < 2:
-        return _sheet(next(iter(results.sheets.values()), results))
-    sheets = {name: _sheet(sheet) for name, sheet in results.sheets.items()}
-    return _rendered("sheets.html", results, winners=words.winners(results), sheets=sheets)
-
-
-def _rendered(template: str, results: Results, **values: Any) -> str:
+    """The whole document. The same rows give the same text."""
     environment = Environment(
         loader=PackageLoader("outrider.lab.bench", "report"),
         autoescape=True,
@@ -44,15 +127,9 @@ def _rendered(template: str, results: Results, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"words": _words, "printable": numbers.printable}
-    name = str(results.head.plan.get("name") or "sweep")
-    return environment.get_template(template).render(name=name, **values)
-
-
-def _sheet(results: Results) -> str:
     drawn = [make(results) for make in PICTURES]
-    return _rendered(
-        "page.html",
-        results,
+    return environment.get_template("page.html").render(
+        name=str(results.head.plan.get("name") or "sweep"),
         where=f"{results.head.machine.get('cpu', 'unknown processor')}, started {results.head.started}",
         targets=_targets(results),
         notes=[*words.notes(results), *(made for made in drawn if isinstance(made, str))],
@@ -69,28 +146,25 @@ def _sheet(results: Results) -> str:
 
 
 def _targets(results: Results) -> list[dict[str, Any]]:
-    commands = {choice.ran.target: shlex.join(choice.command) for choice in words.choices(results)}
+    commands = {choice.ran.target: choice.command for choice in words.choices(results)}
     found = []
     for target in results.targets:
-        rows = _bars(results, target)
-        pooled = [row for row in rows if row["workload"] == results.pooled and row["value"]]
+        bars = _bars(figures.bests_of(results, target))
+        pooled = [bar for bar in bars if bar["workload"] == results.pooled and bar["value"]]
         parts = {
             "target": target,
             "said": words.verdict(results, target),
             "command": commands.get(target, ""),
             "bars": pooled,
-            "by_workload": [row for row in rows if row["workload"] != results.pooled and pooled],
+            "by_workload": [bar for bar in bars if bar["workload"] != results.pooled and pooled],
         }
         found.append(parts)
     return found
 
 
-def _bars(results: Results, target: str) -> list[dict[str, Any]]:
-    """The chart that a report begins with: a bar for every pairing at its best setting, of all workloads
-    together first, then of each. Its rows are those of a table, so that it is read, and heard, without the
-    bars. Places on the axis are parts of its length, in percent; `one` is plain decoding's."""
-    columns = results.columns_of(target)
-    found = [best(results, target, draft, w) for w in results.pooled_first for draft in columns]
+def _bars(found: Sequence[Best]) -> list[dict[str, Any]]:
+    """The chart that a report begins with. Its rows are those of a table, so that it is read, and heard,
+    without the bars. Places on the axis are parts of its length, in percent; `one` is plain decoding's."""
     speedups = [one.speedup for one in found if one.speedup]
     ends = [s.high if s.high < _LONGEST_BOUND * s.value else s.value for s in speedups]
     longest = max([1.25, *ends])
@@ -101,7 +175,7 @@ def _bars(results: Results, target: str) -> list[dict[str, Any]]:
     return [
         {
             "workload": one.cell.workload,
-            "cells": _cells(one),
+            "cells": words.cells(one),
             "kind": (one.outcome or "unknown") if one.is_measured else "predicted",
             "value": place(one.speedup.value) if one.speedup else 0.0,
             "low": place(one.speedup.low) if one.speedup else 0.0,
@@ -110,19 +184,6 @@ def _bars(results: Results, target: str) -> list[dict[str, Any]]:
         }
         for one in found
     ]
-
-
-def _cells(one: Best) -> dict[str, str]:
-    said = one.outcome or "not known"
-    return {
-        "draft": words.draft_name(one.cell.draft),
-        "workload": words.workload_name(one.cell.workload),
-        "speed-up": numbers.speedup(one.speedup),
-        "95 % interval": numbers.bounds(one.speedup),
-        "verdict": said if one.is_measured or not one.speedup else f"≈ predicted: {said}",
-        "setting": one.cell.setting or numbers.NOTHING,
-        "plain tokens/s": numbers.rate(one.plain),
-    }
 
 
 def _words(text: str) -> Markup:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,35 +24,22 @@ METHOD = (
 )
 
 
-def draft_name(draft: str | None) -> str:
-    """A draft as a column's head."""
-    return "no draft model" if draft is None else draft
-
-
-def workload_name(workload: str | None) -> str:
-    """A workload as people read it."""
-    return "all workloads" if workload is None else workload
-
-
 # What to run
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to run a target with: the cell that was measured, its tokens per second, and `outrider run` as it
-    was measured, in words."""
+    """What to run a target with: the cell that was measured, and `outrider run` as it was measured."""
 
     ran: Cell
-    speed: Interval
-    command: tuple[str, ...]
+    tokens_per_s: Interval
+    command: str
 
 
 def best_cell(results: Results, target: str, workload: str | None, *, measured: bool = False) -> Best | None:
-    """The best way to speculate with a target under a workload, of those that are `measured` or of all.
-
-    None where nothing is known. What is faster for certain comes before what only looks faster, and no draft
-    model before one that adds nothing.
-    """
+    """The best way to speculate with a target under a workload, of those that are `measured` or of all; None
+    where nothing is known. What is faster for certain comes before what only looks faster, and no draft model
+    before one that adds nothing."""
     cells = [best(results, target, draft, workload) for draft in results.columns]
     cells = [cell for cell in cells if cell.is_measured or not measured]
     ranked = [((cell.outcome == "faster", cell.speedup.value), cell) for cell in cells if cell.speedup]
@@ -78,7 +66,7 @@ def choices(results: Results) -> list[Choice]:
     return found
 
 
-def _command(results: Results, ran: Cell) -> tuple[str, ...]:
+def _command(results: Results, ran: Cell) -> str:
     words = ["outrider", "run"]
     target = results.model(ran.target, ran.target)
     draft = None if ran.draft is None else results.model(ran.draft, ran.target)
@@ -89,7 +77,7 @@ def _command(results: Results, ran: Cell) -> tuple[str, ...]:
         words += ["-md", draft.path]
     backend = results.backend(ran.target)
     words += ["--backend", backend] if backend else []
-    return (*words, *Setting.of(ran.setting).flags)
+    return shlex.join([*words, *Setting.of(ran.setting).flags])
 
 
 # The verdict
@@ -107,7 +95,7 @@ def verdict(results: Results, target: str) -> list[str]:
     if found.is_faster:
         likely = "fastest" if found.outcome == "faster" else "most likely fastest"
         bounds = f" ({numbers.bounds(found.speedup)})" if found.is_measured else ""
-        gain = f"{speedup}{bounds} plain decoding over {workload_name(workload)}{_rates(found)}"
+        gain = f"{speedup}{bounds} plain decoding over {workload or 'all workloads'}{_rates(found)}"
         settling = [] if found.outcome == "faster" and found.is_measured else [unsettled(found)]
         return [f"{start}, {target} is {likely} with {ran}, {gain}.", *settling]
     verb = {"tie": "ties", "unsettled": "is most likely slower"}.get(found.outcome or "", "is slower")
@@ -121,10 +109,10 @@ def verdict(results: Results, target: str) -> list[str]:
 
 
 def _rates(found: Best) -> str:
-    if found.plain is None or found.speedup is None:
+    if found.plain_tokens_per_s is None or found.speedup is None:
         return ""
-    after = numbers.digits(found.plain.value * found.speedup.value)
-    return f" (from {numbers.rate(found.plain)} to about {after} tokens/s)"
+    after = numbers.digits(found.plain_tokens_per_s.value * found.speedup.value)
+    return f" (from {numbers.rate(found.plain_tokens_per_s)} to about {after} tokens/s)"
 
 
 def unsettled(found: Best) -> str:
@@ -144,12 +132,6 @@ def unsettled(found: Best) -> str:
         f"That is not settled: each prompt ran {few}. Run the same command with --repetitions {more} to "
         "settle it: it goes on where it is."
     )
-
-
-def winners(results: Results) -> list[tuple[str, str]]:
-    """Of a sweep over several kinds of machines, by their names, what to do with each target on each."""
-    sheets = results.sheets.items()
-    return [(name, verdict(sheet, target)[0]) for name, sheet in sheets for target in sheet.targets]
 
 
 def _setting(ran: Cell) -> str:
@@ -225,6 +207,20 @@ class Table:
         return tuple(self.rows[0]) if self.rows else ()
 
 
+def cells(found: Best) -> dict[str, str]:
+    """A pairing at its best setting, a text by column; "≈" marks what is only predicted."""
+    is_predicted = found.speedup is not None and not found.is_measured
+    return {
+        "draft": found.cell.draft or "none",
+        "workload": found.cell.workload or "all",
+        "plain tokens/s": numbers.rate(found.plain_tokens_per_s),
+        "setting": found.cell.setting or numbers.NOTHING,
+        "speed-up": ("≈ " if is_predicted else "") + numbers.speedup(found.speedup),
+        "95 %": "predicted" if is_predicted else numbers.bounds(found.speedup).replace(" to ", "–"),
+        "verdict": found.outcome or "not known",
+    }
+
+
 def measured(results: Results) -> Table:
     """Everything that ran for real, predicted beside measured."""
     rows = []
@@ -234,8 +230,8 @@ def measured(results: Results) -> Table:
         row = {
             "target": cell.target,
             "backend": results.backend(cell.target) or numbers.NOTHING,
-            "draft": draft_name(cell.draft),
-            "workload": workload_name(cell.workload),
+            "draft": cell.draft or "none",
+            "workload": cell.workload or "all",
             "setting": cell.setting,
             "tokens/s": numbers.rate(figures.measured_speed(results, cell)),
             "predicted": numbers.speedup(figures.predicted_speedup(results, cell)),
