@@ -150,9 +150,6 @@ def test_a_template_that_refuses_a_message_does_not_end_the_conversation(chat: C
 def test_what_a_conversation_cannot_use_is_refused(chat: Call) -> None:
     cases = [
         (chat(model="base", stdin="hello\n"), ["base", "no chat template", "outrider run"]),
-        (chat("--json"), ["--json"]),
-        (chat("--compare"), ["--compare"]),
-        (chat("--raw"), ["--raw"]),
         (chat("-f", "x"), ["-f: outrider chat has no such option."]),
         (chat("-i", "-f", "x", command="run"), ["--file: not available in a conversation"]),
         (chat(" "), ["prompt", "empty"]),
@@ -161,6 +158,9 @@ def test_what_a_conversation_cannot_use_is_refused(chat: Call) -> None:
     for outcome, parts in cases:
         said = refused(outcome)
         assert all(part in said for part in parts)
+    for option in ("--json", "--compare", "--raw"):
+        unknown = chat(option)
+        assert unknown.status == 2 and f"No such option: {option}" in unknown.err
 
 
 # In a terminal
