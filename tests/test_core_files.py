@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all; sequences of tokens."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outrider.core.errors import SettingError
 from outrider.core.files import check_writable, write_whole
+from outrider.core.sequences import common_prefix
 
 TEXT = "a line\n" * 1000
 
@@ -50,3 +53,21 @@ def test_a_link_keeps_pointing_at_the_file(tmp_path: Path) -> None:
     link.symlink_to(file)
     write_whole(link, TEXT, "plan")
     assert link.is_symlink() and file.read_text() == TEXT
+
+
+# Sequences of tokens
+
+
+TOKENS = st.lists(st.integers(0, 2), max_size=8)
+
+
+@given(TOKENS, TOKENS)
+def test_a_common_prefix_is_the_longest_beginning_of_both(one: list[int], other: list[int]) -> None:
+    shared = common_prefix(one, other)
+    assert one[:shared] == other[:shared]
+    assert one[: shared + 1] != other[: shared + 1] or shared == len(one) == len(other)
+
+
+@given(TOKENS, TOKENS, TOKENS)
+def test_it_is_that_of_tuples_and_iterators_too(start: list[int], one: list[int], other: list[int]) -> None:
+    assert common_prefix(tuple(start + one), iter(start + other)) == len(start) + common_prefix(one, other)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,11 +29,15 @@ from engines import (
     random_guess,
     reduced_drafter,
     result,
+    same_vocabulary,
 )
-from outrider.backends.fake import FakeModel, random_logits, scripted_logits
+from outrider.backends.fake import FakeModel, NextLogits, random_logits, scripted_logits
 from outrider.core.contracts import Drafter
-from outrider.core.data import Completion, Request, StepRecord
-from outrider.core.errors import InputError, PromptError
+from outrider.core.data import Completion, Logits, Request, Row, Span, StepRecord
+from outrider.core.errors import BackendError, InputError, PromptError, RewindUnsupported
+from outrider.core.notices import collect_notices
+from outrider.core.params import Rule, SamplingParams, Verification
+from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
 from outrider.policy.fixed import FixedPolicy
@@ -370,3 +374,233 @@ def test_the_policy_sees_every_step() -> None:
 
     completion = Engine(language_model(), [], Watching()).generate(Request(PROMPT, GREEDY, max_tokens=5))
     assert tuple(seen) == completion.records
+
+
+# What fails, and what is left after it
+
+
+def recurrent_model() -> FakeModel:
+    return FakeModel(VOCABULARY, LANGUAGE, rewind="none", max_sequences=1)
+
+
+def test_a_target_that_cannot_rewind_decodes_plainly() -> None:
+    with collect_notices() as notices:
+        engine = Engine(recurrent_model(), [ScriptedDrafter(oracle(LANGUAGE))])
+    assert ["decoding plainly" in notice for notice in notices] == [True]
+    request = Request(PROMPT, GREEDY, max_tokens=9, ignore_end=True)
+    first = engine.generate(request)
+    assert first.tokens == plain(language_model(), request)[0]
+    assert sum(record.kind == "decode" for record in first.records) == 9
+    following = Request((*PROMPT, *first.tokens, 2), GREEDY, max_tokens=9, ignore_end=True)
+    second = engine.generate(following)
+    assert second.tokens == plain(language_model(), following)[0]
+    assert second.reused_tokens == len(PROMPT) + 8
+    other = Request((*PROMPT, 3, 3), GREEDY, max_tokens=9, ignore_end=True)
+    third = engine.generate(other)
+    assert (third.tokens, third.reused_tokens) == (plain(language_model(), other)[0], 0)
+
+
+class ForgetfulModel(FakeModel):
+    """A sliding window: it can take back no more than `most_back` tokens."""
+
+    most_back = 3
+
+    def truncate(self, sequence: int, length: int) -> None:
+        if 0 < length < self.length(sequence) - self.most_back:
+            raise RewindUnsupported(self.name, "the window no longer holds it")
+        super().truncate(sequence, length)
+
+
+def test_a_window_that_cannot_be_rewound_far_enough_is_evaluated_anew() -> None:
+    target = ForgetfulModel(VOCABULARY, LANGUAGE, rewind="window")
+    request = Request(PROMPT, GREEDY, max_tokens=20, ignore_end=True)
+    completion = Engine(target, [ScriptedDrafter(oracle(LANGUAGE, 1))]).generate(request)
+    assert completion.tokens == plain(language_model(), request)[0]
+    assert any(record.num_evaluated > 1 + len(record.draft) for record in completion.records[1:])
+
+
+class FailingModel(FakeModel):
+    """Fails at chosen calls: before or after storing the tokens, as an interrupt may come."""
+
+    def __init__(self, logits: NextLogits, error: BaseException, *, stored: bool, **options: Any) -> None:
+        super().__init__(VOCABULARY, logits, **options)
+        self.fail_at: int | None = None
+        self._error = error
+        self._after = stored
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        failing = len(self.calls) + 1 == self.fail_at
+        if failing and not self._after:
+            self.calls.append(tuple(spans))
+            raise self._error
+        rows = super().decode(spans)
+        if failing:
+            raise self._error
+        return rows
+
+
+ERRORS = [BackendError("model", "it failed"), KeyboardInterrupt()]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=["error", "interrupt"])
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("failing", ["target", "draft"])
+@pytest.mark.parametrize("call", range(1, 10))
+def test_a_call_that_fails_costs_nothing_but_itself(
+    failing: str, stored: bool, error: BaseException, call: int
+) -> None:
+    drafts = random_logits(VOCABULARY.size, seed=12)
+    target = FailingModel(LANGUAGE, error, stored=stored, max_batch_tokens=16)
+    draft = FailingModel(drafts, error, stored=stored, max_batch_tokens=16)
+    (target if failing == "target" else draft).fail_at = call
+    engine = CheckedEngine(target, [SuffixDrafter(), ModelDrafter(draft, same_vocabulary())])
+    requests = [
+        Request(PROMPT * 3, GREEDY, max_tokens=14, ignore_end=True),
+        Request((2, 3), GREEDY, max_tokens=14, ignore_end=True),
+    ]
+    ids = [engine.submit(request) for request in requests]
+    num_failures = 0
+    for _ in range(60):
+        try:
+            if not engine.step():
+                break
+        except (BackendError, KeyboardInterrupt):
+            num_failures += 1
+            for i in ids:
+                engine.check(engine.outcomes[i], decoding=False)
+    assert num_failures == 1
+    for request, i in zip(requests, ids, strict=True):
+        assert result(engine.outcomes[i]) == plain(language_model(), request)
+
+
+@pytest.mark.parametrize("call", range(1, 7))
+def test_an_interrupted_target_that_cannot_rewind_keeps_the_interrupt(call: int) -> None:
+    target = FailingModel(LANGUAGE, KeyboardInterrupt(), stored=True, rewind="none")
+    target.fail_at = call
+    engine = Engine(target)
+    request = Request(PROMPT, GREEDY, max_tokens=8, ignore_end=True)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(request)
+    assert engine.generate(request).tokens == plain(language_model(), request)[0]
+
+
+def test_an_interrupted_submit_holds_no_sequence() -> None:
+    class Interrupted(SuffixDrafter):
+        asked = 0
+
+        def begin(self, sequence: int, request: Request) -> None:
+            self.asked += 1
+            if self.asked == 1:
+                raise KeyboardInterrupt
+            super().begin(sequence, request)
+
+    engine = Engine(language_model(max_sequences=1), [Interrupted()])
+    request = Request(PROMPT, GREEDY, max_tokens=5, ignore_end=True)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(request)
+    assert engine.generate(request).tokens == plain(language_model(), request)[0]
+
+
+# Logits that are no numbers, and log probabilities
+
+
+SAMPLED = SamplingParams()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_no_numbers_commit_nothing(bad: float) -> None:
+    """Not even after accepted tokens; and they end no request but their own."""
+    spoiled = [False]
+
+    def logits(tokens: Sequence[int]) -> Row:
+        row = LANGUAGE(tokens).copy()
+        if spoiled[0] and tokens[0] == 1 and len(tokens) > 9:
+            row[2] = bad
+        return row
+
+    cases: list[tuple[Rule, SamplingParams]] = [("auto", GREEDY), ("block", SAMPLED), ("stable", SAMPLED)]
+    for rule, params in cases:
+        spoiled[0] = False
+        model = FakeModel(VOCABULARY, logits)
+        engine = CheckedEngine(model, [ScriptedDrafter(oracle(LANGUAGE, 3))])
+        ids = [
+            engine.submit(
+                Request((i, *PROMPT), replace(params, seed=1), 20, (), True, True, Verification(rule))
+            )
+            for i in range(2)
+        ]
+        while not all(engine.outcomes[i].tokens for i in ids):
+            engine.step()
+        spoiled[0] = True
+        good, broken = (engine.outcomes[i] for i in ids)
+        while broken.finish_reason is None:
+            before = list(broken.tokens)
+            engine.step()
+        assert (broken.finish_reason, broken.tokens) == ("error", before)
+        assert isinstance(broken.error, BackendError)
+        while engine.step():
+            pass
+        assert good.finish_reason == "length"
+
+
+# Log probabilities
+
+
+def scored(sampling: SamplingParams, drafters: Sequence[Drafter], **settings: Any) -> Completion:
+    asked = Request(PROMPT, sampling, max_tokens=30, ignore_end=True, logprobs=3)
+    engine = Engine(language_model(), drafters, FixedPolicy(p_min=0, hand_over=0))
+    return engine.generate(replace(asked, **settings))
+
+
+SCORED = {
+    "greedy": GREEDY,
+    "penalties": replace(GREEDY, repeat_penalty=1.5, banned=(1,)),
+    "stable": SamplingParams(temperature=1.2, seed=4, top_k=3),
+}
+
+
+@pytest.mark.parametrize("settings", SCORED)
+def test_every_token_has_plain_decodings_log_probability(settings: str) -> None:
+    verification = Verification("stable")
+    expected = scored(SCORED[settings], [], speculate=False, verification=verification)
+    num_accepted = 0
+    for drafters in ([SuffixDrafter(1)], [model_drafter(LANGUAGE)], [other_vocabulary_drafter()]):
+        found = scored(SCORED[settings], drafters, verification=verification)
+        assert found.tokens == expected.tokens and found.logprobs == expected.logprobs
+        num_accepted += sum(record.num_accepted for record in found.records)
+    assert num_accepted > 10
+    assert [entry.token for entry in expected.logprobs] == list(expected.tokens)
+    text = list(PROMPT)
+    for entry in expected.logprobs:
+        row = LANGUAGE(text).astype(np.float64)
+        logs = row - np.log(np.exp(row).sum())
+        best = np.argsort(-logs)[:3]
+        assert entry.logprob == pytest.approx(logs[entry.token], abs=1e-5)
+        assert [token for token, _ in entry.top] == best.tolist()
+        assert [value for _, value in entry.top] == pytest.approx(logs[best].tolist(), abs=1e-5)
+        assert not entry.forced
+        text.append(entry.token)
+
+
+def test_log_probabilities_are_asked_for() -> None:
+    assert scored(GREEDY, [], logprobs=None).logprobs == ()
+    only = scored(GREEDY, [], logprobs=0)
+    assert len(only.logprobs) == 30 and all(entry.top == () for entry in only.logprobs)
+
+
+def test_tokens_after_the_end_are_not_scored() -> None:
+    asked = Request(PROMPT, GREEDY, max_tokens=30, logprobs=1, stop=("c",))
+    for drafters in ([], [ScriptedDrafter(oracle(LANGUAGE))]):
+        completion = Engine(language_model(), drafters).generate(asked)
+        assert [entry.token for entry in completion.logprobs] == list(completion.tokens)
+        for record in completion.records:
+            assert len(record.logprobs) == len(record.tokens)
+
+
+def test_forced_tokens_say_so() -> None:
+    only = SamplingParams(temperature=1.0, banned=tuple(t for t in range(VOCABULARY.size) if t != 3))
+    completion = scored(only, [SuffixDrafter(1)])
+    assert set(completion.tokens) == {3}
+    assert all(entry.forced and entry.logprob < 0 for entry in completion.logprobs)
+    two = SamplingParams(temperature=1.0, banned=tuple(t for t in range(VOCABULARY.size) if t not in (2, 3)))
+    assert not any(entry.forced for entry in scored(two, []).logprobs)

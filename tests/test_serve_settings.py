@@ -84,15 +84,9 @@ def test_variables_hold_lists_and_switches_and_empty_ones_nothing() -> None:
         ("[limits]\nport = 2", "outrider.toml: port: not a setting of [limits]. Move it to [server]."),
         ("[nonsense]\nport = 2", "outrider.toml: nonsense: no such setting."),
         ("max_running = true", "outrider.toml: max_running: not true or false."),
-        (
-            "[limits]\nmax_running = 0",
-            "outrider.toml: max_running: 0 cannot be used: it has to be 1 or more",
-        ),
+        ("[limits]\nmax_running = 0", "outrider.toml: max_running: 0 cannot be used: it has to be 1 or more"),
         ("[limits]\ntimeout = nan", "outrider.toml: timeout: nan cannot be used"),
-        (
-            'cors_origin = "https://a"',
-            "outrider.toml: cors_origin: https://a cannot be used: it has to be",
-        ),
+        ('cors_origin = "https://a"', "outrider.toml: cors_origin: https://a cannot be used: it has to be"),
         ("port = ", "outrider.toml: it is not valid TOML"),
     ],
 )
@@ -183,10 +177,7 @@ def test_what_is_printed_can_be_read_back(
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        (
-            {"host": "0.0.0.0"},
-            "--host 0.0.0.0: others could use this server, and it has no key. Give --api",
-        ),
+        ({"host": "0.0.0.0"}, "--host 0.0.0.0: others could use this server, and it has no key. Give --api"),
         ({"host": "::"}, "--host ::: others could use this server"),
         ({"host": "example.org"}, "--host example.org: others could use this server"),
         ({"no_auth": True, "api_key": [KEY]}, "--no-auth: there are keys, which it would ignore"),

@@ -9,16 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines import (
-    GREEDY,
-    LANGUAGE,
-    PROMPT,
-    VOCABULARY,
-    CheckedEngine,
-    language_model,
-    model_drafter,
-    plain,
-)
+from engines import GREEDY, LANGUAGE, PROMPT, VOCABULARY, CheckedEngine, language_model, model_drafter, plain
 from engines import result as outcome_of
 from examples import examples
 from outrider.backends.fake import FakeModel

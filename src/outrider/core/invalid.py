@@ -41,11 +41,10 @@ _SIZED = {"String": "text", "List": "an array", "Tuple": "an array", "Dictionary
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """The first error: the names and indices (from 0) that lead to it, the value given there, pydantic's name
-    of the error, and the reason without a full stop."""
+    """The first error: the names and indices (from 0) that lead to it, pydantic's name of it, and the reason
+    without a full stop."""
 
     place: tuple[str | int, ...]
-    given: Any
     kind: str
     reason: str
 
@@ -65,7 +64,7 @@ def invalid(error: ValidationError) -> Invalid:
     first = errors[0]
     place = _place(first)
     beside = [found for found in errors if _place(found) == place]
-    return Invalid(place, first["input"], first["type"], _reason(first, beside))
+    return Invalid(place, first["type"], _reason(first, beside))
 
 
 def accepted(errors: Sequence[Mapping[str, Any]]) -> str:

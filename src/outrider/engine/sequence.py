@@ -235,11 +235,7 @@ def _verify_draft(sequence: RunningRequest, draft: Draft, logits: Logits) -> Ver
 
 
 def commit(
-    sequence: RunningRequest,
-    draft: Draft,
-    verdict: Verdict,
-    logprobs: Sequence[TokenLogprob],
-    target: Model,
+    sequence: RunningRequest, draft: Draft, verdict: Verdict, logprobs: Sequence[TokenLogprob], target: Model
 ) -> Iterator[Piece]:
     """Append the accepted tokens and the target's own, up to where the text ends; yields what may be shown.
 

@@ -86,9 +86,7 @@ class Generation:
 
 
 def encode(
-    vocabulary: Vocabulary,
-    template: ChatTemplate | None,
-    prompt: str | Sequence[Message] | Sequence[int],
+    vocabulary: Vocabulary, template: ChatTemplate | None, prompt: str | Sequence[Message] | Sequence[int]
 ) -> tuple[int, ...]:
     """The tokens of a text, or of a conversation under `template`; tokens (integers of any kind) are returned
     as they are. Raises PromptError for anything else, an empty prompt, or a conversation without a
