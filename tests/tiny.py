@@ -74,150 +74,87 @@ class Sizes:
         return self.delta_head * self.delta_heads
 
 
-# Metadata, under the keys of GGUF without the architecture's name
-
 Value = bool | int | float | list[int] | list[bool]
 Metadata = dict[str, Value]
 
-
-def of_heads(s: Sizes) -> Metadata:
-    return {
+METADATA: dict[str, Callable[[Sizes], Metadata]] = {
+    "heads": lambda s: {
         "attention.head_count": s.heads,
         "attention.head_count_kv": s.kv_heads,
         "attention.key_length": s.head,
         "attention.value_length": s.head,
         "rope.dimension_count": s.head,
         "feed_forward_length": s.feed_forward,
-    }
-
-
-def of_windows(s: Sizes) -> Metadata:
-    return {
+    },
+    "no heads": lambda _: {"attention.head_count": 0, "feed_forward_length": 0},
+    "windows": lambda s: {
         "attention.sliding_window": s.window,
         "attention.sliding_window_pattern": s.window_pattern,
-    }
-
-
-def of_experts(s: Sizes) -> Metadata:
-    return {
+    },
+    "experts": lambda s: {
         "expert_count": s.experts,
         "expert_used_count": s.experts_used,
         "expert_feed_forward_length": s.feed_forward,
-    }
-
-
-def of_shared_expert(s: Sizes) -> Metadata:
-    return {"expert_shared_feed_forward_length": s.feed_forward}
-
-
-def of_glm(s: Sizes) -> Metadata:
-    return {
+    },
+    "shared expert": lambda s: {"expert_shared_feed_forward_length": s.feed_forward},
+    "glm": lambda s: {
         "rope.dimension_count": s.head // 2,
         "expert_shared_count": 1,
         "leading_dense_block_count": 0,
         "expert_weights_norm": True,
         "expert_weights_scale": 1.0,
         "expert_gating_func": 2,  # sigmoid
-    }
-
-
-def no_heads(s: Sizes) -> Metadata:
-    del s
-    return {"attention.head_count": 0, "feed_forward_length": 0}
-
-
-def of_mamba(s: Sizes) -> Metadata:
-    return {
+    },
+    "mamba": lambda s: {
         "ssm.conv_kernel": s.convolution,
         "ssm.inner_size": s.inner,
         "ssm.state_size": s.state,
         "ssm.time_step_rank": s.time_step_rank,
-    }
-
-
-def of_mamba2(s: Sizes) -> Metadata:
-    return of_mamba(s) | {
+    },
+    "mamba2": lambda s: {
         "ssm.state_size": s.mamba2_state,
         "ssm.time_step_rank": s.mamba2_heads,
         "ssm.group_count": s.mamba2_groups,
-    }
-
-
-def of_delta_nets(s: Sizes) -> Metadata:
-    return of_mamba(s) | {
+    },
+    "delta nets": lambda s: {
         "ssm.inner_size": s.delta_values,
         "ssm.state_size": s.delta_head,
         "ssm.time_step_rank": s.delta_heads,
         "ssm.group_count": s.delta_groups,
         "full_attention_interval": 4,
-    }
-
-
-def of_sections(s: Sizes) -> Metadata:
-    return {"rope.dimension_sections": [s.head // 4, s.head // 8, s.head // 8, 0]}
-
-
-def of_jamba(s: Sizes) -> Metadata:
-    names = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
-    return of_mamba(s) | {name: of_heads(s)[name] for name in names}
-
-
-def of_lfm2(s: Sizes) -> Metadata:
-    return of_heads(s) | {"shortconv.l_cache": s.convolution - 1}
-
-
-def layer_norm(s: Sizes) -> Metadata:
-    del s
-    return {"attention.layer_norm_epsilon": 1e-5}
-
-
-def of_rwkv(s: Sizes) -> Metadata:
-    return layer_norm(s) | {
+    },
+    "sections": lambda s: {"rope.dimension_sections": [s.head // 4, s.head // 8, s.head // 8, 0]},
+    "jamba": lambda s: {
+        "attention.head_count": s.heads,
+        "attention.head_count_kv": s.kv_heads,
+        "feed_forward_length": s.feed_forward,
+    },
+    "lfm2": lambda s: {"shortconv.l_cache": s.convolution - 1},
+    "layer norm": lambda _: {"attention.layer_norm_epsilon": 1e-5},
+    "rwkv": lambda s: {
         "attention.head_count": 0,
         "feed_forward_length": s.feed_forward,
         "wkv.head_size": s.wkv_head,
         "token_shift_count": 2,
-    }
-
-
-def of_rwkv6(s: Sizes) -> Metadata:
-    return of_rwkv(s) | {"time_mix_extra_dim": s.wkv_rank, "time_decay_extra_dim": s.wkv_rank}
-
-
-def of_rwkv7(s: Sizes) -> Metadata:
-    ranks = ("decay", "iclr", "value_residual_mix", "gate")
-    return of_rwkv(s) | {f"attention.{of}_lora_rank": s.wkv_rank for of in ranks}
-
-
-def of_features(s: Sizes) -> Metadata:
-    """An EAGLE-3 head's, for a target of four layers and the same width."""
-    return {"target_layers": [1, 2, 3], "target_hidden_size": s.width}
-
-
-def of_blocks(s: Sizes) -> Metadata:
-    """A block drafter's, for a target of the same width."""
-    del s
-    return {"target_layers": [0, 1, 1], "block_size": 8}
-
-
-def of_candidates(s: Sizes) -> Metadata:
-    return {
+    },
+    "rwkv6": lambda s: {"time_mix_extra_dim": s.wkv_rank, "time_decay_extra_dim": s.wkv_rank},
+    "rwkv7": lambda s: {
+        f"attention.{of}_lora_rank": s.wkv_rank for of in ("decay", "iclr", "value_residual_mix", "gate")
+    },
+    # An EAGLE-3 head's, for a target of four layers and the same width
+    "features": lambda s: {"target_layers": [1, 2, 3], "target_hidden_size": s.width},
+    # A block drafter's, for a target of the same width
+    "blocks": lambda _: {"target_layers": [0, 1, 1], "block_size": 8},
+    "candidates": lambda s: {
         "selector_top_k": s.candidates,
         "selector_rank": s.rank,
         "conv_kernel_size": s.convolution,
         "conv_group_size": s.width // 4,
-    }
-
-
-def of_anchors(s: Sizes) -> Metadata:
-    """A DSpark drafter's, whose blocks begin with the last token."""
-    del s
-    return {"sample_from_anchor": True, "has_confidence_head": True}
-
-
-def of_streams(s: Sizes) -> Metadata:
-    """A DSpark drafter's of DeepSeek-V4's kind, of two layers."""
-    return of_glm(s) | {
+    },
+    # A DSpark drafter's, whose blocks begin with the last token
+    "anchors": lambda _: {"sample_from_anchor": True, "has_confidence_head": True},
+    # A DSpark drafter's of DeepSeek-V4's kind, of two layers
+    "streams": lambda s: {
         "attention.head_count_kv": 1,
         "attention.q_lora_rank": s.rank,
         "attention.output_lora_rank": s.rank // 2,
@@ -229,76 +166,29 @@ def of_streams(s: Sizes) -> Metadata:
         "hyper_connection.epsilon": 1e-6,
         "swiglu_clamp_exp": 10.0,
         "expert_gating_func": 4,  # the root of softplus
-    }
-
-
-def of_layer_windows(s: Sizes) -> Metadata:
-    """Gemma 4's, of four layers of which the last sees all; its assistant has two."""
-    return {
+    },
+    # Gemma 4's, of four layers of which the last sees all; its assistant has two
+    "layer windows": lambda s: {
         "attention.sliding_window": s.window,
         "attention.sliding_window_pattern": [True, True, True, False],
         "attention.key_length_swa": s.head,
         "attention.value_length_swa": s.head,
         "attention.shared_kv_layers": 0,
         "embedding_length_per_layer_input": 0,
-    }
-
-
-def of_assistant(s: Sizes) -> Metadata:
-    return {
+    },
+    "assistant": lambda s: {
         "attention.sliding_window_pattern": [True, False],
         "embedding_length_out": 2 * s.width,
         "nextn_predict_layers": 2,
-    }
-
-
-# Tensors of parts of layers, under the names of GGUF without the layer's (`blk.N.`)
+    },
+}
+"""Under the keys of GGUF without the architecture's name."""
 
 Tensors = dict[str, tuple[int, ...]]
 """Shapes by name, in numpy's order: outputs before inputs, experts first."""
-Block = Callable[[Sizes], Tensors]
 
 
-def joined(*blocks: Block) -> Block:
-    """A layer of these parts."""
-    return lambda s: {name: shape for block in blocks for name, shape in block(s).items()}
-
-
-def output(s: Sizes) -> Tensors:
-    return {"output_norm.weight": (s.width,)}
-
-
-def attention(s: Sizes) -> Tensors:
-    return {
-        "attn_norm.weight": (s.width,),
-        "attn_q.weight": (s.query, s.width),
-        "attn_k.weight": (s.keys, s.width),
-        "attn_v.weight": (s.keys, s.width),
-        "attn_output.weight": (s.width, s.query),
-    }
-
-
-def query_norms(s: Sizes) -> Tensors:
-    return {"attn_q_norm.weight": (s.head,), "attn_k_norm.weight": (s.head,)}
-
-
-def biases(s: Sizes) -> Tensors:
-    return {"attn_q.bias": (s.query,), "attn_k.bias": (s.keys,), "attn_v.bias": (s.keys,)}
-
-
-def gated_attention(s: Sizes) -> Tensors:
-    return attention(s) | {"attn_q.weight": (2 * s.query, s.width)} | query_norms(s)
-
-
-def post_norm(s: Sizes) -> Tensors:
-    return {"post_attention_norm.weight": (s.width,)}
-
-
-def feed_forward_norm(s: Sizes) -> Tensors:
-    return {"ffn_norm.weight": (s.width,)}
-
-
-def feed_forward(s: Sizes, suffix: str = "") -> Tensors:
+def _feed_forward(s: Sizes, suffix: str = "") -> Tensors:
     return {
         f"ffn_gate{suffix}.weight": (s.feed_forward, s.width),
         f"ffn_up{suffix}.weight": (s.feed_forward, s.width),
@@ -306,30 +196,51 @@ def feed_forward(s: Sizes, suffix: str = "") -> Tensors:
     }
 
 
-def normed_feed_forward(s: Sizes) -> Tensors:
-    return feed_forward_norm(s) | feed_forward(s)
+def _normed(s: Sizes, *names: str) -> Tensors:
+    return {f"{name}.{part}": (s.width,) for name in names for part in ("weight", "bias")}
 
 
-def ungated_feed_forward(s: Sizes) -> Tensors:
-    names = ("ffn_up.weight", "ffn_down.weight")
-    return {"attn_norm.weight": (s.width,)} | {name: feed_forward(s)[name] for name in names}
+def _time_mix(s: Sizes, *names: str) -> Tensors:
+    return {f"time_mix_{name}.weight": (s.width, s.width) for name in ("key", "value", "receptance", *names)}
 
 
-def experts(s: Sizes) -> Tensors:
-    chosen = {name: (s.experts, *shape) for name, shape in feed_forward(s, "_exps").items()}
-    return {"ffn_gate_inp.weight": (s.experts, s.width)} | chosen
+def _delta_mixed(s: Sizes) -> int:
+    return 2 * s.delta_head * s.delta_groups + s.delta_values
 
 
-def shared_expert(s: Sizes) -> Tensors:
-    return {"ffn_gate_inp_shexp.weight": (s.width,)} | feed_forward(s, "_shexp")
+def _mamba2_mixed(s: Sizes) -> int:
+    return s.inner + 2 * s.mamba2_groups * s.mamba2_state
 
 
-def balanced_experts(s: Sizes) -> Tensors:
-    return experts(s) | {"exp_probs_b.bias": (s.experts,)} | feed_forward(s, "_shexp")
-
-
-def mamba(s: Sizes) -> Tensors:
-    return {
+TENSORS: dict[str, Callable[[Sizes], Tensors]] = {
+    "output": lambda s: {"output_norm.weight": (s.width,)},
+    "attention": lambda s: {
+        "attn_norm.weight": (s.width,),
+        "attn_q.weight": (s.query, s.width),
+        "attn_k.weight": (s.keys, s.width),
+        "attn_v.weight": (s.keys, s.width),
+        "attn_output.weight": (s.width, s.query),
+    },
+    "query-norms": lambda s: {"attn_q_norm.weight": (s.head,), "attn_k_norm.weight": (s.head,)},
+    "biases": lambda s: {"attn_q.bias": (s.query,), "attn_k.bias": (s.keys,), "attn_v.bias": (s.keys,)},
+    "gate": lambda s: {"attn_q.weight": (2 * s.query, s.width)},
+    "post-norm": lambda s: {"post_attention_norm.weight": (s.width,)},
+    "last-norm": lambda s: {"post_ffw_norm.weight": (s.width,)},
+    "norm": lambda s: {"ffn_norm.weight": (s.width,)},
+    "falcon-norm": lambda s: {"ffn_norm": (s.width,)},
+    "feed-forward": _feed_forward,
+    "ungated": lambda s: {
+        "attn_norm.weight": (s.width,),
+        "ffn_up.weight": (s.feed_forward, s.width),
+        "ffn_down.weight": (s.width, s.feed_forward),
+    },
+    "experts": lambda s: {
+        "ffn_gate_inp.weight": (s.experts, s.width),
+        **{name: (s.experts, *shape) for name, shape in _feed_forward(s, "_exps").items()},
+    },
+    "shared-expert": lambda s: {"ffn_gate_inp_shexp.weight": (s.width,)} | _feed_forward(s, "_shexp"),
+    "balance": lambda s: {"exp_probs_b.bias": (s.experts,)} | _feed_forward(s, "_shexp"),
+    "mamba": lambda s: {
         "attn_norm.weight": (s.width,),
         "ssm_in.weight": (2 * s.inner, s.width),
         "ssm_conv1d.weight": (s.inner, s.convolution),
@@ -340,80 +251,55 @@ def mamba(s: Sizes) -> Tensors:
         "ssm_a": (s.inner, s.state),
         "ssm_d": (s.inner,),
         "ssm_out.weight": (s.width, s.inner),
-    }
-
-
-def jamba_norms(s: Sizes) -> Tensors:
-    norms = {"ssm_dt_norm": s.time_step_rank, "ssm_b_norm": s.state, "ssm_c_norm": s.state}
-    return {f"{name}.weight": (width,) for name, width in norms.items()}
-
-
-def mamba2(s: Sizes) -> Tensors:
-    mixed = s.inner + 2 * s.mamba2_groups * s.mamba2_state
-    return {
+    },
+    "jamba-norms": lambda s: {
+        "ssm_dt_norm.weight": (s.time_step_rank,),
+        "ssm_b_norm.weight": (s.state,),
+        "ssm_c_norm.weight": (s.state,),
+    },
+    "mamba2": lambda s: {
         "attn_norm.weight": (s.width,),
-        "ssm_in.weight": (s.inner + mixed + s.mamba2_heads, s.width),
-        "ssm_conv1d.weight": (mixed, s.convolution),
-        "ssm_conv1d.bias": (mixed,),
+        "ssm_in.weight": (s.inner + _mamba2_mixed(s) + s.mamba2_heads, s.width),
+        "ssm_conv1d.weight": (_mamba2_mixed(s), s.convolution),
+        "ssm_conv1d.bias": (_mamba2_mixed(s),),
         "ssm_dt.bias": (s.mamba2_heads,),
         "ssm_a": (s.mamba2_heads, 1),
         "ssm_d": (s.mamba2_heads, 1),
         "ssm_norm.weight": (s.mamba2_groups, s.inner // s.mamba2_groups),
         "ssm_out.weight": (s.width, s.inner),
-    }
-
-
-def delta_net(s: Sizes) -> Tensors:
-    mixed = 2 * s.delta_head * s.delta_groups + s.delta_values
-    return {
+    },
+    "delta-net": lambda s: {
         "attn_norm.weight": (s.width,),
-        "attn_qkv.weight": (mixed, s.width),
+        "attn_qkv.weight": (_delta_mixed(s), s.width),
         "attn_gate.weight": (s.delta_values, s.width),
-        "ssm_conv1d.weight": (mixed, s.convolution),
+        "ssm_conv1d.weight": (_delta_mixed(s), s.convolution),
         "ssm_dt.bias": (s.delta_heads,),
         "ssm_a": (s.delta_heads,),
         "ssm_norm.weight": (s.delta_head,),
         "ssm_out.weight": (s.width, s.delta_values),
-    }
-
-
-def rates(s: Sizes) -> Tensors:
-    return {"ssm_beta.weight": (s.delta_heads, s.width), "ssm_alpha.weight": (s.delta_heads, s.width)}
-
-
-def joined_rates(s: Sizes) -> Tensors:
-    return {"ssm_ba.weight": (2 * s.delta_heads, s.width)}
-
-
-def short_convolution(s: Sizes) -> Tensors:
-    return {
+    },
+    "rates": lambda s: {
+        "ssm_beta.weight": (s.delta_heads, s.width),
+        "ssm_alpha.weight": (s.delta_heads, s.width),
+    },
+    "joined-rates": lambda s: {"ssm_ba.weight": (2 * s.delta_heads, s.width)},
+    "convolution": lambda s: {
         "attn_norm.weight": (s.width,),
         "shortconv.conv.weight": (s.width, s.convolution - 1),
         "shortconv.in_proj.weight": (3 * s.width, s.width),
         "shortconv.out_proj.weight": (s.width, s.width),
-    }
-
-
-def rwkv_norms(s: Sizes) -> Tensors:
-    names = ("attn_norm", "attn_norm_2", "time_mix_ln")
-    return {f"{name}.{part}": (s.width,) for name in names for part in ("weight", "bias")}
-
-
-def channel_mix(s: Sizes) -> Tensors:
-    return {
+    },
+    "rwkv-norms": lambda s: _normed(s, "attn_norm", "attn_norm_2", "time_mix_ln"),
+    "channel-mix": lambda s: {
         "channel_mix_lerp_k.weight": (1, 1, s.width),
         "channel_mix_key.weight": (s.feed_forward, s.width),
         "channel_mix_value.weight": (s.width, s.feed_forward),
-    }
-
-
-def time_mix(s: Sizes, *names: str) -> Tensors:
-    return {f"time_mix_{name}.weight": (s.width, s.width) for name in ("key", "value", "receptance", *names)}
-
-
-def rwkv6(s: Sizes) -> Tensors:
-    lerps = {f"time_mix_lerp_{of}.weight": (1, 1, s.width) for of in "xwkvrg"}
-    return rwkv_norms(s) | lerps | time_mix(s, "gate", "output") | channel_mix(s) | {
+    },
+    "rwkv6": lambda s: {
+        **{f"time_mix_lerp_{of}.weight": (1, 1, s.width) for of in "xwkvrg"},
+        **_time_mix(s, "gate", "output"),
+    },
+    "rwkv6-mix": lambda s: {
         "time_mix_w1.weight": (5 * s.wkv_rank, s.width),
         "time_mix_w2.weight": (5, s.width, s.wkv_rank),
         "time_mix_first.weight": (s.width // s.wkv_head, s.wkv_head),
@@ -422,70 +308,51 @@ def rwkv6(s: Sizes) -> Tensors:
         "time_mix_decay_w2.weight": (s.width, s.wkv_rank),
         "channel_mix_lerp_r.weight": (1, 1, s.width),
         "channel_mix_receptance.weight": (s.width, s.width),
-    }  # fmt: skip
-
-
-def rwkv7(s: Sizes) -> Tensors:
-    vectors = {f"time_mix_{name}.weight": (s.width,) for name in ("w0", "a0", "v0", "k_k", "k_a", "r_k")}
-    inner = {f"time_mix_{of}1.weight": (s.wkv_rank, s.width) for of in "wavg"}
-    outer = {f"time_mix_{of}2.weight": (s.width, s.wkv_rank) for of in "wavg"}
-    fused: Tensors = {"time_mix_lerp_fused.weight": (6, 1, 1, s.width)}
-    return rwkv_norms(s) | vectors | inner | outer | fused | time_mix(s, "output") | channel_mix(s)
-
-
-def next_token(s: Sizes) -> Tensors:
-    return {
+    },
+    "rwkv7": lambda s: {
+        **{f"time_mix_{name}.weight": (s.width,) for name in ("w0", "a0", "v0", "k_k", "k_a", "r_k")},
+        **{f"time_mix_{of}1.weight": (s.wkv_rank, s.width) for of in "wavg"},
+        **{f"time_mix_{of}2.weight": (s.width, s.wkv_rank) for of in "wavg"},
+        "time_mix_lerp_fused.weight": (6, 1, 1, s.width),
+        **_time_mix(s, "output"),
+    },
+    "next-token": lambda s: {
         "nextn.eh_proj.weight": (s.width, 2 * s.width),
         "nextn.enorm.weight": (s.width,),
         "nextn.hnorm.weight": (s.width,),
         "nextn.shared_head_norm.weight": (s.width,),
-    }
-
-
-def features(s: Sizes) -> Tensors:
-    """What an EAGLE-3 head makes one state of three of its target's with."""
-    return output(s) | {"fc.weight": (s.width, 3 * s.width)}
-
-
-def eagle3(s: Sizes) -> Tensors:
-    """Attention reads a token's embedding and a state, side by side."""
-    inputs = {f"attn_{of}.weight": (s.query if of == "q" else s.keys, 2 * s.width) for of in "qkv"}
-    return attention(s) | inputs | normed_feed_forward(s) | {"attn_norm_2.weight": (s.width,)}
-
-
-def block_features(s: Sizes) -> Tensors:
-    """What a DFlash drafter makes its KV of, from the inputs of three layers."""
-    return features(s) | {"enc.output_norm.weight": (s.width,)}
-
-
-def convolutions(s: Sizes) -> Tensors:
-    """In four groups of channels, before and after attention and feed-forward."""
-    of_side = {"base": (2, s.convolution, s.width), "proj.weight": (2 * s.convolution * 4, s.width)}
-    return {f"{of}_conv_{name}": shape for of in ("attn", "ffn") for name, shape in of_side.items()}
-
-
-def selector(s: Sizes) -> Tensors:
-    return {
+    },
+    # What an EAGLE-3 head makes one state of three of its target's with
+    "features": lambda s: {"fc.weight": (s.width, 3 * s.width)},
+    # Its attention reads a token's embedding and a state, side by side
+    "eagle3": lambda s: {
+        f"attn_{of}.weight": (s.query if of == "q" else s.keys, 2 * s.width) for of in "qkv"
+    },
+    "second-norm": lambda s: {"attn_norm_2.weight": (s.width,)},
+    # What a DFlash drafter makes its KV of, from the inputs of three layers
+    "encoder": lambda s: {"enc.output_norm.weight": (s.width,)},
+    # In four groups of channels, before and after attention and feed-forward
+    "convolutions": lambda s: {
+        f"{of}_conv_{name}": shape
+        for of in ("attn", "ffn")
+        for name, shape in (
+            ("base", (2, s.convolution, s.width)),
+            ("proj.weight", (2 * s.convolution * 4, s.width)),
+        )
+    },
+    "selector": lambda s: {
         "selector_predecessor.weight": (s.tokens, s.rank),
         "selector_successor.weight": (s.tokens, s.rank),
         "selector_hidden.weight": (s.rank, s.width),
-    }
-
-
-def markov(s: Sizes) -> Tensors:
-    return {
+    },
+    "markov": lambda s: {
         "markov_w1.weight": (s.tokens, s.rank),
         "markov_w2.weight": (s.tokens, s.rank),
         "conf_proj.weight": (1, s.width + s.rank),
         "conf_proj.bias": (1,),
-    }
-
-
-def latent_attention(s: Sizes) -> Tensors:
-    """DeepSeek-V4's: queries and outputs go through few values, and all heads share a key that is the value,
-    too."""
-    of_outputs = s.heads * (s.rank // 2)
-    return {
+    },
+    # DeepSeek-V4's: queries and outputs go through few values, and all heads share a key that is the value
+    "latent": lambda s: {
         "attn_norm.weight": (s.width,),
         "attn_sinks.weight": (s.heads,),
         "attn_q_a.weight": (s.rank, s.width),
@@ -493,28 +360,43 @@ def latent_attention(s: Sizes) -> Tensors:
         "attn_q_b.weight": (s.query, s.rank),
         "attn_kv.weight": (s.head, s.width),
         "attn_kv_a_norm.weight": (s.head,),
-        "attn_output_a.weight": (of_outputs, s.head),
-        "attn_output_b.weight": (s.width, of_outputs),
-    }
-
-
-def streams(s: Sizes) -> Tensors:
-    """Several hidden states of each token, mixed before and after attention and experts."""
-    mixes = (2 + s.streams) * s.streams
-    of_part = {"fn": (mixes, s.streams * s.width), "base": (mixes,), "scale": (3,)}
-    return {f"hc_{of}_{name}.weight": shape for of in ("attn", "ffn") for name, shape in of_part.items()}
-
-
-def joined_streams(s: Sizes) -> Tensors:
-    """What makes one hidden state of them in the end."""
-    return {
+        "attn_output_a.weight": (s.heads * (s.rank // 2), s.head),
+        "attn_output_b.weight": (s.width, s.heads * (s.rank // 2)),
+    },
+    # Several hidden states of each token, mixed before and after attention and experts
+    "streams": lambda s: {
+        f"hc_{of}_{name}.weight": shape
+        for of in ("attn", "ffn")
+        for name, shape in (
+            ("fn", ((2 + s.streams) * s.streams, s.streams * s.width)),
+            ("base", ((2 + s.streams) * s.streams,)),
+            ("scale", (3,)),
+        )
+    },
+    # What makes one hidden state of them in the end
+    "joined-streams": lambda s: {
         "output_hc_fn.weight": (s.streams, s.streams * s.width),
         "output_hc_base.weight": (s.streams,),
         "output_hc_scale.weight": (1,),
-    }
-
-
-# Architectures
+    },
+    "scale": lambda _: {"layer_output_scale.weight": (1,)},
+    "rope": lambda s: {"rope_freqs.weight": (s.head // 2,)},
+    # An assistant's: it attends to its target's keys and values, and has none
+    "assistant": lambda s: {
+        "attn_norm.weight": (s.width,),
+        "attn_q.weight": (s.query, s.width),
+        "attn_output.weight": (s.width, s.query),
+    },
+    "query-norm": lambda s: {"attn_q_norm.weight": (s.head,)},
+    # From a token and a state of its target, which is twice as wide, and back to such a state
+    "projections": lambda s: {
+        "nextn.pre_projection.weight": (s.width, 4 * s.width),
+        "nextn.post_projection.weight": (2 * s.width, s.width),
+    },
+    "embedding-norm": lambda s: {"token_embd_norm.weight": (s.width,)},
+    "rwkv-output": lambda s: _normed(s, "token_embd_norm", "output_norm"),
+}
+"""Of parts of layers, under the names of GGUF without the layer's (`blk.N.`)."""
 
 ADDS = (
     "attn_output.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight",
@@ -524,21 +406,22 @@ ADDS = (
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A kind of model.
+    """A kind of model; parts are rows of the tables above.
 
-    `layers`: what they are made of, in turn. `by_layer`: for each of these keys the name of a tensor; layers
-    without it have 0 there. `whole`: tensors of no layer, beside the embedding and the output. `head`: an MTP
-    layer, beside the tensors that all of them have. `name`: what files call it, where that differs. `adds`:
-    the last tensors of parts whose outputs are added to the text's hidden states. `repeats_at`: the share of
-    them at which greedy texts repeat themselves, with changes now and then.
+    `describe`: its metadata, by commas. `layers`: what they are made of, in turn. `by_layer`: for each of
+    these keys the name of a tensor; layers without it have 0 there. `of_whole`: tensors of no layer, beside
+    the embedding and the output. `head`: an MTP layer, beside the tensors that all of them have. `name`: what
+    files call it, where that differs. `adds`: the last tensors of parts whose outputs are added to the text's
+    hidden states. `repeats_at`: the share of them at which greedy texts repeat themselves, with changes now
+    and then.
     """
 
-    describe: tuple[Callable[[Sizes], Metadata], ...]
-    layers: tuple[Block, ...]
+    describe: str
+    layers: tuple[str, ...]
     num_layers: int = 2
     by_layer: Mapping[str, str] = field(default_factory=dict)
-    whole: Block = output
-    head: Block | None = None
+    of_whole: str = "output"
+    head: str = ""
     name: str = ""
     adds: tuple[str, ...] = ADDS
     repeats_at: float = 0.05
@@ -546,13 +429,17 @@ class Architecture:
     def layer(self, index: int, num_layers: int, sizes: Sizes) -> Tensors:
         """The tensors of a layer; those from `num_layers` on are MTP layers."""
         if index < num_layers:
-            return self.layers[index % len(self.layers)](sizes)
-        assert self.head is not None, "it has no MTP layers"
-        return self.head(sizes) | next_token(sizes)
+            return _tensors(self.layers[index % len(self.layers)], sizes)
+        assert self.head, "it has no MTP layers"
+        return _tensors(f"{self.head} next-token", sizes)
+
+    def whole(self, sizes: Sizes) -> Tensors:
+        return _tensors(self.of_whole, sizes)
 
     def metadata(self, num_layers: int, num_heads: int, sizes: Sizes) -> Metadata:
         """Keys without the architecture's name, and their values."""
-        found = {key: value for describe in self.describe for key, value in describe(sizes).items()}
+        parts = self.describe.split(", ")
+        found = {key: value for part in parts for key, value in METADATA[part](sizes).items()}
         layers = [self.layer(i, num_layers, sizes) for i in range(num_layers + num_heads)]
         for key, tensor in self.by_layer.items():
             value = found[key]
@@ -563,135 +450,100 @@ class Architecture:
         return found
 
 
+def _tensors(parts: str, sizes: Sizes) -> Tensors:
+    return {name: shape for part in parts.split() for name, shape in TENSORS[part](sizes).items()}
+
+
 KV_HEADS = {"attention.head_count_kv": "attn_k.weight"}
-
-block_layer = joined(attention, query_norms, normed_feed_forward)
-dense = joined(attention, normed_feed_forward)
-mixture = joined(attention, query_norms, feed_forward_norm, experts)
-qwen35_delta = joined(delta_net, rates, post_norm, feed_forward)
-qwen35_attention = joined(gated_attention, post_norm, feed_forward)
-qwen3next_delta = joined(delta_net, joined_rates, post_norm, experts, shared_expert)
-qwen3next_attention = joined(gated_attention, post_norm, experts, shared_expert)
-glm_experts = joined(attention, biases, query_norms, post_norm, balanced_experts)
-
-
-def gemma3_layer(s: Sizes) -> Tensors:
-    return dense(s) | query_norms(s) | post_norm(s) | {"post_ffw_norm.weight": (s.width,)}
-
-
-def gemma4_layer(s: Sizes) -> Tensors:
-    return gemma3_layer(s) | {"layer_output_scale.weight": (1,)}
-
-
-def gemma4_output(s: Sizes) -> Tensors:
-    return output(s) | {"rope_freqs.weight": (s.head // 2,)}
-
-
-def assistant_layer(s: Sizes) -> Tensors:
-    """It attends to its target's keys and values, and has none."""
-    own = gemma4_layer(s)
-    return {name: shape for name, shape in own.items() if name[:6] not in ("attn_k", "attn_v")}
-
-
-def projections(s: Sizes) -> Tensors:
-    """From a token and a state of its target, which is twice as wide, and back to such a state."""
-    return gemma4_output(s) | {
-        "nextn.pre_projection.weight": (s.width, 4 * s.width),
-        "nextn.post_projection.weight": (2 * s.width, s.width),
-    }
-
-
-def falcon_h1_layer(s: Sizes) -> Tensors:
-    return mamba2(s) | attention(s) | feed_forward(s) | {"ffn_norm": (s.width,)}
-
-
-def lfm2_output(s: Sizes) -> Tensors:
-    return {"token_embd_norm.weight": (s.width,)}
-
-
-def rwkv_output(s: Sizes) -> Tensors:
-    names = ("token_embd_norm", "output_norm")
-    return {f"{name}.{part}": (s.width,) for name in names for part in ("weight", "bias")}
-
-
-jamba_mamba = joined(mamba, jamba_norms, normed_feed_forward)
-granite_mamba = joined(mamba2, normed_feed_forward)
-lfm2_convolution = joined(short_convolution, normed_feed_forward)
-lfm2_attention = joined(attention, query_norms, normed_feed_forward)
-qwen2_experts = joined(attention, biases, feed_forward_norm, experts, shared_expert)
+GEMMA = "attention norm feed-forward query-norms post-norm last-norm"
+GEMMA_ADDS = ("post_attention_norm.weight", "post_ffw_norm.weight")
+DENSE = "attention norm feed-forward"
+BLOCK = "attention query-norms norm feed-forward"
+QWEN_DELTA = "delta-net rates post-norm feed-forward"
+QWEN_ATTENTION = "attention gate query-norms post-norm feed-forward"
+NEXT_DELTA = "delta-net joined-rates post-norm experts shared-expert"
+NEXT_ATTENTION = "attention gate query-norms post-norm experts shared-expert"
+GLM = "attention biases query-norms post-norm experts balance"
 
 ARCHITECTURES = {
-    "llama": Architecture((of_heads,), (dense,)),
-    "gemma3": Architecture(
-        (of_heads, of_windows),
-        (gemma3_layer,),
-        num_layers=6,
-        adds=("post_attention_norm.weight", "post_ffw_norm.weight"),
-    ),
+    "llama": Architecture("heads", (DENSE,)),
+    "gemma3": Architecture("heads, windows", (GEMMA,), 6, adds=GEMMA_ADDS),
     "gemma4": Architecture(
-        (of_heads, of_layer_windows),
-        (gemma4_layer,),
-        num_layers=4,
-        whole=gemma4_output,
-        adds=("post_attention_norm.weight", "post_ffw_norm.weight"),
+        "heads, layer windows", (f"{GEMMA} scale",), 4, of_whole="output rope", adds=GEMMA_ADDS
     ),
-    "qwen2moe": Architecture((of_heads, of_experts), (qwen2_experts,)),
-    "qwen3moe": Architecture((of_heads, of_experts), (mixture,)),
-    "glm4moe": Architecture((of_heads, of_experts, of_glm), (glm_experts,), head=glm_experts),
-    "mamba": Architecture((of_mamba, no_heads), (mamba,)),
-    "mamba2": Architecture((of_mamba2, no_heads), (mamba2,), repeats_at=0.03),
-    "rwkv6": Architecture((of_rwkv6,), (rwkv6,), whole=rwkv_output, repeats_at=0.3),
-    "rwkv7": Architecture((of_rwkv7,), (rwkv7,), whole=rwkv_output, repeats_at=1.0),
-    "jamba": Architecture((of_jamba,), (jamba_mamba, dense), by_layer=KV_HEADS),
-    "falcon-h1": Architecture((of_heads, of_mamba2), (falcon_h1_layer,), repeats_at=0.03),
-    "granitehybrid": Architecture((of_heads, of_mamba2), (granite_mamba, dense), by_layer=KV_HEADS),
+    "qwen2moe": Architecture("heads, experts", ("attention biases norm experts shared-expert",)),
+    "qwen3moe": Architecture("heads, experts", ("attention query-norms norm experts",)),
+    "glm4moe": Architecture("heads, experts, glm", (GLM,), head=GLM),
+    "mamba": Architecture("mamba, no heads", ("mamba",)),
+    "mamba2": Architecture("mamba, mamba2, no heads", ("mamba2",), repeats_at=0.03),
+    "rwkv6": Architecture(
+        "layer norm, rwkv, rwkv6",
+        ("rwkv-norms rwkv6 channel-mix rwkv6-mix",),
+        of_whole="rwkv-output",
+        repeats_at=0.3,
+    ),
+    "rwkv7": Architecture(
+        "layer norm, rwkv, rwkv7", ("rwkv-norms rwkv7 channel-mix",), of_whole="rwkv-output", repeats_at=1.0
+    ),
+    "jamba": Architecture("mamba, jamba", ("mamba jamba-norms norm feed-forward", DENSE), by_layer=KV_HEADS),
+    "falcon-h1": Architecture(
+        "heads, mamba, mamba2", ("mamba2 attention feed-forward falcon-norm",), repeats_at=0.03
+    ),
+    "granitehybrid": Architecture(
+        "heads, mamba, mamba2", ("mamba2 norm feed-forward", DENSE), by_layer=KV_HEADS
+    ),
     "nemotron_h": Architecture(
-        (of_heads, of_mamba2, layer_norm),
-        (mamba2, ungated_feed_forward, attention, mamba2),
-        num_layers=4,
-        by_layer=KV_HEADS | {"feed_forward_length": "ffn_up.weight"},
+        "heads, mamba, mamba2, layer norm",
+        ("mamba2", "ungated", "attention", "mamba2"),
+        4,
+        KV_HEADS | {"feed_forward_length": "ffn_up.weight"},
     ),
     "lfm2": Architecture(
-        (of_lfm2,), (lfm2_convolution, lfm2_attention), num_layers=4, by_layer=KV_HEADS, whole=lfm2_output
+        "heads, lfm2", ("convolution norm feed-forward", BLOCK), 4, KV_HEADS, "embedding-norm"
     ),
     "qwen35": Architecture(
-        (of_heads, of_delta_nets, of_sections),
-        (qwen35_delta, qwen35_delta, qwen35_delta, qwen35_attention),
-        num_layers=4,
-        head=qwen35_attention,
+        "heads, mamba, delta nets, sections",
+        (QWEN_DELTA, QWEN_DELTA, QWEN_DELTA, QWEN_ATTENTION),
+        4,
+        head=QWEN_ATTENTION,
     ),
-    "hy_v3": Architecture((of_heads, of_experts), (block_layer,), head=block_layer),
+    "hy_v3": Architecture("heads, experts", (BLOCK,), head=BLOCK),
     "qwen3next": Architecture(
-        (of_heads, of_delta_nets, of_experts, of_shared_expert),
-        (qwen3next_delta, qwen3next_delta, qwen3next_delta, qwen3next_attention),
-        num_layers=4,
-        head=qwen3next_attention,
+        "heads, mamba, delta nets, experts, shared expert",
+        (NEXT_DELTA, NEXT_DELTA, NEXT_DELTA, NEXT_ATTENTION),
+        4,
+        head=NEXT_ATTENTION,
     ),
 }
 """The kinds of model that `write_tiny` can make."""
 
 HEADS = {
-    "eagle3": Architecture((of_heads, of_features), (eagle3,), num_layers=1, whole=features),
-    "dflash": Architecture((of_heads, of_blocks), (block_layer,), whole=block_features),
+    "eagle3": Architecture(
+        "heads, features",
+        ("attention eagle3 norm feed-forward second-norm",),
+        1,
+        of_whole="output features",
+    ),
+    "dflash": Architecture("heads, blocks", (BLOCK,), of_whole="output features encoder"),
     "dflash2": Architecture(
-        (of_heads, of_blocks, of_candidates),
-        (joined(block_layer, convolutions),),
-        whole=joined(block_features, selector),
+        "heads, blocks, candidates",
+        (f"{BLOCK} convolutions",),
+        of_whole="output features encoder selector",
         name="dflash",
     ),
     "gemma4-assistant": Architecture(
-        (of_heads, of_layer_windows, of_assistant),
-        (assistant_layer,),
-        whole=projections,
-        adds=("post_attention_norm.weight", "post_ffw_norm.weight"),
+        "heads, layer windows, assistant",
+        ("assistant norm feed-forward query-norm post-norm last-norm scale",),
+        of_whole="output rope projections",
+        adds=GEMMA_ADDS,
     ),
     "dspark": Architecture(
-        (of_heads, of_blocks, of_anchors), (block_layer,), whole=joined(block_features, markov), name="dflash"
+        "heads, blocks, anchors", (BLOCK,), of_whole="output features encoder markov", name="dflash"
     ),
     "dspark-v4": Architecture(
-        (of_heads, of_experts, of_blocks, of_anchors, of_streams),
-        (joined(latent_attention, streams, feed_forward_norm, balanced_experts),),
-        whole=joined(block_features, markov, joined_streams),
+        "heads, experts, blocks, anchors, glm, streams",
+        ("latent streams norm experts balance",),
+        of_whole="output features encoder markov joined-streams",
         name="dflash",
     ),
 }
