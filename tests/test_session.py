@@ -38,7 +38,7 @@ from outrider.server.assembly import create_app
 from outrider.server.service import Service
 from outrider.session import Pair, Session, SessionOptions, learned, settings_of
 from outrider.session import loading as loading_module
-from outrider.session.options import no_progress
+from outrider.session.options import Keeping, no_progress
 from tiny_gguf import BEGIN, write_tiny
 
 GREEDY = SamplingParams(temperature=0)
@@ -394,6 +394,19 @@ def test_sessions_of_one_pair_share_its_weights(path: Callable[..., Path]) -> No
         other.generate(PROMPT, max_tokens=6)
     with pytest.raises(BackendError, match="was closed"):
         Session.open(pair, SessionOptions(64))
+
+
+def test_drafts_are_looked_up_in_texts_whose_kv_outlived_the_last_session(
+    path: Callable[..., Path], tmp_path: Path
+) -> None:
+    opening: dict[str, Any] = {"context_length": 256, "options": OPTIONS, "policy": FixedPolicy(p_min=0.0)}
+    sources = []
+    for folder in (tmp_path, tmp_path, tmp_path / "other"):
+        with Session.load(path(), keeping=Keeping(folder=folder), **opening) as session:
+            found = session.generate(TEXT[40:60], max_tokens=4, ignore_end=True)
+            sources.append({source for record in found.records for source in record.draft.sources})
+            session.generate(TEXT[:120], max_tokens=1)
+    assert ["earlier" in found for found in sources] == [False, True, False]
 
 
 # Memory
