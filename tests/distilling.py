@@ -14,7 +14,7 @@ from outrider.lab.distill.checkpoint import Array, Checkpoint, Provenance, Shape
 
 PROVENANCE = Provenance(
     teacher="tiny", teacher_sha256="ab" * 32, data="3 prompts, greedy and at temperature 0.7",
-    tokens=5_000_000_000, steps=12, seed=7, version="0.1", licence="apache-2.0",
+    tokens=5_000_000_000, steps=12, seed=7, version="0.1",
 )  # fmt: skip
 
 

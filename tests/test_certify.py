@@ -21,8 +21,12 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.lab.certify.certificate import (
+    GREEDY,
+    REPEATED,
     SCHEMA,
+    STABLE,
     Certificate,
+    Findings,
     as_json,
     certify,
     reasons,
@@ -30,7 +34,7 @@ from outrider.lab.certify.certificate import (
 )
 from outrider.lab.certify.distribution import CachedModel, exact_distribution
 from outrider.lab.certify.faults import RULE_FAULTS, break_calls, check_fault, check_shown, verifier_with
-from outrider.lab.certify.plan import GREEDY, REPEATED, STABLE, CertifyPlan, Findings
+from outrider.lab.certify.sampled import CertifyPlan
 from outrider.lab.certify.texts import Compared, compare_texts, repeat
 from outrider.policy.fixed import FixedPolicy
 

@@ -17,9 +17,8 @@ from outrider.core.data import Logits, Span
 from outrider.core.errors import SettingError
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
-from outrider.lab.certify.certificate import as_json, certify, reasons
+from outrider.lab.certify.certificate import BESIDE, GREEDY, REPEATED, as_json, certify, reasons
 from outrider.lab.certify.faults import unequal_sizes
-from outrider.lab.certify.plan import BESIDE, GREEDY, REPEATED
 from rounded import RoundedModel, Rounding
 from test_certify import EAGER, LANGUAGE, PROMPTS, Shaky, certificate_of
 

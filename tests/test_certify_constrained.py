@@ -20,10 +20,9 @@ from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
-from outrider.lab.certify.certificate import certify
+from outrider.lab.certify.certificate import GREEDY, Findings, certify
 from outrider.lab.certify.distribution import CachedModel, exact_distribution, find_start
 from outrider.lab.certify.faults import MASK_FAULT
-from outrider.lab.certify.plan import GREEDY, Findings
 from outrider.lab.certify.texts import Constrain, compare_texts, generate, repeat
 from outrider.lab.comparison import compare, find_divergence
 from outrider.models.vocab import compare as align

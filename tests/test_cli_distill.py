@@ -20,7 +20,7 @@ from tiny_gguf import write_tiny
 pytest.importorskip("torch")
 
 from outrider.lab import check
-from outrider.lab.distill import evaluation, run, train
+from outrider.lab.distill import corpus, run, train
 from outrider.lab.distill.checkpoint import read_provenance
 from outrider.models.header import read_header
 from outrider.policy.state import CALIBRATION_KEY
@@ -49,7 +49,7 @@ def distill(outrider: Call, monkeypatch: pytest.MonkeyPatch, models: Path) -> Ca
     """The command among the tiny models; what calls cost is measured for a moment only."""
     monkeypatch.chdir(models)
     monkeypatch.setenv("OUTRIDER_CACHE", str(models / "cache"))
-    monkeypatch.setattr(evaluation, "costs_of", partial(_soon, costs_of))
+    monkeypatch.setattr(run, "costs_of", partial(_soon, costs_of))
     monkeypatch.setattr(run, "MEASURING_SECONDS", 2.0)
     monkeypatch.setattr(check, "DEFAULT_SECONDS", 0.1)
     return partial(outrider, "distill")
@@ -122,7 +122,7 @@ def test_ctrl_c_ends_a_training_with_the_best_so_far_and_before_it_keeps_the_ans
         step(trainer, *given)
 
     monkeypatch.setattr(train.Trainer, "_step", interrupted)
-    monkeypatch.setattr(train, "evaluate", lambda *_: evaluation.Evaluation(0, 1.0, 0.5, 0.5, next(better)))
+    monkeypatch.setattr(train, "evaluate", lambda *_: corpus.Evaluation(0, 1.0, 0.5, 0.5, next(better)))
     usual = (
         "-m", "target.gguf", *DATA, *SHAPE, *PLAINLY, "--steps", "24", "--batch-tokens", "256",
         "--no-report", "--json", "-o", "stopped",

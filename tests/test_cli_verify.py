@@ -13,7 +13,8 @@ from cli_helpers import TEMPLATE, Call, Outcome
 from outrider.cli import verify as command
 from outrider.cli.settings import VerifySettings
 from outrider.core.params import Verification
-from outrider.lab.certify.plan import BESIDE, REPEATED, CertifyPlan
+from outrider.lab.certify.certificate import BESIDE, REPEATED
+from outrider.lab.certify.sampled import CertifyPlan
 from outrider.models.embedded import EMBEDDED_NAME
 from outrider.models.hub import cache_dir
 from tiny_gguf import write_tiny

@@ -13,6 +13,7 @@ import pytest
 # ruff: noqa: E402
 torch = pytest.importorskip("torch")
 
+from bench_models import card
 from engines import END, VOCABULARY, greedy_continuation
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.core.data import Grammar
@@ -27,9 +28,10 @@ from outrider.lab.distill.answers import (
     write_example,
 )
 from outrider.lab.distill.corpus import Text, batch_of, batches, text_of
-from outrider.lab.distill.plan import Data, DistillPlan, Training, claim
+from outrider.lab.distill.plan import Data, DistillPlan, DistillOptions, claim
 from outrider.lab.distill.starting import Material
 from outrider.lab.loaded import LoadedTarget
+from outrider.lab.models import ModelFile
 from outrider.lab.prompts import Prompt, conversation_hash, is_held_out
 from outrider.lab.workloads import BUILT_IN, load_workload
 from outrider.lab.written_prompts import written_prompts
@@ -393,15 +395,16 @@ def test_questions_that_differ_in_anything_that_is_asked_have_answers_of_their_o
 
 
 def plan_of(place: Path, **data: Any) -> DistillPlan:
-    return DistillPlan(target=Path("target.gguf"), out=place / "out", data=Data(**data))
+    file = ModelFile("target", Path("target.gguf"), card("target"), "")
+    return DistillPlan(file, place / "out", DistillOptions(**data))
 
 
 def test_a_folder_belongs_to_the_plan_that_claimed_it(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
     claim(plan)
     claim(plan)
-    claim(replace(plan, threads=7))
-    other = replace(plan, training=Training(seed=1, minutes=3))
+    claim(plan_of(tmp_path, threads=7))
+    other = plan_of(tmp_path, seed=1, minutes=3)
     with pytest.raises(InputError, match=r"training\.minutes, training\.seed differ") as raised:
         claim(other)
     assert raised.value.what == str(plan.out)
@@ -420,4 +423,5 @@ def test_answers_are_shared_only_by_plans_that_would_make_the_same(tmp_path: Pat
         claim(plan_of(tmp_path / "c", answers=shared, max_tokens=9))
     assert raised.value.what == str(shared)
     with pytest.raises(InputError, match=r"\(target differ"):
-        claim(replace(plan_of(tmp_path / "d", answers=shared), target=Path("other.gguf")))
+        plan = plan_of(tmp_path / "d", answers=shared)
+        claim(replace(plan, file=replace(plan.file, path=Path("other.gguf"))))

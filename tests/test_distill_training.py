@@ -28,11 +28,20 @@ from outrider.core.params import SamplingParams
 from outrider.costs.expected_speed import StepCosts
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
-from outrider.lab.distill import evaluation, train
+from outrider.lab.distill import corpus, train
 from outrider.lab.distill.answers import Example, Question, generate, read_examples
 from outrider.lab.distill.checkpoint import Checkpoint, keep_layers, read_gguf, restrict, write_gguf
-from outrider.lab.distill.corpus import Labels, Text, acceptance, loss_of, text_of
-from outrider.lab.distill.evaluation import Evaluation, Predictions, expected_speedup, predictions_of
+from outrider.lab.distill.corpus import (
+    Evaluation,
+    Labels,
+    Predictions,
+    Text,
+    acceptance,
+    expected_speedup,
+    loss_of,
+    predictions_of,
+    text_of,
+)
 from outrider.lab.distill.network import Network
 from outrider.lab.distill.on_policy import OnPolicy, top_tokens
 from outrider.lab.distill.plan import Training
@@ -196,7 +205,7 @@ def test_evaluations_in_between_are_of_some_answers(
 
     def evaluate(texts: Sequence[Text], *given: Any) -> Evaluation:
         counts.append(len(texts))
-        return evaluation.evaluate(texts, *given)
+        return corpus.evaluate(texts, *given)
 
     monkeypatch.setattr(train, "evaluate", evaluate)
     monkeypatch.setattr(train, "_JUDGED", 16)

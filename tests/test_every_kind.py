@@ -31,7 +31,7 @@ from outrider.core.errors import BackendError
 from outrider.core.params import Verification
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
-from outrider.lab.certify.plan import CertifyPlan
+from outrider.lab.certify.sampled import CertifyPlan
 from outrider.models.chat import ChatTemplate
 from outrider.policy.fixed import FixedPolicy
 from outrider.server.assembly import create_app

@@ -26,7 +26,7 @@ from outrider.lab.bench.report.words import choices
 from outrider.lab.bench.results import Results
 from outrider.lab.bench.sweep import run_sweep
 from outrider.lab.check import agreement_of
-from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget, Loader
+from outrider.lab.loaded import LoadedDraft, LoadedTarget, Loader
 from outrider.lab.models import OWN_HEAD, find_model, find_models, own_head
 from outrider.lab.predict import DRAFT
 from outrider.lab.recording import Offers, Recording
@@ -35,7 +35,6 @@ from outrider.lab.rows import ModelRow
 from outrider.lab.settings import Setting
 from outrider.models.gguf import read_card
 from outrider.models.hub import HubOptions
-from outrider.models.vocab import align
 from outrider.policy.fixed import FixedPolicy
 from recordings import FLAT, SMALL, curve
 from tiny_gguf import write_tiny
@@ -61,11 +60,11 @@ def pair(good: tuple[Path, Path]) -> Iterator[tuple[LoadedTarget, LoadedDraft]]:
     file = find_model(str(good[0]), hub=hub)
     head = own_head(file) if good[0] == good[1] else find_models([str(good[1])], hub=hub)[0]
     assert head is not None and head.is_head and not file.is_head
-    with collect_notices() as notices, Loaded(file, OPTIONS) as loaded:
-        target = LoadedTarget("good", loaded.open(256))
-        beside = Loaded(head, OPTIONS, beside=target.model)
-        beside.open(256)
-        with closing(beside.draft(align(loaded.weights.vocabulary, loaded.weights.vocabulary))) as draft:
+    loader = Loader(OPTIONS, OPTIONS, hub, 256)
+    with collect_notices() as notices, closing(loader.target(file)[0]) as target:
+        loaded = loader.draft(head, target)
+        assert isinstance(loaded, tuple)
+        with closing(loaded[0]) as draft:
             yield target, draft
     assert notices == []
 

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -22,15 +24,31 @@ from outrider.core.contracts import PartOf
 from outrider.core.errors import ModelFileError, VocabularyMismatch
 from outrider.core.params import SamplingParams
 from outrider.engine import Engine
+from outrider.lab.loaded import Loader
 from outrider.lab.models import find_models
 from outrider.lab.prompts import Prompt, Workload, conversation_hash
-from outrider.lab.trim.counting import Answer, Usage, answer_prompts, prompts_of, texts_of
-from outrider.lab.trim.source import BY_TOKEN, OUTPUT, Cut, Source, read_source, write_trimmed
-from outrider.lab.trim.trim import TrimRequest, agreement_of, step_s_of, trim
+from outrider.lab.trim import (
+    BY_TOKEN,
+    OUTPUT,
+    Source,
+    TrimRequest,
+    agreement_of,
+    answer_prompts,
+    count_uses,
+    lost_ratios,
+    order_of,
+    prompts_of,
+    read_source,
+    step_s_of,
+    subset_of,
+    texts_of,
+    trim,
+    write_trimmed,
+)
 from outrider.lab.workloads import BUILT_IN, load_workload
 from outrider.models.hub import HubOptions
-from outrider.models.vocab import align, tokenizer_id
-from outrider.models.vocab.subset import OTHER, needed_tokens
+from outrider.models.vocab import Alignment, align, tokenizer_id
+from outrider.models.vocab.subset import OTHER, Ids, needed_tokens
 from tiny_gguf import MERGES, write_tiny
 from vocabularies import TableVocabulary, Token
 
@@ -40,7 +58,7 @@ KEPT = [*range(256), 256, 257, 258, SIZE - 2, SIZE - 1]
 DROPPED = 270
 """the most used of the others"""
 ORDER = np.array([*KEPT, DROPPED, *np.setdiff1d(np.arange(SIZE), [*KEPT, DROPPED])])
-REDUCED = Cut(ORDER, len(KEPT) + 1)
+REDUCED = ORDER[: len(KEPT) + 1]
 TOKENS = [65, 256, 3, 258, 101, 200, 12]
 """known to it"""
 
@@ -51,10 +69,10 @@ class Target:
     source: Source
     weights: Weights
 
-    def write(self, path: Path, cut: Cut = REDUCED, source: Source | None = None) -> Path:
+    def write(self, path: Path, kept: Ids = REDUCED, source: Source | None = None) -> Path:
         """A trimmed draft of the target itself."""
         found = source or self.source
-        write_trimmed(found, cut, path, self.weights.vocabulary, np.arange(SIZE), {"source": "tiny"})
+        write_trimmed(found, kept, path, self.weights.vocabulary, np.arange(SIZE), {"source": "tiny"})
         return path
 
 
@@ -71,7 +89,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 def test_the_kept_tokens_say_what_they_said(target: Target, tmp_path: Path) -> None:
     made = target.write(tmp_path / "draft.gguf")
-    rows, whole = spoken(made, REDUCED.subset.to_draft[TOKENS].tolist()), spoken(target.path, TOKENS)
+    rows, whole = spoken(made, subset_of(REDUCED, SIZE).to_draft[TOKENS].tolist()), spoken(target.path, TOKENS)
     np.testing.assert_allclose(rows[:, :-1], whole[:, KEPT], rtol=0, atol=1e-3)
     np.testing.assert_allclose(rows[:, -1], whole[:, DROPPED], rtol=0, atol=1e-3)
     fields = {name: field.contents() for name, field in GGUFReader(made).fields.items()}
@@ -112,7 +130,7 @@ def test_what_is_kept_is_kept_as_it_is(target: Target, tmp_path: Path) -> None:
 
 
 def test_a_model_that_keeps_all_tokens_is_the_same_model(target: Target, tmp_path: Path) -> None:
-    made = target.write(tmp_path / "draft.gguf", Cut(ORDER, SIZE))
+    made = target.write(tmp_path / "draft.gguf", ORDER)
     assert "outrider.draft.target_tokens" not in GGUFReader(made).fields
     np.testing.assert_array_equal(spoken(made, TOKENS), spoken(target.path, TOKENS))
 
@@ -125,25 +143,14 @@ TABLE = TableVocabulary(
 )  # fmt: skip
 
 
-def usage(*answers: list[int], other: dict[int, int] | None = None) -> Usage:
-    uses = np.zeros(TABLE.size)
-    for token, count in (other or {}).items():
-        uses[token] = count
-    found = tuple(Answer(np.array(answer)) for answer in answers)
-    return Usage(found, uses, np.arange(TABLE.size) != 3, needed_tokens(TABLE))
-
-
 def test_tokens_are_kept_by_use_and_what_the_target_lacks_never() -> None:
-    assert needed_tokens(TABLE).tolist() == [0, 2, 4, 5, 8]
-    assert usage([6, 7, 7], other={3: 100, 6: 2}).order().tolist() == [0, 2, 4, 5, 8, 6, 7, 1, 3]
-    likely = Answer(np.array([6]), np.eye(TABLE.size, dtype=np.float32)[7] * 3)
-    assert replace(usage(), answers=(likely,)).order().tolist()[5:7] == [7, 6]
-
-
-def test_an_answer_does_not_speak_for_itself() -> None:
-    assert usage([6, 6, 7], [7, 2]).lost([6, 7, 8, 9]) == [4 / 5, 3 / 5, 2 / 5, 0]
-    assert usage().lost([5]) == [0]
-    assert usage([6, 7]).lost([7, 8], [Answer(np.array([1, 1, -1]))]) == [1, 4 / 5]
+    floor = needed_tokens(TABLE)
+    assert floor.tolist() == [0, 2, 4, 5, 8]
+    lined_up = SimpleNamespace(to_target=np.where(np.arange(TABLE.size) == 3, -1, np.arange(TABLE.size)))
+    uses = np.bincount([6, 6, 6, 7, 7, *[3] * 9], minlength=TABLE.size).astype(float)
+    order = order_of(uses, cast(Alignment, lined_up), floor)
+    assert order.tolist() == [0, 2, 4, 5, 8, 6, 7, 1, 3]
+    assert lost_ratios(order, [6, 7, 8, 9], np.array([6, 7, 1, -1])) == [1, 3 / 4, 1 / 2, 1 / 4]
 
 
 def test_the_target_answers_many_at_once() -> None:
@@ -152,8 +159,8 @@ def test_the_target_answers_many_at_once() -> None:
     times = iter(range(10_000))
     found = answer_prompts(Engine(model), prompts, 9_000, clock=lambda: float(next(times)))
     assert len(found) == 3, "one does not fit"
-    for answer in found:
-        assert answer.mass is not None and answer.mass.sum() == pytest.approx(len(answer.tokens))
+    tokens = sum(len(answer.tokens) for answer in found)
+    assert count_uses(VOCABULARY, ["ab"], found).sum() == pytest.approx(2 + 2 * tokens)
     assert all(model.length(sequence) == 0 for sequence in range(2))
     first = int(np.argmax(random_logits(VOCABULARY.size, seed=3)(prompts[0])))
     assert first in {answer.tokens[0] for answer in found}
@@ -181,7 +188,8 @@ def test_a_draft_is_trimmed_measured_and_written(target: Target, tmp_path: Path)
     draft, big = find_models([str(small), str(target.path)], hub=HubOptions())
     prompts = tuple(Prompt(str(i), f"the rain in the street {i}") for i in range(40))
     asked = TrimRequest(
-        draft, big, tmp_path / "out.gguf", vocabulary=275, seconds=0.2, measuring_seconds=0.2, options=SMALL,
+        draft, big, tmp_path / "out.gguf", Loader(SMALL, SMALL, HubOptions()), vocabulary=275, seconds=0.2,
+        measuring_seconds=0.2,
         workloads=(Workload("own", prompts, SamplingParams(), 32, ""),),
     )  # fmt: skip
     report = trim(asked)

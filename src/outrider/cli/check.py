@@ -26,6 +26,7 @@ from outrider.core.numbers import (
 )
 from outrider.lab.check import CheckRequest, DraftReport, Outcome, Report, Verdict
 from outrider.lab.check import check as check_pair
+from outrider.lab.loaded import Loader
 from outrider.lab.models import ModelFacts, ModelFile, find_model, find_models, own_head
 from outrider.lab.rows import PairRow
 from outrider.lab.workloads import BUILT_IN, load_workload
@@ -69,10 +70,8 @@ def _asking(settings: CheckSettings) -> CheckRequest:
         found=found,
         drafts=(*find_models(references, hub=hub, taken=[*heads, target]), *heads),
         workloads=workloads,
+        loader=Loader(options, load_options(settings, draft=True), hub, settings.ctx_size),
         seconds=settings.seconds,
-        context_length=settings.ctx_size,
-        options=options,
-        draft_options=load_options(settings, draft=True),
     )
 
 

@@ -18,7 +18,7 @@ from outrider.core.extras import require_extra
 from outrider.core.notices import collect_notices
 from outrider.core.numbers import duration, gigabytes, short_count
 from outrider.lab.distill.plan import DistillPlan
-from outrider.lab.models import ModelFile, find_model
+from outrider.lab.models import find_model
 from outrider.models.reference import DEFAULT
 
 if TYPE_CHECKING:  # it imports PyTorch, which takes a second or two
@@ -31,19 +31,19 @@ def distill(settings: DistillSettings) -> int:
     require_extra("outrider distill", "distill")
     show_log(settings.verbose)
     errors = Screen(stderr=True, soft_wrap=True)
-    file, plan = plan_of(settings)
+    plan = plan_of(settings)
     from outrider.lab.distill.answers import asked
 
-    asked(plan.data)
+    asked(settings)
     from outrider.lab.distill import run
 
     report: run.Report | None = None
     try:
         with collect_notices() as notices, LoadInterrupt(), errors.progress() as progress:
             if settings.answers_only:
-                run.record(file, plan, progress)
+                run.record(plan, progress)
             else:
-                report = run.distill(file, plan, progress)
+                report = run.distill(plan, progress)
     except KeyboardInterrupt:
         errors.say(
             f"interrupted: the answers are kept in {plan.answers_folder}; the same command goes on with them"
@@ -62,25 +62,14 @@ def distill(settings: DistillSettings) -> int:
     return 0
 
 
-def plan_of(settings: DistillSettings) -> tuple[ModelFile, DistillPlan]:
-    """The target and the plan. Raises SettingError, ModelFileError or HubError."""
+def plan_of(settings: DistillSettings) -> DistillPlan:
+    """Raises SettingError, ModelFileError or HubError."""
     _check_together(settings)
     hub = hub_options(settings)
     file = find_model(target_reference(settings) or DEFAULT, hub=hub)
     base = settings.go_on or settings.base
-    plan = DistillPlan(
-        target=file.path,
-        out=settings.out or Path(f"distilled-{file.name}"),
-        name=file.name,
-        data=settings,
-        draft=settings,
-        training=settings,
-        base=None if base is None else find_model(base, hub=hub).path,
-        threads=max(settings.threads, 0),
-        context=settings.ctx_size,
-        measures=not settings.no_report,
-    )
-    return file, plan
+    out = settings.out or Path(f"distilled-{file.name}")
+    return DistillPlan(file, out, settings, None if base is None else find_model(base, hub=hub).path)
 
 
 def _check_together(settings: DistillSettings) -> None:
@@ -103,7 +92,7 @@ def print_distilled(console: Screen, report: run.Report, plan: DistillPlan, targ
     if report.known_tokens < report.target_tokens:
         known = f"{report.known_tokens:,} of the target's {report.target_tokens:,} tokens"
     size = f"{gigabytes(report.file_bytes)} ({types}), {short_count(report.parameters)} parameters"
-    prompts = ", ".join(Path(name).name for name in plan.data.prompts) or "the bundled prompts"
+    prompts = ", ".join(Path(name).name for name in plan.settings.prompts) or "the bundled prompts"
     answers = f"{report.training_answers:,} answers of {report.target} to {prompts}"
     first, best = report.history[0], max(report.history, key=lambda found: found.rank)
     took = f"{report.steps:,} steps, {report.trained_tokens:,} tokens; {duration(report.seconds)} in all"
@@ -126,6 +115,6 @@ def print_distilled(console: Screen, report: run.Report, plan: DistillPlan, targ
     console.say("how to go on", "bold")
     named, path = "" if target is None else f"-m {shlex.quote(target)} ", shlex.quote(report.path)
     check = f"outrider check {shlex.quote(target or 'default')} {path}"
-    written = str(plan.report) if plan.measures else ""
+    written = "" if plan.settings.no_report else str(plan.report)
     use = [("use it", f"outrider run {named}-md {path}"), ("check it", check), ("report", written)]
     console.rows(use, width=8, style="")

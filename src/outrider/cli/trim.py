@@ -16,8 +16,9 @@ from outrider.cli.settings import TrimSettings
 from outrider.core.errors import SettingError
 from outrider.core.numbers import gigabytes, milliseconds, percent
 from outrider.lab.check import as_text
+from outrider.lab.loaded import Loader
 from outrider.lab.models import ModelFile, find_model
-from outrider.lab.trim.trim import Report, TrimRequest, agreement_of, step_s_of, trim
+from outrider.lab.trim import Report, TrimRequest, agreement_of, step_s_of, trim
 from outrider.lab.workloads import load_workload
 from outrider.models.reference import local_shards
 
@@ -57,13 +58,11 @@ def _asked(settings: TrimSettings) -> TrimRequest:
         small=small,
         target=target,
         out=out,
+        loader=Loader(load_options(settings), load_options(settings, draft=True), hub, settings.ctx_size),
         vocabulary=settings.vocabulary,
         workloads=tuple(map(load_workload, dict.fromkeys(settings.prompts))),
         seconds=settings.seconds,
         keep_types=settings.keep_types,
-        context_length=settings.ctx_size,
-        options=load_options(settings),
-        draft_options=load_options(settings, draft=True),
     )
 
 

@@ -25,6 +25,7 @@ from outrider.core.errors import PromptError, SettingError
 from outrider.core.files import check_writable
 from outrider.core.params import SamplingParams, Verification
 from outrider.lab.certify.certificate import (
+    BUILT_IN,
     Certificate,
     as_json,
     certify,
@@ -32,7 +33,7 @@ from outrider.lab.certify.certificate import (
     model_files,
     write_certificate,
 )
-from outrider.lab.certify.plan import BUILT_IN, CertifyPlan
+from outrider.lab.certify.sampled import CertifyPlan
 from outrider.lab.loaded import Progress
 from outrider.lab.machine import machine, versions
 from outrider.session import Pair, settings_of
@@ -64,7 +65,6 @@ def make_plan(settings: VerifySettings, verification: Verification) -> CertifyPl
 
 
 def _place(settings: VerifySettings) -> Path | None:
-    """The certificate's file; None if it is not written. Raises SettingError."""
     if settings.output is None and settings.print_json:
         return None
     path = settings.output or DEFAULT_OUTPUT

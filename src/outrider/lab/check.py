@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Literal
 
@@ -15,7 +15,6 @@ from pydantic_core import to_jsonable_python
 
 from outrider.backends.gguf.libraries import device_names
 from outrider.backends.gguf.model import GgufModel
-from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.machine import physical_cores
 from outrider.core.contracts import RewindKind
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, SettingError
@@ -34,7 +33,6 @@ from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN
 from outrider.lab.subject import Progress as Stage
 from outrider.lab.subject import Subject
 from outrider.models.gguf import ModelKind
-from outrider.models.hub import HubOptions
 from outrider.models.tokenizers import check_tokenizers
 from outrider.session.loading import FoundFile, for_heads
 
@@ -52,15 +50,11 @@ PAYS_FROM = 1.02
 
 _EXPENSIVE_STEP = 0.2
 """A draft step that costs more, in target steps, leaves room for a smaller draft."""
-_CHEAP_STEP = 0.1
-_WORTH_SAYING = 1.1
 _STEEP_CALLS = 2.2
 """Calls over 4 tokens that cost more, in calls of one, waste most of what drafts save."""
 _POOR_ACCEPTANCE = 0.5
 _LARGE_OUTPUT = 0.2
 """of the bytes that a draft step reads"""
-_TRIMMED_PART = 0.75
-"""of an output layer that a trim takes away, about"""
 
 _LOOK_UP = "more to look up: `outrider run` takes --corpus FILES and --prediction FILE"
 _TELL_MORE = (
@@ -77,8 +71,7 @@ _TOO_LONG = "none of the answers fits the draft's context"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`sentence` says it, `advice` what else to try; `pays` is the outcome, an undecided one by its
-    middle."""
+    """`advice`: what else to try; `pays`: the outcome, an undecided one by its middle."""
 
     outcome: Outcome
     pays: bool
@@ -88,8 +81,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class LookupReport:
-    """Lookup alone: of the tokens that the automatic choice looked up those that were right, and its gain
-    over plain decoding."""
+    """Lookup alone: tokens looked up by the automatic choice, those that were right, and the gain."""
 
     drafted: int
     accepted: int
@@ -197,25 +189,12 @@ def _reason(draft: DraftReport) -> str:
 
 def _cheaper(draft: DraftReport, calls_s: Sequence[float]) -> tuple[str, ...]:
     assert draft.agreement is not None and draft.step_ratio is not None
-    right, step = draft.agreement, draft.step_ratio
-
-    def reach(step: float) -> float:
-        return max(1.0, StepCosts(calls_s, step * calls_s[0]).best_speedup(right))
-
     found = []
-    if step > _EXPENSIVE_STEP and reach(_CHEAP_STEP) > _WORTH_SAYING * reach(step):
-        found.append(
-            f"a smaller draft: one whose step costs {_CHEAP_STEP} of the target's could reach "
-            f"{reach(_CHEAP_STEP):.1f}x if it were right as often ({right:.0%})"
-        )
     if draft.output_ratio > _LARGE_OUTPUT:
-        trimmed = step * (1 - _TRIMMED_PART * draft.output_ratio)
-        found.append(
-            f"`outrider trim`: {draft.output_ratio:.0%} of what a draft step reads is the output layer; with "
-            f"fewer tokens a step costs about {trimmed:.2f} of the target's, which could reach "
-            f"{reach(trimmed):.2f}x by the draft alone, not {reach(step):.2f}x"
-        )
-    if step <= _EXPENSIVE_STEP and right < _POOR_ACCEPTANCE:
+        found.append(f"`outrider trim`: {draft.output_ratio:.0%} of what a step reads is the output layer")
+    if draft.step_ratio > _EXPENSIVE_STEP:
+        found.append("a smaller draft")
+    elif draft.agreement < _POOR_ACCEPTANCE:
         found.append("a draft closer to the target: of its own family and tuning, larger or less quantized")
     return (*found, *_flatter(calls_s))
 
@@ -320,17 +299,15 @@ def judge_lookup_alone(subject: Subject) -> LookupReport:
 
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
-    """What is to be checked: files, prompts, and `seconds` for the target's answers and again for each draft.
-    `context_length` None is the usual one, 0 what the target was trained with."""
+    """What is to be checked: files, prompts, and `seconds` for the target's answers and again for each
+    draft."""
 
     target: ModelFile
     drafts: tuple[ModelFile, ...]
     workloads: tuple[Workload, ...]
+    loader: Loader
     seconds: float = 45.0
     max_answers: int = MAX_ANSWERS
-    context_length: int | None = None
-    options: LoadOptions = field(default_factory=LoadOptions)
-    draft_options: LoadOptions | None = None
     found: tuple[FoundFile, ...] | None = None
     """what a search for drafts came to, where none was named: of those one that cannot be loaded is passed
     over"""
@@ -370,8 +347,22 @@ class Report:
     found: tuple[FoundFile, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data, for JSON: an unknown end of an interval is None."""
         return {"schema": SCHEMA, **to_jsonable_python(self, inf_nan_mode="null")}
+
+
+@contextmanager
+def opened(
+    target: ModelFile, loader: Loader, workloads: Sequence[Workload], progress: Progress
+) -> Iterator[Subject]:
+    """A target, loaded, of which nothing is known yet."""
+    file, rows = replace(target, backend=loader.options.backend), list[Row]()
+    progress(f"loading {file.name}", None)
+    with closing(loader.target(file)[0]) as loaded:
+
+        def tell(now: Stage) -> None:
+            progress(f"{now.stage}, {now.detail}", None)
+
+        yield Subject(file, loaded, workloads, loader, rows, rows.append, tell)
 
 
 def check(request: CheckRequest, progress: Progress = lambda _what, _part: None) -> Report:
@@ -381,8 +372,7 @@ def check(request: CheckRequest, progress: Progress = lambda _what, _part: None)
     that cannot rewind is a verdict. Raises VocabularyMismatch for a draft that was named and has other
     tokens, ModelFileError, PromptError, OutOfMemory or BackendError.
     """
-    started = perf_counter()
-    options, rows = request.options, list[Row]()
+    started, options = perf_counter(), request.loader.options
     if request.found is None:
         for file in [file for file in request.drafts if not file.is_head]:
             check_tokenizers(request.target.card, file.card)
@@ -391,17 +381,8 @@ def check(request: CheckRequest, progress: Progress = lambda _what, _part: None)
         if heads and request.found is None:  # those that were found may be passed over
             options = for_heads(options, heads[0])
         costs_s = min(DEFAULT_SECONDS, request.seconds / 4)
-        draft_options = request.draft_options or options
-        loader = Loader(options, draft_options, HubOptions(), request.context_length, costs_s=costs_s)
-        file = replace(request.target, backend=options.backend)
-        progress(f"loading {file.name}", None)
-        target, _ = loader.target(file)
-        with closing(target):
-
-            def tell(now: Stage) -> None:
-                progress(f"{now.stage}, {now.detail}", None)
-
-            subject = Subject(file, target, request.workloads, loader, rows, rows.append, tell)
+        loader = replace(request.loader, options=options, costs_s=costs_s)
+        with opened(request.target, loader, request.workloads, progress) as subject:
             lookup = None
             if subject.can_draft:
                 record_within(subject, request.seconds, request.max_answers, progress)

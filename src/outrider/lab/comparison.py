@@ -27,11 +27,8 @@ from outrider.verify.rules import scores
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """Wall-clock ratios of plain to speculative decoding, one for each repetition.
-
-    `median`, `low` and `high` are of the time from prompt to last token, per token; the
-    `decode_` figures leave the prompt out.
-    """
+    """Wall-clock ratios of plain to speculative decoding over the repetitions, per token: from prompt to last
+    token, and of decoding alone."""
 
     median: float
     low: float

@@ -12,10 +12,10 @@ from typing import Any
 from outrider.backends.gguf.head_model import HeadWeights, open_own
 from outrider.backends.gguf.heads import HiddenStates, why_no_heads
 from outrider.backends.gguf.libraries import candidates
-from outrider.backends.gguf.model import GgufModel
+from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.tuning.curves import costs_of
-from outrider.core.contracts import FREE, Constraint, Model, Rewinding
+from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Grammar
 from outrider.core.errors import SettingError
 from outrider.core.notices import collect_notices, notify
@@ -46,97 +46,47 @@ Progress = Callable[[str, float | None], None]
 """Called with what is being done, and which part of it is done (None: not known)."""
 
 
-class Loaded(ExitStack):
-    """Weights, and a context once it is opened; leaving or closing it frees both, but not the weights that a
-    head shares with its target.
+def _draft_weights(file: ModelFile, target: Weights, options: LoadOptions) -> Weights:
+    if not file.is_head:
+        return load_draft(target, file.card, options, measure=True)
+    if file.path == target.path:
+        return target
+    return load_head(target, read_card(target.path), file.card, options)
 
-    A draft is loaded `beside` its target. For a head, which has the target's weights or those of a file, the
-    target is opened once more: what else is measured of it does without the hidden states that a head reads.
-    Raises ModelFileError or OutOfMemory, for a head of a file BackendCrash.
-    """
 
-    def __init__(self, file: ModelFile, options: LoadOptions, *, beside: Model | None = None) -> None:
-        super().__init__()
-        self._file = file
-        self._model: GgufModel | None = None
-        self._feeder: LoadedTarget | None = None
-        self._beside = beside
-        if isinstance(beside, GgufModel) and file.is_head and file.path == beside.weights.path:
-            self.weights = beside.weights
-        elif isinstance(beside, GgufModel) and file.is_head:
-            self.weights = load_head(beside.weights, read_card(beside.weights.path), file.card, options)
-        elif isinstance(beside, GgufModel):
-            self.weights = load_draft(beside.weights, file.card, options, measure=True)
-        else:
-            self.weights = load_weights(file.card, options, draft=beside is not None, measure=True)
-        if not file.is_head or isinstance(self.weights, HeadWeights):
-            self.callback(self.weights.close)
-        try:
-            self.template = None if beside else template_of(self.weights, file.card.chat_template)
-        except BaseException:
-            self.close()
-            raise
+def _why_no_draft(file: ModelFile, target: Weights, weights: Weights) -> str | None:
+    """Why it cannot draft, whatever its tokenizer; None where it can."""
+    if isinstance(weights, HeadWeights):
+        return None
+    if not file.is_head:
+        return why_no_draft(target, weights)
+    if weights.num_heads:
+        return None
+    title = weights.library.title
+    if why_no_heads(weights.library):
+        return f"{title} as it is here lacks the calls for a model's own head"
+    return f"it is one of {file.card.mtp_layers}, and {title} runs no more than one in such a model"
 
-    @property
-    def rewinding(self) -> Rewinding:
-        """How far a context goes back; a head's layers are attention alone."""
-        return FREE if self._file.is_head else self.weights.rewinding
 
-    @property
-    def why_not(self) -> str:
-        """Why it cannot draft, whatever the target; empty where it can."""
-        if not self._file.is_head or isinstance(self.weights, HeadWeights) or self.weights.num_heads:
-            return ""
-        title = self.weights.library.title
-        if why_no_heads(self.weights.library):
-            return f"{title} as it is here lacks the calls for a model's own head"
-        return f"it is one of {self._file.card.mtp_layers}, and {title} runs no more than one in such a model"
-
-    def open(self, context_length: int | None) -> GgufModel:
-        """A context for one sequence (0 tokens: as trained, None: as usual); not for what cannot draft.
-        Raises OutOfMemory."""
-        assert not self.why_not, self.why_not
-        if context_length is None:
-            context_length = min(DEFAULT_CONTEXT_TOKENS, self.weights.trained_context)
-        if self._file.is_head and isinstance(self._beside, GgufModel):
-            feeding = self.enter_context(closing(self._beside.weights.open(context_length)))
-            self._feeder = LoadedTarget(self._file.name, feeding)
-            capacity = feeding.context_length + LONGEST_DRAFT
-            weights = self.weights if isinstance(self.weights, HeadWeights) else None
-            self._model = weights.open_beside(feeding, capacity) if weights else open_own(feeding, capacity)
-            self.callback(self._model.close)
-        else:
-            self._model = self.weights.open(context_length)
-        return self._model
-
-    def draft(self, alignment: Alignment) -> LoadedDraft:
-        """The open model as a draft that lines up so, and that is closed with this."""
-        assert self._model is not None, "open it first"
-        is_own_head = self._feeder is not None and not isinstance(self.weights, HeadWeights)
-        prior = None if is_own_head else prior_in(self._model)
-        return LoadedDraft(self._file.name, self._model, alignment, prior, self._feeder, self.close)
-
-    def row(self, role: Role, notices: Sequence[str], target: str | None = None) -> ModelRow:
-        """What a sweep writes down about the open model, of a draft for this target."""
-        model = self._model
-        assert model is not None, "open it first"
-        effective = asdict(model.options) | {
-            "threads": model.threads,
-            "threads_batch": model.threads_batch,
-            "batch_tokens": model.max_batch_tokens,
-            "micro_batch_tokens": model.micro_batch_tokens,
-            "context_length": model.context_length,
-        }
-        return ModelRow(
-            model=self._file.name,
-            role=role,
-            path=str(self._file.path),
-            fingerprint=self._file.fingerprint,
-            effective=effective | ({"notices": list(notices)} if notices else {}),
-            backend=model.options.backend,
-            beside=target if self._file.is_head else None,
-            **card_fields(self._file.card),
-        )
+def _model_row(file: ModelFile, model: GgufModel, role: Role, notices: Sequence[str], target: str) -> ModelRow:
+    """What a sweep writes down about an open model."""
+    effective = asdict(model.options) | {
+        "threads": model.threads,
+        "threads_batch": model.threads_batch,
+        "batch_tokens": model.max_batch_tokens,
+        "micro_batch_tokens": model.micro_batch_tokens,
+        "context_length": model.context_length,
+    }
+    return ModelRow(
+        model=file.name,
+        role=role,
+        path=str(file.path),
+        fingerprint=file.fingerprint,
+        effective=effective | ({"notices": list(notices)} if notices else {}),
+        backend=model.options.backend,
+        beside=target if file.is_head else None,
+        **card_fields(file.card),
+    )
 
 
 class LoadedTarget:
@@ -218,7 +168,7 @@ class LoadedDraft:
                 self.feeder.model.truncate(0, 0)
 
 
-def tokenizer_fault(report: AlignmentReport) -> str | None:
+def _tokenizer_fault(report: AlignmentReport) -> str | None:
     """Why the draft's tokenizer does not do for the target; None where it does."""
     if report.usable:
         return None
@@ -240,7 +190,7 @@ def pair_row(
     prior: PretrainedCalibration | None = None,
 ) -> PairRow:
     """How two tokenizers line up, and why the draft takes no part if it does not; `prior`: the draft's."""
-    why_not = why_not or tokenizer_fault(report)
+    why_not = why_not or _tokenizer_fault(report)
     return PairRow(
         target=target,
         draft=draft,
@@ -274,7 +224,6 @@ class Loader:
     costs_s: float | None = None
 
     def find(self, references: Sequence[str], taken: Sequence[ModelFile] = ()) -> list[ModelFile]:
-        """Raises ModelFileError and HubError, which name the reference that leads nowhere."""
         return find_models(references, hub=self.hub, taken=taken)
 
     def check_backend(self, backend: str) -> None:
@@ -282,35 +231,53 @@ class Loader:
         next(candidates(replace(self.options, backend=backend)))
 
     def target(self, file: ModelFile) -> tuple[LoadedTarget, ModelRow]:
-        """Raises ModelFileError or OutOfMemory."""
-        with collect_notices() as notices:
-            loaded = Loaded(file, replace(self.options, backend=file.backend))
-            try:
-                longest = self.context and min(self.context + _ROOM_TOKENS, loaded.weights.trained_context)
-                model = loaded.open(longest)
-            except BaseException:
-                loaded.close()
-                raise
-        notify(*notices)
-        return LoadedTarget(file.name, model, loaded.template), loaded.row("target", notices)
-
-    def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:
-        """Raises ModelFileError or OutOfMemory."""
         with collect_notices() as notices, ExitStack() as stack:
-            loaded = stack.enter_context(Loaded(file, self.draft_options, beside=target.model))
-            alignment = compare(target.model.vocabulary, loaded.weights.vocabulary)
-            useless = loaded.why_not or None
-            if isinstance(target.model, GgufModel) and not file.is_head:
-                useless = why_no_draft(target.model.weights, loaded.weights)
-            row = pair_row(target.name, file.name, alignment.report, why_not=useless)
-            if not row.usable:
-                return row
-            length = target.model.context_length
-            loaded.open(length if file.is_head else min(length, loaded.weights.trained_context))
-            draft = loaded.draft(alignment)
+            options = replace(self.options, backend=file.backend)
+            weights = load_weights(file.card, options, measure=True)
+            stack.callback(weights.close)
+            template, trained = template_of(weights, file.card.chat_template), weights.trained_context
+            length = min(DEFAULT_CONTEXT_TOKENS, trained)
+            if self.context is not None:
+                length = self.context and min(self.context + _ROOM_TOKENS, trained)
+            model = weights.open(length)
             stack.pop_all()  # it is the caller's now
         notify(*notices)
-        return draft, loaded.row("draft", notices, target.name)
+        target = LoadedTarget(file.name, model, template)
+        return target, _model_row(file, model, "target", notices, file.name)
+
+    def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:
+        """A draft, or why it takes no part. For a head the target is opened once more: what else is measured
+        of it does without the hidden states that a head reads. Raises ModelFileError or OutOfMemory, for a
+        head of a file BackendCrash."""
+        beside = target.model
+        assert isinstance(beside, GgufModel), "it was loaded from a file"
+        with collect_notices() as notices, ExitStack() as stack:
+            weights = _draft_weights(file, beside.weights, self.draft_options)
+            if weights is not beside.weights:
+                stack.callback(weights.close)
+            alignment = compare(beside.vocabulary, weights.vocabulary)
+            why_not = _why_no_draft(file, beside.weights, weights)
+            row = pair_row(target.name, file.name, alignment.report, why_not=why_not)
+            if not row.usable:
+                return row
+            length = beside.context_length
+            feeder: LoadedTarget | None = None
+            if file.is_head:
+                feeding = stack.enter_context(closing(beside.weights.open(length)))
+                feeder, capacity = LoadedTarget(file.name, feeding), feeding.context_length + LONGEST_DRAFT
+                model: GgufModel = (
+                    weights.open_beside(feeding, capacity)
+                    if isinstance(weights, HeadWeights)
+                    else open_own(feeding, capacity)
+                )
+                stack.callback(model.close)
+            else:
+                model = weights.open(min(length, weights.trained_context))
+            prior = None if weights is beside.weights else prior_in(model)
+            close = stack.pop_all().close
+        notify(*notices)
+        draft = LoadedDraft(file.name, model, alignment, prior, feeder, close)
+        return draft, _model_row(file, model, "draft", notices, target.name)
 
     def costs(self, model: LoadedTarget | LoadedDraft, role: Role) -> CallCosts:
         """Measured now, or those of `costs_file`. Raises SettingError, or BackendError when a call fails."""

@@ -34,7 +34,6 @@ def machine() -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    """The processor, with those of its instruction sets that llama.cpp's kernels differ by."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -19,7 +19,7 @@ from outrider.engine.limits import PreferredConstraint
 from outrider.lab.recording import Recording
 from outrider.lab.replay import replay
 from outrider.lab.rows import AnswerRow, CaseOutcome
-from outrider.lab.settings import AUTO, AUTO_LOOKUP, Setting
+from outrider.lab.settings import AUTO_LOOKUP, PLAIN, Setting
 from outrider.lab.statistics import speedup_of
 from outrider.policy.state import PretrainedCalibration
 
@@ -47,29 +47,17 @@ class Prices:
     rewinding: Rewinding = FREE
     """the target's"""
 
-    @property
-    def plain_own_s(self) -> float:
-        """The engine's own seconds in a step without drafts."""
-        return self.own_s.get("plain", 0.0)
-
     def step_own_s(self, setting: Setting) -> float:
-        """The engine's own seconds in a step under this setting."""
         kind = "auto" if setting.is_auto else "lookup" if setting.uses_lookup else "plain"
-        return self.own_s.get(kind, self.plain_own_s)
+        return self.own_s.get(kind, self.own_s.get("plain", 0.0))
 
     def drafts(self, setting: Setting) -> dict[str, CallCosts]:
-        """The draft models that a setting may ask."""
         return {DRAFT: self.draft} if setting.uses_model and self.draft is not None else {}
 
 
-def prices_of(
-    target: CallCosts,
-    answers: Sequence[AnswerRow],
-    draft: CallCosts | None = None,
-    prior: PretrainedCalibration | None = None,
-) -> Prices:
-    """Prices with the engine's own times in the recorded calls of these answers: in a plain step, and how
-    much more for each drafted token that was checked."""
+def prices_of(target: CallCosts, answers: Sequence[AnswerRow], cases: Sequence[Recording]) -> Prices:
+    """A target's prices: the engine's own times are those in the recorded calls of these answers, and what
+    looking up and choosing take in a step is measured while replaying the cases, where no model is called."""
     own: dict[int, list[float]] = defaultdict(list)
     for answer in answers:
         for num_tokens, _, _, seconds in answer.calls:
@@ -81,21 +69,14 @@ def prices_of(
         if num_tokens > 3 and len(seconds) >= _MIN_CALLS
     ]
     token_s = max(median(rises), 0.0) if rises else 0.0
-    return Prices(target, draft, {"plain": plain_s}, token_s, prior)
-
-
-def with_policy_times(cases: Sequence[Recording], prices: Prices) -> Prices:
-    """The prices with the time that looking up and choosing take in a step, measured while replaying, where
-    no model call is made."""
-    own_s = {"plain": prices.plain_own_s}
-    auto = AUTO_LOOKUP if prices.draft is None else AUTO
-    for kind, setting in (("lookup", Setting("lookup", 8)), ("auto", auto)):
+    own_s, prices = {"plain": plain_s}, Prices(target, None, {"plain": plain_s}, token_s)
+    for kind, setting in (("lookup", Setting("lookup", 8)), ("auto", AUTO_LOOKUP)):
         per_step = []
         for case in cases[:_TIMED_CASES]:
             before = perf_counter()
             [outcome] = predict([case], setting, prices)
             per_step.append((perf_counter() - before) / max(outcome.target_calls, 1))
-        own_s[kind] = prices.plain_own_s + (median(per_step) if per_step else 0.0)
+        own_s[kind] = plain_s + (median(per_step) if per_step else 0.0)
     return replace(prices, own_s=own_s)
 
 
@@ -121,7 +102,7 @@ def predict(cases: Sequence[Recording], setting: Setting, prices: Prices) -> lis
             is_warm=True,
         )
         places = range(len(case.prompt), len(case.prompt) + len(case.tokens))
-        plain_s = sum(prices.target.call_s(1, context=place) + prices.plain_own_s for place in places)
+        plain_s = sum(prices.target.call_s(1, context=place) + prices.step_own_s(PLAIN) for place in places)
         outcome = outcome_of(case.id, played.records, plain_s)
         if outcome.draft_calls and prices.draft is not None:
             unread_s = prices.draft.prefill_s(len(case.prompt)) * (1 - case.whole_ratio)
@@ -158,13 +139,11 @@ class Expectation:
     error: float
 
     def over(self, setting: Setting, other: Setting) -> Interval:
-        """How much faster one setting is than another."""
         slow_s, fast_s = ([one.seconds for one in self.outcomes[who]] for who in (other, setting))
         drafting = max(self._drafting(setting), self._drafting(other))
         return speedup_of(slow_s, fast_s, error=0.0 if slow_s == fast_s else self.error * drafting)
 
     def _drafting(self, setting: Setting) -> float:
-        """The share of a setting's steps that have a draft."""
         found = self.outcomes[setting]
         drafts = sum(outcome.drafted[0] for outcome in found if outcome.drafted)
         return drafts / max(sum(outcome.target_calls for outcome in found), 1)

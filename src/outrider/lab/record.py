@@ -53,7 +53,6 @@ class Case:
 
     @property
     def earlier(self) -> list[str]:
-        """The cases whose answers come before it."""
         return [Case(self.workload, self.prompt, turn).id for turn in range(self.turn)]
 
 

@@ -29,10 +29,8 @@ from outrider.sampling import most_likely
 @dataclass(frozen=True, slots=True)
 class Offers:
     """A draft model's most likely token at each position of an answer, and its confidence in it.
-
-    `departures[i]` are the tokens and confidences that it would go on with after its token at position
-    i, where that is not the target's; of a head, everywhere. `block`: tokens of a call.
-    """
+    `departures[i]` are the tokens and confidences that it would go on with after its token at position i,
+    where that is not the target's; of a head, everywhere. `block`: tokens of a call."""
 
     tokens: tuple[int, ...]
     confidence: tuple[float, ...]
@@ -133,7 +131,6 @@ class _Recorder:
     constraint: Constraint | None
 
     def follow_answer(self) -> tuple[list[_Offer], dict[int, tuple[_Offer, ...]]]:
-        """What is offered after each prefix of the answer, and how it goes on where that is wrong."""
         found = self._along_answer()
         positions = [i for i in range(len(self.answer)) if found[i][0] != self.answer[i]]
         if not self.model.rewinding.recomputes:  # there one goes on from the one before

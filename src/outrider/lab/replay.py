@@ -38,11 +38,8 @@ SAMPLER = RequestSampler(SamplingParams(temperature=0), cast(Vocabulary, SimpleN
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a policy made of a recording.
-
-    `seconds` are those of decoding, the draft model's reading of the prompt included; `plain_s` those
-    of one call per token.
-    """
+    """What a policy made of a recording. `seconds` are those of decoding, the draft model's reading of the
+    prompt included; `plain_s` those of one call per token."""
 
     records: tuple[StepRecord, ...]
     seconds: float
@@ -50,7 +47,6 @@ class Replayed:
 
     @property
     def speedup(self) -> float:
-        """Against plain decoding at the same costs."""
         return self.plain_s / self.seconds
 
 
@@ -202,7 +198,6 @@ class RecordedDrafter:
         return self._costs.read_tokens(self._prompt_tokens + self._committed)
 
     def start(self, requests: Sequence[DraftRequest]) -> _RecordedRound:
-        """A round for the one sequence of a replay."""
         [request] = requests
         is_early = self._rereads and request.num_unread > 0  # a head waits for the target's states
         work = DraftWork()
@@ -255,8 +250,6 @@ class RecordedDrafter:
 
 
 class _RecordedRound:
-    """The DraftRound of a RecordedDrafter."""
-
     def __init__(
         self, drafter: RecordedDrafter, request: DraftRequest, work: DraftWork, is_over: bool
     ) -> None:

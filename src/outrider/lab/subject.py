@@ -19,7 +19,7 @@ from outrider.costs import CallCosts, CallPoint
 from outrider.drafters.model import ModelDrafter
 from outrider.lab.loaded import LoadedDraft, LoadedTarget, Loader, pair_row
 from outrider.lab.models import ModelFile
-from outrider.lab.predict import DRAFT, Prices, prices_of, with_policy_times
+from outrider.lab.predict import DRAFT, Prices, prices_of
 from outrider.lab.prompts import Workload
 from outrider.lab.record import SHORT_TOKENS, Case, cases_of, recording_of, request_of
 from outrider.lab.recording import Recording
@@ -89,7 +89,6 @@ class Subject:
         return self.target.model.rewinding.is_possible
 
     def say(self, stage: str, detail: str = "", part: float = 0.0) -> None:
-        """Tell which part of a stage is done."""
         begin, share = _STAGES[stage]
         self.tell(Progress(stage, begin + share * part, detail or self.name))
 
@@ -125,7 +124,6 @@ class Subject:
         return [(known[key], row) for row in rows if (key := (row.workload, row.case)) in known]
 
     def prices(self, draft: str | None) -> Prices:
-        """The costs in force for a pair."""
         mine = self.costs(self.name, "target")
         assert mine is not None
         theirs = None if draft is None else self.costs(draft, "draft")
@@ -165,7 +163,7 @@ class Subject:
         curve = measured or self.loader.costs(self.target, "target")
         if self.loader.costs_file is None:  # else it is another machine's, perhaps
             curve = corrected(curve, (call[:3] for answer in answers for call in answer.calls))
-        prices = with_policy_times(self.recordings(None), prices_of(curve, answers))
+        prices = prices_of(curve, answers, self.recordings(None))
         self.append(
             CostsRow(
                 model=self.name,

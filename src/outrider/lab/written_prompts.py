@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from itertools import islice, zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from outrider.core.errors import SettingError
 from outrider.lab.prompts import Prompt
@@ -28,8 +28,7 @@ Draw = tuple[str, int]
 """A slot's name and which of its values in one prompt: 1, 2, …"""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """One prompt, and the category whose template it was made from."""
 
     category: str

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.resources import files
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -14,13 +16,14 @@ from pydantic_core import to_jsonable_python
 
 from outrider.backends.bitwise import BitwiseModel
 from outrider.core.contracts import Model
-from outrider.core.data import Request
+from outrider.core.data import Grammar, Request
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.files import write_whole
 from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.engine import Engine
+from outrider.lab.certify.decisions import DecisionTest
 from outrider.lab.certify.distribution import LENGTH, SEARCHED_TOKENS
-from outrider.lab.certify.drafts import compare_drafts
+from outrider.lab.certify.drafts import DraftsTest, compare_drafts, head_drafter
 from outrider.lab.certify.faults import (
     CALL_FAULTS,
     DRAFT_FAULTS,
@@ -30,24 +33,83 @@ from outrider.lab.certify.faults import (
     check_shown,
     verifier_with,
 )
-from outrider.lab.certify.plan import (
-    BESIDE,
-    GREEDY,
-    REPEATED,
-    STABLE,
-    CertifyPlan,
-    Findings,
-    head_drafter,
-    speculates,
-)
-from outrider.lab.certify.sampled import SampledTests, sampled_tests
+from outrider.lab.certify.sampled import CertifyPlan, SampledTest, SampledTests, sampled_tests
 from outrider.lab.certify.texts import Compared, Constrain, RowRecorder, compare_texts, repeat
 from outrider.lab.loaded import Progress
 from outrider.models.hub import file_sha256
 from outrider.models.reference import local_shards
+from outrider.policy.fixed import FixedPolicy
 
 SCHEMA = "outrider.verify/1"
 _TEMPERATURES = (0.7, 1.0)
+
+GREEDY = "greedy"
+BESIDE = "greedy, beside another request"
+"""where the target has room for two, and texts must be bit-equal"""
+REPEATED = "same seed twice"
+STABLE = "seed-stable"
+"""with drafts and without"""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What the tests found: the `texts` that were compared, by name (`GREEDY` and so on), and of a head whether
+    its `drafts` are those of one that reads a text afresh. `speculates`: whether anything was drafted at all;
+    `stand_in`: whether the draft model of the sampled tests was the target's own, disturbed; `bit_equal`:
+    whether texts had to be equal without exception, and the bits of logits too."""
+
+    speculates: bool
+    stand_in: bool
+    texts: Mapping[str, tuple[Compared, ...]]
+    sampled: tuple[SampledTest, ...]
+    decisions: tuple[DecisionTest, ...]
+    sampled_calls: int
+    bit_equal: bool = False
+    drafts: DraftsTest | None = None
+
+    @property
+    def all_texts(self) -> list[Compared]:
+        return [part for parts in self.texts.values() for part in parts]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        names = self.all_texts[0].counts
+        return {name: sum(part.counts[name] for part in self.all_texts) for name in names}
+
+    @property
+    def compared_rows(self) -> int:
+        return sum(part.rows.positions for part in self.all_texts if part.rows is not None)
+
+    @property
+    def power(self) -> float | None:
+        """The error of the acceptance ratio that is found with probability 0.95, whichever rule has it; None
+        where none up to 30 % is, or none was tested."""
+        tests = [test for test in self.decisions if test.kind == "acceptance"]
+        errors = [test.detectable_error for test in tests if test.detectable_error is not None]
+        return max(errors) if errors and len(errors) == len(tests) else None
+
+    @property
+    def holds(self) -> bool:
+        return (
+            all(compared.holds for compared in self.all_texts)
+            and (not self.bit_equal or self.compared_rows > 0)
+            and not any(test.rejected for test in self.sampled)
+            and not any(test.rejected for test in self.decisions)
+            and (self.drafts is None or self.drafts.holds)
+        )
+
+
+BUILT_IN: tuple[str, ...] = tuple(
+    tomllib.loads((files(__package__) / "prompts.toml").read_text(encoding="utf-8"))["prompts"]
+)
+"""The prompts of a certificate when none are given: one conversation's first message each."""
+
+
+def speculates(engine: Engine, grammar: Grammar | None) -> bool:
+    """Whether an engine ever drafts anything: what a grammar forces needs no drafter."""
+    off = isinstance(engine.policy, FixedPolicy) and engine.policy.draft_max == 0
+    forces = grammar is not None and grammar.fast_forward != "off"
+    return bool(engine.drafters or forces) and engine.target.rewinding.is_possible and not off
 
 
 def certify(
@@ -57,10 +119,9 @@ def certify(
     progress: Progress = lambda _stage, _part: None,
 ) -> Findings:
     """Run every test on these prompts (tokens of the target), with what an engine consists of, which has no
-    requests meanwhile.
+    requests meanwhile. The models' sequence 0 is used and forgotten, and another one where there is one and
+    texts must be bit-equal, as those of a `BitwiseModel` must.
 
-    The models' sequence 0 is used and forgotten, and another one where there is one and texts must be
-    bit-equal, as those of a `BitwiseModel` must. Where nothing is drafted the sampled tests are left out.
     Raises PromptError without prompts, or for one that leaves no room in the context, SettingError for a
     grammar without the engine's `constrain` and for a fault that cannot show.
     """
@@ -88,16 +149,7 @@ def certify(
         some = requests[: plan.num_repeated]
         compared = compare_drafts(subject.target, head.model, head.alignment, some, plan.fault)
     sampled = sampled_tests(subject, prompts, plan, progress) if drafts else SampledTests()
-    return Findings(
-        speculates=drafts,
-        stand_in=sampled.stand_in,
-        texts=texts,
-        sampled=sampled.texts,
-        decisions=sampled.decisions,
-        sampled_calls=sampled.calls,
-        bit_equal=bit_equal,
-        drafts=compared,
-    )
+    return Findings(drafts, texts=texts, bit_equal=bit_equal, drafts=compared, **sampled._asdict())
 
 
 def _compare_all(
@@ -127,8 +179,6 @@ def _compare_all(
 
 
 def _seeded(request: Request, seed: int, plan: CertifyPlan) -> Iterator[Request]:
-    """Sampled ways of a request; also under the seed-stable rule, which promises the same text without
-    drafters."""
     rules: tuple[Rule, ...] = ("auto", "stable") if plan.rule == "auto" else (plan.rule,)
     for temperature, rule in product(_TEMPERATURES, rules):
         yield replace(
@@ -163,11 +213,7 @@ def _check(subject: Engine, prompts: Sequence[tuple[int, ...]], plan: CertifyPla
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Findings, and everything that they depend on.
-
-    `models`, `versions`, `machine` and `settings` are plain data; `started` is a UTC time in
-    ISO 8601, `duration_s` what the tests took.
-    """
+    """Findings, and everything that they depend on, as plain data; `started` is a UTC time in ISO 8601."""
 
     plan: CertifyPlan
     findings: Findings

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, cast
 
 import numpy as np
@@ -23,8 +24,9 @@ from outrider.verify import Verifier
 
 Kind = Literal["acceptance", "recovered", "bonus"]
 KINDS: tuple[Kind, ...] = ("acceptance", "recovered", "bonus")
-RULES = ("token", "block", "stable")
-"""The rules with a law. Drafts without distributions follow that of `token` under `block` too."""
+RULES = ("token", "block")
+"""Those that decide by chance (the seed-stable rule's texts are compared). Drafts without distributions follow
+the law of `token` under `block` too."""
 
 _NORMAL_95 = 1.645
 """what a normal variable stays below with that probability"""
@@ -103,7 +105,6 @@ class ScoreTest:
         return max(found)
 
     def _cumulants(self, sign: float) -> tuple[Probs, Probs]:
-        """Exponents, and the logarithm of the moment generating function of the sum (or its negative)."""
         exponents: Probs = _STEEPNESS / math.sqrt(self._variance)
         counts = np.array([count for count, _, _ in self._laws])
         probs = np.concatenate([law for _, law, _ in self._laws])
@@ -115,6 +116,24 @@ class ScoreTest:
 
 
 # The decisions, and their laws
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionTest:
+    """Were the decisions of a rule made with its probabilities? `statistic` is the sum of the scores in
+    standard deviations; None where one of `impossible` outcomes decides, or no outcome tells.
+    `detectable_error` is the smallest error that these decisions show with probability 0.95: of the
+    acceptance ratio, of what is subtracted after a rejection, of the temperature (None: none up to 30 %)."""
+
+    rule: str
+    kind: str
+    decisions: int
+    impossible: int
+    statistic: float | None
+    p_value: float
+    detectable_error: float | None
+    rejected: bool = False
+
 
 MakeVerifier = Callable[[Request, int], Verifier]
 ScoreTests = dict[tuple[str, Kind], ScoreTest]
@@ -134,7 +153,7 @@ class Decisions:
     def _note(
         self, before: tuple[int, ...], target: Sequence[Distribution], draft: Draft, verdict: Verdict
     ) -> None:
-        if not draft.tokens or verdict.token is None:
+        if not draft.tokens or verdict.token is None or self._rule not in RULES:
             return
         key = (before, draft.tokens, draft.probs is None)
         if key not in self._verdicts:
@@ -144,10 +163,7 @@ class Decisions:
         self._verdicts[key][1][verdict.num_accepted, verdict.token] += 1
 
     def repeat(self, make: MakeVerifier, request: Request, times: int, seed: int) -> None:
-        """Ask for each verdict again, `times` as often; not under the seed-stable rule, where a draft belongs
-        to its seed."""
-        if self._rule == "stable":
-            return
+        """Ask for each verdict again, `times` as often."""
         verifier = make(request, seed)
         for (before, _, _), (law, verdicts) in self._verdicts.items():
             for _ in range(times * verdicts.total()):
@@ -165,16 +181,12 @@ class Decisions:
             tests[law.rule, "acceptance"].add([law.accepted(error) for error in ERRORS], accepted)
             for num_accepted, tokens in followed.items():
                 kind: Kind = "bonus" if num_accepted == len(law.draft) else "recovered"
-                if kind == "recovered" and law.rule == "stable" and law.draft.probs is not None:
-                    continue  # target and draft are coupled: this law has no short form
                 counts = np.array([tokens.pop(int(t), 0) for t in law.targets[num_accepted].tokens])
                 laws = [law.following(num_accepted, error) for error in ERRORS]
                 tests[law.rule, kind].add(laws, counts, impossible=tokens.total())
 
 
 class _Recorded(Wrapped):
-    """A Verifier that shows each verdict, with the tokens generated before."""
-
     def __init__(self, inner: Verifier, note: Callable[..., None]) -> None:
         super().__init__(inner)
         self._note = note
@@ -202,10 +214,7 @@ class _Law:
         for p, q, token in zip(targets, offered, draft.tokens, strict=False):
             q_of = dict(zip(q.tokens.tolist(), q.probs.tolist(), strict=True))
             self._offered.append(np.array([q_of.get(other, 0.0) for other in p.tokens.tolist()]))
-            if rule == "stable":
-                self._ratios.append(_coupled(p, q, token))
-            else:
-                self._ratios.append(probability(p, token) / max(q_of.get(token, 0.0), 1e-300))
+            self._ratios.append(probability(p, token) / max(q_of.get(token, 0.0), 1e-300))
 
     def accepted(self, error: float) -> Probs:
         length, left = len(self.draft), 1.0
@@ -233,10 +242,7 @@ class _Law:
             tempered: Probs = p ** (1 + error)
             tempered /= tempered.sum()
             return tempered
-        if self.rule == "stable":  # a point mass: any other token of the target's
-            rest = np.where(self._offered[num_accepted] > 0, 0.0, p)
-        else:
-            rest = self._excess(num_accepted, error)
+        rest = self._excess(num_accepted, error)
         # where a rejection has probability 0 there is no law; the rule gives the target's
         return rest / rest.sum() if rest.sum() > 0 else p
 
@@ -252,14 +258,3 @@ class _Law:
         scale = self._running(error)[i] if self.rule == "block" else 1.0
         rest: Probs = np.maximum(scale * self.targets[i].probs - self._offered[i] / (1 + error), 0.0)
         return rest
-
-
-def _coupled(p: Distribution, q: Distribution, token: int) -> float:
-    """The probability that p chooses a token, given that q chose it with the same noise: of exponential
-    races with these rates (Daliri et al. 2024) both are won with 1 / Σ max(p / p(x), q / q(x))."""
-    own, offered = probability(p, token), probability(q, token)
-    if own == 0:
-        return 0.0
-    tokens = np.union1d(p.tokens, q.tokens)
-    both = [max(probability(p, t) * offered / own, probability(q, t)) for t in map(int, tokens)]
-    return 1.0 / sum(both)

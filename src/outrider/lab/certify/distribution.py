@@ -71,7 +71,6 @@ class Null:
     statistics: Probs
 
     def statistic(self, counts: Counts) -> float:
-        """Σ (observed - expected)² / expected over the cells."""
         return float(_chi_square(counts[None, :], self.probs, self.num_samples)[0])
 
     def p_value(self, statistic: float) -> float:
@@ -189,7 +188,6 @@ def _chain_rule(
     sampler = RequestSampler(sampling, vocabulary, prompt, constrain() if constrain else None)
 
     def has_ended(text: Text) -> bool:
-        """Whether the engine would end a text here: an end token, or nothing else may follow."""
         if constrain is None or vocabulary.ends_generation(text[-1]):
             return vocabulary.ends_generation(text[-1])
         constraint = constrain()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +18,6 @@ from outrider.core.data import Block, Completion, DraftToken, Request, Span
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab.certify.faults import SHIFTED, STALE
-from outrider.lab.certify.plan import DraftsTest
 from outrider.lab.certify.texts import Wrapped
 from outrider.models.vocab import Alignment
 from outrider.policy.fixed import FixedPolicy
@@ -28,6 +27,33 @@ _EVERY = 3
 """Of the steps of a text one in so many is compared."""
 _MAX_ODDS = 0.5
 """in which the confidence in a token differs by rounding, as log odds"""
+_MIN_SAME = 0.9
+"""of drafts: rounding changes some tokens"""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftsTest:
+    """How many drafts of a head were compared, and how many are as those of one that read the text afresh."""
+
+    compared: int
+    same: int
+
+    @property
+    def holds(self) -> bool:
+        return self.same >= _MIN_SAME * self.compared
+
+
+def model_drafter(engine: Engine) -> ModelDrafter | None:
+    """The drafter of an engine that asks a model."""
+    return next((drafter for drafter in engine.drafters if isinstance(drafter, ModelDrafter)), None)
+
+
+def head_drafter(engine: Engine) -> ModelDrafter | None:
+    """The drafter of a head that drafts whatever it read before: beside a target of checkpoints, which loses
+    states of accepted tokens, none does."""
+    drafter = model_drafter(engine)
+    is_head = drafter is not None and getattr(drafter.model, "is_head", False)
+    return drafter if is_head and not engine.target.rewinding.recomputes else None
 
 
 def compare_drafts(
@@ -78,8 +104,6 @@ def _odds(probability: float) -> float:
 
 
 class _Shifted(Wrapped):
-    """A block drafter of whose blocks everything is one place off."""
-
     def decode(self, spans: Sequence[Span]) -> list[Any]:
         return [self._moved(rows) if isinstance(rows, Block) else rows for rows in self.inner.decode(spans)]
 

@@ -9,19 +9,28 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from outrider.core.contracts import Drafter
-from outrider.core.data import Request
+from outrider.core.data import Grammar, Request
+from outrider.core.errors import SettingError
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
-from outrider.lab.certify.decisions import KINDS, RULES, Decisions, MakeVerifier, ScoreTest, ScoreTests
+from outrider.lab.certify.decisions import (
+    KINDS,
+    RULES,
+    Decisions,
+    DecisionTest,
+    MakeVerifier,
+    ScoreTest,
+    ScoreTests,
+)
 from outrider.lab.certify.distribution import (
     LENGTH,
     CachedModel,
@@ -33,8 +42,8 @@ from outrider.lab.certify.distribution import (
     exact_distribution,
     find_start,
 )
-from outrider.lab.certify.faults import break_masks, verifier_with
-from outrider.lab.certify.plan import CertifyPlan, DecisionTest, SampledTest, model_drafter
+from outrider.lab.certify.drafts import model_drafter
+from outrider.lab.certify.faults import MASK_FAULT, break_masks, check_fault, verifier_with
 from outrider.lab.certify.texts import after, generate
 from outrider.lab.loaded import Progress
 from outrider.lab.statistics import holm
@@ -43,6 +52,36 @@ from outrider.policy.fixed import FixedPolicy
 
 _CANDIDATES = 24
 """Prompts among which those of the highest entropy are chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class CertifyPlan:
+    """How much is tested, and how: `num_tokens` of each prompt's greedy text; `num_seeded` of a text with a
+    seed, on `num_repeated` prompts; so many `samples` for each setting on each of `num_sampled` prompts, and
+    each decision about a draft so many more times. `significance`: the probability that sound sampling fails
+    at all. A rule that is not auto is tested alone.
+
+    Raises SettingError for a negative seed, and a fault that cannot show.
+    """
+
+    num_tokens: int = 128
+    num_seeded: int = 64
+    num_repeated: int = 3
+    num_sampled: int = 3
+    samples: int = 3_000
+    repeats: int = 4
+    significance: float = 0.001
+    seed: int = 0
+    rule: Rule = "auto"
+    fault: str | None = None
+    grammar: Grammar | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise SettingError("seed", f"{self.seed} is negative", "Give 0 or more.")
+        if self.fault is not None and check_fault(self.fault) == MASK_FAULT and self.grammar is None:
+            why = "it breaks the masks of a grammar, and there is none"
+            raise SettingError(f"--inject {MASK_FAULT}", why, "Add --json-schema or another kind.")
 
 
 class Setting(NamedTuple):
@@ -92,13 +131,32 @@ def settings_under_test(plan: CertifyPlan) -> list[Setting]:
     return [*found, Setting("model", replace(found[0].verification, rule=last), _PENALISED)]
 
 
+@dataclass(frozen=True, slots=True)
+class SampledTest:
+    """Did the texts of a setting follow their exact distribution? `statistic` is chi-square over `cells`;
+    None where `impossible` samples, which plain decoding never gives, make it infinite. `behind_tokens` of a
+    constrained answer came before the texts. `rejected`: after the correction for the number of all tests."""
+
+    setting: str
+    prompt: int
+    behind_tokens: int
+    samples: int
+    cells: int
+    impossible: int
+    statistic: float | None
+    p_value: float
+    drafted_tokens: int
+    accepted_tokens: int
+    rejected: bool = False
+
+
 class SampledTests(NamedTuple):
     """The tests of texts and of decisions, corrected for their number, and how many calls of the real models
     all of them took; `stand_in`: the target itself, disturbed, was in the place of a draft model."""
 
-    texts: tuple[SampledTest, ...] = ()
+    sampled: tuple[SampledTest, ...] = ()
     decisions: tuple[DecisionTest, ...] = ()
-    calls: int = 0
+    sampled_calls: int = 0
     stand_in: bool = False
 
 

@@ -273,7 +273,6 @@ def _compare_rows(speculative: Run, plain: Run) -> ComparedRows | None:
 
 
 def _difference(vocabulary: Vocabulary, speculative: Run, plain: Run) -> Difference | None:
-    """The first difference of two texts, the end of the shorter included; None where they are equal."""
     runs = speculative.text, plain.text
     if runs[0] == runs[1]:
         return None
@@ -291,7 +290,6 @@ def _shown(vocabulary: Vocabulary, token: int | None) -> str:
 
 
 def _audited(engine: Engine, speculative: Run, plain: Run, score: PlainScores) -> Difference | None:
-    """The first difference of the texts, and whether it is a near-tie."""
     difference = _difference(engine.target.vocabulary, speculative, plain)
     if difference is None:
         return None

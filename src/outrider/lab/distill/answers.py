@@ -28,7 +28,6 @@ from outrider.core.files import write_whole
 from outrider.core.params import SamplingParams
 from outrider.lab.distill.plan import Data, DistillPlan
 from outrider.lab.loaded import LoadedTarget
-from outrider.lab.models import ModelFile
 from outrider.lab.prompts import Prompt, conversation_hash, is_held_out
 from outrider.lab.record import answered
 from outrider.lab.workloads import BUILT_IN, load_workload
@@ -59,7 +58,6 @@ class Question:
 
     @property
     def turns(self) -> list[Question]:
-        """It and its follow-ups, from the first."""
         return [replace(self, turn=turn) for turn in range(1 + len(self.prompt.follow_ups))]
 
     @property
@@ -86,8 +84,7 @@ def asked(plan: Data) -> Asked:
     Raises PromptError for a file that cannot be read, SettingError when one side of the split is empty.
     """
     if not plan.prompts:
-        written = written_prompts(plan.num_prompts or _DEFAULT_PROMPTS)
-        prompts = [(entry.category, entry.prompt) for entry in written]
+        prompts: Sequence[tuple[str, Prompt]] = written_prompts(plan.num_prompts or _DEFAULT_PROMPTS)
     else:
         prompts = [found for name in dict.fromkeys(plan.prompts) for found in _of_file(name)]
         prompts = prompts[: plan.num_prompts]
@@ -125,14 +122,10 @@ def _of_file(name: str) -> list[tuple[str, Prompt]]:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One answer of the target.
-
-    `prompt` (int32) and `answer` (int32) are token ids of the target. At position i of the answer
-    `ids[i]` (int32, K of them, the most likely first) are the target's most likely tokens, given all before
-    it, `log_probs[i]` (float16) the natural logarithms of their probabilities, and `rest[i]` (float16) the
-    probability of all other tokens. Under a grammar they are the target's own, before its mask. `text` is the
-    answer as text, for a follow-up question.
-    """
+    """One answer of the target, in its token ids. At position i of the answer `ids[i]` (K of them, the most
+    likely first) are the target's most likely tokens, given all before it, `log_probs[i]` the natural
+    logarithms of their probabilities, and `rest[i]` the probability of all other tokens. Under a grammar they
+    are the target's own, before its mask. `text` is the answer as text, for a follow-up question."""
 
     id: str
     category: str
@@ -180,10 +173,11 @@ def read_examples(folder: Path, questions: Sequence[Question]) -> list[Example]:
 
 
 @contextmanager
-def open_target(file: ModelFile, plan: DistillPlan) -> Iterator[LoadedTarget]:
+def open_target(plan: DistillPlan) -> Iterator[LoadedTarget]:
     """The target of a plan, open for its answers. Raises ModelFileError or OutOfMemory."""
+    file = plan.file
     with closing(load_weights(file.card, LoadOptions(threads=plan.threads), measure=True)) as weights:
-        model = weights.open(min(plan.context, weights.trained_context), max_sequences=_AT_ONCE)
+        model = weights.open(min(plan.settings.ctx_size, weights.trained_context), max_sequences=_AT_ONCE)
         yield LoadedTarget(file.name, model, template_of(weights, file.card.chat_template))
 
 
@@ -239,7 +233,6 @@ def generate(
 def _request(
     target: LoadedTarget, question: Question, earlier: Sequence[str], max_tokens: int, top: int, seed: int
 ) -> Request:
-    """Raises what encoding a prompt does."""
     prompt, salt = question.prompt, str(seed).encode()[:16]
     own_seed = int.from_bytes(blake2b(question.id.encode(), digest_size=8, salt=salt).digest())
     return Request(

@@ -52,8 +52,8 @@ SHAPE_KEYS = {
 }
 """Fields of a shape, and their keys in GGUF's metadata"""
 _PREFIX = "outrider.distill."
-_LICENCE_KEYS = (Keys.General.LICENSE_NAME, Keys.General.LICENSE_LINK)
-"""What the licence's identifier, which the provenance has, does not say."""
+_LICENCE_KEYS = (Keys.General.LICENSE, Keys.General.LICENSE_NAME, Keys.General.LICENSE_LINK)
+"""carried over from the model that its layers are of"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,6 @@ class Checkpoint:
     metadata: Mapping[str, Field]
 
     def with_weights(self, shape: Shape, weights: Mapping[str, Array]) -> Checkpoint:
-        """The same tokenizer with another model."""
         return replace(self, shape=shape, weights=weights)
 
 
@@ -198,8 +197,8 @@ def tensor_sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
 @dataclass(frozen=True, slots=True)
 class Provenance:
     """How a draft was made. `data`: what prompts at which temperatures, in one sentence; `tokens`: label
-    positions trained on, each as often as it was; `version`: of Outrider; `licence`: the teacher's. Of a
-    draft that was continued, `tokens` and `steps` count what went before too."""
+    positions trained on, each as often as it was; `version`: of Outrider. Of a draft that was continued,
+    `tokens` and `steps` count what went before too."""
 
     teacher: str
     teacher_sha256: str
@@ -208,20 +207,13 @@ class Provenance:
     steps: int
     seed: int
     version: str
-    licence: str | None = None
 
 
 def read_provenance(path: Path) -> Provenance | None:
-    """How a draft was made, by its file; None for one that was not distilled here. Raises ModelFileError."""
-    header = read_header(path)
-    found: dict[str, Any] = {
-        field.name: header.fields.get(_PREFIX + field.name)
-        for field in fields_in(Provenance)
-        if field.name != "licence"
-    }
-    if None in found.values():
-        return None
-    return Provenance(**found, licence=header.text(Keys.General.LICENSE))
+    """That of a draft's file; None for one that was not distilled here. Raises ModelFileError."""
+    values = read_header(path).fields
+    found: dict[str, Any] = {one.name: values.get(_PREFIX + one.name) for one in fields_in(Provenance)}
+    return None if None in found.values() else Provenance(**found)
 
 
 def write_gguf(
@@ -235,7 +227,6 @@ def write_gguf(
     prior: PretrainedCalibration | None = None,
     quantization: str = "Q4_0",
     embedding_quantization: str = "Q8_0",
-    threads: int = 1,
 ) -> dict[str, float]:
     """Write a draft; the types of its matrices with their share of the weights, the largest first. What is at
     `path` is replaced once the new file is complete, and llama.cpp has read its vocabulary.
@@ -268,7 +259,7 @@ def write_gguf(
         if to == ends == floats:
             partial.replace(place)
             return {to: 1.0}
-        made = quantize(partial, to, path, ends=ends, threads=threads, force=True)
+        made = quantize(partial, to, path, ends=ends, threads=1, force=True)
     except OSError as error:
         reason = f"the draft could not be written ({reason_of(error)})"
         raise SettingError(str(path), reason, "Free some space, or name another file.") from error
@@ -330,8 +321,7 @@ def _field(value: str | int | float) -> Field:
 
 
 def _own_fields(checkpoint: Checkpoint, floats: str, provenance: Provenance) -> dict[str, Field]:
-    shape, made = checkpoint.shape, asdict(provenance)
-    licence = made.pop("licence")
+    shape = checkpoint.shape
     is_whole = floats == "F32"
     values: dict[str, str | int | float] = {
         Keys.General.NAME: f"{provenance.teacher} draft",
@@ -341,14 +331,12 @@ def _own_fields(checkpoint: Checkpoint, floats: str, provenance: Provenance) -> 
         Keys.Rope.DIMENSION_COUNT: shape.head_width,
     }
     values |= {key: getattr(shape, name) for name, key in SHAPE_KEYS.items()}
-    values |= {_PREFIX + name: value for name, value in made.items()}
-    values |= {Keys.General.LICENSE: licence} if licence else {}
+    values |= {_PREFIX + name: value for name, value in asdict(provenance).items()}
     found = {key.format(arch=shape.architecture): _field(value) for key, value in values.items()}
     return found | {key: checkpoint.metadata[key] for key in _LICENCE_KEYS if key in checkpoint.metadata}
 
 
 def _stored(checkpoint: Checkpoint, floats: str) -> dict[str, Tensor]:
-    """Matrices of the type `floats`, norms and biases of 32 bits. Raises SettingError."""
     found = {}
     for name, weights in checkpoint.weights.items():
         kind = GGMLQuantizationType[floats if weights.ndim > 1 else "F32"]

@@ -10,7 +10,8 @@ what counts (speculators, "lk_hybrid").
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, pad
 from torch.nn.utils.rnn import pad_sequence
 
+from outrider.costs.expected_speed import StepCosts
 from outrider.lab.distill.answers import Example
 from outrider.models.vocab.subset import Subset
 
@@ -32,13 +34,9 @@ _MIN_Q = 1e-7
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One answer after its prompt, in the draft's ids.
-
-    `tokens` (prompt and answer but its last token) are read; at the last `len(ids)` of them the target's
-    distribution is known: `ids` and `probs` (answer, K + 1; the last column is
-    `<|other|>`), `rest` (answer,). `has_other`: whether the last column is for tokens that the draft does not
-    know.
-    """
+    """One answer after its prompt, in the draft's ids. `tokens` (prompt and answer but its last token) are
+    read; at the last `len(ids)` of them the target's distribution is known: `ids` and `probs` (answer, K + 1;
+    the last column is `<|other|>`), `rest` (answer,). `has_other`: whether that column counts."""
 
     tokens: npt.NDArray[np.int32]
     ids: npt.NDArray[np.int32]
@@ -102,11 +100,8 @@ def packed(texts: Iterable[Text], batch_tokens: int) -> list[list[Text]]:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The target's distributions at n positions, in the draft's ids.
-
-    `ids` (n, K) int64, distinct in a row but for entries of no probability; `probs` (n, K) and `rest` (n,)
-    sum to 1 together.
-    """
+    """The target's distributions at n positions, in the draft's ids: `ids` (n, K) int64, distinct in a row
+    but for entries of no probability; `probs` (n, K) and `rest` (n,) sum to 1 together."""
 
     ids: Tensor
     probs: Tensor
@@ -134,7 +129,6 @@ def batch_of(texts: Sequence[Text], device: torch.device) -> TrainingBatch:
     widest = max(text.ids.shape[1] for text in texts)
 
     def joined(arrays: Iterable[npt.NDArray[Any]]) -> Tensor:
-        """Rows of K + 1 columns; those of other texts may have more."""
         return torch.cat(
             [pad(found, (0, widest - found.shape[1])) for found in map(torch.from_numpy, arrays)]
         )
@@ -172,3 +166,101 @@ def _compared(logits: Tensor, labels: Labels) -> tuple[Tensor, Tensor, Tensor]:
     # Raised without touching its gradient: a draft that has nothing left for the rest must still learn it.
     rest_q = rest_q + (rest_q.clamp(min=_MIN_Q) - rest_q).detach()
     return log_q, rest_q, torch.minimum(labels.probs, q).sum(-1) + torch.minimum(labels.rest, rest_q)
+
+
+# How good a draft is on held-out answers. One that is right more often is not always faster: what counts is
+# how many tokens in a row are right, and what the calls cost.
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The draft after so many steps, on the held-out answers: its `loss` and `acceptance` (mean Σ min(p, q))
+    over all; over the greedy ones `agreement`, how often its most likely token is the target's, and the
+    `speedup` expected at the measured costs."""
+
+    step: int
+    loss: float
+    acceptance: float
+    agreement: float
+    speedup: float
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """The higher, the better: expected speed, and where no draft pays at these costs, agreement."""
+        return self.speedup, self.agreement
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """A draft's predictions along one greedy answer: `confidences` (answer,), the probability of its most
+    likely token, 0 where that is one it does not know; `matches` (answer,): whether that is the target's."""
+
+    confidences: npt.NDArray[np.float32]
+    matches: npt.NDArray[np.bool_]
+
+
+def expected_speedup(answers: Sequence[Predictions], costs: StepCosts) -> float:
+    """Over plain decoding, of drafts of the best length that begin at each position of the answers."""
+    positions = sum(len(answer.matches) for answer in answers)
+    accepted = np.zeros(len(costs.target_s) - 1)
+    for answer in answers:
+        are_right = answer.matches
+        for ahead in range(min(len(accepted), len(are_right))):
+            # of drafts that begin so near the end that fewer tokens fit, none is so long
+            run = answer.matches[ahead:]
+            are_right = are_right[: len(run)] & run
+            accepted[ahead] += are_right.sum()
+    return costs.best_speedup_along((accepted / max(positions, 1)).tolist())
+
+
+LogitsOf = Callable[[TrainingBatch], Tensor]
+"""Logits (positions, vocabulary) at a batch's labelled positions."""
+
+
+def read_along(
+    texts: Sequence[Text], logits_of: LogitsOf, batch_tokens: int, device: torch.device
+) -> Iterator[tuple[list[Text], Tensor, Labels]]:
+    """Texts of like length together, with a draft's logits and the labels at all their positions."""
+    for group in packed(sorted(texts, key=lambda text: len(text.tokens)), batch_tokens):
+        batch = batch_of(group, device)
+        with torch.no_grad():
+            logits = logits_of(batch)
+        yield group, logits, batch.labels
+
+
+def evaluate(
+    texts: Sequence[Text], logits_of: LogitsOf, batch_tokens: int, costs: StepCosts, device: torch.device
+) -> Evaluation:
+    """Judge a draft on held-out texts, agreement and speed on the greedy ones; its step is 0."""
+    losses: list[Tensor] = []
+    alphas: list[Tensor] = []
+    answers: list[Predictions] = []
+    for group, logits, labels in read_along(texts, logits_of, batch_tokens, device):
+        losses.append(loss_of(logits, labels).cpu())
+        alphas.append(acceptance(logits, labels).cpu())
+        answers += predictions_of(group, logits)
+    matches = np.concatenate([answer.matches for answer in answers]) if answers else np.zeros(1)
+    return Evaluation(
+        step=0,
+        loss=float(torch.cat(losses).mean()) if losses else math.nan,
+        acceptance=float(torch.cat(alphas).mean()) if alphas else math.nan,
+        agreement=float(matches.mean()),
+        speedup=expected_speedup(answers, costs),
+    )
+
+
+def predictions_of(texts: Sequence[Text], logits: Tensor) -> list[Predictions]:
+    """What a draft predicts along the greedy texts, given its logits at each labelled position of all."""
+    found: list[Predictions] = []
+    best = logits.float().softmax(-1).max(-1)
+    confidences, tokens = best.values.cpu().numpy(), best.indices.cpu().numpy()
+    at = 0
+    for text in texts:
+        end = at + len(text.ids)
+        if text.is_greedy:
+            # The last column of a text's ids is `<|other|>`, for those it does not know.
+            unknown = (tokens[at:end] == text.ids[:, -1]) & text.has_other
+            matches = (tokens[at:end] == text.ids[:, 0]) & ~unknown
+            found.append(Predictions(np.where(unknown, 0, confidences[at:end]), matches))
+        at = end
+    return found

@@ -104,13 +104,11 @@ class Network:
         return self.normed(x)
 
     def layer(self, layer: int, x: Tensor, cache: Cache | None = None) -> Tensor:
-        """What one layer makes of its input `x` (texts, tokens, width)."""
         name = f"blk.{layer}."
         x = x + self._attention(name, layer, self._norm(x, f"{name}attn_norm"), cache)
         return x + self._feed_forward(name, self._norm(x, f"{name}ffn_norm"))
 
     def normed(self, x: Tensor) -> Tensor:
-        """The output of the last layer as the output layer takes it."""
         return self._norm(x, "output_norm")
 
     def logits(self, states: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from outrider.backends.gguf.quantizer import read_type
 from outrider.core.errors import InputError, SettingError
 from outrider.core.files import reason_of, write_whole
 from outrider.core.schema import Count, Group, Natural, Share, setting
+from outrider.core.settings import Threads
+from outrider.lab.models import ModelFile
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 TensorType = Annotated[str, AfterValidator(read_type)]
@@ -86,38 +88,34 @@ class Training(Group, panel="Training"):
     seed: Natural = setting(0, "Of sampling and order.")
 
 
+class DistillOptions(Data, Draft, Training, Threads):
+    """Those of a run; `go_on` is --continue."""
+
+    no_report: bool = setting(False, "Do not measure it on held-out prompts.")
+    ctx_size: int = setting(1024, "Tokens of the longest prompt with its answer.", "-c", panel="Machine")
+
+
 @dataclass(frozen=True, slots=True)
 class DistillPlan:
-    """What a run is to do.
+    """What a run is to do: `file` is the target, `out` the folder of the run, `base` the file that
+    `settings.base` or `settings.go_on` names."""
 
-    Args:
-        target: The model file that is drafted for.
-        out: The folder of the run.
-        name: Of the target.
-        base: The file that `draft.base` or `draft.go_on` names.
-        threads: Of llama.cpp and PyTorch; 0: the physical cores.
-        context: Tokens of the longest prompt with its answer; longer prompts are passed over.
-        measures: Whether what was made is measured on held-out prompts.
-    """
-
-    target: Path
+    file: ModelFile
     out: Path
-    name: str = "target"
-    data: Data = field(default_factory=Data)
-    draft: Draft = field(default_factory=Draft)
-    training: Training = field(default_factory=Training)
+    settings: DistillOptions = field(default_factory=DistillOptions)
     base: Path | None = None
-    threads: int = 0
-    context: int = 1024
-    measures: bool = True
+
+    @property
+    def threads(self) -> int:
+        """Of llama.cpp and PyTorch; 0: the physical cores."""
+        return max(self.settings.threads, 0)
 
     @property
     def answers_folder(self) -> Path:
-        return self.data.answers or self.out / "answers"
+        return self.settings.answers or self.out / "answers"
 
     @property
     def first(self) -> Path:
-        """The file of the untrained draft."""
         return self.out / "first.gguf"
 
     @property
@@ -126,20 +124,18 @@ class DistillPlan:
 
     @property
     def continued(self) -> Path | None:
-        return None if self.draft.go_on is None else self.base
+        return None if self.settings.go_on is None else self.base
 
     def as_json(self) -> dict[str, Any]:
         """Every setting by its path; where the run lies says nothing about what it does."""
-        base = None if self.base is None else str(self.base)
-        found: dict[str, Any] = {"target": str(self.target), "context": self.context, "base": base}
-        parts = (
-            ("data", self.data, Data),
-            ("draft", self.draft, Draft),
-            ("training", self.training, Training),
-        )
-        for name, part, kind in parts:
-            values = part.model_dump(mode="json", include=set(kind.model_fields))
-            found |= {f"{name}.{key}": value for key, value in values.items()}
+        found: dict[str, Any] = {
+            "target": str(self.file.path),
+            "context": self.settings.ctx_size,
+            "base": None if self.base is None else str(self.base),
+        }
+        for kind in (Data, Draft, Training):
+            values = self.settings.model_dump(mode="json", include=set(kind.model_fields))
+            found |= {f"{kind.__name__.lower()}.{key}": value for key, value in values.items()}
         return found
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -14,15 +15,17 @@ from time import perf_counter
 from typing import Any, Protocol
 
 import torch
-from gguf.constants import Keys
 from pydantic_core import to_jsonable_python
 
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.machine import physical_cores
+from outrider.backends.tuning.curves import costs_of
 from outrider.core.errors import PromptError
 from outrider.core.files import write_whole
 from outrider.core.notices import collect_notices, notify
 from outrider.core.params import SamplingParams
+from outrider.costs import CallCosts
+from outrider.costs.calibrate import Rows
 from outrider.costs.expected_speed import StepCosts
 from outrider.drafters.model import ModelDrafter
 from outrider.lab.check import CheckRequest, check
@@ -35,19 +38,21 @@ from outrider.lab.distill.checkpoint import (
     read_provenance,
     write_gguf,
 )
-from outrider.lab.distill.evaluation import Evaluation, measure_costs
+from outrider.lab.distill.corpus import Evaluation
 from outrider.lab.distill.network import keep_freed_memory
 from outrider.lab.distill.on_policy import OnPolicy
 from outrider.lab.distill.plan import DistillPlan, claim
 from outrider.lab.distill.starting import Material, first_draft, read_material
 from outrider.lab.distill.train import Trainer
-from outrider.lab.loaded import LoadedTarget
-from outrider.lab.models import ModelFile, find_models
+from outrider.lab.loaded import LoadedTarget, Loader
+from outrider.lab.models import find_models
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.record import ANSWER_TOKENS
+from outrider.models.gguf import read_card
 from outrider.models.hub import HubOptions, file_sha256
 from outrider.models.vocab.subset import coverage
 from outrider.policy.state import PretrainedCalibration
+from outrider.session.loading import load_weights
 
 SCHEMA = "outrider.distill/1"
 MEASURING_SECONDS = 120.0
@@ -55,6 +60,10 @@ MEASURING_SECONDS = 120.0
 _MAX_ANSWERS = 400
 _OWN_TEXTS = 32
 """of the draft in a step on its own text"""
+_CONTEXT_TOKENS = 256
+"""An answer's usual distance from its prompt's start; costs hardly depend on it for small models."""
+_MAX_DRAFTED = 16
+_DRAFT_SECONDS = 5.0
 
 
 class Progress(Protocol):
@@ -65,20 +74,11 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a distillation found: shares are 0 to 1, speed-ups factors, times seconds.
-
-    Args:
-        settings: The plan, by the paths of its settings.
-        path: The draft's file, of `file_bytes`.
-        tensor_types: Its quantizations with their share of the weights.
-        known_tokens: Of the target's `target_tokens`, those that it knows.
-        coverage: The share of the held-out answers' tokens that it knows.
-        trained_tokens: Labelled positions, each as often as it was trained on.
-        history: Evaluations; that of `best_step` was kept.
-        seconds: Of the whole run, the answers included, as far as it was made by this call.
-        measured: The draft, the same untrained ("first") and the one that it was continued from on held-out
-            prompts through llama.cpp, as `outrider check` judges them; None where no report was asked for.
-    """
+    """What a distillation found: shares are 0 to 1, speed-ups factors, times seconds. `coverage` is the share
+    of the held-out answers' tokens that the draft knows, `trained_tokens` counts labelled positions as often
+    as they were trained on. Of the evaluations in `history` that of `best_step` was kept. `measured`: the
+    draft, the same untrained ("first") and the one that it was continued from, as `outrider check` judges
+    them on held-out prompts; None where no report was asked for."""
 
     outrider: str
     target: str
@@ -103,11 +103,10 @@ class Report:
     measured: Checked | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data, for JSON: an unknown end of an interval is None."""
         return {"schema": SCHEMA, **to_jsonable_python(self, inf_nan_mode="null")}
 
 
-def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Report:
+def distill(plan: DistillPlan, progress: Progress) -> Report:
     """Train a draft for a target on its own answers, and write it and what it brings to `plan.out`.
 
     Raises InputError and its kinds for what cannot be used, BackendError when a call fails.
@@ -115,45 +114,45 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Report:
     claim(plan)
     keep_freed_memory()
     torch.set_num_threads(plan.threads or physical_cores())
-    questions = asked(plan.data)
+    questions = asked(plan.settings)
     with collect_notices() as notices:
-        report = _made(file, plan, questions, progress)
-        if plan.measures:
-            measured = _measure(file, plan, questions, report.path, progress)
+        report = _made(plan, questions, progress)
+        if not plan.settings.no_report:
+            measured = _measure(plan, questions, report.path, progress)
             notify(*(measured.notices if measured else ()))
             report = replace(report, measured=measured)
     notify(*notices)
     report = replace(report, notices=notices)
-    if plan.measures:
+    if not plan.settings.no_report:
         write_whole(plan.report, json.dumps(report.as_json(), indent=1) + "\n", "report")
     return report
 
 
-def record(file: ModelFile, plan: DistillPlan, progress: Progress) -> None:
+def record(plan: DistillPlan, progress: Progress) -> None:
     """Let the target answer the prompts, and train nothing. Raises as `distill` does."""
     claim(plan, answers_only=True)
-    with open_target(file, plan) as target:
-        _answer(target, asked(plan.data), plan, progress)
+    with open_target(plan) as target:
+        _answer(target, asked(plan.settings), plan, progress)
 
 
-def _made(file: ModelFile, plan: DistillPlan, questions: Asked, progress: Progress) -> Report:
-    started, path = perf_counter(), plan.out / f"{plan.name}-draft.gguf"
-    with open_target(file, plan) as target:
+def _made(plan: DistillPlan, questions: Asked, progress: Progress) -> Report:
+    started, path = perf_counter(), plan.out / f"{plan.file.name}-draft.gguf"
+    with open_target(plan) as target:
         vocabulary = target.model.vocabulary
         first_draft(plan, [], vocabulary)  # one that cannot be made is refused before hours of answers
         _answer(target, questions, plan, progress)
         material = read_material(plan, questions, vocabulary)
-        if not plan.training.on_policy:
+        if not plan.settings.on_policy:
             target.model.close()  # its vocabulary is still read
-        provenance = _provenance(file, plan, material)
+        provenance = _provenance(plan, material)
         write = partial(
             write_gguf, subset=material.subset, target=vocabulary, window=material.window,
-            quantization=plan.draft.quant, embedding_quantization=plan.draft.embedding_quant,
+            quantization=plan.settings.quant, embedding_quantization=plan.settings.embedding_quant,
         )  # fmt: skip
         write(material.draft, plan.first, provenance=provenance)
         progress("measuring what calls cost", None)
         options = LoadOptions(threads=plan.threads)
-        costs = measure_costs(file.path, plan.first, options)
+        costs = _measure_costs(plan.file.path, plan.first, options)
         trainer = _train(target, material, costs, plan, progress)
         tokens, steps = provenance.tokens + trainer.trained_tokens, provenance.steps + trainer.best_step
         provenance = replace(provenance, tokens=tokens, steps=steps)
@@ -161,7 +160,7 @@ def _made(file: ModelFile, plan: DistillPlan, questions: Asked, progress: Progre
     subset, training, held_out = material.subset, material.training, material.held_out
     return Report(
         outrider=version("outrider"),
-        target=file.name,
+        target=plan.file.name,
         settings=plan.as_json(),
         path=str(path),
         file_bytes=path.stat().st_size,
@@ -182,8 +181,19 @@ def _made(file: ModelFile, plan: DistillPlan, questions: Asked, progress: Progre
     )
 
 
+def _measure_costs(target: Path, draft: Path, options: LoadOptions) -> StepCosts:
+    large = _curve(target, options, "all")
+    small = _curve(draft, options, "last", seconds=_DRAFT_SECONDS, fresh=True)
+    target_s = [large.call_s(n, context=_CONTEXT_TOKENS) for n in range(1, _MAX_DRAFTED + 2)]
+    return StepCosts(target_s, small.call_s(1, context=_CONTEXT_TOKENS))
+
+
+def _curve(path: Path, options: LoadOptions, rows: Rows, **measured: Any) -> CallCosts:
+    with closing(load_weights(read_card(path), options, draft=rows == "last", measure=True)) as weights:
+        return costs_of(weights.open(2 * _CONTEXT_TOKENS), rows=rows, **measured)
+
+
 def _answer(target: LoadedTarget, questions: Asked, plan: DistillPlan, progress: Progress) -> None:
-    """Let the target answer; a notice says why prompts were passed over."""
     everything = [*questions.held_out, *questions.training]
     total = sum(len(question.turns) for question in everything)
     tokens: list[int] = []
@@ -197,30 +207,28 @@ def _answer(target: LoadedTarget, questions: Asked, plan: DistillPlan, progress:
         progress("the target answers", done / total, f"{done} of {total} answers, {speed:.0f} tokens/s")
 
     generate(
-        target, everything, plan.answers_folder, max_tokens=plan.data.max_tokens, seed=plan.training.seed,
+        target, everything, plan.answers_folder, max_tokens=plan.settings.max_tokens, seed=plan.settings.seed,
         on_done=on_done,
     )  # fmt: skip
     if reasons:
         notify(f"prompts that were skipped: {len(reasons)}, the first because {reasons[0]}")
 
 
-def _provenance(file: ModelFile, plan: DistillPlan, material: Material) -> Provenance:
-    files = ", ".join(Path(name).name for name in plan.data.prompts)
-    temperatures = ", ".join(f"{t:g}" for t in plan.data.temperatures)
+def _provenance(plan: DistillPlan, material: Material) -> Provenance:
+    files = ", ".join(Path(name).name for name in plan.settings.prompts)
+    temperatures = ", ".join(f"{t:g}" for t in plan.settings.temperatures)
     data = f"{len(material.training)} answers of the teacher to "
     data += f"{files or 'the prompts that come with Outrider'}, temperatures {temperatures}"
     earlier = None if plan.continued is None else read_provenance(plan.continued)
     if earlier is not None:
         data += f"; before that: {earlier.data}"
-    licence = material.draft.metadata.get(Keys.General.LICENSE)
     return Provenance(
-        teacher=file.card.name,
-        teacher_sha256=file_sha256(file.path),
+        teacher=plan.file.card.name,
+        teacher_sha256=file_sha256(plan.file.path),
         data=data,
         tokens=earlier.tokens if earlier else 0,
         steps=earlier.steps if earlier else 0,
-        seed=plan.training.seed,
-        licence=licence.text if licence else None,
+        seed=plan.settings.seed,
         version=version("outrider"),
     )
 
@@ -238,13 +246,13 @@ def _train(
 ) -> Trainer:
     """Train, until an interrupt at most: what is best so far is kept then, where that is better than
     nothing."""
-    wanted, own = plan.training, None
+    wanted, own = plan.settings, None
     if wanted.on_policy:
         own = OnPolicy(
-            material.training, target.model, material.subset, _OWN_TEXTS, plan.context, wanted.seed
+            material.training, target.model, material.subset, _OWN_TEXTS, plan.settings.ctx_size, wanted.seed
         ).texts
-    quantizations = plan.draft.quant, plan.draft.embedding_quant
-    training, held_out = (material.texts(s, plan.context) for s in (material.training, material.held_out))
+    quantizations = plan.settings.quant, plan.settings.embedding_quant
+    training, held_out = (material.texts(s, plan.settings.ctx_size) for s in (material.training, material.held_out))
     trainer = Trainer(material.draft, training, held_out, costs, wanted, quantizations, own)
 
     def on_step(trainer: Trainer) -> None:
@@ -264,28 +272,26 @@ def _train(
     return trainer
 
 
-def _measure(
-    file: ModelFile, plan: DistillPlan, questions: Asked, made: str, progress: Progress
-) -> Checked | None:
+def _measure(plan: DistillPlan, questions: Asked, made: str, progress: Progress) -> Checked | None:
     """The draft after training and before it, and the one that it was continued from, on greedy answers to
     held-out prompts of every category in turn. None where too little could be recorded: a notice says why."""
     prompts: dict[str, list[Prompt]] = defaultdict(list)
     for question in questions.held_out:
         prompts[question.category].append(question.prompt)
-    greedy = SamplingParams(temperature=0.0, seed=plan.training.seed)
+    greedy = SamplingParams(temperature=0.0, seed=plan.settings.seed)
     paths = [made, str(plan.first), *([str(plan.continued)] if plan.continued else [])]
-    room, trained = plan.context + 2 * ANSWER_TOKENS, file.card.context_length
+    room, trained = plan.settings.ctx_size + 2 * ANSWER_TOKENS, plan.file.card.context_length
+    options, hub = LoadOptions(threads=plan.threads), HubOptions(offline=True)
     request = CheckRequest(
-        target=file,
-        drafts=tuple(find_models(paths, hub=HubOptions(offline=True))),
+        target=plan.file,
+        drafts=tuple(find_models(paths, hub=hub)),
         workloads=tuple(
-            Workload(category, tuple(some), greedy, plan.data.max_tokens, "held out")
+            Workload(category, tuple(some), greedy, plan.settings.max_tokens, "held out")
             for category, some in prompts.items()
         ),
+        loader=Loader(options, options, hub, min(room, trained) if trained else room),
         seconds=MEASURING_SECONDS,
         max_answers=_MAX_ANSWERS,
-        context_length=min(room, trained) if trained else room,
-        options=LoadOptions(threads=plan.threads),
     )
     try:
         return check(request, progress)

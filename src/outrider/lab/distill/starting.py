@@ -58,7 +58,7 @@ def read_material(plan: DistillPlan, questions: Asked, vocabulary: Vocabulary) -
         raise PromptError("prompts", why, "Give more prompts, or shorter ones.")
     draft, subset = first_draft(plan, training, vocabulary)
     # What knows all tokens reads all: other engines would not know better.
-    return Material(draft, subset, training, held_out, plan.draft.window if subset.has_other else 0)
+    return Material(draft, subset, training, held_out, plan.settings.window if subset.has_other else 0)
 
 
 def first_draft(
@@ -71,15 +71,15 @@ def first_draft(
     """
     if plan.continued is not None:
         return read_gguf(plan.continued), read_subset(plan.continued, vocabulary)
-    base = read_gguf(plan.base or plan.target)
+    base = read_gguf(plan.base or plan.file.path)
     have = base.shape.layers
-    count = plan.draft.layers or min(USUAL_LAYERS, have)
+    count = plan.settings.layers or min(USUAL_LAYERS, have)
     if base.shape.vocabulary != vocabulary.size:
         reason = f"it knows {base.shape.vocabulary} tokens, the target {vocabulary.size}"
         raise SettingError(str(plan.base), reason, "Start from a model with the target's own tokenizer.")
     if count > have:
         raise SettingError(f"--layers {count}", f"it has {have} layers", f"Give 1 to {have}.")
-    subset = _tokens_used(examples, vocabulary, plan.draft.vocabulary)
+    subset = _tokens_used(examples, vocabulary, plan.settings.vocabulary)
     reduced = restrict(base, subset)
     if not examples:
         return keep_layers(reduced, range(count)), subset
@@ -136,7 +136,6 @@ class _Judge:
         return [float(1 - cosine_similarity(before, after, dim=-1).mean()) for before, after in changes]
 
     def accepted(self, layers: Sequence[int]) -> float:
-        """How often a token drawn from these layers alone would be accepted."""
         same = next((at for at, layer in enumerate(layers) if at != layer), len(layers))
         states = self.states[same]  # of the layers before, none is missing
         for layer in layers[same:]:

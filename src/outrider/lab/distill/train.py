@@ -16,8 +16,18 @@ from torch import Tensor
 
 from outrider.costs.expected_speed import StepCosts
 from outrider.lab.distill.checkpoint import Array, Checkpoint
-from outrider.lab.distill.corpus import Text, TrainingBatch, batch_of, batches, loss_of
-from outrider.lab.distill.evaluation import Evaluation, Predictions, evaluate, predictions_of, read_along
+from outrider.lab.distill.corpus import (
+    Evaluation,
+    Predictions,
+    Text,
+    TrainingBatch,
+    batch_of,
+    batches,
+    evaluate,
+    loss_of,
+    predictions_of,
+    read_along,
+)
 from outrider.lab.distill.network import Network, device_of, has_fast_half
 from outrider.lab.distill.plan import USUAL_MINUTES, Training
 
@@ -124,7 +134,6 @@ class Trainer:
 
     @property
     def done(self) -> float:
-        """The part of the steps or of the time that is over."""
         if self._wanted.steps:
             return self.step / self._wanted.steps
         seconds = 60 * (self._wanted.minutes or USUAL_MINUTES)
@@ -149,7 +158,6 @@ class Trainer:
         return self._start.with_weights(self._start.shape, weights)
 
     def predictions(self) -> list[Predictions]:
-        """What the best draft so far, rounded as in its file, predicts along the held-out greedy answers."""
         logits_of = partial(self._logits, network=self._as_written(self._best))
         read = read_along(self._held_out, logits_of, self._wanted.batch_tokens, self.device)
         return [found for texts, logits, _ in read for found in predictions_of(texts, logits)]
@@ -200,7 +208,6 @@ class Trainer:
             return network.logits(self._states(batch, network))
 
     def _as_written(self, weights: Mapping[str, Tensor]) -> Network:
-        """The draft with these weights, rounded as in its file."""
         layers, ends = self._quantizations
         held = {name: rounded(weight, ends if name in _ENDS else layers) for name, weight in weights.items()}
         return replace(self.network, weights=held)

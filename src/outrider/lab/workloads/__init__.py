@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from importlib.resources import files
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from outrider.core.data import Grammar
 from outrider.core.errors import PromptError
 from outrider.core.files import parse_json, read_text
+from outrider.core.invalid import invalid
 from outrider.core.params import SamplingParams, grammar_kind
 from outrider.lab.prompts import Prompt, Workload
 
 _FORMS = 'Each line is {"turns": […]}, {"messages": […]}, {"prompt": "…"} or an event of a server\'s log.'
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 _KNOWN = ("messages", "prompt", "text", "turns", "tools", "response_format", "max_tokens", "category")
 _ALIKE = 0.85
 _OBJECT = {"type": "object"}
@@ -95,11 +97,10 @@ def _read(text: str, what: str, max_tokens: int) -> tuple[list[tuple[Prompt, str
                 raise PromptError(f"{what}, line {number}", str(error), error.way_out or _FORMS) from None
             passed_over[str(error)] += 1
             continue
-        category = "" if is_log else value.get("category")
         for prompt in prompts:
             names = chain([prompt.id], (f"{prompt.id}.{i}" for i in count(2)))
             name = next(name for name in names if name not in found)
-            found[name] = replace(prompt, id=name), category if isinstance(category, str) else ""
+            found[name] = replace(prompt, id=name), "" if is_log else value.get("category") or ""
     if not found and is_log:
         reasons = [f"; {why} ({number})" for why, number in sorted(passed_over.items())]
         why = "the log holds no request that could be asked again" + "".join(reasons)
@@ -135,169 +136,143 @@ class Unreadable(Exception):
         self.way_out = way_out
 
 
+_Text = Annotated[str, Field(min_length=1)]
+
+
+class _Function(BaseModel):
+    name: _Text
+    arguments: str = "{}"
+
+
+class _Tool(BaseModel):
+    """A tool, or a call of one."""
+
+    id: str | None = None
+    function: _Function
+
+
+class _Part(BaseModel):
+    text: str
+
+
+class _Message(BaseModel):
+    """OpenAI's, whose content may come in parts."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_Part] | None = None
+    tool_calls: list[_Tool] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.content in (None, []) and not self.tool_calls:
+            raise ValueError("it is empty")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        found = self.model_dump(exclude_none=True, exclude={"tool_calls"})
+        found["role"] = "system" if self.role == "developer" else self.role
+        parts = self.content or ""
+        found["content"] = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        if self.tool_calls:
+            found["tool_calls"] = [
+                {"id": call.id or f"call_{i}", "type": "function", "function": call.function.model_dump()}
+                for i, call in enumerate(self.tool_calls)
+            ]
+        return found
+
+
+_Schema = dict[str, Any] | str
+
+
+class _PlainFormat(BaseModel):
+    type: Literal["text", "json_object"]
+    of: _Schema | None = Field(None, alias="schema")
+
+
+class _Named(BaseModel):
+    of: _Schema = Field(alias="schema")
+    strict: bool | None = None
+
+
+class _SchemaFormat(BaseModel):
+    type: Literal["json_schema"]
+    json_schema: _Named
+
+
+class _Structured(BaseModel):
+    of: _Schema | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class _Line(BaseModel):
+    """A line of a file, or the request that a log has, with every field by which `outrider serve` limits an
+    answer."""
+
+    turns: Annotated[list[_Text], Field(min_length=1)] | None = None
+    messages: Annotated[list[_Message], Field(min_length=1)] | None = None
+    prompt: _Text | None = None
+    text: _Text | None = None
+    tools: list[_Tool] | None = None
+    max_tokens: Annotated[int, Field(ge=1, strict=True)] | None = None
+    category: str | None = None
+    response_format: Annotated[_PlainFormat | _SchemaFormat, Field(discriminator="type")] | None = None
+    json_schema: _Schema | None = None
+    grammar: str | None = None
+    structured_outputs: _Structured | None = None
+
+    def limit(self) -> Grammar | None:
+        asked, nested, lenient = self.response_format, self.structured_outputs or _Structured(), False
+        schema = self.json_schema or nested.of or (_OBJECT if nested.json_object else None)
+        if isinstance(asked, _SchemaFormat):
+            schema, lenient = asked.json_schema.of, asked.json_schema.strict is False
+        elif asked is not None and asked.type == "json_object":
+            schema = asked.of or _OBJECT
+        if schema is not None:
+            text = schema if isinstance(schema, str) else json.dumps(schema)
+            return Grammar("json_schema", text, lenient=lenient)
+        if text := self.grammar or nested.grammar or "":
+            return Grammar(grammar_kind(text), text)
+        if nested.choice is not None:
+            return Grammar("choice", json.dumps(nested.choice))
+        return None if nested.regex is None else Grammar("regex", nested.regex)
+
+
 def prompt_of(value: Any, name: str) -> Prompt:
-    """The prompt in a line's value; `name` is its id where it has none. Raises Unreadable."""
-    if isinstance(value, str):
-        raise Unreadable("it is not a JSON object")
+    """The prompt in a line's value; `name` is its id where it has none. Raises Unreadable, also for a key that
+    all but spells one of ours: it would do nothing."""
     if not isinstance(value, dict):
-        kinds = {list: "array", bool: "true or false", int: "number", float: "number"}
-        raise Unreadable(f"it is a JSON {kinds.get(type(value), 'null')}, not an object")
-    for key in ("question_id", "id"):
-        own = value.get(key)
-        if isinstance(own, str | int) and not isinstance(own, bool) and own != "":
-            name = str(own)
-    if "turns" in value:
-        turns = value["turns"]
-        if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t for t in turns):
-            raise Unreadable("its turns are not a list of texts")
-        return Prompt(name, ({"role": "user", "content": turns[0]},), follow_ups=tuple(turns[1:]))
-    _refuse_slips(value)
-    return prompt_of_request(value, name)
+        raise Unreadable("it is not a JSON object")
+    own = [key for key in (value.get("id"), value.get("question_id")) if isinstance(key, str | int)]
+    prompt = prompt_of_request(value, next((str(key) for key in own if key != ""), name))
+    for key in value if "turns" not in value else ():
+        near = get_close_matches(key, _KNOWN, 1, _ALIKE)
+        if near and near[0] != key:
+            raise Unreadable(f"it has no use for {key!r}", f"Did you mean {near[0]!r}?")
+    return prompt
 
 
 def prompt_of_request(body: Mapping[str, Any], name: str) -> Prompt:
     """The prompt that a request of a chat or a completion asks. Raises Unreadable."""
-    given: tuple[Mapping[str, Any], ...] | str
-    if "messages" in body:
-        given, tools = messages_of(body["messages"]), tools_of(body.get("tools"))
-    else:
-        given, tools = body.get("prompt", body.get("text")), ()
-        if not isinstance(given, str) or not given:
-            found = ", ".join(map(repr, list(body)[:6])) or "nothing"
-            raise Unreadable(f"it holds no prompt but {found}" if given is None else "its prompt is not text")
-    limit = max_tokens_of(body.get("max_tokens"))
-    return Prompt(name, given, grammar=grammar_of_fields(body), tools=tools, max_tokens=limit)
-
-
-def _refuse_slips(value: Mapping[str, Any]) -> None:
-    """Raise Unreadable for a key that all but spells one of ours: it would do nothing."""
-    for key in value:
-        near = get_close_matches(key, _KNOWN, 1, _ALIKE)
-        if near and near[0] != key:
-            raise Unreadable(f"it has no use for {key!r}", f"Did you mean {near[0]!r}?")
-
-
-def max_tokens_of(value: Any) -> int | None:
-    """A limit on the answer. Raises Unreadable for what is none."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise Unreadable(f"its max_tokens is {value!r}, not a number of tokens")
-    return value
-
-
-def messages_of(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """OpenAI's messages with each content as one text. Raises Unreadable."""
-    if not isinstance(value, list) or not value:
-        raise Unreadable("its messages are not a list")
-    return tuple(_message(message, i) for i, message in enumerate(value, 1))
-
-
-def _message(message: Any, number: int) -> Mapping[str, Any]:
-    role = message.get("role") if isinstance(message, dict) else None
-    if role not in _ROLES:
-        raise Unreadable(f"message {number} has no role of {', '.join(_ROLES)}")
-    calls, content = message.get("tool_calls"), text_of(message.get("content"))
-    if content is None and not calls:
-        raise Unreadable(f"message {number} is empty: its content is not text")
-    plain = {key: message[key] for key in ("name", "tool_call_id", "reasoning_content") if message.get(key)}
-    if calls:
-        plain["tool_calls"] = _calls(calls, number)
-    return {"role": "system" if role == "developer" else role, "content": content or "", **plain}
-
-
-def text_of(content: Any) -> str | None:
-    """A content, which may come in parts, as one text; None for what is no text."""
-    if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        texts = [part for part in parts if isinstance(part, str)]
-        return "".join(texts) if texts and len(texts) == len(parts) else None
-    return content if isinstance(content, str) else None
-
-
-def _calls(calls: Any, number: int) -> list[dict[str, Any]]:
-    found = []
-    for i, call in enumerate(calls if isinstance(calls, list) else [None]):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Unreadable(f"message {number} has tool calls without a function's name")
-        arguments = function.get("arguments", "{}")
-        if not isinstance(arguments, str):
-            why = f"message {number} has arguments of a tool that are not text"
-            raise Unreadable(why, 'OpenAI\'s are JSON in a string: "{\\"path\\": \\"a.txt\\"}".')
-        plain = {"name": function["name"], "arguments": arguments}
-        found.append({"id": call.get("id") or f"call_{i}", "type": "function", "function": plain})
-    return found
-
-
-def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """OpenAI's tools. Raises Unreadable."""
-    if value is None:
-        return ()
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise Unreadable("its tools are not a list")
-    for number, tool in enumerate(value, 1):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Unreadable(f"tool {number} is not a function with a name")
-    return tuple(value)
-
-
-def grammar_of_fields(body: Mapping[str, Any]) -> Grammar | None:
-    """The grammar that a body asks for, in any server's field, as `outrider serve` reads it; None where it
-    asks for none. Raises Unreadable."""
-    nested = body.get("structured_outputs") or {}
-    if not isinstance(nested, dict):
-        raise Unreadable("its structured_outputs is not an object")
-    fields = {name: value for name, value in body.items() if name != "structured_outputs"}
-    fields |= {f"guided_{name}": value for name, value in nested.items() if value is not None}
-    for name, read in _READ.items():
-        if fields.get(name) is not None:
-            try:
-                return read(fields[name])
-            except (AttributeError, KeyError, TypeError, ValueError):
-                raise Unreadable(f"its {name} asks for nothing that is known") from None
-    return None
-
-
-def _format(value: Any) -> Grammar | None:
-    match value["type"]:
-        case "text":
-            return None
-        case "json_object":
-            return _schema(value.get("schema") or _OBJECT)
-        case "json_schema":
-            named = value["json_schema"]
-            return _schema(named["schema"], lenient=named.get("strict") is False)
-    raise ValueError
-
-
-def _schema(value: Any, *, lenient: bool = False) -> Grammar:
-    if not isinstance(value, str | dict):
-        raise TypeError
-    return Grammar("json_schema", value if isinstance(value, str) else json.dumps(value), lenient=lenient)
-
-
-def _string(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-def _grammar(value: Any) -> Grammar:
-    return Grammar(grammar_kind(_string(value)), value)
-
-
-_READ: dict[str, Callable[[Any], Grammar | None]] = {
-    "response_format": _format,
-    "json_schema": _schema,
-    "grammar": _grammar,
-    "guided_json": _schema,
-    "guided_regex": lambda value: Grammar("regex", _string(value)),
-    "guided_choice": lambda value: Grammar("choice", json.dumps([_string(part) for part in value])),
-    "guided_grammar": _grammar,
-    "guided_json_object": lambda _: _schema(_OBJECT),
-}
+    try:
+        line = _Line.model_validate(body)
+    except ValidationError as error:
+        raise Unreadable(str(invalid(error))) from None
+    if line.turns:
+        first, *others = line.turns
+        return Prompt(name, ({"role": "user", "content": first},), follow_ups=tuple(others))
+    given: tuple[Mapping[str, Any], ...] | str | None = line.prompt or line.text
+    if line.messages:
+        given = tuple(message.plain() for message in line.messages)
+    if given is None:
+        raise Unreadable(f"it holds no prompt but {', '.join(map(repr, list(body)[:6])) or 'nothing'}")
+    tools = tuple(body.get("tools") or ()) if line.messages else ()
+    return Prompt(name, given, grammar=line.limit(), tools=tools, max_tokens=line.max_tokens)
 
 
 # Requests that a server logged (`outrider serve --log-json --log-prompts`), to be asked again: messages,
