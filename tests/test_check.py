@@ -15,10 +15,11 @@ from engines import LANGUAGE
 from engines import VOCABULARY as LETTERS
 from outrider.backends.fake import FakeModel, FakeVocabulary
 from outrider.core.contracts import RewindKind
+from outrider.core.data import Draft, DraftWork, StepRecord
 from outrider.core.notices import collect_notices
 from outrider.core.numbers import Interval
 from outrider.core.params import SamplingParams
-from outrider.costs import CallCosts
+from outrider.costs import CallCosts, CallPoint
 from outrider.lab.check import (
     DraftReport,
     LookupReport,
@@ -37,7 +38,7 @@ from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.record import ANSWER_TOKENS, questions_of, record_answers, recording_of
 from outrider.lab.rows import AnswerRow, CostsRow, ModelRow, OffersRow, PairRow, Role, Row
 from outrider.lab.statistics import speedup_of
-from outrider.lab.subject import Subject
+from outrider.lab.subject import Subject, corrected, corrected_by_drafts
 from outrider.models.gguf import read_card
 from outrider.models.vocab import compare
 from recordings import FLAT, SMALL, STEEP, DraftKind, TextKind, curve, recording
@@ -366,3 +367,30 @@ def test_answers_that_end_at_once_are_left_out_and_counted() -> None:
         answers = record_answers(target, questions, curve({1: 1.0}), seconds=60)
     assert "left out for ending within a few tokens" in notices[0] and ": 3 of the answers" in notices[0]
     assert [row.workload for row in answers] == ["two", "two"]
+
+
+# Measured curves corrected by the calls and the steps of real answers
+
+
+def test_recorded_calls_correct_a_curve() -> None:
+    measured = CallCosts([CallPoint(1, 0.1), CallPoint(4, 0.2)], prefill_token_s=0.01, window=50)
+    calls = [(1, 0, 0.2)] * 3 + [(2, 0, 0.5 * measured.call_s(2, context=0))] * 3 + [(4, 0, 9.0)] * 2
+    found = corrected(measured, calls)
+    assert found.calls_s(4, context=0)[[0, 1, 3]] == pytest.approx([0.2, 0.0667, 0.1], rel=1e-3)
+    assert found.window == 50
+    assert found.prefill_s(10) == pytest.approx(0.1)
+    assert corrected(measured, [(1, 0, 50.0)] * 3).call_s(1, context=0) == pytest.approx(0.4)
+    assert corrected(measured, [(4, 0, 9.0)] * 2) is measured
+
+
+def test_steps_correct_a_drafts_curve_by_what_the_target_did_not_take_longer() -> None:
+    target, draft = CallCosts([CallPoint(1, 0.1)]), CallCosts([CallPoint(1, 0.01)])
+    work = DraftWork(calls=2, call_tokens=(1, 1), model_s=0.08, prefill_tokens=4, prefill_s=0.4)
+    verify_s = 2 * target.call_s(1, context=0)
+    slow = StepRecord(0, 0, "decode", 0, 1, Draft(), 0, (5,), work, 0.12, verify_s, 0.0, 0.0, 0.4)
+    reading = replace(slow, verify_s=verify_s / 100, read_tokens=99, read_s=verify_s)
+    found = corrected_by_drafts(draft, [reading, slow, reading], target)
+    assert found.call_s(1, context=0) == pytest.approx(0.02 + 0.01)
+    assert found.prefill_s(10) == pytest.approx(0.5)
+    assert corrected_by_drafts(draft, [reading], target) is draft
+    assert corrected_by_drafts(draft, [], target) is draft

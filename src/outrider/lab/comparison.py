@@ -159,14 +159,8 @@ def find_divergence(
     speculative: Completion,
     constrain: Callable[[Grammar], Constraint] | None = None,
 ) -> Divergence | None:
-    """The first difference between two outputs of a request; None where they are equal.
-
-    `constrain` makes the constraint of the request's grammar; needed where there is one. Uses sequence 0
-    of the target, whose KV it forgets. Raises SettingError for a grammar without `constrain`.
-    """
-    if request.grammar is not None and constrain is None:
-        why = "what it allows is needed to see how close a difference is"
-        raise SettingError("grammar", why, "Give `constrain`, as to the engine.")
+    """The first difference between two outputs of a request; None where they are equal. `constrain` makes the
+    constraint of the request's grammar. Uses sequence 0 of the target, whose KV it forgets."""
     position = common_prefix(plain.tokens, speculative.tokens)
     if position == min(len(plain.tokens), len(speculative.tokens)):
         return None
