@@ -185,16 +185,6 @@ needs_embedded = pytest.mark.skipif(not EMBEDDED.exists(), reason="`outrider run
 
 @pytest.mark.slow
 @needs_embedded
-def test_the_embedded_model_holds_under_a_schema(verify: Call, tmp_path: Path) -> None:
-    target = ("-m", str(EMBEDDED), "-md", "default-draft")
-    outcome = verify(*target, "-n", "60", "-j", RECORD, "-p", "Describe a user.", samples=60)
-    assert outcome.status == 0, outcome.out + outcome.err
-    document = json.loads((tmp_path / "outrider-verify.json").read_text())
-    assert document["verdict"] == "holds" and document["counts"]["accepted_tokens"] > 0
-
-
-@pytest.mark.slow
-@needs_embedded
 @pytest.mark.parametrize("backend", ["llama.cpp", "ik"])
 def test_bit_equal_text_of_the_embedded_model_holds_and_unequal_calls_do_not(
     verify: Call, backend: str
