@@ -123,9 +123,18 @@ def test_ids_are_made_different(tmp_path: Path) -> None:
         ({"prompt": ["x"]}, "prompt: it has to be text"),
         ({"turns": []}, "turns: it has to be an array with at least 1 item"),
         ({"messages": []}, "messages: it has to be an array with at least 1 item"),
-        ({"messages": [{"role": "bot", "content": "x"}]}, 'messages[1].role: it has to be "system", "developer", "user"'),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[1].content: it has to be text"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[1].tool_calls[1].function: it is missing"),
+        (
+            {"messages": [{"role": "bot", "content": "x"}]},
+            'messages[1].role: it has to be "system", "developer", "user"',
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[1].content: it has to be text",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+            "messages[1].tool_calls[1].function: it is missing",
+        ),
         (
             {"messages": [{"role": "user", "content": "x"}], "tools": [{}]},
             "tools[1].function: it is missing",

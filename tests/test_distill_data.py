@@ -28,7 +28,7 @@ from outrider.lab.distill.answers import (
     write_example,
 )
 from outrider.lab.distill.corpus import Text, batch_of, batches, text_of
-from outrider.lab.distill.plan import Data, DistillPlan, DistillOptions, claim
+from outrider.lab.distill.plan import Data, DistillOptions, DistillPlan, claim
 from outrider.lab.distill.starting import Material
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile

@@ -89,7 +89,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 def test_the_kept_tokens_say_what_they_said(target: Target, tmp_path: Path) -> None:
     made = target.write(tmp_path / "draft.gguf")
-    rows, whole = spoken(made, subset_of(REDUCED, SIZE).to_draft[TOKENS].tolist()), spoken(target.path, TOKENS)
+    rows, whole = (
+        spoken(made, subset_of(REDUCED, SIZE).to_draft[TOKENS].tolist()),
+        spoken(target.path, TOKENS),
+    )
     np.testing.assert_allclose(rows[:, :-1], whole[:, KEPT], rtol=0, atol=1e-3)
     np.testing.assert_allclose(rows[:, -1], whole[:, DROPPED], rtol=0, atol=1e-3)
     fields = {name: field.contents() for name, field in GGUFReader(made).fields.items()}

@@ -68,7 +68,9 @@ def _why_no_draft(file: ModelFile, target: Weights, weights: Weights) -> str | N
     return f"it is one of {file.card.mtp_layers}, and {title} runs no more than one in such a model"
 
 
-def _model_row(file: ModelFile, model: GgufModel, role: Role, notices: Sequence[str], target: str) -> ModelRow:
+def _model_row(
+    file: ModelFile, model: GgufModel, role: Role, notices: Sequence[str], target: str
+) -> ModelRow:
     """What a sweep writes down about an open model."""
     effective = asdict(model.options) | {
         "threads": model.threads,

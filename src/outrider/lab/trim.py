@@ -1,5 +1,5 @@
-"""A draft made cheaper without training: fewer tokens, and types of weights that are fast here. The tokens are
-counted, the file written, and measured before and after."""
+"""A draft made cheaper without training: fewer tokens, and types of weights that are fast here. The tokens
+are counted, the file written, and measured before and after."""
 
 from __future__ import annotations
 
@@ -227,8 +227,8 @@ def write_trimmed(
     up with `target`; rows are copied as they are, and where writing fails, a part of the file is left.
 
     An untrained model has no row for "all others". It takes that of the last token: a draft ends where that
-    one would have been drafted. `to_target` are the target's ids of the source's tokens, `origin` says by name
-    how the draft was made. Raises SettingError (no room) and VocabularyMismatch.
+    one would have been drafted. `to_target` are the target's ids of the source's tokens, `origin` says by
+    name how the draft was made. Raises SettingError (no room) and VocabularyMismatch.
     """
     subset, tensors = subset_of(kept, source.vocabulary), dict(source.tensors)
     fields = tokenizer_fields(source.fields, subset, source.vocabulary)
@@ -305,11 +305,13 @@ class TrimRequest:
 
 
 def step_s_of(report: DraftReport) -> float:
+    """Of a draft that was measured."""
     assert report.step_s is not None
     return report.step_s
 
 
 def agreement_of(report: DraftReport) -> float:
+    """Of a draft that was measured."""
     assert report.agreement is not None
     return report.agreement
 
@@ -429,7 +431,9 @@ def _count(
     return uses, origins
 
 
-def _answers(asked: TrimRequest, target: LoadedTarget, prompts: Prompts, progress: Progress) -> list[Completion]:
+def _answers(
+    asked: TrimRequest, target: LoadedTarget, prompts: Prompts, progress: Progress
+) -> list[Completion]:
     encoded: list[tuple[int, ...]] = []
     for prompt in prompts.counted:
         with suppress(PromptError):

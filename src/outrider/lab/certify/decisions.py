@@ -25,8 +25,8 @@ from outrider.verify import Verifier
 Kind = Literal["acceptance", "recovered", "bonus"]
 KINDS: tuple[Kind, ...] = ("acceptance", "recovered", "bonus")
 RULES = ("token", "block")
-"""Those that decide by chance (the seed-stable rule's texts are compared). Drafts without distributions follow
-the law of `token` under `block` too."""
+"""Those that decide by chance (the seed-stable rule's texts are compared). Drafts without distributions
+follow the law of `token` under `block` too."""
 
 _NORMAL_95 = 1.645
 """what a normal variable stays below with that probability"""

@@ -252,7 +252,9 @@ def _train(
             material.training, target.model, material.subset, _OWN_TEXTS, plan.settings.ctx_size, wanted.seed
         ).texts
     quantizations = plan.settings.quant, plan.settings.embedding_quant
-    training, held_out = (material.texts(s, plan.settings.ctx_size) for s in (material.training, material.held_out))
+    training, held_out = (
+        material.texts(s, plan.settings.ctx_size) for s in (material.training, material.held_out)
+    )
     trainer = Trainer(material.draft, training, held_out, costs, wanted, quantizations, own)
 
     def on_step(trainer: Trainer) -> None:

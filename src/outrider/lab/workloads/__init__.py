@@ -244,8 +244,8 @@ class _Line(BaseModel):
 
 
 def prompt_of(value: Any, name: str) -> Prompt:
-    """The prompt in a line's value; `name` is its id where it has none. Raises Unreadable, also for a key that
-    all but spells one of ours: it would do nothing."""
+    """The prompt in a line's value; `name` is its id where it has none. Raises Unreadable, also for a key
+    that all but spells one of ours: it would do nothing."""
     if not isinstance(value, dict):
         raise Unreadable("it is not a JSON object")
     own = [key for key in (value.get("id"), value.get("question_id")) if isinstance(key, str | int)]
