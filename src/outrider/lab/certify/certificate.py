@@ -54,7 +54,7 @@ STABLE = "seed-stable"
 @dataclass(frozen=True, slots=True)
 class Findings:
     """What the tests found: the `texts` that were compared, by name (`GREEDY` and so on), and of a head
-    whether its `drafts` are those of one that reads a text afresh. `speculates`: whether anything was drafted;
+    whether its `drafts` are those of one that reads a text afresh. `speculates`: whether any were made;
     `stand_in`: whether the draft model of the sampled tests was the target's own, disturbed; `bit_equal`:
     whether texts had to be equal without exception, and the bits of logits too."""
 
