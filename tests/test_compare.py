@@ -14,7 +14,7 @@ from outrider.core.data import Completion, Logits, Request, Span
 from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams, Verification
 from outrider.engine import Engine
-from outrider.lab.comparison import compare, find_divergence, is_deterministic
+from outrider.lab.comparison import compare, find_divergence
 from outrider.policy.fixed import FixedPolicy
 from outrider.session.readout import read_out
 
@@ -180,20 +180,3 @@ def test_the_margin_of_a_seed_stable_difference_is_that_of_the_draw() -> None:
     assert margins[done.tokens[9]] == 0.0
     assert sum(margin is None for margin in margins) == VOCABULARY.size - 3
     assert all(margin is None or margin >= 0 for margin in margins)
-
-
-@pytest.mark.parametrize(
-    ("sampling", "verification", "demanded"),
-    [
-        (GREEDY, Verification(), True),
-        (SamplingParams(top_k=1), Verification(), True),
-        (SamplingParams(), Verification(), False),
-        (SamplingParams(), Verification(rule="stable"), True),
-        (SamplingParams(temperature=0, xtc_probability=0.5), Verification(), False),
-    ],
-)
-def test_when_equal_outputs_can_be_demanded(
-    sampling: SamplingParams, verification: Verification, demanded: bool
-) -> None:
-    request = replace(REQUEST, sampling=sampling, verification=verification)
-    assert is_deterministic(request) == demanded

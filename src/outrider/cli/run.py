@@ -22,7 +22,7 @@ from outrider.cli.settings import RunSettings
 from outrider.cli.stream import TokenPrinter, show
 from outrider.core.data import Completion, Request
 from outrider.core.errors import ConstraintError, PromptError
-from outrider.lab.comparison import Comparison, compare, is_deterministic
+from outrider.lab.comparison import Comparison, compare
 from outrider.policy.auto import AutoPolicy
 from outrider.session import Message, Pair, Session
 from outrider.session.generation import Generation
@@ -129,7 +129,8 @@ def _report(
             library=library_line(pair, session),
         )
         if comparison:
-            print_comparison(errors, comparison, deterministic=is_deterministic(request))
+            keeps_text = request.verification.keeps_text(greedy=request.sampling.is_greedy)
+            print_comparison(errors, comparison, deterministic=keeps_text)
     if settings.explain and explanation:
         errors.print()
         print_explanation(errors, explanation)

@@ -201,8 +201,3 @@ def plain_scores(
         return drawn.tokens, scores(drawn, sampling.seed or 0, len(generated))
 
     return score
-
-
-def is_deterministic(request: Request) -> bool:
-    """Whether equal outputs can be demanded: the text depends on no draft."""
-    return request.verification.keeps_text(greedy=request.sampling.is_greedy)

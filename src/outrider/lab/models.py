@@ -128,14 +128,9 @@ class ModelFacts:
     @classmethod
     def of(cls, file: ModelFile) -> ModelFacts:
         card = file.card
-        return cls(
-            name=file.name,
-            path=str(card.path),
-            experts=card.expert_count,
-            experts_used=card.expert_used_count,
-            bytes_per_token=card.bytes_per_token,
-            **card_fields(card),
-        )
+        experts = {"experts": card.expert_count, "experts_used": card.expert_used_count}
+        given = card_fields(card) | experts | {"bytes_per_token": card.bytes_per_token}
+        return cls(name=file.name, path=str(card.path), **given)
 
 
 def card_fields(card: ModelCard) -> dict[str, Any]:

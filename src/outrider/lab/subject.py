@@ -239,27 +239,21 @@ class Subject:
         probed = [by_length[int(place * (len(by_length) - 1))] for place in _PROBED_PLACES]
         curve = self.loader.costs(draft, "draft")
         if self.loader.costs_file is None:
-            records = probe_draft(self.target, draft, probed)
+            records = [record for case, answer in probed for record in self._probe(draft, case, answer)]
             curve = corrected_by_drafts(curve, records, self.prices(None).target)
         self.append(CostsRow(model=draft.name, role="draft", curve=curve.as_json(), beside=self.name))
 
-
-def probe_draft(
-    target: LoadedTarget, draft: LoadedDraft, cases: Sequence[tuple[Case, AnswerRow]]
-) -> list[StepRecord]:
-    """Steps in which the draft model drafts a few tokens each time, on the first tokens of these cases.
-    Raises BackendError when a call fails."""
-    found: list[StepRecord] = []
-    for case, answer in cases:
-        drafter, engine = ModelDrafter(draft.model, draft.alignment), (draft.feeder or target).engine
+    def _probe(self, draft: LoadedDraft, case: Case, answer: AnswerRow) -> Sequence[StepRecord]:
+        """Steps in which the draft model drafts a few tokens each time, on the first tokens of an answer."""
+        drafter = ModelDrafter(draft.model, draft.alignment)
+        engine = (draft.feeder or self.target).engine
         engine.equip((drafter,), FixedPolicy(_PROBED_LENGTH, 0, 0.0))
         engine.reset()
         request = request_of(case, answer.prompt, answer.seed)
         most = min(request.max_tokens or _PROBED_TOKENS, _PROBED_TOKENS)
-        completion = engine.generate(replace(request, max_tokens=most, ignore_end=False))
-        found += completion.records
+        records = engine.generate(replace(request, max_tokens=most, ignore_end=False)).records
         drafter.reset()
-    return found
+        return records
 
 
 # Measured curves corrected by real answers: calls of a generation are not quite those of a measurement.
