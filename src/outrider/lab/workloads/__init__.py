@@ -227,7 +227,11 @@ class _Line(BaseModel):
     structured_outputs: _Structured | None = None
 
     def limit(self) -> Grammar | None:
-        asked, nested, lenient = self.response_format, self.structured_outputs or _Structured(), False
+        asked, nested, lenient = (
+            self.response_format,
+            self.structured_outputs or _Structured.model_validate({}),
+            False,
+        )
         schema = self.json_schema or nested.of or (_OBJECT if nested.json_object else None)
         if isinstance(asked, _SchemaFormat):
             schema, lenient = asked.json_schema.of, asked.json_schema.strict is False
