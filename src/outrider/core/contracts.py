@@ -91,7 +91,6 @@ class PartOf:
         target_tokens: The target's id of each token, -1 for `other_token`.
         other_token: Stands for every token of the target that this vocabulary lacks.
         target_tokenizer: The target's `vocab.tokenizer_id`.
-        name: The model's name for people.
         window: So many last tokens of a text are enough to draft from; 0: all are read.
         reads_pieces: Text without a token of its own is read as several tokens, not as `other_token`.
     """
@@ -260,7 +259,6 @@ class DraftRequest:
     """What a sequence asks for in this step.
 
     Args:
-        sequence: The sequence's number.
         max_tokens: The most drafted tokens that can be of use (at least 1); the request's own cap is
             respected.
         sampler: The way from logits to the request's distribution.
@@ -268,8 +266,6 @@ class DraftRequest:
             draft.
             None: a draft model drafts its most likely tokens, as point masses.
         with_mode_of: Whether the distributions of point-mass tokens are asked for too (`DraftToken.mode_of`).
-        constraint: What the output may be, if it is limited.
-        drafting: What the request asked for: who drafts, and how far.
         recomputed: None where rejected tokens are forgotten at no cost. Else the call evaluates so many
             tokens again; after a rejection the next one evaluates these, the last token and the accepted ones
             again.

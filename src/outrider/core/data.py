@@ -72,7 +72,6 @@ class Span:
     """One sequence's share of a model call.
 
     Args:
-        sequence: Its number.
         tokens: Evaluated at positions `start`, `start + 1`, …
         start: The sequence's stored length.
         rows: Logits are returned for so many of the last tokens.
@@ -222,7 +221,6 @@ class Grammar:
     Args:
         kind: What `text` is: a JSON schema, "json" (any JSON value; no text), a regular expression, a JSON
             list of strings to choose from, a GBNF grammar (llama.cpp's) or a Lark one (llguidance's).
-        text: The grammar.
         style: The white space of JSON.
         lenient: Ignore schema keywords that cannot be enforced.
         after: The constraint starts after this text, such as a closing </think>; before it anything may come.
@@ -299,21 +297,15 @@ class Request:
     """One generation.
 
     Args:
-        prompt: Its tokens.
-        sampling: How tokens are chosen.
         max_tokens: None: until an end token, a stop string or the end of the context.
         stop: Strings that end the content; elsewhere they mean nothing.
         ignore_end: Continue after end tokens.
         speculate: Let drafters take part; otherwise decode plainly.
-        verification: How drafts are verified.
         logprobs: Return the log probability of every token, and of so many of the most likely ones; None: of
             none.
-        grammar: What the output is limited to.
-        drafting: Who drafts, and how far.
         prediction: Tokens that the answer is expected to resemble.
         scope: The cache namespace: KV and text are reused by requests of the same one only.
         visible: Control tokens whose spelling belongs to the text.
-        thought: How the answer reasons.
         cache_prompt: Reuse KV; otherwise the whole prompt is read.
         from_text: The prompt is a tokenized text, so tokens that were generated for the same text may replace
             its own.

@@ -339,10 +339,8 @@ class FoundFile:
     Args:
         reference: What to give to `-md`.
         place: Where it was found.
-        file_bytes: None if unknown.
         share: Bytes that a token reads of it (of a file that is not here: parameters), relative to the
             target's.
-        note: For people.
     """
 
     reference: str
