@@ -107,9 +107,6 @@ def test_log_probabilities_of_half_characters_keep_their_bytes(served: Serving) 
     assert legacy["text_offset"] == [0, 0, 1]
 
 
-# What speculation did
-
-
 # Completions
 
 

@@ -157,16 +157,15 @@ def test_a_broken_grammar_is_refused_before_anything_runs(
     assert len(served.model.calls) == calls
 
 
-def test_what_was_given_is_said(served: Serving) -> None:
-    """And what would be taken, of each alternative; a pattern in words."""
+def test_what_would_be_taken_is_said(served: Serving) -> None:
     said: dict[str, tuple[Any, str]] = {
-        "max_tokens": (0, "max_tokens: it is 0. Give -1 or 1 or more."),
-        "modalities": (["audio"], 'modalities[0]: it is "audio". Give "text".'),
-        "temperature": ("hot", 'temperature: it is "hot". Give a number.'),
-        "top_p": (1.5, "top_p: it is 1.5. Give 1 or less."),
-        "stop": (5, "stop: it is 5. Give text or an array."),
-        "messages": ([5], "messages[0]: it is 5. Give an object."),
-        "seed": ("y" * 100, "seed: it is a text of 100 characters. Give a whole number."),
+        "max_tokens": (0, "max_tokens: it has to be -1 or 1 or more."),
+        "modalities": (["audio"], 'modalities[0]: it has to be "text".'),
+        "temperature": ("hot", "temperature: it has to be a number."),
+        "top_p": (1.5, "top_p: it has to be 1 or less."),
+        "stop": (5, "stop: it has to be text or an array."),
+        "messages": ([5], "messages[0]: it has to be an object."),
+        "seed": ("y" * 100, "seed: it has to be a whole number."),
     }
     for field, (value, message) in said.items():
         assert refused(served, CHAT, **{field: value})["message"] == message

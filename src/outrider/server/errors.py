@@ -213,19 +213,16 @@ _CONVERSIONS: dict[type[Exception], Callable[[Request, Any], Problem]] = {
 
 # Requests that do not fit their models
 
-_MAX_SHOWN_CHARACTERS = 40
-
 
 def invalid_body(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
     """What pydantic found as one Problem: where several alternatives failed, of the one that got furthest."""
     placed = [(_steps(error, body), error) for error in errors]
     steps, found = max(placed, key=lambda one: (one[1]["type"] == "unsupported", len(one[0])))
     takes = accepted([error for other, error in placed if other == steps]) or "what docs/api.md says of it"
-    kind, context, given = found["type"], found.get("ctx") or {}, found["input"]
+    kind, context = found["type"], found.get("ctx") or {}
     if kind.startswith("union_tag"):  # it is about the field that says which object this is
         steps = [*steps, context["discriminator"].strip("'")]
-        given = given.get(steps[-1])
-        kind = "missing" if given is None else kind
+        kind = "missing" if found["input"].get(steps[-1]) is None else kind
     elif kind == "unsupported" and context.get("field"):
         steps = [*steps, context["field"]]
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).removeprefix(".")
@@ -242,21 +239,8 @@ def invalid_body(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
     elif kind == "unsupported":
         code, why = "unsupported", f"{where}: {found['msg']}."
     else:
-        code, why = "invalid_value", f"{where}: it is {_given(given)}. Give {takes}."
+        code, why = "invalid_value", f"{where}: it has to be {takes}."
     return Problem(400, why, code=code, param=path or None)
-
-
-def _given(value: Any) -> str:
-    """A small value itself, of a large one what it is."""
-    if isinstance(value, Mapping | list):
-        what = "object" if isinstance(value, Mapping) else "array"
-        return f"an {what} of {len(value):,}" if value else f"an empty {what}"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "not a finite number"
-    text = json.dumps(value, ensure_ascii=False)
-    if len(text) <= _MAX_SHOWN_CHARACTERS:
-        return text
-    return f"a text of {len(value):,} characters" if isinstance(value, str) else "a very long number"
 
 
 def _steps(error: Mapping[str, Any], body: Any) -> list[str | int]:
