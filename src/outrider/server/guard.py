@@ -64,9 +64,6 @@ class Guard:
         self._origins = {origin.lower() for origin in settings.cors_origin}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         try:
             headers = Headers(scope=scope)
             self._check_origin(headers)

@@ -51,9 +51,6 @@ class RequestLog:
         self._quiet = frozenset(quiet)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         entry = _Entry(scope, receive, send, keeps_body=self._bodies)
         try:
             await self._app(scope, entry.receive, entry.send)
