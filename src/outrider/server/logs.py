@@ -51,70 +51,56 @@ class RequestLog:
         self._quiet = frozenset(quiet)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        entry = _Entry(scope, receive, send, keeps_body=self._bodies)
-        try:
-            await self._app(scope, entry.receive, entry.send)
-        except Exception as error:
-            LOG.error("failed", exc_info=error, extra={"fields": {"id": entry.request_id}})
-            if entry.status is None:  # else the server closes the connection of an answer without an end
-                await internal_error().response()(scope, receive, entry.send)
-        finally:
-            is_quiet = scope["path"] in self._quiet and entry.status == 200
-            LOG.log(logging.DEBUG if is_quiet else logging.INFO, "request", extra={"fields": entry.fields()})
-
-
-class _Entry:
-    def __init__(self, scope: Scope, receive: Receive, send: Send, *, keeps_body: bool) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
-        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid4().hex
-        self.status: int | None = None
-        self._scope = scope
-        self._state = scope.setdefault("state", {})
-        self._state["request_id"] = self.request_id
-        self._receive = receive
-        self._send = send
-        self._began_s = monotonic()
-        self._is_complete = False
-        self._client_left = False
-        self._body = bytearray() if keeps_body else None
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid4().hex
+        state = scope.setdefault("state", {})
+        began_s, body = monotonic(), bytearray()
+        status: int | None = None
+        is_complete = client_left = False
 
-    async def receive(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            self._client_left = not self._is_complete
-        elif self._body is not None:
-            self._body += message.get("body", b"")[: _MAX_LOGGED_BYTES - len(self._body)]
-        return message
+        async def receiving() -> Message:
+            nonlocal client_left
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                client_left = not is_complete
+            elif self._bodies:
+                body.extend(message.get("body", b"")[: _MAX_LOGGED_BYTES - len(body)])
+            return message
 
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            headers = MutableHeaders(scope=message)
-            headers["x-request-id"] = self.request_id
-            for name, value in _HEADERS.items():
-                headers.setdefault(name, value)
-        elif not message.get("more_body", False):
-            self._is_complete = True
-        await self._send(message)
+        async def sending(message: Message) -> None:
+            nonlocal status, is_complete
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            elif not message.get("more_body", False):
+                is_complete = True
+            await send(message)
 
-    def fields(self) -> dict[str, Any]:
-        """The fields of its line."""
-        caller = self._state.get("caller") or Caller()
-        fields: dict[str, Any] = {
-            "method": self._scope["method"],
-            "route": str(getattr(self._scope.get("route"), "path", None) or "-"),
-            "status": self.status,
-            "duration_s": round(monotonic() - self._began_s, 4),
-            "key": caller.name,
-            "prompt_tokens": caller.used.prompt_tokens,
-            "completion_tokens": caller.used.completion_tokens,
-            "id": self.request_id,
-        }
-        if self._client_left:
-            fields["client_left"] = True
-        if self._body is not None:
-            fields["body"] = self._body.decode("utf-8", errors="replace")
-        return fields
+        try:
+            await self._app(scope, receiving, sending)
+        except Exception as error:
+            LOG.error("failed", exc_info=error, extra={"fields": {"id": request_id}})
+            if status is None:  # else the server closes the connection of an answer without an end
+                await internal_error().response()(scope, receive, sending)
+        finally:
+            caller = state.get("caller") or Caller()
+            fields = {
+                "method": scope["method"],
+                "route": str(getattr(scope.get("route"), "path", None) or "-"),
+                "status": status,
+                "duration_s": round(monotonic() - began_s, 4),
+                "key": caller.name,
+                "prompt_tokens": caller.used.prompt_tokens,
+                "completion_tokens": caller.used.completion_tokens,
+                "id": request_id,
+                **({"client_left": True} if client_left else {}),
+                **({"body": body.decode("utf-8", errors="replace")} if self._bodies else {}),
+            }
+            is_quiet = scope["path"] in self._quiet and status == 200
+            LOG.log(logging.DEBUG if is_quiet else logging.INFO, "request", extra={"fields": fields})
 
 
 def log_to_stderr(*, as_json: bool) -> None:
