@@ -236,7 +236,7 @@ def test_a_second_signal_ends_the_program_at_once(
 def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(SettingError, match=f"127.0.0.1, port {port}: .* .address already in use."):
+        with pytest.raises(SettingError, match=f"127.0.0.1, port {port}: .* \\(address already in use\\)"):
             bind("127.0.0.1", port)
 
 

@@ -47,7 +47,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
                     raise
             port = sockets[-1].getsockname()[1]
     except OSError as error:
-        why = f"the server cannot listen there ({reason_of(error)})"
+        why = f"the server cannot listen there ({reason_of(error).partition(' (while')[0]})"
         raise SettingError(f"{host}, port {port}", why, "Give another --host or --port.") from None
     return sockets
 
