@@ -162,8 +162,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Unlike uvicorn's, the signal is not raised again at the end: a drained server has done its work.
         del frame
-        if self.should_exit:  # a model call would hold any other way out up
-            LOG.warning("ended at once")
+        if self.should_exit:  # a model call would hold any other way out up; the log may be half written
             os._exit(128 + sig)
         self.should_exit = True
 
