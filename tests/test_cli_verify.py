@@ -130,7 +130,7 @@ def test_prompts_come_from_lines(verify: Call, tmp_path: Path) -> None:
         (["--inject", "sloppy"], "'sloppy' is not a known fault"),
         (["--rule", "best"], "--rule: best cannot be used"),
         (["-n", "0"], "-n 0"),
-        (["--seed", "-3"], "seed"),
+        (["--seed", "-3"], "--seed: -3 cannot be used"),
         (["-p", ""], "prompt 1: it is empty"),
         (["-f", "absent.txt"], "absent.txt: no such file"),
         (["-o", "nowhere/c.json"], "its folder does not exist"),

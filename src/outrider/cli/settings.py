@@ -82,7 +82,7 @@ class VerifySettings(PairSettings, Structure, JsonOutput, panel="Prompt and text
     raw: bool = setting(False, "Continue the prompt as it is, without a chat template.")
     tokens: int | None = setting(None, "Tokens to generate for each prompt.", "-n --predict --n-predict")
     quick: bool = setting(False, "Fewer prompts, tokens and samples: under a minute.")
-    test_seed: int = setting(0, "Seed of all tests: their outcome repeats.", "-s --seed", panel="Sampling")
+    test_seed: Natural = setting(0, "Seed of all tests: the outcome repeats.", "-s --seed", panel="Sampling")
     policy: PolicyName | None = with_default(Drafting, "policy", "fixed")
     inject: str | None = setting(
         None,
@@ -128,7 +128,9 @@ class CheckSettings(Hub, JsonOutput, Verbose, Context, Loading, panel="Checking"
         "Your prompts: a JSON-lines file or a built-in workload (repeatable). Default: all of these.",
         "FILE",
     )
-    seconds: float = setting(45.0, "Time for the target's answers, and again for each draft.")
+    seconds: Annotated[float, Field(ge=1, le=3600)] = setting(
+        45.0, "Time for the target's answers, and again for each draft."
+    )
 
 
 class QuantizeSettings(Hub, JsonOutput, Threads):

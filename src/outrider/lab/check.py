@@ -17,7 +17,7 @@ from outrider.backends.gguf.libraries import device_names
 from outrider.backends.gguf.model import GgufModel
 from outrider.backends.machine import physical_cores
 from outrider.core.contracts import RewindKind
-from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, SettingError
+from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory
 from outrider.core.notices import collect_notices, notify
 from outrider.core.numbers import Interval
 from outrider.costs.calibrate import DEFAULT_SECONDS
@@ -311,11 +311,6 @@ class CheckRequest:
     found: tuple[FoundFile, ...] | None = None
     """what a search for drafts came to, where none was named: of those one that cannot be loaded is passed
     over"""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.seconds <= 3600:
-            reason = "not a time to measure for"
-            raise SettingError(f"--seconds {self.seconds:g}", reason, "Give 1 to 3600.")
 
 
 @dataclass(frozen=True, slots=True)

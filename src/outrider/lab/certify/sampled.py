@@ -61,7 +61,7 @@ class CertifyPlan:
     each decision about a draft so many more times. `significance`: the probability that sound sampling fails
     at all. A rule that is not auto is tested alone.
 
-    Raises SettingError for a negative seed, and a fault that cannot show.
+    Raises SettingError for a fault that cannot show.
     """
 
     num_tokens: int = 128
@@ -77,8 +77,6 @@ class CertifyPlan:
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise SettingError("seed", f"{self.seed} is negative", "Give 0 or more.")
         if self.fault is not None and check_fault(self.fault) == MASK_FAULT and self.grammar is None:
             why = "it breaks the masks of a grammar, and there is none"
             raise SettingError(f"--inject {MASK_FAULT}", why, "Add --json-schema or another kind.")
