@@ -20,11 +20,10 @@ import pytest
 from kinds import KINDS
 from llama_cpp_models import SMALL
 from outrider.backends.fake import ContractBroken, FakeModel, FakeVocabulary, random_logits
-from outrider.backends.gguf.libraries import _file_of, installed
+from outrider.backends.gguf.libraries import DIALECTS, _file_of, installed
 from outrider.backends.gguf.library import LibraryFile
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.gguf.registry import DIALECTS
 from outrider.core.contracts import Model
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, RewindUnsupported

@@ -79,7 +79,7 @@ def card(name: str) -> ModelCard:
         path=Path(f"{name}.gguf"), name=name, architecture="fake", parameters=1000, active_parameters=1000,
         bytes_per_token=4000, quantization="F32", num_tokens=VOCABULARY.size, context_length=512,
         chat_template=None, tokenizer="characters", block_count=1, embedding_length=8, sliding_window=None,
-        expert_count=0, expert_used_count=0, file_bytes=4000, num_files=1,
+        expert_count=0, expert_used_count=0, file_bytes=4000,
     )  # fmt: skip
 
 

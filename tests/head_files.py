@@ -155,15 +155,15 @@ def write_assistant(path: Path, target: Path, *, agrees: bool = True, **made: An
     return path
 
 
-def write_files(folder: Path, kind: str, *, agrees: bool = True, letters: str = "", **of_head: Any) -> Files:
+def write_files(folder: Path, kind: str, *, agrees: bool = True, **of_head: Any) -> Files:
     """Of a kind, and the target's architecture: "own" layers, a "chain" of two, "eagle3", "mtp", a block
     drafter's kind or "assistant", of which `of_head` are fields of Tiny."""
     what, arch = kind.split(" ")
-    of_target: dict[str, Any] = {"arch": arch, "context_length": 512, "letters": letters}
+    of_target: dict[str, Any] = {"arch": arch, "context_length": 512}
     if what in ("own", "chain"):
         write = with_good_head if agrees else write_tiny
         return Files(write(folder / "target.gguf", mtp_layers=1 + (what == "chain"), **of_target), None)
-    head, usual = folder / "head.gguf", {"context_length": 512, "letters": letters}
+    head, usual = folder / "head.gguf", {"context_length": 512}
     is_repeating = agrees or what not in ("mtp", "eagle3")
     target = write_tiny(folder / "target.gguf", repeating=is_repeating, **of_target)
     if what == "mtp":

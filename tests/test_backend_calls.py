@@ -135,24 +135,17 @@ def test_a_whole_context_can_be_filled_in_chunks(backend: Backend) -> None:
 
 
 @over_all
-def test_a_context_is_as_long_as_was_asked_for(backend: Backend) -> None:
-    model = backend.open(context_length=20, max_sequences=2)
-    assert model.context_length == 20
-    store(model, TEXT[:20], sequence=1)
+@pytest.mark.parametrize("length", [20, 128])
+def test_a_context_is_as_long_as_was_asked_for_and_has_no_room_of_its_neighbour(
+    backend: Backend, length: int
+) -> None:
+    model = backend.open(context_length=length, max_sequences=2)
+    assert model.context_length == length
+    store(model, TEXT[:length], sequence=1)
     with pytest.raises(REFUSED):
-        model.decode([Span(1, (1,), 20, 1)])
-    assert model.length(1) == 20
-    model.close()
-
-
-@over_all
-def test_a_sequence_has_no_room_of_its_neighbour(backend: Backend) -> None:
-    model = backend.open(context_length=128, max_sequences=2)
-    store(model, TEXT[:128])
-    with pytest.raises(REFUSED):
-        model.decode([Span(0, TEXT[128:129], 128, 1)])
-    store(model, TEXT[:128], sequence=1)
-    assert (model.length(0), model.length(1)) == (128, 128)
+        model.decode([Span(1, (1,), length, 1)])
+    store(model, TEXT[:length])
+    assert (model.length(0), model.length(1)) == (length, length)
     model.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from backends import FILES, IK, MAINLINE, Kept, Native, next_rows
 from outrider.backends.gguf import guard
 from outrider.backends.gguf.guard import check_build
+from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import FREE
@@ -45,15 +47,8 @@ class Real(Native):
         super().__init__(FILES[library], folder)
         self.file_path = FOLDER / MODELS[model]
         self.memory = folder / "builds.json"
-        card = read_card(self.file_path)
-        self.survived, self.notice = check_build(
-            self.file_path,
-            self.options(LoadOptions(gpu_layers=0, cache_type_k="f16", cache_type_v="f16")),
-            build=str(self.file),
-            model_kind=f"{card.architecture} {card.quantization}",
-            file=model,
-            memory=self.memory,
-        )
+        asked = self.options(LoadOptions(gpu_layers=0, cache_type_k="f16", cache_type_v="f16"))
+        self.survived, self.notice = check_build(read_card(self.file_path), asked, next(candidates(asked)))
         self._weights = Weights(self.file_path, self.survived)
         self.text = tuple(self._weights.vocabulary.tokenize(PASSAGE))
         assert len(self.text) >= 100
@@ -77,7 +72,9 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         pytest.skip(f"{MODELS[model]} is not in {FOLDER}: tests fetch no models")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(guard.__file__).parents[3]))
-        opened = Real(library, model, tmp_path_factory.mktemp("real"))
+        folder = tmp_path_factory.mktemp("real")
+        patch.setenv("OUTRIDER_CACHE", str(folder))
+        opened = Real(library, model, folder)
     yield opened
     opened.close()
 
@@ -94,8 +91,9 @@ def assert_alike(rows: Logits, expected: Logits) -> None:
 
 def test_what_the_library_computes_was_checked_and_is_remembered(real: Real) -> None:
     """Calls over many tokens agree with calls over few, at the options that the check has chosen."""
+    asked = real.options(LoadOptions(gpu_layers=0))
     assert "works" in real.memory.read_text()
-    assert (real.notice is None) == (real.survived == real.options(LoadOptions(gpu_layers=0)))
+    assert (real.notice is None) == (real.survived == replace(asked, backend=real.survived.backend))
     expected = real.expected(real.text[:40])
     with closing(real.open(context_length=64)) as model:
         assert_alike(next_rows(model, real.text[:40]), expected)

@@ -21,7 +21,7 @@ from outrider.backends.bitwise import (
     needs_no_padding,
 )
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.core.data import Logits, Span
+from outrider.core.data import Span
 from outrider.core.errors import BackendError
 from rounded import RoundedModel, Rounding
 from timed_models import TimedModel
@@ -158,11 +158,6 @@ def test_the_bits_do_not_depend_on_how_a_text_is_cut(cuts: list[int], seed: int)
         assert rows_of(model, text, cuts) == rows_of(model, text, [1])
 
 
-def test_without_it_they_do() -> None:
-    model, text = rounded(NO_SINGLE), [0, 1, 2, 3, 0, 1, 2, 3]
-    assert rows_of(model, text, [8]) != rows_of(model, text, [1])
-
-
 @given(st.integers(1, 30), st.data())
 def test_the_rows_that_were_wanted_are_those_of_the_last_tokens(num_tokens: int, data: st.DataObject) -> None:
     num_rows = data.draw(st.integers(0, num_tokens))
@@ -173,18 +168,6 @@ def test_the_rows_that_were_wanted_are_those_of_the_last_tokens(num_tokens: int,
     whole = bitwise(Rounding(()), (2, 4, 8)).decode([Span(0, tokens, 0, num_tokens)])[0]
     assert (rows == whole[num_tokens - num_rows :]).all()
     assert exact.decode([Span(0, tokens, 0, num_rows)])[0].shape == rows.shape
-
-
-def test_sequences_share_a_call_and_nothing_else() -> None:
-    model = bitwise(NO_SINGLE, (2, 4), num_sequences=3)
-    alone = bitwise(NO_SINGLE, (2, 4))
-    first = alone.decode([Span(0, (0, 1, 2), 0, 3)])[0].copy()
-    last = alone.decode([Span(0, (3,), 3, 1)])[0].copy()
-    rows: list[Logits] = model.decode([Span(2, (3, 3), 0, 1), Span(1, (0, 1, 2), 0, 3)])
-    assert (rows[1] == first).all()
-    rows = model.decode([Span(0, (1,), 0, 1), Span(1, (3,), 3, 1)])
-    assert (rows[1] == last).all()
-    assert [model.length(i) for i in range(3)] == [1, 4, 2]
 
 
 def test_a_copied_beginning_goes_on_as_the_original() -> None:

@@ -18,7 +18,7 @@ from engines import PROMPT, VOCABULARY, language_model, model_drafter
 from outrider import __version__ as outrider_version
 from outrider.backends.fake import random_logits
 from outrider.backends.gguf.model import Weights
-from outrider.backends.gguf.rewinding import RewindSupport
+from outrider.backends.rewinding import RewindSupport
 from outrider.cli.report import print_readout
 from outrider.cli.screen import Screen
 from outrider.core.data import Request

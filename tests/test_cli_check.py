@@ -15,7 +15,7 @@ from outrider.backends.gguf import libraries
 from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.gguf.rewinding import RewindSupport
+from outrider.backends.rewinding import RewindSupport
 from outrider.core.errors import OutOfMemory
 from outrider.lab import loaded
 from outrider.models.gguf import ModelCard

@@ -9,7 +9,7 @@ import pytest
 from cli_helpers import TEMPLATE, Call, Outcome, refused, result
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.gguf.rewinding import RewindSupport
+from outrider.backends.rewinding import RewindSupport
 from outrider.core.params import SamplingParams
 from outrider.policy.fixed import FixedPolicy
 from outrider.session import Session

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import UNABLE
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory
 from outrider.lab.models import find_model
-from outrider.models.finding import AUTO_DRAFT, RELATIVES, Found, find_drafts, relative_of
+from outrider.models.finding import AUTO_DRAFT, find_drafts
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
 from outrider.models.reference import choose_file
@@ -236,49 +235,6 @@ def test_a_quantization_of_a_target_that_is_named_after_its_heads_is_no_sidecar(
         options = HubOptions(cache_dir=tmp_path / "hub", endpoint=server.endpoint)
         found = resolve_models("hf:owner/repo", AUTO_DRAFT, options).found
     assert found is not None and found.on_hub == ()
-
-
-# Families
-
-
-def card_like(make: Make, **changes: object) -> ModelCard:
-    return replace(read_card(make("card")), **changes)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("architecture", "tokenizer", "tokens", "name", "relative"),
-    [
-        ("qwen2", "gpt2 (qwen2)", 152_064, "Qwen2.5-32B", "Qwen2.5-0.5B"),
-        ("qwen2", "gpt2 (qwen2)", 151_936, "qwen2.5-coder-14b", "Qwen2.5-Coder-0.5B"),
-        ("qwen3moe", "gpt2 (qwen2)", 151_936, "Qwen3-30B-A3B", "Qwen3-0.6B"),
-        ("llama", "gpt2 (llama-bpe)", 128_256, "Llama-3.3-70B", "Llama-3.2-1B"),
-        ("llama", "gpt2 (smollm)", 49_152, "SmolLM2-1.7B", "SmolLM2-135M"),
-        ("gemma3", "llama (default)", 262_144, "gemma-3-27b", "Gemma-3-270M"),
-        ("llama", "gpt2 (tekken)", 131_072, "Mistral-Small-3.2", "Mistral-Small-3.1-DRAFT-0.5B"),
-        ("phi3", "llama (default)", 32_064, "Phi-3-medium", "Phi-3-mini"),
-        ("gpt-oss", "gpt2 (gpt-4o)", 201_088, "gpt-oss-120b", "gpt-oss-20b"),
-        ("llama", "llama (default)", 32_000, "Llama-2-70B", None),
-        ("llama", "gpt2 (gpt-2)", 300, "Tiny", None),
-    ],
-)
-def test_the_table_names_the_small_relative_that_has_the_tokenizer(
-    make: Make, architecture: str, tokenizer: str, tokens: int, name: str, relative: str | None
-) -> None:
-    path = Path(f"{name}.gguf")
-    card = card_like(
-        make, architecture=architecture, tokenizer=tokenizer, num_tokens=tokens, name=name, path=path
-    )
-    found = relative_of(card)
-    assert (found.name if found else None) == relative
-
-
-def test_a_relative_that_is_not_smaller_is_not_suggested(make: Make) -> None:
-    for relative in RELATIVES:
-        for ratio, suggested in ((10.0, 1), (1.0, 0), (1.4, 0)):
-            card = card_like(make, active_parameters=round(relative.parameters * ratio))
-            files = listed(card, Found(relative=relative))
-            assert len(files) == suggested
-            assert all(f"hf:{relative.repository}" in str(file) for file in files)
 
 
 # What a session takes

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -15,16 +17,25 @@ import pytest
 from first_calls import REAL
 from outrider.backends.gguf import guard
 from outrider.backends.gguf.guard import check_build
-from outrider.backends.gguf.libraries import build_id, installed
+from outrider.backends.gguf.libraries import build_id, candidates, installed
 from outrider.backends.gguf.log import show_log
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.errors import BackendCrash, OutOfMemory
 from outrider.core.notices import collect_notices
 from outrider.costs.other_programs import OtherPrograms
+from outrider.models.gguf import read_card
 from tiny_gguf import write_tiny
 
-OPTIONS = LoadOptions(threads=1)
+OPTIONS = LoadOptions(threads=1, backend="llama.cpp", library="lib.so")
 MODEL = Path("model.gguf")
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where outcomes are kept, in a cache of the test's own."""
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "builds.json"
 
 
 class Children:
@@ -34,7 +45,7 @@ class Children:
         self.tried: list[LoadOptions] = []
         self._outcome = outcome
 
-    def __call__(self, command: Sequence[str]) -> int:
+    def __call__(self, command: Sequence[str], _limit_s: float) -> int:
         assert command[-2] == str(MODEL)
         options = LoadOptions(**json.loads(command[-1]))
         self.tried.append(options)
@@ -58,59 +69,62 @@ def cannot_load(_options: LoadOptions) -> int:
 
 
 def check(
-    memory: Path,
-    run: Callable[[Sequence[str]], int],
+    run: Callable[[Sequence[str], float], int] | Children,
     options: LoadOptions = OPTIONS,
     *,
+    path: Path = MODEL,
     build: str = "build 1",
     kind: str = "llama Q4_1",
     file: str = "content",
 ) -> tuple[LoadOptions, str | None]:
-    with patch.object(guard, "_run_child", lambda command, _limit_s: run(command)):
-        return check_build(MODEL, options, build=build, model_kind=kind, file=file, memory=memory)
+    architecture, quantization = kind.split()
+    card = SimpleNamespace(path=path, architecture=architecture, quantization=quantization)
+    library = SimpleNamespace(build_id=build, backend="llama.cpp", file=SimpleNamespace(path="lib.so"))
+    with patch.object(guard, "_run_child", run), patch.object(guard, "fingerprint", lambda _path: file):
+        return check_build(card, options, library)  # type: ignore[arg-type]
 
 
-def test_a_build_that_works_is_left_alone_and_remembered(tmp_path: Path) -> None:
-    memory, run = tmp_path / "cache" / "builds.json", Children(works)
+def test_a_build_that_works_is_left_alone_and_remembered(memory: Path) -> None:
+    run = Children(works)
     for _ in range(3):
-        assert check(memory, run) == (OPTIONS, None)
+        assert check(run) == (OPTIONS, None)
     assert run.tried == [OPTIONS]
     assert [path.name for path in memory.parent.iterdir()] == ["builds.json"]
 
 
-def test_a_build_whose_repacked_kernels_die_runs_without_them(tmp_path: Path) -> None:
-    memory, run = tmp_path / "builds.json", Children(dies_repacked)
-    plain = LoadOptions(threads=1, extra_buffer_types=False, backend_sampling=False)
-    options, notice = check(memory, run)
+def test_a_build_whose_repacked_kernels_die_runs_without_them() -> None:
+    run = Children(dies_repacked)
+    plain = replace(OPTIONS, extra_buffer_types=False, backend_sampling=False)
+    options, notice = check(run)
     assert options == plain and run.tried == [OPTIONS, plain]
     assert notice is not None and "\n" not in notice
     assert all(word in notice for word in ("llama Q4_1", "slower", "rebuild", "-mno-amx-int8"))
     # Remembered, the notice included.
-    assert check(memory, run) == (options, notice)
+    assert check(run) == (options, notice)
     assert len(run.tried) == 2
 
 
-def test_a_build_that_always_dies_is_an_error_that_says_how(tmp_path: Path) -> None:
-    memory, run = tmp_path / "builds.json", Children(dies_always)
+def test_a_build_that_always_dies_is_an_error_that_says_how() -> None:
+    run = Children(dies_always)
     with pytest.raises(BackendCrash, match="SIGILL") as caught:
-        check(memory, run)
+        check(run)
     assert caught.value.what == str(MODEL) and "--backend" in caught.value.way_out
     assert len(run.tried) == 2
     # It may be another build the next time: nothing is remembered.
-    assert check(memory, Children(works)) == (OPTIONS, None)
+    assert check(Children(works)) == (OPTIONS, None)
 
 
-def test_a_model_that_cannot_be_loaded_is_left_to_the_real_load(tmp_path: Path) -> None:
-    memory, run = tmp_path / "builds.json", Children(cannot_load)
-    assert check(memory, run) == (OPTIONS, None) == check(memory, run)
+def test_a_model_that_cannot_be_loaded_is_left_to_the_real_load(memory: Path) -> None:
+    run = Children(cannot_load)
+    assert check(run) == (OPTIONS, None) == check(run)
     assert len(run.tried) == 2 and not memory.exists()
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_child_that_was_killed_is_no_broken_build(tmp_path: Path, signal_number: int) -> None:
-    memory, run = tmp_path / "builds.json", Children(lambda _options: -signal_number)
+def test_a_child_that_was_killed_is_no_broken_build(memory: Path, signal_number: int) -> None:
+    run = Children(lambda _options: -signal_number)
     with pytest.raises(OutOfMemory):
-        check(memory, run)
+        check(run)
     assert not memory.exists()
 
 
@@ -119,107 +133,100 @@ def wrong_in_large_calls(options: LoadOptions) -> int:
 
 
 def test_a_library_that_is_wrong_in_large_calls_is_given_small_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    memory, run = tmp_path / "builds.json", Children(wrong_in_large_calls)
-    options, notice = check(memory, run)
-    assert options == LoadOptions(threads=1, micro_batch_tokens=31) and len(run.tried) == 2
+    run = Children(wrong_in_large_calls)
+    options, notice = check(run)
+    assert options == replace(OPTIONS, micro_batch_tokens=31) and len(run.tried) == 2
     assert notice is None and capsys.readouterr().err == "", "a detail"
     show_log(True)
-    assert check(memory, run) == (options, notice) and len(run.tried) == 2
+    assert check(run) == (options, notice) and len(run.tried) == 2
     show_log(False)
     assert "computes long calls wrongly with " in capsys.readouterr().err
-    small, _ = check(memory, run, LoadOptions(threads=1, micro_batch_tokens=8), file="other")
+    small, _ = check(run, LoadOptions(threads=1, micro_batch_tokens=8), file="other")
     assert small.micro_batch_tokens == 8
 
 
-def test_a_library_that_is_always_wrong_is_not_used(tmp_path: Path) -> None:
-    memory = tmp_path / "builds.json"
+def test_a_library_that_is_always_wrong_is_not_used(memory: Path) -> None:
     with pytest.raises(BackendCrash, match="wrongly"):
-        check(memory, Children(lambda _options: guard.WRONG))
+        check(Children(lambda _options: guard.WRONG))
     assert not memory.exists()
 
 
-def test_plain_kernels_are_tried_as_well(tmp_path: Path) -> None:
-    memory, plain = tmp_path / "builds.json", LoadOptions(extra_buffer_types=False)
+def test_plain_kernels_are_tried_as_well() -> None:
+    plain = replace(OPTIONS, extra_buffer_types=False)
     run = Children(dies_always)
     with pytest.raises(BackendCrash) as caught:
-        check(memory, run, plain)
+        check(run, plain)
     assert run.tried == [plain] and "kernels" not in caught.value.why
-    assert check(memory, Children(works), plain) == (plain, None)
+    assert check(Children(works), plain) == (plain, None)
 
 
-def test_builds_kinds_of_model_devices_and_cpus_are_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory, run = tmp_path / "builds.json", Children(works)
-    check(memory, run)
-    check(memory, run, build="build 2")
-    check(memory, run, kind="llama Q4_0")
-    check(memory, run, file="another")
-    check(memory, run, LoadOptions(gpu_layers=0))
-    monkeypatch.setattr(guard, "cpu_id", lambda: "another")
-    check(memory, run)
-    assert len(run.tried) == 6
-    # All six are still known.
-    check(memory, run, build="build 1")
-    monkeypatch.undo()
+def test_builds_kinds_of_model_devices_and_cpus_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Children(works)
+    check(run)
+    check(run, build="build 2")
+    check(run, kind="llama Q4_0")
+    check(run, file="another")
+    check(run, LoadOptions(gpu_layers=0))
+    with monkeypatch.context() as patched:
+        patched.setattr(guard, "cpu_id", lambda: "another")
+        check(run)
+        assert len(run.tried) == 6
+        # All six are still known.
+        check(run, build="build 1")
     for options, build, kind in [(OPTIONS, "build 2", "llama Q4_1"), (OPTIONS, "build 1", "llama Q4_0")]:
-        check(memory, run, options, build=build, kind=kind)
-    check(memory, run, file="another")
+        check(run, options, build=build, kind=kind)
+    check(run, file="another")
     assert len(run.tried) == 6
 
 
-def test_what_does_not_change_the_kernels_is_not_tried_again(tmp_path: Path) -> None:
-    memory, run = tmp_path / "builds.json", Children(dies_repacked)
-    check(memory, run)
-    options, _ = check(memory, run, LoadOptions(threads=2, batch_tokens=64))
-    assert options == LoadOptions(
-        threads=2, batch_tokens=64, extra_buffer_types=False, backend_sampling=False
-    )
+def test_what_does_not_change_the_kernels_is_not_tried_again() -> None:
+    run = Children(dies_repacked)
+    check(run)
+    asked = replace(OPTIONS, threads=2, batch_tokens=64)
+    options, _ = check(run, asked)
+    assert options == replace(asked, extra_buffer_types=False, backend_sampling=False)
     assert len(run.tried) == 2
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b'"works"', b"[" * 20_000])
-def test_a_damaged_memory_is_replaced_with_a_word(tmp_path: Path, content: bytes) -> None:
-    memory, run = tmp_path / "builds.json", Children(works)
+def test_a_damaged_memory_is_replaced_with_a_word(memory: Path, content: bytes) -> None:
+    run = Children(works)
     memory.write_bytes(content)
     with collect_notices() as notices:
-        assert check(memory, run) == (OPTIONS, None)
+        assert check(run) == (OPTIONS, None)
     assert len(notices) == 1 and str(memory) in notices[0]
-    assert check(memory, run) == (OPTIONS, None)
+    assert check(run) == (OPTIONS, None)
     assert len(run.tried) == 1
 
 
 @pytest.mark.parametrize("outcome", ["broken", 17, None, ["works"]])
-def test_an_outcome_that_makes_no_sense_is_tried_again(tmp_path: Path, outcome: object) -> None:
-    memory = tmp_path / "builds.json"
-    check(memory, Children(works))
+def test_an_outcome_that_makes_no_sense_is_tried_again(memory: Path, outcome: object) -> None:
+    check(Children(works))
     memory.write_text(json.dumps({key: outcome for key in json.loads(memory.read_text())}))
     run = Children(dies_repacked)
-    options, notice = check(memory, run)
+    options, notice = check(run)
     assert not options.extra_buffer_types and notice
-    assert check(memory, run) == (options, notice) and len(run.tried) == 2
+    assert check(run) == (options, notice) and len(run.tried) == 2
 
 
-def test_a_memory_that_cannot_be_written_costs_only_time(tmp_path: Path) -> None:
+def test_a_memory_that_cannot_be_written_costs_only_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("no folder")
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "builds.json").mkdir(parents=True)
     run = Children(dies_repacked)
-    for memory in (tmp_path / "file" / "builds.json", tmp_path / "folder"):
+    for folder in ("file", "folder"):
+        monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / folder))
         for _ in range(2):
-            options, notice = check(memory, run)
+            options, notice = check(run)
             assert not options.extra_buffer_types and notice
     assert len(run.tried) == 8
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+    assert list((tmp_path / "folder").iterdir()) == [tmp_path / "folder" / "builds.json"]
 
 
 # With real children
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "_run_child", REAL)
 
 
 @pytest.fixture
@@ -230,29 +237,29 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("importable")
 def test_the_first_calls_are_really_made_in_a_child(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path, memory = write_tiny(tmp_path / "own.gguf"), tmp_path / "builds.json"
+    path = write_tiny(tmp_path / "own.gguf")
     # A user's folder may hold files that are named like modules.
     (tmp_path / "json.py").write_text("raise SystemExit(3)")
     (tmp_path / "numpy.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
     # The plain kernels work on any machine; what the repacked ones do here is not this test's matter.
-    options, _ = check_build(path, OPTIONS, build=build_id(), model_kind="tiny", file="f", memory=memory)
+    card, library = read_card(path), next(candidates(LoadOptions()))
+    with patch.object(guard, "_run_child", REAL):
+        options, _ = check_build(card, LoadOptions(threads=1), library)
     assert len(json.loads(memory.read_text())) == 1
-    assert options.threads == 1
+    assert (options.threads, options.backend) == (1, library.backend)
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.usefixtures("importable")
-def test_a_real_child_that_cannot_load_its_model_says_so_by_its_status(tmp_path: Path) -> None:
+def test_a_real_child_that_cannot_load_its_model_says_so_by_its_status(tmp_path: Path, memory: Path) -> None:
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"no model")
     command = [sys.executable, "-m", "outrider.backends.gguf.guard", str(bad), "{}"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 1
-    memory = tmp_path / "builds.json"
-    assert check_build(bad, OPTIONS, build="b", model_kind="k", file="f", memory=memory) == (OPTIONS, None)
-    assert not memory.exists()
+    assert check(REAL, path=bad) == (OPTIONS, None) and not memory.exists()
 
 
 @pytest.mark.parametrize(("others", "threads"), [(0.1, 4), (1.2, 3), (4.0, 1)])
@@ -273,7 +280,7 @@ def test_the_child_leaves_their_cores_to_other_programs(
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_a_real_crash_is_seen_as_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    memory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     crashing = "import os, signal, sys; '\"extra_buffer_types\": true' in sys.argv[2] and "
     crashing += "(print('last words'), os.kill(os.getpid(), signal.SIGSEGV))"
@@ -283,14 +290,13 @@ def test_a_real_crash_is_seen_as_one(
         return real([sys.executable, "-c", crashing, *command[-2:]], **settings)
 
     monkeypatch.setattr(subprocess, "run", run)
-    memory = tmp_path / "builds.json"
-    options, notice = check_build(MODEL, OPTIONS, build="b", model_kind="k", file="f", memory=memory)
+    options, notice = check(REAL)
     assert not options.extra_buffer_types and notice is not None and "crashes" in notice
     assert list(json.loads(memory.read_text()).values()) == ["works without extra buffer types"]
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_child_that_does_not_come_back_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_does_not_come_back_is_ended(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """llama.cpp's first call of a Gemma 3 whose rope.dimension_count is 0 has no end."""
     real = subprocess.run
 
@@ -299,9 +305,8 @@ def test_a_child_that_does_not_come_back_is_ended(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(guard, "_LIMIT_S", 0.1)
-    memory = tmp_path / "builds.json"
     with pytest.raises(BackendCrash, match="did not end within 0 s") as raised:
-        check_build(MODEL, OPTIONS, build="b", model_kind="k", file="f", memory=memory)
+        check(REAL)
     assert raised.value.what == str(MODEL) and "--backend" in raised.value.way_out
     assert not memory.exists()
 

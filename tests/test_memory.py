@@ -22,7 +22,7 @@ from outrider.backends.gguf.log import show_log
 from outrider.backends.gguf.memory import GPUS, HOST, Contexts, check_memory
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.gguf.rewinding import RewindSupport
+from outrider.backends.rewinding import RewindSupport
 from outrider.core.errors import OutOfMemory
 from outrider.models.gguf import Layer, Layout, read_card
 from tiny import ARCHITECTURES, WITH_HEADS

@@ -42,6 +42,19 @@ def test_quantization_is_matched_as_a_word(quantization: str | None, file: str) 
     assert choose_file(_NAMES, quantization) == file
 
 
+@pytest.mark.parametrize(
+    ("names", "quantization"),
+    [
+        (["b-Q4_0.gguf", "a-Q8_0.gguf"], None),  # the usual ones in order, then the first model
+        (["b-Q8_0.gguf", "a-Q2_K.gguf"], None),
+        (["a-Q2_K.gguf", "mmproj.gguf", "b-Q3_K.gguf"], None),
+        (["m-Q4_K_M.gguf", "m-UD-Q4_K_M.gguf"], "Q4_K_M"),  # the plain before the dynamic one
+    ],
+)
+def test_of_several_the_first_is_taken(names: list[str], quantization: str | None) -> None:
+    assert choose_file(sorted(names), quantization) == names[0]
+
+
 @pytest.mark.parametrize("quantization", ["F16", "Q4_K", "Q4_NL", "Q4_K_L", "4_K_M", "Q9.0"])
 def test_absent_quantization_lists_what_there_is(quantization: str) -> None:
     with pytest.raises(HubError, match=quantization) as caught:
@@ -49,16 +62,6 @@ def test_absent_quantization_lists_what_there_is(quantization: str) -> None:
     assert "m-Q8_0.gguf" in caught.value.way_out
     assert "Q6_K/m-Q6_K-00001-of-00002.gguf" in caught.value.way_out
     assert "mmproj" not in caught.value.way_out
-
-
-def test_usual_quantizations_come_in_order_and_then_the_first_model() -> None:
-    assert choose_file(["a-Q8_0.gguf", "b-Q4_0.gguf"]) == "b-Q4_0.gguf"
-    assert choose_file(["a-Q2_K.gguf", "b-Q8_0.gguf"]) == "b-Q8_0.gguf"
-    assert choose_file(["mmproj.gguf", "a-Q2_K.gguf", "b-Q3_K.gguf"]) == "a-Q2_K.gguf"
-
-
-def test_plain_quantization_comes_before_the_dynamic_one() -> None:
-    assert choose_file(["m-UD-Q4_K_M.gguf", "m-Q4_K_M.gguf"], "Q4_K_M") == "m-Q4_K_M.gguf"
 
 
 def test_size_that_follows_belongs_to_the_quantization() -> None:

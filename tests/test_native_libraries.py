@@ -25,8 +25,9 @@ from outrider.backends.gguf.library import SHARED, Library, LibraryFile
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.quantizer import quantize
 from outrider.backends.tuning import options as tuning
-from outrider.backends.tuning.options import Choice, choose_options
+from outrider.backends.tuning.options import choose_options
 from outrider.core.errors import BackendError, SettingError
+from outrider.core.notices import collect_notices
 from tiny_gguf import write_tiny
 
 BY_NAME = {file.source: file for file in installed()}
@@ -168,11 +169,11 @@ def test_without_a_library_the_error_says_what_to_install(monkeypatch: pytest.Mo
 def test_what_is_refused_is_passed_over_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "libllama.so"
     broken.write_bytes(b"\x7fELF")
-    monkeypatch.setattr(libraries, "_refused", {})
     known = installed()
     monkeypatch.setattr(libraries, "installed", lambda: (LibraryFile(broken, "a broken package"), *known))
-    assert [library.backend for library in candidates(LoadOptions(gpu_layers=0))] == ["ik", "llama.cpp"]
-    [line] = libraries.refusals()
+    with collect_notices() as notices:
+        assert [library.backend for library in candidates(LoadOptions(gpu_layers=0))] == ["ik", "llama.cpp"]
+    [line] = notices
     assert str(broken) in line and "cannot be loaded" in line
 
 
@@ -187,7 +188,7 @@ def test_a_library_with_a_gpu_comes_first_and_is_compared_with_no_other(
     assert [library.backend for library in candidates(LoadOptions(gpu_layers=0))] == ["ik", "llama.cpp"]
     model = write_tiny(tmp_path / "m.gguf")
     monkeypatch.setattr(tuning, "_MIN_FILE_BYTES", 1)
-    assert choose_options(model, LoadOptions(threads=1)) == Choice(LoadOptions(threads=1)), "nothing is tried"
+    assert choose_options(model, LoadOptions(threads=1)) == LoadOptions(threads=1), "nothing is tried"
 
 
 def lacking_gomp(folder: Path, name: str) -> Path:
@@ -217,7 +218,6 @@ def test_a_library_that_lacks_another_one_says_which_and_where_it_comes_from(
         next(candidates(LoadOptions(library=str(path))))
     assert caught.value.why.startswith(f"it needs {name}, which this machine lacks: ")
     assert way_out in caught.value.why and "\n" not in str(caught.value)
-    monkeypatch.setattr(libraries, "_refused", {})
     monkeypatch.setattr(libraries, "installed", lambda: (LibraryFile(path, "xllamacpp", "1"),))
     with pytest.raises(BackendError) as alone:
         next(candidates(LoadOptions()))

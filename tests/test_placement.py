@@ -16,7 +16,6 @@ from adapters import write_adapter
 from backends import FILES, IK, MAINLINE, NATIVE
 from cli_helpers import TEMPLATE, Outcome, call
 from outrider.backends.gguf.devices import (
-    check_overrides,
     device_array,
     experts_on_host,
     list_devices,
@@ -34,7 +33,7 @@ from outrider.cli.llama_options import translate
 from outrider.cli.plans import load_options
 from outrider.cli.settings import RunSettings
 from outrider.core.data import Logits, Span
-from outrider.core.errors import BackendError, ModelFileError, OutriderError, SettingError
+from outrider.core.errors import BackendError, ModelFileError, SettingError
 from outrider.core.notices import collect_notices
 from outrider.core.schema import settings_of
 from outrider.models.gguf import Layer, Layout
@@ -384,7 +383,7 @@ def test_the_draft_is_placed_by_itself() -> None:
     [
         ("-ts 3;1", "-ts 3;1: not a list of numbers"),
         ("-ts 1,-1", "tensor split or scale: it is not a finite number"),
-        ("-ot exps", "-ot exps: it is not PATTERN=BUFFER"),
+        *((f"-ot {text}", f"-ot {text}: it is not PATTERN=BUFFER") for text in ("exps", "=CPU", "a=")),
         ("-ot (=CPU", "-ot (=CPU: its pattern is broken"),
         ("--lora-scaled a.gguf", "--lora-scaled a.gguf: not FILE:SCALE"),
         ("--lora-scaled a.gguf:x", "--lora-scaled a.gguf:x: not FILE:SCALE"),
@@ -429,14 +428,6 @@ def test_options_come_back_from_json() -> None:
     options = LoadOptions(devices=("a",), tensor_split=(1.0,), adapters=(("a.gguf", 0.5),))
     read: dict[str, Any] = {**asdict(options), "devices": ["a"], "adapters": [["a.gguf", 0.5]]}
     assert LoadOptions(**read) == options and hash(LoadOptions(**read)) == hash(options)
-
-
-def test_an_override_names_a_pattern_and_a_buffer() -> None:
-    check_overrides(["exps=CPU", r"blk\.(1|2)\.=CUDA0"])
-    refused: list[Callable[[], None]] = [lambda: check_overrides(["=CPU"]), lambda: check_overrides(["a="])]
-    for refuse in refused:
-        with pytest.raises(OutriderError, match="not PATTERN=BUFFER"):
-            refuse()
 
 
 def test_a_split_that_a_library_lacks_is_refused(model: Path) -> None:

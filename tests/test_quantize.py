@@ -118,7 +118,6 @@ def test_rows_that_do_not_fit_the_blocks_are_of_other_types(source: Path, tmp_pa
 def test_a_split_source_is_read_in_all_its_parts(source: Path, q8: Quantized, tmp_path: Path) -> None:
     first = write_tiny(tmp_path / "parts.gguf", shards=3)
     made = quantize(first.with_name("parts-00002-of-00003.gguf"), "Q8_0", tmp_path / "whole.gguf", threads=1)
-    assert read_card(made.path).num_files == 1
     assert made.source_bytes == sum(path.stat().st_size for path in tmp_path.glob("parts-*"))
     assert np.array_equal(logits(made.path), logits(q8.path))
     assert source.exists()

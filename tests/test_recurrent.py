@@ -30,7 +30,7 @@ from kinds import CHECKPOINTS
 from llama_cpp_models import resident_bytes
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.rewinding import Checkpoints
+from outrider.backends.rewinding import Rewinder
 from outrider.core.contracts import CHECKPOINTS as OF_CHECKPOINTS
 from outrider.core.contracts import UNABLE
 from outrider.core.data import Logits, Span
@@ -201,15 +201,15 @@ def test_a_library_that_does_not_restore_the_state_is_found_out(
 ) -> None:
     """The fault: a checkpoint is of the token before."""
 
-    def one_too_early(self: Checkpoints, sequence: int, stored: int, length: int) -> int:
-        return reach(self, sequence, stored, length) and length
+    def one_too_early(self: Rewinder, sequence: int, length: int) -> int:
+        return reach(self, sequence, length) and length
 
-    def earlier(self: Checkpoints, source: int, length: int, sequence: int) -> bool:
-        return put_back(self, source, reach(self, source, length, length), sequence)
+    def earlier(self: Rewinder, source: int, length: int, sequence: int) -> bool:
+        return put_back(self, source, reach(self, source, length), sequence)
 
-    reach, put_back = Checkpoints.reach, Checkpoints.put_back
-    monkeypatch.setattr(Checkpoints, "reach", one_too_early)
-    monkeypatch.setattr(Checkpoints, "put_back", earlier)
+    reach, put_back = Rewinder.reach, Rewinder.put_back
+    monkeypatch.setattr(Rewinder, "reach", one_too_early)
+    monkeypatch.setattr(Rewinder, "put_back", earlier)
     weights = Weights(write_tiny(tmp_path / "it.gguf", arch="lfm2"), LoadOptions(backend="llama.cpp"))
     assert weights.rewind_support.kind == "none" and weights.rewind_support.notice
     assert weights.open(64).rewinding == UNABLE

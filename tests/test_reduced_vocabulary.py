@@ -49,7 +49,7 @@ def test_a_reduced_vocabulary_lines_up_by_its_map_however_it_cuts() -> None:
     assert (found.other_token, found.identical) == (4, False)
     report = found.report
     assert report.usable and report.is_reduced and report.map_fault is None
-    assert (report.common_tokens, report.target_tokens, report.same_id_tokens) == (4, 6, 0)
+    assert (report.common_tokens, report.target_tokens) == (4, 6)
 
 
 def test_what_the_draft_does_not_know_is_read_as_the_other_token() -> None:
@@ -93,39 +93,33 @@ def moved(**places: int) -> tuple[int, ...]:
     return tuple(ids)
 
 
-NO_MAP = "does not name one of the target's tokens for each of its own"
-
-DAMAGED: dict[str, tuple[PartOf, tuple[tuple[int, Token], ...], str]] = {
-    "too short": (replace(PART, target_tokens=IDS[:-2]), (), NO_MAP),
-    "empty": (replace(PART, target_tokens=()), (), NO_MAP),
-    "out of range": (replace(PART, target_tokens=moved(_3=260)), (), NO_MAP),
-    "negative": (replace(PART, target_tokens=moved(_3=-2)), (), NO_MAP),
-    "a gap": (replace(PART, target_tokens=moved(_3=-1)), (), NO_MAP),
-    "twice": (replace(PART, target_tokens=moved(_3=4)), (), NO_MAP),
-    "swapped": (
-        replace(PART, target_tokens=moved(_97=98, _98=97)),
-        (),
-        "97 is 'a', its counterpart 98 is 'b'",
-    ),
-    "no other token": (replace(PART, other_token=None), (), NO_MAP),
-    "another other token": (replace(PART, other_token=0), (), NO_MAP),
-    "an other token that there is not": (replace(PART, other_token=9999), (), NO_MAP),
-    "for no tokenizer": (replace(PART, target_tokenizer=""), (), NO_MAP),
-    "an other token of text": (PART, ((258, Token(b"<|other|>")),), "is text"),
-    "another spelling": (PART, ((256, Token(b"the")),), "256 is 'the', its counterpart 257 is ' the'"),
-    "control here alone": (PART, ((256, Token(b" the", control=True)),), "' the' (control)"),
-    "no end": (PART, ((257, Token(b"<end>", control=True)),), "'<end>' (control, end)"),
+DAMAGED: dict[str, tuple[PartOf, tuple[tuple[int, Token], ...]]] = {
+    "too short": (replace(PART, target_tokens=IDS[:-2]), ()),
+    "empty": (replace(PART, target_tokens=()), ()),
+    "out of range": (replace(PART, target_tokens=moved(_3=260)), ()),
+    "negative": (replace(PART, target_tokens=moved(_3=-2)), ()),
+    "a gap": (replace(PART, target_tokens=moved(_3=-1)), ()),
+    "twice": (replace(PART, target_tokens=moved(_3=4)), ()),
+    "swapped": (replace(PART, target_tokens=moved(_97=98, _98=97)), ()),
+    "no other token": (replace(PART, other_token=None), ()),
+    "another other token": (replace(PART, other_token=0), ()),
+    "an other token that there is not": (replace(PART, other_token=9999), ()),
+    "for no tokenizer": (replace(PART, target_tokenizer=""), ()),
+    "an other token of text": (PART, ((258, Token(b"<|other|>")),)),
+    "another spelling": (PART, ((256, Token(b"the")),)),
+    "control here alone": (PART, ((256, Token(b" the", control=True)),)),
+    "no end": (PART, ((257, Token(b"<end>", control=True)),)),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_a_damaged_map_is_refused(damage: str) -> None:
-    part, changes, complaint = DAMAGED[damage]
+    part, changes = DAMAGED[damage]
     draft = with_part(part, *changes)
     with pytest.raises(VocabularyMismatch) as caught:
         align(WHOLE, draft)
     assert caught.value.what == "draft small" and "distill" in caught.value.way_out
-    assert "is damaged: " in caught.value.why and complaint in caught.value.why
+    assert "is damaged" in caught.value.why
     refused = compare(WHOLE, draft)
     assert not refused.report.usable and refused.other_token is None
     assert set(refused.to_target.tolist()) == set(refused.to_draft.tolist()) == {-1}

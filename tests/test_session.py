@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from llama_cpp_models import TEXT, resident_bytes
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.gguf.rewinding import RewindSupport
+from outrider.backends.rewinding import RewindSupport
 from outrider.core.data import Request
 from outrider.core.errors import (
     BackendError,
@@ -137,9 +137,7 @@ def test_tokenizers_that_do_not_line_up_are_refused_before_anything_is_loaded(
     with pytest.raises(VocabularyMismatch) as loaded:
         Pair.load(*files, options=OPTIONS)
     assert len(opened) == 2 and all(map(is_closed, opened))
-    assert by_headers.value.why == loaded.value.why
-    advice, examples = by_headers.value.way_out.split(" For instance, ")
-    assert "own family" in advice and examples.count("in the target") == 2
+    assert by_headers.value.why == loaded.value.why and "own family" in by_headers.value.way_out
 
 
 def test_what_fails_while_loading_leaves_nothing_open(

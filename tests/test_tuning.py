@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from outrider.backends.gguf.libraries import candidates
+from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.tuning import options
 from outrider.backends.tuning.curves import costs_of, subject_of
-from outrider.backends.tuning.options import Choice, choose_options
+from outrider.backends.tuning.options import choose_options
 from outrider.core.contracts import Model
 from outrider.core.notices import collect_notices
 from outrider.costs import CallCosts, CallPoint
@@ -28,16 +29,20 @@ Speed = Callable[[LoadOptions, int], float]
 LIBRARIES = {library.backend: library for library in candidates(LoadOptions())}
 
 
+def within(library: Library, given: LoadOptions) -> LoadOptions:
+    return replace(given, backend=library.backend, library=str(library.file.path))
+
+
 def named(backend: str = "llama.cpp", **changes: Any) -> LoadOptions:
     """Options under which a library is named."""
-    return LoadOptions(backend=backend, library=str(LIBRARIES[backend].file.path), **changes)
+    return within(LIBRARIES[backend], LoadOptions(**changes))
 
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that is worth a trial, in the one library that is there."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(options, "check_build", lambda _path, given, **_settings: (given, None))
+    monkeypatch.setattr(options, "check_build", lambda _card, given, library: (within(library, given), None))
     monkeypatch.setattr(options, "candidates", lambda _given: [LIBRARIES["llama.cpp"]])
     monkeypatch.setattr(options, "_MIN_FILE_BYTES", 1)
     return write_tiny(tmp_path / "tiny.gguf")
@@ -77,8 +82,8 @@ def script(
     return measured
 
 
-def kept(model: Path, given: LoadOptions, *, draft: bool = False) -> Choice:
-    return choose_options(model, given, draft=draft, measure=False)
+def kept(model: Path, given: LoadOptions) -> LoadOptions:
+    return choose_options(model, given, measure=False)
 
 
 def _plain_kernels_win(given: LoadOptions, _n: int) -> float:
@@ -91,7 +96,7 @@ def _alike(_given: LoadOptions, _n: int) -> float:
 
 def test_each_kernel_is_tried_against_what_is_there(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = script(monkeypatch, _plain_kernels_win, lambda given: _plain_kernels_win(given, 1))
-    assert choose_options(model, LoadOptions()).options == named(extra_buffer_types=False)
+    assert choose_options(model, LoadOptions()) == named(extra_buffer_types=False)
     [sets] = measured
     kernels = [(given.extra_buffer_types, given.flash_attention) for given in sets]
     assert kernels == [(True, "auto"), (True, "off"), (False, "auto")]
@@ -106,39 +111,28 @@ def test_plain_decoding_is_never_given_up(
         return 1.0 if given.extra_buffer_types else plain if n == 1 else 0.3
 
     script(monkeypatch, speed)
-    assert choose_options(model, LoadOptions()).options.extra_buffer_types is not chosen
+    assert choose_options(model, LoadOptions()).extra_buffer_types is not chosen
 
 
 def test_what_is_hardly_better_changes_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(monkeypatch, lambda given, _n: 1.0 if given == named() else 0.99)
-    assert choose_options(model, LoadOptions()).options == named()
-    assert kept(model, LoadOptions()).options == named()
-
-
-def test_a_draft_is_judged_by_its_own_short_calls(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def speed(given: LoadOptions, n: int) -> float:
-        return 1.0 if given.extra_buffer_types else 0.9 if n < 3 else 5.0
-
-    script(monkeypatch, speed)
-    assert not choose_options(model, LoadOptions(), draft=True).options.extra_buffer_types
-    assert choose_options(model, LoadOptions()).options.extra_buffer_types
+    assert choose_options(model, LoadOptions()) == named()
+    assert kept(model, LoadOptions()) == named()
 
 
 def test_the_choice_is_remembered_for_what_it_was_made_for(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert kept(model, LoadOptions()) == Choice(LoadOptions())
+    assert kept(model, LoadOptions()) == LoadOptions()
     measured = script(monkeypatch, _plain_kernels_win)
     choose_options(model, LoadOptions())
-    found = kept(model, LoadOptions(max_rows=9, mmap=False)).options
+    found = kept(model, LoadOptions(max_rows=9, mmap=False))
     assert found == named(max_rows=9, mmap=False, extra_buffer_types=False)
-    assert choose_options(model, LoadOptions()).options == named(extra_buffer_types=False)
-    assert kept(model, LoadOptions(backend="llama.cpp")).options == named(extra_buffer_types=False)
+    assert choose_options(model, LoadOptions()) == named(extra_buffer_types=False)
     assert len(measured) == 1
-    assert kept(model, LoadOptions(), draft=True).options == LoadOptions()
-    assert kept(model, LoadOptions(gpu_layers=0)).options == LoadOptions(gpu_layers=0)
+    assert kept(model, LoadOptions(gpu_layers=0)) == LoadOptions(gpu_layers=0)
     other = write_tiny(model.with_name("other.gguf"), seed=1)
-    assert kept(other, LoadOptions()).options == LoadOptions()
+    assert kept(other, LoadOptions()) == LoadOptions()
 
 
 def test_what_the_user_has_set_is_neither_tried_nor_changed(
@@ -147,15 +141,15 @@ def test_what_the_user_has_set_is_neither_tried_nor_changed(
     measured = script(monkeypatch, lambda given, _n: 1.0 if given.flash_attention == "auto" else 0.8)
     given = LoadOptions(threads=1, extra_buffer_types=False)
     expected = named(threads=1, extra_buffer_types=False, flash_attention="off")
-    assert choose_options(model, given).options == expected
+    assert choose_options(model, given) == expected
     assert len(measured) == 1
-    assert kept(model, given).options == expected
-    assert kept(model, LoadOptions()).options == LoadOptions()
+    assert kept(model, given) == expected
+    assert kept(model, LoadOptions()) == LoadOptions()
 
 
 def test_kernels_that_crash_are_not_tried(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def survives(_path: Path, given: LoadOptions, **_settings: Any) -> tuple[LoadOptions, str]:
-        return replace(given, extra_buffer_types=False), "it crashes"
+    def survives(_card: object, given: LoadOptions, library: Library) -> tuple[LoadOptions, str]:
+        return replace(within(library, given), extra_buffer_types=False), "it crashes"
 
     monkeypatch.setattr(options, "check_build", survives)
     measured = script(monkeypatch, _alike)
@@ -175,7 +169,7 @@ def test_one_copy_of_the_weights_at_a_time_where_memory_is_short(
 ) -> None:
     monkeypatch.setattr(options, "available_bytes", lambda: 1.0)
     measured = script(monkeypatch, _plain_kernels_win)
-    assert not choose_options(model, LoadOptions()).options.extra_buffer_types
+    assert not choose_options(model, LoadOptions()).extra_buffer_types
     assert [len(sets) for sets in measured] == [2, 1]
 
 
@@ -187,28 +181,23 @@ def test_a_damaged_memory_means_no_choice(model: Path, monkeypatch: pytest.Monke
     choose_options(model, LoadOptions())
     [file] = (model.parent / "cache" / "costs").glob("tuned-*.json")
     file.write_text(content)
-    assert kept(model, LoadOptions()).options == LoadOptions()
+    assert kept(model, LoadOptions()) == LoadOptions()
 
 
 def test_a_small_file_is_not_worth_a_trial(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = script(monkeypatch, _alike)
     monkeypatch.setattr(options, "_MIN_FILE_BYTES", 1 << 30)
-    assert choose_options(model, LoadOptions()).options == LoadOptions() and measured == []
+    assert choose_options(model, LoadOptions()) == LoadOptions() and measured == []
 
 
 def _ik_checks_cheaply(given: LoadOptions, n: int) -> float:
     return 0.5 if given.backend == "ik" and n > 1 else 1.0
 
 
-def test_the_faster_library_is_chosen_and_named_in_a_line(
-    both: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_faster_library_is_chosen(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = script(monkeypatch, _ik_checks_cheaply)
     found = choose_options(both, LoadOptions())
-    assert found.options.backend == "ik"
-    assert found.compared == (
-        "ik_llama.cpp: a plain step as fast, a check of 4 tokens 2.0x faster, against llama.cpp"
-    )
+    assert found.backend == "ik"
     assert [{given.backend for given in sets} for sets in measured] == [{"ik", "llama.cpp"}, {"ik"}]
     assert kept(both, LoadOptions()) == found
 
@@ -222,19 +211,19 @@ def test_prompts_are_waited_for_too(
         lambda given, n: 0.8 if given.backend == "ik" and n > 1 else 1.0,
         lambda given: ik_reading if given.backend == "ik" else 1.0,
     )
-    assert choose_options(both, LoadOptions()).options.backend == chosen
+    assert choose_options(both, LoadOptions()).backend == chosen
 
 
 def test_a_library_that_cannot_load_the_file_is_left_out(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(monkeypatch, _ik_checks_cheaply)
     path = write_tiny(both.with_name("jamba.gguf"), arch="jamba")  # ik_llama.cpp does not know it
-    assert choose_options(path, LoadOptions()).options.backend == "llama.cpp"
+    assert choose_options(path, LoadOptions()).backend == "llama.cpp"
 
 
 def test_a_trial_for_real(model: Path) -> None:
     stages: list[str] = []
     found = choose_options(model, LoadOptions(threads=1), progress=lambda what, _part: stages.append(what))
-    assert replace(found.options, extra_buffer_types=True, flash_attention="auto") == named(threads=1)
+    assert replace(found, extra_buffer_types=True, flash_attention="auto") == named(threads=1)
     assert set(stages) == {"kernels"}
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from backends import Backend, backend, over
 from engines import GREEDY, PROMPT, language_model, plain
 from llama_cpp_models import TEXT
-from outrider.backends.rewinding import LAST_TURNS, MAX_TURNS, Checkpoints
-from outrider.core.contracts import Model
+from outrider.backends.rewinding import LAST_TURNS, MAX_TURNS, Rewinder
+from outrider.core.contracts import CHECKPOINTS, Model
 from outrider.core.data import Completion, Request, Span
 from outrider.engine import Engine
 from test_tiers_kinds import tiers_of
@@ -107,7 +107,8 @@ def test_where_no_control_token_stands_and_inside_of_long_messages_there_are_tur
 
 def states(max_bytes: int, lengths: Sequence[int], num_sequences: int = 1) -> list[list[int]]:
     """The lengths that there are copies of, by sequence, after a turn at each; a copy has 10 bytes."""
-    rewinder = Checkpoints(lambda _sequence, _older: np.zeros(10, np.uint8), lambda *_: True, max_bytes)
+    copying = (lambda _sequence, _older: np.zeros(10, np.uint8)), (lambda *_: True)
+    rewinder = Rewinder(CHECKPOINTS, copying, max_bytes=max_bytes)
     for length in lengths:
         rewinder.before_call([Span(i, (0,), length, 0, is_turn=True) for i in range(num_sequences)])
     return [list(rewinder.save(i, 10_000)[0].checkpoints) for i in range(num_sequences)]

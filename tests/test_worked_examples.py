@@ -14,7 +14,7 @@ import pytest
 from engines import GREEDY, PROMPT, language_model, plain
 from formats_samples import HERMES, TOOLS, VOCABULARY, Read, template
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
-from outrider.backends.gguf import registry as libraries
+from outrider.backends.gguf import libraries
 from outrider.constraints import sources
 from outrider.core.data import Grammar, Request
 from outrider.core.errors import GrammarError

@@ -19,7 +19,7 @@ from unittest.mock import patch
 from cli_helpers import TEMPLATE
 from golden.normal import normal, rounded, shape
 from outrider.backends.gguf.model import Weights
-from outrider.backends.gguf.rewinding import RewindSupport
+from outrider.backends.rewinding import RewindSupport
 from outrider.cli.main import main
 from tiny_gguf import MERGES, write_tiny
 

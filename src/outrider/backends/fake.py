@@ -12,12 +12,12 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from outrider.backends.rewinding import Attention, Checkpoints, Rewinder
+from outrider.backends.rewinding import REWINDINGS, Rewinder
 from outrider.core.calls import check_spans
-from outrider.core.contracts import FREE, WINDOW, PartOf, RewindKind
+from outrider.core.contracts import PartOf, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, RewindUnsupported
-from outrider.core.saved import Bytes, SavedState
+from outrider.core.saved import SavedState
 
 _Row = npt.NDArray[np.float32]
 
@@ -119,7 +119,9 @@ class FakeModel:
         self.max_batch_tokens = max_batch_tokens
         self.max_rows = max_rows
         self.attends_to_all = False
-        self._rewinder = _rewinder(rewind)
+        # The tokens are all of its state.
+        states = (lambda _sequence, _older: np.empty(0, np.uint8)), (lambda _sequence, _state: True)
+        self._rewinder = Rewinder(REWINDINGS[rewind], states if rewind == "checkpoints" else None)
         self.rewinding = self._rewinder.rewinding
         self.calls: list[tuple[Span, ...]] = []
         self.fail_at_call: int | None = None
@@ -142,7 +144,6 @@ class FakeModel:
         self._rewinder.before_call(spans)
         try:
             self._handed_out = [self._evaluate(span) for span in spans]
-            self._rewinder.after_call(spans)
         except BaseException:  # what a test's `next_logits` raises
             for span in spans:
                 del self._stored.get(span.sequence, [])[span.start :]
@@ -167,7 +168,7 @@ class FakeModel:
 
     def reach(self, sequence: int, length: int) -> int:
         stored = self.length(sequence)
-        return length if length in (0, stored) else self._rewinder.reach(sequence, stored, length)
+        return length if length in (0, stored) else self._rewinder.reach(sequence, length)
 
     def truncate(self, sequence: int, length: int) -> None:
         _insist(0 <= length <= self.length(sequence), f"cannot truncate to {length} tokens")
@@ -203,21 +204,6 @@ class FakeModel:
 
     def close(self) -> None:
         self._stored.clear()
-
-
-def _rewinder(kind: RewindKind) -> Rewinder:
-    def keep(_sequence: int, _older: Bytes | None) -> Bytes:
-        return np.empty(0, np.uint8)  # the tokens are all of its state
-
-    def put(_sequence: int, _state: Bytes) -> bool:
-        return True
-
-    match kind:
-        case "free" | "window":
-            return Attention(FREE if kind == "free" else WINDOW)
-        case "checkpoints":
-            return Checkpoints(keep, put)
-    return Rewinder()
 
 
 def _insist(holds: bool, message: str) -> None:

@@ -63,7 +63,7 @@ def _measure(settings: CostsSettings, report: Report) -> PairCosts:
         progress=report,
     )
     with closing(pair):
-        notify(*pair.notices, *(weights.compared for weights in pair.models))
+        notify(*pair.notices)
         longest = min(_LONGEST_CONTEXT_TOKENS, pair.target.trained_context)
         opening = replace(opening, context_length=settings.ctx_size or longest)
         target = pair.open_target(opening, report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from outrider.backends.gguf.quantizer import Quantized, check_output, quantize, read_type, requantizing
@@ -22,18 +23,20 @@ def quantize_model(settings: QuantizeSettings) -> int:
     """Make the files, and show them; returns the exit status. Foreseeable errors are raised before the first
     file."""
     errors = Screen(stderr=True, soft_wrap=True)
-    types = _types(settings.to)
+    types, threads, force = _types(settings.to), max(settings.threads, 0), settings.force
     model = settings.model
     source = embedded_default() if model is None else resolve(model, hub=hub_options(settings))
     outputs = {to: _folder(settings, source) / f"{requantized_name(source.stem, to)}.gguf" for to in types}
     for output in outputs.values():
-        check_output(source, output, force=settings.force)
+        check_output(source, output, force=force)
     if warning := requantizing(source):
         errors.note(warning)
     made = []
     try:
         for to, output in outputs.items():
-            made.append(_make_one(settings, source, to, output, errors))
+            with errors.progress() as report:
+                progress = partial(report, output.name)
+                made.append(quantize(source, to, output, threads=threads, force=force, progress=progress))
             errors.say(f"{output.name}: {gigabytes(made[-1].file_bytes)}, {made[-1].seconds:.1f} s")
     except KeyboardInterrupt:
         errors.print("\ninterrupted: the file that was being written is removed")
@@ -63,18 +66,6 @@ def _folder(settings: QuantizeSettings, source: Path) -> Path:
         reason = f"not a folder, and none can be made there ({reason_of(error)})"
         raise SettingError(f"--out {settings.out}", reason, "Name another.") from error
     return settings.out
-
-
-def _make_one(settings: QuantizeSettings, source: Path, to: str, output: Path, errors: Screen) -> Quantized:
-    with errors.progress() as report:
-        return quantize(
-            source,
-            to,
-            output,
-            threads=max(settings.threads, 0),
-            force=settings.force,
-            progress=lambda part: report(output.name, part),
-        )
 
 
 def _print(source: Path, made: Sequence[Quantized]) -> None:

@@ -1,7 +1,6 @@
-"""A draft for a target, looked for where a user would: beside it, in its hub repository, in the hub's cache,
-and in a table of families. Headers are read, nothing is loaded or downloaded. Whether a draft lines up with
-the target is known for certain only when both are loaded; what a header says is enough to leave out those
-that do not."""
+"""A draft for a target, looked for where a user would: beside it, in its hub repository and in the hub's
+cache. Headers are read, nothing is loaded or downloaded. Whether a draft lines up with the target is known
+for certain only when both are loaded; what a header says is enough to leave out those that do not."""
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
@@ -59,112 +57,88 @@ class FoundDraft:
 @dataclass(frozen=True, slots=True)
 class Found:
     """What a search came to. `drafts` are models, best first; `heads` draft from the target's hidden states;
-    `broken` are files that draft by their name and cannot be read, with the reason; `relative` is of the
-    target's family, whether or not it is smaller."""
+    `on_hub` are not downloaded; `broken` draft by their name and cannot be read, with the reason."""
 
     drafts: tuple[FoundDraft, ...] = ()
     heads: tuple[FoundDraft, ...] = ()
     on_hub: tuple[str, ...] = ()
     broken: tuple[ModelFileError, ...] = ()
-    relative: Relative | None = None
 
 
 def find_drafts(target: ModelCard, hub: HubOptions, reference: str = "") -> Found:
     """All that could draft for a target. Of a `reference` to the hub the files of its repository are listed,
     too, where the hub or its cache answers."""
-    return _Search(target, hub).found(reference)
-
-
-class _Search:
-    def __init__(self, target: ModelCard, hub: HubOptions) -> None:
-        self._target = target
-        self._hub = hub
-        self._words = set(_stem(target.path.name).split())
-        path = Path(os.path.abspath(target.path))
-        snapshots = [folder for folder in path.parents if folder.parent.name == "snapshots"]
-        self._snapshot = snapshots[0] if snapshots else None
-
-    def found(self, reference: str) -> Found:
-        drafts, heads, broken = [], [], []
-        for path, place in self._files():
-            try:
-                card = read_card(path)
-            except ModelFileError as error:  # damaged, or no language model
-                if place in (_BESIDE, _OWN) and is_sidecar(path.name):
-                    broken.append(error)
-                continue
-            share = card.bytes_per_token / max(self._target.bytes_per_token, 1)
-            draft = FoundDraft(card, share, place)
-            if card.kind != "model" and place in (_BESIDE, _OWN):
-                heads.append(draft)
-            elif card.kind == "model" and share <= MAX_SHARE and self._may_line_up(card):
-                drafts.append(draft)
-        return Found(
-            drafts=tuple(sorted(drafts, key=self._rank)),
-            heads=tuple(heads),
-            on_hub=tuple(self._on_hub(reference)),
-            broken=tuple(broken),
-            relative=relative_of(self._target),
-        )
-
-    def _files(self) -> Iterator[tuple[Path, str]]:
-        """GGUF files that may be models of their own, no larger than the target, each once."""
-        folders = [(self._target.path.parent, _BESIDE)]
-        folders += [] if self._snapshot is None else [(self._snapshot, _OWN)]
-        folders += [(folder, _CACHED) for folder in sorted(self._hub.cache.glob("models--*/snapshots"))]
-        own = self._target.path.resolve()
-        seen = {_identity(own.with_name(name)) for name in shard_names(own.name)}
-        files = [
-            (path, place)
-            for folder, place in folders
-            for path in _gguf_files(folder, is_deep=place != _BESIDE)
-        ]
-        embedded = embedded_draft()
-        files += [] if embedded is None else [(embedded, _EMBEDDED)]
-        for path, place in files:
-            identity = _identity(path)
-            is_first = shard_names(path.name)[0] == path.name
-            if identity is None or identity in seen or not is_first:
-                continue
-            seen.add(identity)
-            is_other = is_companion(path.name) and not is_sidecar(path.name)
-            if not is_other and path.stat().st_size <= self._target.file_bytes:
-                yield path, place
-
-    def _may_line_up(self, draft: ModelCard) -> bool:
-        target = self._target
-        if draft.has_reduced_vocabulary:
-            return draft.tokenizer == target.tokenizer and (draft.num_tokens or 0) < (target.num_tokens or 0)
-        if draft.tokenizer.split(" ")[0] != target.tokenizer.split(" ")[0]:
-            return False
-        return _same_beginning(self._tokens, _tokens_of(draft)) >= _SAME_TOKENS
-
-    @cached_property
-    def _tokens(self) -> bytes:
-        return _tokens_of(self._target)
-
-    def _rank(self, draft: FoundDraft) -> tuple[bool, float]:
-        """Those made for the target first, then by share and name."""
-        is_made_for_it = draft.place in (_BESIDE, _OWN) and is_sidecar(draft.card.path.name)
-        distance = math.log(max(draft.share, 1e-6) / _USUAL_SHARE)
-        if distance > 0:
-            distance *= _TOO_LARGE
-        missing = len(self._words - set(_stem(draft.card.path.name).split()))
-        return not is_made_for_it, abs(distance) + _STRANGER * missing
-
-    def _on_hub(self, reference: str) -> Iterator[str]:
-        """Files of the target's repository that draft for it by their name, and are not here."""
+    parents = Path(os.path.abspath(target.path)).parents
+    snapshot = next((folder for folder in parents if folder.parent.name == "snapshots"), None)
+    drafts, heads, broken = list[FoundDraft](), list[FoundDraft](), list[ModelFileError]()
+    tokens = _tokens_of(target)
+    for path, place in _files(target, hub, snapshot):
+        is_beside = place in (_BESIDE, _OWN)
         try:
-            repository = repository_of(reference)
-            names = [] if repository is None else list_files(repository, self._hub)
-        except HubError:  # the target itself came out of the cache
-            return
-        here = {PurePosixPath(path.name).name for path in _gguf_files(self._snapshot, is_deep=True)}
-        for name in names:
-            file = PurePosixPath(name).name
-            is_other = file not in here and _stem(file) != _stem(self._target.path.name)
-            if is_sidecar(file) and is_other and shard_names(file)[0] == file:
-                yield f"hf:{repository}/{name}"
+            card = read_card(path)
+        except ModelFileError as error:  # damaged, or no language model
+            broken += [error] if is_beside and is_sidecar(path.name) else []
+            continue
+        draft = FoundDraft(card, card.bytes_per_token / max(target.bytes_per_token, 1), place)
+        if card.kind != "model":
+            heads += [draft] if is_beside else []
+        elif draft.share <= MAX_SHARE and _may_line_up(target, tokens, card):
+            drafts.append(draft)
+    drafts.sort(key=lambda draft: _rank(target, draft))
+    return Found(tuple(drafts), tuple(heads), tuple(_on_hub(target, hub, snapshot, reference)), tuple(broken))
+
+
+def _files(target: ModelCard, hub: HubOptions, snapshot: Path | None) -> Iterator[tuple[Path, str]]:
+    """GGUF files that may be models of their own, no larger than the target, each once."""
+    files = [(path, _BESIDE) for path in _gguf_files(target.path.parent, is_deep=False)]
+    files += [(path, _OWN) for path in _gguf_files(snapshot)]
+    for folder in sorted(hub.cache.glob("models--*/snapshots")):
+        files += [(path, _CACHED) for path in _gguf_files(folder)]
+    if embedded := embedded_draft():
+        files.append((embedded, _EMBEDDED))
+    own = target.path.resolve()
+    seen = {_identity(own.with_name(name)) for name in shard_names(own.name)}
+    for path, place in files:
+        identity = _identity(path)
+        if identity is None or identity in seen or shard_names(path.name)[0] != path.name:
+            continue
+        seen.add(identity)
+        is_other = is_companion(path.name) and not is_sidecar(path.name)
+        if not is_other and path.stat().st_size <= target.file_bytes:
+            yield path, place
+
+
+def _may_line_up(target: ModelCard, tokens: bytes, draft: ModelCard) -> bool:
+    if draft.has_reduced_vocabulary:
+        return draft.tokenizer == target.tokenizer and (draft.num_tokens or 0) < (target.num_tokens or 0)
+    if draft.tokenizer.split(" ")[0] != target.tokenizer.split(" ")[0]:
+        return False
+    return _same_beginning(tokens, _tokens_of(draft)) >= _SAME_TOKENS
+
+
+def _rank(target: ModelCard, draft: FoundDraft) -> tuple[bool, float]:
+    """Those made for the target first, then by share and name."""
+    is_made_for_it = draft.place in (_BESIDE, _OWN) and is_sidecar(draft.card.path.name)
+    distance = math.log(max(draft.share, 1e-6) / _USUAL_SHARE)
+    if distance > 0:
+        distance *= _TOO_LARGE
+    missing = set(_stem(target.path.name).split()) - set(_stem(draft.card.path.name).split())
+    return not is_made_for_it, abs(distance) + _STRANGER * len(missing)
+
+
+def _on_hub(target: ModelCard, hub: HubOptions, snapshot: Path | None, reference: str) -> Iterator[str]:
+    """Files of the target's repository that draft for it by their name, and are not here."""
+    try:
+        repository = repository_of(reference)
+        names = [] if repository is None else list_files(repository, hub)
+    except HubError:  # the target itself came out of the cache
+        return
+    here = {path.name for path in _gguf_files(snapshot)}
+    for name in names:
+        file = PurePosixPath(name).name
+        is_other = file not in here and _stem(file) != _stem(target.path.name)
+        if is_sidecar(file) and is_other and shard_names(file)[0] == file:
+            yield f"hf:{repository}/{name}"
 
 
 def _stem(name: str) -> str:
@@ -179,11 +153,9 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _gguf_files(folder: Path | None, *, is_deep: bool) -> Iterator[Path]:
+def _gguf_files(folder: Path | None, *, is_deep: bool = True) -> Iterator[Path]:
     """GGUF files of a folder, of those below it too where it `is_deep`; of what may not be read none."""
-    if folder is None:
-        return
-    walk = os.walk(folder)
+    walk = os.walk(folder or "")  # of nothing, nothing
     for place, _, names in sorted(walk) if is_deep else islice(walk, 1):
         yield from (Path(place, name) for name in sorted(names) if name.lower().endswith(".gguf"))
 
@@ -202,64 +174,3 @@ def _same_beginning(one: bytes, other: bytes) -> float:
     differs = np.frombuffer(one, np.uint8, length) != np.frombuffer(other, np.uint8, length)
     same = int(np.argmax(differs)) if differs.any() else length
     return same / max(len(one), len(other), 1)
-
-
-# Families of models as data: which small model on the hub has the tokenizer of its larger relatives. The
-# labels `gpt2 (qwen2)`, `gpt2 (smollm)` and `llama (default)` were read from files of these families, the
-# others are those that llama.cpp's converter writes. No repository was opened for this table: that they
-# exist, and hold a file that can be taken, comes from public texts of 2025 and 2026.
-
-_MAX_PADDING = 256
-"""tokens by which vocabularies of one family differ: they are padded to different multiples"""
-
-
-@dataclass(frozen=True, slots=True)
-class Relative:
-    """The small model of a family. `tokenizer` is its label in a `ModelCard`, with `num_tokens` tokens, and
-    `parameters` are those that a token uses. `architectures` are its larger relatives', `word` is in the
-    names of those that it suits best."""
-
-    name: str
-    repository: str
-    parameters: float
-    tokenizer: str
-    num_tokens: int
-    architectures: tuple[str, ...]
-    word: str = ""
-
-
-RELATIVES = (
-    Relative("Qwen2.5-Coder-0.5B", "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", 0.49e9,
-             "gpt2 (qwen2)", 151_936, ("qwen2",), "coder"),
-    Relative("Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B-Instruct-GGUF", 0.49e9,
-             "gpt2 (qwen2)", 151_936, ("qwen2", "qwen2moe", "qwen2vl")),
-    Relative("Qwen3-0.6B", "Qwen/Qwen3-0.6B-GGUF", 0.6e9,
-             "gpt2 (qwen2)", 151_936, ("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe")),
-    Relative("Llama-3.2-1B", "bartowski/Llama-3.2-1B-Instruct-GGUF", 1.24e9,
-             "gpt2 (llama-bpe)", 128_256, ("llama",)),
-    Relative("Gemma-3-270M", "ggml-org/gemma-3-270m-it-GGUF", 0.27e9,
-             "llama (default)", 262_144, ("gemma3",)),
-    Relative("Mistral-Small-3.1-DRAFT-0.5B", "bartowski/alamios_Mistral-Small-3.1-DRAFT-0.5B-GGUF", 0.5e9,
-             "gpt2 (tekken)", 131_072, ("llama", "mistral3"), "small"),
-    Relative("SmolLM2-135M", "bartowski/SmolLM2-135M-Instruct-GGUF", 0.135e9,
-             "gpt2 (smollm)", 49_152, ("llama",)),
-    Relative("Phi-3-mini", "bartowski/Phi-3-mini-4k-instruct-GGUF", 3.8e9,
-             "llama (default)", 32_064, ("phi3", "phimoe")),
-    Relative("gpt-oss-20b", "ggml-org/gpt-oss-20b-GGUF", 3.6e9,
-             "gpt2 (gpt-4o)", 201_088, ("gpt-oss",)),
-)  # fmt: skip
-
-
-def relative_of(target: ModelCard) -> Relative | None:
-    """The small relative of a target; None where none is known. It may be as large as the target itself."""
-    suitable = [
-        relative
-        for relative in RELATIVES
-        if target.architecture in relative.architectures
-        and target.tokenizer == relative.tokenizer
-        and abs((target.num_tokens or 0) - relative.num_tokens) <= _MAX_PADDING
-    ]
-    name = f"{target.path.name} {target.name}".lower()
-    named = [relative for relative in suitable if relative.word and relative.word in name]
-    usual = [relative for relative in suitable if not relative.word]
-    return next(iter((*named, *usual, *suitable)), None)

@@ -68,7 +68,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What can be known of a model before it is loaded. `path` is the file to load: the first of `num_files`.
+    """What can be known of a model before it is loaded. `path` is the file to load.
     `active_parameters` are those that one token uses; fewer than `parameters` only in mixtures of experts.
     `quantization` is a name such as "Q4_K_M". Lengths are in tokens, sizes in bytes over all files. What the
     header leaves out is None."""
@@ -96,7 +96,6 @@ class ModelCard:
     expert_count: int
     expert_used_count: int
     file_bytes: int
-    num_files: int
     kind: ModelKind = "model"
     output_bytes: int = 0
     """of the weights that give the logits: the output layer, or the embedding where the two are one"""
@@ -155,7 +154,6 @@ def read_card(path: Path) -> ModelCard:
         expert_count=number(Keys.LLM.EXPERT_COUNT) or 0,
         expert_used_count=used,
         file_bytes=file_bytes,
-        num_files=len(files),
         kind=kind,
         output_bytes=_output_bytes(tensors),
         mtp_layers=mtp_layers,

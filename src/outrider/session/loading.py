@@ -8,24 +8,23 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from outrider.backends.gguf.guard import check_head
+from outrider.backends.gguf.guard import check_build, check_head
 from outrider.backends.gguf.head_model import HeadWeights
 from outrider.backends.gguf.heads import MAX_STATES_BYTES, why_no_heads
-from outrider.backends.gguf.libraries import candidates, refusals
+from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.memory import Contexts, check_memory, free_memory, place_layers
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import ALL_LAYERS, LoadOptions
-from outrider.backends.tuning.options import checked_options, choose_options
+from outrider.backends.tuning.options import choose_options
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, OutriderError, VocabularyMismatch
 from outrider.core.notices import notify
 from outrider.core.numbers import gigabytes
-from outrider.models.cache import fingerprint
 from outrider.models.chat import ChatTemplate
-from outrider.models.finding import AUTO_DRAFT, MAX_SHARE, Found, FoundDraft, find_drafts
+from outrider.models.finding import AUTO_DRAFT, Found, FoundDraft, find_drafts
 from outrider.models.gguf import HEADS, ModelCard, check_whole, read_card
 from outrider.models.heads import read_head
-from outrider.models.hub import HubOptions, cache_dir
+from outrider.models.hub import HubOptions
 from outrider.models.reference import resolve, resolve_pair
 from outrider.models.tokenizers import check_tokenizers
 from outrider.models.vocab import Alignment, align
@@ -132,7 +131,6 @@ def load_weights(
     card: ModelCard,
     options: LoadOptions,
     *,
-    draft: bool = False,
     measure: bool = False,
     progress: Progress = no_progress,
 ) -> Weights:
@@ -146,18 +144,17 @@ def load_weights(
     def trying(what: str, part: float) -> None:
         progress(f"choosing the library, once ({what})", part)
 
-    chosen = choose_options(card.path, options, draft=draft, measure=measure, progress=trying)
+    chosen = choose_options(card.path, options, measure=measure, progress=trying)
     failure: OutriderError | None = None
-    for library in candidates(chosen.options):
+    for library in candidates(chosen):
         try:
-            checked, notice = checked_options(card, chosen.options, library)
+            checked, notice = check_build(card, chosen, library)
             notify(notice)
             weights = Weights(card.path, checked)
         except (BackendCrash, ModelFileError) as error:
             failure = error
             continue
-        weights.compared = chosen.compared
-        notify(*refusals(), *_about_placement(weights))
+        notify(*_about_placement(weights))
         return weights
     assert failure is not None, "candidates raises where there is none"
     raise failure
@@ -201,8 +198,8 @@ def load_draft(
     if options.backend == "auto" and not options.library:
         same = replace(options, backend=target.options.backend, library=target.options.library)
         with suppress(BackendCrash, ModelFileError):
-            return load_weights(card, same, draft=True, measure=measure, progress=progress)
-    return load_weights(card, options, draft=True, measure=measure, progress=progress)
+            return load_weights(card, same, measure=measure, progress=progress)
+    return load_weights(card, options, measure=measure, progress=progress)
 
 
 def template_of(weights: Weights, source: str | None) -> ChatTemplate | None:
@@ -287,8 +284,7 @@ def load_head(target: Weights, of_target: ModelCard, card: ModelCard, options: L
         raise ModelFileError(path, why, "Choose --backend llama.cpp, or another draft.")
     same = target.options.backend, target.options.library
     options = replace(options, backend=same[0], library=same[1], adapters=())
-    file = f"{fingerprint(target.path)} {fingerprint(card.path)}"
-    check_head(target, head, options, file=file, memory=cache_dir() / "builds.json")
+    check_head(target, head, options)
     return HeadWeights(head, options)
 
 
@@ -323,8 +319,7 @@ def load_found(
     else:
         notify(_taken(files[taken.card.path], [f for path, f in files.items() if path != taken.card.path]))
     said = {str(path) for path in files}
-    listed_files = listed(named.target, found)
-    notify(*(str(file) for file in listed_files if file.place in _SAID and file.reference not in said))
+    notify(*(str(file) for file in listed(named.target, found) if file.reference not in said))
     notify(*(f"-md auto skips {Path(error.what).name}: {error.why}" for error in found.broken))
     return taken
 
@@ -339,8 +334,7 @@ class FoundFile:
     Args:
         reference: What to give to `-md`.
         place: Where it was found.
-        share: Bytes that a token reads of it (of a file that is not here: parameters), relative to the
-            target's.
+        share: Bytes that a token reads of it, relative to the target's.
     """
 
     reference: str
@@ -358,11 +352,10 @@ class FoundFile:
 
 
 _ON_HUB = "in its hub repository, not downloaded"
-_SAID = {"beside the target", "in its hub repository", _ON_HUB}
 
 
 def listed(target: ModelCard, found: Found) -> list[FoundFile]:
-    """Everything but the draft models here: heads, files on the hub and, if no draft is here, a relative."""
+    """Everything but the draft models here: heads, and files on the hub."""
     files = []
     for head in found.heads:
         note = why_no_head(head.card, target) or f"it holds {HEADS[head.card.kind]}, which -md takes"
@@ -372,11 +365,6 @@ def listed(target: ModelCard, found: Found) -> list[FoundFile]:
         kind = next((kind for kind in HEADS if kind in words), None)
         note = f"by its name it holds {HEADS[kind]}" if kind else ""
         files.append(FoundFile(file, _ON_HUB, note=note))
-    relative = found.relative
-    share = 1.0 if relative is None else relative.parameters / max(target.active_parameters, 1)
-    if relative is not None and not found.drafts and share <= MAX_SHARE:
-        place = f"of its family: {relative.name}, not downloaded"
-        files.append(FoundFile(f"hf:{relative.repository}", place, share=share))
     return files
 
 
@@ -406,9 +394,7 @@ def _taken(file: FoundFile, others: Sequence[FoundFile]) -> str:
 def _nothing_found(target: ModelCard, found: Found) -> str:
     if found.drafts:
         return "-md auto: no draft that was found can be used; lookup drafts alone"
-    line = (
+    return (
         f"-md auto: no smaller file beside {target.path.name} or in the hub's cache has its tokenizer, "
         f"{target.tokenizer}; lookup drafts alone"
     )
-    relatives = [file for file in listed(target, found) if file.place not in _SAID]
-    return ". ".join([line, *(f"You could name -md {file}" for file in relatives)])

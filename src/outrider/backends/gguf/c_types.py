@@ -40,12 +40,12 @@ class LibraryRefused(Exception):
 class CLibrary:
     """A loaded library: `functions` are its own by mainline's names; each takes what was declared for it."""
 
+    title: ClassVar[str]
+    """its name in messages"""
     names: ClassVar[Mapping[str, str]] = {}
     """what it calls functions, where that differs"""
 
-    def __init__(self, title: str, functions: Any) -> None:
-        self.title = title
-        """its name in messages"""
+    def __init__(self, functions: Any) -> None:
         self.functions = functions
 
     def declare(self, signatures: Signatures) -> None:

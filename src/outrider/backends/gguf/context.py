@@ -5,22 +5,21 @@ context that is far too large would not fail but get this process, or another, k
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from outrider.backends.gguf.library import Library
-from outrider.backends.gguf.log import clear_log, last_error, speaks_of_memory
+from outrider.backends.gguf.log import clear_log, last_error, silenced, speaks_of_memory
 from outrider.backends.gguf.memory import HOST, Contexts, what_would_fit
 from outrider.backends.gguf.options import MTP_CONTEXT, UNQUANTIZED, LoadOptions, Opening
 from outrider.backends.machine import available_bytes
 from outrider.core.data import Span
-from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, RewindUnsupported, SettingError
+from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, SettingError
 from outrider.core.numbers import gigabytes
-from outrider.core.saved import Bytes
 from outrider.models.gguf import Layout
 
 _NARROW_HEAD = 64
@@ -148,7 +147,8 @@ def load_adapters(library: Library, model: int, adapters: tuple[tuple[str, float
         if not path.is_file():
             raise ModelFileError(name, "there is no such file", "Name a LoRA adapter (GGUF).")
         clear_log()
-        adapter = library.load_adapter(model, path)
+        with silenced():
+            adapter = library.functions.llama_adapter_lora_init(model, os.fsencode(path))
         if not adapter:
             why = last_error(f"{library.title} could not load it")
             raise ModelFileError(name, why, "Name a LoRA adapter (GGUF) that was made for this model.")
@@ -164,65 +164,6 @@ def use_adapters(library: Library, context: int, adapters: Adapters) -> None:
     clear_log()
     if adapters and not library.use_adapters(context, adapters):
         raise BackendError("LoRA adapters", last_error(f"{library.title} could not apply them"))
-
-
-# All that a library stores of a sequence, as bytes.
-
-
-@dataclass(frozen=True, slots=True)
-class Copier:
-    """Copies what sequences of the context of the model `name` store, `piece_tokens` at a time (0: all at
-    once), for which the sequence `spare` is lent."""
-
-    library: Library
-    context: int
-    name: str
-    piece_tokens: int
-    spare: int
-
-    def copy_out(self, sequence: int, length: int) -> list[Bytes]:
-        """The `length` tokens of a sequence. Raises RewindUnsupported where the library cannot say."""
-        size = self.piece_tokens or length
-        if length <= size:
-            return [self._read(sequence)]
-        memory, native, pieces = self.library.memory(self.context), self.library.functions, list[Bytes]()
-        for start in range(0, length, size):
-            native.llama_memory_seq_cp(memory, sequence, self.spare, start, start + size)
-            try:
-                pieces.append(self._read(self.spare))
-            finally:
-                native.llama_memory_seq_rm(memory, self.spare, -1, -1)
-        return pieces
-
-    def copy_in(self, sequence: int, pieces: Sequence[Bytes]) -> None:
-        """Give an empty sequence what `copy_out` copied. Raises RewindUnsupported where the library cannot;
-        the sequence is empty then."""
-        memory, native = self.library.memory(self.context), self.library.functions
-        target = sequence if len(pieces) == 1 else self.spare
-        for piece in pieces:
-            if not self._is_written(target, piece):
-                why = last_error(f"{self.library.title} cannot copy its state")
-                for wrong in (target, sequence):
-                    native.llama_memory_seq_rm(memory, wrong, -1, -1)
-                raise RewindUnsupported(self.name, why)
-            if target != sequence:
-                native.llama_memory_seq_cp(memory, target, sequence, -1, -1)
-                native.llama_memory_seq_rm(memory, target, -1, -1)
-
-    def _read(self, sequence: int) -> Bytes:
-        native, flags = self.library.functions, self.library.state_flags
-        clear_log()
-        data = np.empty(native.llama_state_seq_get_size(self.context, sequence, *flags), dtype=np.uint8)
-        size = native.llama_state_seq_get_data(self.context, data.ctypes.data, data.nbytes, sequence, *flags)
-        if not size:
-            raise RewindUnsupported(self.name, last_error(f"{self.library.title} cannot copy its state"))
-        return data[:size]
-
-    def _is_written(self, sequence: int, data: Bytes) -> bool:
-        clear_log()
-        given = self.context, data.ctypes.data, data.nbytes, sequence, *self.library.state_flags
-        write = self.library.functions.llama_state_seq_set_data
-        return bool(write(*given) or (self.library.make_room(self.context) and write(*given)))
 
 
 # A model call's spans, laid out as the library reads them.

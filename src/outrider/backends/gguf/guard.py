@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from outrider.backends.gguf.head_model import HeadWeights
+from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.log import log_line
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
@@ -25,8 +26,10 @@ from outrider.backends.machine import cpu_id, physical_cores
 from outrider.core.data import Block, Logits, Row, Span
 from outrider.core.errors import BackendCrash, OutOfMemory, OutriderError
 from outrider.costs.other_programs import look
-from outrider.models.cache import read_entry, write_entry
+from outrider.models.cache import fingerprint, read_entry, write_entry
+from outrider.models.gguf import ModelCard
 from outrider.models.heads import HeadFile
+from outrider.models.hub import cache_dir
 
 _TRIAL = "trial 3"
 """What is tried; outcomes of another trial count for nothing."""
@@ -46,23 +49,22 @@ _LIMIT_S = 120.0
 _SLOW_DISK_BYTES_PER_S = 10e6
 
 
-def check_build(
-    path: Path, options: LoadOptions, *, build: str, model_kind: str, file: str, memory: Path
-) -> tuple[LoadOptions, str | None]:
-    """The options under which this build runs this file without crashing, and a notice for the user.
-
-    `build` names the library's build, `model_kind` architecture and quantization, `file` the file's content;
-    the outcome on this CPU is kept in the JSON file `memory`. Raises BackendCrash when the child dies with
-    either set of kernels or does not come back, OutOfMemory when the system killed it."""
+def check_build(card: ModelCard, options: LoadOptions, library: Library) -> tuple[LoadOptions, str | None]:
+    """The options under which a library runs a file without crashing at it or computing wrongly, and a notice
+    for the user where that changes something. What became of its first calls on this CPU is remembered.
+    Raises BackendCrash when the child dies with either set of kernels or does not come back, OutOfMemory when
+    the system killed it."""
+    options = replace(options, backend=library.backend, library=str(library.file.path))
+    model_kind, version = f"{card.architecture} {card.quantization}", _version(library)
     kernels = "" if options.extra_buffer_types else " | plain kernels"
     place = f"gpu layers {options.gpu_layers} | cpu {cpu_id()}{kernels}"
-    key = f"{_TRIAL} | {build} | {model_kind} {file} | {place}"
-    outcomes = read_entry(memory, "builds are tried out again") or {}
-    outcome, version = outcomes.get(key), build.rpartition(" ")[0] or build
+    key = f"{_TRIAL} | {library.build_id} | {model_kind} {fingerprint(card.path)} | {place}"
+    outcomes = read_entry(_memory(), "builds are tried out again") or {}
+    outcome = outcomes.get(key)
     if outcome not in (_WORKS, _PLAIN, _SMALL):
-        outcome = _try_out(path, options, version)
-        if outcome is not None:
-            write_entry(memory, outcomes | {key: outcome}, quiet=True)  # if that fails, it is tried next time
+        outcome = _try_out(card.path, options, version)
+        if outcome is not None:  # if it cannot be kept, it is tried next time
+            write_entry(_memory(), outcomes | {key: outcome}, quiet=True)
     if outcome == _PLAIN:
         return _without_fault(options, outcome), (
             f"{version} crashes in its repacked kernels or samplers with {model_kind}: plain ones are used, "
@@ -76,26 +78,35 @@ def check_build(
     return options, None
 
 
-def check_head(target: Weights, head: HeadFile, options: LoadOptions, *, file: str, memory: Path) -> None:
-    """Make a head's first calls beside its target, in a child process. `file` names the content of both,
-    `memory` is as in `check_build`. Raises BackendCrash where the child dies (as it does where the library
-    does not give the inputs of the target's layers) or does not come back, or where calls over few and over
-    many tokens disagree, OutOfMemory when the system killed it."""
-    build = target.library.build_id
-    key = f"{_HEAD_TRIAL} | {build} | {head.kind} {file} | gpu layers {options.gpu_layers} | cpu {cpu_id()}"
-    outcomes = read_entry(memory) or {}
+def check_head(target: Weights, head: HeadFile, options: LoadOptions) -> None:
+    """Make a head's first calls beside its target, in a child process. Raises BackendCrash where the child
+    dies (as it does where the library does not give the inputs of the target's layers) or does not come back,
+    or where calls over few and over many tokens disagree, OutOfMemory when the system killed it."""
+    files = f"{head.kind} {fingerprint(target.path)} {fingerprint(head.path)}"
+    place = f"gpu layers {options.gpu_layers} | cpu {cpu_id()}"
+    key = f"{_HEAD_TRIAL} | {target.library.build_id} | {files} | {place}"
+    outcomes = read_entry(_memory()) or {}
     if outcomes.get(key) == _WORKS:
         return
     given = [asdict(target.options), asdict(options), head.target_layers, str(head.path), head.kind]
     status = _first_calls(target.path, json.dumps(given))
     if status < 0 or status == WRONG:
-        died = f"dies at its first call ({_signal_name(-status)})"
-        title = build.rpartition(" ")[0] or build
-        why = f"beside {target.name} {title} {'computes it wrongly' if status == WRONG else died}"
+        does = "computes it wrongly"
+        if status != WRONG:
+            does = f"dies at its first call ({_signal_name(-status)})"
+        why = f"beside {target.name} {_version(target.library)} {does}"
         way_out = "Is the file whole, and made for this model? If so, use a draft model (-md), or "
         raise BackendCrash(str(head.path), why, f"{way_out}another library (--llama-library).")
     if status == 0:
-        write_entry(memory, outcomes | {key: _WORKS}, quiet=True)
+        write_entry(_memory(), outcomes | {key: _WORKS}, quiet=True)
+
+
+def _memory() -> Path:
+    return cache_dir() / "builds.json"
+
+
+def _version(library: Library) -> str:
+    return library.build_id.rpartition(" ")[0] or library.build_id
 
 
 def _without_fault(options: LoadOptions, outcome: str) -> LoadOptions:

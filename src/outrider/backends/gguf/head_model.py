@@ -14,7 +14,7 @@ from outrider.backends.gguf.c_types import LibraryRefused
 from outrider.backends.gguf.heads import Entry, HeadBatch, State
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import MTP_CONTEXT, LoadOptions
-from outrider.backends.gguf.rewinding import RewindSupport
+from outrider.backends.rewinding import RewindSupport
 from outrider.core.data import Block, Logits, Span
 from outrider.core.errors import BackendError
 from outrider.core.saved import SavedState

@@ -48,7 +48,9 @@ def _names(devices: tuple[str, ...]) -> ctypes.Array[ctypes.c_char]:
 class Ik(Library):
     """ik_llama.cpp: other kernels for the same files, on processors above all."""
 
-    backend = "ik"
+    backend, title = "ik", "ik_llama.cpp"
+    marker = "llama_kv_cache_seq_rm"
+    packages = (("ik-llama-cpp-python", "ik_llama_cpp"),)
     ModelParams = structure(
         "llama_model_params",
         """

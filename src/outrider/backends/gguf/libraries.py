@@ -11,19 +11,19 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from outrider.backends.gguf.c_types import LibraryRefused
 from outrider.backends.gguf.devices import free_bytes, list_devices, preload_cuda
+from outrider.backends.gguf.ik import Ik
 from outrider.backends.gguf.library import Library, LibraryFile
 from outrider.backends.gguf.log import clear_log, last_error, speaks_of_memory
 from outrider.backends.gguf.memory import Contexts, what_would_fit
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.gguf.registry import DIALECTS
 from outrider.backends.machine import processor_name
 from outrider.backends.native import IK, MAINLINE, cuda_library, native_library
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, SettingError
+from outrider.core.notices import notify
 from outrider.core.numbers import gigabytes
 from outrider.models.gguf import read_card
 
@@ -32,14 +32,10 @@ INSTALL = (
     "in a checkout, pip install '.[llama-cpp]'."
 )
 _BRINGS_GOMP = "install it (Debian and Ubuntu: apt install libgomp1; Fedora: dnf install libgomp)"
+DIALECTS: tuple[type[Library], ...] = (Ik, Library)
+"""of llama.cpp's C API, the preferred one first"""
 _opened: dict[Path, Library] = {}
 """by this process"""
-_refused: dict[Path, str] = {}
-
-
-def refusals() -> list[str]:
-    """Lines for the user: libraries that were found and cannot be used."""
-    return [f"{path} is not used: {why}" for path, why in _refused.items()]
 
 
 @cache
@@ -50,8 +46,8 @@ def installed() -> tuple[LibraryFile, ...]:
         (cuda_library(), "llama.cpp for NVIDIA cards", MAINLINE.version),
     ]
     found = [LibraryFile(path, title, version) for path, title, version in built if path]
-    for row in DIALECTS:
-        found += [file for names in row.packages if (file := _file_of(*names))][:1]
+    for dialect in DIALECTS:
+        found += [file for names in dialect.packages if (file := _file_of(*names))][:1]
     return tuple(found)
 
 
@@ -124,9 +120,8 @@ def _open(file: LibraryFile) -> Library:
     if other := shared.get(_ggml_of(functions)):
         # The loader serves a library's needs with the first one of that name, wherever it lies.
         raise LibraryRefused(f"it would run on the kernels of {other.file.path}: use one of the two alone")
-    for row in DIALECTS:
-        if hasattr(functions, row.marker):
-            dialect: type[Library] = resolve_name(row.kind)
+    for dialect in DIALECTS:
+        if hasattr(functions, dialect.marker):
             return dialect(file, functions)
     raise LibraryRefused("it is not a library of llama.cpp, or of a version before 2025")
 
@@ -144,27 +139,29 @@ def _ggml_of(functions: ctypes.CDLL) -> str:
 
 
 def candidates(options: LoadOptions) -> Iterator[Library]:
-    """The libraries that can do what the options ask for, the preferred one first. Raises SettingError for a
-    library that is named and cannot be used, BackendError where there is none."""
+    """The libraries that can do what the options ask for, the preferred one first; notices say which cannot
+    be used at all. Raises SettingError for one that is named and cannot be used, BackendError where there is
+    none."""
     if options.library:
         yield _named(options)
         return
-    files, found = installed(), list[Library]()
+    files, found, refusals = installed(), list[Library](), list[str]()
     for file in files:
         try:
             library = open_library(file)
         except LibraryRefused as refusal:
-            _refused[file.path] = str(refusal)
+            refusals.append(f"{file.path} is not used: {refusal}")
             continue
         if options.backend == library.backend or (options.backend == "auto" and library.suits(options)):
             found.append(library)
+    notify(*refusals)
     if found:
         yield from sorted(found, key=lambda library: not library.uses_gpu(options))
         return
     if options.backend == "auto" and not files:
         raise BackendError("native library", "no package that brings one is installed", INSTALL)
     what = "native library" if options.backend == "auto" else f"backend {options.backend}"
-    why = "; ".join(refusals()) or "no installed library does what is asked for"
+    why = "; ".join(refusals) or "no installed library does what is asked for"
     raise BackendError(what, why, f"Choose another (--backend), or name a file (--llama-library). {INSTALL}")
 
 

@@ -45,7 +45,6 @@ from outrider.backends.gguf.options import (
     LoadOptions,
     Opening,
 )
-from outrider.backends.gguf.registry import TITLES
 from outrider.backends.machine import physical_cores
 from outrider.core.errors import BackendError
 from outrider.core.saved import Bytes
@@ -160,7 +159,15 @@ class Library(CLibrary):
     parameters in another way than is declared here."""
 
     backend: ClassVar[str] = "llama.cpp"
-    """the name of its row in `gguf.registry`"""
+    """one of BACKENDS"""
+    title: ClassVar[str] = "llama.cpp"
+    marker: ClassVar[str] = "llama_memory_seq_rm"
+    """a function that it alone has"""
+    packages: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("llama-cpp-python", "llama_cpp"),
+        ("xllamacpp", "xllamacpp"),
+    )
+    """distributions that bring it, and their modules; the preferred one first"""
     names: ClassVar[Mapping[str, str]] = {
         **HEAD_NAMES,  # and what some builds export under its C++ name alone
         "common_fit_params": "_Z17common_fit_paramsPKcP18llama_model_paramsP20llama_context_paramsPfP32"
@@ -221,7 +228,7 @@ class Library(CLibrary):
 
     def __init__(self, file: LibraryFile, functions: ctypes.CDLL) -> None:
         self.file = file
-        super().__init__(TITLES[self.backend], functions)
+        super().__init__(functions)
         self.declare({**SHARED, **self.signatures})
         self.take_log()  # before anything is asked of it, so that not one line is written
         self._new_model_params = self._default_params("model", self.ModelParams)
@@ -364,12 +371,6 @@ class Library(CLibrary):
         return options.backend_sampling and self.uses_gpu(options) and is_whole
 
     # LoRA adapters
-
-    def load_adapter(self, model: int, path: Path) -> int | None:
-        """The native LoRA adapter of a file; None where the model cannot have it (the log says why)."""
-        with silenced():
-            adapter: int | None = self.functions.llama_adapter_lora_init(model, os.fsencode(path))
-        return adapter
 
     def needs_invocation(self, adapter: int) -> bool:
         """Whether an adapter is for the text after certain tokens alone."""

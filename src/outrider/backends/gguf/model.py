@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -16,7 +16,6 @@ import numpy as np
 
 from outrider.backends.gguf.c_types import LibraryRefused
 from outrider.backends.gguf.context import (
-    Copier,
     LlamaBatch,
     choose_attention,
     load_adapters,
@@ -28,18 +27,21 @@ from outrider.backends.gguf.libraries import load_model
 from outrider.backends.gguf.library import Handle
 from outrider.backends.gguf.log import clear_log, last_error
 from outrider.backends.gguf.options import LoadOptions, Opening
-from outrider.backends.gguf.rewinding import MAX_DIFFERENCE, RewindSupport, difference_after_rewind
 from outrider.backends.gguf.top_logits import TopSampling
 from outrider.backends.gguf.vocabulary import GgufVocabulary
+from outrider.backends.machine import available_bytes
+from outrider.backends.rewinding import MAX_DIFFERENCE, Rewinder, RewindSupport, difference_after_rewind
 from outrider.core.calls import check_copy, check_restore, check_spans
 from outrider.core.contracts import Rewinding
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, OutriderError, RewindUnsupported
-from outrider.core.saved import SavedState
+from outrider.core.saved import Bytes, SavedState
 from outrider.models.gguf import Layout, read_card
 from outrider.models.vocab.subset import REDUCED_KEYS, read_part
 
 _NO_KV_SLOT = 1
+_COPIES_SHARE = 4
+"""This part of what is free when a context is opened may go to copies of states from where texts turn."""
 
 
 class Weights:
@@ -72,8 +74,6 @@ class Weights:
         self.trained_context: int = self.library.functions.llama_model_n_ctx_train(self.handle)
         self.window_tokens = self.library.window_tokens(self.handle)
         """positions that a sliding-window layer looks back, its own included; 0 where there is none"""
-        self.compared = ""
-        """why this library, in a line, where it was chosen among several"""
 
     def _generates_text(self) -> bool:
         """Models that embed text have a decoder by llama.cpp's reckoning; what they lack is causality."""
@@ -135,10 +135,10 @@ class Weights:
 
     @property
     def library_line(self) -> str:
-        """The library in use, and why it is this one; the GPUs with layers of the model."""
+        """The library in use, and the GPUs with layers of the model."""
         gpus = self.library.gpu_names(self.options)
         where = f"; {'' if self.options.gpu_layers < 0 else f'{self.options.gpu_layers} '}layers on {gpus}"
-        return (self.compared or str(self.library.file)) + (where if gpus else "")
+        return str(self.library.file) + (where if gpus else "")
 
     @property
     def handle(self) -> int:
@@ -225,17 +225,26 @@ class GgufModel:
         self.threads_batch: int = native.llama_n_threads_batch(context)
         self._lengths = [0] * max_sequences
         self.max_rows, self._may_have_gaps = self.options.max_rows, False
-        self._rewinder = support.rewinder(
-            self._library, context, weights.window_tokens, is_copied=weights.piece_tokens > 0
-        )
+        self._rewinder = self._open_rewinder(context, support.rewinding)
         self.rewinding = self._rewinder.rewinding
-        self._copier = Copier(self._library, context, self.name, weights.piece_tokens, max_sequences)
         self.hidden: HiddenStates | None = None
         """what a head reads, where they are kept"""
         self._batch = LlamaBatch(self._library.Batch, self.max_batch_tokens)
         self._buffers: dict[tuple[int, int], Logits] = {}
         """views of the library's logits, by address and number of rows: making one takes long"""
         self._sampling = self._open_sampling(context)
+
+    def _open_rewinder(self, context: int, rewinding: Rewinding) -> Rewinder:
+        library, weights = self._library, self.weights
+        states = partial(library.save_state, context), partial(library.restore_state, context)
+        return Rewinder(
+            rewinding,
+            states if rewinding.keeps_turns else None,
+            max_bytes=available_bytes() / _COPIES_SHARE,
+            window_tokens=weights.window_tokens if library.keeps_windows else 0,
+            oldest=partial(library.oldest_position, context),
+            is_copied=weights.piece_tokens > 0,
+        )
 
     @property
     def samples(self) -> bool:
@@ -260,7 +269,6 @@ class GgufModel:
         self._rewinder.before_call(spans)
         try:
             rows = self._answer(context, spans)
-            self._rewinder.after_call(spans)
             for span in spans:
                 self._lengths[span.sequence] = span.start + len(span.tokens)
             if self.hidden is not None:
@@ -394,7 +402,7 @@ class GgufModel:
 
     def reach(self, sequence: int, length: int) -> int:
         stored = self.length(sequence)
-        return length if length in (0, stored) else self._rewinder.reach(sequence, stored, length)
+        return length if length in (0, stored) else self._rewinder.reach(sequence, length)
 
     def truncate(self, sequence: int, length: int) -> None:
         stored = self.length(sequence)
@@ -432,16 +440,60 @@ class GgufModel:
         if not (stored := self.length(sequence)):
             raise BackendError("save", f"sequence {sequence} is empty")
         extent, states = self._rewinder.save(sequence, stored)
-        return SavedState(extent, (*self._copier.copy_out(sequence, stored), *states))
+        return SavedState(extent, (*self._copy_out(sequence, stored), *states))
 
     def restore(self, sequence: int, state: SavedState) -> None:
         check_restore(self, sequence, state)
         self._may_have_gaps = True
-        self._copier.copy_in(sequence, state.copies)
+        self._copy_in(sequence, state.copies)
         self._lengths[sequence] = state.extent.length
         self._rewinder.restored(sequence, state)
         if self.hidden is not None:
             self.hidden.restored(sequence, state.extent.length)
+
+    def _copy_out(self, sequence: int, length: int) -> list[Bytes]:
+        """All that the library stores of a sequence, piece by piece (`Weights.piece_tokens`), for which one
+        more sequence is lent. Raises RewindUnsupported where the library cannot say."""
+        size, spare, pieces = self.weights.piece_tokens or length, self.max_sequences, list[Bytes]()
+        if length <= size:
+            return [self._state_of(sequence)]
+        for start in range(0, length, size):
+            native = self._library.functions
+            native.llama_memory_seq_cp(self._memory, sequence, spare, start, start + size)
+            try:
+                pieces.append(self._state_of(spare))
+            finally:
+                self._forget(spare, -1)
+        return pieces
+
+    def _copy_in(self, sequence: int, pieces: Sequence[Bytes]) -> None:
+        """Give an empty sequence what `_copy_out` copied. Raises RewindUnsupported where the library cannot;
+        the sequence is empty then."""
+        target = sequence if len(pieces) == 1 else self.max_sequences
+        for piece in pieces:
+            if not self._is_written(target, piece):
+                why = last_error(f"{self._library.title} cannot copy its state")
+                for wrong in (target, sequence):
+                    self._forget(wrong, -1)
+                raise RewindUnsupported(self.name, why)
+            if target != sequence:
+                self._library.functions.llama_memory_seq_cp(self._memory, target, sequence, -1, -1)
+                self._forget(target, -1)
+
+    def _state_of(self, sequence: int) -> Bytes:
+        native, given = self._library.functions, (sequence, *self._library.state_flags)
+        clear_log()
+        data = np.empty(native.llama_state_seq_get_size(self.native_context, *given), dtype=np.uint8)
+        size = native.llama_state_seq_get_data(self.native_context, data.ctypes.data, data.nbytes, *given)
+        if not size:
+            raise RewindUnsupported(self.name, last_error(f"{self._library.title} cannot copy its state"))
+        return data[:size]
+
+    def _is_written(self, sequence: int, data: Bytes) -> bool:
+        clear_log()
+        context, write = self.native_context, self._library.functions.llama_state_seq_set_data
+        given = context, data.ctypes.data, data.nbytes, sequence, *self._library.state_flags
+        return bool(write(*given) or (self._library.make_room(context) and write(*given)))
 
     @property
     def native_context(self) -> int:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf.devices import check_overrides
-from outrider.backends.gguf.registry import DIALECTS
 from outrider.core.errors import SettingError
 from outrider.models.cache import fingerprint
 
-BACKENDS = ("auto", *(row.name for row in DIALECTS))
+BACKENDS = ("auto", "ik", "llama.cpp")
 """The libraries that run GGUF models; "auto" is the one that is measured faster for the file."""
 SPLIT_MODES = ("none", "layer", "row", "tensor")
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}

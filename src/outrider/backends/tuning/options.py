@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -16,28 +16,22 @@ from time import perf_counter, sleep
 
 from outrider.backends.gguf.guard import check_build
 from outrider.backends.gguf.libraries import candidates, installed
-from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.gguf.registry import TITLES
 from outrider.backends.machine import available_bytes
-from outrider.backends.native import cuda_library, native_library
 from outrider.backends.tuning.curves import machine_id
 from outrider.core.contracts import Model
 from outrider.core.errors import BackendCrash, ModelFileError, SettingError
-from outrider.costs.calibrate import CallTimer, Clock, Rows, Samples
+from outrider.costs.calibrate import CallTimer, Clock, Samples
 from outrider.costs.calibrate import Progress as PartDone
 from outrider.costs.curve import CallCosts
 from outrider.costs.expected_speed import StepCosts, best_call
 from outrider.costs.store import costs_dir
 from outrider.models.cache import fingerprint, read_entry, write_entry
-from outrider.models.gguf import ModelCard, read_card
-from outrider.models.hub import cache_dir
+from outrider.models.gguf import read_card
 
 _STAGE_SECONDS = 4.0
 """of measuring the libraries, and then the kernels of the best; loading comes on top"""
-_DRAFT_SHARE = 0.5
-"""of that time, for a draft model, whose calls are shorter"""
 _MIN_FILE_BYTES = 4 << 20
 """A smaller file is called in no time by any library."""
 
@@ -61,82 +55,60 @@ _PAUSE_S = 0.01
 _WEIGHTS_ROOM = 1.3
 """Free memory, in sizes of the file, that a copy of the weights is taken to need."""
 
-_DRAFT_SHARES = (0.65, 0.25, 0.1)
-"""of a draft model's single tokens, calls over two, and reading in its score"""
 _ACCEPTANCES = {0.0: 0.4, 0.5: 0.2, 0.7: 0.2, 0.9: 0.2}
 """Acceptance rates that drafts may have, with weights; at 0 decoding is plain, which weighs most."""
 _MIN_GAIN = 0.02
 """A set must be this much better to be preferred over the options as they are, and beyond the noise."""
 _MAX_PLAIN_LOSS = 0.02
 """A set whose calls over a single token are slower than the first's by more than this is never chosen."""
-_CHECKED_TOKENS = 4
-"""of the call over a draft that two libraries are compared by, in words"""
-_ABOUT_EQUAL = 0.05
 
 Progress = Callable[[str, float], None]
 """Called with what is being tried, and the part of it that is done."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The options to use. `compared`: the chosen library against another in a line, where there were two."""
-
-    options: LoadOptions
-    compared: str = ""
 
 
 def choose_options(
     path: Path,
     options: LoadOptions,
     *,
-    draft: bool = False,
     measure: bool = True,
     progress: Progress = lambda _what, _part: None,
-) -> Choice:
+) -> LoadOptions:
     """The library and the load options for a model: what was found before, or what a short trial finds now.
 
     What the user has set away from its default is kept. Nothing is tried without `measure`, where there is no
-    choice, or where the file is too small for it to matter. `draft` weighs the calls of a draft model: mostly
-    single tokens. Raises ModelFileError, OutOfMemory or BackendError.
+    choice, or where the file is too small for it to matter. Raises ModelFileError, OutOfMemory or
+    BackendError.
     """
-    if found := _remembered(path, options, draft):
+    if found := _remembered(path, options):
         return found
-    if options.backend != "auto":  # was it tried beside the others?
-        found = _remembered(path, replace(options, backend="auto"), draft)
-        if found and found.options.backend == options.backend:
-            return found
     if not measure or read_card(path).file_bytes < _MIN_FILE_BYTES:
-        return Choice(options)
+        return options
     libraries = _libraries(path, options)
     if len(libraries) == 1 and (_is_on_gpu(libraries[0]) or not _without(libraries[0])):
-        return Choice(options)
-    best, compared = libraries[0], ""
-    for what in ("libraries", "kernels"):
-        rivals = libraries if what == "libraries" else [best, *_without(best)]
-        if len(rivals) > 1:
-            context = _CONTEXT_TOKENS if what == "kernels" else 0
-            costs = _measure(path, rivals, draft=draft, context=context, report=partial(progress, what))
-            ranked = _ranked(costs, draft)
-            best, compared = ranked[0], compared or _comparison(ranked, costs)
+        return options
+    best = libraries[0]
+    if len(libraries) > 1:
+        best = _best(_measure(path, libraries, 0, partial(progress, "libraries")))
+    if kernels := _without(best):
+        best = _best(_measure(path, [best, *kernels], _CONTEXT_TOKENS, partial(progress, "kernels")))
     tuned = {name: getattr(best, name) for name in _TUNED}
-    write_entry(_place(path, options, draft), {"model": path.name, "tuned": tuned, "compared": compared})
-    return Choice(best, compared)
+    write_entry(_place(path, options), {"model": path.name, "tuned": tuned})
+    return best
 
 
-def _remembered(path: Path, options: LoadOptions, draft: bool) -> Choice | None:
-    data = read_entry(_place(path, options, draft)) or {}
+def _remembered(path: Path, options: LoadOptions) -> LoadOptions | None:
+    data = read_entry(_place(path, options)) or {}
     try:
         chosen = replace(options, **{name: data["tuned"][name] for name in _TUNED})
     except (SettingError, TypeError, KeyError, ValueError):
         return None
-    here = {str(library.file.path) for library in candidates(options)}
-    return Choice(chosen, str(data.get("compared", ""))) if chosen.library in here else None
+    return chosen if chosen.library in {str(library.file.path) for library in candidates(options)} else None
 
 
-def _place(path: Path, options: LoadOptions, draft: bool) -> Path:
+def _place(path: Path, options: LoadOptions) -> Path:
     kept = {name: value for name, value in asdict(options).items() if name not in _WITHOUT_EFFECT}
     builds = [file.build_id for file in installed()]
-    facts = json.dumps([fingerprint(path), builds, machine_id(), kept, draft])
+    facts = json.dumps([fingerprint(path), builds, machine_id(), kept])
     return costs_dir() / f"tuned-{blake2b(facts.encode(), digest_size=12).hexdigest()}.json"
 
 
@@ -151,27 +123,12 @@ def _libraries(path: Path, options: LoadOptions) -> list[LoadOptions]:
         libraries = [library for library in libraries if library.uses_gpu(options)]
     for library in libraries:
         try:
-            found.append(checked_options(card, options, library)[0])
+            found.append(check_build(card, options, library)[0])
         except BackendCrash as error:
             failure = error
     if failure is not None and not found:
         raise failure
     return found
-
-
-def checked_options(
-    card: ModelCard, options: LoadOptions, library: Library
-) -> tuple[LoadOptions, str | None]:
-    """The options for one library, without what its build crashes at or computes wrongly with this model, and
-    a notice for the user where that changes something. Raises BackendCrash where it cannot be used."""
-    return check_build(
-        card.path,
-        replace(options, backend=library.backend, library=str(library.file.path)),
-        build=library.build_id,
-        model_kind=f"{card.architecture} {card.quantization}",
-        file=fingerprint(card.path),
-        memory=cache_dir() / "builds.json",
-    )
 
 
 def _is_on_gpu(options: LoadOptions) -> bool:
@@ -190,12 +147,7 @@ def _without(options: LoadOptions) -> list[LoadOptions]:
 
 
 def _measure(
-    path: Path,
-    sets: Sequence[LoadOptions],
-    *,
-    draft: bool,
-    context: int,
-    report: PartDone,
+    path: Path, sets: Sequence[LoadOptions], context: int, report: PartDone
 ) -> dict[LoadOptions, CallCosts]:
     """The curve of each set that the file can be loaded with, measured call by call in turn, with a context
     of so many tokens; one kind of weights after the other where memory does not hold all. Raises
@@ -208,6 +160,10 @@ def _measure(
     has_room = has_room and not _is_on_gpu(sets[0])  # whose memory is another
     groups = [list(sharing.values())] if has_room else [[sharers] for sharers in sharing.values()]
     found: dict[LoadOptions, CallCosts] = {}
+
+    def show(index: int, part: float) -> None:
+        report((index + part) / len(groups))
+
     for i, group in enumerate(groups):
         models: dict[LoadOptions, Model] = {}
         with ExitStack() as opened:
@@ -219,11 +175,10 @@ def _measure(
             if models:
                 costs = measure_side_by_side(
                     list(models.values()),
-                    seconds=_STAGE_SECONDS * (_DRAFT_SHARE if draft else 1.0) / len(groups),
-                    rows="last" if draft else "all",
+                    seconds=_STAGE_SECONDS / len(groups),
                     context=context,
                     pause_s=_PAUSE_S if len({options.library for options in models}) > 1 else 0.0,
-                    progress=_part(i, len(groups), report),
+                    progress=partial(show, i),
                 )
                 found |= dict(zip(models, costs, strict=True))
     if not found:
@@ -231,15 +186,10 @@ def _measure(
     return {options: found[options] for options in sets if options in found}
 
 
-def _part(index: int, count: int, report: PartDone) -> PartDone:
-    return lambda part: report((index + part) / count)
-
-
 def measure_side_by_side(
     models: Sequence[Model],
     *,
     seconds: float,
-    rows: Rows = "all",
     context: int = 0,
     sizes: Sequence[int] = _SIZES,
     pause_s: float = 0.0,
@@ -254,7 +204,7 @@ def measure_side_by_side(
     call fails.
     """
     rng = random.Random(0)
-    timers = [CallTimer(model, rows, clock, random.Random(0)) for model in models]
+    timers = [CallTimer(model, "all", clock, random.Random(0)) for model in models]
     sizes = [size for size in sizes if all(size <= timer.largest for timer in timers)]
     context = min(context, *(model.context_length - max(sizes) for model in models))
     taken = [{size: Samples(size) for size in sizes} for _ in models]
@@ -287,12 +237,12 @@ def measure_side_by_side(
 # Which is the best, by what their calls took
 
 
-def _ranked(costs: Mapping[LoadOptions, CallCosts], draft: bool) -> list[LoadOptions]:
-    """The best set, then the others from the fastest to the slowest. The first that was measured stays where
-    no other is better beyond the noise and about as fast at single tokens."""
+def _best(costs: Mapping[LoadOptions, CallCosts]) -> LoadOptions:
+    """The first that was measured, where no other is better beyond the noise and about as fast at single
+    tokens."""
     first, *_ = costs
     plain_s = {options: cost.call_s(1, context=0) for options, cost in costs.items()}
-    weighted_s = {options: _weighted_s(cost, draft=draft) for options, cost in costs.items()}
+    weighted_s = {options: _weighted_s(cost) for options, cost in costs.items()}
     # How uncertain the time of a single token is, as a part of it.
     spreads = (min(p.spread_ratio for p in cost.points if p.num_tokens == 1) for cost in costs.values())
     enough_s = (1 - max(_MIN_GAIN, 2 * max(spreads))) * weighted_s[first]
@@ -301,45 +251,15 @@ def _ranked(costs: Mapping[LoadOptions, CallCosts], draft: bool) -> list[LoadOpt
         for options in costs
         if weighted_s[options] < enough_s and plain_s[options] <= (1 + _MAX_PLAIN_LOSS) * plain_s[first]
     ]
-    best = min(better, key=weighted_s.__getitem__, default=first)
-    return sorted(costs, key=lambda options: (options != best, weighted_s[options]))
+    return min(better, key=weighted_s.__getitem__, default=first)
 
 
-def _weighted_s(cost: CallCosts, *, draft: bool) -> float:
+def _weighted_s(cost: CallCosts) -> float:
     """Seconds per token, with one token of a prompt read for each, since users wait for both: the geometric
-    mean over a spread of acceptances, each with the draft length that suits it and free drafts. For a draft
-    model, that of its own calls."""
+    mean over a spread of acceptances, each with the draft length that suits it and free drafts."""
     calls_s, read_s = cost.calls_s(_COMPARED_TOKENS, context=0), cost.prefill_s(1)
-    if draft:
-        parts = list(zip((calls_s[0], calls_s[1], read_s), _DRAFT_SHARES, strict=True))
-    else:
-        costs, parts = StepCosts(calls_s), []
-        for acceptance, weight in _ACCEPTANCES.items():
-            speedup = costs.speedup(best_call(calls_s, acceptance) - 1, acceptance)
-            parts.append((calls_s[0] / speedup + read_s, weight))
-    return math.exp(sum(weight * math.log(seconds) for seconds, weight in parts))
-
-
-def _comparison(ranked: Sequence[LoadOptions], costs: Mapping[LoadOptions, CallCosts]) -> str:
-    """The chosen library (the first) against the best of another backend, or else of another build, in words:
-    a plain step, and a call over four tokens. Empty where all are of one library."""
-    best, others = ranked[0], [options for options in ranked if options.library != ranked[0].library]
-    # False comes first, and what ties keeps its order.
-    other = min(others, key=lambda options: options.backend == best.backend, default=None)
-    if other is None:
-        return ""
-
-    def faster(tokens: int) -> str:
-        ratio = costs[other].call_s(tokens, context=0) / costs[best].call_s(tokens, context=0)
-        if abs(ratio - 1) <= _ABOUT_EQUAL:
-            return "as fast"
-        return f"{ratio:.1f}x faster" if ratio > 1 else f"{1 / ratio:.1f}x slower"
-
-    steps = f"a plain step {faster(1)}, a check of {_CHECKED_TOKENS} tokens {faster(_CHECKED_TOKENS)}"
-    return f"{_title(best)}: {steps}, against {_title(other)}"
-
-
-def _title(options: LoadOptions) -> str:
-    title = TITLES.get(options.backend, options.backend)
-    built = {str(native_library()): "this CPU", str(cuda_library()): "NVIDIA cards"}
-    return f"{title} built for {built[options.library]}" if options.library in built else title
+    costs, total = StepCosts(calls_s), 0.0
+    for acceptance, weight in _ACCEPTANCES.items():
+        speedup = costs.speedup(best_call(calls_s, acceptance) - 1, acceptance)
+        total += weight * math.log(calls_s[0] / speedup + read_s)
+    return math.exp(total)

@@ -189,7 +189,7 @@ def _measure_costs(target: Path, draft: Path, options: LoadOptions) -> StepCosts
 
 
 def _curve(path: Path, options: LoadOptions, rows: Rows, **measured: Any) -> CallCosts:
-    with closing(load_weights(read_card(path), options, draft=rows == "last", measure=True)) as weights:
+    with closing(load_weights(read_card(path), options, measure=True)) as weights:
         return costs_of(weights.open(2 * _CONTEXT_TOKENS), rows=rows, **measured)
 
 
