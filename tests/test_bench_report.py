@@ -254,28 +254,41 @@ def test_a_pair_that_does_not_line_up_is_named_with_the_reason(tmp_path: Path) -
 # What it advises
 
 
-def slower(row: Row, factor: float) -> Row:
-    if isinstance(row, RunRow) and row.setting != "plain":
-        return row.model_copy(update={"decode_s": row.decode_s * factor})
-    return row
+def slower(rows: Sequence[Row], factor: float, workload: str = "") -> list[Row]:
+    """The same rows, with speculation slower, under one workload or all."""
+    return [
+        row.model_copy(update={"decode_s": row.decode_s * factor})
+        if isinstance(row, RunRow) and row.setting != "plain" and workload in ("", row.workload)
+        else row
+        for row in rows
+    ]
 
 
-def test_the_verdict_names_the_winner(rows: list[Row]) -> None:
+WINNER = "with the draft small-Q8_0 and the setting “auto”, "
+
+
+@pytest.mark.parametrize(
+    ("rows", "said", "unsaid"),
+    [
+        (few_rows(), f"On this machine, big-Q8_0 is fastest {WINNER}", "plainly"),
+        (slower(few_rows(), 8), "decode big-Q8_0 plainly: the best that was tried", "is fastest"),
+        (
+            slower(few_rows(), 8, "chat"),
+            r"gains nothing over all workloads .* but it does on edits \(.*, [\d.]+x\)",
+            "plainly",
+        ),
+        (
+            [row for row in few_rows() if not (isinstance(row, RunRow) and row.draft)],
+            f"By prediction, not yet measured, big-Q8_0 is fastest {WINNER}.*It has not run for real: run "
+            "the same command again, with more --minutes.*outrider run -m .*/big-Q8_0.gguf --policy lookup",
+            "plainly",
+        ),
+    ],
+    ids=["a winner", "none", "on one workload", "the best was only predicted"],
+)
+def test_the_verdict_says_what_to_run(rows: list[Row], said: str, unsaid: str) -> None:
     text = " ".join(printed(rows, 200).split())
-    assert "On this machine, big-Q8_0 is fastest with the draft small-Q8_0 and the setting “auto”, " in text
-
-
-def test_the_verdict_is_plain_where_nothing_is_faster() -> None:
-    text = " ".join(printed([slower(row, 8) for row in few_rows()], 200).split())
-    assert "decode big-Q8_0 plainly: the best that was tried" in text
-    assert "is fastest" not in text
-
-
-def test_what_gains_on_one_workload_alone_is_named() -> None:
-    rows = [slower(row, 8) if getattr(row, "workload", "") == "chat" else row for row in few_rows()]
-    text = " ".join(printed(rows, 200).split())
-    assert re.search(r"gains nothing over all workloads .* but it does on edits \(.*, [\d.]+x\)", text)
-    assert "plainly" not in text
+    assert re.search(said, text) and unsaid not in text
 
 
 def test_the_verdict_prefers_what_is_faster_for_certain() -> None:
@@ -306,15 +319,6 @@ def test_what_ran_once_is_the_likely_winner_and_not_plain_decoding() -> None:
     assert "each prompt ran once, so the machine's noise is unknown. Run the same command with " in text
     assert "--repetitions 4 to settle it" in text and "plainly" not in text
     assert "outrider run -m models/big-Q8_0.gguf -md models/small-Q8_0.gguf" in text
-
-
-def test_what_ran_is_recommended_where_the_best_was_only_predicted() -> None:
-    """The time was too short for the draft: neither sentence nor command says to decode plainly."""
-    rows = [row for row in few_rows() if not (isinstance(row, RunRow) and row.draft)]
-    text = " ".join(printed(rows, 200).split())
-    assert "By prediction, not yet measured, big-Q8_0 is fastest with the draft small-Q8_0" in text
-    assert "It has not run for real: run the same command again, with more --minutes" in text
-    assert "outrider run -m models/big-Q8_0.gguf --policy lookup" in text and "plainly" not in text
 
 
 @pytest.mark.parametrize("repetitions", [1, 2])

@@ -7,8 +7,9 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import count
 from pathlib import Path
 from time import sleep
 from types import FrameType
@@ -39,18 +40,15 @@ def text(of: Session) -> str:
 
 
 @contextmanager
-def interrupted_at(line: int) -> Iterator[None]:
-    """Press Ctrl-C when so many lines of the package have run."""
-    left = line
+def traced(on_line: Callable[[int], None]) -> Iterator[None]:
+    """Call `on_line` for every line of the package that runs, with its number, from 1."""
+    numbers = count(1)
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         if event == "line":
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGINT)
+            on_line(next(numbers))
         return trace
 
     before = sys.gettrace()
@@ -61,23 +59,16 @@ def interrupted_at(line: int) -> Iterator[None]:
         sys.settrace(before)
 
 
+def interrupted_at(line: int) -> AbstractContextManager[None]:
+    """Press Ctrl-C when so many lines of the package have run."""
+    return traced(lambda number: os.kill(os.getpid(), signal.SIGINT) if number == line else None)
+
+
 def lines_of_a_request() -> int:
-    """How many lines of the package a request takes."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal count
-        count += event == "line"
-        return trace if frame.f_code.co_filename.startswith(PACKAGE) else None
-
-    asked = session()
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
+    asked, lines = session(), list[int]()
+    with traced(lines.append):
         text(asked)
-    finally:
-        sys.settrace(before)
-    return count
+    return len(lines)
 
 
 @pytest.mark.parametrize("times", [100, pytest.param(2000, marks=pytest.mark.slow)])
