@@ -211,7 +211,6 @@ class CallCosts:
 
     @property
     def num_observed(self) -> int:
-        """Real calls that have corrected it."""
         return int(self._learned.seen.sum())
 
     @property
@@ -231,7 +230,6 @@ class CallCosts:
         return table[others : others + most]
 
     def call_s(self, num_tokens: int, *, context: int) -> float:
-        """Seconds of a call over so many tokens."""
         return float(self.calls_s(1, context=context, others=num_tokens - 1)[0])
 
     def read_tokens(self, num_tokens: int) -> int:

@@ -14,9 +14,6 @@ _MAX_SCOPES = 64
 BLOCK_TOKENS = 64
 """in steps of which a text is compared with the beginnings of those that are remembered"""
 
-Part = tuple[Sequence[int], Sequence[int]]
-"""A text, or what of it was not known before, and the keys of its blocks."""
-
 
 class Memory:
     """The latest texts of one scope, `max_tokens` at most. A beginning that a text shares with one that is
@@ -29,7 +26,8 @@ class Memory:
     def __init__(self, max_tokens: int = 200_000) -> None:
         self._max_recent = max_tokens // 8
         self._max_old = max_tokens - self._max_recent
-        self._texts: deque[Part] = deque()  # the oldest first
+        self._texts: deque[tuple[Sequence[int], Sequence[int]]] = deque()
+        """what of each was not known before, and the keys of its blocks; the oldest first"""
         self._num_old = self._recent_tokens = 0  # texts in the large index, and tokens of the others
         self.num_tokens = 0
         self._keys: set[int] = set()

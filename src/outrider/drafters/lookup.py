@@ -73,12 +73,10 @@ class LookupDrafter(ABC, Generic[T]):
         self._texts.pop(sequence, None)
 
     def reset(self) -> None:
-        """Forget every sequence."""
         self._texts.clear()
 
     @abstractmethod
-    def _reader(self, sequence: int) -> Reader:
-        """A reader at the end of the sequence's text."""
+    def _reader(self, sequence: int) -> Reader: ...
 
     def propose(self, sequence: int, prefix: Sequence[int]) -> Iterator[DraftToken]:
         """What follows the committed text and `prefix`; nothing where nothing matches."""

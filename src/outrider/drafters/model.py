@@ -304,7 +304,6 @@ class ModelDrafter:
         return list(islice(is_inside, self._chunk_rows - 1))
 
     def decode(self, spans: Sequence[Span], begun: ModelRound, *, of_prompt: bool = False) -> list[Logits]:
-        """One call of a round."""
         num_tokens = sum([len(span.tokens) for span in spans])
         self._make_room(num_tokens)
         before = perf_counter()
@@ -416,7 +415,6 @@ class Rows:
         self._spread: Row | None = None
 
     def top(self, request: DraftRequest) -> int:
-        """`Span.top` of the calls for a request."""
         if not self._alignment.identical or request.sampler.adjusts(()):
             return 0
         return 1 if request.draw is None and not request.with_mode_of else request.sampler.top

@@ -112,7 +112,6 @@ class ContextIndex:
         return place - 1  # texts are stored from their ends
 
     def reader(self, text: Sequence[int], min_match: int = MIN_MATCH) -> IndexReader:
-        """A reader at the end of a text."""
         return IndexReader([self], text[-DEPTH:], min_match, DEPTH)
 
 

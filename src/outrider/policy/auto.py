@@ -413,7 +413,6 @@ class AutoPolicy:
         return False
 
     def _cut(self, drafts: Sequence[SequenceDraft], costs: StepCosts, work: DraftWork) -> list[Draft]:
-        """How much of what was found is drafted."""
         found = [draft.finish() for draft in drafts]
         limits_s = [draft.request.max_step_s for draft in drafts if draft.request.max_step_s is not None]
         if limits_s:
@@ -426,7 +425,6 @@ class AutoPolicy:
     # Learning
 
     def observe(self, records: Mapping[int, StepRecord]) -> None:
-        """Learn what calls cost and what drafts gained."""
         if not records:
             return
         steps, plain_s = list(records.values()), 0.0

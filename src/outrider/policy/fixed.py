@@ -107,11 +107,9 @@ class FixedPolicy:
         work = grow(drafters.model, asking) if drafters.model is not None and asking else DraftWork()
         return [draft.finish() for draft in drafts], work
 
-    def begin(self, sequence: int, prompt_tokens: int, max_tokens: int | None) -> None:
-        """Nothing depends on the request."""
+    def begin(self, sequence: int, prompt_tokens: int, max_tokens: int | None) -> None: ...
 
-    def observe(self, records: Mapping[int, StepRecord]) -> None:
-        """Nothing is learned."""
+    def observe(self, records: Mapping[int, StepRecord]) -> None: ...
 
 
 @dataclass(slots=True)

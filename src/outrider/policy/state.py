@@ -90,7 +90,6 @@ class Estimator:
         return self._probability(features(evidence, bias.recently_right), bias)
 
     def learn(self, evidence: Sequence[float], bias: RequestBias, correct: bool) -> None:
-        """A token that was offered with this evidence was correct or not."""
         x = features(evidence, bias.recently_right)
         error = correct - self._probability(x, bias)
         bias.value += _BIAS_RATE * error
@@ -272,7 +271,6 @@ class PolicyState:
             self.learn_own_time(decoding)
 
     def learn_own_time(self, decoding: Sequence[StepRecord]) -> None:
-        """What the engine itself took in a step of these sequences."""
         first, work = decoding[0], decoding[0].work
         own_s = first.draft_s - work.model_s + first.other_s
         own_s += sum(record.sampling_s for record in decoding)

@@ -71,7 +71,6 @@ class RequestSampler:
         return self._chain.look(row, with_distribution=with_distribution)
 
     def _applies(self, drafted: Sequence[int]) -> bool:
-        """Whether bias, bans or penalties apply."""
         return self._adjusts_all or (self._is_early(drafted) and self._early_bias is not None)
 
     def _is_early(self, drafted: Sequence[int]) -> bool:

@@ -30,7 +30,6 @@ class Verifier:
 
     @classmethod
     def of(cls, request: Request, seed: int) -> Self:
-        """The verifier of a request."""
         return cls(request.verification, seed, greedy=request.sampling.is_greedy)
 
     def __init__(self, verification: Verification, seed: int, *, greedy: bool) -> None:
@@ -78,7 +77,6 @@ class Verifier:
         return lambda offered, _index: draw(offered, self._rng)
 
     def verify(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
-        """The accepted tokens of a draft, and the token that follows them."""
         verdict = self._apply(target, draft, position)
         if self.compares:
             self._learn(target, draft, verdict)
