@@ -16,9 +16,9 @@ export PYTHONPATH=$PWD/src:$BUNDLE/site:$PWD/benchmarks${PYTHONPATH:+:$PYTHONPAT
 if [ "$1" = pack ]; then
   mkdir -p "$BUNDLE"
   $PYTHON $HERE/make_model.py tiny Q4_K_M "$BUNDLE/tiny.gguf"
-  $PYTHON -m pip download -q --no-deps --only-binary=:all: --python-version "${FOR:-3.12}" -d "$BUNDLE" \
+  ${PIP:-$PYTHON -m pip} download -q --no-deps --only-binary=:all: --python-version "${FOR:-3.12}" -d "$BUNDLE" \
     --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 --platform any ${WHEELS:-pydantic \
-    pydantic-core annotated-types typing-inspection llguidance gguf}
+    pydantic-core annotated-types typing-inspection llguidance gguf} || echo "no wheels: name a pip with PIP='python3 -m pip'"
   $PYTHON - "$BUNDLE" <<'PY'
 import shutil, subprocess, sys, tempfile
 from pathlib import Path
