@@ -102,7 +102,6 @@ def test_without_a_draft_those_that_are_found_are_judged(
     assert [draft["model"]["name"] for draft in shown["drafts"]] == ["second"]
     assert "first is skipped: there is no room" in shown["notices"]
     assert [Path(file["reference"]).stem for file in shown["found"]] == ["first", "second", "target-eagle3"]
-    assert [file["kind"] for file in shown["found"]] == ["model", "model", "eagle3"]
     text = check(str(tmp_path / "target.gguf")).out
     rows = [line.replace("drafts", "").split()[:2] for line in text.splitlines() if ".gguf (" in line]
     assert rows == [["-", "first.gguf"], ["measured", "second.gguf"], ["-", "target-eagle3.gguf"]]
