@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -107,11 +107,18 @@ def test_headers_that_never_come_close_the_connection() -> None:
         assert run.is_well()
 
 
-def test_an_answer_that_is_never_read_is_given_up() -> None:
+@pytest.mark.parametrize("num_bytes", [0, 1])
+def test_an_answer_that_is_hardly_read_is_given_up(num_bytes: int) -> None:
     small = Small()
     with running(small, client_timeout=0.2) as run:
-        run.connect("GET /large")
-        until(lambda: small.ended == ["/large"], "the answer's end")
+        connection = run.connect("GET /large")
+
+        def has_ended() -> bool:
+            with suppress(ConnectionError):
+                connection.recv(num_bytes)
+            return small.ended == ["/large"]
+
+        until(has_ended, "the answer's end")
         until(lambda: run.num_connections == 0, "the connection's end")
         assert run.is_well()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import random
 import threading
 import time
@@ -259,6 +261,35 @@ def test_a_model_that_cannot_be_loaded_is_an_error_of_its_requests_alone(
         assert "failed" not in client.get("/v1/models/b").json()["status"]
 
 
+def test_a_load_that_fails_after_its_client_has_left_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    began, left = threading.Event(), threading.Event()
+
+    def load() -> Service:
+        began.set()
+        assert left.wait(20)
+        raise ModelFileError("a.gguf", "it is cut off", "Fetch it again.")
+
+    async def leave() -> None:
+        models = Models([Model((A,), load)])
+
+        async def ask() -> None:
+            async with models.serving(A):
+                pass
+
+        clients = [asyncio.create_task(ask()) for _ in range(2)]
+        await asyncio.to_thread(began.wait, 20)
+        for client in clients:
+            client.cancel()
+        await asyncio.wait(clients)
+        left.set()
+        while models.card(A)["status"]["value"] == "loading":
+            await asyncio.sleep(0)
+
+    asyncio.run(leave())
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == ["not loaded"]
+
+
 def broken(*_: Any) -> bool:
     raise ZeroDivisionError
 
@@ -269,6 +300,7 @@ def test_a_model_whose_engine_failed_is_loaded_anew() -> None:
         ask(client, A)
         shelf.services[A].session.engine.has_room = broken  # type: ignore[method-assign]
         assert ask(client, A).status_code >= 500
+        assert client.get("/health").json() == {"status": "ok"}  # no reason to restart the server
         assert answer_of(ask(client, A)) == "yes"
         assert shelf.happened == ["+a", "-a", "+a"]
 

@@ -86,7 +86,7 @@ class Models:
         self.is_draining = False
         self._entrance = asyncio.Lock()
         """Requests for models that are not loaded pass it in the order of arrival, and wait in it."""
-        self._loading: tuple[Model, asyncio.Task[None]] | None = None
+        self._loading: tuple[Model, asyncio.Task[Problem | None]] | None = None
         """the last model that was loaded, or still is"""
         self._leaving: Model | None = None
         """what takes no more requests, so that it can be unloaded"""
@@ -153,7 +153,8 @@ class Models:
                     await asyncio.wait([self._loading[1]])
                 if not self._serves(model):
                     self._loading = model, asyncio.create_task(self._load(model))
-                    await asyncio.shield(self._loading[1])
+                    if problem := await asyncio.shield(self._loading[1]):
+                        raise problem
         model.num_preparing += 1
         try:
             assert model.service is not None, "what serves is loaded"
@@ -178,12 +179,17 @@ class Models:
         return [model.service for model in self._models if model.service]
 
     @property
+    def has_failed(self) -> bool:
+        """Whether only a restart helps: an engine has failed whose model no request loads anew."""
+        return any(model.load is None and model.state.failed for model in self._models)
+
+    @property
     def states(self) -> list[WorkerState]:
         """How busy the loaded models are."""
         return [service.worker.state() for service in self._services]
 
-    async def _load(self, model: Model) -> None:
-        """Load a model, when there is room for it. Raises Problem."""
+    async def _load(self, model: Model) -> Problem | None:
+        """Load a model, when there is room for it. A problem is returned, for its client may have left."""
         await self._unload(model)  # one that has failed
         try:
             while len(loaded := self._loaded) >= self._max_loaded:
@@ -191,7 +197,7 @@ class Models:
                 if not self._leaving.is_busy:
                     await self._unload(self._leaving)
                 elif self.is_draining:
-                    raise Problem(503, "the server is shutting down. Try another one.", code="draining")
+                    return Problem(503, "the server is shutting down. Try another one.", code="draining")
                 else:
                     await asyncio.sleep(_LOOK_S)
         finally:
@@ -211,12 +217,13 @@ class Models:
                 _log.error("not loaded", extra={"fields": fields | {"why": str(error)}})
                 # What the error is about is a file of the server's, which a client does not have.
                 why = f"{model.names[0]} cannot be loaded: {error.why}. The server's log may say more."
-                raise Problem(503, why, code="model_not_loaded", retry_after_s=_RETRY_S) from None
+                return Problem(503, why, code="model_not_loaded", retry_after_s=_RETRY_S)
         model.error, model.used_s = None, time.monotonic()
         model.service.start()
         _log.info("loaded", extra={"fields": fields})
         if self._idle_s is not None and self._watching is None:
             self._watching = asyncio.create_task(self._watch(self._idle_s))
+        return None
 
     async def _unload(self, model: Model) -> None:
         if model.service is None:

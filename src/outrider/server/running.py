@@ -128,7 +128,8 @@ class Server(uvicorn.Server):
         self._drain = drain
         self._ready = ready
         self._waiting: dict[tuple[H11Protocol, int], float] = {}
-        """since when connections wait for their clients, of which so many bytes are not read"""
+        """Since when connections wait for their clients, with so many bytes that the kernel has not taken.
+        It takes more once a good part of what it has was read: reading byte by byte gains no time."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

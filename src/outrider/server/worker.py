@@ -224,7 +224,8 @@ class Worker:
 
     def _refuse_all(self) -> None:
         """After an unexpected failure the engine's state is unknown: all get an error, now and later."""
-        error = BackendError("engine", "it failed, and the server's log says how", "Restart the server.")
+        way_out = "Ask again. Restart the server if that fails."
+        error = BackendError("engine", "it failed, and the server's log says how", way_out)
         for job in (*self._running.values(), *self._waiting):
             self._post(job, error)
         self._running.clear()

@@ -157,11 +157,12 @@ async def status(request: Request, model: str | None = None) -> Any:
 @router.head("/health", include_in_schema=False)
 @router.get("/health", tags=["state"])
 async def health(request: Request) -> Any:
-    """`ok`, or an error (503) when the server is ending, or its engine has failed."""
+    """`ok`, or an error (503) when the server is ending, or its engine has failed and nothing but a restart
+    helps: of several models, a failed one is loaded anew by the next request for it."""
     models = models_of(request)
-    if any(state.failed for state in models.states):
+    if models.has_failed:
         raise Problem(503, "the engine has failed. Restart the server.", code="engine_failed")
-    if models.is_draining or any(state.draining for state in models.states):
+    if models.is_draining:
         raise Problem(503, "the server is shutting down. Try another one.", code="draining", retry_after_s=5)
     return {"status": "ok"}
 
