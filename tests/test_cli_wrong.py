@@ -67,9 +67,34 @@ def run(outrider: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_unknown_option_is_named(run: Call, name: str) -> None:
-    outcome = run(*name.split(), "--no-such-option")
-    assert outcome.status == USAGE_ERROR and outcome.out == ""
-    assert "--no-such-option" in outcome.err and "Traceback" not in outcome.err
+    said = refused(run(*name.split(), "--no-such-option"))
+    assert said.startswith(f"--no-such-option: outrider {name} has no such option. ")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("chat --json", "--json: outrider chat has no such option. Did you mean --json-mode?"),
+        ("setup -z", "-z: outrider setup has no such option. outrider setup --help lists what there is."),
+        ("--nope", "--nope: outrider has no such option. outrider --help lists what there is."),
+        ("rnu", "outrider: no such command 'rnu'. Did you mean 'run'?"),
+        (
+            "quantize",
+            "outrider quantize: missing option '--to'. outrider quantize --help lists what there is.",
+        ),
+        ("check", "outrider check: missing argument 'TARGET'. outrider check --help lists what there is."),
+        ("cache x", "outrider cache: got unexpected extra argument(s) (x). outrider cache --help lists"),
+        ("run -m", "-m: it requires an argument. --help says how it is given."),
+        ("run --raw=3", "--raw: it does not take a value. --help says how it is given."),
+    ],
+)
+def test_what_the_parser_refuses_is_one_line(run: Call, line: str, said: str) -> None:
+    assert refused(run(*line.split())).startswith(said)
+
+
+def test_a_line_without_a_command_gets_the_help(run: Call) -> None:
+    outcome = run()
+    assert outcome.status == USAGE_ERROR and outcome.err.startswith("Usage: outrider ")
 
 
 NEEDED = {

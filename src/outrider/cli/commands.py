@@ -18,11 +18,14 @@ from typer.main import get_command
 from outrider import __version__
 from outrider.cli import llama_options
 from outrider.cli.help import COMMANDS, CommandSpec, load
-from outrider.cli.output import INTERRUPTED
+from outrider.cli.output import INTERRUPTED, USAGE_ERROR
+from outrider.core.errors import SettingError
 from outrider.core.schema import Group, Setting, setting_error, settings_of
 
 _NOTICES = "outrider.notices"
 """in a context's `meta`: notes about the command line"""
+_ParserError: Any = typer.BadParameter.__base__
+"""all that the parser raises; typer exports no name of it"""
 
 
 class Commands(TyperGroup):
@@ -33,6 +36,13 @@ class Commands(TyperGroup):
         for name, spec in COMMANDS.items():
             if " " not in name:
                 self.add_command(TyperCommand(name, help=spec.help, rich_markup_mode=None))
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """The exit status. Raises SettingError for what the parser refuses."""
+        try:
+            return super().main(*arguments, **options | {"standalone_mode": False})
+        except _ParserError as error:
+            raise _refusal(error) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         # `bench report` and its like are commands of their own.
@@ -49,6 +59,18 @@ class Commands(TyperGroup):
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name].help.splitlines()[0]) for name in self.commands])
+
+
+def _refusal(error: Any) -> SettingError:
+    program = error.ctx.command_path if error.ctx else "outrider"
+    way_out = f"{program} --help lists what there is."
+    why, _, near = error.format_message().rstrip(".").partition(". ")
+    if hasattr(error, "possibilities"):
+        near = f"Did you mean {error.possibilities[0]}?" if error.possibilities else way_out
+        return SettingError(error.option_name, f"{program} has no such option", near)
+    if hasattr(error, "option_name"):  # given with a value that it does not take, or without one
+        return SettingError(error.option_name, "it " + why.split("' ")[-1], "--help says how it is given.")
+    return SettingError(program, why[0].lower() + why[1:], near or way_out)
 
 
 @cache
@@ -116,7 +138,6 @@ def _carry_out(spec: CommandSpec, settings: Group) -> int:
 
 app = typer.Typer(
     cls=Commands,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -140,10 +161,14 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _program(
+    ctx: typer.Context,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """The options of the program itself."""
+    """The options of the program itself. A line without a command gets the help."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help(), err=True)
+        raise typer.Exit(USAGE_ERROR)

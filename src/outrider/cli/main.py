@@ -19,8 +19,7 @@ def main() -> None:
             sys.exit(0)
         from outrider.cli.commands import app  # loads slowly
 
-        app(prog_name="outrider")
-        return
+        sys.exit(app(prog_name="outrider"))
     except OutriderError as error:
         what = str(error)
     except OSError as error:
