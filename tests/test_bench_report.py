@@ -155,12 +155,10 @@ def test_names_within_it_are_unique_and_lead_somewhere(html: str) -> None:
     assert used - set(counts) == set()
 
 
-def test_each_picture_has_a_title_a_text_and_its_numbers(tree: Node) -> None:
+def test_the_bars_of_a_picture_are_its_numbers(tree: Node) -> None:
     for name in PICTURES:
         found = section(tree, name)
-        [figure] = found.all("figure")
-        assert re.search(r"\d", figure.all("figcaption")[0].all("p")[0].words())
-        [table] = figure.all("table")
+        [table] = found.all("table")
         rows = table_rows(table)
         bars = [node.attributes["style"] for node in table.all("span") if node.attributes["class"] == "bar"]
         values = [float(list(row.values())[-1].removesuffix(" %")) for row in rows]
@@ -229,9 +227,7 @@ def test_it_begins_with_what_to_do_the_command_and_the_bars(html: str, tree: Nod
 def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     tree = Tree(html_of([head_row([BIG], [], ["chat"], 3)], tmp_path)).root
     assert "Nothing was measured yet." in tree.words()
-    assert not tree.all("figure")
-    for title in ("Acceptance by position", "What a call costs"):
-        assert title in section(tree, "notes").words()
+    assert not {"acceptance", "costs"} & {node.attributes.get("id") for node in tree.all("details")}
 
 
 def test_what_was_only_predicted_says_so(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -163,10 +162,10 @@ def print_verdict(certificate: Certificate, place: Path | None) -> None:
     names = [f"{role} {model['name']}" for role, model in certificate.models.items()]
     if certificate.findings.stand_in:
         names.append("for the samples the target's own logits, disturbed, take a draft model's place")
-    rows: list[tuple[str, Cell | Sequence[Cell]]] = [("models", ", ".join(names))]
+    rows: list[tuple[str, Cell]] = [("models", ", ".join(names))]
     rows += [("structure", structure_line(plan.grammar))] if plan.grammar else []
     for line in lines(certificate.findings):
-        rows.append((line.label, [Text(readable(line.text), "" if line.holds else "red"), *line.more]))
+        rows.append((line.label, Text(readable(line.text), "" if line.holds else "red")))
     counts = certificate.findings.counts
     took = (
         f"{certificate.duration_s:.0f} s, {counts['target_calls']} target calls for {counts['tokens']} "

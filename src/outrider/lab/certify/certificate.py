@@ -19,6 +19,7 @@ from outrider.core.contracts import Model
 from outrider.core.data import Grammar, Request
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.files import write_whole
+from outrider.core.numbers import counted
 from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.engine import Engine
 from outrider.lab.certify.decisions import DecisionTest
@@ -259,7 +260,6 @@ def model_files(path: Path) -> list[dict[str, Any]]:
 
 # In words
 
-_SHOWN_TIES = 4
 _TEXTS = {
     GREEDY: ("greedy", ""),
     BESIDE: ("greedy", "while another request runs, "),
@@ -270,12 +270,11 @@ _TEXTS = {
 
 
 class Line(NamedTuple):
-    """What one kind of test found; `more` are lines under it."""
+    """What one kind of test found."""
 
     label: str
     text: str
     holds: bool = True
-    more: Sequence[str] = ()
 
 
 def reasons(findings: Findings) -> list[str]:
@@ -299,7 +298,7 @@ def lines(findings: Findings) -> list[Line]:
 def _texts_line(name: str, parts: Sequence[Compared]) -> Line:
     label, what = _TEXTS[name]
     found = [(part.prompt, difference) for part in parts for difference in part.differences]
-    ties = sorted((one for one in found if one[1].near_tie), key=lambda one: -one[1].margin)
+    margins = [difference.margin for _, difference in found if difference.near_tie]
     said = []
     if wrong := [one for one in found if not one[1].near_tie]:
         prompt, first = wrong[0]
@@ -308,21 +307,12 @@ def _texts_line(name: str, parts: Sequence[Compared]) -> Line:
             f"{len(wrong)} differ{'' if is_exact else ' beyond rounding'}, first in prompt {prompt + 1} at "
             f"token {first.position + 1}: {first.speculative_text!r} instead of {first.plain_text!r}"
         )
-    if ties:
-        noun = "near-tie" if len(ties) == 1 else "near-ties"
-        widest = f"{len(ties)} {noun} that rounding flips (widest {ties[0][1].margin:.3f})"
+    if margins:
+        widest = f"{counted(len(margins), 'near-tie')} that rounding flips (widest {max(margins):.3f})"
         said.append(widest if wrong else f"the same but for {widest}")
-    more = [
-        f"prompt {prompt + 1}, token {tie.position + 1}: {tie.speculative_text!r} for "
-        f"{tie.plain_text!r}, ahead by {tie.speculative_margin:.4f} with drafts, "
-        f"{tie.plain_margin:.4f} the other way without"
-        for prompt, tie in ties[: _SHOWN_TIES if name == GREEDY else 0]
-    ]
-    if len(ties) > len(more) > 0:
-        more.append(f"and {len(ties) - len(more)} more, in the certificate")
     tokens = sum(part.tokens for part in parts)
     text = f"{what}{len(parts)} texts, {tokens} tokens: {'; '.join(said) or 'the same, token for token'}"
-    return Line(label, text, all(part.holds or not part.differences for part in parts), more)
+    return Line(label, text, all(part.holds or not part.differences for part in parts))
 
 
 def _logits_line(findings: Findings) -> Line:

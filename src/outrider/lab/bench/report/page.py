@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,46 +22,24 @@ _LONGEST_BOUND = 2.0
 """times its value: an interval that reaches farther is cut off, or it would make all bars short"""
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A table with bars, its main finding in a sentence, and how to read it."""
-
-    id: str
-    title: str
-    finding: str
-    reading: str
-    table: Table
-
-
 def bars(values: Iterable[float]) -> list[float]:
     """Their lengths, in percent of the longest."""
     found = list(values)
     return [round(100 * value / max([*found, 1e-9]), 1) for value in found]
 
 
-def acceptance(results: Results) -> Picture | str:
-    """Acceptance by position in the draft, by each drafter over all workloads."""
-    title = "Acceptance by position"
-    found = [(t, d, _counts(results, t, d)) for t in results.targets for d in results.columns_of(t)]
-    known = [(target, draft or "lookup", counts) for target, draft, counts in found if counts is not None]
-    if not known:
-        return f"{title}: no fixed draft was predicted or measured."
+def acceptance(results: Results) -> Table:
+    """By each drafter over all workloads, at its longest fixed draft that ran or was replayed."""
     rows, shares = list[dict[str, str]](), list[float]()
-    for target, name, counts in known:
+    for target, draft in [(t, d) for t in results.targets for d in results.columns_of(t)]:
+        if (counts := _counts(results, target, draft)) is None:
+            continue
         for place, (drafted, share) in enumerate(zip(counts.drafted, counts.ratios, strict=False), 1):
-            row = {"target": target, "drafts by": name, "position": str(place), "drafted": str(drafted)}
-            rows.append(row | {"accepted": numbers.percent(share, 1)})
+            row = {"target": target, "drafts by": draft or "lookup", "position": str(place)}
+            rows.append(row | {"drafted": str(drafted), "accepted": numbers.percent(share, 1)})
             shares.append(share or 0.0)
-    target, name, counts = max(known, key=lambda one: one[2].ratios[0] or 0.0)
-    first = numbers.percent(counts.ratios[0])
-    return Picture(
-        id="acceptance",
-        title=title,
-        finding=f"The first drafted token is accepted most often by {target} from {name}: {first}.",
-        reading="The share of tokens drafted at a position that were accepted, which needs all tokens before "
-        "them to be accepted too, by the longest fixed draft that ran or was replayed.",
-        table=Table(title, rows, ("position", "drafted", "accepted"), bars(shares)),
-    )
+    caption = "Acceptance by position: the share of tokens drafted there that were accepted"
+    return Table(caption, rows, ("position", "drafted", "accepted"), bars(shares))
 
 
 def _counts(results: Results, target: str, draft: str | None) -> figures.Acceptance | None:
@@ -79,9 +56,9 @@ def _counts(results: Results, target: str, draft: str | None) -> figures.Accepta
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32)
 
 
-def costs(results: Results) -> Picture | str:
+def costs(results: Results) -> Table:
     """What target calls cost by their tokens, and a draft step beside them."""
-    title, findings, rows, ratios = "What a call costs", list[str](), list[dict[str, str]](), list[float]()
+    rows, ratios = list[dict[str, str]](), list[float]()
     for row in [row for row in results.costs if row.role == "target"]:
         curve = row.costs()
         one_s = curve.call_s(1, context=0)
@@ -93,22 +70,8 @@ def costs(results: Results) -> Picture | str:
             shown = {"target": row.model, "call": call, "tokens": str(size)}
             shown |= {"time": numbers.milliseconds(seconds), "calls of one token": f"{ratios[-1]:.2f}"}
             rows.append(shown)
-        said = ", ".join(f"over {n} {curve.call_s(n, context=0) / one_s:.2f}" for n in (4, 8, 16))
-        findings.append(f"{row.model}: a call costs {said} calls of one ({numbers.milliseconds(one_s)}).")
-    if not findings:
-        return f"{title}: no cost curve was measured."
-    return Picture(
-        id="costs",
-        title=title,
-        finding=findings[0],
-        reading="A target call over so many tokens at an empty context, and a step of each draft model. "
-        "Where a longer call costs the same, longer drafts cost nothing.",
-        table=Table("Time of calls", rows, ("tokens", "time", "calls of one token"), bars(ratios)),
-    )
-
-
-PICTURES: tuple[Callable[[Results], Picture | str], ...] = (acceptance, costs)
-"""In their order; a text says why there is nothing to show."""
+    caption = "What a call costs: where a longer one takes as long, longer drafts cost nothing"
+    return Table(caption, rows, ("tokens", "time", "calls of one token"), bars(ratios))
 
 
 def write_report(results: Results, path: Path) -> None:
@@ -127,13 +90,12 @@ def page(results: Results) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"words": _words, "printable": numbers.printable}
-    drawn = [make(results) for make in PICTURES]
     return environment.get_template("page.html").render(
         name=str(results.head.plan.get("name") or "sweep"),
         where=f"{results.head.machine.get('cpu', 'unknown processor')}, started {results.head.started}",
         targets=_targets(results),
-        notes=[*words.notes(results), *(made for made in drawn if isinstance(made, str))],
-        pictures=[made for made in drawn if isinstance(made, Picture)],
+        notes=words.notes(results),
+        pictures={"acceptance": acceptance(results), "costs": costs(results)},
         measured=words.measured(results),
         method=words.METHOD,
         setup=[
