@@ -26,8 +26,8 @@ from outrider.core.calls import check_spans
 from outrider.core.contracts import Drafter, Policy
 from outrider.core.data import Completion, Logits, Request, Span, Update
 from outrider.core.errors import BackendError, OutriderError
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.drafters.suffix import SuffixDrafter
 from outrider.models.chat import ChatTemplate
 from outrider.server.assembly import create_app
 from outrider.server.service import Service

@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.core.data import DraftToken, Request, StepRecord
 from outrider.costs import CallCosts
-from outrider.policy.auto import AutoPolicy
+from outrider.policy.auto import AutoPolicy, AutoSettings
 from recordings import SMALL, curve
 
 SURE = (20.0, 30.0, 30.0)
@@ -68,7 +68,7 @@ class Simulated(AutoPolicy):
         draft = None
         if self._draft is not None:
             draft = CallCosts(self._draft.points, prefill_token_s=prefill_s or 0.001)
-        super().__init__(curve(ratios), draft, **options)
+        super().__init__(curve(ratios), draft, AutoSettings(**options))
 
     def observe(self, records: Mapping[int, StepRecord]) -> None:
         super().observe({sequence: self._timed(record) for sequence, record in records.items()})

@@ -16,7 +16,7 @@ from llama_cpp_models import TEXT
 from outrider.core.data import Span
 from outrider.core.errors import RewindUnsupported
 from outrider.core.params import SamplingParams
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.session import Session
 from tiny_gguf import SLIDING_WINDOW
 

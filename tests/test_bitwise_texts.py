@@ -29,8 +29,8 @@ from outrider.core.contracts import Drafter, Model, Policy
 from outrider.core.data import Request, Row
 from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.earlier import EarlierDrafter
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FixedPolicy

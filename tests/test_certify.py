@@ -19,8 +19,8 @@ from outrider.core.contracts import Drafter, RewindKind
 from outrider.core.data import Logits, Request, Span
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.params import SamplingParams, Verification
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.lab.certify.certificate import (
     BESIDE,

@@ -16,8 +16,8 @@ from outrider.backends.fake import FakeModel, random_logits
 from outrider.core.contracts import Drafter
 from outrider.core.data import Grammar, Logits, Request, Span
 from outrider.core.params import SamplingParams, Verification
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.lab.certify.certificate import GREEDY, Findings, certify
 from outrider.lab.certify.distribution import CachedModel, exact_distribution, find_start

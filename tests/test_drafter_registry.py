@@ -1,4 +1,4 @@
-"""Each drafter is one row: what a session builds and how the readout shows it follow from it."""
+"""What a session builds, and how the readout shows each drafter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.cli.report import SOURCE_STYLES, source_name
 from outrider.core.notices import collect_notices
-from outrider.drafters.registry import DRAFTERS, DrafterSettings, build_drafters
+from outrider.drafters.registry import DRAFTERS, build_drafters
 from outrider.models.vocab import align
 
 VOCABULARY = FakeVocabulary("ab ")
@@ -16,21 +16,18 @@ VOCABULARY = FakeVocabulary("ab ")
 def test_settings_that_ask_for_all_get_each_drafter_under_its_own_name(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a b a b")
     draft = FakeModel(VOCABULARY, random_logits(VOCABULARY.size))
-    settings = DrafterSettings(
+    drafters = build_drafters(
         "target", VOCABULARY, corpus=[tmp_path], draft=(draft, align(VOCABULARY, VOCABULARY))
     )
-    drafters = build_drafters(settings)
     assert [drafter.name for drafter in drafters] == [kind.name for kind in DRAFTERS]
     assert [drafter.is_free for drafter in drafters] == [kind.name != "draft" for kind in DRAFTERS]
 
 
 def test_what_is_switched_off_or_impossible_is_not_built() -> None:
-    assert [drafter.name for drafter in build_drafters(DrafterSettings("t", VOCABULARY, lookup=False))] == [
-        "prediction"
-    ]
-    settings = DrafterSettings("t", VOCABULARY, can_rewind=False, corpus=[Path("nowhere")])
+    assert [drafter.name for drafter in build_drafters("t", VOCABULARY, lookup=False)] == ["prediction"]
     with collect_notices() as notices:
-        assert [drafter.name for drafter in build_drafters(settings)] == ["lookup", "earlier"]
+        drafters = build_drafters("t", VOCABULARY, can_rewind=False, corpus=[Path("nowhere")])
+    assert [drafter.name for drafter in drafters] == ["lookup", "earlier"]
     assert notices == ["the corpus is not used: t cannot take rejected drafts back"]
 
 

@@ -37,8 +37,8 @@ from outrider.core.data import Completion, Logits, Request, Row, Span, StepRecor
 from outrider.core.errors import BackendError, InputError, PromptError, RewindUnsupported
 from outrider.core.notices import collect_notices
 from outrider.core.params import Rule, SamplingParams, Verification
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
 from outrider.policy.fixed import FixedPolicy
 

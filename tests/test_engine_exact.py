@@ -17,8 +17,8 @@ from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random
 from outrider.core.contracts import Drafter
 from outrider.core.data import Distribution, Draft, Request, Row, Verdict
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.models.vocab import compare
 from outrider.policy.fixed import FixedPolicy

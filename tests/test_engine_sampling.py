@@ -24,8 +24,8 @@ from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.core.contracts import Drafter
 from outrider.core.data import Completion, Request, Row
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.models.vocab import compare as compare_vocabularies
 from outrider.policy.fixed import FixedPolicy

@@ -29,7 +29,7 @@ from outrider.core.contracts import Model
 from outrider.core.data import Completion, Request
 from outrider.core.errors import BackendError
 from outrider.core.params import Verification
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.engine import Engine
 from outrider.lab.certify.sampled import CertifyPlan
 from outrider.models.chat import ChatTemplate

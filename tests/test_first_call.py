@@ -19,8 +19,8 @@ from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.costs.curve import CallPoint
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.models.vocab import compare
 from outrider.policy.auto import AutoPolicy

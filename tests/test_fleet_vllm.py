@@ -16,7 +16,7 @@ from outrider.core.data import StepRecord
 from outrider.core.errors import SettingError
 from outrider.fleet.speculation import Speculation
 from outrider.fleet.vllm import Proposer
-from outrider.policy.auto import AutoPolicy
+from outrider.policy.auto import AutoPolicy, AutoSettings
 from vllm_worker import MAX_LENGTH, Asked, SimulatedWorker, config
 
 MAX_ROWS = 4
@@ -38,7 +38,7 @@ class Counting(AutoPolicy):
 
 
 def speculation(worker: SimulatedWorker, *, earlier: bool = False, max_draft: int = 8) -> Speculation:
-    policy = Counting(models=False, draft_max=max_draft)
+    policy = Counting(settings=AutoSettings(models=False, draft_max=max_draft))
     return Speculation(policy, max_length=MAX_LENGTH, chunk=64, earlier=earlier, clock=worker.clock)
 
 
@@ -163,7 +163,9 @@ def test_a_long_prompt_is_read_in_parts_and_then_drafted_from() -> None:
     worker = SimulatedWorker(1)
     rows = np.zeros((1, 5000), dtype=np.int32)
     rows[0, :4000] = np.arange(4000) % 1500
-    spoken = Speculation(AutoPolicy(models=False), max_length=5000, chunk=64, clock=worker.clock)
+    spoken = Speculation(
+        AutoPolicy(settings=AutoSettings(models=False)), max_length=5000, chunk=64, clock=worker.clock
+    )
     length, drafts = 4000, list[int]()
     for step in range(8):
         worker.now_s += 0.01

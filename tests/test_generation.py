@@ -9,7 +9,7 @@ import outrider
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits, scripted_logits
 from outrider.core.errors import InputError
 from outrider.core.params import SamplingParams
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.session import Session
 
 GREEDY = SamplingParams(temperature=0)

@@ -22,7 +22,7 @@ from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.backends.gguf.log import ERROR_LEVEL, LOG_CALLBACK
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.core.params import SamplingParams
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.engine.interrupts import deferred
 from outrider.session import Session
 

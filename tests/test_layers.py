@@ -68,7 +68,7 @@ def test_imports_run_downward() -> None:
     ("file", "statement", "complaint"),
     [
         ("core/data.py", "import outrider", "core may not import __init__"),
-        ("policy.py", "from outrider.drafters.suffix import SuffixDrafter", "policy may not import drafters"),
+        ("policy.py", "from outrider.drafters.lookup import SuffixDrafter", "policy may not import drafters"),
         ("engine/loop.py", "def late():\n    from .. import session", "engine may not import session"),
         ("extras/new.py", "import os", "extras has no place in LAYERS"),
         ("engine/loop.py", "from outrider import policy\nfrom ..verify import verify\nimport numpy", ""),

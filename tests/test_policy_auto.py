@@ -32,12 +32,12 @@ from outrider.core.data import Draft, DraftWork, Request
 from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts, CallPoint
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.engine import Engine
 from outrider.lab.distill.checkpoint import pretrained_calibration
 from outrider.lab.recording import Offers, Recording
 from outrider.lab.replay import Replayed, replay
-from outrider.policy.auto import AutoPolicy
+from outrider.policy.auto import AutoPolicy, AutoSettings
 from outrider.policy.objective import StepCosts, best_length
 from outrider.policy.state import Estimator, PolicyState, RequestBias, read_calibration
 from recordings import FLAT, SMALL, STAIRS, STEEP, TEXT_KINDS, DraftKind, TextKind, curve, recording
@@ -160,7 +160,8 @@ def test_a_long_offer_is_taken_in_parts_where_tokens_are_expensive() -> None:
 def test_a_draft_is_never_longer_than_wished_or_allowed(
     max_tokens: int, draft_max: int, length: int, match: int, steep: bool, asks: bool
 ) -> None:
-    policy = AutoPolicy(curve(STEEP if steep else FLAT), curve(SMALL, 0.002), draft_max=draft_max)
+    settings = AutoSettings(draft_max=draft_max)
+    policy = AutoPolicy(curve(STEEP if steep else FLAT), curve(SMALL, 0.002), settings)
     drafters: list[Drafter] = [Offering(length, evidence=(float(match), 3.0, 3.0))]
     if asks:
         drafters.append(model_drafter(random_logits(VOCABULARY.size, seed=3, scale=5.0)))
@@ -176,9 +177,9 @@ def test_a_draft_is_never_longer_than_wished_or_allowed(
 )
 def test_drafters_of_a_kind_can_be_switched_off(settings: dict[str, Any], expected: set[str]) -> None:
     with pytest.raises(SettingError):
-        AutoPolicy(draft_max=-1, **settings)
+        AutoSettings(draft_max=-1, **settings)
     made = recording("copying", "target", length=100)
-    played = played_by(made, AutoPolicy(*costs(FLAT, 0.001), **settings), *costs(FLAT, 0.001))
+    played = played_by(made, AutoPolicy(*costs(FLAT, 0.001), AutoSettings(**settings)), *costs(FLAT, 0.001))
     assert {source for r in played.records for source in r.draft.sources} == expected
 
 
@@ -385,7 +386,7 @@ def test_estimates_come_true(right: float, evidence: tuple[float, ...], name: st
 def test_tokens_that_were_seen_teach_although_they_were_not_drafted(draft: Any, right: float) -> None:
     """A free draft model on a machine where no draft pays much: most of what it says is cut off."""
     costs = {1: 1.0, 2: 1.7, 64: 44.0}
-    policy = AutoPolicy(curve(costs), curve(SMALL, 1e-5), free=False)
+    policy = AutoPolicy(curve(costs), curve(SMALL, 1e-5), AutoSettings(free=False))
     for seed in range(4):
         played_by(recording("random", draft, seed=seed), policy, curve(costs), curve(SMALL, 1e-5))
     made = recording("random", draft, seed=9)

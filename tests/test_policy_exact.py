@@ -13,7 +13,7 @@ from outrider.backends.fake import FakeModel
 from outrider.core.contracts import Constraint, Drafter, Drafters, DraftRequest, Policy
 from outrider.core.data import Draft, DraftWork, Grammar, Request, StepRecord
 from outrider.core.params import Rule
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.engine import Engine
 from outrider.policy import auto
 from outrider.policy.auto import AutoPolicy

@@ -35,7 +35,7 @@ from outrider.core.contracts import CHECKPOINTS as OF_CHECKPOINTS
 from outrider.core.contracts import UNABLE
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.engine import Engine
 from outrider.policy.fixed import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions

@@ -21,7 +21,7 @@ from outrider.core.contracts import Constraint, DraftRequest, PartOf
 from outrider.core.data import Draft, Mask, Row
 from outrider.core.errors import SettingError, VocabularyMismatch
 from outrider.core.params import SamplingParams
-from outrider.drafters.model import ModelDrafter, Rows
+from outrider.drafters.model import ModelDrafter
 from outrider.lab.loaded import pair_row
 from outrider.lab.recording import record_offers
 from outrider.models.vocab import Alignment, align, compare, tokenizer_id
@@ -176,7 +176,7 @@ def test_choices_confidences_and_distributions_are_those_over_the_whole_vocabula
 ) -> None:
     alignment, params = alignments()[name], SETTINGS[settings_name]
     rng = np.random.default_rng(seed)
-    rows = Rows(alignment)
+    drafter = ModelDrafter(FakeModel(VOCABULARY, random_logits(VOCABULARY.size)), alignment)
     drawing = (lambda q, _i: int(q.tokens[0])) if is_drawn else None
     request = DraftRequest(0, 4, sampler(params), drawing, with_mode_of=True)
     for _ in range(2):  # a buffer that is used again holds nothing of before
@@ -184,7 +184,7 @@ def test_choices_confidences_and_distributions_are_those_over_the_whole_vocabula
         adjusted = request.sampler.adjust(over_target(alignment, row), ())
         best = int(adjusted.argmax())
         foreign = row[alignment.to_target < 0].astype(np.float64)
-        found = rows.read(row, request, ())
+        found = drafter.look(row, request, ())
         if not is_drawn and len(foreign) and foreign.max() > adjusted[best]:
             assert found is None
             continue

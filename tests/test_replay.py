@@ -30,8 +30,8 @@ from outrider.core.contracts import CHECKPOINTS, Drafter, Drafters, DraftRequest
 from outrider.core.data import Draft, DraftWork, Grammar, Request, Row, StepRecord
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts, CallPoint
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.engine.limits import PreferredConstraint, PreferredTokenization
 from outrider.lab.recording import Offers, Recording, record_offers

@@ -20,7 +20,7 @@ from outrider.core.data import Completion, Logits, Request, Span, Update
 from outrider.core.errors import BackendError
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.policy.fixed import FixedPolicy
 from outrider.server.errors import Problem
 from outrider.server.worker import Worker

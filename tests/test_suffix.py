@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from engines import asked
 from lookups import ends_of, longest_match, propose
 from outrider.core.data import Draft
-from outrider.drafters.lookup import ALONG, Match
-from outrider.drafters.suffix import SuffixDrafter, TextIndex
+from outrider.drafters.lookup import ALONG, Match, SuffixDrafter, TextIndex
 
 # Few different tokens, so that texts repeat.
 texts = st.integers(2, 4).flatmap(lambda size: st.lists(st.integers(0, size - 1), min_size=1, max_size=60))

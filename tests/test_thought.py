@@ -14,7 +14,7 @@ from examples import examples
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.core.data import Grammar, Request, Thought
 from outrider.core.params import SamplingParams
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.engine.limits import ThoughtLimit
 from outrider.session import Session
 from vocabularies import TableVocabulary, Token, bytes_and

@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 
 from outrider.core.data import DraftToken, Request
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.lab.recording import Recording
 from outrider.policy.state import PolicyState, RequestBias
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from outrider.core.contracts import Lookup
 from outrider.core.data import DraftToken, Request
 from outrider.costs import MAX_TOKENS, CallCosts
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.lab.recording import Recording
 from outrider.lab.replay import is_limited
 

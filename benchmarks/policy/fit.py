@@ -25,7 +25,7 @@ from harness import argument_parser, run_program
 from outrider.core.data import Request
 from outrider.costs import CallCosts
 from outrider.drafters.earlier import EarlierDrafter
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.lab.recording import Recording
 from outrider.lab.replay import replay
 from outrider.policy.auto import AutoPolicy

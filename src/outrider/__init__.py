@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from outrider.core.params import SamplingParams, Verification
     from outrider.engine import Engine
     from outrider.lab.comparison import Comparison, compare
-    from outrider.policy.auto import AutoPolicy
+    from outrider.policy.auto import AutoPolicy, AutoSettings
     from outrider.policy.fixed import FixedPolicy
     from outrider.session import Pair, Session, SessionOptions
     from outrider.session.generation import Generation
-    from outrider.session.options import AutoSettings
     from outrider.session.readout import Readout, read_out
 
 __version__ = "0.1.0"
@@ -74,8 +73,7 @@ _MODULES = {
     "core.params": ("SamplingParams", "Verification"),
     "engine": ("Engine",),
     "session.generation": ("Generation",),
-    "session.options": ("AutoSettings",),
-    "policy.auto": ("AutoPolicy",),
+    "policy.auto": ("AutoPolicy", "AutoSettings"),
     "policy.fixed": ("FixedPolicy",),
     "session.readout": ("Readout", "read_out"),
     "session": ("Pair", "Session", "SessionOptions"),

@@ -37,9 +37,10 @@ from outrider.core.settings import (
 from outrider.costs.other_programs import is_quiet
 from outrider.models.chat import ChatTemplate
 from outrider.models.hub import HubOptions
+from outrider.policy.auto import AutoSettings
 from outrider.policy.fixed import FixedPolicy
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
-from outrider.session.options import AutoSettings, SessionOptions
+from outrider.session.options import SessionOptions
 
 UNLIMITED_TOKENS = 2048
 """room for an answer of unknown length"""

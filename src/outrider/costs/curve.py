@@ -61,12 +61,6 @@ class CallPoint:
         return self.num_tokens, self.context_tokens
 
 
-def _as_point(call: Mapping[str, Any]) -> CallPoint:
-    """Of `CallCosts.as_json`. Raises SettingError, KeyError, TypeError or ValueError for other data."""
-    context, spread = int(call.get("context_tokens", 0)), float(call.get("spread_ratio", 0.05))
-    return CallPoint(int(call["tokens"]), float(call["seconds"]), context, spread)
-
-
 def fit(points: Sequence[CallPoint]) -> tuple[Curve, Curve]:
     """The curve that passes through the points, in straight lines between them: calls have stairs, which a
     smooth curve would lose. Seconds of a call with nothing stored, and those that each stored token adds.
@@ -320,12 +314,8 @@ class CallCosts:
         largest = max(size for size, context in kinds if not context)
         ratio = self.call_s(largest, context=0) / known.call_s(largest, context=0)
         points = [replace(p, seconds=p.seconds * ratio) for p in known.points if p.kind not in kinds]
-        return CallCosts(
-            [*self.points, *points],
-            prefill_token_s=self.prefill_token_s,
-            window=self.window,
-            is_estimate=True,
-        )
+        token_s, window = self.prefill_token_s, self.window
+        return CallCosts([*self.points, *points], prefill_token_s=token_s, window=window, is_estimate=True)
 
     # As plain data
 
@@ -353,7 +343,11 @@ class CallCosts:
             token_s = None if token_s is None else float(token_s)
             if window < 0 or (token_s is not None and not 0 < token_s < math.inf):
                 raise ValueError(f"a window of {window} tokens, {token_s} s a token of a prompt")
-            points, is_estimate = list(map(_as_point, data["calls"])), data.get("estimated") is True
+            points = []
+            for call in data["calls"]:
+                context, spread = int(call.get("context_tokens", 0)), float(call.get("spread_ratio", 0.05))
+                points.append(CallPoint(int(call["tokens"]), float(call["seconds"]), context, spread))
+            is_estimate = data.get("estimated") is True
             return cls(points, prefill_token_s=token_s, window=window, is_estimate=is_estimate)
         except (SettingError, KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"{error.what}: {error.why}" if isinstance(error, SettingError) else repr(error)

@@ -36,6 +36,7 @@ _PREFILL_CHUNK_TOKENS = 256
 _SPARE_TOKENS = 32  # of a context, for what is drafted
 _MIN_SAVED_TOKENS = 64
 """What a sequence holds beyond the next prompt may be cut without a copy where it is fewer."""
+_FARTHEST = 60.0  # a logit so far above the best common one leaves that one no probability that counts
 _MIN_COPIED_TOKENS = 8  # for fewer than these more, what a sequence holds itself is not given up
 
 
@@ -51,7 +52,6 @@ class _Context:
     prompt_length: int = 0
     scope: str = ""
     is_running: bool = False
-    last_used: int = 0  # when its last request began, counted in requests
 
     def extend(self, tokens: Sequence[int]) -> None:
         self.final.extend(tokens)
@@ -100,7 +100,7 @@ class ModelDrafter:
         self.alignment = alignment
         self.block: int = getattr(model, "block", 1)
         self._is_head: bool = getattr(model, "is_head", False)
-        self._rows = Rows(alignment)
+        self._spread: Row | None = None
         self._chunk_rows = max(1, model.max_rows // model.max_sequences)
         # Every sequence's last final tokens go into one call: each gets its share of a batch.
         self._chunk_tokens = max(1, min(_PREFILL_CHUNK_TOKENS, model.max_batch_tokens // model.max_sequences))
@@ -109,23 +109,20 @@ class ModelDrafter:
         self.longest_text = sys.maxsize if self._window else model.context_length
         """tokens of the longest text that it drafts for"""
         self._ends = model.vocabulary.ends_generation
-        self._contexts: dict[int, _Context] = {}
-        self._num_begun = 0
+        self._contexts: dict[int, _Context] = {}  # that whose request began last comes last
         self.on_evict: Callable[[int], object] = lambda _sequence: None
         """called before a sequence's KV is given up, or much of it"""
 
     # Committed tokens
 
     def begin(self, sequence: int, request: Request) -> None:
-        context = self._contexts.setdefault(sequence, _Context())
+        context = self._contexts[sequence] = self._contexts.pop(sequence, _Context())
         tokens = self.alignment.read(request.prompt)
         if context.scope != request.scope:
             self._evict(sequence)
         elif len(context.evaluated) - context.shares(tokens) >= _MIN_SAVED_TOKENS:
             self.on_evict(sequence)
         context.scope, context.is_running = request.scope, True
-        self._num_begun += 1
-        context.last_used = self._num_begun
         self._take_over(sequence, context, tokens)
         context.restart(tokens)
 
@@ -179,10 +176,10 @@ class ModelDrafter:
         if len(self._contexts) < 2:
             return
         excess = sum(map(self.model.length, self._contexts)) + num_tokens - self.model.capacity_tokens
-        for sequence in sorted(self._contexts, key=lambda s: self._contexts[s].last_used):
+        for sequence, context in self._contexts.items():
             if excess <= 0:
                 return
-            if not self._contexts[sequence].is_running:
+            if not context.is_running:
                 excess -= self.model.length(sequence)
                 self._evict(sequence)
 
@@ -219,7 +216,7 @@ class ModelDrafter:
         begun = ModelRound(self)
         for request in requests:
             if self._has_room(request) and self._catch_up(request, begun):
-                begun.ready[request.sequence] = request, self._rows.top(request)
+                begun.ready[request.sequence] = request, self._top(request)
         return begun
 
     def _has_room(self, request: DraftRequest) -> bool:
@@ -308,7 +305,11 @@ class ModelDrafter:
         self._make_room(num_tokens)
         before = perf_counter()
         rows = self.model.decode(spans)
-        begun.note(num_tokens, perf_counter() - before, of_prompt=of_prompt)
+        seconds = perf_counter() - before
+        if of_prompt:
+            begun.work += DraftWork(prefill_calls=1, prefill_s=seconds, prefill_tokens=num_tokens)
+        else:
+            begun.work += DraftWork(1, seconds, call_tokens=(num_tokens,))
         for span in spans:
             context = self._contexts[span.sequence]
             context.evaluated.extend(span.tokens)
@@ -339,7 +340,7 @@ class ModelDrafter:
         self, row: Row | TopLogits, request: DraftRequest, drafted: tuple[int, ...]
     ) -> DraftToken | None:
         try:
-            found = self._rows.read(row, request, drafted)
+            found = self.look(row, request, drafted)
         except (SettingError, ConstraintError):
             return None  # every token that it shares with the target is banned here
         if found is None:
@@ -349,77 +350,12 @@ class ModelDrafter:
             return DraftToken(token, self.name, certainty, (certainty,), None, probs)
         return DraftToken(request.draw(probs, len(drafted)), self.name, certainty, (certainty,), probs)
 
-
-class ModelRound:
-    """The DraftRound of a ModelDrafter."""
-
-    def __init__(self, drafter: ModelDrafter) -> None:
-        self._drafter = drafter
-        self.ready: dict[int, tuple[DraftRequest, int]] = {}
-        """the requests whose text the model has read, with their `Span.top`"""
-        self._prefill_tokens: list[int] = []
-        self._call_tokens: list[int] = []
-        self._prefill_s = self._model_s = 0.0
-        self._blocks: dict[int, Block] | None = None  # what a block drafter said, good for the whole round
-
-    @property
-    def work(self) -> DraftWork:
-        read, calls = self._prefill_tokens, tuple(self._call_tokens)
-        return DraftWork(len(calls), self._model_s, len(read), self._prefill_s, calls, sum(read))
-
-    def note(self, num_tokens: int, seconds: float, *, of_prompt: bool = False) -> None:
-        """A call over so many tokens took so long; one `of_prompt` only read it."""
-        if of_prompt:
-            self._prefill_tokens.append(num_tokens)
-            self._prefill_s += seconds
-        else:
-            self._call_tokens.append(num_tokens)
-            self._model_s += seconds
-
-    def step(self, inputs: Mapping[int, DraftInput]) -> dict[int, Iterator[DraftToken]]:
-        drafter, ready = self._drafter, self.ready
-        if drafter.block == 1:
-            return {s: drafter.offers(rows, ready[s][0], inputs[s]) for s, rows in self._call(inputs)}
-        if self._blocks is None:
-            found = self._call(dict.fromkeys(inputs, DraftInput(())))
-            self._blocks = {sequence: cast(Block, block) for sequence, block in found}
-        blocks = self._blocks
-        return {s: drafter.place(blocks[s], ready[s][0], inputs[s].drafted) for s in inputs if s in blocks}
-
-    def _call(self, inputs: Mapping[int, DraftInput]) -> list[tuple[int, Logits]]:
-        """One call over those whose text was read; what the model gives for each that it has room for."""
-        drafter, ready = self._drafter, self.ready
-        found = [drafter.next_span(s, read, ready[s][1]) for s, read in inputs.items() if s in ready]
-        spans = [span for span in found if span is not None]
-        if not spans:
-            return []
-        rows = drafter.decode(spans, self)
-        return [(span.sequence, each) for span, each in zip(spans, rows, strict=True)]
-
-
-# A draft model's logits, read as the target's tokens under a request's sampler.
-
-_FARTHEST = 60.0  # a logit so far above the best common one leaves that one no probability that counts
-
-
-class Rows:
-    """Looks at one row at a time; `alignment` is the draft's with its target.
-
-    A target can have many more tokens than its draft. Where the request's sampler leaves logits as they are,
-    only those of the common tokens are looked at, in the target's order; else they are spread over its
-    vocabulary.
-    """
-
-    def __init__(self, alignment: Alignment) -> None:
-        self._alignment = alignment
-        self._spread: Row | None = None
-
-    def top(self, request: DraftRequest) -> int:
-        if not self._alignment.identical or request.sampler.adjusts(()):
+    def _top(self, request: DraftRequest) -> int:
+        if not self.alignment.identical or request.sampler.adjusts(()):
             return 0
         return 1 if request.draw is None and not request.with_mode_of else request.sampler.top
 
-    def read(
+    def look(
         self, row: Row | TopLogits, request: DraftRequest, drafted: tuple[int, ...]
     ) -> tuple[int, float, Distribution | None] | None:
         """The target's token that the draft model finds most likely, its confidence, before temperature and
@@ -432,7 +368,7 @@ class Rows:
         Raises SettingError or ConstraintError where the request leaves no token, BackendError for logits
         that are not numbers.
         """
-        alignment, sampler = self._alignment, request.sampler
+        alignment, sampler = self.alignment, request.sampler
         needs_probs = request.draw is not None or request.with_mode_of
         if isinstance(row, TopLogits):
             return sampler.look(row, with_distribution=needs_probs)
@@ -454,3 +390,34 @@ class Rows:
             common = alignment.common
             best, probs = int(common[best]), probs and Distribution(common[probs.tokens], probs.probs)
         return best, certainty, probs
+
+
+class ModelRound:
+    """The DraftRound of a ModelDrafter."""
+
+    def __init__(self, drafter: ModelDrafter) -> None:
+        self._drafter = drafter
+        self.ready: dict[int, tuple[DraftRequest, int]] = {}
+        """the requests whose text the model has read, with their `Span.top`"""
+        self.work = DraftWork()
+        self._blocks: dict[int, Block] | None = None  # what a block drafter said, good for the whole round
+
+    def step(self, inputs: Mapping[int, DraftInput]) -> dict[int, Iterator[DraftToken]]:
+        drafter, ready = self._drafter, self.ready
+        if drafter.block == 1:
+            return {s: drafter.offers(rows, ready[s][0], inputs[s]) for s, rows in self._call(inputs)}
+        if self._blocks is None:
+            found = self._call(dict.fromkeys(inputs, DraftInput(())))
+            self._blocks = {sequence: cast(Block, block) for sequence, block in found}
+        blocks = self._blocks
+        return {s: drafter.place(blocks[s], ready[s][0], inputs[s].drafted) for s in inputs if s in blocks}
+
+    def _call(self, inputs: Mapping[int, DraftInput]) -> list[tuple[int, Logits]]:
+        """One call over those whose text was read; what the model gives for each that it has room for."""
+        drafter, ready = self._drafter, self.ready
+        found = [drafter.next_span(s, read, ready[s][1]) for s, read in inputs.items() if s in ready]
+        spans = [span for span in found if span is not None]
+        if not spans:
+            return []
+        rows = drafter.decode(spans, self)
+        return [(span.sequence, each) for span, each in zip(spans, rows, strict=True)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from copy import copy
 
@@ -36,22 +36,16 @@ class _Place:
         """where each token occurs, as the number of tokens up to it"""
         for end, token in enumerate(prediction, start=1):
             self._ends[token].append(end)
-        self._recent: deque[int] = deque(maxlen=SURE_TOKENS)  # the last tokens of the answer
+        self._recent: tuple[int, ...] = ()  # the last tokens of the answer
         self._place = self._departed = 0
         self._agreed = SURE_TOKENS  # the start is as good as that
-
-    def copy(self) -> _Place:
-        """A place of its own, for a draft."""
-        place = copy(self)
-        place._recent = self._recent.copy()
-        return place
 
     def extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self.read(token)
 
     def read(self, token: int) -> None:
-        self._recent.append(token)
+        self._recent = (*self._recent[1 - SURE_TOKENS :], token)
         tokens = self._tokens
         goes_on = self._agreed > 0 and self._place < len(tokens) and tokens[self._place] == token
         if goes_on and self._agreed >= SURE_TOKENS:
@@ -96,4 +90,4 @@ class PredictionDrafter(LookupDrafter[_Place]):
             self._texts[sequence] = _Place(request.prediction)
 
     def _reader(self, sequence: int) -> _Place:
-        return self._texts[sequence].copy()
+        return copy(self._texts[sequence])  # a place of its own

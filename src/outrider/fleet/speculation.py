@@ -19,7 +19,7 @@ from outrider.core.contracts import Drafter, Drafters, DraftRequest, Sampler
 from outrider.core.data import Draft, DraftWork, Request, StepRecord
 from outrider.core.sequences import common_prefix
 from outrider.drafters.earlier import EarlierDrafter, Memory
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.policy.auto import AutoPolicy
 
 _READ_TOKENS = 1024

@@ -16,7 +16,7 @@ from typing import Any
 from outrider.core.errors import SettingError
 from outrider.core.files import reason_of
 from outrider.fleet.speculation import Speculation, Tokens
-from outrider.policy.auto import LONGEST_DRAFT, AutoPolicy
+from outrider.policy.auto import LONGEST_DRAFT, AutoPolicy, AutoSettings
 
 _log = logging.getLogger("vllm.outrider")  # vLLM prints what loggers below its own name say
 
@@ -36,7 +36,7 @@ class Proposer:
             )
         max_draft = min(vllm_config.speculative_config.num_speculative_tokens, LONGEST_DRAFT)
         self.speculation = Speculation(
-            AutoPolicy(models=False, draft_max=max_draft),
+            AutoPolicy(settings=AutoSettings(models=False, draft_max=max_draft)),
             max_length=vllm_config.model_config.max_model_len,
             chunk=vllm_config.scheduler_config.max_num_batched_tokens,
             earlier=bool(given.get("earlier", True)),

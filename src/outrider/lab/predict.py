@@ -12,8 +12,8 @@ from outrider.core.contracts import FREE, Rewinding
 from outrider.core.data import StepRecord
 from outrider.core.numbers import Interval
 from outrider.costs import CallCosts
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import PreferredTokenization
 from outrider.engine.limits import PreferredConstraint
 from outrider.lab.recording import Recording

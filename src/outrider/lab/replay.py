@@ -25,7 +25,7 @@ from outrider.core.data import Draft, DraftToken, DraftWork, Request, StepRecord
 from outrider.core.params import SamplingParams
 from outrider.core.sequences import common_prefix
 from outrider.costs import CallCosts
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.lab.recording import LONGEST_DEPARTURE, MIN_PREFIX_PROB, Offers, Recording
 from outrider.sampling import RequestSampler
 

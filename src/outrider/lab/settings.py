@@ -10,7 +10,7 @@ from typing import Literal, cast
 from outrider.core.contracts import Policy
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts
-from outrider.policy.auto import AutoPolicy
+from outrider.policy.auto import AutoPolicy, AutoSettings
 from outrider.policy.fixed import FixedPolicy
 from outrider.policy.state import PretrainedCalibration
 
@@ -84,7 +84,7 @@ class Setting:
             return FixedPolicy(self.draft_max, 0, self.p_min)
         [draft] = draft_costs.values() if self.uses_model and draft_costs else [None]
         curve = None if draft is None else _copy(draft)
-        policy = AutoPolicy(_copy(costs), curve, free=self.uses_lookup, models=self.uses_model)
+        policy = AutoPolicy(_copy(costs), curve, AutoSettings(self.uses_lookup, self.uses_model))
         if draft is not None and prior is not None:
             policy.state.recall(prior)
         return policy

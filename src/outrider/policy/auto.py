@@ -293,35 +293,40 @@ def _acceptance(tokens: Iterable[DraftToken]) -> list[float]:
     return [token.acceptance for token in tokens]
 
 
-class AutoPolicy:
-    """Drafts from whom and as far as it pays on this machine, for this text, at this position.
-
-    Raises SettingError for a cap out of range.
+@dataclass(frozen=True, slots=True)
+class AutoSettings:
+    """What the automatic policy may do. Raises SettingError.
 
     Args:
-        costs: What the target's calls cost; they go on learning from every step, as all estimates do.
-        draft_costs: What the draft model's calls cost.
-        free: Whether model-free drafters are asked.
-        models: Whether the draft model is.
-        draft_max: The most drafted tokens of a step.
-        fixed: Lengths that are drafted in any case; costs are learned all the same.
+        free: ask drafters that call no model.
+        models: ask draft models.
+        draft_max: tokens of the longest draft; 0 switches drafting off.
+        fixed: draft these lengths in any case; costs and acceptance are still learned, to explain them.
     """
+
+    free: bool = True
+    models: bool = True
+    draft_max: int = LONGEST_DRAFT
+    fixed: FixedPolicy | None = None
+
+    def __post_init__(self) -> None:
+        if self.draft_max < 0:
+            raise SettingError("draft max", f"{self.draft_max} is negative", "Give 0 (off) or more.")
+
+
+class AutoPolicy:
+    """Drafts from whom and as far as it pays on this machine, for this text, at this position. What calls of
+    the target and of the draft model cost goes on being learned from every step, as all estimates are."""
 
     def __init__(
         self,
         costs: CallCosts | None = None,
         draft_costs: CallCosts | None = None,
-        *,
-        free: bool = True,
-        models: bool = True,
-        draft_max: int = LONGEST_DRAFT,
-        fixed: FixedPolicy | None = None,
+        settings: AutoSettings | None = None,
     ) -> None:
-        if draft_max < 0:
-            raise SettingError("draft max", f"{draft_max} is negative", "Give 0 (off) or more.")
         self.state = PolicyState(costs or CallCosts(), draft_costs)
-        self.free, self.models, self.fixed = free, models, fixed
-        self.draft_max = min(draft_max, LONGEST_DRAFT)
+        self.settings = settings or AutoSettings()
+        self.draft_max = min(self.settings.draft_max, LONGEST_DRAFT)
         self.notices: list[str] = []  # what the user should hear: why a draft model stays out
         self._texts: dict[int, RequestState] = {}
         self._drafts: dict[int, SequenceDraft] = {}
@@ -353,8 +358,8 @@ class AutoPolicy:
 
     def _fixed(self, request: DraftRequest) -> FixedPolicy | None:
         """What sets the length of a request's drafts, if anything does."""
-        if self.fixed is not None or request.drafting.policy != "fixed":
-            return self.fixed
+        if self.settings.fixed is not None or request.drafting.policy != "fixed":
+            return self.settings.fixed
         length = request.drafting.draft_max
         return FixedPolicy() if length is None else FixedPolicy(draft_max=length)
 
@@ -363,8 +368,8 @@ class AutoPolicy:
     ) -> tuple[list[Draft], DraftWork]:
         if self.draft_max == 0:
             return [Draft()] * len(requests), DraftWork()
-        model, work = drafters.model if self.models else None, DraftWork()
-        drafters = Drafters(drafters.lookups if self.free else (), model)
+        model, work = drafters.model if self.settings.models else None, DraftWork()
+        drafters = Drafters(drafters.lookups if self.settings.free else (), model)
         self.state.block = model.block if model is not None else 1
         drafts = [self._begun(drafters, request) for request in requests]
         texts = [draft.text for draft in drafts]

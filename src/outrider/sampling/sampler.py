@@ -60,7 +60,19 @@ class RequestSampler:
         allowed = None if self._constraint is None else self._constraint.allowed(drafted)
         if allowed is None and not self._applies(drafted):
             return row
-        return self._adjusted(row, drafted, allowed)
+        adjusted = row.copy() if allowed is None else _masked(row, allowed)
+        bias = self._early_bias if self._is_early(drafted) else self._bias
+        # What is no number, in the row or by these sums, is refused below.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if bias is not None:
+                adjusted[bias[0]] += bias[1]
+            for penalty in self._penalties:
+                penalty.lower(adjusted, drafted)
+        best = float(adjusted.max())
+        if not math.isfinite(best):
+            argmax(row)
+            raise _unusable(best, constrained=allowed is not None)
+        return adjusted
 
     def distribution(self, row: Row | TopLogits, drafted: Sequence[int]) -> Distribution:
         return self._chain.distribution(row if isinstance(row, TopLogits) else self.adjust(row, drafted))
@@ -75,21 +87,6 @@ class RequestSampler:
 
     def _is_early(self, drafted: Sequence[int]) -> bool:
         return self._num_generated + len(drafted) < self.params.min_tokens
-
-    def _adjusted(self, row: Row, drafted: Sequence[int], allowed: Mask | None) -> Row:
-        adjusted = row.copy() if allowed is None else _masked(row, allowed)
-        bias = self._early_bias if self._is_early(drafted) else self._bias
-        # What is no number, in the row or by these sums, is refused below.
-        with np.errstate(over="ignore", invalid="ignore"):
-            if bias is not None:
-                adjusted[bias[0]] += bias[1]
-            for penalty in self._penalties:
-                penalty.lower(adjusted, drafted)
-        best = float(adjusted.max())
-        if not math.isfinite(best):
-            argmax(row)
-            raise _unusable(best, constrained=allowed is not None)
-        return adjusted
 
 
 _MINUS_INFINITY = np.array(-np.inf, dtype=np.float32).view(np.int32)
@@ -142,16 +139,12 @@ class LazyDistributions(Sequence[Distribution]):
         return len(self._logits)
 
     def __getitem__(self, i: int) -> Distribution:  # type: ignore[override]  # nobody asks for slices
-        found = self._computed.get(i)
-        if found is None:
-            found = self._computed[i] = self._compute(i)
-        return found
-
-    def _compute(self, i: int) -> Distribution:
-        try:
-            return self._sampler.distribution(self._logits[i], self._drafted[:i])
-        except ConstraintError as error:
-            return point_mass(self._end_at(i, error))
+        if i not in self._computed:
+            try:
+                self._computed[i] = self._sampler.distribution(self._logits[i], self._drafted[:i])
+            except ConstraintError as error:
+                self._computed[i] = point_mass(self._end_at(i, error))
+        return self._computed[i]
 
     def _end_at(self, i: int, error: ConstraintError) -> int:
         if self.dead_end is None or i < self.dead_end[0]:
@@ -180,19 +173,12 @@ def score_tokens(
 
     `rows` are the same rows after bans: where a ban leaves one token, it was forced.
     """
-    return tuple(
-        _score(logits[i], token, num_top, forced=bool(np.count_nonzero(rows.row(i) > -np.inf) == 1))
-        for i, token in enumerate(tokens)
-    )
-
-
-def _score(row: Row, token: int, num_top: int, *, forced: bool) -> TokenLogprob:
-    best = row.max()
-    log_total = float(best) + float(np.log(np.exp(row - best).sum(dtype=np.float64)))
-    top = ranked(row, num_top) if num_top else ()
-    return TokenLogprob(
-        token,
-        float(row[token]) - log_total,
-        tuple((int(other), float(row[other]) - log_total) for other in top),
-        forced,
-    )
+    scores = []
+    for i, token in enumerate(tokens):
+        row, forced = logits[i], bool(np.count_nonzero(rows.row(i) > -np.inf) == 1)
+        best = row.max()
+        log_total = float(best) + float(np.log(np.exp(row - best).sum(dtype=np.float64)))
+        top = ranked(row, num_top).tolist() if num_top else ()
+        likely = tuple((other, float(row[other]) - log_total) for other in top)
+        scores.append(TokenLogprob(token, float(row[token]) - log_total, likely, forced))
+    return tuple(scores)

@@ -31,9 +31,9 @@ from outrider.engine.tiers.disk import Disk
 from outrider.engine.tiers.store import KvTiers
 from outrider.models.cache import fingerprint, is_first_today, read_entry, write_entry
 from outrider.models.hub import cache_dir
-from outrider.policy.auto import AutoPolicy
+from outrider.policy.auto import AutoPolicy, AutoSettings
 from outrider.policy.state import CALIBRATION_KEY, PretrainedCalibration, read_calibration
-from outrider.session.options import AutoSettings, Keeping, Progress, no_progress
+from outrider.session.options import Keeping, Progress, no_progress
 
 _MIN_VERIFIED = 64
 """A session that verified fewer drafted tokens does not change what is stored about acceptance."""
@@ -70,14 +70,7 @@ class Learned:
         self.is_provisional = False
         """whether the costs were estimated, or measured while other programs were busy"""
         costs = self._measured(progress) if measure else self._at_once()
-        self.policy = AutoPolicy(
-            costs.target,
-            costs.draft,
-            free=settings.free,
-            models=settings.models,
-            draft_max=settings.draft_max,
-            fixed=settings.fixed,
-        )
+        self.policy = AutoPolicy(costs.target, costs.draft, settings)
         self._recall()
 
     def _at_once(self) -> PairCosts:

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.core.contracts import Policy
-from outrider.core.errors import SettingError
-from outrider.policy.auto import LONGEST_DRAFT
-from outrider.policy.fixed import FixedPolicy
+from outrider.policy.auto import AutoSettings
 
 DEFAULT_CONTEXT_TOKENS = 4096
 _DRAFT_SHARE = 4
@@ -21,27 +19,6 @@ Progress = Callable[[str, float | None], None]
 
 def no_progress(_what: str, _part: float | None) -> None:
     """Ignore progress."""
-
-
-@dataclass(frozen=True, slots=True)
-class AutoSettings:
-    """What the automatic policy may do. Raises SettingError.
-
-    Args:
-        free: ask drafters that call no model.
-        models: ask draft models.
-        draft_max: tokens of the longest draft; 0 switches drafting off.
-        fixed: draft these lengths in any case; costs and acceptance are still learned, to explain them.
-    """
-
-    free: bool = True
-    models: bool = True
-    draft_max: int = LONGEST_DRAFT
-    fixed: FixedPolicy | None = None
-
-    def __post_init__(self) -> None:
-        if self.draft_max < 0:
-            raise SettingError("draft max", f"{self.draft_max} is negative", "Give 0 (off) or more.")
 
 
 @dataclass(frozen=True, slots=True)

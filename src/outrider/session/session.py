@@ -23,7 +23,7 @@ from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY, ESTIMATED
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.drafters.registry import DrafterSettings, build_drafters
+from outrider.drafters.registry import build_drafters
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
 from outrider.engine.tiers.store import KvTiers
 from outrider.models.chat import ChatTemplate
@@ -48,7 +48,7 @@ class Session:
 
     >>> from outrider.backends.fake import FakeModel, FakeVocabulary, scripted_logits
     >>> from outrider.core.params import SamplingParams
-    >>> from outrider.drafters.suffix import SuffixDrafter
+    >>> from outrider.drafters.lookup import SuffixDrafter
     >>> vocabulary = FakeVocabulary("abcdefgh, ")
     >>> target = FakeModel(vocabulary, scripted_logits(vocabulary, "abc, "))
     >>> session = Session(target, [SuffixDrafter()])
@@ -146,7 +146,7 @@ class Session:
             if draft is not None and not isinstance(draft[0], HeadModel):
                 keeping, of_draft = options.keeping.split()
             kv_tiers = open_tiers(target, keeping)
-            drafting = DrafterSettings(
+            drafters = build_drafters(
                 pair.target.name,
                 pair.target.vocabulary,
                 can_rewind=pair.target.rewinding.is_possible,
@@ -156,7 +156,6 @@ class Session:
                 draft=draft,
                 recall=kv_tiers.recall if kv_tiers else lambda _scope: (),
             )
-            drafters = build_drafters(drafting)
             for drafter in drafters:
                 if isinstance(drafter, ModelDrafter) and drafter.longest_text < target.context_length:
                     notify(f"{drafter.model.name} drafts until a text has {drafter.longest_text} tokens")

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from outrider.core.contracts import Drafter
 from outrider.core.data import Completion
 from outrider.core.errors import BackendError, ConstraintError, GrammarError, ModelFileError, PromptError
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import PreferredTokenization
 from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.loaded import LoadedDraft, LoadedTarget

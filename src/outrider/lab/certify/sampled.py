@@ -19,8 +19,8 @@ from outrider.core.contracts import Drafter
 from outrider.core.data import Grammar, Request
 from outrider.core.errors import SettingError
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.lab.certify.decisions import (
     KINDS,
