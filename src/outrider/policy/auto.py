@@ -28,6 +28,7 @@ from outrider.policy.objective import (
     stopping_value,
 )
 from outrider.policy.state import (
+    GAIN_RATE,
     MEAN_CONFIDENCE_RATE,
     Estimator,
     PolicyState,
@@ -333,8 +334,8 @@ class AutoPolicy:
 
     def begin(self, sequence: int, prompt_tokens: int, max_tokens: int | None) -> None:
         """A request starts: what was particular to the last one of the sequence is forgotten."""
-        if last := self._texts.get(sequence):
-            self.state.end_request(last)
+        if (last := self._texts.get(sequence)) and last.model_gain:
+            self.state.usual_gain += GAIN_RATE * (last.model_gain - self.state.usual_gain)
         self._texts[sequence] = self.state.new_request(prompt_tokens, max_tokens)
         self._drafts.pop(sequence, None)
 

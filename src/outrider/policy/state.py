@@ -41,7 +41,7 @@ _RECENT_MEMORY = 0.8  # weight of older offers in how often a lookup was recentl
 _CONFIDENCE_MEMORY = 0.85  # weight of the older tokens in a text's moving average of confidence
 MEAN_CONFIDENCE = 0.82  # over all texts, before any
 MEAN_CONFIDENCE_RATE = 0.01  # weight of a token in it: about the last 100 count
-_GAIN_RATE = 0.2  # weight of an answer in the mean of what the draft model gained
+GAIN_RATE = 0.2  # weight of an answer in the mean of what the draft model gained
 
 
 @dataclass(slots=True)
@@ -188,10 +188,6 @@ class PolicyState:
 
     def new_request(self, prompt_tokens: int, max_tokens: int | None) -> RequestState:
         return RequestState(prompt_tokens, max_tokens or math.inf, self.mean_confidence)
-
-    def end_request(self, text: RequestState) -> None:
-        if text.model_gain:
-            self.usual_gain += _GAIN_RATE * (text.model_gain - self.usual_gain)
 
     def estimator(self, name: str, *, constrained: bool = False) -> Estimator:
         """The acceptance of a drafter's tokens; constrained text, where matches seldom go on, has its own."""
