@@ -144,7 +144,7 @@ def _overview_of_model(settings: ServeSettings, session: Session, pair: Pair) ->
     named = f" as {settings.alias}" if settings.alias else ""
     draft = f"draft {pair.draft_name}" if pair.draft_name else "no draft model"
     names = ", ".join(drafter.name for drafter in engine.drafters) or "nobody"
-    chooses = isinstance(engine.policy, AutoPolicy) and engine.policy.fixed is None
+    chooses = isinstance(engine.policy, AutoPolicy) and engine.policy.settings.fixed is None
     how = "as far as it pays" if chooses else "by fixed lengths"
     return {
         "models": f"target {target.name}{named}, {draft}",

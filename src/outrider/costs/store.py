@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
@@ -77,7 +76,9 @@ def known_costs(
         costs = CallCosts.from_json(data.get("costs"))
         return None if costs.is_estimate else costs
 
-    write = partial(_entry, subject)
+    def write(costs: CallCosts) -> Mapping[str, Any]:
+        return _entry(subject, costs)
+
     return remembered(_place(subject), measure, read=read, write=write, spare_cores=spare_cores, fresh=fresh)
 
 

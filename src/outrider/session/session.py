@@ -334,13 +334,13 @@ def close_model(model: Model) -> None:
 
 def describe_policy(policy: Policy) -> dict[str, Any]:
     """A policy as plain data."""
-    if isinstance(policy, AutoPolicy) and policy.fixed is not None:
-        policy = policy.fixed
+    if isinstance(policy, AutoPolicy) and policy.settings.fixed is not None:
+        policy = policy.settings.fixed
     if isinstance(policy, FixedPolicy):
         return {"kind": "fixed", **asdict(policy)}
     if isinstance(policy, AutoPolicy):
-        names = ("free", "models", "draft_max")
-        return {"kind": "auto", **{name: getattr(policy, name) for name in names}}
+        free, models = policy.settings.free, policy.settings.models
+        return {"kind": "auto", "free": free, "models": models, "draft_max": policy.draft_max}
     return {"kind": type(policy).__name__}
 
 
