@@ -115,7 +115,10 @@ def test_a_draft_with_another_tokenizer_is_refused_before_anything_is_measured(
     monkeypatch.setattr(loaded, "load_weights", lambda *_, **__: pytest.fail("loaded"))
     outcome = check("target.gguf", "draft.gguf", "foreign.gguf")
     assert outcome.status == 2 and outcome.out == ""
-    assert outcome.err.startswith("error: draft tokenizer ") and "lookup needs no draft" in outcome.err
+    assert (
+        outcome.err.startswith("error: draft: the tokenizers do not line up")
+        and "lookup needs no draft" in outcome.err
+    )
 
 
 def test_a_reduced_vocabulary_is_said_to_be_one(check: Call, models: Path, tmp_path: Path) -> None:

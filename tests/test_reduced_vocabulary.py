@@ -48,7 +48,7 @@ def test_a_reduced_vocabulary_lines_up_by_its_map_however_it_cuts() -> None:
     assert found.to_draft.tolist() == [-1, 0, -1, 1, 2, 3]
     assert (found.other_token, found.identical) == (4, False)
     report = found.report
-    assert report.usable and report.is_reduced and report.map_fault is None
+    assert report.is_reduced and not report.fault
     assert (report.common_tokens, report.target_tokens) == (4, 6)
 
 
@@ -121,7 +121,7 @@ def test_a_damaged_map_is_refused(damage: str) -> None:
     assert caught.value.what == "draft small" and "distill" in caught.value.way_out
     assert "is damaged" in caught.value.why
     refused = compare(WHOLE, draft)
-    assert not refused.report.usable and refused.other_token is None
+    assert refused.report.fault and refused.other_token is None
     assert set(refused.to_target.tolist()) == set(refused.to_draft.tolist()) == {-1}
 
 

@@ -226,7 +226,7 @@ def test_a_draft_is_trimmed_measured_and_written(target: Target, tmp_path: Path)
         (("--seconds", "-1"), "small.gguf", "seconds"),
         (("--prompts", "gone.jsonl"), "small.gguf", "gone.jsonl: no such file"),
         ((), "gone.gguf", "gone.gguf: there is no such file"),
-        ((), "foreign.gguf", "draft tokenizer"),
+        ((), "foreign.gguf", "do not line up"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_anyone_waits(

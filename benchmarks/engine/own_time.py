@@ -34,7 +34,7 @@ from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import FREE
 from outrider.core.data import Logits, TopLogits
 from outrider.drafters.model import ModelDrafter
-from outrider.models.vocab import Alignment, AlignmentReport, Cuts, align
+from outrider.models.vocab import Alignment, AlignmentReport, align
 from outrider.sampling.selection import ranked
 
 VOCABULARY_SIZE = 151_936
@@ -125,7 +125,7 @@ def logits_table() -> Logits:
 def identity() -> Alignment:
     ids = np.arange(VOCABULARY_SIZE, dtype=np.int64)
     counts = (VOCABULARY_SIZE,) * 4
-    return Alignment(ids, ids, True, AlignmentReport("instant", "instant", *counts, Cuts(1, 1)))
+    return Alignment(ids, ids, True, AlignmentReport("instant", "instant", *counts))
 
 
 def stand_ins(picks: bool) -> tuple[Engine, tuple[int, ...]]:

@@ -170,18 +170,6 @@ class LoadedDraft:
                 self.feeder.model.truncate(0, 0)
 
 
-def _tokenizer_fault(report: AlignmentReport) -> str | None:
-    """Why the draft's tokenizer does not do for the target; None where it does."""
-    if report.usable:
-        return None
-    if report.map_fault is not None:
-        return report.map_fault
-    kinds = f"the tokenizers do not line up ({report.target_kind}; {report.draft_kind})"
-    if report.common_text_tokens < report.text_tokens:
-        kinds += f": {report.common_text_tokens:,} of {report.text_tokens:,} text tokens agree"
-    return f"{kinds}, and {report.cuts.ratio:.0%} of sample text is cut alike"
-
-
 def pair_row(
     target: str,
     draft: str,
@@ -192,7 +180,7 @@ def pair_row(
     prior: PretrainedCalibration | None = None,
 ) -> PairRow:
     """How two tokenizers line up, and why the draft takes no part if it does not; `prior`: the draft's."""
-    why_not = why_not or _tokenizer_fault(report)
+    why_not = why_not or report.fault or None
     return PairRow(
         target=target,
         draft=draft,
@@ -200,7 +188,7 @@ def pair_row(
         identical=identical,
         common_tokens=report.common_tokens,
         text_ratio=report.text_ratio,
-        cut_ratio=report.cuts.ratio,
+        cut_ratio=report.cut_ratio,
         reduced_from=report.target_tokens if report.is_reduced else None,
         why_not=why_not,
         prior=dict(prior) if prior is not None else None,

@@ -3,10 +3,11 @@ anything is loaded. Whether they cut text alike shows once both are loaded (`voc
 
 from __future__ import annotations
 
+from outrider.core.errors import VocabularyMismatch
 from outrider.models.constants import Keys, TokenType
 from outrider.models.gguf import ModelCard
 from outrider.models.header import fields_of, read_header
-from outrider.models.vocab.alignment import MIN_TEXT_RATIO, too_few_in_common
+from outrider.models.vocab.alignment import MIN_TEXT_RATIO, OTHER_DRAFT, too_few_in_common
 
 _CONTROL = (int(TokenType.CONTROL), int(TokenType.UNUSED))
 
@@ -21,7 +22,8 @@ def check_tokenizers(target: ModelCard, draft: ModelCard) -> None:
     known = set(others)
     num_common = sum(text in known for text in texts)
     if num_common < MIN_TEXT_RATIO * len(texts):
-        raise too_few_in_common(target.tokenizer, draft.tokenizer, num_common, len(texts))
+        why = too_few_in_common(target.tokenizer, draft.tokenizer, num_common, len(texts))
+        raise VocabularyMismatch("draft", why, OTHER_DRAFT)
 
 
 def _tokens(card: ModelCard) -> tuple[list[bytes], list[bytes]]:

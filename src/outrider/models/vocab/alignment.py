@@ -40,18 +40,6 @@ every fifth piece: few drafts of usual length would be accepted whole."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cuts:
-    """How two tokenizers cut the sample texts: pieces of the finer cut, and those in both."""
-
-    common_pieces: int
-    pieces: int
-
-    @property
-    def ratio(self) -> float:
-        return self.common_pieces / self.pieces if self.pieces else 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class AlignmentReport:
     """How far two vocabularies agree. Counts are tokens unless the name says otherwise."""
 
@@ -63,10 +51,11 @@ class AlignmentReport:
     text_tokens: int
     """text tokens of the side that has fewer of them"""
     common_text_tokens: int
-    cuts: Cuts = Cuts(0, 0)
+    cut_ratio: float = 1.0
+    """share of the pieces of sample text that are the same on both sides"""
     is_reduced: bool = False
     """the draft knows a part of some target's tokens, by a map of its own"""
-    map_fault: str | None = None
+    map_fault: str = ""
     """why that map cannot be used for this target"""
 
     @property
@@ -74,9 +63,17 @@ class AlignmentReport:
         return self.common_text_tokens / max(self.text_tokens, 1)
 
     @property
-    def usable(self) -> bool:
-        agrees = self.text_ratio >= MIN_TEXT_RATIO and self.cuts.ratio >= MIN_CUT_RATIO
-        return agrees and self.map_fault is None
+    def fault(self) -> str:
+        """Why the draft's tokenizer does not do for the target; empty where it does."""
+        if self.map_fault:
+            return self.map_fault
+        if self.text_ratio < MIN_TEXT_RATIO:
+            counts = self.common_text_tokens, self.text_tokens
+            return too_few_in_common(self.target_kind, self.draft_kind, *counts)
+        if self.cut_ratio >= MIN_CUT_RATIO:
+            return ""
+        kinds = f"the tokenizers do not line up ({self.target_kind}; {self.draft_kind})"
+        return f"{kinds}: {self.cut_ratio:.0%} of sample text is cut alike ({MIN_CUT_RATIO:.0%} are needed)"
 
 
 @dataclass(frozen=True)
@@ -204,7 +201,8 @@ _SAMPLES = (
 )
 
 
-def _compare_cuts(target: Vocabulary, draft: Vocabulary) -> Cuts:
+def _compare_cuts(target: Vocabulary, draft: Vocabulary) -> float:
+    """The share of the finer cut's pieces that are in both."""
 
     def pieces(vocabulary: Vocabulary, text: str) -> Iterator[tuple[int, bytes]]:
         """With the distance in bytes from the text's end: some tokenizers put a blank before its begin."""
@@ -219,7 +217,7 @@ def _compare_cuts(target: Vocabulary, draft: Vocabulary) -> Cuts:
         ours, theirs = set(pieces(target, text)), set(pieces(draft, text))
         common += len(ours & theirs)
         total += max(len(ours), len(theirs))
-    return Cuts(common, total)
+    return common / total if total else 1.0
 
 
 def tokenizer_id(vocabulary: Vocabulary) -> str:
@@ -238,7 +236,7 @@ def tokenizer_id(vocabulary: Vocabulary) -> str:
 # Is the map right that a draft with a reduced vocabulary brings along?
 
 
-def _fault_of(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
+def _fault_of(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str:
     if part.target_tokenizer and part.target_tokenizer != tokenizer_id(target):
         why = "its reduced vocabulary was made for another tokenizer than the target's"
         return f"{why}, {target.kind}"
@@ -252,7 +250,7 @@ def _fault_of(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> 
         and all(map(draft.is_control, unknown))
         and all(_traits(draft, i) == _traits(target, j) for i, j in enumerate(ids.tolist()) if j >= 0)
     )
-    return None if is_sound else "the map of its reduced vocabulary is damaged"
+    return "" if is_sound else "the map of its reduced vocabulary is damaged"
 
 
 def _traits(vocabulary: Vocabulary, token: int) -> tuple[bytes, bool, bool]:
@@ -267,39 +265,21 @@ def align(target: Vocabulary, draft: Vocabulary) -> Alignment:
     too few text tokens are common (`MIN_TEXT_RATIO`) or the tokenizers cut text into other pieces
     (`MIN_CUT_RATIO`), or when the map of a reduced vocabulary was made for another target or is damaged."""
     alignment = compare(target, draft)
-    report = alignment.report
-    if report.usable:
-        return alignment
-    if draft.part_of is not None and report.map_fault is not None:
-        raise VocabularyMismatch(f"draft {draft.part_of.name}", report.map_fault, _MAKE_ONE)
-    kinds, common, total = (target.kind, draft.kind), report.common_text_tokens, report.text_tokens
-    if report.text_ratio < MIN_TEXT_RATIO:
-        raise too_few_in_common(*kinds, common, total)
-    cuts = report.cuts
-    why = (
-        f"they have {common:,} of {total:,} text tokens in common, but cut only {cuts.common_pieces} of "
-        f"{cuts.pieces} pieces of sample text alike ({cuts.ratio:.0%}; {MIN_CUT_RATIO:.0%} are needed)"
-    )
-    raise VocabularyMismatch(_for_target(*kinds), why, _OTHER_DRAFT)
+    if fault := alignment.report.fault:
+        what = f"draft {draft.part_of.name}" if draft.part_of else "draft"
+        raise VocabularyMismatch(what, fault, _MAKE_ONE if alignment.report.map_fault else OTHER_DRAFT)
+    return alignment
 
 
 _MAKE_ONE = "Use a draft that was made for this target (`outrider distill` makes one), or fetch it again."
-_OTHER_DRAFT = "Use a draft of the target's own family, or none: lookup needs no draft."
+OTHER_DRAFT = "Use a draft of the target's own family, or none: lookup needs no draft."
 
 
-def _for_target(target_kind: str, draft_kind: str) -> str:
-    return f"draft tokenizer {draft_kind} for target tokenizer {target_kind}"
-
-
-def too_few_in_common(
-    target_kind: str, draft_kind: str, num_common: int, num_texts: int
-) -> VocabularyMismatch:
-    """The error for a pair that has so many of `num_texts` text tokens in common."""
-    why = (
-        f"they have {num_common:,} of {num_texts:,} text tokens in common "
-        f"({num_common / max(num_texts, 1):.1%}; {MIN_TEXT_RATIO:.0%} are needed)"
-    )
-    return VocabularyMismatch(_for_target(target_kind, draft_kind), why, _OTHER_DRAFT)
+def too_few_in_common(target_kind: str, draft_kind: str, num_common: int, num_texts: int) -> str:
+    """Why a pair does not do that has so many of `num_texts` text tokens in common."""
+    share = f"{num_common / max(num_texts, 1):.1%}; {MIN_TEXT_RATIO:.0%} are needed"
+    agree = f"{num_common:,} of {num_texts:,} text tokens agree ({share})"
+    return f"the tokenizers do not line up ({target_kind}; {draft_kind}): {agree}"
 
 
 def compare(target: Vocabulary, draft: Vocabulary) -> Alignment:
@@ -308,46 +288,32 @@ def compare(target: Vocabulary, draft: Vocabulary) -> Alignment:
     if part is not None and part != target.part_of:
         return _compare_by_map(target, draft, part)
     target_names, draft_names = _names(target), _names(draft)
-    to_target = _match(draft_names, target_names)
-    to_target[_unlike(target, draft, draft_names, to_target)] = -1
-    to_draft = _inverse(to_target, target.size)
-    report = _report(
-        target,
-        draft,
-        draft_names,
-        to_target,
-        text_tokens=min(_count_text(target_names), _count_text(draft_names)),
-        cuts=_compare_cuts(target, draft),
-    )
-    identical = np.array_equal(to_target, np.arange(target.size))
-    return Alignment(_frozen(to_target), _frozen(to_draft), identical, report)
+    ids = _match(draft_names, target_names)
+    ids[_unlike(target, draft, draft_names, ids)] = -1
+    text_tokens = min(_count_text(target_names), _count_text(draft_names))
+    report = _report(target, draft, draft_names, ids, text_tokens, cut_ratio=_compare_cuts(target, draft))
+    identical = np.array_equal(ids, np.arange(target.size))
+    return Alignment(_frozen(ids), _frozen(_inverse(ids, target.size)), identical, report)
 
 
 def _compare_by_map(target: Vocabulary, draft: Vocabulary, part: PartOf) -> Alignment:
     """Line up a draft by its own map; nothing is mapped where that cannot be used."""
-    ids = np.asarray(part.target_tokens, dtype=np.int64)
-    fault = _fault_of(target, draft, part, ids)
-    if fault is not None:
+    ids, names = np.asarray(part.target_tokens, dtype=np.int64), _names(draft)
+    if fault := _fault_of(target, draft, part, ids):
         ids = np.full(draft.size, -1, dtype=np.int64)
-    report = _report(target, draft, _names(draft), ids, is_reduced=True, map_fault=fault)
-    other = part.other_token if fault is None else None
-    to_draft = _frozen(_inverse(ids, target.size))
+    report = _report(target, draft, names, ids, _count_text(names), is_reduced=True, map_fault=fault)
+    other = None if fault else part.other_token
     pieces = Pieces(target, draft) if part.reads_pieces and other is not None else None
+    to_draft = _frozen(_inverse(ids, target.size))
     return Alignment(_frozen(ids), to_draft, False, report, other, max(part.window, 0), pieces)
 
 
 def _report(
-    target: Vocabulary, draft: Vocabulary, draft_names: list[_Name], to_target: Ids, **more: Any
+    target: Vocabulary, draft: Vocabulary, names: list[_Name], ids: Ids, text_tokens: int, **more: Any
 ) -> AlignmentReport:
-    mapped = np.flatnonzero(to_target >= 0)
-    return AlignmentReport(
-        target_kind=target.kind,
-        draft_kind=draft.kind,
-        target_tokens=target.size,
-        common_tokens=len(mapped),
-        common_text_tokens=_count_text([draft_names[i] for i in mapped]),
-        **({"text_tokens": _count_text(draft_names)} | more),
-    )
+    common = [names[i] for i in np.flatnonzero(ids >= 0)]
+    counts = target.size, len(common), text_tokens, _count_text(common)
+    return AlignmentReport(target.kind, draft.kind, *counts, **more)
 
 
 def _frozen(ids: Ids) -> Ids:
