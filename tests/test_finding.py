@@ -24,7 +24,7 @@ from outrider.models.hub import HubOptions
 from outrider.models.reference import choose_file
 from outrider.policy.fixed import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions, loading
-from outrider.session.loading import listed, load_draft, resolve_models
+from outrider.session.loading import load_draft, resolve_models
 from tiny_gguf import MERGES, write_tiny
 
 Make = Callable[..., Path]
@@ -54,7 +54,7 @@ def make(tmp_path: Path) -> Make:
 
 
 def names(target: Path, hub: HubOptions) -> list[str]:
-    return [found.card.path.stem for found in find_drafts(read_card(target), hub).drafts]
+    return [card.path.stem for card in find_drafts(read_card(target), hub).drafts]
 
 
 def loaded(target: Path, hub: HubOptions) -> tuple[str | None, tuple[str, ...]]:
@@ -82,7 +82,7 @@ def test_smaller_files_with_the_same_tokenizer_are_found_and_no_others(make: Mak
     assert found[0] == "target.draft"  # made for it, as its name says
     assert set(found[1:]) == {"tenth", "cached", "deeper", "least", "half", "split-00001-of-00003"}
     assert found.index("cached") < found.index("half")  # nearer to a tenth
-    places = {draft.card.path.stem: draft.place for draft in find_drafts(read_card(target), hub).drafts}
+    places = {Path(file.reference).stem: file.place for file in find_drafts(read_card(target), hub).files}
     assert (places["cached"], places["half"]) == ("in the hub's cache", "beside the target")
 
 
@@ -96,8 +96,8 @@ def test_what_is_alike_in_name_comes_first(make: Make, hub: HubOptions) -> None:
 def test_of_a_target_in_the_cache_its_own_repository_is_named(make: Make, hub: HubOptions) -> None:
     target = make("target", layers=60, repository="a/b")
     make("folder/small", layers=4, repository="a/b")
-    [found] = find_drafts(read_card(target), hub).drafts
-    assert (found.card.path.stem, found.place) == ("small", "in its hub repository")
+    [found] = find_drafts(read_card(target), hub).files
+    assert (Path(found.reference).stem, found.place) == ("small", "in its hub repository")
 
 
 def test_links_are_followed_once_and_never_round_in_circles(make: Make, hub: HubOptions) -> None:
@@ -141,11 +141,11 @@ def test_a_sidecar_that_is_broken_is_named_and_other_broken_files_are_not(
     target = make("target", layers=40)
     for name in ("target-draft.gguf", "other.gguf"):
         (target.parent / name).write_bytes(b"GGUF and nothing more")
-    found = find_drafts(read_card(target), hub)
-    assert [Path(error.what).name for error in found.broken] == ["target-draft.gguf"]
+    [found] = find_drafts(read_card(target), hub).files
+    assert Path(found.reference).name == "target-draft.gguf"
     draft, notices = loaded(target, hub)
     assert draft is None
-    assert any("skips target-draft.gguf: " in line for line in notices)
+    assert any("target-draft.gguf (beside the target): " in line for line in notices)
 
 
 def test_heads_beside_the_target_are_named_with_why_they_are_not_used(make: Make, hub: HubOptions) -> None:
@@ -156,8 +156,8 @@ def test_heads_beside_the_target_are_named_with_why_they_are_not_used(make: Make
     make("x", repository="a/b")
     write_heads(target.parents[1] / "hub/models--a--b/snapshots/abc/mtp-x.gguf", "eagle3")
     found = find_drafts(read_card(target), hub)
-    assert found.drafts[0].card.path.stem == "x" and len(found.drafts) == 1
-    assert {head.card.kind for head in found.heads} == {"mtp", "eagle3", "dflash"} and len(found.heads) == 3
+    assert [card.path.stem for card in found.drafts] == ["x"]
+    assert len(found.files) == 4 and all(file.note for file in found.files[1:])
     _, notices = loaded(target, hub)
     for why in (
         "made for a model of kind qwen35",
@@ -213,18 +213,18 @@ def test_sidecars_of_the_targets_repository_are_named_and_not_downloaded(tmp_pat
         options = HubOptions(cache_dir=tmp_path / "hub", endpoint=server.endpoint)
         named = resolve_models("hf:owner/repo", AUTO_DRAFT, options)
         assert named.found is not None
-        assert {reference.removeprefix("hf:owner/repo/") for reference in named.found.on_hub} == {
+        assert {file.reference.removeprefix("hf:owner/repo/") for file in named.found.files} == {
             "m-draft-Q8_0.gguf",
             "mtp/mtp-m.gguf",
             "m-eagle3-00001-of-00002.gguf",
         }
         assert {asked.path.rsplit("/", 1)[-1] for asked in server.downloads()} == {"m-Q4_K_M.gguf"}
-        lines = [str(file) for file in listed(named.target, named.found)]
+        lines = list(map(str, named.found.files))
         assert "hf:owner/repo/m-draft-Q8_0.gguf (in its hub repository, not downloaded)" in lines
         assert sum("by its name it holds" in line for line in lines) == 2
         server.status = 503  # what is here is enough
         again = resolve_models("hf:owner/repo", AUTO_DRAFT, options)
-        assert again.found is not None and again.found.on_hub == ()
+        assert again.found is not None and again.found.files == ()
 
 
 def test_a_quantization_of_a_target_that_is_named_after_its_heads_is_no_sidecar(
@@ -234,7 +234,7 @@ def test_a_quantization_of_a_target_that_is_named_after_its_heads_is_no_sidecar(
     with serve({"owner/repo": Repository(files)}) as server:
         options = HubOptions(cache_dir=tmp_path / "hub", endpoint=server.endpoint)
         found = resolve_models("hf:owner/repo", AUTO_DRAFT, options).found
-    assert found is not None and found.on_hub == ()
+    assert found is not None and found.files == ()
 
 
 # What a session takes

@@ -27,15 +27,13 @@ from outrider.core.numbers import (
 from outrider.lab.check import CheckRequest, DraftReport, Outcome, Report, Verdict
 from outrider.lab.check import check as check_pair
 from outrider.lab.loaded import Loader
-from outrider.lab.models import ModelFacts, ModelFile, find_model, find_models, own_head
+from outrider.lab.models import ModelFacts, find_model, find_models, own_head
 from outrider.lab.rows import PairRow
 from outrider.lab.workloads import BUILT_IN, load_workload
 from outrider.models.embedded import embedded_draft
 from outrider.models.finding import find_drafts
 from outrider.models.gguf import HEADS
-from outrider.models.hub import HubOptions
 from outrider.models.reference import DEFAULT, DEFAULT_DRAFT
-from outrider.session.loading import FoundFile, listed, of_draft, why_no_head
 
 
 def check(settings: CheckSettings) -> int:
@@ -62,7 +60,8 @@ def _asking(settings: CheckSettings) -> CheckRequest:
     if not references and settings.target == DEFAULT:
         references = [DEFAULT_DRAFT] if embedded_draft() is not None else []
     elif not references:
-        references, found = _drafts_here(settings.target, target, hub)
+        here = find_drafts(target.card, hub, settings.target)
+        references, found = [str(card.path) for card in here.drafts[:_MAX_FOUND]], here.files
     options = load_options(settings)
     heads = [head] if options.heads and (head := own_head(target)) else []
     return CheckRequest(
@@ -73,17 +72,6 @@ def _asking(settings: CheckSettings) -> CheckRequest:
         loader=Loader(options, load_options(settings, draft=True), hub, settings.ctx_size),
         seconds=settings.seconds,
     )
-
-
-def _drafts_here(
-    reference: str, target: ModelFile, hub: HubOptions
-) -> tuple[list[str], tuple[FoundFile, ...]]:
-    found = find_drafts(target.card, hub, reference)
-    heads = [head for head in found.heads if not why_no_head(head.card, target.card)]
-    drafts = [of_draft(draft) for draft in (*heads, *found.drafts)]
-    here = {file.reference for file in drafts}
-    others = [file for file in listed(target.card, found) if file.reference not in here]
-    return [file.reference for file in drafts[:_MAX_FOUND]], (*drafts, *others)
 
 
 # A check as people read it.

@@ -15,8 +15,10 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from outrider.core.errors import HubError, ModelFileError
+from outrider.core.numbers import gigabytes
 from outrider.models.embedded import embedded_draft
-from outrider.models.gguf import ModelCard, read_card
+from outrider.models.gguf import HEADS, ModelCard, read_card
+from outrider.models.heads import why_no_head
 from outrider.models.hub import HubOptions, list_files
 from outrider.models.reference import (
     is_companion,
@@ -41,51 +43,71 @@ _SAME_TOKENS = 0.95
 """Vocabularies of one tokenizer begin with the same tokens; control tokens and padding at the end differ."""
 
 _BESIDE, _OWN, _CACHED = "beside the target", "in its hub repository", "in the hub's cache"
-_EMBEDDED = "comes with Outrider"
+_EMBEDDED, _ON_HUB = "comes with Outrider", "in its hub repository, not downloaded"
 
 
 @dataclass(frozen=True, slots=True)
-class FoundDraft:
-    """A file here that may draft for a target. `share`: the bytes that a token reads of it, in parts of the
-    target's; `place`: where it lies, in words."""
+class FoundFile:
+    """A file that could draft for a target.
 
-    card: ModelCard
-    share: float
+    Args:
+        reference: What to give to `-md`.
+        place: Where it was found.
+        share: Bytes that a token reads of it, relative to the target's.
+    """
+
+    reference: str
     place: str
+    file_bytes: int | None = None
+    share: float | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        name = self.reference if self.reference.startswith("hf:") else PurePosixPath(self.reference).name
+        size = [] if self.file_bytes is None else [gigabytes(self.file_bytes)]
+        share = [] if self.share is None else [f"{self.share:.2f} of what the target reads for a token"]
+        words = f"{name} ({', '.join([*size, *share, self.place])})"
+        return f"{words}: {self.note}" if self.note else words
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search came to. `drafts` are models, best first; `heads` draft from the target's hidden states;
-    `on_hub` are not downloaded; `broken` draft by their name and cannot be read, with the reason."""
+    """What a search came to: the cards of `drafts` that are here, the best first, and all `files`: first
+    theirs, then those that cannot be used, with the reason, and those that are not downloaded."""
 
-    drafts: tuple[FoundDraft, ...] = ()
-    heads: tuple[FoundDraft, ...] = ()
-    on_hub: tuple[str, ...] = ()
-    broken: tuple[ModelFileError, ...] = ()
+    drafts: tuple[ModelCard, ...] = ()
+    files: tuple[FoundFile, ...] = ()
 
 
 def find_drafts(target: ModelCard, hub: HubOptions, reference: str = "") -> Found:
-    """All that could draft for a target. Of a `reference` to the hub the files of its repository are listed,
-    too, where the hub or its cache answers."""
+    """All that could draft for a target, heads before models. Of a `reference` to the hub the files of its
+    repository are listed, too, where the hub or its cache answers."""
     parents = Path(os.path.abspath(target.path)).parents
     snapshot = next((folder for folder in parents if folder.parent.name == "snapshots"), None)
-    drafts, heads, broken = list[FoundDraft](), list[FoundDraft](), list[ModelFileError]()
+    heads, drafts = list[tuple[ModelCard, FoundFile]](), list[tuple[ModelCard, FoundFile]]()
+    others: list[FoundFile] = []
     tokens = _tokens_of(target)
     for path, place in _files(target, hub, snapshot):
         is_beside = place in (_BESIDE, _OWN)
         try:
             card = read_card(path)
         except ModelFileError as error:  # damaged, or no language model
-            broken += [error] if is_beside and is_sidecar(path.name) else []
+            is_named = is_beside and is_sidecar(path.name)
+            others += [FoundFile(str(path), place, note=error.why)] if is_named else []
             continue
-        draft = FoundDraft(card, card.bytes_per_token / max(target.bytes_per_token, 1), place)
+        share = card.bytes_per_token / max(target.bytes_per_token, 1)
         if card.kind != "model":
-            heads += [draft] if is_beside else []
-        elif draft.share <= MAX_SHARE and _may_line_up(target, tokens, card):
-            drafts.append(draft)
-    drafts.sort(key=lambda draft: _rank(target, draft))
-    return Found(tuple(drafts), tuple(heads), tuple(_on_hub(target, hub, snapshot, reference)), tuple(broken))
+            if is_beside and (why_not := why_no_head(card, target)):
+                others.append(FoundFile(str(path), place, card.file_bytes, note=why_not))
+            elif is_beside:
+                note = f"it holds {HEADS[card.kind]}"
+                heads.append((card, FoundFile(str(path), place, card.file_bytes, share, note)))
+        elif share <= MAX_SHARE and _may_line_up(target, tokens, card):
+            drafts.append((card, FoundFile(str(path), place, card.file_bytes, share)))
+    drafts.sort(key=lambda draft: _rank(target, draft[1]))
+    here = [*heads, *drafts]
+    others += _on_hub(target, hub, snapshot, reference)
+    return Found(tuple(card for card, _ in here), (*(file for _, file in here), *others))
 
 
 def _files(target: ModelCard, hub: HubOptions, snapshot: Path | None) -> Iterator[tuple[Path, str]]:
@@ -116,17 +138,18 @@ def _may_line_up(target: ModelCard, tokens: bytes, draft: ModelCard) -> bool:
     return _same_beginning(tokens, _tokens_of(draft)) >= _SAME_TOKENS
 
 
-def _rank(target: ModelCard, draft: FoundDraft) -> tuple[bool, float]:
+def _rank(target: ModelCard, draft: FoundFile) -> tuple[bool, float]:
     """Those made for the target first, then by share and name."""
-    is_made_for_it = draft.place in (_BESIDE, _OWN) and is_sidecar(draft.card.path.name)
-    distance = math.log(max(draft.share, 1e-6) / _USUAL_SHARE)
+    name = PurePosixPath(draft.reference).name
+    is_made_for_it = draft.place in (_BESIDE, _OWN) and is_sidecar(name)
+    distance = math.log(max(draft.share or 0.0, 1e-6) / _USUAL_SHARE)
     if distance > 0:
         distance *= _TOO_LARGE
-    missing = set(_stem(target.path.name).split()) - set(_stem(draft.card.path.name).split())
+    missing = set(_stem(target.path.name).split()) - set(_stem(name).split())
     return not is_made_for_it, abs(distance) + _STRANGER * len(missing)
 
 
-def _on_hub(target: ModelCard, hub: HubOptions, snapshot: Path | None, reference: str) -> Iterator[str]:
+def _on_hub(target: ModelCard, hub: HubOptions, snapshot: Path | None, reference: str) -> Iterator[FoundFile]:
     """Files of the target's repository that draft for it by their name, and are not here."""
     try:
         repository = repository_of(reference)
@@ -138,7 +161,10 @@ def _on_hub(target: ModelCard, hub: HubOptions, snapshot: Path | None, reference
         file = PurePosixPath(name).name
         is_other = file not in here and _stem(file) != _stem(target.path.name)
         if is_sidecar(file) and is_other and shard_names(file)[0] == file:
-            yield f"hf:{repository}/{name}"
+            words = file.lower().replace("dspark", "dflash")
+            kind = next((kind for kind in HEADS if kind in words), None)
+            note = f"by its name it holds {HEADS[kind]}" if kind else ""
+            yield FoundFile(f"hf:{repository}/{name}", _ON_HUB, note=note)
 
 
 def _stem(name: str) -> str:

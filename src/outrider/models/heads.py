@@ -56,6 +56,15 @@ def read_head(head: ModelCard, target: ModelCard) -> HeadFile:
     return HeadFile(head.path, head.kind, layers)
 
 
+def why_no_head(head: ModelCard, target: ModelCard) -> str:
+    """Why a file of heads does not belong to this target; empty if it does."""
+    try:
+        read_head(head, target)
+    except ModelFileError as error:
+        return error.why
+    return ""
+
+
 def _trunk(card: ModelCard) -> tuple[str, int, int]:
     return card.architecture, (card.block_count or 0) - card.mtp_layers, card.embedding_length or 0
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
 
 from outrider.backends.gguf.guard import check_build, check_head
 from outrider.backends.gguf.head_model import HeadWeights
@@ -19,9 +18,8 @@ from outrider.backends.gguf.options import ALL_LAYERS, LoadOptions
 from outrider.backends.tuning.options import choose_options
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, OutriderError, VocabularyMismatch
 from outrider.core.notices import notify
-from outrider.core.numbers import gigabytes
 from outrider.models.chat import ChatTemplate
-from outrider.models.finding import AUTO_DRAFT, Found, FoundDraft, find_drafts
+from outrider.models.finding import AUTO_DRAFT, Found, FoundFile, find_drafts
 from outrider.models.gguf import HEADS, ModelCard, check_whole, read_card
 from outrider.models.heads import read_head
 from outrider.models.hub import HubOptions
@@ -302,89 +300,26 @@ def load_found(
     if not target.rewinding.is_possible:
         notify(f"-md auto: {target.name} cannot take rejected drafts back, so no draft is loaded")
         return None
-    heads = [head for head in found.heads if not why_no_head(head.card, named.target)]
-    files = {draft.card.path: of_draft(draft) for draft in (*heads, *found.drafts)}
     taken, measure = None, opening is not None and opening.measure
-    for draft in (*heads, *found.drafts)[:_MAX_TRIED]:
+    for card in found.drafts[:_MAX_TRIED]:
         if taken is not None:
             break
         try:
             if opening is not None:
-                Room(named.target, draft.card, target.options, options, opening).check()
-            taken = load_named(target, named.target, draft.card, options, progress, measure=measure)
+                Room(named.target, card, target.options, options, opening).check()
+            taken = load_named(target, named.target, card, options, progress, measure=measure)
         except (BackendCrash, ModelFileError, OutOfMemory, VocabularyMismatch) as error:
-            notify(f"-md auto skips {draft.card.path.name}: {error.why}")
-    if taken is None:
-        notify(_nothing_found(named.target, found))
-    else:
-        notify(_taken(files[taken.card.path], [f for path, f in files.items() if path != taken.card.path]))
-    said = {str(path) for path in files}
-    notify(*(str(file) for file in listed(named.target, found) if file.reference not in said))
-    notify(*(f"-md auto skips {Path(error.what).name}: {error.why}" for error in found.broken))
+            notify(f"-md auto skips {card.path.name}: {error.why}")
+    here, others = found.files[: len(found.drafts)], found.files[len(found.drafts) :]
+    notify(
+        _nothing_found(named.target, found) if taken is None else _taken(taken.card, here), *map(str, others)
+    )
     return taken
 
 
-# What was found
-
-
-@dataclass(frozen=True, slots=True)
-class FoundFile:
-    """A file that could draft for a target.
-
-    Args:
-        reference: What to give to `-md`.
-        place: Where it was found.
-        share: Bytes that a token reads of it, relative to the target's.
-    """
-
-    reference: str
-    place: str
-    file_bytes: int | None = None
-    share: float | None = None
-    note: str = ""
-
-    def __str__(self) -> str:
-        name = self.reference if self.reference.startswith("hf:") else PurePosixPath(self.reference).name
-        size = [] if self.file_bytes is None else [gigabytes(self.file_bytes)]
-        share = [] if self.share is None else [f"{self.share:.2f} of what the target reads for a token"]
-        words = f"{name} ({', '.join([*size, *share, self.place])})"
-        return f"{words}: {self.note}" if self.note else words
-
-
-_ON_HUB = "in its hub repository, not downloaded"
-
-
-def listed(target: ModelCard, found: Found) -> list[FoundFile]:
-    """Everything but the draft models here: heads, and files on the hub."""
-    files = []
-    for head in found.heads:
-        note = why_no_head(head.card, target) or f"it holds {HEADS[head.card.kind]}, which -md takes"
-        files.append(FoundFile(str(head.card.path), head.place, head.card.file_bytes, note=note))
-    for file in found.on_hub:
-        words = file.rsplit("/", 1)[-1].lower().replace("dspark", "dflash")
-        kind = next((kind for kind in HEADS if kind in words), None)
-        note = f"by its name it holds {HEADS[kind]}" if kind else ""
-        files.append(FoundFile(file, _ON_HUB, note=note))
-    return files
-
-
-def of_draft(draft: FoundDraft) -> FoundFile:
-    """A draft that is here."""
-    card = draft.card
-    note = f"it holds {HEADS[card.kind]}" if card.kind in HEADS else ""
-    return FoundFile(str(card.path), draft.place, card.file_bytes, draft.share, note)
-
-
-def why_no_head(head: ModelCard, target: ModelCard) -> str:
-    """Why a file of heads does not belong to this target; empty if it does."""
-    try:
-        read_head(head, target)
-    except ModelFileError as error:
-        return error.why
-    return ""
-
-
-def _taken(file: FoundFile, others: Sequence[FoundFile]) -> str:
+def _taken(card: ModelCard, here: Sequence[FoundFile]) -> str:
+    [file] = [file for file in here if file.reference == str(card.path)]
+    others = [other for other in here if other is not file]
     known = "" if file.note else ": `outrider check` says whether it pays"
     named = ", ".join(map(str, others[:_MAX_NAMED]))
     more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""

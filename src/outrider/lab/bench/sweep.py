@@ -28,7 +28,7 @@ from outrider.lab.prompts import Workload
 from outrider.lab.rows import DoneRow, HeadRow, ModelRow, SkippedRow
 from outrider.lab.subject import Progress, Subject
 from outrider.models.gguf import HEADS, check_whole
-from outrider.session.loading import why_no_head
+from outrider.models.heads import why_no_head
 
 Elsewhere = Callable[["Sweep", Sequence[ModelFile], Sequence[ModelFile]], None]
 """Does the work on a sweep's targets with its drafts."""
