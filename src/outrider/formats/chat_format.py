@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from outrider.core.contracts import Vocabulary
@@ -57,30 +57,26 @@ class ToolSupport(NamedTuple):
     reasoning: str = "reasoning_content"
 
 
+@dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """What `format_of` found out about a model.
+    """What `format_of` found out about a model. The prompt that methods take is the rendered conversation: it
+    tells whether the answer begins inside the model's reasoning."""
 
-    `visible` are the control tokens whose spelling a reader has to see. The prompt that methods take is
-    the rendered conversation: it tells whether the answer begins inside the model's reasoning.
-    """
+    _syntax: CallSyntax | Harmony
+    _control: Mapping[str, int]
+    _markers: ReasoningMarkers
+    reasons: bool
+    """whether its template knows of reasoning"""
+    _support: ToolSupport
 
-    def __init__(
-        self,
-        syntax: CallSyntax | Harmony,
-        control: Mapping[str, int],
-        markers: ReasoningMarkers,
-        *,
-        reasons: bool,
-        support: ToolSupport,
-    ) -> None:
-        self.name = syntax.name
-        self.visible = tuple(control.values())
-        self._syntax = syntax
-        self._control = control
-        self._markers = markers
-        self.reasons = reasons
-        """whether its template knows of reasoning"""
-        self._support = support
+    @property
+    def name(self) -> str:
+        return self._syntax.name
+
+    @property
+    def visible(self) -> tuple[int, ...]:
+        """The control tokens whose spelling a reader has to see."""
+        return tuple(self._control.values())
 
     def conversation(
         self,
@@ -200,9 +196,8 @@ def format_of(template: ChatTemplate | None, vocabulary: Vocabulary) -> ChatForm
     reasoning = mentioned[-1] if mentioned else _REASONING[0]
     markers = (*syntax.markers, *reasoning)
     control = {marker: token for marker in markers if (token := _control(marker, vocabulary)) is not None}
-    return ChatFormat(
-        syntax, control, reasoning, reasons=bool(mentioned) or isinstance(syntax, Harmony), support=support
-    )
+    reasons = bool(mentioned) or isinstance(syntax, Harmony)
+    return ChatFormat(syntax, control, reasoning, reasons, support)
 
 
 def _control(marker: str, vocabulary: Vocabulary) -> int | None:

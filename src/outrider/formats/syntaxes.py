@@ -276,21 +276,18 @@ _MAX_UNNAMED = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Tagged(CallSyntax):
-    """A name, `after_name`, and for each parameter `key`, its name, `after_key`, `before_value`, its value
-    and `after_value`. A value of type string is text as it is; other values are JSON. One that may be
-    either is text, and JSON where it can be read so."""
+    """A name, `after_name`, and parameters; `frame` is before the name of each, between it and the value, and
+    after that. A value of type string is text as it is; other values are JSON. One that may be either is
+    text, and JSON where it can be read so."""
 
+    frame: tuple[str, str, str]
     after_name: str = ""
-    key: str = ""
-    after_key: str = ""
-    before_value: str = ""
-    after_value: str = ""
 
     def _inside(self, call: Call, number: int) -> str:
         del number
+        before, between, after = self.frame
         return f"{call.name}{self.after_name}" + "".join(
-            f"{self.key}{name}{self.after_key}{self.before_value}{_as_text(given)}{self.after_value}"
-            for name, given in call.arguments.items()
+            f"{before}{name}{between}{_as_text(given)}{after}" for name, given in call.arguments.items()
         )
 
     def _rule(self, rules: Rules, tool: ToolSpec) -> str:
@@ -306,15 +303,15 @@ class Tagged(CallSyntax):
         return " ".join([*parts, rules.marker(self.closer)])
 
     def _key(self, rules: Rules, name: str) -> str:
-        return f"{rules.marker(self.key)} {name} {rules.marker(self.after_key + self.before_value)}"
+        return f"{rules.marker(self.frame[0])} {name} {rules.marker(self.frame[1])}"
 
     def _value(self, rules: Rules, tool: ToolSpec, one: Parameter) -> str:
         """A value and what follows it."""
         if "string" not in one.types:
-            return f"{rules.value(tool, one.schema, one.name)} {rules.marker(self.after_value)}"
+            return f"{rules.value(tool, one.schema, one.name)} {rules.marker(self.frame[2])}"
         if one.values:
             texts = [json.dumps(_as_text(value)) for value in one.values]
-            return f"{rules.choice(texts)} {rules.marker(self.after_value)}"
+            return f"{rules.choice(texts)} {rules.marker(self.frame[2])}"
         pattern, left_out = text_pattern(one.schema, one.types)
         rules.leave_out(tool, one.name, left_out)
         before, tag, after = self._end
@@ -324,8 +321,8 @@ class Tagged(CallSyntax):
     @property
     def _end(self) -> tuple[str, str, str]:
         """The white space before the tag that ends a value, the tag, and the white space after it."""
-        tag = self.after_value.strip()
-        before, _, after = self.after_value.partition(tag)
+        tag = self.frame[2].strip()
+        before, _, after = self.frame[2].partition(tag)
         return before, tag, after
 
     def types(self, tool: ToolSpec) -> Mapping[str, Set[str]]:
@@ -334,12 +331,13 @@ class Tagged(CallSyntax):
     @cached_property
     def _parts(self) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
         """A name, a parameter up to its value, and the end of a call."""
-        ends = re.escape(self.key[0] + self.closer[0])
+        opener, between, _ = self.frame
+        ends = re.escape(opener[0] + self.closer[0])
         named = rf"(?P<name>[^\s{ends}]+)(?=[\s{ends}])"
         if end := self.after_name.strip():
             named = rf"(?P<name>.+?){_pattern(end)}"
-        value = _pattern(self.before_value.removesuffix("\n")) + "\n?" * self.before_value.endswith("\n")
-        key = rf"\s*{_pattern(self.key)}(?P<key>.*?){_pattern(self.after_key)}{value}"
+        value = _pattern(between.removesuffix("\n")) + "\n?" * between.endswith("\n")
+        key = rf"\s*{_pattern(opener)}(?P<key>.*?){value}"
         patterns = (named, key, rf"\s*{_pattern(self.closer)}")
         before, parameter, closer = (re.compile(pattern, re.DOTALL) for pattern in patterns)
         return before, parameter, closer
@@ -461,10 +459,7 @@ SYNTAXES: tuple[CallSyntax, ...] = (
         name="qwen3-coder",
         opener="<tool_call>\n<function=",
         after_name=">\n",
-        key="<parameter=",
-        after_key=">",
-        before_value="\n",
-        after_value="\n</parameter>\n",
+        frame=("<parameter=", ">\n", "\n</parameter>\n"),
         closer="</function>\n</tool_call>",
         separator="\n",
     ),
@@ -472,9 +467,7 @@ SYNTAXES: tuple[CallSyntax, ...] = (
         name="seed-oss",
         opener="<seed:tool_call>\n<function=",
         after_name=">\n",
-        key="<parameter=",
-        after_key=">",
-        after_value="</parameter>\n",
+        frame=("<parameter=", ">", "</parameter>\n"),
         closer="</function>\n</seed:tool_call>",
         separator="\n",
     ),
@@ -483,18 +476,14 @@ SYNTAXES: tuple[CallSyntax, ...] = (
         section=("<minimax:tool_call>\n", "</minimax:tool_call>"),
         opener='<invoke name="',
         after_name='">\n',
-        key='<parameter name="',
-        after_key='">',
-        after_value="</parameter>\n",
+        frame=('<parameter name="', '">', "</parameter>\n"),
         closer="</invoke>\n",
     ),
     Tagged(
         name="minicpm5",
         opener='<function name="',
         after_name='">',
-        key='<param name="',
-        after_key='">',
-        after_value="</param>",
+        frame=('<param name="', '">', "</param>"),
         closer="</function>",
         separator="\n",
     ),
@@ -502,20 +491,14 @@ SYNTAXES: tuple[CallSyntax, ...] = (
         name="glm-4.6",
         opener="<tool_call>",
         after_name="\n",
-        key="<arg_key>",
-        after_key="</arg_key>",
-        before_value="\n<arg_value>",
-        after_value="</arg_value>\n",
+        frame=("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
         closer="</tool_call>",
         separator="\n",
     ),
     Tagged(
         name="glm-4.7",
         opener="<tool_call>",
-        key="<arg_key>",
-        after_key="</arg_key>",
-        before_value="<arg_value>",
-        after_value="</arg_value>",
+        frame=("<arg_key>", "</arg_key><arg_value>", "</arg_value>"),
         closer="</tool_call>",
     ),
     Named(

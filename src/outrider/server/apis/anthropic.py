@@ -180,10 +180,10 @@ beginning with an earlier one."""
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
 
 
+@renamed_fields(_NAMES)
 def plan_message(service: Service, body: CountTokensRequest, namespace: str) -> GenerationPlan:
     """The engine request. Raises Problem, in terms of this API's fields."""
-    with renamed_fields(_NAMES):
-        return plan_chat(service, _as_chat(service, body), namespace)
+    return plan_chat(service, _as_chat(service, body), namespace)
 
 
 def _as_chat(service: Service, body: CountTokensRequest) -> ChatRequest:

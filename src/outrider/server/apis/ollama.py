@@ -210,11 +210,13 @@ _NAMES = {
 """What the fields of the other requests are called here."""
 
 
+@renamed_fields(_NAMES)
 def plan_ollama_chat(service: Service, body: OllamaChatRequest, namespace: str) -> GenerationPlan:
     """The engine request. Raises Problem, in terms of this API's fields."""
     return _plan(service, body, body.messages or (), namespace)
 
 
+@renamed_fields(_NAMES)
 def plan_generate(service: Service, body: GenerateRequest, namespace: str) -> GenerationPlan:
     """The engine request. Raises Problem, in terms of this API's fields."""
     prompt = body.prompt or ""
@@ -224,8 +226,7 @@ def plan_generate(service: Service, body: GenerateRequest, namespace: str) -> Ge
         fields = _shared(service, body) | {"prompt": prompt or " ", "suffix": body.suffix or None}
         fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
         fields["max_tokens"] = fields["max_tokens"] or service.settings.default_max_tokens or -1
-        with renamed_fields(_NAMES):
-            return plan_completions(service, CompletionRequest.of(**fields), namespace)
+        return plan_completions(service, CompletionRequest.of(**fields), namespace)
     turns = [Message(role="system", content=body.system)] if body.system else []
     return _plan(service, body, [*turns, Message(role="user", content=prompt)], namespace)
 
@@ -243,8 +244,7 @@ def _plan(
         top_logprobs=body.top_logprobs if body.logprobs else None,
         reasoning_effort=fitting_effort(service, wanted, "think"),
     )
-    with renamed_fields(_NAMES):
-        return plan_chat(service, request, namespace)
+    return plan_chat(service, request, namespace)
 
 
 def _shared(service: Service, body: OllamaFields) -> Json:

@@ -131,10 +131,10 @@ _NAMES = {
 """What the fields of a chat request are called here."""
 
 
+@renamed_fields(_NAMES)
 def plan_response(service: Service, body: ResponseRequest, namespace: str) -> GenerationPlan:
     """The engine request. Raises Problem, in terms of this API's fields."""
-    with renamed_fields(_NAMES):
-        return plan_chat(service, as_chat(body), namespace)
+    return plan_chat(service, as_chat(body), namespace)
 
 
 def as_chat(body: ResponseRequest) -> ChatRequest:
