@@ -1,7 +1,5 @@
 """LoRA adapters for the tiny models: random matrices for one weight."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ A test takes `backend`, and with `over` the kinds of model too. What a library c
 `test_backend_files` checks.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress

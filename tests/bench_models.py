@@ -1,7 +1,5 @@
 """A sweep over exact fake models: no file is read, and what calls cost is given."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

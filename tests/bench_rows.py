@@ -1,7 +1,5 @@
 """A run of a sweep that was never made: rows whose speed-ups are given, with some noise."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Running the program as its users do: in a process of its own, or in this one where that is enough."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

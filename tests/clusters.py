@@ -1,7 +1,5 @@
 """Clusters of several raylets on this machine, small ones, which are gone afterwards whatever happens."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator, Sequence

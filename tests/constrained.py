@@ -1,7 +1,5 @@
 """A vocabulary with several ways to spell a text, and a constraint that can be worked out by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from itertools import takewhile
 

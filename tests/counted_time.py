@@ -1,7 +1,5 @@
 """Time that passes by being asked for: what is measured is the same on every run and every machine."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

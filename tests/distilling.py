@@ -1,7 +1,5 @@
 """What tests of drafts in the making share: tiny checkpoints, and what is said after a text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """What the tests of the engine and of its drafters share: scripted drafters, and an engine run
 that checks the invariants after every step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,8 +1,6 @@
 """The first calls of tiny models, which the guard makes in a child process: made once in a run for each kind
 of file, library and options, whatever the weights and whatever cache a test has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chat templates with tools as models bring them, a vocabulary with their markers, and tools."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import groupby
 from typing import Any

@@ -1,7 +1,5 @@
 """A vocabulary with the traps of real ones, and texts written under a constraint."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 

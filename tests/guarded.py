@@ -1,7 +1,5 @@
 """A small application behind the server's guard, for tests of what gets through to it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

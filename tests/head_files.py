@@ -1,8 +1,6 @@
 """GGUF files of heads, which draft from hidden states of a target: such as are right now and then, and such
 that have real headers and no real weights."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A stand-in for the Hugging Face hub: the few HTTP answers that its client needs, on loopback."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -5,8 +5,6 @@ texts may be written: with its properties in any order (a constraint fixes the o
 any of their plain forms (`1.0`, `1`).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

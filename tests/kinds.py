@@ -1,7 +1,5 @@
 """The kinds of model that the tests of the Model contract run over, and what each can forget."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Tiny models on the llama.cpp backend, and what they say when asked token by token."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

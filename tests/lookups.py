@@ -1,7 +1,5 @@
 """What the tests of the free drafters share: asking for a draft, and answers found by brute force."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import islice
 

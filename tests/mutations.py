@@ -6,8 +6,6 @@ goes the way of a user's file with each: the header is checked, the first call i
 then the file is loaded, asked for tokens and a row of logits. A line of JSON says what became of each file.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

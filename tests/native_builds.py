@@ -1,7 +1,5 @@
 """Builds of a small library in the place of ik_llama.cpp, on a machine with stand-ins for the programs."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

@@ -5,8 +5,6 @@ asked something. Under /keyed the API asks for a key, /bare has
 no draft model and knows no costs, /away has no working API, /later is not ready at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Random JSON schemas of what the constraints support, and random texts under a constraint's masks."""
 
-from __future__ import annotations
-
 import json
 import random
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """`outrider serve` with the embedded model as a process, for clients that talk to it over the loopback."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

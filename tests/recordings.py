@@ -1,7 +1,5 @@
 """Made-up recordings: texts of several kinds, drafts of several qualities, costs of several machines."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Fake models whose logits depend on more than the tokens, as those of real kernels do."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What the tests of the automatic policy share: a clock of its own, so that its choices in a real engine can
 be repeated, and a free drafter that can be relied on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The contract of backends on real models: those that measurements are made with, on mainline and on ik."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace

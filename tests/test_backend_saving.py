@@ -1,7 +1,5 @@
 """What a model stores of a sequence, saved and restored on every backend: as if evaluated there."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
 from typing import cast

@@ -1,8 +1,6 @@
 """The figures of a report, each against rows whose answer is known; intervals and verdicts: known answers,
 coverage, and how often pure noise is called a result."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

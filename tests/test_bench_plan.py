@@ -1,7 +1,5 @@
 """What is swept: settings and their slips; models by their names."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A sweep over real files through llama.cpp: tiny models, another tokenizer, a chat."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

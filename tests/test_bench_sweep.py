@@ -1,7 +1,5 @@
 """A sweep over exact models: what it runs, what it says, and that a broken one ends like one left alone."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Workloads: every shape of prompt file, the server's own log, and the prompts that come with the program."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """What `outrider plan` says of its own error is what benchmarks/plan finds in its rows."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

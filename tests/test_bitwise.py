@@ -1,7 +1,5 @@
 """Calls of equal sizes: how they are found, how a model keeps to them, and what its text then depends on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Equal bits by default are given where they find the memory, and are never why a model cannot be opened."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path

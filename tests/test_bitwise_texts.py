@@ -1,8 +1,6 @@
 """Texts on a model whose logits depend on the sizes of calls and on other sequences: without equal calls they
 part from plain decoding's, with them they never do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache

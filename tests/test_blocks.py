@@ -1,8 +1,6 @@
 """Block drafters (DFlash, DFlash2, DSpark) and Gemma 4 assistants, on tiny models of random weights: no file
 of real ones was at hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The certificate on exact models: it holds for a sound engine, and not for any broken one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

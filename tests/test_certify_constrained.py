@@ -1,7 +1,5 @@
 """The certificate of constrained outputs: it holds for sound masks, and not for broken ones."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The statistics of the certificate: p-values that hold, errors of the stated size that are found."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Chat templates render what model authors expect, refuse with their words, and end."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What `outrider check` concludes from known costs, known acceptance and known vocabularies."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`outrider run` through pipes: its options, output, errors and exit statuses."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

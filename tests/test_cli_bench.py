@@ -1,7 +1,5 @@
 """`outrider bench` as its users call it: plan and flags, progress, reports, refusals. A stand-in sweeps."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """`outrider run` and `outrider chat` in a terminal, and conversations through pipes."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

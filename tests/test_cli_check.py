@@ -1,7 +1,5 @@
 """`outrider check` as its users run it, on tiny models."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`outrider distill` as its users run it, on tiny models."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """`outrider run` and `chat` with a limited output: its options, what is said, what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import partial

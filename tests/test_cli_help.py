@@ -1,7 +1,5 @@
 """Help, completion, and what is kept on the machine."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

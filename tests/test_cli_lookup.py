@@ -1,7 +1,5 @@
 """`--corpus` and `--prediction` as users give them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`outrider run` as a process: signals, closed streams, encodings, and what its help loads."""
 
-from __future__ import annotations
-
 import ast
 import json
 import signal

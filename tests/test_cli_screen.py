@@ -1,7 +1,5 @@
 """What people see: rows, and how far something is."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """`outrider setup`: what is there, and what a build looks like to the one who waits for it."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`outrider verify` as its users run it, on tiny models."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What can go wrong with any command is one message, without a traceback. No model is needed."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sweep in pieces, as other machines do them: the same rows as in one process, and each stamped."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Speculation against plain decoding: equal, or where and how closely not."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

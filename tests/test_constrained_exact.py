@@ -1,8 +1,6 @@
 """Constrained output by exact enumeration: with forced tokens, a masked draft model and lookups it is
 distributed as plain constrained decoding, where a text has several spellings too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """What pydantic finds wrong is said in one line of plain words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """Files to look up in: which are read, how their index is kept, and what is drafted from them."""
 
-from __future__ import annotations
-
 import os
 import stat
 import time

@@ -1,7 +1,5 @@
 """Cost curves: what they say between measured points, and how real calls mend them."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

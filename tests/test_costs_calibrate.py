@@ -1,7 +1,5 @@
 """Calibration finds the curve that a scripted clock hides, within its time, and leaves no trace."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

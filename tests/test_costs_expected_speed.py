@@ -1,7 +1,5 @@
 """What a curve means for drafts, against plain enumeration."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,7 +1,5 @@
 """Curves in the cache and in files: found again for what they belong to, and for nothing else."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

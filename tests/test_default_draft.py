@@ -1,7 +1,5 @@
 """The draft that ships with the embedded default: what it says of itself, and what it does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models as arrays and drafts as GGUF files: what is read, what llama.cpp makes of it, what is refused."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What a session builds, and how the readout shows each drafter."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits

@@ -1,7 +1,5 @@
 """Looking up in earlier texts of a session: what is remembered, what is not, and for whom."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

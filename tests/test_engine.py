@@ -1,7 +1,5 @@
 """The engine on exact little models: whatever is drafted, the output is plain decoding's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

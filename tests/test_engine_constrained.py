@@ -1,7 +1,5 @@
 """Constraints in the engine: how a text ends, what becomes of one that cannot go on, what is recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 

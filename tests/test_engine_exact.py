@@ -1,8 +1,6 @@
 """The whole engine by exact enumeration: every way that its random numbers can fall, on a fake model,
 for every rule and kind of drafter, with bans, penalties and filters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache

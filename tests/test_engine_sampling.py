@@ -1,7 +1,5 @@
 """Sampled requests: their seeds, and what comes out of many of them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

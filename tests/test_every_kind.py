@@ -4,8 +4,6 @@ accepted and rejected in turn, are those of plain decoding.
 What a model can take back is asked of the model itself.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator, Sequence

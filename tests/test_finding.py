@@ -1,7 +1,5 @@
 """A draft that is found for a target: what a search comes to, and what a session takes of it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The call that reads a prompt's end and gives the first token, with anything that can happen beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any

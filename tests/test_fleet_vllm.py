@@ -1,7 +1,5 @@
 """Outrider's proposer for vLLM, in a simulated worker."""
 
-from __future__ import annotations
-
 import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Outrider's proposer in a real vLLM: OUTRIDER_VLLM names a Python that has it, if this one has not."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Which format a template speaks, and conversations with tools in the form that it expects."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

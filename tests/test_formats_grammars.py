@@ -1,7 +1,5 @@
 """What answers may be when tools have to be called, or may be."""
 
-from __future__ import annotations
-
 import pytest
 
 from formats_samples import (

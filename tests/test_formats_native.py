@@ -1,7 +1,5 @@
 """The syntaxes that models call tools in, each with a template: found, demanded, written and read back."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

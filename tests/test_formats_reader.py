@@ -1,7 +1,5 @@
 """Answers told apart into text, reasoning and calls, as they come in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

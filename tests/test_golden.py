@@ -1,7 +1,5 @@
 """Outputs are what was recorded: see tests/golden/record.py for how a meant change is recorded again."""
 
-from __future__ import annotations
-
 import pytest
 
 from golden.record import GOLDENS, STORED, compare

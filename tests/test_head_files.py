@@ -1,7 +1,5 @@
 """Heads in files of their own (EAGLE-3, MTP layers): which are taken, and which are refused and why."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Heads as drafters, a model's own (MTP) and those of files (EAGLE-3, MTP layers), on tiny models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace

@@ -2,8 +2,6 @@
 real models of a dozen tokens: the most likely ways that the engine's random numbers can fall, each followed
 to the end, against the chain rule over plain decoding's logits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A model's own head as `check`, `bench` and `costs` measure it, on tiny models of random weights."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing

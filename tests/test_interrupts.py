@@ -1,7 +1,5 @@
 """Ctrl-C at any line of the library: the next request is answered as by a fresh session."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

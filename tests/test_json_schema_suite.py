@@ -1,8 +1,6 @@
 """The JSON Schema Test Suite (data/json_schema_test_suite): every schema that compiles is enforced to the
 letter, but for what is listed here with its reason."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

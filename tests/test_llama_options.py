@@ -1,7 +1,5 @@
 """Command lines made for llama.cpp: each option of its programs, for each command that takes them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """The least memory that models need, counted from their headers: against the libraries' own account, and in
 arithmetic on GPUs that are not there."""
 
-from __future__ import annotations
-
 import re
 from contextlib import closing
 from dataclasses import replace

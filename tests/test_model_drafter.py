@@ -1,7 +1,5 @@
 """The draft model's own KV: nothing evaluated twice, nothing stale, and its limits respected."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

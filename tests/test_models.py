@@ -1,7 +1,5 @@
 """Reading GGUF headers, and finding models on disk."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 import sys

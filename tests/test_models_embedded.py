@@ -1,7 +1,5 @@
 """The embedded default model: fetched once, verified, whole or not at all."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

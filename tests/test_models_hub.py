@@ -1,7 +1,5 @@
 """Models from the hub, against a stand-in for it."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal

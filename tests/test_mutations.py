@@ -1,8 +1,6 @@
 """Files that were changed by chance end in a message, whatever is changed: a library that dies of one does so
 in the child process that tries it first."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

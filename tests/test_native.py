@@ -1,7 +1,5 @@
 """A library compiled for this CPU: fetched by its hash, whole or not at all, found again."""
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import shutil

@@ -1,7 +1,5 @@
 """A library compiled for NVIDIA cards: which cards and which CUDA, and nothing left where it fails."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -1,7 +1,5 @@
 """What is declared of the native libraries is true; what cannot be used is passed over with a line."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Compiling for this CPU with real programs: the clients over an index in a folder, cmake and compilers."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -1,7 +1,5 @@
 """The web page in headless Chromium, against a stand-in for the server (tests/js/page_cases.mjs)."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

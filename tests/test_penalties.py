@@ -1,7 +1,5 @@
 """What a request adds to the logits: bias, bans, penalties, DRY; at drafted positions as at others."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

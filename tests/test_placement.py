@@ -1,7 +1,5 @@
 """Where a model is computed, its LoRA adapters and stretched positions: as the native library gets them."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from contextlib import closing

@@ -1,7 +1,5 @@
 """`outrider plan`: expected steps, plans, bad input."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

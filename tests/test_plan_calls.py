@@ -1,7 +1,5 @@
 """The cost model of calls: experts against enumeration, what must rise, sums of memory, known models."""
 
-from __future__ import annotations
-
 from itertools import combinations, product
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a plan exports: what each engine is started with, against that engine's own parser."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

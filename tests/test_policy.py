@@ -1,7 +1,5 @@
 """Who drafts, and how far; and that no setting of it biases what is emitted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The policy that decides by itself: what it drafts, what it leaves, what it learns and what it says."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The automatic policy by exact enumeration: whatever it chooses, the text is distributed as the target's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

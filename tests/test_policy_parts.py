@@ -1,7 +1,5 @@
 """The automatic policy, part by part: the value of drafting and of going on, shared calls, costs, offers."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Following a predicted answer: from its first token on, and back to it after a departure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

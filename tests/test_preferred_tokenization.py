@@ -1,7 +1,5 @@
 """Forced text is drafted in the tokens that the model is known to prefer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

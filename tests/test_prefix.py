@@ -1,7 +1,5 @@
 """What requests share of their prompts: read once, found again in another tokenization, or read anew."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Quantizing through llama.cpp: what is made, what is refused, and what is left behind when it fails."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import signal

@@ -1,7 +1,5 @@
 """Random schemas: what is written under them is valid. The official suite tells what may be written."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """Every count and time of the readout, worked out by hand."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

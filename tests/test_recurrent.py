@@ -1,8 +1,6 @@
 """Targets with a recurrent state, whose rejected drafts are taken back by checkpoints: texts are plain
 ones."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing

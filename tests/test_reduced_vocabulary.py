@@ -1,7 +1,5 @@
 """Drafts that know a part of their target's tokens: the map is verified, and honoured in both directions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Replays in simulated time: they do what the engine does, and the hindsight bound is one."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The automatic policy in simulated time: near plain decoding at worst, near the best fixed choice mostly."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

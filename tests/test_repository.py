@@ -1,7 +1,5 @@
 """The repository itself: its documents' commands, its locks, the script that sets it up, its mutants."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

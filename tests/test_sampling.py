@@ -1,7 +1,5 @@
 """Logits to distributions: against a slow and obvious reference."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

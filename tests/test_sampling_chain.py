@@ -1,7 +1,5 @@
 """The sampling chain against llama.cpp's own samplers, on random logits without ties."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A sampler under a constraint: what is not allowed is barred before anything else chooses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast

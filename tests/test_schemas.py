@@ -1,7 +1,5 @@
 """Schemas in the Python API: what may be given, and what comes back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """`outrider serve` as a program: what it refuses before it loads anything, what it says, how it ends."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """What gets through to the server's application, and how the rest is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """API keys and what each may use."""
 
-from __future__ import annotations
-
 import hmac
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A server with the embedded model that is ended and started again: KV and texts outlive it."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """The HTTP server: slow and rude clients, sockets, TLS, draining."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """The server's settings: one name in every source, and which source wins."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chat completions, completions and the small endpoints, on a tiny model that says what it is told."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

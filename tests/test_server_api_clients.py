@@ -1,7 +1,5 @@
 """Clients that leave, over a real port."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

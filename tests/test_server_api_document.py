@@ -1,7 +1,5 @@
 """The OpenAPI document held against the server: whatever fits it, and whatever does not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is refused: every refusal has OpenAI's shape, names the field and says the way out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

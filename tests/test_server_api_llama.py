@@ -1,7 +1,5 @@
 """llama-server's own endpoints, on the tiny exact model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """POST /v1/messages: blocks, typed events and errors, as Anthropic's own client reads them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Ollama's endpoints, on the tiny exact model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 """What becomes of generated tokens, whatever the API: content, reasoning and calls, their ids and log
 probabilities, what a stop string ends, and that streamed answers are those given whole."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Reasoning through the API: budgets under every name, efforts, and what later turns get."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

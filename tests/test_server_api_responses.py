@@ -1,7 +1,5 @@
 """POST /v1/responses: objects, items and typed events, as OpenAI's own client reads them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A seed repeats an answer with drafts, on every endpoint; what cannot repeat says so."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What routes share: who asks, and what is counted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

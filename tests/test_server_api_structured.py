@@ -1,7 +1,5 @@
 """What limits an answer, in every server's words; tools and reasoning, whole and streamed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What benchmarks and clients send beside the text: taken, and said where it has no effect."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The clients of OpenAI, Anthropic and Ollama against the program `outrider serve` with a real model."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,8 +1,6 @@
 """Hostile input in quick form: whatever is sent, the answer is an error that says why, nothing is left
 behind, and the next one is served as if nothing had been."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tracemalloc

@@ -1,8 +1,6 @@
 """The real program with the real embedded model among hostile clients: raw sockets, broken off at any
 moment. Nothing may stay behind, and what is answered afterwards is what was answered before."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

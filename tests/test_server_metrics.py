@@ -1,7 +1,5 @@
 """What `/metrics` says, fed with real steps of the engine on tiny models."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A server of several models: loaded when they are asked for, as many at once as may be."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import random

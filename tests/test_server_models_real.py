@@ -1,7 +1,5 @@
 """Several real models in one server, and OpenAI's client that asks them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

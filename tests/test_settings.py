@@ -1,7 +1,5 @@
 """The schema of settings: what flags it makes, and that commands agree on those that they share."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import pytest

@@ -1,7 +1,5 @@
 """What requests leave behind for others: who gets it, what is copied, and who makes room."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

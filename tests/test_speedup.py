@@ -1,7 +1,5 @@
 """The estimated speed-up of an answer: on simulated machines whose true speed-up is known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

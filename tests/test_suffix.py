@@ -1,7 +1,5 @@
 """The lookup drafter, against a search of the text by brute force."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The sorted contexts and what is looked up in them, against a search by brute force."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

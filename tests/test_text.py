@@ -1,7 +1,5 @@
 """Text comes out whole: no half character, no part of a stop string, nothing lost."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Budgets of reasoning: the closing is forced where they are used up, whatever is drafted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

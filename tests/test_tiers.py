@@ -1,7 +1,5 @@
 """KV that leaves a model: kept in memory and on disk, restored as if it had been read, never for another."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """KV on a slow disk: read ahead while others go on, at hand when its request begins, forgotten for good."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager

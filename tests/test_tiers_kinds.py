@@ -1,7 +1,5 @@
 """Texts that left a model and came back, on every kind of model: their answers go on as if never gone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows of which the backend hands out the most likely tokens alone: the same tokens come of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing

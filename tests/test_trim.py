@@ -1,7 +1,5 @@
 """Drafts trimmed for a target: what is kept, what the file says, what is measured, what is refused."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

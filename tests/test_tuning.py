@@ -1,7 +1,5 @@
 """The load options that suit a machine: tried, judged, remembered; and curves kept for loaded models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

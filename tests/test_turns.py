@@ -1,7 +1,5 @@
 """Models that go back to copies of their state alone, where conversations turn: only what is new is read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The rules' parts: properties over any distributions, and one request's choice of a rule."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

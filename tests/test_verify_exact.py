@@ -1,8 +1,6 @@
 """The rules by exact enumeration: what comes out is distributed as by plain decoding, and the
 mistakes that others have made would be noticed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import cast
 

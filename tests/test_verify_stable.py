@@ -1,7 +1,5 @@
 """The seed-stable rule: noise that is fixed by seed and position, and what it picks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

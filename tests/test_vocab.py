@@ -1,7 +1,5 @@
 """Which pairs of tokenizers line up, and which token is mapped to which."""
 
-from __future__ import annotations
-
 from string import ascii_lowercase
 
 import numpy as np

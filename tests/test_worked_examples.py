@@ -1,7 +1,5 @@
 """The worked examples of CONTRIBUTING.md: each is put where it says, and does what it promises."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from importlib import import_module

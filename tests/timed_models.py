@@ -1,7 +1,5 @@
 """Models whose calls take as long as a script says, by a clock that only they move."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 llama.cpp loads and runs them. What they write is nonsense, but always the same nonsense.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

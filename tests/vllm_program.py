@@ -1,7 +1,5 @@
 """Run by a Python that has vLLM, with MODEL.gguf FOLDER SPECULATIVE_CONFIG. The last line is JSON."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """A vLLM worker as its proposer sees it: rows of tokens that come, go, and change places."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace

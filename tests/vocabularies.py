@@ -1,7 +1,5 @@
 """A tokenizer small enough to see through, for the tests of what rests on the contract."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

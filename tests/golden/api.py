@@ -3,8 +3,6 @@
 The model says what the last message has between [[ and ]].
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """The program's `--json`, run in this process on tiny models or on the embedded default."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

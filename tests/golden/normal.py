@@ -3,8 +3,6 @@
 Those are replaced by their type, so that keys and structure are still compared.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ What is recorded lies in `stored/NAME.json`. Times, numbers of this machine, pat
 replaced by their type (`normal.py`).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """What every policy makes of the stored recordings: simulated seconds at measured cost curves, no clock."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from math import exp, log

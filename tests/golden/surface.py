@@ -1,7 +1,5 @@
 """What users name: commands, options, variables, settings of files, endpoints, names of the package."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
