@@ -174,16 +174,6 @@ def test_forced_text_longer_than_a_draft_models_batch(size: int, num_sequences: 
     assert any("draft" in update.record.draft.sources for update in updates)
 
 
-def test_a_dead_end_ends_its_own_request_only() -> None:
-    shared = engine(["abcx"], max_sequences=2)
-    dead = shared.submit(asked())
-    free = shared.submit(asked(grammar=None, max_tokens=9, ignore_end=True))
-    updates = [update for _ in range(12) for update in shared.step()]
-    ends = {u.record.request: u for u in updates if u.record.finish_reason}
-    assert ends[dead].record.finish_reason == "error" and isinstance(ends[dead].error, ConstraintError)
-    assert ends[free].record.finish_reason == "length" and ends[free].error is None
-
-
 def test_a_dead_end_after_a_rejected_token_ends_nothing() -> None:
     """The block rule looks at rows after the token that it rejects: there a banned token is forced."""
     ended = set()

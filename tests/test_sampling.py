@@ -2,16 +2,20 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 from engines import VOCABULARY, sampler
 from outrider.backends.fake import FakeVocabulary
-from outrider.core.data import Distribution, Logits
-from outrider.core.errors import BackendError
+from outrider.core.contracts import Constraint
+from outrider.core.data import Distribution, Logits, Mask
+from outrider.core.errors import BackendError, ConstraintError
 from outrider.core.params import SamplingParams
 from outrider.sampling import (
     LazyDistributions,
@@ -316,3 +320,43 @@ def test_xtc_spares_the_last_of_equals_as_llama_cpp_does() -> None:
     row[:3] = np.log([0.4, 0.3, 0.3])
     settings = replace(EVERYTHING, xtc_probability=1.0, xtc_threshold=0.1)
     assert sampler(settings).distribution(row, ()).tokens.tolist() == [2]
+
+
+# Under a constraint: what is not allowed is barred before anything else chooses
+
+
+def masked(mask: Mask, params: SamplingParams = EVERYTHING) -> RequestSampler:
+    constraint = SimpleNamespace(allowed=lambda _drafted: mask)
+    return RequestSampler(params, VOCABULARY, (), cast(Constraint, constraint))
+
+
+rows = arrays.arrays(np.float32, VOCABULARY.size, elements=st.floats(-50, 50, width=32))
+masks = arrays.arrays(np.bool_, VOCABULARY.size, elements=st.booleans()).filter(lambda mask: bool(mask.any()))
+
+
+@given(row=rows, mask=masks)
+def test_a_mask_bars_what_it_does_not_allow_and_leaves_the_rest(row: np.ndarray, mask: Mask) -> None:
+    before = row.copy()
+    adjusted = masked(mask).adjust(row, ())
+    assert (adjusted[mask] == row[mask]).all() and (adjusted[~mask] == -np.inf).all()
+    assert (row == before).all()
+    p = masked(mask).distribution(row, ())
+    assert set(p.tokens.tolist()) <= set(np.flatnonzero(mask).tolist())
+
+
+@given(row=rows, mask=masks, k=st.integers(1, VOCABULARY.size))
+def test_top_k_counts_allowed_tokens(row: np.ndarray, mask: Mask, k: int) -> None:
+    p = masked(mask, replace(EVERYTHING, top_k=k)).distribution(row, ())
+    assert len(p.tokens) == min(k, int(mask.sum()))
+
+
+def test_bias_and_mask_together() -> None:
+    mask = np.array([True, True] + [False] * (VOCABULARY.size - 2))
+    params = replace(EVERYTHING, temperature=0, logit_bias=((1, 9.0), (5, 99.0)))
+    assert masked(mask, params).distribution(np.zeros(VOCABULARY.size, np.float32), ()).tokens.tolist() == [1]
+
+
+def test_bans_that_leave_nothing_of_the_mask() -> None:
+    mask = np.array([True] + [False] * (VOCABULARY.size - 1))
+    with pytest.raises(ConstraintError, match="none is left"):
+        masked(mask, replace(EVERYTHING, banned=(0,))).distribution(np.zeros(VOCABULARY.size, np.float32), ())
