@@ -27,20 +27,10 @@ def constrained(texts: Collection[str], **settings: bool) -> Callable[[Grammar],
     return lambda _grammar: OneOf(WORDS, texts, **settings)
 
 
-def engine(
-    texts: Collection[str], *, draft: bool = False, max_sequences: int = 1, **settings: bool
-) -> Engine:
-    drafters = (
-        [
-            ModelDrafter(
-                FakeModel(WORDS, random_logits(WORDS.size, seed=9), max_sequences=max_sequences),
-                compare(WORDS, WORDS),
-            )
-        ]
-        if draft
-        else []
-    )
-    target = FakeModel(WORDS, LOGITS, max_sequences=max_sequences)
+def engine(texts: Collection[str], *, draft: bool = False, **settings: bool) -> Engine:
+    model = FakeModel(WORDS, random_logits(WORDS.size, seed=9), max_sequences=1)
+    drafters = [ModelDrafter(model, compare(WORDS, WORDS))] if draft else []
+    target = FakeModel(WORDS, LOGITS, max_sequences=1)
     return Engine(target, drafters, FixedPolicy(p_min=0), constrain=constrained(texts, **settings))
 
 
