@@ -16,7 +16,6 @@ from outrider.backends.bitwise import (
     EqualSizes,
     find_equality,
     measure_price,
-    needs_no_padding,
 )
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.core.data import Span
@@ -94,7 +93,7 @@ def test_the_sizes_that_agree_are_found(kernels: tuple[int, ...], expected: tupl
     model = rounded(Rounding(kernels))
     assert find_equality(model) == Equality(EqualSizes(expected))
     assert model.length(0) == 0
-    assert needs_no_padding(model) == (1 not in kernels)
+    assert (find_equality(model, hasty=True).sizes is not None) == (1 not in kernels)
 
 
 def test_no_two_sizes_agree() -> None:
@@ -124,9 +123,9 @@ def test_sizes_that_agree_on_a_short_text_alone_are_refused() -> None:
 
 def test_models_that_cannot_be_probed_say_why() -> None:
     recurrent = FakeModel(VOCABULARY, LANGUAGE, rewind="none")
-    assert "cannot forget" in find_equality(recurrent).reason and not needs_no_padding(recurrent)
+    assert "cannot forget" in find_equality(recurrent).reason
     tiny = rounded(NO_SINGLE, 16)
-    assert "too small" in find_equality(tiny).reason and not needs_no_padding(tiny)
+    assert "too small" in find_equality(tiny).reason
 
 
 def test_the_price_is_measured_against_the_plain_model() -> None:

@@ -114,14 +114,17 @@ class Equality:
     price: Price | None = None
 
 
-def find_equality(model: Model, *, progress: Progress = lambda _part: None) -> Equality:
+def find_equality(model: Model, *, hasty: bool = False, progress: Progress = lambda _part: None) -> Equality:
     """Try calls on sequence 0 of `model`, which is empty before and after. Of several groups of sizes that
-    agree the one with the smallest call is taken. Raises BackendError when a call fails."""
+    agree the one with the smallest call is taken. `hasty`: a few calls are enough where single tokens need
+    padding. Raises BackendError when a call fails."""
     if not model.rewinding.is_possible:
         return Equality(None, "the model cannot forget single tokens")
     with _Calls(model) as calls:
         if calls.room == 0:
             return Equality(None, f"a context of {model.context_length} tokens is too small to find out")
+        if hasty and calls.chain(1) != calls.chain(2):
+            return Equality(None, "single tokens need padding")
         filled = calls.fill((size, size) for size in repeat(calls.fill_size))
         progress(0.3)
         groups: list[tuple[list[int], Digests]] = []
@@ -148,14 +151,6 @@ def find_equality(model: Model, *, progress: Progress = lambda _part: None) -> E
         if again != filled:
             return Equality(None, f"calls of {found} tokens agree, but not everywhere in a longer text")
         return Equality(found)
-
-
-def needs_no_padding(model: Model) -> bool:
-    """Whether calls over single tokens agree with calls over two: a few calls that may save the others."""
-    if not model.rewinding.is_possible:
-        return False
-    with _Calls(model) as calls:
-        return calls.room > 0 and calls.chain(1) == calls.chain(2)
 
 
 class _Calls(AbstractContextManager["_Calls"]):

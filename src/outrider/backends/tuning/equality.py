@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 
 from pydantic import TypeAdapter
 
-from outrider.backends.bitwise import BitwiseModel, Equality, find_equality, measure_price, needs_no_padding
+from outrider.backends.bitwise import BitwiseModel, Equality, find_equality, measure_price
 from outrider.backends.gguf.model import Weights
 from outrider.backends.tuning.curves import Loaded, spare_cores, subject_of
 from outrider.core.errors import OutOfMemory, SettingError
@@ -98,7 +98,7 @@ def _find(weights: Weights, progress: Progress, *, hasty: bool) -> Equality:
     if options.flash_attention == "auto":
         with closing(weights.open(_CONTEXT_TOKENS)) as model:
             attentions.append("on" if model.flash_attention == "off" else "off")
-    best = Equality(None, "single tokens need padding")
+    best = Equality(None, "it cannot be opened")
     for attention in attentions:
         try:
             # A quantized cache needs flash attention, and some libraries are not right with it.
@@ -106,9 +106,7 @@ def _find(weights: Weights, progress: Progress, *, hasty: bool) -> Equality:
         except SettingError:
             continue
         with closing(opened) as model:
-            if not needs_no_padding(model) and (hasty or best.sizes):
-                continue
-            found = find_equality(model, progress=progress)
+            found = find_equality(model, hasty=hasty or best.sizes is not None, progress=progress)
         is_unpadded = found.sizes is not None and found.sizes.sizes[0] == 1
         if is_unpadded or not best.sizes:
             best = replace(found, flash_attention=attention)
