@@ -153,3 +153,42 @@ def test_tokens_of_texts_as_llama_cpp_and_vllm_have_them(served: Serving) -> Non
     assert long["param"] == "content" and "more than 1,000,000 characters" in long["message"]
     assert served.post("/detokenize", tokens=[300]).json()["error"]["param"] == "tokens"
     assert tokens(content="a", prompt="b")["error"]["param"] == "content"
+
+
+def test_usage_counts_what_the_tokenizer_counts(served: Serving) -> None:
+    body = chat(served, "abcd")
+    said = served.post("/tokenize", messages=user("Say [[abcd]]")).json()
+    assert body["usage"]["prompt_tokens"] == said["count"] == len("user: Say [[abcd]]\n|")
+    assert body["usage"]["completion_tokens"] == 5  # with the end token
+    assert body["usage"]["total_tokens"] == said["count"] + 5
+
+
+def test_log_probabilities_are_those_of_plain_decoding(served: Serving) -> None:
+    fields = {"logprobs": True, "top_logprobs": 3, "temperature": 0}
+    drafted = chat(served, REPEATING, **fields)
+    plain = chat(served, REPEATING, **fields, speculation={"policy": "plain"})
+    assert drafted["outrider"]["accepted_tokens"] > 0 == plain["outrider"]["drafted_tokens"]
+    scored = drafted["choices"][0]["logprobs"]["content"]
+    assert scored == plain["choices"][0]["logprobs"]["content"]
+    assert "".join(one["token"] for one in scored) == REPEATING
+    assert all(bytes(one["bytes"]).decode() == one["token"] for one in scored)
+    assert all(one["top_logprobs"][0]["token"] == one["token"] for one in scored)
+    assert len({one["top_logprobs"][1]["token"] for one in scored}) > 5
+
+
+def test_the_account_adds_up(served: Serving) -> None:
+    body = chat(served, REPEATING)
+    account, usage = body["outrider"], body["usage"]
+    assert account["policy"] == "fixed"
+    assert account["generated_tokens"] == usage["completion_tokens"] == len(REPEATING) + 1
+    assert account["tokens_per_target_call"] == account["generated_tokens"] / account["target_calls"] > 1
+    assert account["accepted_tokens"] == sum(d["accepted_tokens"] for d in account["drafters"].values())
+    assert (
+        account["target_calls"] == account["generated_tokens"] - account["drafters"]["lookup"]["calls_saved"]
+    )
+    details = usage["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == account["accepted_tokens"]
+    drafted = details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"]
+    assert drafted == account["drafted_tokens"]
+    assert account["draft_calls"] == account["forced_tokens"] == 0
+    assert account["times"]["decode_s"] > 0

@@ -154,22 +154,16 @@ def test_a_character_that_is_cut_has_all_its_tokens() -> None:
 
 def test_a_stop_string_ends_the_content_alone() -> None:
     call = b'<tool_call>{"name": "get", "arguments": {"text": "x"}}</tool_call>'
-    stream = answer(b"x", b"ax</think>", b"\n\n", b"a", call, b"b\nx", b"y", stop=("x", "\n\n"))
-    found = pieces(stream, 6)
-    assert [(p.kind, p.text) for p in found if not p.name] == [
-        *(("reasoning", "x"), ("reasoning", "ax"), ("content", "a")),
-        *(("call", '{"text": "x"}'), ("content", "b\n")),
+    stream = answer(b"x", b"ax</think>", b"\n\n", b"a", call, stop=("x", "\n\n"))
+    assert [(p.kind, p.text) for p in pieces(stream, 5) if not p.name] == [
+        *(("reasoning", "x"), ("reasoning", "ax"), ("content", "a"), ("call", '{"text": "x"}'))
     ]
-    assert stream.stopped == "x" and stream.push(6) == [] == stream.flush()
-    assert [token for piece in found for token in piece.tokens] == [0, 1, 3, 4, 5]
-    assert len(stream.kinds) == 7
-
-
-def test_a_stop_string_has_no_call_in_it() -> None:
-    call = b'<tool_call>{"name": "get", "arguments": {}}</tool_call>'
-    stream = answer(b"</think>ab", call, b"ba", stop=("bb", "abba"))
-    assert "".join(p.text for p in pieces(stream, 3) if p.kind == "content") == "abba"
     assert stream.stopped is None
+    stream = answer(b"x</think>", b"a", b"b\nx", b"y", stop=("x", "\n\n"))
+    found = pieces(stream, 3)
+    assert [(p.kind, p.text) for p in found] == [("reasoning", "x"), ("content", "a"), ("content", "b\n")]
+    assert stream.stopped == "x" and stream.push(3) == [] == stream.flush()
+    assert [token for piece in found for token in piece.tokens] == [0, 1, 2] and len(stream.kinds) == 4
 
 
 # Tokens of a few bytes, which cut characters, markers and calls anywhere.
