@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
+from outrider.core.contracts import SavedState
 from outrider.core.data import Logits, Span
-from outrider.core.saved import SavedState
 
 
 @dataclass(frozen=True, slots=True)

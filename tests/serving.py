@@ -22,8 +22,7 @@ from httpx2 import Response
 from starlette.testclient import TestClient
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits
-from outrider.core.calls import check_spans
-from outrider.core.contracts import Drafter, Policy
+from outrider.core.contracts import Drafter, Policy, check_spans
 from outrider.core.data import Completion, Logits, Request, Span, Update
 from outrider.core.errors import BackendError, OutriderError
 from outrider.drafters.lookup import SuffixDrafter

@@ -22,9 +22,9 @@ from backends import (
 )
 from kinds import CHECKPOINTS, FREE, KINDS
 from llama_cpp_models import TEXT
+from outrider.core.contracts import Extent, SavedState, SavingModel
 from outrider.core.data import Span
 from outrider.core.errors import BackendError
-from outrider.core.saved import Extent, SavedState, SavingModel
 
 __all__ = ["backend"]  # pytest finds the fixture by its name
 

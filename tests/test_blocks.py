@@ -24,10 +24,10 @@ from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.memory import HOST
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.tuning.curves import subject_of
+from outrider.core.contracts import SavingModel
 from outrider.core.data import Block, Span
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
-from outrider.core.saved import SavingModel
 from outrider.costs.calibrate import calibrate
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine

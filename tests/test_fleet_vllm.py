@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from outrider.core.data import StepRecord
 from outrider.core.errors import SettingError
+from outrider.core.params import Drafting
 from outrider.fleet.speculation import Speculation
 from outrider.fleet.vllm import Proposer
 from outrider.policy.auto import AutoPolicy, AutoSettings
@@ -161,9 +162,7 @@ def test_a_long_prompt_is_read_in_parts_and_then_drafted_from() -> None:
     worker = SimulatedWorker(1)
     rows = np.zeros((1, 5000), dtype=np.int32)
     rows[0, :4000] = np.arange(4000) % 1500
-    spoken = Speculation(
-        AutoPolicy(settings=AutoSettings(models=False)), max_length=5000, chunk=64, clock=worker.clock
-    )
+    spoken = Speculation(AutoPolicy(limits=Drafting("lookup")), max_length=5000, chunk=64, clock=worker.clock)
     length, drafts = 4000, list[int]()
     for step in range(8):
         worker.now_s += 0.01

@@ -27,8 +27,7 @@ from engines import (
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.core.contracts import Drafter, Drafters, DraftRequest
 from outrider.core.data import Draft, DraftWork, Request
-from outrider.core.errors import SettingError
-from outrider.core.params import SamplingParams
+from outrider.core.params import Drafting, DraftingPolicy, SamplingParams
 from outrider.costs import CallCosts, CallPoint
 from outrider.drafters.lookup import SuffixDrafter
 from outrider.engine import Engine
@@ -158,8 +157,7 @@ def test_a_long_offer_is_taken_in_parts_where_tokens_are_expensive() -> None:
 def test_a_draft_is_never_longer_than_wished_or_allowed(
     max_tokens: int, draft_max: int, length: int, match: int, steep: bool, asks: bool
 ) -> None:
-    settings = AutoSettings(draft_max=draft_max)
-    policy = AutoPolicy(curve(STEEP if steep else FLAT), curve(SMALL, 0.002), settings)
+    policy = AutoPolicy(curve(STEEP if steep else FLAT), curve(SMALL, 0.002), Drafting(draft_max=draft_max))
     drafters: list[Drafter] = [Offering(length, evidence=(float(match), 3.0, 3.0))]
     if asks:
         drafters.append(model_drafter(random_logits(VOCABULARY.size, seed=3, scale=5.0)))
@@ -170,14 +168,12 @@ def test_a_draft_is_never_longer_than_wished_or_allowed(
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
-    [({}, {"lookup", "draft"}), ({"free": False}, {"draft"}), ({"models": False}, {"lookup"})],
+    ("who", "expected"),
+    [("auto", {"lookup", "draft"}), ("model", {"draft"}), ("lookup", {"lookup"})],
 )
-def test_drafters_of_a_kind_can_be_switched_off(settings: dict[str, Any], expected: set[str]) -> None:
-    with pytest.raises(SettingError):
-        AutoSettings(draft_max=-1, **settings)
+def test_drafters_of_a_kind_can_be_switched_off(who: DraftingPolicy, expected: set[str]) -> None:
     made = recording("copying", "target", length=100)
-    played = played_by(made, AutoPolicy(*costs(FLAT, 0.001), AutoSettings(**settings)), *costs(FLAT, 0.001))
+    played = played_by(made, AutoPolicy(*costs(FLAT, 0.001), Drafting(who)), *costs(FLAT, 0.001))
     assert {source for r in played.records for source in r.draft.sources} == expected
 
 
@@ -384,7 +380,7 @@ def test_estimates_come_true(right: float, evidence: tuple[float, ...], name: st
 def test_tokens_that_were_seen_teach_although_they_were_not_drafted(draft: Any, right: float) -> None:
     """A free draft model on a machine where no draft pays much: most of what it says is cut off."""
     costs = {1: 1.0, 2: 1.7, 64: 44.0}
-    policy = AutoPolicy(curve(costs), curve(SMALL, 1e-5), AutoSettings(free=False))
+    policy = AutoPolicy(curve(costs), curve(SMALL, 1e-5), Drafting("model"))
     for seed in range(4):
         played_by(recording("random", draft, seed=seed), policy, curve(costs), curve(SMALL, 1e-5))
     made = recording("random", draft, seed=9)

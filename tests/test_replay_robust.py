@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from outrider.core.contracts import CHECKPOINTS, FREE, Rewinding
+from outrider.core.params import Drafting
 from outrider.lab.recording import Recording
 from outrider.lab.replay import Replayed, replay
 from outrider.policy.auto import AutoPolicy, AutoSettings
@@ -85,7 +86,7 @@ def test_the_draft_that_is_the_target_is_made_use_of() -> None:
 def test_finding_out_takes_little_of_the_time_and_pays_when_things_change() -> None:
     """A draft model that was always wrong is asked now and then all the same."""
     costs, draft = curve(FLAT), {"draft": curve(SMALL, 0.01)}
-    policy = AutoPolicy(curve(FLAT), curve(SMALL, 0.01), AutoSettings(free=False))
+    policy = AutoPolicy(curve(FLAT), curve(SMALL, 0.01), Drafting("model"))
     for made in texts_of("random", "wrong", 6):
         replay(made, policy, costs, draft)
     wrong = replay(recording("random", "wrong", seed=7, length=1000, prompt_tokens=40), policy, costs, draft)

@@ -17,10 +17,10 @@ from engines import GREEDY, LANGUAGE, PROMPT, VOCABULARY, ScriptedDrafter, langu
 from examples import examples
 from full_disk import file_size_limit
 from outrider.backends.fake import FakeModel
+from outrider.core.contracts import SavedState
 from outrider.core.data import Request
 from outrider.core.errors import BackendError, SettingError
 from outrider.core.notices import collect_notices
-from outrider.core.saved import SavedState
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.engine.tiers.disk import Disk

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from engines import language_model, plain
+from outrider.core.contracts import SavedState
 from outrider.core.data import Completion, Request
 from outrider.core.errors import BackendError
-from outrider.core.saved import SavedState
 from outrider.engine.tiers.disk import Disk, SavedText
 from outrider.server.worker import Worker
 from outrider.session import Session

@@ -13,10 +13,9 @@ from kinds import KINDS
 from llama_cpp_models import TEXT
 from outrider.backends.gguf.head_model import HeadModel
 from outrider.backends.gguf.model import GgufModel
-from outrider.core.contracts import Model
+from outrider.core.contracts import Model, SavingModel
 from outrider.core.data import Request
 from outrider.core.params import SamplingParams
-from outrider.core.saved import SavingModel
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.engine.tiers.disk import Disk

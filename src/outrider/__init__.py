@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outrider.core.contracts import Constraint, Drafter, Model, Policy, Vocabulary
     from outrider.core.data import Completion, Draft, Grammar, Request, Span, StepRecord, Update
     from outrider.core.errors import BackendError, ConstraintError, GrammarError, InputError, OutriderError
-    from outrider.core.params import SamplingParams, Verification
+    from outrider.core.params import Drafting, SamplingParams, Verification
     from outrider.engine import Engine
     from outrider.lab.comparison import Comparison, compare
     from outrider.policy.auto import AutoPolicy, AutoSettings
@@ -30,7 +30,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutoPolicy",
-    "AutoSettings",
     "BackendError",
     "Comparison",
     "Completion",
@@ -38,6 +37,7 @@ __all__ = [
     "ConstraintError",
     "Draft",
     "Drafter",
+    "Drafting",
     "Engine",
     "FixedPolicy",
     "Generation",
@@ -64,27 +64,17 @@ __all__ = [
     "read_out",
 ]
 
-_MODULES = {
-    "backends.gguf.options": ("LoadOptions",),
-    "lab.comparison": ("Comparison", "compare"),
-    "core.contracts": ("Constraint", "Drafter", "Model", "Policy", "Vocabulary"),
-    "core.data": ("Completion", "Draft", "Grammar", "Request", "Span", "StepRecord", "Update"),
-    "core.errors": ("BackendError", "ConstraintError", "GrammarError", "InputError", "OutriderError"),
-    "core.params": ("SamplingParams", "Verification"),
-    "engine": ("Engine",),
-    "session.generation": ("Generation",),
-    "policy.auto": ("AutoPolicy", "AutoSettings"),
-    "policy.fixed": ("FixedPolicy",),
-    "session.readout": ("Readout", "read_out"),
-    "session": ("Pair", "Session", "SessionOptions"),
-}
-"""The module of each name, which is imported when the name is used: `outrider --help` needs none of them."""
+_MODULES = (
+    *("core.errors", "core.params", "core.data", "core.contracts", "policy.fixed", "policy.auto", "engine"),
+    *("session.readout", "session.generation", "backends.gguf.options", "session", "lab.comparison"),
+)
+"""They are searched for a name when it is used: `outrider --help` needs none of them."""
 
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f"outrider.{module}"), name)
+    for module in _MODULES if name in __all__ else ():
+        if (found := getattr(import_module(f"outrider.{module}"), name, None)) is not None:
+            return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

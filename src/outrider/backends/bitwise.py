@@ -22,11 +22,9 @@ from time import perf_counter
 
 import numpy as np
 
-from outrider.core.calls import check_copy, check_spans
-from outrider.core.contracts import FREE, Model
+from outrider.core.contracts import FREE, Model, SavedState, SavingModel, check_copy, check_spans
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, OutriderError, RewindUnsupported
-from outrider.core.saved import SavedState, SavingModel
 from outrider.costs.calibrate import CallTimer, Clock, Progress, ordinary_tokens
 
 TRIED = (*range(1, 10), 12, 16, 20, 24, 28, 31, 32, 48, 64)

@@ -13,11 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.backends.rewinding import REWINDINGS, Rewinder
-from outrider.core.calls import check_spans
-from outrider.core.contracts import PartOf, RewindKind
+from outrider.core.contracts import PartOf, RewindKind, SavedState, check_spans
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, RewindUnsupported
-from outrider.core.saved import SavedState
 
 _Row = npt.NDArray[np.float32]
 

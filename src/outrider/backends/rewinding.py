@@ -18,12 +18,14 @@ from outrider.core.contracts import (
     UNABLE,
     UNLIMITED,
     WINDOW,
+    Bytes,
+    Extent,
     Model,
     Rewinding,
     RewindKind,
+    SavedState,
 )
 from outrider.core.data import Logits, Span
-from outrider.core.saved import Bytes, Extent, SavedState
 from outrider.costs.calibrate import ordinary_tokens
 
 REWINDINGS = {rewinding.kind: rewinding for rewinding in (FREE, WINDOW, CHECKPOINTS, UNABLE)}

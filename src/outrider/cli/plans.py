@@ -21,10 +21,9 @@ from outrider.cli.settings import RunSettings, TextSettings
 from outrider.core.data import Grammar, Request
 from outrider.core.errors import InputError, SettingError
 from outrider.core.files import list_files, read_text
-from outrider.core.params import NO_DRAFT, SamplingParams, Verification
+from outrider.core.params import NO_DRAFT, Drafting, SamplingParams, Verification
 from outrider.core.schema import values_for
 from outrider.core.settings import (
-    Drafting,
     DraftModel,
     DraftSources,
     Hub,
@@ -106,7 +105,7 @@ def plan_run(settings: TextSettings, stdin_gives: str | None) -> RunPlan:
     sampling = _sampling(settings)
     pair = plan_pair(settings, greedy=sampling.is_greedy)
     notices = list(pair.notices)
-    drafts = isinstance(pair.opening.policy, AutoSettings)
+    drafts = drafting_policy(settings).draft_max != 0
     if drafts and (unrepeatable := pair.verification.unrepeatable(sampling)):
         notices.append(f"--seed {settings.seed}: {unrepeatable}")
     if settings.predict == -2:
@@ -168,7 +167,7 @@ def _sampling(settings: Sampling) -> SamplingParams:
     return sampling_params(settings, seed=None if settings.seed == -1 else settings.seed, **given)
 
 
-def drafting_policy(settings: Drafting) -> FixedPolicy | AutoSettings:
+def drafting_policy(settings: PairSettings) -> FixedPolicy | Drafting:
     """Who drafts, and how far; --draft-min and --draft-p-min imply fixed lengths. Raises SettingError."""
     fixed_only = settings.draft_min is not None or settings.draft_p_min is not None
     kind = settings.policy or ("fixed" if fixed_only else "auto")
@@ -185,10 +184,8 @@ def drafting_policy(settings: Drafting) -> FixedPolicy | AutoSettings:
             "draft_min": settings.draft_min,
             "p_min": settings.draft_p_min,
         }
-        fixed = FixedPolicy(**{name: value for name, value in lengths.items() if value is not None})
-        return AutoSettings(fixed=fixed) if fixed.draft_max else fixed
-    cap = AutoSettings().draft_max if settings.draft_max is None else settings.draft_max
-    return AutoSettings(free=kind != "model", models=kind != "lookup", draft_max=cap)
+        return FixedPolicy(**{name: value for name, value in lengths.items() if value is not None})
+    return Drafting(kind, settings.draft_max)
 
 
 def target_reference(settings: Target) -> str | None:

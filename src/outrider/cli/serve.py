@@ -14,6 +14,7 @@ from outrider.cli.plans import PairPlan, load_pair, open_session, plan_pair
 from outrider.cli.screen import Screen
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.core.notices import collect_notices
+from outrider.core.params import Drafting
 from outrider.core.settings import sampling_params
 from outrider.policy.auto import AutoPolicy
 from outrider.server.assembly import assemble
@@ -144,7 +145,7 @@ def _overview_of_model(settings: ServeSettings, session: Session, pair: Pair) ->
     named = f" as {settings.alias}" if settings.alias else ""
     draft = f"draft {pair.draft_name}" if pair.draft_name else "no draft model"
     names = ", ".join(drafter.name for drafter in engine.drafters) or "nobody"
-    chooses = isinstance(engine.policy, AutoPolicy) and engine.policy.settings.fixed is None
+    chooses = isinstance(engine.policy, AutoPolicy) and isinstance(engine.policy.limits, Drafting)
     how = "as far as it pays" if chooses else "by fixed lengths"
     return {
         "models": f"target {target.name}{named}, {draft}",

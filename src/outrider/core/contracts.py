@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, cast
+from typing import Literal, NamedTuple, Protocol, cast, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from outrider.core.data import (
     Distribution,
@@ -19,6 +22,7 @@ from outrider.core.data import (
     StepRecord,
     TopLogits,
 )
+from outrider.core.errors import BackendError, OutOfMemory
 from outrider.core.params import Drafting
 
 UNLIMITED = 2**31 - 1
@@ -190,6 +194,119 @@ class Model(Protocol):
 
     def close(self) -> None:
         """Free the native memory; can be repeated."""
+
+
+# Copies of a sequence's KV and state
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The extent of a copy: `length` tokens. A sequence restored from it can be truncated to any length from
+    `any_from` on, and to its `checkpoints`."""
+
+    length: int
+    any_from: int
+    checkpoints: tuple[int, ...] = ()
+
+    def reach(self, length: int) -> int:
+        """The longest prefix of `length` tokens that a restored sequence can be truncated to."""
+        if length >= self.any_from:
+            return min(length, self.length)
+        return max((at for at in self.checkpoints if at <= length), default=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedState:
+    """A copy of one sequence, for models of the same kind: the parts of the sequence itself, then its states
+    at the extent's checkpoints."""
+
+    extent: Extent
+    parts: tuple[Bytes, ...]
+
+    @property
+    def copies(self) -> tuple[Bytes, ...]:
+        return self.parts[: len(self.parts) - len(self.extent.checkpoints)]
+
+    @property
+    def states(self) -> tuple[Bytes, ...]:
+        return self.parts[len(self.parts) - len(self.extent.checkpoints) :]
+
+
+@runtime_checkable
+class SavingModel(Model, Protocol):
+    """A Model whose sequences can be saved and restored."""
+
+    @property
+    def attends_to_all(self) -> bool:
+        """Whether every stored sequence slows down the calls of all others."""
+
+    def save(self, sequence: int) -> SavedState:
+        """A copy of a sequence of at least one token. Raises RewindUnsupported if there can be none."""
+        ...
+
+    def restore(self, sequence: int, state: SavedState) -> None:
+        """Restore an empty sequence from a copy made by a model with the same weights, library and options.
+        Raises BackendError; the sequence then stays empty."""
+        ...
+
+
+# Checks of model calls before anything is computed: a native library may end the process, or lose other
+# sequences' KV, when a call breaks its rules.
+
+
+def check_spans(model: Model, spans: Sequence[Span]) -> None:
+    """Raise BackendError for spans that break the contract or a limit, OutOfMemory for one that does not fit
+    the context."""
+    if not spans:
+        raise BackendError("span", "a call needs at least one")
+    if len(spans) > 1 and len({span.sequence for span in spans}) < len(spans):
+        raise BackendError("span", "a call takes one for each sequence")
+    num_tokens = num_rows = 0
+    for span in spans:
+        if why := _fault(model, span):
+            raise BackendError("span", why)
+        num_tokens, num_rows = num_tokens + len(span.tokens), num_rows + span.rows
+        if span.start + len(span.tokens) > model.context_length:
+            used = f"a context of {model.context_length}, of which {span.start} are in use"
+            why = f"{len(span.tokens)} more tokens do not fit {used}"
+            raise OutOfMemory("span", why, "Give a larger context (-c).")
+    if num_tokens > model.max_batch_tokens:
+        raise BackendError("span", f"a call takes at most {model.max_batch_tokens} tokens")
+    if num_rows > model.max_rows:
+        raise BackendError("span", f"a call gives at most {model.max_rows} rows", "Raise max_rows.")
+
+
+def _fault(model: Model, span: Span) -> str:
+    tokens, rows = span.tokens, span.rows
+    if not 0 <= span.sequence < model.max_sequences:
+        return f"there is no sequence {span.sequence}"
+    if not tokens:
+        return "it has no tokens"
+    if not 0 <= rows <= len(tokens):
+        return f"{len(tokens)} tokens cannot give {rows} rows"
+    if span.start != (stored := model.length(span.sequence)):
+        return f"it starts at {span.start}, but {stored} tokens are stored"
+    if min(tokens) < 0 or max(tokens) >= model.vocabulary.size:
+        return f"a token is outside the vocabulary of {model.vocabulary.size}"
+    return ""
+
+
+def check_copy(model: Model, source: int, sequence: int, length: int) -> None:
+    """Raise BackendError if `sequence` cannot take the first `length` tokens of `source`."""
+    if not 0 < length <= model.length(source):
+        raise BackendError("copy", f"sequence {source} does not hold {length} tokens")
+    if model.length(sequence):
+        raise BackendError("copy", f"sequence {sequence} is not empty")
+
+
+def check_restore(model: Model, sequence: int, state: SavedState) -> None:
+    """Raise BackendError if `sequence` cannot hold `state`."""
+    if model.length(sequence):
+        raise BackendError("restore", f"sequence {sequence} is not empty")
+    if not 0 < state.extent.length <= model.context_length:
+        raise BackendError("restore", f"a context does not hold {state.extent.length} tokens")
 
 
 class Constraint(Protocol):

@@ -15,6 +15,7 @@ from typing import Any
 
 from outrider.core.errors import SettingError
 from outrider.core.files import reason_of
+from outrider.core.params import Drafting
 from outrider.fleet.speculation import Speculation, Tokens
 from outrider.policy.auto import LONGEST_DRAFT, AutoPolicy, AutoSettings
 
@@ -36,7 +37,7 @@ class Proposer:
             )
         max_draft = min(vllm_config.speculative_config.num_speculative_tokens, LONGEST_DRAFT)
         self.speculation = Speculation(
-            AutoPolicy(settings=AutoSettings(models=False, draft_max=max_draft)),
+            AutoPolicy(limits=Drafting("lookup", max_draft)),
             max_length=vllm_config.model_config.max_model_len,
             chunk=vllm_config.scheduler_config.max_num_batched_tokens,
             earlier=bool(given.get("earlier", True)),

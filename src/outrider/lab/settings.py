@@ -9,6 +9,7 @@ from typing import Literal, cast
 
 from outrider.core.contracts import Policy
 from outrider.core.errors import SettingError
+from outrider.core.params import Drafting
 from outrider.costs import CallCosts
 from outrider.policy.auto import AutoPolicy, AutoSettings
 from outrider.policy.fixed import FixedPolicy
@@ -84,7 +85,8 @@ class Setting:
             return FixedPolicy(self.draft_max, 0, self.p_min)
         [draft] = draft_costs.values() if self.uses_model and draft_costs else [None]
         curve = None if draft is None else _copy(draft)
-        policy = AutoPolicy(_copy(costs), curve, AutoSettings(self.uses_lookup, self.uses_model))
+        limits = Drafting("auto" if self.drafters == "both" else self.drafters)
+        policy = AutoPolicy(_copy(costs), curve, limits)
         if draft is not None and prior is not None:
             policy.state.recall(prior)
         return policy

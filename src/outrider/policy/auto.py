@@ -14,7 +14,7 @@ from itertools import islice, takewhile
 
 from outrider.core.contracts import Drafters, DraftInput, DraftRequest, Lookup
 from outrider.core.data import Draft, DraftToken, DraftWork, StepRecord
-from outrider.core.errors import SettingError
+from outrider.core.params import Drafting
 from outrider.costs import CallCosts
 from outrider.policy.fixed import FORCED, FixedPolicy, forced, grow, ids, permitted
 from outrider.policy.objective import (
@@ -294,15 +294,14 @@ def _acceptance(tokens: Iterable[DraftToken]) -> list[float]:
     return [token.acceptance for token in tokens]
 
 
-@dataclass(frozen=True, slots=True)
-class AutoSettings:
-    """What the automatic policy may do. Raises SettingError.
+class AutoPolicy:
+    """Drafts from whom and as far as it pays on this machine, for this text, at this position.
 
     Args:
-        free: ask drafters that call no model.
-        models: ask draft models.
-        draft_max: tokens of the longest draft; 0 switches drafting off.
-        fixed: draft these lengths in any case; costs and acceptance are still learned, to explain them.
+        costs: What the target's calls cost; they go on learning from every step, as all estimates do.
+        draft_costs: What the draft model's calls cost.
+        limits: Who may draft, and the most drafted tokens of a step; or lengths that are drafted in any case,
+            while costs are learned all the same.
     """
 
     free: bool = True
@@ -323,11 +322,12 @@ class AutoPolicy:
         self,
         costs: CallCosts | None = None,
         draft_costs: CallCosts | None = None,
-        settings: AutoSettings | None = None,
+        limits: Drafting | FixedPolicy | None = None,
     ) -> None:
         self.state = PolicyState(costs or CallCosts(), draft_costs)
-        self.settings = settings or AutoSettings()
-        self.draft_max = min(self.settings.draft_max, LONGEST_DRAFT)
+        self.limits = limits or Drafting()
+        most = self.limits.draft_max
+        self.draft_max = LONGEST_DRAFT if most is None else min(most, LONGEST_DRAFT)
         self.notices: list[str] = []  # what the user should hear: why a draft model stays out
         self._texts: dict[int, RequestState] = {}
         self._drafts: dict[int, SequenceDraft] = {}
@@ -359,8 +359,10 @@ class AutoPolicy:
 
     def _fixed(self, request: DraftRequest) -> FixedPolicy | None:
         """What sets the length of a request's drafts, if anything does."""
-        if self.settings.fixed is not None or request.drafting.policy != "fixed":
-            return self.settings.fixed
+        if isinstance(self.limits, FixedPolicy):
+            return self.limits
+        if "fixed" not in (self.limits.policy, request.drafting.policy):
+            return None
         length = request.drafting.draft_max
         return FixedPolicy() if length is None else FixedPolicy(draft_max=length)
 
@@ -369,8 +371,9 @@ class AutoPolicy:
     ) -> tuple[list[Draft], DraftWork]:
         if self.draft_max == 0:
             return [Draft()] * len(requests), DraftWork()
-        model, work = drafters.model if self.settings.models else None, DraftWork()
-        drafters = Drafters(drafters.lookups if self.settings.free else (), model)
+        assert isinstance(self.limits, Drafting), "lengths that are set need no choice"
+        drafters, work = drafters.for_request(self.limits), DraftWork()
+        model = drafters.model
         self.state.block = model.block if model is not None else 1
         drafts = [self._begun(drafters, request) for request in requests]
         texts = [draft.text for draft in drafts]

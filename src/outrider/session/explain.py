@@ -103,7 +103,7 @@ def explain(records: Sequence[StepRecord], policy: AutoPolicy) -> Explanation:
     context = decode[-1].position if decode else 0
     calls_s = state.costs.calls_s(max(SIZES), context=context)
     draft_s = None
-    if state.draft_costs.is_known and policy.settings.models:
+    if state.draft_costs.is_known:
         draft_s = state.draft_costs.call_s(1, context=context)
     accepted = {name: state.accepted[name] / number for name, number in state.verified.items()}
     estimate, unknown = estimate_speedup(records, policy)

@@ -24,6 +24,7 @@ from outrider.backends.tuning.curves import (
 )
 from outrider.core.contracts import Model, Policy
 from outrider.core.notices import collect_notices, notify
+from outrider.core.params import Drafting
 from outrider.costs.calibrate import Rows
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY, ESTIMATED, PairCosts, store_refined
@@ -31,7 +32,8 @@ from outrider.engine.tiers.disk import Disk
 from outrider.engine.tiers.store import KvTiers
 from outrider.models.cache import fingerprint, is_first_today, read_entry, write_entry
 from outrider.models.hub import cache_dir
-from outrider.policy.auto import AutoPolicy, AutoSettings
+from outrider.policy.auto import AutoPolicy
+from outrider.policy.fixed import FixedPolicy
 from outrider.policy.state import CALIBRATION_KEY, PretrainedCalibration, read_calibration
 from outrider.session.options import Keeping, Progress, no_progress
 
@@ -55,7 +57,7 @@ class Learned:
 
     def __init__(
         self,
-        settings: AutoSettings,
+        limits: Drafting | FixedPolicy,
         target: Loaded,
         draft: GgufModel | None,
         progress: Progress = no_progress,
@@ -65,12 +67,12 @@ class Learned:
         """Look the costs up; failing that, estimate them in a moment, or `measure` them in some seconds.
         Raises BackendError if a call fails."""
         self._models: dict[str, tuple[Loaded, Rows]] = {"target": (target, "all")}
-        if draft is not None and settings.models:
+        if draft is not None:
             self._models["draft"] = (draft, "last")
         self.is_provisional = False
         """whether the costs were estimated, or measured while other programs were busy"""
         costs = self._measured(progress) if measure else self._at_once()
-        self.policy = AutoPolicy(costs.target, costs.draft, settings)
+        self.policy = AutoPolicy(costs.target, costs.draft, limits)
         self._recall()
 
     def _at_once(self) -> PairCosts:
@@ -134,22 +136,23 @@ class Learned:
 
 
 def policy_for(
-    asked: Policy | AutoSettings | None,
+    asked: Policy | Drafting | None,
     target: Loaded,
     draft: GgufModel | None,
     progress: Progress,
     *,
     measure: bool = False,
 ) -> tuple[Policy | None, Learned | None]:
-    """The policy and, if it is the automatic one, what is known about the pair. A target that cannot rewind
-    is decoded plainly."""
-    if asked is not None and not isinstance(asked, AutoSettings):
-        return asked, None
+    """The policy and, unless it is the caller's own or drafts nothing, what is known about the pair. A target
+    that cannot rewind is decoded plainly."""
+    limits = asked or Drafting()
+    if not (isinstance(limits, Drafting) or (isinstance(limits, FixedPolicy) and limits.draft_max)):
+        return limits, None
     if not target.rewinding.is_possible:
         return None, None
-    if draft is None and asked is not None and not asked.free:
+    if draft is None and isinstance(limits, Drafting) and limits.policy == "model":
         notify("no draft model is loaded, and the policy asks for one alone: nothing is drafted")
-    learned = Learned(asked or AutoSettings(), target, draft, progress, measure=measure)
+    learned = Learned(limits, target, draft, progress, measure=measure)
     return learned.policy, learned
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.core.contracts import Policy
-from outrider.policy.auto import AutoSettings
+from outrider.core.params import Drafting
 
 DEFAULT_CONTEXT_TOKENS = 4096
 _DRAFT_SHARE = 4
@@ -49,7 +49,7 @@ class SessionOptions:
     Args:
         context_length: tokens that a sequence can hold; 0: as many as the target was trained with;
             None: 4096, or fewer where the target was trained with fewer.
-        policy: who drafts and how far; None: automatic, without limits.
+        policy: who drafts and how far; None: automatic, Drafting: the same within limits.
         lookup: draft from the text so far and from the session's earlier ones.
         corpus: files and folders to look drafts up in.
         max_running: requests that run at once.
@@ -67,7 +67,7 @@ class SessionOptions:
     """
 
     context_length: int | None = None
-    policy: Policy | AutoSettings | None = None
+    policy: Policy | Drafting | None = None
     lookup: bool = True
     corpus: Sequence[str | Path] = ()
     max_running: int = 1

@@ -18,7 +18,7 @@ from outrider.core.contracts import Drafter, Model, Policy
 from outrider.core.data import Completion, Grammar, Request, Thought
 from outrider.core.errors import SettingError
 from outrider.core.notices import collect_notices, notify
-from outrider.core.params import SamplingParams, Verification
+from outrider.core.params import Drafting, SamplingParams, Verification
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY, ESTIMATED
 from outrider.drafters.model import ModelDrafter
@@ -334,13 +334,11 @@ def close_model(model: Model) -> None:
 
 def describe_policy(policy: Policy) -> dict[str, Any]:
     """A policy as plain data."""
-    if isinstance(policy, AutoPolicy) and policy.settings.fixed is not None:
-        policy = policy.settings.fixed
-    if isinstance(policy, FixedPolicy):
-        return {"kind": "fixed", **asdict(policy)}
-    if isinstance(policy, AutoPolicy):
-        free, models = policy.settings.free, policy.settings.models
-        return {"kind": "auto", "free": free, "models": models, "draft_max": policy.draft_max}
+    limits = policy.limits if isinstance(policy, AutoPolicy) else policy
+    if isinstance(limits, FixedPolicy):
+        return {"kind": "fixed", **asdict(limits)}
+    if isinstance(policy, AutoPolicy) and isinstance(limits, Drafting):
+        return {"kind": limits.policy, "draft_max": policy.draft_max}
     return {"kind": type(policy).__name__}
 
 

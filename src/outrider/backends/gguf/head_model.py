@@ -15,9 +15,9 @@ from outrider.backends.gguf.heads import Entry, HeadBatch, State
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import MTP_CONTEXT, LoadOptions
 from outrider.backends.rewinding import RewindSupport
+from outrider.core.contracts import SavedState
 from outrider.core.data import Block, Logits, Span
 from outrider.core.errors import BackendError
-from outrider.core.saved import SavedState
 from outrider.models.heads import CONFIDENCE, MARKOV, HeadFile
 
 

@@ -46,8 +46,8 @@ from outrider.backends.gguf.options import (
     Opening,
 )
 from outrider.backends.machine import physical_cores
+from outrider.core.contracts import Bytes
 from outrider.core.errors import BackendError
-from outrider.core.saved import Bytes
 
 # Where an assertion of a library fails, it would start a debugger and print its stack.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")

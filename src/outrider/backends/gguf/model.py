@@ -31,11 +31,9 @@ from outrider.backends.gguf.top_logits import TopSampling
 from outrider.backends.gguf.vocabulary import GgufVocabulary
 from outrider.backends.machine import available_bytes
 from outrider.backends.rewinding import MAX_DIFFERENCE, Rewinder, RewindSupport, difference_after_rewind
-from outrider.core.calls import check_copy, check_restore, check_spans
-from outrider.core.contracts import Rewinding
+from outrider.core.contracts import Bytes, Rewinding, SavedState, check_copy, check_restore, check_spans
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, OutriderError, RewindUnsupported
-from outrider.core.saved import Bytes, SavedState
 from outrider.models.gguf import Layout, read_card
 from outrider.models.vocab.subset import REDUCED_KEYS, read_part
 

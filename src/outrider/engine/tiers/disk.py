@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from outrider.core.contracts import Extent, SavedState
 from outrider.core.errors import SettingError
 from outrider.core.files import PARTIAL, parse_json, reason_of, write_private
 from outrider.core.notices import notify
-from outrider.core.saved import Extent, SavedState
 
 _log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from weakref import ref
 
 import numpy as np
 
+from outrider.core.contracts import SavedState, SavingModel
 from outrider.core.errors import BackendError
-from outrider.core.saved import SavedState, SavingModel
 from outrider.engine.tiers.disk import Disk, SavedText, Tokens
 
 _log = logging.getLogger(__name__)
