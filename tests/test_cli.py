@@ -189,7 +189,7 @@ def test_policies_are_chosen_by_name(run: Call) -> None:
         settings: dict[str, Any] = as_json(run("--json", "-n", "4", *arguments, "hello"))["settings"]
         return dict(settings["policy"])
 
-    assert policy("--policy", "lookup") == {"kind": "auto", "free": True, "models": False, "draft_max": 64}
+    assert policy("--policy", "lookup") == {"kind": "lookup", "draft_max": 64}
     assert policy("--policy", "model", "--draft-max", "5")["draft_max"] == 5
     assert policy("--policy", "plain")["draft_max"] == 0
     assert policy("--draft-p-min", "0.3")["kind"] == "fixed"

@@ -37,7 +37,7 @@ class Counting(AutoPolicy):
 
 
 def speculation(worker: SimulatedWorker, *, earlier: bool = False, max_draft: int = 8) -> Speculation:
-    policy = Counting(settings=AutoSettings(models=False, draft_max=max_draft))
+    policy = Counting(limits=Drafting("lookup", max_draft))
     return Speculation(policy, max_length=MAX_LENGTH, chunk=64, earlier=earlier, clock=worker.clock)
 
 
