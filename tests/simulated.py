@@ -3,11 +3,10 @@ be repeated, and a free drafter that can be relied on."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from outrider.core.data import DraftToken, Request, StepRecord
 from outrider.costs import CallCosts
-from outrider.policy.auto import AutoPolicy, AutoSettings
+from outrider.policy.auto import AutoPolicy
 from recordings import SMALL, curve
 
 SURE = (20.0, 30.0, 30.0)
@@ -59,14 +58,13 @@ class Simulated(AutoPolicy):
         ratios: Mapping[int, float],
         step_s: float | None = None,
         prefill_s: float | None = None,
-        **options: Any,
     ) -> None:
         self._costs = curve(ratios)
         self._draft = None if step_s is None else curve(SMALL, step_s)
         draft = None
         if self._draft is not None:
             draft = CallCosts(self._draft.points, prefill_token_s=prefill_s or 0.001)
-        super().__init__(curve(ratios), draft, AutoSettings(**options))
+        super().__init__(curve(ratios), draft)
 
     def observe(self, records: Mapping[int, StepRecord]) -> None:
         super().observe({sequence: self._timed(record) for sequence, record in records.items()})

@@ -15,7 +15,7 @@ from outrider.core.errors import SettingError
 from outrider.core.params import Drafting
 from outrider.fleet.speculation import Speculation
 from outrider.fleet.vllm import Proposer
-from outrider.policy.auto import AutoPolicy, AutoSettings
+from outrider.policy.auto import AutoPolicy
 from vllm_worker import MAX_LENGTH, Asked, SimulatedWorker, config
 
 MAX_ROWS = 4

@@ -34,7 +34,7 @@ from outrider.engine import Engine
 from outrider.lab.distill.checkpoint import pretrained_calibration
 from outrider.lab.recording import Offers, Recording
 from outrider.lab.replay import Replayed, replay
-from outrider.policy.auto import AutoPolicy, AutoSettings
+from outrider.policy.auto import AutoPolicy
 from outrider.policy.objective import StepCosts, best_length
 from outrider.policy.state import Estimator, PolicyState, RequestBias, read_calibration
 from recordings import FLAT, SMALL, STAIRS, STEEP, TEXT_KINDS, DraftKind, TextKind, curve, recording

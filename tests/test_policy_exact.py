@@ -27,16 +27,16 @@ STAIR = {1: 1.0, 2: 1.75, 3: 1.35, 64: 12.0}
 """One drafted token does not pay, two may."""
 
 
-def cheap(**settings: bool) -> AutoPolicy:
-    return Simulated(CHEAP, 1e-4, **settings)
+def cheap() -> AutoPolicy:
+    return Simulated(CHEAP, 1e-4)
 
 
-def expensive(**settings: bool) -> AutoPolicy:
-    return Simulated(EXPENSIVE, 0.003, **settings)
+def expensive() -> AutoPolicy:
+    return Simulated(EXPENSIVE, 0.003)
 
 
-def stair(**settings: bool) -> AutoPolicy:
-    return Simulated(STAIR, 0.001, **settings)
+def stair() -> AutoPolicy:
+    return Simulated(STAIR, 0.001)
 
 
 def speculative(

@@ -10,7 +10,7 @@ from outrider.core.contracts import CHECKPOINTS, FREE, Rewinding
 from outrider.core.params import Drafting
 from outrider.lab.recording import Recording
 from outrider.lab.replay import Replayed, replay
-from outrider.policy.auto import AutoPolicy, AutoSettings
+from outrider.policy.auto import AutoPolicy
 from recordings import FLAT, SMALL, STAIRS, STEEP, DraftKind, TextKind, curve, recording
 
 MACHINES = {"stairs": (STAIRS, 0.01), "steep": (STEEP, 0.05), "flat": (FLAT, 0.02)}

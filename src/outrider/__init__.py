@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from outrider.core.params import Drafting, SamplingParams, Verification
     from outrider.engine import Engine
     from outrider.lab.comparison import Comparison, compare
-    from outrider.policy.auto import AutoPolicy, AutoSettings
+    from outrider.policy.auto import AutoPolicy
     from outrider.policy.fixed import FixedPolicy
     from outrider.session import Pair, Session, SessionOptions
     from outrider.session.generation import Generation

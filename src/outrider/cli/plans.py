@@ -36,7 +36,6 @@ from outrider.core.settings import (
 from outrider.costs.other_programs import is_quiet
 from outrider.models.chat import ChatTemplate
 from outrider.models.hub import HubOptions
-from outrider.policy.auto import AutoSettings
 from outrider.policy.fixed import FixedPolicy
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
 from outrider.session.options import SessionOptions

@@ -17,7 +17,7 @@ from outrider.core.errors import SettingError
 from outrider.core.files import reason_of
 from outrider.core.params import Drafting
 from outrider.fleet.speculation import Speculation, Tokens
-from outrider.policy.auto import LONGEST_DRAFT, AutoPolicy, AutoSettings
+from outrider.policy.auto import LONGEST_DRAFT, AutoPolicy
 
 _log = logging.getLogger("vllm.outrider")  # vLLM prints what loggers below its own name say
 

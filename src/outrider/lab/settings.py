@@ -11,7 +11,7 @@ from outrider.core.contracts import Policy
 from outrider.core.errors import SettingError
 from outrider.core.params import Drafting
 from outrider.costs import CallCosts
-from outrider.policy.auto import AutoPolicy, AutoSettings
+from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FixedPolicy
 from outrider.policy.state import PretrainedCalibration
 

@@ -304,20 +304,6 @@ class AutoPolicy:
             while costs are learned all the same.
     """
 
-    free: bool = True
-    models: bool = True
-    draft_max: int = LONGEST_DRAFT
-    fixed: FixedPolicy | None = None
-
-    def __post_init__(self) -> None:
-        if self.draft_max < 0:
-            raise SettingError("draft max", f"{self.draft_max} is negative", "Give 0 (off) or more.")
-
-
-class AutoPolicy:
-    """Drafts from whom and as far as it pays on this machine, for this text, at this position. What calls of
-    the target and of the draft model cost goes on being learned from every step, as all estimates are."""
-
     def __init__(
         self,
         costs: CallCosts | None = None,
