@@ -137,7 +137,8 @@ def test_tokenizers_that_do_not_line_up_are_refused_before_anything_is_loaded(
     with pytest.raises(VocabularyMismatch) as loaded:
         Pair.load(*files, options=OPTIONS)
     assert len(opened) == 2 and all(map(is_closed, opened))
-    assert by_headers.value.why == loaded.value.why and "own family" in by_headers.value.way_out
+    counts = [error.value.why.rpartition("): ")[2] for error in (by_headers, loaded)]
+    assert counts[0] == counts[1] and "own family" in by_headers.value.way_out
 
 
 def test_what_fails_while_loading_leaves_nothing_open(
