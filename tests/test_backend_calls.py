@@ -307,3 +307,14 @@ def test_a_model_without_logits_is_an_error_rather_than_a_crash(
     with pytest.raises(BackendError, match="no logits"):
         model.decode([Span(0, (1,), 0, 1)])
     model.close()
+
+
+@over_all
+def test_a_sequence_has_no_room_of_its_neighbour(backend: Backend) -> None:
+    model = backend.open(context_length=128, max_sequences=2)
+    store(model, TEXT[:128])
+    with pytest.raises(REFUSED):
+        model.decode([Span(0, TEXT[128:129], 128, 1)])
+    store(model, TEXT[:128], sequence=1)
+    assert (model.length(0), model.length(1)) == (128, 128)
+    model.close()

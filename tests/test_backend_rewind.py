@@ -245,3 +245,52 @@ def test_calls_rewinding_and_copying_in_any_order(backend: Backend, kind: str) -
                 assert_near(next_rows(model, TEXT[-2:], sequence), expected)
 
     check()
+
+
+@over(*FREE, "window")
+def test_truncating_and_going_on_is_like_never_having_been_there(backend: Backend, kind: str) -> None:
+    @settings(max_examples=examples(15))
+    @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 12)), min_size=1, max_size=5))
+    def check(rounds: list[tuple[int, int]]) -> None:
+        with closing(backend.open(kind, 256, max_sequences=2)) as model:
+            stored: tuple[int, ...] = ()
+            for i, (grow, shrink) in enumerate(rounds):
+                more = TEXT[31 * i : 31 * i + grow]
+                store(model, more)
+                store(model, more[:1], sequence=1)  # a neighbour that nothing should touch
+                stored = (stored + more)[: max(0, len(stored) + grow - shrink)]
+                model.truncate(0, len(stored))
+                assert (model.length(0), model.length(1)) == (len(stored), i + 1)
+            expected = backend.expected((*stored, *TEXT[-3:]), kind)[-3:]
+            assert_near(next_rows(model, TEXT[-3:]), expected)
+
+    check()
+
+
+@over(*FREE)
+@pytest.mark.parametrize("length", [1, 17, 40])
+def test_a_copy_goes_its_own_way(backend: Backend, kind: str, length: int) -> None:
+    model = backend.open(kind, 128, max_sequences=3)
+    store(model, TEXT[:40])
+    model.copy(0, 2, length)
+    assert [model.length(s) for s in range(3)] == [40, 0, length]
+    rows = model.decode([Span(0, TEXT[40:50], 40, 10), Span(2, TEXT[100:110], length, 10)])
+    assert_near(rows[0], backend.expected(TEXT[:50], kind)[40:])
+    assert_near(rows[1], backend.expected((*TEXT[:length], *TEXT[100:110]), kind)[length:])
+    model.close()
+
+
+@over(*FREE)
+def test_a_copy_outlives_what_it_was_copied_from(backend: Backend, kind: str) -> None:
+    model = backend.open(kind, 64, max_sequences=3, capacity_tokens=256)
+    store(model, TEXT[:40])
+    model.copy(0, 1, 30)
+    model.copy(1, 2, 20)
+    model.truncate(0, 0)
+    store(model, TEXT[200:230])  # into cells that are free again, if any are
+    model.truncate(1, 25)
+    expected = backend.expected(TEXT[:40], kind)
+    assert_near(next_rows(model, TEXT[25:40], 1), expected[25:40])
+    assert_near(next_rows(model, TEXT[20:40], 2), expected[20:40])
+    assert_near(next_rows(model, TEXT[230:235]), backend.expected(TEXT[200:235], kind)[30:])
+    model.close()

@@ -240,3 +240,20 @@ def test_lanes_are_closed_when_one_cannot_be_opened() -> None:
     with pytest.raises(BackendError, match="no room"):
         BitwiseModel(open_lane, EqualSizes((1, 2)), context_length=64, max_sequences=2)
     assert opened[0].closed  # type: ignore[attr-defined]
+
+
+def test_sequences_share_a_call_and_nothing_else() -> None:
+    model = bitwise(NO_SINGLE, (2, 4), num_sequences=3)
+    alone = bitwise(NO_SINGLE, (2, 4))
+    first = alone.decode([Span(0, (0, 1, 2), 0, 3)])[0].copy()
+    last = alone.decode([Span(0, (3,), 3, 1)])[0].copy()
+    rows = model.decode([Span(2, (3, 3), 0, 1), Span(1, (0, 1, 2), 0, 3)])
+    assert (rows[1] == first).all()
+    rows = model.decode([Span(0, (1,), 0, 1), Span(1, (3,), 3, 1)])
+    assert (rows[1] == last).all()
+    assert [model.length(i) for i in range(3)] == [1, 4, 2]
+
+
+def test_without_it_they_do() -> None:
+    model, text = rounded(NO_SINGLE), [0, 1, 2, 3, 0, 1, 2, 3]
+    assert rows_of(model, text, [8]) != rows_of(model, text, [1])

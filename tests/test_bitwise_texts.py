@@ -170,3 +170,12 @@ def test_without_equal_calls_texts_part(rounding: Rounding, num_sequences: int) 
     engine = Engine(shared(rounding, num_sequences), DRAFTERS["right"](), FixedPolicy(p_min=0))
     said = texts(engine, arrivals)
     assert said != [plain(lambda n: shared(rounding, n), arrival.request) for arrival in arrivals]
+
+
+def test_other_sequences_alone_make_texts_part() -> None:
+    """Calls of equal sizes in a cache that all sequences share are not enough."""
+    exact = Rounding((), mixes=True)
+    prompts = [[(i * 7 + j * j) % 4 for j in range(40)] for i in range(8)]
+    arrivals = arrivals_of(prompts, range(8), stable=False)
+    said = texts(Engine(shared(exact, 8)), arrivals)
+    assert said != [plain(lambda n: shared(exact, n), arrival.request) for arrival in arrivals]

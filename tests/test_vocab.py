@@ -150,3 +150,10 @@ def _check_maps(alignment: Alignment) -> None:
     assert alignment.identical == (
         alignment.to_target.tolist() == list(range(len(alignment.to_draft))) == alignment.to_draft.tolist()
     )
+
+
+def test_a_control_token_is_not_the_text_of_the_same_spelling() -> None:
+    text = bytes_and(*WORDS)
+    target = TableVocabulary([*text, Token(b"<tool>", control=True)])
+    draft = TableVocabulary([*text, Token(b"<tool>")])
+    assert align(target, draft).to_target[len(text)] == -1
