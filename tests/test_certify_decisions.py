@@ -163,6 +163,7 @@ def findings(**changes: object) -> Findings:
     return certify(subject_of([drafter]), [PROMPT], replace(PLAN, **changes))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_power_is_in_the_certificate() -> None:
     found = findings()
     assert found.holds

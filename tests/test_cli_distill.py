@@ -63,6 +63,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     return shown
 
 
+@pytest.mark.slow
 def test_a_draft_is_made_and_reported_on(distill: Call, models: Path) -> None:
     outcome = distill("-m", "target.gguf", *DATA, *SHAPE, *TRAINING, "--json", "-o", "a")
     shown, made = as_json(outcome), models / "a" / "target-draft.gguf"

@@ -167,6 +167,7 @@ def test_offline_by_environment(options: HubOptions, monkeypatch: pytest.MonkeyP
         resolve("hf:owner/model-GGUF", hub=options)
 
 
+@pytest.mark.slow
 def test_unreachable_hub(options: HubOptions) -> None:
     nowhere = _but(options, endpoint="http://127.0.0.1:9")
     for reference in ("hf:owner/model-GGUF", "hf:owner/model-GGUF/m-Q8_0.gguf"):

@@ -194,6 +194,7 @@ def test_a_second_signal_ends_at_once(program: Callable[..., Program]) -> None:
     assert status == 128 + signal.SIGTERM, log
 
 
+@pytest.mark.slow
 def test_a_long_answer_is_cut_off_when_draining_takes_too_long(program: Callable[..., Program]) -> None:
     server = program("--drain-timeout", "0.3", "-c", "8192")
     address = server.start()

@@ -74,7 +74,7 @@ def test_a_picture() -> None:
         "Example: a picture", import_module("outrider.lab.bench.report.page")
     )["prompts"]
     made = prompts(Results.read(SWEEP))
-    assert len(made.table.bars) == len(made.table.rows) > 0 and max(made.table.bars) == 100
+    assert len(made.bars) == len(made.rows) > 0 and max(made.bars) == 100
 
 
 def test_a_native_library() -> None:
