@@ -69,13 +69,14 @@ def test_a_state_goes_back_to_its_checkpoints(backend: Backend, kind: str) -> No
     model.decode([Span(0, TEXT[10:14], 10, 0, is_turn=True), Span(1, TEXT[50:55], 0, 1)])
     model.decode([Span(0, TEXT[14:20], 14, 6, checkpoint=True)])
     assert [model.reach(0, length) for length in (20, 19, 14, 13, 10, 9)] == [20, 14, 14, 10, 10, 0]
+    model.decode([Span(0, TEXT[20:22], 20, 0, is_turn=True)])
     model.copy(0, 2, 10)
     assert_near(next_rows(model, (7,), 2), backend.expected((*TEXT[:10], 7), kind)[-1:])
     model.truncate(0, 14)
     assert_near(next_rows(model, (8, 9)), backend.expected((*TEXT[:14], 8, 9), kind)[-2:])
     model.truncate(0, 10)
-    store(model, TEXT[30:40])
-    assert model.reach(0, 16) == 10
+    store(model, TEXT[30:45])
+    assert model.reach(0, 22) == 10
     model.truncate(0, 10)
     assert_near(next_rows(model, (5,)), backend.expected((*TEXT[:10], 5), kind)[-1:])
     assert_near(next_rows(model, (5,), 1), backend.expected((*TEXT[50:55], 5), kind)[-1:])
