@@ -127,6 +127,12 @@ def test_a_block_does_not_depend_on_how_the_text_was_read(loaded: Loaded) -> Non
     head.close()
 
 
+def test_a_block_follows_from_the_last_state_that_the_target_has(loaded: Loaded) -> None:
+    """Texts that differ in the last token but one alone."""
+    found, other = (loaded.expected((*TEXT[:18], token, TEXT[19])) for token in (TEXT[18], TEXT[50]))
+    assert TEXT[18] != TEXT[50] and np.abs(found - other).max() > 0.02 * np.abs(found).max()
+
+
 def test_a_copied_sequence_and_one_that_starts_again(loaded: Loaded) -> None:
     target, head = loaded.open(2)
     store(target, TEXT[:20])
