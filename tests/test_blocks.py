@@ -133,6 +133,14 @@ def test_a_block_follows_from_the_last_state_that_the_target_has(loaded: Loaded)
     assert TEXT[18] != TEXT[50] and np.abs(found - other).max() > 0.02 * np.abs(found).max()
 
 
+def test_a_candidate_has_the_scores_after_the_token_before_it() -> None:
+    scores = np.arange(8, dtype=np.float32).reshape(2, 2, 2)
+    block = Block(scores, np.array([[3, 1], [0, 2]]))
+    assert block.row(1, 1, 4).tolist() == [6.0, -np.inf, 7.0, -np.inf]
+    assert block.row(1, 3, 4).tolist() == [4.0, -np.inf, 5.0, -np.inf] == block.row(1, 2, 4).tolist()
+    assert block.row(0, 1, 4).tolist() == [-np.inf, 1.0, -np.inf, 0.0], "the first place has one row"
+
+
 def test_a_copied_sequence_and_one_that_starts_again(loaded: Loaded) -> None:
     target, head = loaded.open(2)
     store(target, TEXT[:20])
