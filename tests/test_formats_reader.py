@@ -182,6 +182,12 @@ def content(text: str) -> Shown:
     return [("content", -1, text)]
 
 
+def test_what_is_never_certain_is_given_out_and_takes_little_time() -> None:
+    push, end = pushing("llama3")
+    assert push("{" + " " * 100_000) == content("{")
+    assert push("a") == content(" " * 100_000 + "a") and end() == []
+
+
 def test_parts_come_as_early_as_they_are_certain() -> None:
     push, end = pushing("hermes")
     assert push("Hi ") == content("Hi")

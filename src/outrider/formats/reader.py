@@ -12,6 +12,9 @@ from outrider.formats.conversation import ReasoningMarkers
 from outrider.formats.syntaxes import Begun, CallSyntax, Types
 
 _BLANKS = " \t\r\n"
+_MAX_HELD = 512
+"""Characters that may wait for it to become certain that they are a call: some models write white space
+without end."""
 
 
 def shown(kind: Kind, characters: Iterable[Character], call: int = -1) -> list[Part]:
@@ -123,7 +126,8 @@ class Reader:
         if self._phase != "answer" or not self.tools:
             return "no"
         text = "".join(character for character, _ in self._held)
-        return self.syntax.begun(text, self.tools, is_line_start=self._is_line_start)
+        begun = self.syntax.begun(text, self.tools, is_line_start=self._is_line_start)
+        return "no" if begun == "perhaps" and len(text) > _MAX_HELD else begun
 
     def _pass(self, marker: str) -> None:
         if self._phase == "answer" and len(self._expected) == 1:  # content has come
