@@ -22,7 +22,7 @@ MAX_ROWS = 4
 
 
 class Counting(AutoPolicy):
-    """Counts what it is told of."""
+    """Counts what it observes."""
 
     begun = drafted = accepted = 0
 

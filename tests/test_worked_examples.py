@@ -78,4 +78,7 @@ def test_a_picture() -> None:
 
 
 def test_a_native_library() -> None:
-    example("Example: a native library", libraries)
+    fork = example("Example: a native library", libraries)["Fork"]
+    assert issubclass(fork, libraries.Library) and all(
+        fork.marker != each.marker for each in libraries.DIALECTS
+    )
