@@ -79,6 +79,6 @@ def test_a_picture() -> None:
 
 def test_a_native_library() -> None:
     fork = example("Example: a native library", libraries)["Fork"]
-    assert issubclass(fork, libraries.Library) and all(
+    assert issubclass(fork, libraries.DIALECTS[-1]) and all(
         fork.marker != each.marker for each in libraries.DIALECTS
     )
