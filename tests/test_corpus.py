@@ -129,13 +129,6 @@ def test_a_file_counts_once_however_it_is_reached_and_however_deep_it_lies(folde
     assert drafted(open_corpus([folder], VOCABULARY), "some") == " text"
 
 
-def test_what_may_not_be_read_is_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "text").write_text("some text")
-    (folder / "secret").write_text("secret")
-    monkeypatch.setattr(os, "access", lambda path, _: path.name != "secret")
-    assert "1 unreadable" in said(folder)[0]
-
-
 def test_marks_and_line_ends_of_other_systems_are_not_part_of_the_text(folder: Path) -> None:
     (folder / "text").write_bytes(b"\xef\xbb\xbfab\r\ncd\r\n")
     vocabulary = CountingVocabulary()
@@ -328,13 +321,3 @@ def test_what_nobody_uses_is_swept_away(folder: Path, cache: Path) -> None:
     (folder / "text").write_text("other text")
     open_corpus([folder], VOCABULARY)
     assert indexes(cache) == sorted([kept, new])
-
-
-def test_progress_tells_what_is_done(folder: Path) -> None:
-    (folder / "one").write_text("x" * 100_000)
-    (folder / "two").write_text("y" * 300_000)
-    lines: list[str] = []
-    open_corpus([folder], VOCABULARY, lines.append)
-    reading = [line for line in lines if line.endswith(" of 0.4 MB read")]
-    assert reading == sorted(reading) and reading[-1] == "0.4 of 0.4 MB read"
-    assert lines[-1] == "sorting, round 5 of 5"

@@ -91,13 +91,6 @@ def test_what_is_alike_in_name_comes_first(make: Make, hub: HubOptions) -> None:
     assert names(target, hub) == ["Some-Coder-1B-Instruct-Q4_K_M", "Other-1B"]
 
 
-def test_of_a_target_in_the_cache_its_own_repository_is_named(make: Make, hub: HubOptions) -> None:
-    target = make("target", layers=60, repository="a/b")
-    make("folder/small", layers=4, repository="a/b")
-    [found] = find_drafts(read_card(target), hub).files
-    assert (Path(found.reference).stem, found.place) == ("small", "in its hub repository")
-
-
 def test_links_are_followed_once_and_never_round_in_circles(make: Make, hub: HubOptions) -> None:
     target = make("target", layers=40)
     small = make("small", layers=4)
@@ -110,14 +103,6 @@ def test_links_are_followed_once_and_never_round_in_circles(make: Make, hub: Hub
     (folder / "folder.gguf").mkdir()
     os.mkfifo(folder / "pipe.gguf")
     assert len(names(target, hub)) == 1
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="everything may be read")
-def test_what_may_not_be_read_is_passed_over(make: Make, hub: HubOptions) -> None:
-    target, small = make("target", layers=40), make("small", layers=4)
-    make("cached", layers=4, repository="a/b").parent.chmod(0)
-    small.chmod(0)
-    assert names(target, hub) == []
 
 
 def test_a_folder_that_may_not_be_listed_has_nothing(
@@ -276,28 +261,26 @@ def test_a_draft_that_cannot_be_loaded_is_passed_over_for_the_next(
     assert any(line.startswith("-md auto takes second.gguf") for line in notices)
 
 
-def test_for_a_target_that_cannot_rewind_nothing_is_loaded(
-    make: Make, hub: HubOptions, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("cannot_rewind", "said"),
+    [
+        (True, "-md auto: target cannot take rejected drafts back, so no draft is loaded"),
+        (False, "no smaller file beside target.gguf"),
+    ],
+)
+def test_where_there_is_none_a_line_says_why(
+    make: Make, hub: HubOptions, monkeypatch: pytest.MonkeyPatch, cannot_rewind: bool, said: str
 ) -> None:
     target = make("target", layers=40)
-    make("small", layers=4)
-    monkeypatch.setattr(Weights, "rewinding", UNABLE)
+    if cannot_rewind:
+        make("small", layers=4)
+        monkeypatch.setattr(Weights, "rewinding", UNABLE)
     draft, notices = loaded(target, hub)
-    assert draft is None
-    assert "-md auto: target cannot take rejected drafts back, so no draft is loaded" in notices
-
-
-def test_where_there_is_none_a_line_says_what_could_be_taken(make: Make, hub: HubOptions) -> None:
-    draft, notices = loaded(make("alone"), hub)
-    assert draft is None
-    assert any("no smaller file beside alone.gguf" in line for line in notices)
-
-
-def test_the_embedded_default_has_its_own(hub: HubOptions) -> None:
-    assert resolve_models(None, AUTO_DRAFT, hub) == resolve_models(None, None, hub)
+    assert draft is None and any(said in line for line in notices)
 
 
 def test_a_draft_that_is_named_is_not_looked_for(make: Make, hub: HubOptions) -> None:
+    assert resolve_models(None, AUTO_DRAFT, hub) == resolve_models(None, None, hub)
     target, other = make("target", layers=20), make("other", layers=2)
     named = resolve_models(str(target), str(other), hub)
     assert named.draft is not None and (named.draft.path, named.found) == (other, None)

@@ -71,14 +71,8 @@ HOSTILE = (
 
 def chunk(delta: Chunk, outrider: Chunk | None = None, *, finish: str | None = None) -> Chunk:
     shown = {} if outrider is None else {"outrider": outrider}
-    choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-    return {
-        "id": "x",
-        "object": "chat.completion.chunk",
-        "model": MODEL,
-        "choices": [choice],
-        "usage": None,
-    } | shown
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return {"object": "chat.completion.chunk", "model": MODEL, "choices": [choice]} | shown
 
 
 def report(**changes: Any) -> Chunk:
@@ -231,9 +225,15 @@ async def sent(said: str, seen: list[Chunk]) -> AsyncIterator[bytes]:
         raise
 
 
+def with_page() -> FastAPI:
+    app = FastAPI(openapi_url=None)
+    app.get("/")(lambda: Response(page().body, headers=dict(page().headers)))
+    return app
+
+
 def api(status: Chunk, seen: list[Chunk], key: str | None = None) -> FastAPI:
     """The page and the two endpoints that it uses."""
-    app = FastAPI(openapi_url=None)
+    app = with_page()
 
     def refused(request: Request) -> Response | None:
         if key is None or request.headers.get("authorization") == f"Bearer {key}":
@@ -241,11 +241,6 @@ def api(status: Chunk, seen: list[Chunk], key: str | None = None) -> FastAPI:
         what = "is not known" if "authorization" in request.headers else "is missing"
         error = {"message": f"the API key {what}. Send it as a bearer token.", "code": "invalid_api_key"}
         return JSONResponse({"error": error}, 401)
-
-    @app.get("/")
-    def root() -> Response:
-        document = page()
-        return Response(document.body, headers=dict(document.headers))
 
     @app.get("/outrider/status")
     def shown(request: Request) -> Response:
@@ -272,8 +267,7 @@ def api(status: Chunk, seen: list[Chunk], key: str | None = None) -> FastAPI:
 
 def later(seen: list[Chunk]) -> FastAPI:
     """A server that loads its models until somebody says /loaded."""
-    app = FastAPI(openapi_url=None)
-    app.get("/")(lambda: Response(page().body, headers=dict(page().headers)))
+    app = with_page()
 
     @app.get("/outrider/status")
     def shown() -> Response:
@@ -290,26 +284,12 @@ def standin() -> FastAPI:
     seen: list[Chunk] = []
     app = api(STATUS, seen)
 
-    @app.get("/seen")
-    def asked() -> list[Chunk]:
-        return seen
-
-    @app.delete("/seen")
-    def forget() -> None:
-        seen.clear()
-
-    away = FastAPI(openapi_url=None)
-    away.get("/")(lambda: Response(page().body, headers=dict(page().headers)))
+    app.get("/seen")(lambda: seen)
+    app.delete("/seen")(seen.clear)
     app.mount("/keyed", api(STATUS, seen, KEY))
-    app.mount(
-        "/bare",
-        api(
-            STATUS
-            | {"draft": None, "drafters": [], "plain_token_s": None, "calls_s": None, "bitwise": False},
-            seen,
-        ),
-    )
-    app.mount("/away", away)
+    bare: Chunk = {"draft": None, "drafters": [], "plain_token_s": None, "calls_s": None, "bitwise": False}
+    app.mount("/bare", api(STATUS | bare, seen))
+    app.mount("/away", with_page())
     app.mount("/later", later(seen))
     app.post("/loaded")(lambda: seen.append({"loaded": True}))
     return app

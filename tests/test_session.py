@@ -1,7 +1,5 @@
 """Loading pairs, generating, closing: the Python API on tiny models of the llama.cpp backend."""
 
-import gc
-import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +11,9 @@ import pytest
 from gguf import GGUFWriter
 from starlette.testclient import TestClient
 
-from llama_cpp_models import TEXT, resident_bytes
+import outrider
+from llama_cpp_models import TEXT
+from outrider.backends.fake import FakeModel, FakeVocabulary, scripted_logits
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.rewinding import RewindSupport
@@ -31,6 +31,7 @@ from outrider.core.errors import (
 from outrider.core.params import SamplingParams
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY, ESTIMATED
+from outrider.drafters.lookup import SuffixDrafter
 from outrider.models.cache import is_first_today
 from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FixedPolicy
@@ -116,15 +117,6 @@ def test_a_pair_says_what_its_target_says_in_fewer_calls(path: Callable[..., Pat
     assert sum(r.kind == "decode" for r in fast.records) < sum(r.kind == "decode" for r in plain.records)
 
 
-def test_a_split_model_loads_by_its_first_part(path: Callable[..., Path]) -> None:
-    with (
-        Session.load(path(), context_length=64, options=OPTIONS) as whole,
-        Session.load(path(shards=3), context_length=64, options=OPTIONS) as split,
-    ):
-        texts = [s.generate(PROMPT, max_tokens=8, sampling=GREEDY).tokens for s in (whole, split)]
-    assert texts[0] == texts[1]
-
-
 def test_tokenizers_that_do_not_line_up_are_refused_before_anything_is_loaded(
     path: Callable[..., Path], opened: list[Weights], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,11 +169,10 @@ def test_a_draft_without_room_closes_the_target_context(
     pair.close()
 
 
-@pytest.mark.parametrize("arch", ["mamba", pytest.param("jamba", marks=pytest.mark.slow)])
-def test_a_recurrent_draft_goes_back_to_checkpoints(path: Callable[..., Path], arch: str) -> None:
+def test_a_recurrent_draft_goes_back_to_checkpoints(path: Callable[..., Path]) -> None:
     found = []
     policy = FixedPolicy(draft_max=4, p_min=0.0)
-    for draft in (path(arch=arch), None):
+    for draft in (path(arch="mamba"), None):
         pair = Pair.load(path(), draft, options=OPTIONS)
         with closing(pair), Session.open(pair, SessionOptions(256, lookup=False, policy=policy)) as session:
             found.append(session.generate(PROMPT, max_tokens=40, sampling=GREEDY, ignore_end=True))
@@ -189,12 +180,11 @@ def test_a_recurrent_draft_goes_back_to_checkpoints(path: Callable[..., Path], a
     assert sum(len(record.draft) for record in found[0].records) > 40
 
 
-@pytest.mark.parametrize("arch", ["mamba", "jamba"])
 def test_a_draft_that_cannot_rewind_is_not_used(
-    path: Callable[..., Path], opened: list[Weights], arch: str, monkeypatch: pytest.MonkeyPatch
+    path: Callable[..., Path], opened: list[Weights], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Weights, "_try_checkpoints", lambda _self: RewindSupport("none"))
-    pair = Pair.load(path(), path(arch=arch), options=OPTIONS)
+    pair = Pair.load(path(), path(arch="mamba"), options=OPTIONS)
     assert pair.draft is None and is_closed(opened[1])
     with Session.open(pair, SessionOptions(64)) as session:
         assert [drafter.name for drafter in session.engine.drafters] == ["prediction", "lookup", "earlier"]
@@ -217,51 +207,29 @@ def test_a_target_that_cannot_rewind_goes_plainly_and_keeps_no_draft(
     assert len(opened) == 2 and all(map(is_closed, opened))
 
 
-def test_a_sliding_window_is_speculated_on_and_gives_the_same_text(path: Callable[..., Path]) -> None:
-    texts = []
-    for full_window in (True, False):
-        options = LoadOptions(threads=1, full_window=full_window)
-        weights = path(arch="gemma3")  # a fixed length: whether drafts pay depends on the machine's moment
-        with Session.load(weights, context_length=512, options=options, policy=FixedPolicy()) as session:
-            done = session.generate(PROMPT * 20, max_tokens=100, sampling=GREEDY, ignore_end=True)
-            assert any(record.num_accepted for record in done.records)
-            texts.append(done.tokens)
-            plain = session.generate(
-                PROMPT * 20, max_tokens=100, sampling=GREEDY, ignore_end=True, speculate=False
-            )
-            texts.append(plain.tokens)
-    assert texts[0] == texts[1] == texts[2] == texts[3]
+def test_contexts_have_the_sizes_asked_for_and_the_settings_are_those_in_force(
+    path: Callable[..., Path],
+) -> None:
+    options = LoadOptions(threads=1, batch_tokens=4096, cache_type_k="q8_0")
+    files = path(), path(noise=0.02, context_length=256)
+    pair = Pair.load(*files, options=options, draft_options=OPTIONS)
 
+    def opened(length: int) -> tuple[dict[str, Any], list[str]]:
+        session = Session.open(pair, SessionOptions(length, policy=FixedPolicy(draft_max=3)))
+        return settings_of(session, Request((1,), GREEDY), 77), session.notices
 
-def test_contexts_have_the_sizes_asked_for(path: Callable[..., Path]) -> None:
-    pair = Pair.load(path(), path(noise=0.02, context_length=256), options=OPTIONS)
-
-    def sizes(length: int) -> tuple[int, int, int]:
-        session = Session.open(pair, SessionOptions(length))
-        settings = settings_of(session, Request((1,), GREEDY), 0)
-        return settings["target"]["context_length"], settings["draft"]["context_length"], len(session.notices)
-
-    assert sizes(0) == (512, 256, 1)  # as they were trained, and the draft with less
-    assert sizes(256) == (256, 256, 0)
-    assert sizes(1024) == (1024, 256, 2)
-    [notice, *_] = Session.open(pair, SessionOptions(1024)).notices
-    assert "trained with a context of 512 tokens, not 1024" in notice
-    pair.close()
-
-
-def test_the_settings_are_those_that_were_loaded(path: Callable[..., Path]) -> None:
-    options = LoadOptions(threads=1, batch_tokens=4096, cache_type_k="q8_0", full_window=False)
-    pair = Pair.load(path(), path(noise=0.02), options=options, draft_options=OPTIONS)
-    with Session.open(pair, SessionOptions(256, policy=FixedPolicy(draft_max=3))) as session:
-        settings = settings_of(session, Request((1,), GREEDY), 77)
+    for length, sizes, num_notices in ((0, (512, 256), 1), (256, (256, 256), 0), (1024, (1024, 256), 2)):
+        settings, notices = opened(length)
+        target, draft = settings["target"], settings["draft"]
+        assert (target["context_length"], draft["context_length"]) == sizes and len(notices) == num_notices
+        assert settings["context_length"] == target["batch_tokens"] == target["context_length"]
+    assert "trained with a context of 512 tokens, not 1024" in notices[0]
     assert settings["sampling"]["seed"] == 77 and settings["sampling"]["temperature"] == 0
-    assert settings["context_length"] == 256 and settings["rewind"] == "free"
     assert settings["drafters"][-1] == "draft" and settings["policy"]["draft_max"] == 3
-    target, draft = settings["target"], settings["draft"]
-    assert target["path"] == str(path()) and draft["path"] == str(path(noise=0.02))
+    assert (target["path"], draft["path"]) == tuple(map(str, files)) and settings["rewind"] == "free"
     assert (target["cache_type_k"], draft["cache_type_k"]) == ("q8_0", "f16")
     assert target["threads"] == target["threads_batch"] == 1
-    assert target["batch_tokens"] == target["micro_batch_tokens"] == 256  # a batch ends with the context
+    pair.close()
 
 
 # Prompts
@@ -318,13 +286,6 @@ def test_a_text_that_spells_the_start_token_gets_no_second_one(
             again = post("/completion", prompt=rendered, return_tokens=True)
             assert again["tokens_evaluated"] == chat["usage"]["prompt_tokens"]
             assert again["content"] == chat["choices"][0]["message"]["content"]
-
-
-def test_a_base_model_takes_text_and_refuses_a_conversation(path: Callable[..., Path]) -> None:
-    with Session.load(path(), context_length=64, options=OPTIONS) as session:
-        assert session.template is None and session.encode("in the")
-        with pytest.raises(PromptError, match="no chat template"):
-            session.encode(TALK)
 
 
 def test_a_prompt_may_be_text_or_tokens_of_any_integer_kind(path: Callable[..., Path]) -> None:
@@ -408,32 +369,6 @@ def test_drafts_are_looked_up_in_texts_whose_kv_outlived_the_last_session(
     assert ["earlier" in found for found in sources] == [False, True, False]
 
 
-# Memory
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
-def test_a_long_generation_takes_no_memory_but_its_records(path: Callable[..., Path]) -> None:
-    # It goes on beyond the 512 tokens that it was trained for.
-    draft = path(noise=0.02)
-    with Session.load(path(), draft, context_length=4096, options=OPTIONS) as session:
-        settings: dict[str, Any] = {"sampling": SamplingParams(seed=1), "ignore_end": True}
-        session.generate(PROMPT, max_tokens=1000, **settings)
-        gc.collect()
-        before = resident_bytes()
-        tracemalloc.start()
-        kept_before = tracemalloc.get_traced_memory()[0]
-        completion = session.generate(TEXT[100:112], max_tokens=2000, **settings)
-        kept = tracemalloc.get_traced_memory()[0] - kept_before
-        tracemalloc.stop()
-        assert len(completion.tokens) == 2000
-        num_records = len(completion.records)
-        del completion
-        gc.collect()
-        assert kept < 4000 * num_records
-        assert resident_bytes() - before < 12e6
-
-
 # A busy machine
 
 
@@ -495,3 +430,112 @@ def test_a_session_begins_with_an_estimate_until_it_is_measured(
     assert kept and opened() == (True, False, []), "its calls were kept, and it is said once a day"
     assert opened(measure=True) == (False, True, [])
     assert opened() == (False, True, [])
+
+
+# A running generation: reading it, leaving it, cancelling it
+
+
+def fake_session() -> Session:
+    vocabulary = FakeVocabulary("abcdefgh, ")
+    model = FakeModel(vocabulary, scripted_logits(vocabulary, "abc, "), max_sequences=1)
+    return Session(model, [SuffixDrafter()])
+
+
+def test_a_generation_gives_its_text_as_it_comes_and_its_completion_any_number_of_times() -> None:
+    generation = fake_session().stream("abc, ", max_tokens=12, sampling=GREEDY)
+    pieces = [update.text for update in generation]
+    completion = generation.completion
+    assert "".join(pieces) == completion.text == "abc, abc, ab"
+    assert generation.completion is completion and list(generation) == []
+    assert tuple(generation.records) == completion.records
+
+
+def test_asking_for_the_completion_runs_what_is_left() -> None:
+    generation = fake_session().stream("abc, ", max_tokens=12, sampling=GREEDY)
+    iterator = iter(generation)
+    next(iterator)
+    assert generation.completion.text == "abc, abc, ab"
+    assert next(iterator, None) is None
+
+
+@pytest.mark.parametrize("num_updates", [0, 1, 2])
+def test_a_cancelled_generation_ends_after_its_step(num_updates: int) -> None:
+    session = fake_session()
+    generation = session.stream("abc, ", max_tokens=200, sampling=GREEDY)
+    iterator = iter(generation)
+    texts = [next(iterator).text for _ in range(num_updates)]
+    generation.cancel()
+    generation.cancel()
+    texts += [update.text for update in iterator]
+    completion = generation.completion
+    assert completion.finish_reason == "cancelled" and completion.text == "".join(texts)
+    assert len(completion.records) == max(num_updates, 1)
+    assert session.generate("abc, ", max_tokens=5, sampling=GREEDY).text == "abc, "
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_leaving_the_loop_frees_the_sequence(held: bool) -> None:
+    session = fake_session()
+    generation = session.stream("abc, ", max_tokens=200, sampling=GREEDY)
+    seen = ""
+    for update in generation:
+        seen += update.text
+        if seen:
+            break
+    if held:  # what was made until then is its completion; nothing more is generated for it
+        assert generation.completion.finish_reason == "cancelled"
+        assert generation.completion.text == seen
+    else:
+        del generation
+    assert session.generate("abc, ", max_tokens=5, sampling=GREEDY).text == "abc, "
+
+
+def test_a_generation_that_was_never_begun_takes_no_sequence() -> None:
+    session = fake_session()
+    waiting = session.stream("abc, ", max_tokens=5, sampling=GREEDY)
+    assert session.generate("abc, ", max_tokens=5, sampling=GREEDY).text == "abc, "
+    assert waiting.completion.text == "abc, "
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "why"),
+    [
+        (None, {}, "prompt: it is a NoneType. Give a text, a conversation, or tokens."),
+        (7, {}, "prompt: it is a int."),
+        ([{"role": "user", "content": "a"}], {}, "has no chat template. Give the prompt as one text."),
+        ("abc", {"max_tokens": "5"}, "max_tokens: it is a str. Give one of type int, or None."),
+        ("abc", {"max_tokens": -1}, "max tokens: -1 asks for nothing"),
+        ("abc", {"sampling": 0.5}, "sampling: it is a float. Give one of type SamplingParams"),
+        ("abc", {"grammar": "[ab]"}, "grammar: it is a str. Give one of type Grammar"),
+    ],
+)
+def test_what_makes_no_sense_is_an_error_in_the_words_of_the_api(
+    prompt: Any, settings: dict[str, Any], why: str
+) -> None:
+    session = fake_session()
+    with pytest.raises(InputError) as caught:
+        session.generate(prompt, **settings)
+    assert why in str(caught.value) and "-p" not in str(caught.value)
+
+
+def test_a_generation_is_closed_by_hand_or_by_its_block() -> None:
+    session = fake_session()
+    whole = session.generate("abc", max_tokens=8, ignore_end=True, stop="never")
+    with session.stream(
+        "abc", max_tokens=8, ignore_end=True, sampling=SamplingParams(seed=whole.seed)
+    ) as running:
+        next(iter(running))
+    assert session.engine.num_running == 0 and running.records
+    other = session.stream("abc", max_tokens=8)
+    other.close()
+    other.close()
+    assert session.engine.num_running == 0 and not other.records
+
+
+def test_every_public_name_is_documented() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
+    names = text[text.index("## Every name") :]
+    assert {name for name in outrider.__all__ if f"`{name}`" not in names} == set()
+    cells = [row.split(" | ")[0] for row in names.splitlines() if row.startswith("| `")]
+    listed = {name for cell in cells for name in cell.split("`")[1::2]}
+    assert listed == set(outrider.__all__)
